@@ -95,7 +95,7 @@ def load_solver_input(
     from devalloc.api.cordon import is_node
     from devalloc.cli.documents import ManifestDocuments, read_manifests
     from devalloc.controller.manifest_apply import overlay_manifests
-    from devalloc.controller.reconcile.solver_documents import solver_documents
+    from devalloc.controller.reconcile.foreign_objects import solver_documents
 
     if not files:
         if with_store is False:

@@ -158,7 +158,7 @@ def controller(
     from devalloc.controller.cluster_process import ClusterProcess, ClusterSettings
     from devalloc.controller.leader.lease import LeaseLost
     from devalloc.controller.page import FleetPage
-    from devalloc.controller.reconcile.device_claims import AllocatorSettings
+    from devalloc.controller.reconcile.loop import AllocatorSettings
     from devalloc.controller.standalone import handling_signals
 
     if kubeconfig is None and not in_cluster:

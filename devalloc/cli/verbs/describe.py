@@ -209,7 +209,7 @@ def _print_reason(store: Store, claim: Object) -> None:
     from devalloc.cli.render.explanation import print_explanation
     from devalloc.cli.solver_input import objects_for_solver
     from devalloc.cli.target import missing_controller_note
-    from devalloc.controller.reconcile.solver_documents import solver_documents
+    from devalloc.controller.reconcile.foreign_objects import solver_documents
     from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
     from devalloc.store.sqlite import SQLiteStore
 

@@ -80,7 +80,7 @@ def up(
     from devalloc.cli.standalone_node import LoopsAndPlugin, StandaloneNode
     from devalloc.cli.standalone_page import StandalonePage
     from devalloc.cli.storage import is_default_store, node_state_folder, store_path
-    from devalloc.controller.reconcile.device_claims import AllocatorSettings
+    from devalloc.controller.reconcile.loop import AllocatorSettings
     from devalloc.controller.standalone import InventorySource, Standalone, handling_signals
 
     name = node_name or socket.gethostname().lower()

@@ -32,7 +32,7 @@ _MAX_MESSAGE = 1000
 """Characters of the server's message that are reported."""
 _OWN_ANNOTATIONS = frozenset({*ALLOCATION_ANNOTATIONS, meta.LEADER, meta.TRANSACTION, meta.RELEASE})
 """Annotations that the controller writes, or takes away."""
-UNRELATED_KINDS = frozenset({"DeviceClaim", KIND, "DevicePool", "Namespace", "ResourceQuota"})
+UNRELATED_KINDS = frozenset({"DeviceClaim", "ResourceClaim", KIND, "DevicePool", "Namespace", "ResourceQuota"})
 """Kinds that say nothing of what is copied onto a claim, as classes and configurations do."""
 
 

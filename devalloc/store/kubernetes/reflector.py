@@ -38,6 +38,8 @@ class Reflector:
     ) -> None:
         """``on_cut``: called if the server was unreachable, because it may be another server afterwards."""
         self.resource = resource
+        self.is_missing = False
+        """The server does not serve this optional kind."""
         self._client = client
         self._mirror = mirror
         self._on_cut = on_cut
@@ -61,6 +63,16 @@ class Reflector:
             objects += [clean_object(obj, self.resource) for obj in page["items"]]
         self._mirror.relist(self.resource.store_kind, objects, version, anew=anew)
         return version
+
+    def list_if_served(self, params: Mapping[str, str]) -> None:
+        """Like ``list``; sets ``is_missing`` if the kind is optional and the server does not serve it."""
+        try:
+            self.list(params)
+        except ApiError as error:
+            if not (self.resource.is_optional and error.status == 404):
+                raise
+            self.is_missing = True
+            log.info("the cluster does not serve %s of %s", self.resource.plural, self.resource.version)
 
     def begin(self, version: str) -> None:
         """Watch from a listed version."""
@@ -224,14 +236,16 @@ class Reflectors:
             ]
             version = _first_lists(begun)
             for reflector in begun:
-                reflector.begin(version)
+                if not reflector.is_missing:
+                    reflector.begin(version)
             self._by_kind |= {reflector.resource.store_kind: reflector for reflector in begun}
 
     def refresh(self) -> None:
         """Read all held kinds again. Raises StoreError."""
         with self._beginning:
             for reflector in self._by_kind.values():
-                _read_all(reflector)
+                if not reflector.is_missing:
+                    _read_all(reflector)
 
     def refuse(self) -> None:
         """Refuse additional kinds from now on."""
@@ -248,14 +262,14 @@ class Reflectors:
 
 
 def _first_lists(reflectors: Sequence[Reflector]) -> str:
-    """List all kinds consistently; returns their version of the API server."""
+    """List all kinds consistently; returns their version of the API server. Marks optional kinds that are missing."""
+    first, *others = sorted(reflectors, key=lambda each: each.resource.is_optional)
     for number in range(FIRST_LIST_ATTEMPTS):
-        first, *others = reflectors
         version = _read_all(first)
         moment = {"resourceVersion": version, "resourceVersionMatch": "Exact"}
         try:
             for reflector in others:
-                reflector.list(moment)
+                reflector.list_if_served(moment)
             return version
         except ApiError as error:
             if not error.is_gone or number == FIRST_LIST_ATTEMPTS - 1:

@@ -34,6 +34,8 @@ class ApiResource:
     without: tuple[tuple[str, ...], ...] = ()
     """Paths of fields to drop, for kinds that are only read, so that their authors cannot fill this process's memory.
     """
+    is_optional: bool = False
+    """The cluster may not serve it; then there are no such objects."""
 
     @property
     def store_kind(self) -> str:
