@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 
 from aiohttp import web
 
+from devalloc.api.meta import LABELS_NODES
 from devalloc.controller import health
 from devalloc.controller.authorization import AUDIENCE, ClusterAuthorizer
 from devalloc.controller.fleet_monitor import FleetMonitor
@@ -130,6 +131,8 @@ class ClusterProcess:
             seconds=settings.seconds,
             deadline=settings.deadline,
         )
+        if settings.allocate.labels_nodes:
+            self.lease.inherited = (LABELS_NODES,)
         self.store = KubernetesStore(client, namespace=settings.namespace, may_write=lambda: self.lease.is_valid)
         self._shown = KubernetesStore(client, namespace=settings.namespace)
         self._resource_store = KubernetesStore(
@@ -260,6 +263,8 @@ class ClusterProcess:
             self.controller.fail(error)
 
     def _progress(self, done: DeviceClaimRound) -> None:
+        if self.allocator.has_labelled:
+            self.lease.promises.add(LABELS_NODES)
         self.metrics.count(done)
         self._on_round(done)
 

@@ -181,6 +181,7 @@ def controller(
         deadline=lease_seconds * 2 / 3,
         allocate=AllocatorSettings(
             has_conditions=True,
+            labels_nodes=True,
             hides_names=True,
             placement=placement,
             deadline=deadline,

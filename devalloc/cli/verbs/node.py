@@ -17,6 +17,7 @@ from devalloc.cli.render.progress import open_display, show_published
 
 if TYPE_CHECKING:
     from devalloc.store import Store
+    from devalloc_node.daemon import Loop
     from devalloc_node.host.plugin_lock import PublishMode
     from devalloc_node.node import Node
     from devalloc_node.settings import KubeletSettings
@@ -126,6 +127,7 @@ def node(
     from devalloc_node.daemon import run_daemon
     from devalloc_node.errors import NodeError
     from devalloc_node.host import plugin_lock
+    from devalloc_node.kube.own_objects import OwnObjects
     from devalloc_node.model.names import is_subdomain
     from devalloc_node.node import open_node
 
@@ -161,7 +163,7 @@ def node(
     if of_controller and settings.scaling is not None:
         settings = replace(settings, scaling=replace(settings.scaling, server=None))
     endpoint = on.cluster_permits(client, namespace) if client is not None and of_controller else None
-    extra_loops = []
+    extra_loops: list[Loop] = []
 
     def found_by(plugin: Node) -> DiscoverFunction:
         if client is None or dry_run:  # a dry run may run beside the node's real plugin
@@ -187,6 +189,9 @@ def node(
                 else:
                     display.say(f"node {name}, DeviceClaims and VirtualMachines of the cluster; Ctrl-C stops")
                     pools, place = KubernetesStore(client, node=name), settings.state / "pools"
+                    own = OwnObjects(client, pools, name, namespace)
+                    own.look()
+                    extra_loops.append(own.run)
                 stack.enter_context(closing(pools))
                 plugin = stack.enter_context(open_node(settings, host, on.store_source(pools, name)))
                 look = found_by(plugin)

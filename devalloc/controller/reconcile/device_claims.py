@@ -30,6 +30,7 @@ from devalloc.controller.reconcile.claims import (
 )
 from devalloc.controller.reconcile.decision import WriteUnit, decide_claims
 from devalloc.controller.reconcile.loop import AllocatorSettings, ChangeWaiter, ReconcileLoop, Renewal, commit_units
+from devalloc.controller.reconcile.node_labels import MAX_REPAIRS, labelled_units, missing_labels
 from devalloc.controller.reconcile.preconditions import (
     EXCLUSIVE_SPECS,
     EXCLUSIVE_STATUSES,
@@ -139,6 +140,8 @@ class DeviceClaimAllocator:
         """It is to be counted again."""
         self.loop = ReconcileLoop("could not answer the claims", settings, clock)
         self._waiter = ChangeWaiter(store, self.searches, settings.batch, clock)
+        self.has_labelled = False
+        """Each object of a node has that node's label, as far as the store accepts it: nodes can rely on it."""
         self._stop = threading.Event()
         self._own_writes: set[str] = set()
         self._without: frozenset[str] = frozenset()
@@ -213,6 +216,11 @@ class DeviceClaimAllocator:
         units = self._without_passing(units)
         aside = [obj for obj in objects.values() if foreign_objects.is_foreign(obj)]
         units += [WriteUnit((change,), granted=False) for change in foreign_objects.ignored_changes(aside)]
+        if self._settings.labels_nodes:
+            units = labelled_units(objects, units)
+            repairs = missing_labels(objects.items(), {key for unit in units for key in unit.keys}, self._made)
+            self._is_again |= len(repairs) > MAX_REPAIRS
+            units += repairs[:MAX_REPAIRS]
         written = self._commit(units, Fence(version, EXCLUSIVE_SPECS, EXCLUSIVE_STATUSES), objects)
         for key, obj in written.items():
             self._wrote(objects[key], obj)
@@ -222,6 +230,8 @@ class DeviceClaimAllocator:
         freed = {key for unit in units if unit.released for key in unit.keys}
         self._own_writes = {obj["metadata"]["resourceVersion"] for key, obj in written.items() if key not in freed}
         self._seen = {**objects, **written}
+        if self._settings.labels_nodes and not self.has_labelled:
+            self.has_labelled = not missing_labels(self._seen.items(), self._refusals.keys(), self._made)
         state = self._documents(self._seen.values())
         pools = sum(obj["kind"] == "DevicePool" for obj in state)
         self._is_behind = self._clock() - self._counted < self._settings.availability

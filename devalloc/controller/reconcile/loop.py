@@ -57,6 +57,9 @@ class AllocatorSettings:
     has_conditions: bool = False
     """Allocated claims have conditions, for `kubectl wait`. Not in an embedded store: 0.1.0 considers claims with
     unknown fields invalid, and there is no API server to drop them."""
+    labels_nodes: bool = False
+    """Claims and machines get a label with their node, which watches only these. Not in an embedded store, which has
+    no watch that a label could make cheaper."""
     hides_names: bool = False
     """No message contains the names of claims and machines of other namespaces."""
     batch: float = 0.05

@@ -72,6 +72,10 @@ class WriteBackoff:
         """Whether anything may have to be asked for again though nothing changes."""
         return bool(self._refused)
 
+    def keys(self) -> frozenset[Key]:
+        """The objects that the store did not let be written."""
+        return frozenset(key for which in self._refused for key in which.keys)
+
     def look(self, documents: Iterable[Object]) -> dict[Key, str]:
         """What is not to be asked for in a round on these documents, and why."""
         self._documents = [*documents]

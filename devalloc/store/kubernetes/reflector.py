@@ -45,6 +45,8 @@ class Reflector:
         self._on_cut = on_cut
         self._version = "0"
         self._over = threading.Event()
+        self._interrupted = threading.Event()
+        """Ends the current watch."""
         self._heard = time.monotonic()
         self._fails = False
         self._thread = threading.Thread(target=self._run, name=f"watch-{resource.plural}", daemon=True)
@@ -82,6 +84,12 @@ class Reflector:
     def end(self) -> None:
         """Ask the thread to end; ``join`` waits for it."""
         self._over.set()
+        self._interrupted.set()
+
+    def reselect(self, resource: ApiResource) -> None:
+        """Hold another selection of the kind: list it, and watch it from there."""
+        self.resource = resource
+        self._interrupted.set()
 
     def join(self, seconds: float) -> None:
         if self._thread.ident is not None:
@@ -91,6 +99,11 @@ class Reflector:
         backoff, expired, listed = Backoff(MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS, jitter=0.5), False, False
         while not self._over.is_set():
             began, got_event = time.monotonic(), False
+            if self._interrupted.is_set():
+                self._interrupted.clear()  # before the resource is read
+                expired = True
+                if self._over.is_set():
+                    return
             try:
                 if expired:
                     self._relist()
@@ -99,12 +112,12 @@ class Reflector:
                     expired = True
                     continue
                 for event in self._client.watch(
-                    self.resource.path, self.resource.params, self._version, self._over, self._begun
+                    self.resource.path, self.resource.params, self._version, self._interrupted, self._begun
                 ):
                     backoff.reset()
                     got_event, listed = True, False
                     self._tell(event)
-                if got_event or time.monotonic() - began >= SHORT_WATCH_SECONDS:
+                if got_event or self._interrupted.is_set() or time.monotonic() - began >= SHORT_WATCH_SECONDS:
                     backoff.reset()
                     listed = False
                     continue
@@ -239,6 +252,12 @@ class Reflectors:
                 if not reflector.is_missing:
                     reflector.begin(version)
             self._by_kind |= {reflector.resource.store_kind: reflector for reflector in begun}
+
+    def reselect(self, resource: ApiResource) -> None:
+        """Hold another selection of a kind."""
+        with self._beginning:
+            if (reflector := self._by_kind.get(resource.store_kind)) is not None:
+                reflector.reselect(resource)
 
     def refresh(self) -> None:
         """Read all held kinds again. Raises StoreError."""

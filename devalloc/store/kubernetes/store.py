@@ -131,6 +131,15 @@ class KubernetesStore:
                 if self._mirror.newest == place:
                     self._mirror.changed.wait(left)
 
+    def select(self, kinds: Iterable[str], labels: str) -> None:
+        """List and watch only objects of these kinds that have a label, such as ``devalloc.io/allocated-node=a``; with
+        "" all. An object that leaves the selection is reported as deleted, as the API server does: ``get`` shows
+        whether it exists. What is held is soon read again."""
+        for kind in kinds:
+            resource = replace(self._resources.of(kind), labels=labels)
+            self._resources.put(resource)
+            self._reflectors.reselect(resource)
+
     def refresh(self) -> None:
         """Read all held kinds again, so that later lists are not older than this call. Raises StoreError."""
         self._reflectors.refresh()
