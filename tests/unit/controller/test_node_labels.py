@@ -167,7 +167,7 @@ def test_applying_a_manifest_leaves_the_label() -> None:
 
 
 def test_a_claim_that_names_its_node_itself_has_no_label_before_it_has_devices(store: Store) -> None:
-    fill(store, gpu_class(), gpu_claim("a", **{"node": "n"}))
+    fill(store, gpu_class(), gpu_claim("a", node="n"))
     DeviceClaimAllocator(store, settings=LABELS).round()
     assert label(store, "a") is None
     obj = store.get("DeviceClaim", "default", "a")

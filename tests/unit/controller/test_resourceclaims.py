@@ -738,3 +738,93 @@ def test_an_expensive_claim_keeps_nobody_waiting(bound: str, monkeypatch: pytest
     finally:
         stop.set()
         thread.join(60)
+
+
+class TestCommit:
+    """While the solver is at work, somebody else writes on claims."""
+
+    CLAIMS = "/apis/resource.k8s.io/v1/namespaces/a/resourceclaims"
+
+    def answered(self, meanwhile: Object) -> tuple[FakeClient, ResourceClaimAllocator, list[ObjectEvent]]:
+        """After a round for claim x, in which claim z got this status before the answer was written."""
+        client, events = FakeClient(FakeKube()), list[ObjectEvent]()
+        waits = pod("px", "x", spec={"nodeName": ""})
+        for one in (node("n"), a_slice("s", pool="n.devalloc"), ANY, claim("x"), claim("z"), waits):
+            create(client, one)
+        store = store_of(client)
+        allocator = ResourceClaimAllocator(store, stamp="1 a", record=events.extend)
+        solve = allocator._solver.solve
+
+        def solved(*args: Any) -> list[Object]:
+            answers = solve(*args)
+            client.replace(f"{self.CLAIMS}/z/status", client.get(f"{self.CLAIMS}/z") | {"status": meanwhile})
+            until(lambda: any(obj.get("status") for obj in store.list("ResourceClaim").objects))
+            allocator._solver.solve = solve  # type: ignore[method-assign]
+            return answers
+
+        allocator._solver.solve = solved  # type: ignore[method-assign]
+        allocator.round()
+        return client, allocator, events
+
+    def test_the_device_that_another_claim_got_meanwhile_is_not_given_again(self) -> None:
+        client, allocator, events = self.answered(claim("z", node="n", device="d0")["status"])
+        assert "status" not in client.get(f"{self.CLAIMS}/x")
+        allocator.round()
+        assert "status" not in client.get(f"{self.CLAIMS}/x")
+        assert [each.reason for each in events if each.regarding["kind"] == "ResourceClaim"] == ["DevicesInUse"]
+
+    def test_what_changes_no_allocation_does_not_matter(self) -> None:
+        client, _, events = self.answered({"reservedFor": [{"resource": "pods", "name": "q", "uid": "u"}]})
+        assert client.get(f"{self.CLAIMS}/x")["status"]["allocation"]
+        assert client.get(f"{self.CLAIMS}/x")["metadata"]["finalizers"] == ["resource.kubernetes.io/delete-protection"]
+        assert [each.reason for each in events] == ["Allocated"]
+
+
+def test_a_claim_that_the_api_server_does_not_let_be_written_is_in_nobodys_way() -> None:
+    client, events = FakeClient(FakeKube()), list[ObjectEvent]()
+
+    def before(number: int, what: str) -> None:
+        if what.endswith("resourceclaims/x/status"):
+            raise ApiError(422, "Invalid", "a policy says no")
+
+    client.before = before
+    pods = (pod(f"p{name}", name, spec={"nodeName": ""}) for name in "xy")
+    for one in (node("n"), a_slice("s", pool="n.devalloc"), ANY, claim("x"), claim("y"), *pods):
+        create(client, one)
+    store, now = store_of(client), [0.0]
+    allocator = ResourceClaimAllocator(store, stamp="1 a", record=events.extend, clock=lambda: now[0])
+
+    def is_given() -> bool:
+        store.refresh()
+        allocator.round()
+        return "status" in client.get(f"{TestCommit.CLAIMS}/y")
+
+    until(is_given)
+    refused = [each for each in events if each.reason == "Refused"]
+    assert {each.regarding["name"] for each in refused} == {"x", "px"}
+    assert "a policy says no" in refused[0].note
+    client.writes.clear()
+    for _ in range(3):
+        is_given()
+    assert client.writes == [], "nothing is tried in vain"
+
+
+def test_a_cluster_without_taint_rules_is_answered() -> None:
+    """They are in v1 since Kubernetes 1.37."""
+    client = FakeClient(FakeKube())
+    listed = client.list
+
+    def unserved(path: str, params: Any = None) -> Iterator[Object]:
+        if path.endswith("devicetaintrules"):
+            raise ApiError(404, "NotFound", "the server could not find the requested resource")
+        return listed(path, params)
+
+    client.list = unserved  # type: ignore[method-assign]
+    for one in (node("n"), a_slice("s", pool="n.devalloc"), ANY, claim("x"), pod("p", "x", spec={"nodeName": ""})):
+        create(client, one)
+    store = store_of(client)
+    allocator = ResourceClaimAllocator(store, stamp="1 a")
+    assert allocator._take_over(threading.Event())
+    allocator.round()
+    assert client.get(f"{TestCommit.CLAIMS}/x")["status"]["allocation"]
+    assert store.silent_seconds == 0

@@ -49,16 +49,16 @@ class Controller:
 def test_a_node_selects_while_the_controller_promises_labels() -> None:
     controller = Controller()
     own = OwnObjects(controller, controller, "node-a", "ns")
-    mine = f"{NODE_LABEL}=node-a"
+    label = f"{NODE_LABEL}=node-a"
     for answer, selected in (
         ((None, 3), []),
         (ApiError(404, "NotFound", "no Lease"), []),
-        (("3", 3), [mine]),
-        (("3", 3), [mine]),
-        (ApiError(503, "", "busy"), [mine]),
-        (("3", 4), [mine, ""]),  # a leader of an earlier version
-        (("5", 5), [mine, "", mine]),
-        (ApiError(403, "Forbidden", "no"), [mine, "", mine, ""]),
+        (("3", 3), [label]),
+        (("3", 3), [label]),
+        (ApiError(503, "", "busy"), [label]),
+        (("3", 4), [label, ""]),  # a leader of an earlier version
+        (("5", 5), [label, "", label]),
+        (ApiError(403, "Forbidden", "no"), [label, "", label, ""]),
     ):
         controller.answer = answer
         own.look()
@@ -93,12 +93,12 @@ def listed(store: Store) -> list[str]:
 def test_only_what_has_the_label_is_listed_and_watched() -> None:
     with cluster() as (users, node):
         node.select(SELECTED_KINDS, f"{NODE_LABEL}=n")
-        mine, theirs = (users.create(labelled(claim(name), name)) for name in ("n", "m"))
+        own, other = (users.create(labelled(claim(name), name)) for name in ("n", "m"))
         assert listed(node) == ["n"]
         since = node.list("DeviceClaim").resource_version
-        users.replace(labelled(theirs, "o"))
+        users.replace(labelled(other, "o"))
         users.create(claim("none"))
-        left = users.replace(labelled(mine, "m"))
+        left = users.replace(labelled(own, "m"))
         users.replace(labelled(left, "n"))
         heard: list[Event] = []
 
@@ -164,7 +164,7 @@ def own_world(world: World) -> World:
     return world
 
 
-def runs(world: World) -> bool:  # noqa: F811
+def runs(world: World) -> bool:
     machine = world.machines.get("default/web")
     return machine is not None and machine.runs
 
