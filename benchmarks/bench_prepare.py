@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.harness import Row, benchmark
 from benchmarks.prepare_setup import PrepareSubject, Source, TimedJournal, descriptors_held, open_bench
-from devalloc.inventory.process_visibility import visibility_problem
+from devalloc.inventory.device_users import visibility_problem
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.claims import Claims
 from devalloc_node.deadline import Deadline

@@ -93,7 +93,7 @@ def read_manifests(
 def _duplicate_problems(documents: Sequence[Document], verb: ManifestVerb) -> dict[str, Problem]:
     """By source: documents of objects that share one name, so that it is unclear which one is meant."""
     from devalloc.api.problems import Problem
-    from devalloc.store.key import Key
+    from devalloc.store.errors import Key
 
     sources: dict[Key, list[Document]] = {}
     for document in documents:

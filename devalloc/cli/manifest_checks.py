@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def annotation_problems(document: Document) -> Iterator[Problem]:
     """Problems of a machine's scaling annotations, and warnings about those that are ignored."""
     from devalloc.api.problems import Problem
-    from devalloc.scaling.bounds import ANNOTATION as BOUNDS
     from devalloc.scaling.config import ANNOTATION, ANNOTATION_PATH, read_config_annotation
+    from devalloc.scaling.resources import ANNOTATION as BOUNDS
 
     content, metadata = document.content, document.content["metadata"]
     annotations = metadata.get("annotations") or {}

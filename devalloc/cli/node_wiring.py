@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from devalloc.inventory import DeviceRecords, Discovery
     from devalloc.store import Store
     from devalloc.store.kubernetes.client import Client
-    from devalloc_node.agent.permit_endpoint import PermitEndpoint
+    from devalloc_node.agent.permit_client import PermitEndpoint
     from devalloc_node.daemon import Loop, Publisher
     from devalloc_node.host.boundary import Host
     from devalloc_node.node import ClaimSource, Node
@@ -59,11 +59,11 @@ def abandon_hung_threads(say: Say) -> Iterator[None]:
 
 def make_host(settings: NodeSettings, *, dry_run: bool, say: Say) -> Host:
     """This machine, or in a dry run one that only reports changes. Reports what the plugin will not be able to do."""
-    from devalloc.inventory.process_visibility import visibility_problem
+    from devalloc.inventory.device_users import visibility_problem
     from devalloc_node.host.dry_run import DryRun
     from devalloc_node.host.files import Files
     from devalloc_node.host.linux import LinuxHost
-    from devalloc_node.machine.config import MachineConfig
+    from devalloc_node.machine.paths import MachineConfig
 
     host = LinuxHost(Files(settings.written), settings.root)
     if os.geteuid() != 0:
@@ -161,7 +161,7 @@ def cluster_permits(client: Client, namespace: str) -> PermitEndpoint:
     from devalloc.scaling.permits.endpoint import NAME, PublishedEndpoint, parse_endpoint
     from devalloc.store.kubernetes import ApiError
     from devalloc.store.kubernetes.client import path_segment
-    from devalloc_node.agent.permit_endpoint import ClusterEndpoint
+    from devalloc_node.agent.permit_client import ClusterEndpoint
     from devalloc_node.errors import Failed
 
     def read() -> tuple[PublishedEndpoint, str]:
@@ -222,7 +222,7 @@ def store_machines(
         node.operations.report = scalers.report
     runners = None
     if node.settings.runners:
-        from devalloc_node.agent.runner_servers import RunnerServers
+        from devalloc_node.agent.runner import RunnerServers
 
         runners = RunnerServers(
             node.operations, node.settings.runners, changed=lambda key: node.notifier.beat(machine_change(key))

@@ -9,8 +9,7 @@ from devalloc.api.configs import ConfigObject
 from devalloc.api.kinds import KINDS, ApiKind, find_kind
 from devalloc.cli.command import BadInput
 from devalloc.cli.render.output import one_line
-from devalloc.store.errors import Forbidden, NotFound
-from devalloc.store.key import Key, Object
+from devalloc.store.errors import Forbidden, Key, NotFound, Object
 
 if TYPE_CHECKING:
     from devalloc.store import Store

@@ -16,7 +16,7 @@ from devalloc.cli.target import StoreTarget
 if TYPE_CHECKING:
     from devalloc.cli.documents import ManifestDocuments
     from devalloc.store import Store
-    from devalloc.store.key import Key
+    from devalloc.store.errors import Key
     from devalloc_solver.pipeline.admission import AdminNamespaces
 
 Object = dict[str, Any]
@@ -146,8 +146,7 @@ def _claim_name_hint(files: tuple[str, ...]) -> str:
 
 
 def _key(content: Any) -> Key | None:
-    from devalloc.store.errors import Invalid
-    from devalloc.store.key import Key
+    from devalloc.store.errors import Invalid, Key
 
     try:
         return Key.of(content) if isinstance(content, dict) else None

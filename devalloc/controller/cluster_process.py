@@ -34,11 +34,11 @@ from devalloc.controller.reconcile.resource_claims.cluster_state import RESOURCE
 from devalloc.controller.site import HttpSite, SitePage
 from devalloc.net.http_server import JSON, HttpResponse
 from devalloc.store import Object
-from devalloc.store.key import Key
+from devalloc.store.errors import Key
 from devalloc.store.kubernetes import NAMESPACE, ApiError, Client, KubernetesStore
 from devalloc.store.kubernetes.object_writer import ObjectWriter
-from devalloc.store.kubernetes.open_transactions import RECORDS
 from devalloc.store.kubernetes.resources import CORE_KINDS, OWN_KINDS, ResourceRegistry, lease_resource
+from devalloc.store.kubernetes.transaction import RECORDS
 
 log = logging.getLogger(__name__)
 

@@ -18,6 +18,26 @@ from devalloc.inventory.storage import block_devices, nvme_controllers
 from devalloc.inventory.sysfs import Folder, Tree, ipv4_interfaces, open_device_nodes
 from devalloc.inventory.vgpu import mdev_groups
 
+_INIT_NAMESPACE = "pid:[4026531836]"
+"""The number that Linux gives the machine's own process namespace (PROC_PID_INIT_INO)."""
+
+
+def visibility_problem(tree: Tree) -> str | None:
+    """Why not all descriptors on this machine can be seen; None when they can (T8)."""
+    proc = tree.proc
+    if proc is None:
+        return "there is no /proc"
+    own = proc.folder("self", "ns")
+    if own is None or own.link("pid") != _INIT_NAMESPACE:
+        return "only the processes of this container can be seen (run it with the host's process namespace)"
+    first = proc.folder("1", "fd")
+    if first is None:
+        return "process 1 cannot be seen (is /proc mounted with hidepid?)"
+    if not first.names():  # process 1 always has some open
+        return "the descriptors of other users' processes cannot be read (requires CAP_SYS_PTRACE)"
+    return None
+
+
 _NETWORK_FILES = frozenset({"route", "ipv6_route", "if_inet6"})
 _STORAGE_FILES = frozenset({"mountinfo", "mounts", "swaps"})
 _LINK_LOCAL = "20"

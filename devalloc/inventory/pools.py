@@ -36,7 +36,7 @@ from devalloc.inventory.attributes import (
 from devalloc.inventory.cards import PciCard, PciPort, VirtualFunction
 from devalloc.inventory.pci import Address
 from devalloc.inventory.unavailability import UnavailabilityReasons
-from devalloc.inventory.vgpu_offers import (
+from devalloc.inventory.vgpu import (
     FRAMEBUFFER,
     VgpuOffer,
     VgpuSupply,

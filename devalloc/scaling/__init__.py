@@ -5,8 +5,8 @@ instants and durations are integers too, in milliseconds of any clock that the c
 
 - ``goals``: how many units a machine should have; ``desired``: with its guest's requests and its bounds
 - ``state``, ``actions``: what the agent knows of one machine, and what it does next
-- ``bounds``, ``config``, ``agentconfig``: what users and admins set
-- ``metrics``, ``guest_report``, ``working_set``: what guests report
-- ``messages``, ``versions``, ``compat``, ``peer_json``, ``wire_amounts``: the protocols
+- ``resources``, ``config``, ``agentconfig``: what users and admins set
+- ``metrics``: what guests report; ``health``: whether scaling is stuck
+- ``messages``, ``versions``, ``peer_json``: the protocols
 - ``permits``: the arithmetic of the permit server
 """

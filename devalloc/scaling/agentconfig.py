@@ -14,13 +14,13 @@ from typing import Any, Literal
 from devalloc.api.problems import Problem
 from devalloc.api.quantity import type_name
 from devalloc.api.suggest import closest_match
-from devalloc.scaling.compat import ProtocolEra
 from devalloc.scaling.config import ScalingConfig, read_defaults
 from devalloc.scaling.health import HealthLimits
 from devalloc.scaling.messages.plugin import PORT
+from devalloc.scaling.peer_json import bytes_from_json, cpu_from_json
 from devalloc.scaling.resources import DEFAULT_COMPUTE_UNIT, Resources
 from devalloc.scaling.state import ScalingTiming
-from devalloc.scaling.wire_amounts import bytes_from_json, cpu_from_json
+from devalloc.scaling.versions import ProtocolEra
 
 MAX_SECONDS = 7 * 24 * 3600
 DEFAULT_SCALING = ScalingConfig()

@@ -16,7 +16,7 @@ from typing import Any
 from devalloc.api.problems import Problem
 from devalloc.api.quantity import type_name
 from devalloc.api.suggest import closest_match
-from devalloc.scaling.compat import ProtocolEra
+from devalloc.scaling.versions import ProtocolEra
 
 ANNOTATION = "autoscaling.neon.tech/config"
 ANNOTATION_PATH = f"metadata.annotations[{ANNOTATION}]"

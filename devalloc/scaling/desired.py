@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from devalloc.scaling.compat import ProtocolEra
 from devalloc.scaling.goals import MAX_UNITS, ScalingGoal
 from devalloc.scaling.resources import ResourceFlags, Resources
+from devalloc.scaling.versions import ProtocolEra
 
 
 @dataclass(frozen=True, slots=True)

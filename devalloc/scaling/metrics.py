@@ -12,8 +12,8 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from devalloc.scaling.compat import ProtocolEra
-from devalloc.scaling.guest_report import CPUS, GuestReport
+from devalloc.scaling.health import CPUS, GuestReport
+from devalloc.scaling.versions import ProtocolEra
 
 MAX_TEXT = 1 << 20
 """Bytes of one reply."""

@@ -71,3 +71,13 @@ class Resources:
 
 DEFAULT_COMPUTE_UNIT = Resources(250, 2**30)
 """One compute unit, as agents and servers of permits are shipped with."""
+
+
+ANNOTATION = "autoscaling.neon.tech/bounds"
+"""The annotation with a machine's bounds that peers read; devalloc reads ``spec`` instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingBounds:
+    min: Resources
+    max: Resources

@@ -10,12 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from devalloc.scaling.bounds import ScalingBounds
-from devalloc.scaling.compat import ProtocolEra
 from devalloc.scaling.config import ScalingConfig
 from devalloc.scaling.desired import DeniedDownscale, RequestedUpscale
 from devalloc.scaling.metrics import LfcMetrics, SystemMetrics
-from devalloc.scaling.resources import ResourceFlags, Resources
+from devalloc.scaling.resources import ResourceFlags, Resources, ScalingBounds
+from devalloc.scaling.versions import ProtocolEra
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 - ``protocol``: what every store offers, and where stores differ; ``lifecycle``: the rules of metadata
 - ``sqlite``, over ``database``, ``sql_statements`` and ``migrations``: the embedded store
 - ``disk_reserve``: space for changes that give something back on a full disk
-- ``store_lock``, ``paths``, ``file_watch``: one process runs the loops; private files; writes of other processes
+- ``store_lock``, ``paths``: one process runs the loops; private files
 - ``database_copies``: backups
 - ``kubernetes``: a cluster as a store
 """
@@ -15,10 +15,12 @@ from devalloc.store.errors import (
     FenceBroken,
     Forbidden,
     Invalid,
+    Key,
     KindNotServed,
     NoSpace,
     NotFound,
     NotLeader,
+    Object,
     SkippedForSpace,
     StoreError,
     StoreLocked,
@@ -28,7 +30,6 @@ from devalloc.store.errors import (
     WriteRejected,
     log_failure,
 )
-from devalloc.store.key import Key, Object
 from devalloc.store.protocol import Change, CommitOutcomes, CommitResult, Event, EventType, Fence, Listing, Store
 
 __all__ = [

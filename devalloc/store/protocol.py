@@ -61,8 +61,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-from devalloc.store.errors import Conflict
-from devalloc.store.key import Key, Object
+from devalloc.store.errors import Conflict, Key, Object
 
 
 class EventType(StrEnum):

@@ -8,10 +8,9 @@ from typing import TypeVar
 
 from devalloc.api.kinds import KINDS, qualified_kind
 from devalloc.store import lifecycle
-from devalloc.store.errors import Conflict, Expired, Invalid, NotFound
-from devalloc.store.key import Key, Object
+from devalloc.store.errors import Conflict, Expired, Invalid, Key, NotFound, Object
+from devalloc.store.lifecycle import changed_message, other_object_message, parse_version
 from devalloc.store.protocol import Event, EventType, Fence
-from devalloc.store.resource_versions import changed_message, other_object_message, parse_version
 
 _SMALL_CHANGE_BYTES = 256
 """By how many bytes an object may grow when the disk is full: for ``running: false``, or the reason of a failure."""

@@ -10,7 +10,10 @@ be on a local file system.
 from __future__ import annotations
 
 import builtins
+import ctypes
 import logging
+import os
+import select
 import sqlite3
 import threading
 import time
@@ -32,16 +35,67 @@ from devalloc.store.database import (
     truncate_wal,
 )
 from devalloc.store.database_copies import copy_database, flush_replaced, restore_database
-from devalloc.store.errors import AlreadyExists, Conflict, Expired, FenceBroken, NoSpace, SkippedForSpace, Unavailable
-from devalloc.store.file_watch import FileWatch
-from devalloc.store.key import Key, Object
+from devalloc.store.errors import (
+    AlreadyExists,
+    Conflict,
+    Expired,
+    FenceBroken,
+    Key,
+    NoSpace,
+    Object,
+    SkippedForSpace,
+    Unavailable,
+)
+from devalloc.store.lifecycle import changed_message, other_object_message, parse_version
 from devalloc.store.paths import file_identity, prepare_folder, wal_path
 from devalloc.store.protocol import Change, CommitOutcomes, CommitResult, Event, Fence, Listing
-from devalloc.store.resource_versions import changed_message, other_object_message, parse_version
 from devalloc.store.sql_statements import SqlStatements
 from devalloc.store.store_lock import hold_store
 
 log = logging.getLogger(__name__)
+
+_MODIFIED = 0x2
+"""IN_MODIFY"""
+_BUFFER_BYTES = 1 << 16
+
+
+class FileWatch:
+    """Writes to one file by processes of this host. Not thread-safe."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = _open_inotify(path)
+
+    @property
+    def is_supported(self) -> bool:
+        """Whether the kernel reports them: not without the file, or beyond the user's limit of watches."""
+        return self._fd >= 0
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until the file was written since the last call, or until the time is up; returns whether it was."""
+        ready = select.poll()  # select() does not support descriptors above 1023
+        ready.register(self._fd, select.POLLIN)
+        if not ready.poll(seconds * 1000):
+            return False
+        os.read(self._fd, _BUFFER_BYTES)  # consecutive equal events are merged
+        return True
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _open_inotify(path: Path) -> int:
+    """A descriptor from which to read events; -1 if there is none."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = int(libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+    if fd >= 0 and libc.inotify_add_watch(fd, os.fsencode(path), _MODIFIED) >= 0:
+        return fd
+    log.debug("cannot watch %s for writes: %s", path, os.strerror(ctypes.get_errno()))
+    if fd >= 0:
+        os.close(fd)
+    return -1
+
 
 POLL_SECONDS = 0.05
 """Maximum delay of a watch, in seconds."""

@@ -25,7 +25,7 @@ from devalloc_node.claims.reconcile import ReconcileReport
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed, NodeError
 from devalloc_node.journal import audit_log
-from devalloc_node.machine import maintenance
+from devalloc_node.machine import lifecycle
 from devalloc_node.metrics import gauges
 from devalloc_node.metrics.registry import NodeMetrics, metrics_served
 from devalloc_node.node import Node
@@ -181,7 +181,7 @@ def run_daemon(
         own: list[Loop] = [
             node.health.run,
             node.condition_reporter.run,
-            partial(maintenance.run_maintenance, node.machines),
+            partial(lifecycle.run_maintenance, node.machines),
             restarts.run,
         ]
         if (pool := node.warm) is not None and (homes := node.homes) is not None:

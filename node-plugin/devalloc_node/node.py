@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import Literal
 
-from devalloc.inventory import DeviceRecords, bars
-from devalloc.inventory.bars import BarSizes
-from devalloc.inventory.process_visibility import visibility_problem
+from devalloc.inventory import DeviceRecords, pci
+from devalloc.inventory.device_users import visibility_problem
+from devalloc.inventory.pci import BarSizes
 from devalloc_node.binding.device_users import process_using
 from devalloc_node.binding.registry import Bindings, step_kinds
 from devalloc_node.claims import ClaimLocks, Claims, PrepareOptions
@@ -25,14 +25,13 @@ from devalloc_node.claims.reconcile import Reconciler
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.health import watch
-from devalloc_node.health.condition_reporter import ConditionReporter
-from devalloc_node.health.snapshot import DeviceHealth, HealthSnapshot
-from devalloc_node.health.watch import HealthWatch, PcieErrorCounter
+from devalloc_node.health.conditions import ConditionReporter
+from devalloc_node.health.watch import DeviceHealth, HealthSnapshot, HealthWatch, PcieErrorCounter
 from devalloc_node.host.boundary import Host
 from devalloc_node.journal import SQLiteJournal, open_journal
 from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.lifecycle import MachineLifecycle
-from devalloc_node.machine.view import MachineAmounts
+from devalloc_node.machine.records import MachineAmounts
 from devalloc_node.metrics import gauges
 from devalloc_node.metrics.registry import NodeMetrics, NodeState
 from devalloc_node.model.grant import ClaimRef, Grants
@@ -76,7 +75,7 @@ class Node:
         self.source = source
         self.notifier = ChangeNotifier()
         self.bindings = Bindings(host, settings.bindings)
-        self.devices: Callable[[], BarSizes] = lambda: bars.largest_bar_sizes(host.tree())
+        self.devices: Callable[[], BarSizes] = lambda: pci.largest_bar_sizes(host.tree())
         self.warm = (
             None
             if settings.warm is None
@@ -102,7 +101,7 @@ class Node:
             others=tuple if self.warm is None else self.warm.uses,
             permitted=source.permitted,
         )
-        attachments = AttachmentKind(self.machines, host, lambda functions: bars.bar_sizes(host.tree(), functions))
+        attachments = AttachmentKind(self.machines, host, lambda functions: pci.bar_sizes(host.tree(), functions))
         files = ClaimFiles(settings.driver, settings.cdi, settings.data, journal)
         ever = folders_ever(journal, settings.written)
         self.claims = Claims(

@@ -9,7 +9,7 @@ from devalloc.inventory import InventoryConfig
 from devalloc.inventory.capacity import HostCapacity
 from devalloc_node.agent.settings import Network, ScalingSettings
 from devalloc_node.binding.config import BindingConfig
-from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.paths import MachineConfig
 from devalloc_node.warm.setup import WarmConfig
 
 VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")

@@ -13,7 +13,7 @@ import pytest
 from devalloc.store.kubernetes.api_error import ApiError
 from devalloc.store.kubernetes.client import Client
 from devalloc_node.binding.binding import HealthState
-from devalloc_node.health.snapshot import DeviceHealth, HealthSnapshot
+from devalloc_node.health.watch import DeviceHealth, HealthSnapshot
 from devalloc_node.kube.claim_status import ResourceClaimStatuses
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.prepared import Prepared, PreparedDevice

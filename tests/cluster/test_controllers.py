@@ -23,7 +23,7 @@ from devalloc.controller.leader.fencing import fence_objects
 from devalloc.controller.leader.lease import LeaseLost
 from devalloc.controller.release import release_claim
 from devalloc.store.kubernetes import ApiError, Client
-from devalloc.store.kubernetes.uncertain_writes import UncertainWrites
+from devalloc.store.kubernetes.object_writer import UncertainWrites
 from tests.support import kube_build, kube_crds, kube_rights
 from tests.support.claim_history import PREPARED, History, holders, unanswered
 from tests.support.claim_storm import SERVER, ClaimStorm

@@ -21,7 +21,7 @@ from devalloc.install.manifests import InstallOptions, object_collection_path, r
 from devalloc.inventory.pools import node_scoped_name
 from devalloc.scaling.permits.endpoint import NAME as PERMITS_PLACE
 from devalloc.store import Change
-from devalloc.store.key import Key
+from devalloc.store.errors import Key
 from devalloc.store.kubernetes import Client, KubernetesStore, transaction
 from devalloc_node.claims import finalizers
 from devalloc_node.errors import Failed

@@ -22,7 +22,7 @@ from devalloc.api.meta import TRANSACTION
 from devalloc.store import Change, Conflict, EventType, Key, NotFound, StoreError, Unavailable, UnknownOutcome
 from devalloc.store.kubernetes import NAMESPACE, ApiError, Client, KubernetesStore, object_writer, transaction
 from devalloc.store.kubernetes import client as client_module
-from devalloc.store.kubernetes.open_transactions import RECORDS
+from devalloc.store.kubernetes.transaction import RECORDS
 from tests.support import kube_build, kube_crds
 from tests.support.cluster_contract import *  # noqa: F403
 from tests.support.faulty_proxy import FaultyProxy

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from devalloc.scaling.resources import Resources
-from devalloc_node.guest.memory import memory
+from devalloc_node.guest.memory import read_memory
 from devalloc_node.guest.system import GuestSystem
 from tests.support.guest_monitor_peers import connected, watched
 
@@ -42,7 +42,7 @@ def started(way: str, *options: str) -> Iterator[tuple[subprocess.Popen[str], in
 
 @pytest.mark.parametrize("way", WAYS)
 def test_it_serves_an_agent_and_gauges_and_ends_with_a_signal(way: str) -> None:
-    total = memory(GuestSystem()).total
+    total = read_memory(GuestSystem()).total
 
     async def ask(port: int) -> tuple[bool, bool]:
         async with watched(port) as (monitor, _):
@@ -53,7 +53,7 @@ def test_it_serves_an_agent_and_gauges_and_ends_with_a_signal(way: str) -> None:
             return agreed.ok, denied.ok
 
     with started(way) as (process, port, metrics):
-        assert asyncio.run(ask(port)) == (memory(GuestSystem()).anonymous < 0.8 * total, False)
+        assert asyncio.run(ask(port)) == (read_memory(GuestSystem()).anonymous < 0.8 * total, False)
         with urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics") as page:
             gauges = dict(line.split(" ") for line in page.read().decode().splitlines() if not line.startswith("#"))
         assert int(gauges["host_memory_total_bytes"]) == total
@@ -74,7 +74,7 @@ def test_it_imports_little() -> None:
     assert heavy == []
     others = [name for name in ours if not name.startswith("devalloc_node.guest")]
     assert others == [
-        "devalloc", "devalloc.scaling", "devalloc.scaling.guest_report", "devalloc.scaling.messages",
+        "devalloc", "devalloc.scaling", "devalloc.scaling.health", "devalloc.scaling.messages",
         "devalloc.scaling.messages.monitor", "devalloc.scaling.rate", "devalloc.scaling.resources",
         "devalloc.scaling.versions", "devalloc_node", "devalloc_node.net", "devalloc_node.net.websocket",
     ]  # fmt: skip

@@ -23,7 +23,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.host.dry_run import DryRun
 from devalloc_node.host.files import Files
-from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.paths import MachineConfig
 from devalloc_node.model.grant import ClaimRef, Grant, GrantedDevice
 from devalloc_node.model.step import ATTACHMENT, Step
 from devalloc_node.node import ClaimSource, Node, open_node

@@ -18,8 +18,8 @@ import pytest
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, Unknown
-from devalloc_node.machine import emulated_devices, maintenance, paths, spawn
-from devalloc_node.machine.config import AllowedFolder, MachineConfig
+from devalloc_node.machine import emulated_devices, lifecycle, paths, spawn
+from devalloc_node.machine.paths import AllowedFolder, MachineConfig
 from devalloc_node.machine.qmp import QmpMonitor
 from devalloc_node.machine.spec import Disk, EmulatedDevice, Nic, own_mac
 from tests.support.deadlines import deadline_after, soon
@@ -415,7 +415,7 @@ def test_what_the_guest_gives_no_addresses_until_the_deadline_is_taken_out_again
 ) -> None:
     qemu.gives_addresses = False
     with pytest.raises(Denied, match=r"disk .* got no addresses within") as denied:
-        emulated_devices.plug_emulated(line, KEY, raw(host), settings(host), soon(0.5), namespace="default")
+        emulated_devices.plug_emulated(line, KEY, raw(host), settings(host), soon(3), namespace="default")
     assert (denied.value.code, denied.value.retryable) == ("GuestNotReady", True)
     assert state(qemu) == NOTHING
 
@@ -426,7 +426,7 @@ def test_what_the_guest_does_not_let_go_either_is_said_to_be_there_still(
     monkeypatch.setattr(emulated_devices, "UNDO_SECONDS", 0.1)
     qemu.gives_addresses, qemu.guest = False, "silent"
     with pytest.raises(Failed, match=r"it is still plugged in, .* did not release plug-data"):
-        emulated_devices.plug_emulated(line, KEY, raw(host), settings(host), soon(0.5), namespace="default")
+        emulated_devices.plug_emulated(line, KEY, raw(host), settings(host), soon(3), namespace="default")
     assert emulated_devices.plugged_emulated(line, soon()) == (raw(host),)
 
 
@@ -454,8 +454,8 @@ def test_what_is_plugged_in_before_the_cpus_first_run_waits_for_no_guest(
 def test_what_a_guest_let_go_by_itself_is_cleared_away_without_being_asked(
     host: Path, qemu: FakeQemu, machines: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maintenance, "LOG_SECONDS", 0.01)
-    monkeypatch.setattr(maintenance, "TIDY_SECONDS", 0.01)
+    monkeypatch.setattr(lifecycle, "LOG_SECONDS", 0.01)
+    monkeypatch.setattr(lifecycle, "TIDY_SECONDS", 0.01)
     machines.config = replace(machines.config, folders=(AllowedFolder(host, "any"),))
     machines.adopt(adopting(qemu.path), soon())
     for device in (raw(host), card()):
@@ -463,7 +463,7 @@ def test_what_a_guest_let_go_by_itself_is_cleared_away_without_being_asked(
     seen = machines.get(KEY)
     assert (seen.plain, seen.taps) == ((raw(host), card()), ("tap0",))
     stop = threading.Event()
-    thread = threading.Thread(target=maintenance.run_maintenance, args=(machines, stop))
+    thread = threading.Thread(target=lifecycle.run_maintenance, args=(machines, stop))
     thread.start()
     qemu.let_go("plug-data.f0")
     until(lambda: "plug-data.disk" not in qemu.backends and not qemu.sets, "nothing of the disk is left", 10)
@@ -476,8 +476,8 @@ def test_what_a_guest_let_go_by_itself_is_cleared_away_without_being_asked(
 def test_only_machines_that_were_changed_are_asked_what_devices_have_left(
     host: Path, qemu: FakeQemu, machines: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maintenance, "LOG_SECONDS", 0.01)
-    monkeypatch.setattr(maintenance, "TIDY_SECONDS", 0.01)
+    monkeypatch.setattr(lifecycle, "LOG_SECONDS", 0.01)
+    monkeypatch.setattr(lifecycle, "TIDY_SECONDS", 0.01)
     machines.adopt(adopting(qemu.path), soon())
     looks: list[str] = []
     rounds = itertools.count()
@@ -485,7 +485,7 @@ def test_only_machines_that_were_changed_are_asked_what_devices_have_left(
     monkeypatch.setattr(emulated_devices, "observe_emulated", lambda *of: (looks.append("look"), look(*of))[1])
     monkeypatch.setattr(machines, "settle", lambda: (next(rounds), settle())[1])
     stop = threading.Event()
-    thread = threading.Thread(target=maintenance.run_maintenance, args=(machines, stop))
+    thread = threading.Thread(target=lifecycle.run_maintenance, args=(machines, stop))
     thread.start()
     try:
         until(lambda: looks, "it is looked at once", 10)

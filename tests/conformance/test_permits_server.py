@@ -23,9 +23,9 @@ import pytest
 from devalloc.controller.permits import Host, Settings
 from devalloc.controller.permits.settings import server_tls
 from devalloc.net.http_server import _ConnectionGuard
-from devalloc.scaling.compat import ProtocolEra
 from devalloc.scaling.permits.ledger import MachineKey
 from devalloc.scaling.resources import Resources
+from devalloc.scaling.versions import ProtocolEra
 from devalloc.store import Fence, Object, Unavailable
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fake_tree import memory_folder

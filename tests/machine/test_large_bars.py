@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from devalloc.inventory.bars import BarSizes
+from devalloc.inventory.pci import BarSizes
 from devalloc_node.errors import Denied
 from devalloc_node.machine import adoption, attachment, hotplug, pci
-from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.lifecycle import MachineLifecycle
+from devalloc_node.machine.paths import MachineConfig
 from devalloc_node.model.prepared import PreparedDevice
 from tests.support.cli_shell import Shell, devalloc
 from tests.support.deadlines import soon

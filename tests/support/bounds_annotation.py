@@ -11,10 +11,8 @@ from dataclasses import dataclass
 
 from devalloc.api.problems import Problem
 from devalloc.scaling import peer_json
-from devalloc.scaling.bounds import ScalingBounds
-from devalloc.scaling.peer_json import JsonFields, Unreadable
-from devalloc.scaling.resources import Resources
-from devalloc.scaling.wire_amounts import bytes_to_json, cpu_to_json
+from devalloc.scaling.peer_json import JsonFields, Unreadable, bytes_to_json, cpu_to_json
+from devalloc.scaling.resources import Resources, ScalingBounds
 
 MAX_ANNOTATION = 4096
 """Characters of the annotation; more is refused unread."""

@@ -8,7 +8,7 @@ from typing import Any
 from devalloc.inventory.capacity import Capacity, CapacityConfig, HostCapacity, parse_bandwidth, parse_ratio, parse_size
 from devalloc.inventory.capacity.config import DEFAULT_DISK_IO
 from devalloc.inventory.capacity.machines import MachineUsage
-from devalloc.inventory.capacity.usage import DiskUsageSources
+from devalloc.inventory.capacity.status import DiskUsageSources
 
 
 def host(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from devalloc.inventory.capacity.host import HostCapacity
 from devalloc.inventory.capacity.sizes import format_size
-from devalloc.inventory.capacity.usage import DiskUsageSources, stored_bytes
+from devalloc.inventory.capacity.status import DiskUsageSources, stored_bytes
 
 LEAST_FOR_PULL = 5 << 30
 """Bytes of disk that must be available before an image is pulled: how large it is shows only afterwards."""

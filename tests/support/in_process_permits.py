@@ -9,7 +9,6 @@ from devalloc.controller.permits.ledgers import PermitLedgers
 from devalloc.controller.permits.settings import Settings
 from devalloc.controller.permits.transaction import PermitTransaction
 from devalloc.controller.permits.vm_state import bytes_text, cpus_text
-from devalloc.scaling.bounds import ScalingBounds
 from devalloc.scaling.messages.plugin import (
     LoadMetrics,
     PermitRequest,
@@ -20,7 +19,7 @@ from devalloc.scaling.messages.plugin import (
     encode_request,
 )
 from devalloc.scaling.metrics import SystemMetrics
-from devalloc.scaling.resources import Resources
+from devalloc.scaling.resources import Resources, ScalingBounds
 from devalloc.scaling.versions import PluginVersion
 from devalloc.store import Object
 from tests.support.permit_bench import machine

@@ -39,8 +39,8 @@ from devalloc_node.host.boundary import Host
 from devalloc_node.journal import open_journal
 from devalloc_node.machine import adoption, attachment, confinement, launch
 from devalloc_node.machine.attachment import AttachmentKind
-from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.lifecycle import MachineLifecycle
+from devalloc_node.machine.paths import MachineConfig
 from devalloc_node.machine.process import open_nodes, process
 from devalloc_node.machine.qmp import Monitor, QmpMonitor, QmpRefused, SocketPeer
 from devalloc_node.machine.records import MACHINES, PLUGS

@@ -15,12 +15,11 @@ from pyroute2 import IPRoute
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.capacity import HostCapacity
 from devalloc_node.journal.sqlite import open_journal
-from devalloc_node.machine import config as machine_config
-from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine import paths as machine_config
 from devalloc_node.machine.lifecycle import MachineLifecycle
+from devalloc_node.machine.paths import MachineConfig
 from devalloc_node.machine.qmp import Connect, QmpMonitor
-from devalloc_node.machine.records import MachineRecords
-from devalloc_node.machine.view import MachineView
+from devalloc_node.machine.records import MachineRecords, MachineView
 from tests.support.images import Image
 from tests.support.qemu import MICRO_APPEND
 from tests.support.waiting import until

@@ -20,7 +20,7 @@ from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.binding.config import BindingConfig
 from devalloc_node.daemon import run_daemon
 from devalloc_node.machine import adoption, confinement, launch
-from devalloc_node.machine.config import AllowedFolder, MachineConfig
+from devalloc_node.machine.paths import AllowedFolder, MachineConfig
 from devalloc_node.machine.records import MACHINES
 from devalloc_node.node import Node, open_node
 from devalloc_node.pb.node_pb2_grpc import NodeStub

@@ -21,8 +21,8 @@ from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from devalloc.scaling.peer_json import bytes_to_json, cpu_to_json
 from devalloc.scaling.resources import Resources
-from devalloc.scaling.wire_amounts import bytes_to_json, cpu_to_json
 from devalloc.store import Store
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.permit_bench import GIB, KIND, NODE, machine, permit_of, running, write_status_part

@@ -8,10 +8,9 @@ from typing import Any
 
 from devalloc.scaling import state as agent
 from devalloc.scaling.actions import Actions, next_actions
-from devalloc.scaling.bounds import ScalingBounds
 from devalloc.scaling.config import read_defaults
 from devalloc.scaling.metrics import LfcMetrics, SystemMetrics
-from devalloc.scaling.resources import ResourceFlags, Resources
+from devalloc.scaling.resources import ResourceFlags, Resources, ScalingBounds
 from devalloc.scaling.state import ScalingRules, ScalingState, ScalingTiming
 from tests.support.scaling_config_json import defaults_to_json
 from tests.support.scaling_oracle import OracleAgent

@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import NoReturn
 
-from devalloc.scaling.bounds import ScalingBounds
-from devalloc.scaling.guest_report import GuestReport
+from devalloc.scaling.health import GuestReport
 from devalloc.scaling.messages.monitor import DownscaleResult
 from devalloc.scaling.metrics import LfcMetrics, SystemMetrics
-from devalloc.scaling.resources import Resources
+from devalloc.scaling.resources import Resources, ScalingBounds
 from devalloc_node.agent.channels import ChangeRefused, Channels
 from devalloc_node.agent.guest_monitor_client import MonitorStatus
 from devalloc_node.agent.scaler import Scaler

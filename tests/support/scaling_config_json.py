@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from devalloc.scaling.compat import ProtocolEra
 from devalloc.scaling.config import ScalingConfig, ScalingOverrides, _known_fields
+from devalloc.scaling.versions import ProtocolEra
 
 
 def defaults_to_json(config: ScalingConfig, era: ProtocolEra = ProtocolEra.NEWEST) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from devalloc.scaling.wire_amounts import bytes_from_json, cpu_from_json
+from devalloc.scaling.peer_json import bytes_from_json, cpu_from_json
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.wiretap import WireMessage, wiretap
 

@@ -12,8 +12,8 @@ from devalloc.api.virtual_machine import VirtualMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.journal import StepRecord
+from devalloc_node.machine.records import MachineAmounts, MachineView, PluggedDevice
 from devalloc_node.machine.spec import EmulatedDevice, MachineSpec, spec_of
-from devalloc_node.machine.view import MachineAmounts, MachineView, PluggedDevice
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.prepared import Prepared
 from devalloc_node.model.step import ATTACHMENT, Step, Value

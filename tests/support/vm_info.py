@@ -16,13 +16,11 @@ from devalloc.api.problems import Problem
 from devalloc.controller.permits.vm_state import LABEL_ALWAYS_MIGRATE, LABEL_MIGRATION, LABEL_SCALING
 from devalloc.scaling import config as scaling_config
 from devalloc.scaling import peer_json
-from devalloc.scaling.bounds import ANNOTATION as BOUNDS_ANNOTATION
-from devalloc.scaling.bounds import ScalingBounds
-from devalloc.scaling.compat import ProtocolEra
 from devalloc.scaling.config import ScalingOverrides
-from devalloc.scaling.peer_json import JsonFields, Unreadable
-from devalloc.scaling.resources import Resources
-from devalloc.scaling.wire_amounts import bytes_to_json, bytes_to_quantity, cpu_to_json
+from devalloc.scaling.peer_json import JsonFields, Unreadable, bytes_to_json, bytes_to_quantity, cpu_to_json
+from devalloc.scaling.resources import ANNOTATION as BOUNDS_ANNOTATION
+from devalloc.scaling.resources import Resources, ScalingBounds
+from devalloc.scaling.versions import ProtocolEra
 from tests.support.bounds_annotation import decode_text, read_bounds_annotation, required_amount, size_problems
 from tests.support.scaling_config_json import overrides_to_json
 

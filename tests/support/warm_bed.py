@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from devalloc.inventory.process_visibility import visibility_problem
+from devalloc.inventory.device_users import visibility_problem
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.errors import Denied
 from devalloc_node.warm import network, parts

@@ -20,7 +20,7 @@ from devalloc.cli.options.warm import warm_settings, warn_of_setups
 if TYPE_CHECKING:
     from devalloc.inventory.capacity import HostCapacity
     from devalloc_node.binding.config import BindingConfig
-    from devalloc_node.machine.config import AllowedFolder, FolderSharing
+    from devalloc_node.machine.paths import AllowedFolder, FolderSharing
     from devalloc_node.settings import KubeletSettings, NodeSettings
 
 _BINDING_KINDS = ("gpu", "vgpu", "vf", "nic", "accelerator", "storage")
@@ -364,7 +364,7 @@ def node_settings(
 ) -> NodeSettings:
     """The settings from ``node_options`` and ``inventory_options``. Raises BadInput."""
     from devalloc.cli.options.inventory import inventory_config
-    from devalloc_node.machine.config import MachineConfig
+    from devalloc_node.machine.paths import MachineConfig
     from devalloc_node.settings import NodeSettings
 
     if resync <= 0:
@@ -446,7 +446,7 @@ def node_settings(
 
 def _folder(option: str, text: str) -> AllowedFolder:
     """``DIR``, ``DIR:shared`` or ``DIR:any``. Raises BadInput."""
-    from devalloc_node.machine.config import AllowedFolder
+    from devalloc_node.machine.paths import AllowedFolder
 
     path, sharing = text, "own"
     if text.endswith((":shared", ":any")):
@@ -463,7 +463,7 @@ def _folder(option: str, text: str) -> AllowedFolder:
 
 def _users(text: str | None) -> tuple[range, range]:
     """User ids of machines, and of paused ones. Raises BadInput if the host already uses some of them."""
-    from devalloc_node.machine.config import USERS
+    from devalloc_node.machine.paths import USERS
     from devalloc_node.machine.user_ids import owners_among
 
     both = range(USERS.start, USERS.stop + len(USERS))

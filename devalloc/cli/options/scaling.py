@@ -17,8 +17,8 @@ from devalloc.cli.command import BadInput
 
 if TYPE_CHECKING:
     from devalloc.scaling.agentconfig import AgentConfig
-    from devalloc.scaling.compat import ProtocolEra
     from devalloc.scaling.resources import Resources
+    from devalloc.scaling.versions import ProtocolEra
     from devalloc_node.agent.settings import Network, ScalingSettings, ServerPorts
 
 _NOT_OF_AGENTS = {
@@ -44,7 +44,7 @@ def scaling_settings(
     ``options``: their values by name, None if not given; ``metrics``: the address of the metrics; ``door``: the node
     plugin's own socket, beside which the sockets with the agent's state are. Raises BadInput.
     """
-    from devalloc.scaling.compat import ProtocolEra
+    from devalloc.scaling.versions import ProtocolEra
     from devalloc_node.agent.settings import ScalingSettings
 
     given = [name for name, value in options.items() if value is not None]
@@ -160,8 +160,8 @@ def _agent(path: Path | None, era: ProtocolEra) -> AgentConfig:
 
 def _unit(text: str) -> Resources:
     from devalloc.api.quantity import QuantityError
+    from devalloc.scaling.peer_json import WireAmountError, bytes_from_json, cpu_from_json
     from devalloc.scaling.resources import Resources
-    from devalloc.scaling.wire_amounts import WireAmountError, bytes_from_json, cpu_from_json
 
     try:
         cpu, memory = text.split(",")
@@ -173,7 +173,7 @@ def _unit(text: str) -> Resources:
 
 def _whole(unit: Resources, name: str) -> Resources:
     from devalloc.api.machine_bounds import MEMORY_BLOCK
-    from devalloc.scaling.wire_amounts import bytes_to_quantity, cpu_to_quantity
+    from devalloc.scaling.peer_json import bytes_to_quantity, cpu_to_quantity
 
     if unit.cpu == 0 or unit.memory == 0 or unit.memory % MEMORY_BLOCK:
         shown = f"{cpu_to_quantity(unit.cpu)},{bytes_to_quantity(unit.memory)}"

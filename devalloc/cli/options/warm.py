@@ -13,7 +13,7 @@ from devalloc.cli.render.output import print_note
 
 if TYPE_CHECKING:
     from devalloc.api.virtual_machine import VirtualMachine
-    from devalloc_node.machine.config import MachineConfig
+    from devalloc_node.machine.paths import MachineConfig
     from devalloc_node.warm.setup import WarmConfig
 
 
@@ -28,7 +28,7 @@ def warm_settings(
     """``sizes``: ready setups, setups in all, and vCPUs per CPU. ``file``: the paused machine of each setup.
     ``run_dir``: the folder of the node plugin's socket. ``users``: of paused machines, if the plugin is root. Raises
     BadInput."""
-    from devalloc_node.machine.config import AllowedFolder
+    from devalloc_node.machine.paths import AllowedFolder
     from devalloc_node.warm.setup import WarmConfig
 
     target, most, vcpus = sizes

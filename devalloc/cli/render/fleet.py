@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from devalloc.cli.render.columns import format_elapsed
 from devalloc.cli.render.output import Cell, StyledText, one_line, table_lines
 from devalloc.controller.overview import STATES, DeviceCounts, Overview
-from devalloc.controller.overview.text import count_noun
+from devalloc.controller.overview.model import count_noun
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

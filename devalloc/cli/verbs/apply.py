@@ -38,8 +38,7 @@ def apply(files: tuple[str, ...], dry_run: bool, namespace: str, store: Path | N
     from devalloc.cli.documents import read_manifests
     from devalloc.cli.ignored_objects import ignored_warnings
     from devalloc.cli.storage import open_embedded_store, store_path
-    from devalloc.store.errors import Invalid
-    from devalloc.store.key import Key
+    from devalloc.store.errors import Invalid, Key
 
     documents = read_manifests(files, namespace, verb="apply")
     good = sorted(documents.good, key=lambda document: Key.of(document.content).kind == CLAIM)
@@ -76,8 +75,7 @@ def apply(files: tuple[str, ...], dry_run: bool, namespace: str, store: Path | N
 def _apply(store: Store, wanted: Object, *, dry_run: bool) -> tuple[str, str]:
     """(why it was refused, or ""; what was done)"""
     from devalloc.controller.manifest_apply import apply_refusal, merge_manifest
-    from devalloc.store.errors import AlreadyExists, Conflict, NotFound
-    from devalloc.store.key import Key
+    from devalloc.store.errors import AlreadyExists, Conflict, Key, NotFound
 
     key = Key.of(wanted)
     for attempt in range(1, ATTEMPTS + 1):

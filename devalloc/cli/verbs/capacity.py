@@ -173,7 +173,7 @@ def _chosen(claims: list[Object], name: str | None, namespace: str, place: Store
     """The claim of that name, or the only one. ``place``: their store or cluster. Raises BadInput, Failed."""
     from devalloc.cli.object_names import not_found_hint, similar_names_hint
     from devalloc.cli.target import open_target
-    from devalloc.store.key import Key
+    from devalloc.store.errors import Key
 
     bare = name.rpartition("/")[2] if name else None
     names = [str(claim["metadata"]["name"]) for claim in claims]

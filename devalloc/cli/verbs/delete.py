@@ -15,7 +15,7 @@ from devalloc.cli.render.output import print_note
 from devalloc.cli.selector import LabelTest, selector_option
 
 if TYPE_CHECKING:
-    from devalloc.store.key import Key
+    from devalloc.store.errors import Key
     from devalloc.store.sqlite import SQLiteStore
 
 
@@ -106,7 +106,7 @@ def _keys_to_delete(
     namespace: str,
 ) -> tuple[list[tuple[Key, str | None]], int]:
     """The keys to delete, each with the API group that its manifest names, and the exit code so far."""
-    from devalloc.store.key import Key
+    from devalloc.store.errors import Key
 
     if bool(what) == bool(files):
         raise BadInput("name what to delete: either KIND NAME... or -f PATH")

@@ -13,8 +13,7 @@ from devalloc.cli.command import BadInput, verb
 from devalloc.cli.object_names import fetch_object, format_key, keys_of, kind_of
 from devalloc.cli.options.common import namespace_option
 from devalloc.cli.target import StoreTarget, target_options
-from devalloc.store.errors import Forbidden
-from devalloc.store.key import Key
+from devalloc.store.errors import Forbidden, Key
 
 if TYPE_CHECKING:
     from devalloc.store import Store

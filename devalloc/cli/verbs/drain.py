@@ -13,7 +13,7 @@ from devalloc.cli.target import StoreTarget, target_options
 
 if TYPE_CHECKING:
     from devalloc.store import Store
-    from devalloc.store.key import Key
+    from devalloc.store.errors import Key
 
 Object = dict[str, Any]
 
@@ -53,8 +53,7 @@ def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, pl
     from devalloc.controller.reconcile.claims import is_prepared
     from devalloc.controller.release import InUse
     from devalloc.controller.release import release_claim as let_go
-    from devalloc.store.errors import NotFound
-    from devalloc.store.key import Key
+    from devalloc.store.errors import Key, NotFound
 
     with open_target(place) as store:
         target = cordons.find_target(store, name if "/" in name else f"node/{name}")

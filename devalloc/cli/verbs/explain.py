@@ -11,7 +11,7 @@ from devalloc.cli.command import BadInput, CommandFailed, verb
 from devalloc.cli.options.common import deadline_option, files_option, namespace_option, output_option, placement_option
 from devalloc.cli.solver_input import SolverInput, load_solver_input, with_store_option
 from devalloc.cli.target import StoreTarget, target_options
-from devalloc.store.key import Key
+from devalloc.store.errors import Key
 
 CLAIM = "DeviceClaim"
 RESOURCE_CLAIM = "ResourceClaim"

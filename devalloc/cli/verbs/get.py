@@ -20,7 +20,7 @@ from devalloc.cli.options.common import (
 from devalloc.cli.render.output import print_content, print_note, print_objects, print_table
 from devalloc.cli.selector import LabelTest, selector_option
 from devalloc.cli.target import StoreTarget, missing_controller_note, target_options
-from devalloc.store.key import Key
+from devalloc.store.errors import Key
 
 if TYPE_CHECKING:
     from devalloc.api.kinds import ApiKind

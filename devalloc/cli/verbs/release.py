@@ -16,7 +16,7 @@ from devalloc.cli.target import StoreTarget, target_options
 
 if TYPE_CHECKING:
     from devalloc.store import Store
-    from devalloc.store.key import Key
+    from devalloc.store.errors import Key
 
 
 @verb("release")

@@ -33,7 +33,7 @@ def power_down(state: Path | None, machine_dir: Path | None, socket: Path, timeo
     from devalloc_node.deadline import Deadline
     from devalloc_node.errors import NodeError
     from devalloc_node.journal import open_journal
-    from devalloc_node.machine.config import MachineConfig
+    from devalloc_node.machine.paths import MachineConfig
     from devalloc_node.machine.powerdown import power_down_all
     from devalloc_node.machine.registry import MachineRegistry
     from devalloc_node.service.server import has_listener

@@ -3,8 +3,8 @@
 ``devalloc top`` and the page both show what this package computes, so they cannot differ. The number of available
 devices comes from ``devalloc.controller.reconcile.availability``, as ``DevicePool.status.availableDevices`` does.
 
-- ``model``: what an overview consists of; ``text``: bounded, printable texts
-- ``pools``, ``slices``: cards of the two dialects (T1); ``nesting``: which device is a part of which
+- ``model``: what an overview consists of, in bounded, printable texts
+- ``pools``, ``slices``: cards of the two dialects (T1)
 - ``claims``, ``machines``, ``quotas``, ``alarms``: the rest of an overview
 - ``cache``: the overview of a store, computed again when something changed
 """
@@ -23,7 +23,9 @@ from devalloc.api.dedicated_pools import is_dedicated
 from devalloc.api.kinds import KINDS
 from devalloc.controller.overview import alarms, claims, machines, pools, slices
 from devalloc.controller.overview.model import (
+    MAX_TEXT,
     STATES,
+    UNREADABLE,
     Alarm,
     AmountTexts,
     CardSummary,
@@ -36,9 +38,10 @@ from devalloc.controller.overview.model import (
     NodeSummary,
     Overview,
     QuotaSummary,
+    short_annotation,
+    shorten,
 )
 from devalloc.controller.overview.quotas import summarize_quotas
-from devalloc.controller.overview.text import MAX_TEXT, UNREADABLE, short_annotation, shorten
 from devalloc.controller.reconcile.availability import CountedPool, FleetCounts, count_fleet
 from devalloc.controller.reconcile.claims import allocation_entries, device_claims_in
 from devalloc.controller.reconcile.snapshot import Memo

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from devalloc.api.quantity import ceil_blocks, floor_blocks
-from devalloc.controller.overview.model import Alarm, Dialect
+from devalloc.controller.overview.model import Alarm, Dialect, shorten
 from devalloc.controller.overview.slices import (
     CounterName,
     PoolName,
@@ -16,7 +16,6 @@ from devalloc.controller.overview.slices import (
     pool_counters,
     shared_capacities,
 )
-from devalloc.controller.overview.text import shorten
 from devalloc.controller.reconcile.availability import FleetCounts
 from devalloc_solver.problem.overuse import DeviceHold, Overuse, describe_overuse, find_overuse
 

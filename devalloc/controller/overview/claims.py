@@ -7,8 +7,14 @@ from typing import Any
 
 from devalloc.api import meta, summaries
 from devalloc.api.dedicated_pools import ALLOCATOR_KEY, DEVALLOC
-from devalloc.controller.overview.model import ClaimSummary
-from devalloc.controller.overview.text import as_mapping, as_mappings, safe_text, short_annotation, shorten
+from devalloc.controller.overview.model import (
+    ClaimSummary,
+    as_mapping,
+    as_mappings,
+    safe_text,
+    short_annotation,
+    shorten,
+)
 from devalloc.controller.reconcile.claims import ClaimKey, allocation_entries, claim_key, is_deleting
 from devalloc.store import Object
 from devalloc_solver.problem.ordering import natural_key

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from devalloc.api import summaries
-from devalloc.controller.overview.model import AmountTexts, MachineSummary
-from devalloc.controller.overview.text import as_mapping, as_mappings, safe_text, shorten
+from devalloc.controller.overview.model import AmountTexts, MachineSummary, as_mapping, as_mappings, safe_text, shorten
 from devalloc.controller.reconcile.claims import ClaimKey
 from devalloc.controller.reconcile.vm_scheduling.machines import (
     claim_names,

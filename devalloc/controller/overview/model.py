@@ -11,9 +11,85 @@ So devices = free + shared + held + unavailable + excluded, available = free + s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
+
+from devalloc.api import summaries
+from devalloc.api.fields import escape_unprintable
+from devalloc.store import Object
+from devalloc_solver.problem.ordering import natural_key
+
+MAX_TEXT = 2000
+"""Characters of a message that are shown."""
+UNREADABLE = "(unreadable)"
+"""Where another program wrote what the API does not have."""
+
+
+def safe_text(tell: Callable[[Object], str], doc: Object) -> str:
+    try:
+        return shorten(tell(doc))
+    except (AttributeError, KeyError, TypeError, ValueError, StopIteration):
+        return UNREADABLE
+
+
+def short_annotation(doc: Object, name: str) -> str:
+    return safe_text(lambda doc: summaries.annotation_text(doc, name), doc)
+
+
+def shorten(value: object) -> str:
+    text = value if isinstance(value, str) else str(value)
+    return escape_unprintable(text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…")
+
+
+def as_mapping(value: object) -> Mapping[str, Any]:
+    """Content as it should be; empty where it is something else."""
+    return value if isinstance(value, dict) else {}
+
+
+def as_mappings(value: object) -> list[Mapping[str, Any]]:
+    """Of a list those entries that are as they should be."""
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def count_noun(number: int, what: str) -> str:
+    """ "1 node", "2 nodes" """
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+_PARTS = ("vf", "mdev", "pf")
+
+
+def nested_devices(names: Iterable[str], attributes: Mapping[str, Mapping[str, str]]) -> list[tuple[str, int]]:
+    """The devices with their levels, the whole card first, each behind what it is a part of: functions behind their
+    port, vGPUs behind their function."""
+    at: dict[str, str] = {}
+    names = list(names)
+    for name in names:
+        own = attributes[name]
+        if own.get("function") != "mdev" and (address := own.get("pciBusID")):
+            at.setdefault(address, name)
+    below: dict[str, list[str]] = defaultdict(list)
+    for name in sorted(names, key=lambda name: (attributes[name].get("function") != "whole", natural_key(name))):
+        own = attributes[name]
+        addresses = [own.get("pciBusID"), own.get("pfPciBusID")] if own.get("function") in _PARTS else []
+        above = (at.get(address) for address in addresses if address)
+        below[next((other for other in above if other not in (None, name)), "") or ""].append(name)
+    ordered: list[tuple[str, int]] = []
+    waiting = [(name, 0) for name in reversed(below.pop("", []))]
+    while waiting:
+        name, level = waiting.pop()
+        ordered.append((name, level))
+        waiting += [(part, level + 1) for part in reversed(below.pop(name, []))]
+    return ordered + [(name, 0) for parts in below.values() for name in parts]  # of a circle that somebody wrote
+
+
+def device_kind(attributes: Mapping[str, str]) -> str:
+    """What a device is, in a word or two."""
+    words = [attributes.get("function", ""), attributes.get("profile", "")]
+    return " ".join(filter(None, words))
+
 
 DeviceState = Literal["free", "shared", "held", "unavailable", "excluded"]
 STATES: tuple[DeviceState, ...] = get_args(DeviceState)

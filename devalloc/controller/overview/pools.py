@@ -18,9 +18,11 @@ from devalloc.controller.overview.model import (
     DeviceHolder,
     DeviceState,
     DeviceSummary,
+    device_kind,
+    nested_devices,
+    safe_text,
+    shorten,
 )
-from devalloc.controller.overview.nesting import device_kind, nested_devices
-from devalloc.controller.overview.text import safe_text, shorten
 from devalloc.controller.reconcile.availability import CountedPool, FleetCounts, HeldDevice
 from devalloc.controller.reconcile.claims import ClaimKey
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from devalloc.controller.overview.model import QuotaSummary
-from devalloc.controller.overview.text import as_mapping, shorten
+from devalloc.controller.overview.model import QuotaSummary, as_mapping, shorten
 from devalloc.controller.reconcile.claims import effective_documents
 from devalloc.store import Object
 from devalloc_solver.pipeline import quota

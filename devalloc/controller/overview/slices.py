@@ -27,9 +27,12 @@ from devalloc.controller.overview.model import (
     DeviceHolder,
     DeviceState,
     DeviceSummary,
+    as_mapping,
+    as_mappings,
+    device_kind,
+    nested_devices,
+    shorten,
 )
-from devalloc.controller.overview.nesting import device_kind, nested_devices
-from devalloc.controller.overview.text import as_mapping, as_mappings, shorten
 from devalloc.controller.reconcile.claims import ClaimKey, claim_key
 from devalloc.store import Object
 from devalloc_solver.problem.ordering import natural_key

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from devalloc.controller.overview import ClaimSummary, MachineSummary, Overview, QuotaSummary
-from devalloc.controller.overview.model import format_users
-from devalloc.controller.overview.text import count_noun
+from devalloc.controller.overview.model import count_noun, format_users
 from devalloc.controller.page.components import (
     MAX_SEARCH,
     PageQuery,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from devalloc.controller.overview import STATES, CardSummary, DeviceCounts, DeviceSummary, NodeSummary, Overview
-from devalloc.controller.overview.text import count_noun
+from devalloc.controller.overview.model import count_noun
 from devalloc.controller.page.components import (
     PageQuery,
     cordon_badge,

@@ -7,7 +7,7 @@ from those objects.
 - ``decider``: the one task that decides; ``transaction``: decisions that are not sent before they are written
 - ``ledgers``, ``vm_state``, ``hosts``: what nodes have, and what their machines count for
 - ``caller_auth``, ``leadership``: who may ask, and which server may answer
-- ``migration``, ``billing_usage``, ``metrics``, ``state_dump``: migrations, and what the server reports
+- ``migration``, ``billing_usage``, ``metrics``: migrations, and what the server reports
 """
 
 from devalloc.controller.permits.hosts import Host, Hosts, published

@@ -128,6 +128,7 @@ class PermitDecider:
         self._metrics = metrics
         self._writer = writer
         self._queue: asyncio.Queue[_QueuedRequest | StoreChanges | _WakeUp] = asyncio.Queue()
+        self._waiting = 0
         self._due: dict[MachineKey, _PendingWrite] = {}
         self._listed = 0
         """The resourceVersion of the last listing: news that are older are none."""
@@ -138,8 +139,8 @@ class PermitDecider:
 
     @property
     def waiting(self) -> int:
-        """Requests and news that nobody has begun with."""
-        return self._queue.qsize()
+        """Requests in the queue. Changes of the store wait there too, and are not counted."""
+        return self._waiting
 
     async def load(self, hosts: Mapping[str, Host]) -> None:
         """Begin with these hosts and all objects. Raises StoreError, Lost."""
@@ -168,6 +169,7 @@ class PermitDecider:
             return HttpResponse(503, b"too many are waiting; ask again")
         answer: asyncio.Future[HttpResponse | PermitGrant] = asyncio.get_running_loop().create_future()
         self._queue.put_nowait(_QueuedRequest(request, node, has_gone, answer))
+        self._waiting += 1
         return await answer
 
     async def run_in_writer(self, work: Callable[[], T]) -> T:
@@ -179,6 +181,7 @@ class PermitDecider:
         while not self._queue.empty():
             item = self._queue.get_nowait()
             if isinstance(item, _QueuedRequest):
+                self._waiting -= 1
                 _answer_all([item], HttpResponse(503, b"this server does not answer any more; ask again"))
 
     async def run(self) -> None:
@@ -186,6 +189,7 @@ class PermitDecider:
         while True:
             items = await self._next()
             requests = [item for item in items if isinstance(item, _QueuedRequest)]
+            self._waiting -= len(requests)
             try:
                 for item in items:
                     if isinstance(item, StoreChanges):

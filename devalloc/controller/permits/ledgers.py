@@ -9,9 +9,8 @@ from devalloc.api.meta import parse_time
 from devalloc.controller.permits.hosts import CanMigrate, Host, OverheadFunction
 from devalloc.controller.permits.settings import Settings
 from devalloc.controller.permits.vm_state import VmState, has_devices, key_of, read_vm
-from devalloc.scaling.compat import ProtocolEra
 from devalloc.scaling.messages.plugin import NO_POD, RequestError
-from devalloc.scaling.permits import machine_events
+from devalloc.scaling.permits import ledger
 from devalloc.scaling.permits.ledger import (
     NO_OVERCOMMIT,
     NO_RESOURCES,
@@ -22,6 +21,7 @@ from devalloc.scaling.permits.ledger import (
 )
 from devalloc.scaling.permits.pressure import all_to_migrate
 from devalloc.scaling.resources import Resources
+from devalloc.scaling.versions import ProtocolEra
 from devalloc.store import Object
 
 
@@ -78,7 +78,7 @@ class PermitLedgers:
             node = self.nodes.get(name, make_ledger(NO_RESOURCES, NO_RESOURCES)).with_limits(total, watermark)
             for key, amount in host.others.items():
                 if key not in self.records:
-                    node = machine_events.replace_machine(node, key, _other_consumer(amount))
+                    node = ledger.replace_machine(node, key, _other_consumer(amount))
                     self._others[key] = name
             self.nodes[name] = node
 
@@ -112,9 +112,7 @@ class PermitLedgers:
         if record.runner_pod is not None:
             self._pods.setdefault(record.runner_pod, {})[key] = None
         node = self.nodes.get(record.node) or make_ledger(NO_RESOURCES, NO_RESOURCES)
-        self.nodes[record.node] = machine_events.replace_machine(
-            node, key, self._machine(record, obj, machine, starting)
-        )
+        self.nodes[record.node] = ledger.replace_machine(node, key, self._machine(record, obj, machine, starting))
         self.records[key], self.objects[key] = record, obj
 
     def drop(self, key: MachineKey, version: str | None = None) -> None:
@@ -169,20 +167,18 @@ class PermitLedgers:
         )
         permit = record.withdrawn if record.permit is None else record.permit
         if permit is not None:
-            machine = machine_events.restore_recorded(machine, permit)
+            machine = ledger.restore_recorded(machine, permit)
             machine = replace(machine, pressure=NO_RESOURCES if old is None or not record.scaled else old.pressure)
         elif starting and record.runs:
-            machine = machine_events.assume_unrecorded(machine, era=self.settings.era)
+            machine = ledger.assume_unrecorded(machine, era=self.settings.era)
         elif old is not None and old.permit is None and old.buffer != NO_RESOURCES and record.scaled:
             # As long as it has not asked, it may have been permitted what nobody here knows of.
             restored = replace(machine, reserved=old.reserved, buffer=old.buffer, most=old.most)
-            machine = machine_events.observe_use(
-                machine_events.change_bounds(restored, record.least, record.most), record.use
-            )
+            machine = ledger.observe_use(ledger.change_bounds(restored, record.least, record.most), record.use)
         else:
-            machine = machine_events.admit(machine)
+            machine = ledger.admit(machine)
         if record.migrating is not None and record.migrating.is_true:
-            machine = machine_events.begin_migration(machine)
+            machine = ledger.begin_migration(machine)
         return machine
 
 

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from aiohttp import web
 
@@ -29,7 +30,6 @@ from devalloc.controller.permits.ledgers import PermitLedgers, has_no_devices, n
 from devalloc.controller.permits.metrics import TYPE, PermitMetrics
 from devalloc.controller.permits.migration import MigrationTracker, Migrator
 from devalloc.controller.permits.settings import Settings
-from devalloc.controller.permits.state_dump import dump_ledgers
 from devalloc.controller.permits.transaction import PermitGrant
 from devalloc.net.http_server import (
     JSON,
@@ -42,7 +42,61 @@ from devalloc.net.http_server import (
 )
 from devalloc.net.localhost import is_loopback
 from devalloc.scaling.messages.plugin import MAX_BODY, RequestError, decode_request
+from devalloc.scaling.peer_json import MAX_BYTES, MAX_CPU, bytes_to_json, cpu_to_json
+from devalloc.scaling.permits.ledger import MachineAccount, NodeLedger
+from devalloc.scaling.permits.pressure import is_under_pressure, next_to_migrate
+from devalloc.scaling.resources import Resources
 from devalloc.store import Expired, Store, StoreError, Unavailable
+
+
+def dump_ledgers(book: PermitLedgers) -> dict[str, Any]:
+    """All ledgers."""
+    return {
+        "compat": book.settings.era.value,
+        "nodes": {name: _node(name, node, book) for name, node in sorted(book.nodes.items())},
+    }
+
+
+def _node(name: str, node: NodeLedger, book: PermitLedgers) -> dict[str, Any]:
+    first = next_to_migrate(node)
+    return {
+        **{of: _amounts(getattr(node, of)) for of in _SUMS},
+        "tooFull": is_under_pressure(node),
+        "firstToLeave": None if first is None else "/".join(first),
+        "machines": {"/".join(key): _machine(machine) for key, machine in sorted(node.machines.items())},
+    }
+
+
+_SUMS = ("total", "watermark", "counted", "free", "buffer", "pressure", "accounted")
+
+
+def _machine(machine: MachineAccount) -> dict[str, Any]:
+    return {
+        "permit": None if machine.permit is None else _amounts(machine.permit),
+        **{
+            name: _amounts(getattr(machine, of))
+            for name, of in (
+                ("min", "least"),
+                ("max", "most"),
+                ("reserved", "reserved"),
+                ("use", "use"),
+                ("kept", "previous"),
+                ("buffer", "buffer"),
+                ("pressure", "pressure"),
+                ("overhead", "overhead"),
+            )
+        },
+        "scaled": machine.scaled,
+        "movable": machine.movable,
+        "migrating": machine.migrating,
+        "load": machine.load,
+    }
+
+
+def _amounts(of: Resources) -> dict[str, Any]:
+    # A sum of what strangers ask for need not fit.
+    return {"cpu": cpu_to_json(min(of.cpu, MAX_CPU)), "memory": bytes_to_json(min(of.memory, MAX_BYTES))}
+
 
 log = logging.getLogger(__name__)
 DUMP_RETRY_SECONDS = 30.0

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 from devalloc.controller.permits.ledgers import PermitLedgers
 from devalloc.controller.permits.vm_state import MIGRATING, SHOULD_MIGRATE, VmState, permit_change
-from devalloc.scaling.compat import ProtocolEra
 from devalloc.scaling.messages.plugin import (
     PermitDemand,
     PermitRequest,
@@ -21,11 +20,12 @@ from devalloc.scaling.messages.plugin import (
     demand_in_bytes,
     encode_reply,
 )
-from devalloc.scaling.permits import machine_events
+from devalloc.scaling.permits import ledger
 from devalloc.scaling.permits.grant import after_first_request, answer_request, grant_step
 from devalloc.scaling.permits.ledger import NO_RESOURCES, MachineAccount, MachineKey, NodeLedger
 from devalloc.scaling.permits.pressure import is_under_pressure, should_migrate
 from devalloc.scaling.resources import Resources
+from devalloc.scaling.versions import ProtocolEra
 from devalloc.store import Change, Object
 
 NODE_PRESSURE = "NodePressure"
@@ -102,7 +102,7 @@ class PermitTransaction:
         node = node.with_limits(total.excess_over(given_back), node.watermark)
         node = after_first_request(node, key, None if settings.era is ProtocolEra.V0_12 else ask.last_permit)
         had = node.machines[key].assumed
-        node = machine_events.replace_machine(node, key, _with_last_permit(node.machines[key], request, record.slot))
+        node = ledger.replace_machine(node, key, _with_last_permit(node.machines[key], request, record.slot))
         node = answer_request(
             node, key, ask.resources, self._factor(request, record, ask), leaving=begins, era=settings.era
         )
@@ -118,8 +118,8 @@ class PermitTransaction:
             for migrate in ((True, False) if begins else (False,))
         ]
         machine = replace(machine, previous=previous, load=None if request.metrics is None else request.metrics.load1)
-        self._nodes[record.node] = machine_events.replace_machine(
-            node, key, machine_events.begin_migration(machine) if begins else machine
+        self._nodes[record.node] = ledger.replace_machine(
+            node, key, ledger.begin_migration(machine) if begins else machine
         )
         self._permits[key], self._previous[key] = permit, previous
         if not self._is_certain or record.permit is None or ask.last_permit != record.permit:
@@ -176,7 +176,7 @@ class PermitTransaction:
             record = self._book.records[key]
             if record.node in self._nodes:
                 as_it_was = self._book.nodes[record.node].machines[key]
-                self._nodes[record.node] = machine_events.replace_machine(self._nodes[record.node], key, as_it_was)
+                self._nodes[record.node] = ledger.replace_machine(self._nodes[record.node], key, as_it_was)
         self._book.nodes.update(self._nodes)
         for obj in stored:
             self._book.put(obj)

@@ -27,11 +27,11 @@ from devalloc.inventory.capacity.host import HostCapacity
 from devalloc.inventory.capacity.machines import MachineUsage
 from devalloc.inventory.capacity.resource import RESOURCES, Capacity, Resource
 from devalloc.inventory.capacity.sizes import format_size
-from devalloc.inventory.capacity.status import cpu_number
-from devalloc.inventory.capacity.usage import (
+from devalloc.inventory.capacity.status import (
     NO_AMOUNTS,
     DiskUsageSources,
     ResourceAmounts,
+    cpu_number,
     list_machines,
     machine_amounts,
     stored_bytes,

@@ -16,10 +16,16 @@ from uuid import UUID
 
 from devalloc.scaling.messages.monitor import MAX_TEXT, DownscaleResult
 from devalloc.scaling.messages.request_error import RequestError
-from devalloc.scaling.peer_json import JsonFields, Unreadable, decode_body, encode_message
+from devalloc.scaling.peer_json import (
+    JsonFields,
+    Unreadable,
+    bytes_to_quantity,
+    cpu_to_quantity,
+    decode_body,
+    encode_message,
+)
 from devalloc.scaling.resources import ResourceFlags, Resources
 from devalloc.scaling.versions import InformantVersion, VersionRange
-from devalloc.scaling.wire_amounts import bytes_to_quantity, cpu_to_quantity
 
 PORT = 10301
 """Of the informant; an agent has any port, and tells which."""

@@ -22,10 +22,9 @@ from math import lcm
 from typing import Any
 
 from devalloc.scaling.messages.request_error import RequestError as RequestError
-from devalloc.scaling.peer_json import JsonFields, Unreadable, decode_body, encode_message
+from devalloc.scaling.peer_json import JsonFields, Unreadable, bytes_to_json, cpu_to_json, decode_body, encode_message
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import PLUGIN_VERSIONS, PluginVersion
-from devalloc.scaling.wire_amounts import bytes_to_json, cpu_to_json
 
 PORT = 10299
 MAX_BODY = 1024

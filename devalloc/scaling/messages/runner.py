@@ -7,9 +7,8 @@ body are 400, what could not be done is 500. Both bodies are ``{"VCPUs": 1}`` or
 from __future__ import annotations
 
 from devalloc.scaling.messages.request_error import RequestError
-from devalloc.scaling.peer_json import JsonFields, Unreadable, decode_body, encode_message
+from devalloc.scaling.peer_json import JsonFields, Unreadable, cpu_to_json, decode_body, encode_message
 from devalloc.scaling.versions import RunnerVersion
-from devalloc.scaling.wire_amounts import cpu_to_json
 
 PORT = 25183
 MAX_BODY = 1024

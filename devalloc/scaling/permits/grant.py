@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from devalloc.scaling.compat import ProtocolEra
 from devalloc.scaling.permits.ledger import NO_RESOURCES, MachineKey, NodeLedger
 from devalloc.scaling.resources import Resources
+from devalloc.scaling.versions import ProtocolEra
 
 WHOLE_CPU = 1000
 

@@ -16,11 +16,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from devalloc.store.errors import Expired
-from devalloc.store.key import Key, Object
-from devalloc.store.lifecycle import spec_of
+from devalloc.store.errors import Expired, Key, Object
+from devalloc.store.lifecycle import parse_version, spec_of
 from devalloc.store.protocol import Event, EventType, Fence, Listing
-from devalloc.store.resource_versions import parse_version
 
 MAX_DELETION_BYTES = 64 << 20
 """Maximum bytes of deleted objects, so that users who create and delete objects cannot fill this process's memory."""

@@ -3,22 +3,150 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import Protocol
 
+from devalloc.api.meta import LEADER
 from devalloc.backoff import backoff_delay
-from devalloc.store.errors import AlreadyExists, Conflict, Invalid, NotFound, NotLeader, StoreError, UnknownOutcome
-from devalloc.store.key import Key, Object
-from devalloc.store.kubernetes.api_error import ApiError
+from devalloc.store import lifecycle
+from devalloc.store.errors import (
+    AlreadyExists,
+    Conflict,
+    Forbidden,
+    Invalid,
+    Key,
+    NotFound,
+    NotLeader,
+    Object,
+    StoreError,
+    UnknownOutcome,
+)
+from devalloc.store.kubernetes.api_error import ApiError, translate_error
 from devalloc.store.kubernetes.client import PAUSE_SECONDS, TRIES, Client
-from devalloc.store.kubernetes.error_translation import translate_error
 from devalloc.store.kubernetes.reflector import clean_object
 from devalloc.store.kubernetes.resources import ApiResource, ResourceRegistry
-from devalloc.store.lifecycle import encode, finalizers, is_deleting, spec_of
-from devalloc.store.resource_versions import changed_message, other_object_message
+from devalloc.store.lifecycle import (
+    changed_message,
+    encode,
+    finalizers,
+    is_deleting,
+    other_object_message,
+    spec_of,
+    with_annotations,
+)
 
 log = logging.getLogger(__name__)
+
+
+class ReadWriteApi(Protocol):
+    """The requests to the API server. Raises StoreError."""
+
+    def read(self, key: Key) -> Object: ...
+    def write(self, obj: Object) -> Object: ...
+
+
+class UncertainWrites:
+    """The doubtful objects of one process. Thread-safe."""
+
+    def __init__(self, api: ReadWriteApi) -> None:
+        self._api = api
+        self._keys: dict[Key, object] = {}
+        """The keys, each with a token that identifies the write."""
+        self._noting = threading.Lock()
+        self._settling = threading.Lock()
+
+    def __bool__(self) -> bool:
+        return bool(self._keys)
+
+    def note(self, keys: Iterable[Key]) -> None:
+        """A write of these objects has ended with an unknown result."""
+        with self._noting:
+            self._keys |= {key: object() for key in keys}
+
+    def settle(self) -> None:
+        """Settle all doubts. If it raises StoreError, call it again before any decision."""
+        with self._settling:
+            with self._noting:
+                noted = [*self._keys.items()]
+            for key, write in noted:
+                self._settle(key)
+                with self._noting:
+                    if self._keys[key] is write:  # otherwise a later write is already in doubt
+                        del self._keys[key]
+
+    def _settle(self, key: Key) -> None:
+        log.warning("cannot tell whether %s was written; writing it again", key)
+        while True:
+            try:
+                now = self._api.read(key)
+                mark = secrets.token_hex(8)
+                try:
+                    self._api.write(with_annotations(now, {LEADER: mark}))
+                except (Invalid, Forbidden):  # it may have the maximum of annotations
+                    labels = {**now["metadata"].get("labels", {}), LEADER: mark}
+                    self._api.write({**now, "metadata": {**now["metadata"], "labels": labels}})
+                return
+            except NotFound:
+                return
+            except Conflict:
+                continue
+            except Invalid as error:  # about the object; with missing rights, a later try may be accepted
+                log.error("cannot mark %s; its author must make it smaller: %s", key, error)
+                return
+
+
+class StatusWriteApi(Protocol):
+    """Requests for one object; each returns its new state."""
+
+    def read(self, key: Key) -> Object: ...
+    def write(self, obj: Object) -> Object: ...
+    def write_status(self, obj: Object) -> Object: ...
+
+
+def write_both(api: StatusWriteApi, old: Object, new: Object) -> Object:
+    """Change an object from ``old`` to ``new``, which can differ in status and metadata: two requests if both do.
+    The status counts, so it is set last and removed first. Raises the errors of the requests; if the second is refused,
+    the first is undone."""
+    if old["metadata"] == new["metadata"]:
+        return api.write_status(new)
+    if old.get("status") == new.get("status"):
+        return api.write(new)
+    sets = bool(new.get("status"))
+    first = api.write({**new, "status": old.get("status")}) if sets else api.write_status({**old, "status": None})
+    try:
+        if sets:
+            return api.write_status({**first, "status": new["status"]})
+        return api.write({**first, "metadata": {**new["metadata"], "resourceVersion": _base_version(first)}})
+    except (Conflict, NotFound, Invalid, Forbidden):
+        _undo_first_write(api, old, first)
+        raise
+
+
+def _base_version(obj: Object) -> str:
+    return str(obj["metadata"]["resourceVersion"])
+
+
+def _undo_first_write(api: StatusWriteApi, old: Object, first: Object) -> None:
+    """Undo the first of two writes after the second was refused. Changes by others in between and added finalizers
+    are kept."""
+    key = Key.of(old)
+    try:
+        now = api.read(key)
+        if now["metadata"]["uid"] != old["metadata"]["uid"] or now.get("status") != first.get("status"):
+            return  # it may be our own status, whose answer was lost; it belongs to the annotations
+        back = {}
+        for name in ("annotations", "labels"):
+            before, own, theirs = (obj["metadata"].get(name, {}) for obj in (old, first, now))
+            back[name] = {k: before.get(k) for k in before.keys() | own.keys() if theirs.get(k) == own.get(k)}
+        meant = lifecycle.with_labels(lifecycle.with_annotations(now, back["annotations"]), back["labels"])
+        if meant != now:
+            api.write(meant)
+    except StoreError as error:
+        log.warning("the metadata of %s does not match its status; the next write repairs it: %s", key, error)
+
 
 _USER_METADATA = ("labels", "annotations", "finalizers", "ownerReferences")
 

@@ -12,14 +12,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from devalloc.backoff import Backoff
-from devalloc.store.errors import Invalid, Unavailable
-from devalloc.store.key import Object
-from devalloc.store.kubernetes.api_error import ApiError
+from devalloc.store.errors import Invalid, Object, Unavailable
+from devalloc.store.kubernetes.api_error import ApiError, translate_error
 from devalloc.store.kubernetes.client import Client
-from devalloc.store.kubernetes.error_translation import translate_error
 from devalloc.store.kubernetes.informer_cache import InformerCache
 from devalloc.store.kubernetes.resources import ApiResource, ResourceRegistry
-from devalloc.store.resource_versions import parse_version
+from devalloc.store.lifecycle import parse_version
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from devalloc.api.kinds import KINDS, qualified_kind
-from devalloc.store.errors import Invalid
-from devalloc.store.key import Key, Object
+from devalloc.store.errors import Invalid, Key, Object
 from devalloc.store.kubernetes.client import path_segment
 
 

@@ -21,19 +21,18 @@ from devalloc.store.errors import (
     FenceBroken,
     Forbidden,
     Invalid,
+    Key,
     NotFound,
+    Object,
     Unavailable,
     UnknownOutcome,
     WriteRejected,
 )
-from devalloc.store.key import Key, Object
-from devalloc.store.kubernetes import status_and_metadata, transaction
-from devalloc.store.kubernetes.api_error import ApiError
+from devalloc.store.kubernetes import object_writer, transaction
+from devalloc.store.kubernetes.api_error import ApiError, translate_error
 from devalloc.store.kubernetes.client import Client
-from devalloc.store.kubernetes.error_translation import translate_error
 from devalloc.store.kubernetes.informer_cache import InformerCache
-from devalloc.store.kubernetes.object_writer import ObjectWriter
-from devalloc.store.kubernetes.open_transactions import RECORDS, OpenTransactions
+from devalloc.store.kubernetes.object_writer import ObjectWriter, UncertainWrites
 from devalloc.store.kubernetes.reflector import Reflectors
 from devalloc.store.kubernetes.resources import (
     CORE_KINDS,
@@ -43,9 +42,9 @@ from devalloc.store.kubernetes.resources import (
     ResourceRegistry,
     lease_resource,
 )
-from devalloc.store.kubernetes.uncertain_writes import UncertainWrites
+from devalloc.store.kubernetes.transaction import RECORDS, OpenTransactions
+from devalloc.store.lifecycle import changed_message, other_object_message, parse_version
 from devalloc.store.protocol import Change, CommitOutcomes, CommitResult, Event, Fence, Listing
-from devalloc.store.resource_versions import changed_message, other_object_message, parse_version
 
 NAMESPACE = "devalloc-system"
 DELETIONS_KEPT = 10_000
@@ -348,7 +347,7 @@ class KubernetesStore:
         written = [*olds]
         if len(due) == 1:
             try:
-                written[due[0]] = status_and_metadata.write_both(self._granting, olds[due[0]], news[due[0]])
+                written[due[0]] = object_writer.write_both(self._granting, olds[due[0]], news[due[0]])
             except NotFound:
                 key = changes[due[0]].key
                 raise Conflict({key: f"{key} is gone"}) from None

@@ -17,8 +17,8 @@ from devalloc_node.agent.channels import ChangeRefused
 from devalloc_node.agent.executors import MachineExecutors
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
+from devalloc_node.machine.records import MachineAmounts, MachineView
 from devalloc_node.machine.spec import CPU, MachineSpec, whole_cpus
-from devalloc_node.machine.view import MachineAmounts, MachineView
 from devalloc_node.operations.node_operations import NodeOperations
 
 log = logging.getLogger(__name__)

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from devalloc.scaling.bounds import ScalingBounds
 from devalloc.scaling.config import ScalingConfig
+from devalloc.scaling.resources import ScalingBounds
 from devalloc.scaling.state import ScalingRules
 from devalloc_node.agent.channels import Channels
 from devalloc_node.agent.progress import Counted, count_nothing
 from devalloc_node.agent.report import ScalingReport
 from devalloc_node.agent.scaler import Scaler
-from devalloc_node.agent.timeouts import ScalerTimeouts
+from devalloc_node.agent.settings import ScalerTimeouts
 
 _log = logging.getLogger("devalloc.agent")
 RESTART_SECONDS = (5.0, 10.0)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import aiohttp
 
-from devalloc.scaling.compat import ProtocolEra
 from devalloc.scaling.metrics import (
     MAX_TEXT,
     LfcMetrics,
@@ -15,6 +14,7 @@ from devalloc.scaling.metrics import (
     read_lfc_metrics,
     read_system_metrics,
 )
+from devalloc.scaling.versions import ProtocolEra
 from devalloc_node.agent.http_client import fetch_bounded
 from devalloc_node.errors import Failed, NodeError
 

@@ -1,17 +1,26 @@
-"""Serve the CPU time of one machine to controllers that speak the runner protocol."""
+"""Serve the CPU time of machines to controllers that speak the runner protocol, each at an address of its own."""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
+import threading
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Protocol
 
 from devalloc.scaling.messages import runner as wire
 from devalloc.scaling.messages.request_error import RequestError
 from devalloc.scaling.peer_json import Unreadable
-from devalloc_node.errors import Denied, NodeError
+from devalloc_node.agent.settings import Network
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed, NodeError
+from devalloc_node.machine.records import MachineView
+from devalloc_node.machine.spec import CPU
 from devalloc_node.net.http import JSON, HttpLimits, HttpRequest, HttpResponse, HttpServer
+from devalloc_node.operations.node_operations import NodeOperations
 
 _log = logging.getLogger("devalloc.agent.runner")
 Allows = Callable[[str], bool]
@@ -64,3 +73,157 @@ class Runner:
         except NodeError as error:
             _log.error("%s: %s: %s", self._machine, request.path, error)
             return HttpResponse(500, str(error).encode())
+
+
+CALLER = "runner"
+ANSWER_SECONDS = 4.0
+"""A controller waits for 5."""
+LOOK_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerAddress:
+    """One of them."""
+
+    key: str
+    """``namespace/name`` of its machine."""
+    uid: str
+    run: str
+    """Which run of the machine."""
+    address: str
+    port: int
+
+
+class MachineCpuShare:
+    """The CPU time of one run of a machine of the platform."""
+
+    def __init__(self, operations: NodeOperations, at: RunnerAddress) -> None:
+        self._operations, self._at = operations, at
+
+    def set(self, milli: int) -> None:
+        """Raises Denied where the machine cannot have that, NodeError."""
+        self._seen()
+        due = Deadline.after(ANSWER_SECONDS)
+        self._operations.scale(self._at.key, "cpu", milli, due, owner=self._at.uid, caller=CALLER)
+
+    def get(self) -> int:
+        """What was set, for as long as nobody else changed it. Raises NodeError."""
+        machine = self._seen()
+        observed, set_to, vcpus = machine.observed.cpu_milli, machine.applied.cpu_milli, machine.observed.vcpus
+        if observed is None or vcpus is None:
+            raise Failed("MachineUnclear", f"cannot read the CPU limit of machine {self._at.key}")
+        # More than its vCPUs can use is not seen, and a controller would set it again and again.
+        return set_to if set_to is not None and min(set_to, vcpus * CPU) == observed else observed
+
+    def _seen(self) -> MachineView:
+        machine = self._operations.machine(self._at.key)
+        if (machine.uid, machine.id) != (self._at.uid, self._at.run):
+            raise Denied("MachineExists", f"another machine, or another run of it, now has the name {self._at.key}")
+        if machine.phase != "Running":
+            raise Failed("MachineNotRunning", f"machine {self._at.key} is {machine.phase.lower()}: {machine.message}")
+        return machine
+
+
+class RunnerServers:
+    """``run`` in a thread; the other methods are for any thread."""
+
+    def __init__(
+        self,
+        operations: NodeOperations,
+        networks: tuple[Network, ...],
+        *,
+        changed: Callable[[str], None] = lambda key: None,
+    ) -> None:
+        """``networks``: where runners may listen, and who may call them. ``changed`` gets the key of each machine whose
+        runner began or failed to listen."""
+        self.networks = networks
+        self._operations = operations
+        self._changed = changed
+        self._mutex = threading.Lock()
+        self._wanted: dict[str, RunnerAddress] = {}
+        self._problems: dict[str, str] = {}
+        self._poke: Callable[[], object] = lambda: None
+
+    def keep(self, at: RunnerAddress) -> None:
+        """Have it listen, from now on or as before."""
+        with self._mutex:
+            if self._wanted.get(at.key) == at:
+                return
+            self._wanted[at.key] = at
+        self._poke()
+
+    def drop(self, key: str) -> None:
+        """Close it."""
+        with self._mutex:
+            self._problems.pop(key, None)
+            if self._wanted.pop(key, None) is None:
+                return
+        self._poke()
+
+    def problem(self, key: str) -> str | None:
+        """Why it does not listen; None where it does, or that is not known yet."""
+        with self._mutex:
+            return self._problems.get(key)
+
+    def allows(self, address: str) -> bool:
+        """Whether an address is one of the networks'."""
+        at = ipaddress.ip_address(address)
+        return any(at.version == network.version and at in network for network in self.networks)
+
+    def run(self, stop: threading.Event) -> None:
+        """Serve until the event is set."""
+        asyncio.run(self.serve(stop))
+
+    async def serve(self, stop: threading.Event) -> None:
+        """The same, in an event loop that is there."""
+        loop, news = asyncio.get_running_loop(), asyncio.Event()
+
+        def poke() -> None:
+            with suppress(RuntimeError):  # it has ended
+                loop.call_soon_threadsafe(news.set)
+
+        self._poke = poke
+        open_ones: dict[RunnerAddress, Runner] = {}
+        try:
+            while not stop.is_set():
+                try:
+                    await self._match(open_ones)
+                except Exception:
+                    _log.exception("cannot reconcile the runners; trying again")
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_SECONDS):
+                        await news.wait()
+                news.clear()
+        finally:
+            await asyncio.gather(*(runner.close() for runner in open_ones.values()))
+
+    async def _match(self, open_ones: dict[RunnerAddress, Runner]) -> None:
+        with self._mutex:
+            wanted = set(self._wanted.values())
+        for at in [at for at in open_ones if at not in wanted]:
+            await open_ones.pop(at).close()
+        for at in wanted - open_ones.keys():
+            runner = Runner(at.key, MachineCpuShare(self._operations, at), allows=self.accepts_peer)
+            try:
+                await runner.listen(at.address, at.port)
+            except OSError as error:
+                self._note(at, f"its runner cannot listen at {at.address} port {at.port}: {error.strerror or error}")
+            else:
+                open_ones[at] = runner
+                self._note(at, None)
+
+    def accepts_peer(self, peer: str) -> bool:
+        """Whether who comes from there is answered: this host itself may come from another address of its own."""
+        return ipaddress.ip_address(peer).is_loopback or self.allows(peer)
+
+    def _note(self, at: RunnerAddress, problem: str | None) -> None:
+        with self._mutex:
+            if self._wanted.get(at.key) != at or self._problems.get(at.key) == problem:
+                return
+            if problem is None:
+                self._problems.pop(at.key)
+            else:
+                self._problems[at.key] = problem
+        if problem is not None:
+            _log.warning("%s: %s", at.key, problem)
+        self._changed(at.key)

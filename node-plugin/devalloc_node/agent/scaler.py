@@ -15,17 +15,14 @@ from typing import Any, TypeVar
 
 from devalloc.scaling import state as now_known
 from devalloc.scaling.actions import PluginRequest, ResourceChange, next_actions
-from devalloc.scaling.bounds import ScalingBounds
 from devalloc.scaling.config import ScalingConfig
 from devalloc.scaling.health import StuckReason
-from devalloc.scaling.resources import ResourceFlags, Resources
+from devalloc.scaling.resources import ResourceFlags, Resources, ScalingBounds
 from devalloc.scaling.state import PermitError, ScalingRules, ScalingState
 from devalloc_node.agent.channels import ChangeRefused, Channels
-from devalloc_node.agent.guest_lag import GuestLag
-from devalloc_node.agent.progress import Counted, Metrics, ScalerProgress, count_nothing
-from devalloc_node.agent.report import ScalingReport, amounts_text, scaling_report
-from devalloc_node.agent.state_dump import state_dump
-from devalloc_node.agent.timeouts import ScalerTimeouts
+from devalloc_node.agent.progress import Counted, GuestLag, Metrics, ScalerProgress, count_nothing
+from devalloc_node.agent.report import ScalingReport, amounts_text, scaling_report, state_dump
+from devalloc_node.agent.settings import ScalerTimeouts
 from devalloc_node.errors import NodeError, Unknown
 
 _Result = TypeVar("_Result")

@@ -9,11 +9,10 @@ from collections.abc import Collection, Iterable
 
 from devalloc.inventory import nic, storage, vgpu
 from devalloc.inventory.cards import PciPort, kind_of
-from devalloc.inventory.device_users import DeviceUsers
+from devalloc.inventory.device_users import DeviceUsers, visibility_problem
 from devalloc.inventory.iommu_groups import IommuGroups
 from devalloc.inventory.locate import group_members
 from devalloc.inventory.pci import BRIDGE, Address, PciFunction
-from devalloc.inventory.process_visibility import visibility_problem
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.binding.config import BindingConfig
 from devalloc_node.binding.device_users import refuse_kernel_use, refuse_open, vfio_nodes

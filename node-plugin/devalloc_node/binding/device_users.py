@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from devalloc.inventory.device_users import device_node_paths
+from devalloc.inventory.device_users import device_node_paths, visibility_problem
 from devalloc.inventory.locate import mdev_folder, read_function
 from devalloc.inventory.pci import Address, PciFunction
-from devalloc.inventory.process_visibility import visibility_problem
 from devalloc.inventory.sysfs import Tree, open_device_nodes
 from devalloc.inventory.vgpu import mdev_nodes
 from devalloc_node.errors import Denied

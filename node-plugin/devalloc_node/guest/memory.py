@@ -1,11 +1,99 @@
-"""The guest's memory: what /proc/meminfo says of all of it, and what a cgroup says of the workload."""
+"""The guest's memory: usage, hot-plugged blocks, and when to ask for more or to reject a decrease."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
 
+from devalloc.scaling.messages.monitor import DownscaleResult
 from devalloc_node.guest.system import GuestSystem
+
+MIB = 2**20
+APART = 100 * MIB
+"""What the system itself needs, and what must stay between use and threshold for a downscale to be agreed to."""
+_RESERVES = {"disk": 256 * MIB, "memory": 640 * MIB}
+CACHES = tuple(_RESERVES)
+
+
+def usable(memory: int) -> int:
+    """What of a machine's memory the workload can have."""
+    return max(0, memory - APART)
+
+
+def threshold(memory: int) -> int:
+    """In a machine with so much memory, at which use more is wanted."""
+    return usable(memory) * 85 // 100
+
+
+def cache_size(memory: int, where: str) -> int:
+    """Of a cache on ``disk`` or in ``memory``, whole mebibytes."""
+    reserve = _RESERVES[where]
+    if memory <= reserve:
+        return 0
+    return min((memory - reserve) * 10 // 11, memory * 3 // 4) // MIB * MIB
+
+
+@dataclass(slots=True)
+class MemorySamples:
+    """Memory in use at the last few instants (milliseconds)."""
+
+    most: int = 5
+    _taken: deque[tuple[int, int]] = field(default_factory=deque)
+
+    def add(self, now: int, used: int) -> None:
+        self._taken.append((now, used))
+        if len(self._taken) > self.most:
+            self._taken.popleft()
+
+    def __len__(self) -> int:
+        return len(self._taken)
+
+    @property
+    def used(self) -> int:
+        """On average; 0 where there is none."""
+        return sum(used for _, used in self._taken) // max(1, len(self._taken))
+
+    def age(self, now: int) -> int | None:
+        """Milliseconds since the last; None where there is none."""
+        return now - self._taken[-1][0] if self._taken else None
+
+
+_SECONDS = 3.0  # the agent waits 5 s for a reply
+
+
+class Cache(Protocol):
+    """Anything that gives memory back on request."""
+
+    async def fit(self, memory: int) -> str:
+        """Fit into a machine with so many bytes. Returns a clause that says what was done; raises OSError."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramCache:
+    """A program that is started with the new size in bytes as its only argument, and exits with 0 when it is done."""
+
+    program: str
+    where: str
+    """``disk`` or ``memory``."""
+
+    async def fit(self, memory: int) -> str:
+        size = cache_size(memory, self.where)
+        process = await asyncio.create_subprocess_exec(
+            self.program, str(size), stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL
+        )
+        try:
+            async with asyncio.timeout(_SECONDS):
+                code = await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            raise OSError(f"{self.program} did not set the cache to {size // MIB} MiB within {_SECONDS:g} s") from None
+        if code != 0:
+            raise OSError(f"{self.program} could not set the cache to {size // MIB} MiB: exit code {code}")
+        return f"cache set to {size // MIB} MiB"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +107,7 @@ class GuestMemory:
     """Memory of processes and of tmpfs, on either list: what cannot be dropped."""
 
 
-def memory(system: GuestSystem) -> GuestMemory:
+def read_memory(system: GuestSystem) -> GuestMemory:
     """Raises OSError, and ValueError where a field is missing."""
     fields: dict[str, int] = {}
     for line in system.read("proc/meminfo").splitlines():
@@ -76,8 +164,135 @@ def memory_measure(system: GuestSystem, what: str) -> MemoryMeasure | None:
     if what == "none":
         return None
     if what == "system":
-        return lambda: memory(system).anonymous
+        return lambda: read_memory(system).anonymous
     if kind != "cgroup" or not group:
         raise ValueError(f"{what!r} is not `system`, `cgroup:NAME` or `none`")
     file = cgroup_file(system, group)
     return lambda: cgroup_anonymous(system, file)
+
+
+_STALE = 5_000  # milliseconds after which a sample says nothing of now
+_AGAIN = 1_000  # milliseconds from one request for more to the next
+
+
+class MemoryPolicy:
+    """The state of it. Instants are milliseconds of any one clock."""
+
+    def __init__(self, measure: MemoryMeasure | None, memory: int, cache: Cache | None) -> None:
+        """``memory``: what the guest has now, in bytes. Without ``measure`` nothing is wanted, and nothing denied."""
+        self._measure = measure
+        self._cache = cache
+        self._samples = MemorySamples()
+        self._requested_at: int | None = None
+        self.has(memory)
+
+    @property
+    def threshold(self) -> int:
+        """At which use more is wanted."""
+        return self._threshold
+
+    @property
+    def used(self) -> int:
+        """Memory in use, as it is judged by."""
+        return self._samples.used
+
+    def sample(self, now: int) -> None:
+        """Measure. Raises OSError, ValueError."""
+        if self._measure is not None:
+            self._samples.add(now, self._measure())
+
+    def wants_more(self, now: int) -> bool:
+        """Whether to ask for more now; it is then taken as asked."""
+        if self._measure is None or not len(self._samples) or self._samples.used < self._threshold:
+            return False
+        if self._requested_at is not None and now - self._requested_at < _AGAIN:
+            return False
+        self._requested_at = now
+        return True
+
+    def has(self, memory: int) -> None:
+        """The guest has so much memory, as it sees itself: what an agent that is gone said of it is void."""
+        self._threshold = threshold(memory)
+
+    async def grew(self, memory: int) -> None:
+        """The machine has so much memory now. Raises OSError where the cache does not follow."""
+        self.has(memory)
+        if self._cache is not None:
+            await self._cache.fit(memory)
+
+    async def shrink(self, memory: int, now: int) -> DownscaleResult:
+        """Whether the machine may have so little. What is agreed to is prepared. Raises OSError: nobody can tell."""
+        done = []
+        if self._measure is not None:
+            age = self._samples.age(now)
+            if age is not None and age > _STALE:
+                raise OSError(f"memory was last measured {age / 1000:g} s ago")
+            if len(self._samples) <= 1:
+                return DownscaleResult(False, "memory was not measured for long enough; ask again")
+            needed = self._samples.used + APART
+            if threshold(memory) < needed:
+                used, then, least = (amount // MIB for amount in (self._samples.used, threshold(memory), needed))
+                status = f"{used} MiB are in use: the threshold would be {then} MiB, and must be at least {least} MiB"
+                return DownscaleResult(False, status)
+        if self._cache is not None:
+            done.append(await self._cache.fit(memory))
+        if self._measure is not None:
+            self._threshold = threshold(memory)
+            done.append(f"the monitor requests more at {self._threshold // MIB} MiB in use")
+        return DownscaleResult(True, "; ".join(done) or "memory is not measured, and there is no cache")
+
+
+FOLDER = "sys/devices/system/memory"
+_PARAMETERS = "sys/module/memory_hotplug/parameters"
+_STATES = {"auto": "online", "movable": "online_movable", "kernel": "online_kernel"}
+POLICIES = (*_STATES, "leave")
+
+
+def set_policy(system: GuestSystem, policy: str, ratio: int) -> tuple[str, list[str]]:
+    """Tell the kernel what to do with memory that is plugged from now on.
+
+    ``ratio``: with `auto`, how many times the kernel's memory the movable may be. Returns the policy that is followed,
+    and what did not work or is otherwise than asked for, in sentences.
+    """
+    problems = []
+    if policy == "auto" and not system.has(f"{_PARAMETERS}/auto_movable_ratio"):
+        problems.append("this kernel does not support a ratio of movable memory: all plugged memory becomes movable")
+        policy = "movable"
+    writes = [(f"{FOLDER}/auto_online_blocks", _STATES[policy])]
+    if policy == "auto":
+        # A percentage, and one more so that the ratio itself can be reached.
+        writes = [
+            (f"{_PARAMETERS}/auto_movable_ratio", str(ratio * 100 + 1)),
+            (f"{_PARAMETERS}/online_policy", "auto-movable"),
+            *writes,
+        ]
+    for name, value in writes:
+        if not system.has(name):
+            problems.append(f"{system.path(name)} does not exist: blocks are brought online one by one")
+            continue
+        try:
+            system.write(name, value)
+        except OSError as error:
+            problems.append(f"cannot write {value}: {error}")
+    return policy, problems
+
+
+def bring_online(system: GuestSystem, policy: str) -> list[str]:
+    """Bring all blocks online that are not. Returns what did not work, in sentences. Raises OSError."""
+    failures = []
+    for block in _blocks(system):
+        state = f"{FOLDER}/{block}/state"
+        try:
+            if system.read(state).strip() == "offline":
+                system.write(state, _STATES[policy])
+        except OSError as error:
+            if not system.has(state):
+                continue  # unplugged meanwhile
+            failures.append(f"memory block {block.removeprefix('memory')} cannot be brought online: {error}")
+    return failures
+
+
+def _blocks(system: GuestSystem) -> Iterator[str]:
+    for name in system.names(FOLDER):
+        if name.startswith("memory") and name[6:].isdecimal():
+            yield name

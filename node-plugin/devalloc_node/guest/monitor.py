@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING
 
 from devalloc.scaling.messages import monitor as wire
 from devalloc.scaling.resources import ResourceFlags, Resources
-from devalloc_node.guest import cpus, memory_blocks, metrics_http
-from devalloc_node.guest.cache import ProgramCache
+from devalloc_node.guest import cpus, memory, metrics_http
 from devalloc_node.guest.gauges import gauges
-from devalloc_node.guest.memory import memory, memory_measure
-from devalloc_node.guest.memory_policy import MemoryPolicy
+from devalloc_node.guest.memory import MemoryPolicy, ProgramCache, memory_measure, read_memory
 from devalloc_node.guest.sessions import AgentSessions
 from devalloc_node.guest.settings import Address, MonitorSettings, is_allowed
 from devalloc_node.guest.system import GuestSystem
@@ -41,7 +39,7 @@ class GuestMonitor:
         except ValueError as error:
             raise ValueError(f"--measure: {error}") from None
         cache = ProgramCache(settings.cache_program, settings.cache_where) if settings.cache_program else None
-        self.guard = MemoryPolicy(measure, memory(self._system).total, cache)
+        self.guard = MemoryPolicy(measure, read_memory(self._system).total, cache)
         self.sessions = AgentSessions(self._handle, self._greeted, settings.allow)
         self.informant: Informant | None = None
         self._granted_cpus: int | None = None
@@ -99,7 +97,7 @@ class GuestMonitor:
     def _greeted(self) -> None:
         """A new agent does not know what an earlier one said, and it may have said what never came true."""
         try:
-            self.guard.has(memory(self._system).total)
+            self.guard.has(read_memory(self._system).total)
         except (OSError, ValueError) as error:
             _log.error("cannot read memory; the threshold stays: %s", error)
 
@@ -143,7 +141,7 @@ class GuestMonitor:
             _log.warning("%s", missing)
             return
         if self._policy != "leave":
-            self._policy, problems = memory_blocks.set_policy(self._system, self._policy, self._settings.movable_ratio)
+            self._policy, problems = memory.set_policy(self._system, self._policy, self._settings.movable_ratio)
             for line in problems:
                 _log.warning("%s", line)
         while True:
@@ -171,8 +169,8 @@ class GuestMonitor:
                 count = None if self._settings.cpus == "plugged" else self._granted_cpus
                 if count is not None or self._settings.cpus == "plugged":
                     failures += cpus.scale(self._system, count)
-            if self._policy != "leave" and self._system.has(memory_blocks.FOLDER):
-                failures += memory_blocks.bring_online(self._system, self._policy)
+            if self._policy != "leave" and self._system.has(memory.FOLDER):
+                failures += memory.bring_online(self._system, self._policy)
         except (OSError, ValueError) as error:
             failures.append(str(error))
         return failures

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Any
 
-from devalloc_node.guest.memory_blocks import POLICIES
-from devalloc_node.guest.memory_rules import CACHES
+from devalloc_node.guest.memory import CACHES, POLICIES
 
 ENVIRONMENT = "DEVALLOC_GUEST_MONITOR_"
 """Each option can be set in the environment: this and its name in capitals, with underscores."""

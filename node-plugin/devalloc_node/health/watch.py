@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from devalloc.api.pool import AttributeValue, Device, DevicePool
 from devalloc.inventory.pci import Address
@@ -21,8 +22,38 @@ from devalloc.inventory.sysfs import Tree
 from devalloc_node.binding.binding import HealthState
 from devalloc_node.binding.health import HEALTHY, is_there, problem_with_function
 from devalloc_node.errors import NodeError
-from devalloc_node.health.snapshot import DeviceHealth, HealthSnapshot
 from devalloc_node.model.prepared import Prepared, PreparedDevice
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceHealth:
+    """How one published device was when it was last looked at."""
+
+    pool: str
+    device: str
+    health: HealthState
+    seen: float
+    """When that was, in seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class HealthSnapshot:
+    """All devices of the node at one moment."""
+
+    version: int
+    """Grows whenever the state or the message of a device changes, or a device comes or goes."""
+    devices: tuple[DeviceHealth, ...]
+
+
+class HealthFeed(Protocol):
+    """Where the state of the devices is read. Safe for threads."""
+
+    def snapshot(self) -> HealthSnapshot:
+        """What is known now; at once."""
+
+    def wait(self, version: int, timeout: float) -> bool:
+        """Wait until there is something newer than ``version``, at most ``timeout`` seconds; whether there is."""
+
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from devalloc.store.kubernetes.api_error import ApiError, Object
 from devalloc.store.kubernetes.client import Client, path_segment
 from devalloc_node.binding.vfio_handover import MAC
 from devalloc_node.health.conditions import conditions_of
-from devalloc_node.health.snapshot import HealthSnapshot
+from devalloc_node.health.watch import HealthSnapshot
 from devalloc_node.kube.grants import CLAIMS
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.prepared import Prepared, PreparedDevice

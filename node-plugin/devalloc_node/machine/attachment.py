@@ -12,15 +12,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from devalloc.inventory.bars import BarSizes
+from devalloc.inventory.pci import BarSizes
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
-from devalloc_node.machine import adoption, hotplug, orphans, pci
+from devalloc_node.machine import adoption, hotplug, pci
 from devalloc_node.machine.lifecycle import MachineLifecycle
 from devalloc_node.machine.process import Process, open_nodes
-from devalloc_node.machine.records import PLUGS, MachineRecord, host_device_of
-from devalloc_node.machine.status_cache import LOOK_SECONDS
-from devalloc_node.machine.view import PluggedDevice
+from devalloc_node.machine.records import PLUGS, MachineRecord, PluggedDevice, host_device_of
+from devalloc_node.machine.registry import LOOK_SECONDS
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.prepared import Prepared, PreparedDevice
 from devalloc_node.model.step import ATTACHMENT, Step, Value
@@ -151,7 +150,7 @@ class AttachmentKind:
             "after that"
         )
         with self._machines.busy(key, busy), self._machines.line(record) as monitor:
-            runs = not orphans.never_ran(self._machines, record, deadline)
+            runs = not adoption.never_ran(self._machines, record, deadline)
             if runs:
                 hotplug.check_runs(monitor, key, deadline)
             device = _device(name, value)
@@ -169,7 +168,7 @@ class AttachmentKind:
         content = self._recorded(target)
         if machine is not None:
             record, process = machine
-            if orphans.never_ran(self._machines, record, Deadline.after(LOOK_SECONDS)):
+            if adoption.never_ran(self._machines, record, Deadline.after(LOOK_SECONDS)):
                 # No guest is there that could let go, and nothing has happened in it yet.
                 self._machines.undo_start(key, deadline)
             else:

@@ -24,8 +24,8 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.machine import hotplug, paths, spawn
 from devalloc_node.machine.command_line import NIC_DRIVERS, file_node, format_node, user_backend
-from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.hotplug import ANSWER_SECONDS
+from devalloc_node.machine.paths import MachineConfig
 from devalloc_node.machine.pci import PERIPHERAL, PciDevice, QemuBackend, QmpCommand, function_id, present_devices
 from devalloc_node.machine.qmp import Monitor, QmpRefused, checked_number, checked_text
 from devalloc_node.machine.spec import (

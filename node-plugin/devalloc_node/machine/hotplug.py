@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from devalloc.inventory.bars import NO_BARS, BarSizes
+from devalloc.inventory.pci import NO_BARS, BarSizes
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.machine.pci import (

@@ -21,8 +21,8 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.machine import confinement, machine_files, paths, pci, preflight, spawn
 from devalloc_node.machine.command_line import StartContext, disk_fd, qemu_arguments, tap_fd
-from devalloc_node.machine.config import MAX_SOCKET_PATH, MachineConfig
 from devalloc_node.machine.confinement import PathAccess, QemuLimits, qemu_limits, seen_by_qemu
+from devalloc_node.machine.paths import MAX_SOCKET_PATH, MachineConfig
 from devalloc_node.machine.process import Process, alive, kill, wait
 from devalloc_node.machine.qmp import Monitor
 from devalloc_node.machine.spec import HOST_SANDBOX, MachineSandbox, MachineSpec

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 import uuid
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -19,23 +21,29 @@ from devalloc_node.machine import (
     hotplug,
     launch,
     machine_files,
-    orphans,
     paths,
     pci,
     preflight,
     resources,
     user_ids,
 )
-from devalloc_node.machine.capacity_check import CapacityCheck, without_object
-from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.exits import ExitHandler
+from devalloc_node.machine.paths import MachineConfig
+from devalloc_node.machine.preflight import CapacityCheck, without_object
 from devalloc_node.machine.process import Process, open_nodes
 from devalloc_node.machine.qmp import Connect, QmpMonitor
-from devalloc_node.machine.records import MACHINES, PLUGS, MachineRecord, MachineRecords, host_device_of
-from devalloc_node.machine.registry import MachineRegistry
-from devalloc_node.machine.spec import HOST_SANDBOX, EmulatedDevice, MachineSpec, SandboxProvider, spec_of
-from devalloc_node.machine.status_cache import LOOK_SECONDS, SLEEPING
-from devalloc_node.machine.view import UNKNOWN_AMOUNTS, MachineAmounts, MachineView
+from devalloc_node.machine.records import (
+    MACHINES,
+    PLUGS,
+    UNKNOWN_AMOUNTS,
+    MachineAmounts,
+    MachineRecord,
+    MachineRecords,
+    MachineView,
+    host_device_of,
+)
+from devalloc_node.machine.registry import LOOK_SECONDS, SLEEPING, MachineRegistry, suppress_and_log
+from devalloc_node.machine.spec import HOST_SANDBOX, EmulatedDevice, MachineSpec, SandboxProvider, machine_id, spec_of
 
 LOG = logging.getLogger(__name__)
 _ADOPTING = "adopting"
@@ -99,7 +107,7 @@ class MachineLifecycle(MachineRegistry):
                 self._settling.note_end(existing)  # who watches for that may come later
             if (survivor := machine_files.process_of(spec.id, self.config)) is not None:
                 # A journal was lost, or an older one put back.
-                raise orphans.orphan_refusal(spec.key, survivor)
+                raise adoption.orphan_refusal(spec.key, survivor)
             how = preflight.choose_accelerator(self.config)
             requested = existing.requested if as_it_was and existing is not None else UNKNOWN_AMOUNTS
             record = MachineRecord(machine.to_manifest(), "starting", "", requested=requested)
@@ -137,7 +145,7 @@ class MachineLifecycle(MachineRegistry):
 
     def all_lost(self) -> Sequence[MachineView]:
         """Those that are ``orphans``, with their process and what can be done, as far as it is known what they are."""
-        return orphans.all_orphans(self)
+        return adoption.all_orphans(self)
 
     def take_up(self, key: str, machine: VirtualMachine | None, run: str, deadline: Deadline) -> None:
         """Keep one that is ``orphans`` again, as ``machine``, if it is the ``run`` that this was last seen as.
@@ -149,8 +157,8 @@ class MachineLifecycle(MachineRegistry):
         with self.hold(key, deadline, "take up"):
             if (process := self.lost(key)) is not None:
                 if machine is None:
-                    raise orphans.orphan_refusal(key, process)
-                self.put(orphans.recognised_record(self, machine, run, process, deadline))
+                    raise adoption.orphan_refusal(key, process)
+                self.put(adoption.recognised_record(self, machine, run, process, deadline))
                 self._settling.watch(key, process)
 
     def resume(self, key: str, deadline: Deadline) -> None:
@@ -180,7 +188,7 @@ class MachineLifecycle(MachineRegistry):
         and if QEMU does not answer: there may be a guest then.
         """
         with self.hold(key, deadline, "finish the start"):
-            if orphans.never_ran(self, self.record_for(key), Deadline.after(LOOK_SECONDS)):
+            if adoption.never_ran(self, self.record_for(key), Deadline.after(LOOK_SECONDS)):
                 return False
             self.resume(key, deadline)
             return True
@@ -234,7 +242,7 @@ class MachineLifecycle(MachineRegistry):
             record = self.record_for(key)
             process = self.process_of(record)
             if process is not None:
-                never_ran = orphans.is_without_guest(self, record)
+                never_ran = adoption.is_without_guest(self, record)
                 patience = record.spec.powerdown_seconds if seconds is None else seconds
                 patience = 0.0 if never_ran else min(patience, deadline.seconds)
                 if not never_ran:
@@ -243,7 +251,7 @@ class MachineLifecycle(MachineRegistry):
                     self._end(record, process, patience, force or never_ran, deadline)
                 except (Denied, Failed):  # it goes on
                     # One that did not answer before may do so now: without a guest nobody was asked.
-                    was_asked = patience > 0 and not orphans.is_without_guest(self, record)
+                    was_asked = patience > 0 and not adoption.is_without_guest(self, record)
                     self.put(record.asked_to_stop() if was_asked else record)
                     raise
             self.put(record.become("stopped", "StoppedOnRequest", "it was stopped on request"))
@@ -325,7 +333,7 @@ class MachineLifecycle(MachineRegistry):
                     deadline,
                     namespace=record.spec.namespace,
                     owner=record.spec.owner,
-                    is_starting=orphans.never_ran(self, record, deadline),
+                    is_starting=adoption.never_ran(self, record, deadline),
                 )
 
     def unplug(self, key: str, name: str, deadline: Deadline) -> bool:
@@ -410,3 +418,55 @@ class MachineLifecycle(MachineRegistry):
 def _refused_by_host(key: str, error: OSError) -> Failed:
     """A full disk, a folder that is not writable, a file that went away between two looks."""
     return Failed("MachineDidNotStart", f"machine {key} did not start: {error}")
+
+
+LOG_SECONDS = 10.0
+"""How often it is looked whether a guest has filled a log: a guest writes as much as it likes."""
+TIDY_SECONDS = 300.0
+"""How often QEMU is looked at for what no device stands on any more, of machines that were changed since the last look,
+or have devices that their guests may let go."""
+TIDY_ALL_SECONDS = 3600.0
+"""The same of all machines: another plugin on this state folder may have been cut off."""
+
+
+def run_maintenance(machines: MachineLifecycle, stop: threading.Event) -> None:
+    """Until ``stop``: empty the logs that guests have filled, settle machines that others have changed, and take away
+    what calls that were cut off, and devices that guests let go by themselves, have left in QEMU."""
+    if machines.config.dry_run:
+        return
+    tidied, all_tidied = float("-inf"), float("-inf")
+    untidy: set[str] = set()
+    """Keys of machines that may have something to take away."""
+    while not stop.wait(LOG_SECONDS):
+        try:
+            now, keys = time.monotonic(), machines.settle()
+            untidy.update(machines.take_held())
+            if now >= all_tidied + TIDY_ALL_SECONDS:
+                untidy, all_tidied = set(keys), now
+            is_due = now >= tidied + TIDY_SECONDS
+            tidied = now if is_due else tidied
+            for key in keys:
+                machine_files.trim(machines.config, machine_id(key))
+                if is_due and key in untidy:
+                    with suppress_and_log(key):
+                        if _is_tidy(machines, key):
+                            untidy.discard(key)
+            untidy.intersection_update(keys)
+        except Exception:  # what is done unasked must not end what was asked for
+            LOG.exception("cannot maintain the machines; trying again in %.0f s", LOG_SECONDS)
+
+
+def _is_tidy(machines: MachineRegistry, key: str) -> bool:
+    """Take away what no device stands on; whether none is there that could leave something before a next change.
+
+    Looks before it locks: nobody is to wait for a machine that is tidy.
+    """
+    due = Deadline.after(LOOK_SECONDS)
+    record = machines.record_for(key)
+    if record.state != "running" or machines.process_of(record) is None:
+        return False
+    with machines.line(record) as monitor:
+        if emulated_devices.has_leftovers(seen := emulated_devices.observe_emulated(monitor, due)):
+            with machines.hold(key, due, "tidy up"):
+                emulated_devices.remove_leftovers(monitor, due)
+        return emulated_devices.is_empty(seen)

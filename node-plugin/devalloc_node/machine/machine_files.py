@@ -13,7 +13,7 @@ from contextlib import suppress
 from devalloc.file_lock import FileLock
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed, Unknown
-from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.paths import MachineConfig
 from devalloc_node.machine.process import Process, process, with_removed_file
 
 _POLL_SECONDS = 0.05

@@ -10,12 +10,11 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.machine import confinement, launch, memory, vcpu
 from devalloc_node.machine.command_line import BLOCK
-from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.paths import MachineConfig
 from devalloc_node.machine.process import Process
 from devalloc_node.machine.qmp import Monitor
-from devalloc_node.machine.records import MachineRecord
+from devalloc_node.machine.records import UNKNOWN_AMOUNTS, MachineAmounts, MachineRecord
 from devalloc_node.machine.spec import CPU, MachineSpec, cpus_text, memory_text, whole_cpus
-from devalloc_node.machine.view import UNKNOWN_AMOUNTS, MachineAmounts
 
 _ANSWER_SECONDS = 5.0
 """For one question after the deadline."""

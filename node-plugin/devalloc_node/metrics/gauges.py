@@ -11,11 +11,11 @@ from devalloc_node.journal import ClaimState, SQLiteJournal
 from devalloc_node.journal.schema import SCHEMA
 from devalloc_node.journal.sqlite import QUARANTINED
 from devalloc_node.machine.process import traffic, usage
-from devalloc_node.machine.view import MachineView
+from devalloc_node.machine.records import MachineView
 from devalloc_node.metrics.registry import MachineUsage, NodeState, WarmPoolMetrics
 from devalloc_node.model.step import ATTACHMENT
 from devalloc_node.pb import node_pb2 as pb
-from devalloc_node.warm.status import PoolStatus
+from devalloc_node.warm.setup import PoolStatus
 
 
 def node_state(journal: SQLiteJournal, machines: Sequence[MachineView], warm: PoolStatus | None = None) -> NodeState:

@@ -17,7 +17,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.host.lock_folder import lock_purpose
 from devalloc_node.journal import ClaimRecord, ClaimState, StepRecord
-from devalloc_node.machine.view import PluggedDevice
+from devalloc_node.machine.records import PluggedDevice
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.prepared import Prepared
 from devalloc_node.model.step import ATTACHMENT, Step

@@ -18,8 +18,8 @@ from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.host.lock_folder import lock_purpose
 from devalloc_node.journal.audit_log import audit
 from devalloc_node.machine.preflight import check_slots, refuse_other_spec
+from devalloc_node.machine.records import MachineAmounts, MachineView, PluggedDevice
 from devalloc_node.machine.spec import EmulatedDevice, spec_of
-from devalloc_node.machine.view import MachineAmounts, MachineView, PluggedDevice
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.prepared import Prepared
 from devalloc_node.operations.claim_registry import UNDO_SECONDS, ClaimRegistry, HeldClaim, undo_problem

@@ -8,8 +8,8 @@ from typing import Protocol
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.journal import ClaimRecord, StepRecord
+from devalloc_node.machine.records import MachineView, PluggedDevice
 from devalloc_node.machine.spec import EmulatedDevice, MachineSpec
-from devalloc_node.machine.view import MachineView, PluggedDevice
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.prepared import Prepared
 from devalloc_node.model.step import Step

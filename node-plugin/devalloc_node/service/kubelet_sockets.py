@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from devalloc_node.errors import Denied
-from devalloc_node.health.snapshot import HealthFeed
+from devalloc_node.health.watch import HealthFeed
 from devalloc_node.service import kubelet, resource_health
 from devalloc_node.service.kubelet import ClaimPreparer, KubeletPlugin
 from devalloc_node.service.registration import KubeletPaths, Registration

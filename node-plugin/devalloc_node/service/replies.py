@@ -14,8 +14,8 @@ from devalloc_node.binding.binding import HealthState
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.journal import ClaimState, StepRecord
 from devalloc_node.machine.pci import function_id
+from devalloc_node.machine.records import MachineAmounts, MachineView, PluggedDevice
 from devalloc_node.machine.spec import Disk, EmulatedDevice, MachineSpec, Nic
-from devalloc_node.machine.view import MachineAmounts, MachineView, PluggedDevice
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.prepared import PreparedDevice
 from devalloc_node.model.step import Step

@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from devalloc_node.health.snapshot import DeviceHealth, HealthFeed
+from devalloc_node.health.watch import DeviceHealth, HealthFeed
 from devalloc_node.pb import health_v1_pb2, health_v1_pb2_grpc, health_v1alpha1_pb2, health_v1alpha1_pb2_grpc
 from devalloc_node.service.server import ClientLimits, Service
 

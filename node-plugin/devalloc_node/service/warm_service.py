@@ -14,7 +14,7 @@ from devalloc_node.service.request_fields import BadField
 from devalloc_node.service.server import Service
 from devalloc_node.warm.pool import Pool
 from devalloc_node.warm.sandboxes import OWNER
-from devalloc_node.warm.status import TakenSetup
+from devalloc_node.warm.setup import TakenSetup
 
 NAME = "devalloc.node.v1.WarmPool"
 MOST_VCPUS = 1 << 16

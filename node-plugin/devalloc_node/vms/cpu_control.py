@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Protocol
 
 from devalloc.api.virtual_machine import VirtualMachine
-from devalloc_node.agent.runner_servers import RunnerAddress
+from devalloc_node.agent.runner import RunnerAddress
 from devalloc_node.agent.settings import Network
-from devalloc_node.machine.view import MachineView
+from devalloc_node.machine.records import MachineView
 from devalloc_node.vms.outcome import Outcome
 
 
 class RunnerControl(Protocol):
-    """Who listens for controllers; see `devalloc_node.agent.runner_servers`. Safe for threads."""
+    """Who listens for controllers; see `devalloc_node.agent.runner`. Safe for threads."""
 
     @property
     def networks(self) -> tuple[Network, ...]: ...

@@ -26,7 +26,7 @@ from devalloc.store import Event, EventType, Expired, NotFound, Object, Store, S
 from devalloc_node.claims import finalizers
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
-from devalloc_node.machine.view import MachineView
+from devalloc_node.machine.records import MachineView
 from devalloc_node.operations.claim_registry import HeldClaim
 from devalloc_node.operations.node_operations import NodeOperations
 from devalloc_node.service.change_feed import CLAIMS, DEVICES, ChangeNotifier, machine_change

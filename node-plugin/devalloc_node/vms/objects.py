@@ -19,7 +19,7 @@ from devalloc.api.quantity import NANO, Format, Quantity
 from devalloc.api.virtual_machine import VirtualMachine, VirtualMachineSpec
 from devalloc.store import Conflict, NotFound, Object, Store, StoreError
 from devalloc_node.errors import Failed
-from devalloc_node.machine.view import MachineAmounts, MachineView, PluggedDevice
+from devalloc_node.machine.records import MachineAmounts, MachineView, PluggedDevice
 
 KIND = "VirtualMachine"
 _ATTEMPTS = 20

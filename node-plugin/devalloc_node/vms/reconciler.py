@@ -15,9 +15,9 @@ from devalloc.store import NotFound, Object, Store
 from devalloc_node.agent.report import ScalingReport
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError
+from devalloc_node.machine.records import MachineAmounts, MachineView
 from devalloc_node.machine.resources import requested_in_spec
 from devalloc_node.machine.spec import spec_of
-from devalloc_node.machine.view import MachineAmounts, MachineView
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.operations.node_operations import FIRMWARE_SECONDS, STANDING, NodeOperations
 from devalloc_node.vms import machine_claims as claimed

@@ -9,7 +9,6 @@ from devalloc.api.machine_scaling import MachineScaling
 from devalloc.api.problems import Problem
 from devalloc.api.quantity import NANO, Format, Quantity, QuantityError
 from devalloc.api.virtual_machine import VirtualMachine
-from devalloc.scaling.bounds import ScalingBounds
 from devalloc.scaling.config import (
     ANNOTATION,
     ANNOTATION_PATH,
@@ -20,16 +19,16 @@ from devalloc.scaling.config import (
     read_config_annotation,
 )
 from devalloc.scaling.health import StuckReason
-from devalloc.scaling.resources import Resources
+from devalloc.scaling.resources import Resources, ScalingBounds
 from devalloc.store import Object
 from devalloc_node.agent.actuator import memory_rounded_down
+from devalloc_node.agent.channels import ScaledMachine
 from devalloc_node.agent.report import ScalingReport
-from devalloc_node.agent.scaled_machine import ScaledMachine
 from devalloc_node.agent.settings import ScalingSettings
 from devalloc_node.errors import Denied
 from devalloc_node.host.routes import Route
+from devalloc_node.machine.records import MachineAmounts, MachineView
 from devalloc_node.machine.spec import MachineSpec, Nic, spec_of, whole_cpus
-from devalloc_node.machine.view import MachineAmounts, MachineView
 
 
 class ScalingControl(Protocol):

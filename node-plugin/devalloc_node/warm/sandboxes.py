@@ -12,7 +12,7 @@ from devalloc_node.errors import Denied, NodeError
 from devalloc_node.machine.spec import MachineSandbox, MachineSpec, whole_cpus
 from devalloc_node.warm.errors import NotEnoughSetups, SetupNotTaken
 from devalloc_node.warm.pool import Pool
-from devalloc_node.warm.status import TakenSetup
+from devalloc_node.warm.setup import TakenSetup
 
 log = logging.getLogger(__name__)
 

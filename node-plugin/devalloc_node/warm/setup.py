@@ -8,14 +8,16 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc_node.errors import Denied
-from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.paths import MachineConfig
 from devalloc_node.machine.spec import TAP
 from devalloc_node.model.names import shown
+from devalloc_node.warm.cpu_pinning import CpuPinning
 
 MAX_IDENTIFIER = 76
 """Characters, as containerd has it: names of namespaces, folders and files follow from it, with room to spare."""
@@ -129,3 +131,40 @@ class WarmConfig:
         """The setup of that id, as far as its name tells. Raises Denied ``IdentifierInvalid``."""
         check_identifier("id of a setup", name)
         return Setup(name, self.namespaces / name, self.run / "setups" / name)
+
+
+@dataclass(frozen=True, slots=True)
+class TakenSetup:
+    """Who has a setup."""
+
+    setup: Setup
+    owner: str
+    since_ms: int
+    """Since 1970 UTC."""
+    request: str = ""
+    """What he called the taking."""
+    pin: CpuPinning | None = None
+    """Where his vCPUs are to run; None where he has not said how many he has."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatus:
+    """How the pool is."""
+
+    target: int
+    most: int
+    ready: int
+    making: int
+    removing: int
+    taken: Sequence[TakenSetup]
+    """Those taken longest first."""
+    made: int
+    """Since this plugin runs."""
+    failures: int
+    """Setups that could not be made or removed, since this plugin runs."""
+    problem: str
+    """The last of these, unless a setup was made since; else empty."""
+
+    @property
+    def total(self) -> int:
+        return self.ready + self.making + self.removing + len(self.taken)

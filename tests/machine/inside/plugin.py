@@ -33,7 +33,7 @@ from devalloc_node.host.linux import LinuxHost
 from devalloc_node.journal import Journal, open_journal
 from devalloc_node.journal.sqlite import QUARANTINED
 from devalloc_node.machine import confinement, paths
-from devalloc_node.machine.config import AllowedFolder
+from devalloc_node.machine.paths import AllowedFolder
 from devalloc_node.machine.spec import Disk
 from devalloc_node.model.grant import ClaimRef, Grant, GrantedDevice
 from devalloc_node.node import ClaimSource, Node

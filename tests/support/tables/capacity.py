@@ -21,11 +21,12 @@ from devalloc.inventory.capacity.host import HostCapacity
 from devalloc.inventory.capacity.machines import MachineUsage
 from devalloc.inventory.capacity.memory import parse_mem_total
 from devalloc.inventory.capacity.resource import resource_named
-from devalloc.inventory.capacity.status import ResourceStatus, host_status
-from devalloc.inventory.capacity.usage import (
+from devalloc.inventory.capacity.status import (
     DiskUsageSources,
+    ResourceStatus,
     UsageUnknown,
     disk_breakdown,
+    host_status,
     machine_amounts,
     sum_amounts,
 )

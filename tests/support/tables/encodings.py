@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from devalloc.scaling.messages.plugin import PodName
+from devalloc.scaling.peer_json import WireAmountError, bytes_from_json, bytes_to_json, cpu_from_json, cpu_to_json
 from devalloc.scaling.versions import (
     InformantVersion,
     MonitorVersion,
@@ -15,7 +16,6 @@ from devalloc.scaling.versions import (
     Version,
     VersionRange,
 )
-from devalloc.scaling.wire_amounts import WireAmountError, bytes_from_json, bytes_to_json, cpu_from_json, cpu_to_json
 from tests.support.tables.table_form import CaseVerdict, TableForm, section, verdict
 
 ERROR = "error"

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from devalloc.scaling.compat import ProtocolEra
 from devalloc.scaling.desired import DeniedDownscale, RequestedUpscale, desired_resources
 from devalloc.scaling.goals import compute_goal
 from devalloc.scaling.resources import ResourceFlags
+from devalloc.scaling.versions import ProtocolEra
 from tests.support.tables.table_form import CaseVerdict, Failure, TableForm, differences, each, has_cases, verdict
 from tests.support.tables.values import amounts_as_table, config, lfc, resources, system
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from devalloc.api.problems import Problem
-from devalloc.scaling.bounds import ANNOTATION as BOUNDS
-from devalloc.scaling.compat import ProtocolEra
 from devalloc.scaling.config import ANNOTATION as CONFIG
 from devalloc.scaling.config import merge_overrides, read_config_annotation, read_defaults
+from devalloc.scaling.resources import ANNOTATION as BOUNDS
+from devalloc.scaling.versions import ProtocolEra
 from tests.support.scaling_config_json import defaults_to_json
 from tests.support.tables.table_form import CaseVerdict, TableForm, each, verdict
 from tests.support.vm_info import ANNOTATION_RESOURCES, LABEL_NAME, from_pod, from_vm, to_json

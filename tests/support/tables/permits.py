@@ -11,12 +11,18 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from devalloc.scaling.compat import ProtocolEra
 from devalloc.scaling.permits.grant import after_first_request, answer_request, grant_step
-from devalloc.scaling.permits.ledger import NO_RESOURCES, MachineAccount, MachineKey, NodeLedger, make_ledger
-from devalloc.scaling.permits.machine_events import assume_unrecorded
+from devalloc.scaling.permits.ledger import (
+    NO_RESOURCES,
+    MachineAccount,
+    MachineKey,
+    NodeLedger,
+    assume_unrecorded,
+    make_ledger,
+)
 from devalloc.scaling.permits.pressure import all_to_migrate, is_under_pressure, next_to_migrate, should_migrate
 from devalloc.scaling.resources import Resources
+from devalloc.scaling.versions import ProtocolEra
 from tests.support.node_scoring import Curve, score
 from tests.support.tables.path_words import PathWords
 from tests.support.tables.table_form import CaseVerdict, TableForm, each, section, verdict

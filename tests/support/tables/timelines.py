@@ -20,9 +20,8 @@ import yaml
 
 from devalloc.scaling import state as agent
 from devalloc.scaling.actions import Actions, ResourceChange, next_actions
-from devalloc.scaling.bounds import ScalingBounds
 from devalloc.scaling.metrics import SystemMetrics
-from devalloc.scaling.resources import ResourceFlags, Resources
+from devalloc.scaling.resources import ResourceFlags, Resources, ScalingBounds
 from devalloc.scaling.state import ScalingRules, ScalingState, ScalingTiming
 from tests.support.tables.table_form import CaseVerdict, Failure, TableForm, differences, each
 from tests.support.tables.values import config, number, resources

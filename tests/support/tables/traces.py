@@ -8,8 +8,7 @@ from typing import Any
 
 from devalloc.scaling import state as agent
 from devalloc.scaling.actions import Actions, ResourceChange, next_actions
-from devalloc.scaling.bounds import ScalingBounds
-from devalloc.scaling.resources import ResourceFlags
+from devalloc.scaling.resources import ResourceFlags, ScalingBounds
 from devalloc.scaling.state import ScalingRules, ScalingState, ScalingTiming
 from tests.support.tables.table_form import CaseVerdict, Failure, TableForm, differences, each, explained, has_cases
 from tests.support.tables.values import amounts_as_table, config, lfc, number, resources, system

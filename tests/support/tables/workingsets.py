@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from devalloc.scaling.working_set import INCREASE_FACTOR, LOOK_AHEAD, estimate_working_set, projected_growth
+from devalloc.scaling.goals import INCREASE_FACTOR, LOOK_AHEAD, estimate_working_set, projected_growth
 from tests.support.tables.path_words import PathWords
 from tests.support.tables.table_form import CaseVerdict, TableForm, each, verdict
 from tests.support.tables.values import number

@@ -15,11 +15,11 @@ from click.testing import CliRunner
 from devalloc.cli.command import BadInput
 from devalloc.cli.node_wiring import make_host
 from devalloc.cli.options.node import node_options, node_settings
-from devalloc.scaling.compat import ProtocolEra
 from devalloc.scaling.resources import Resources
+from devalloc.scaling.versions import ProtocolEra
 from devalloc_node.agent.settings import ServerPorts
 from devalloc_node.binding.config import BindingConfig
-from devalloc_node.machine.config import AllowedFolder, MachineConfig
+from devalloc_node.machine.paths import AllowedFolder, MachineConfig
 from devalloc_node.settings import NodeSettings
 from tests.support import pci_cards
 from tests.support.cli_shell import Shell

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from devalloc.inventory.bars import NO_BARS, BarSizes, bar_sizes, largest_bar_sizes
+from devalloc.inventory.pci import NO_BARS, BarSizes, bar_sizes, largest_bar_sizes
 from devalloc.inventory.sysfs import Tree
 from tests.support import pci_cards
 from tests.support.fake_sysfs import FakeSysfs

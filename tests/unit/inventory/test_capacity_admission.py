@@ -14,7 +14,7 @@ from devalloc.api.decode import decode
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.capacity.admission import Admission, Insufficient, Request
 from devalloc.inventory.capacity.machines import MachineUsage, machine_usage
-from devalloc.inventory.capacity.usage import DiskUsageSources, UsageUnknown
+from devalloc.inventory.capacity.status import DiskUsageSources, UsageUnknown
 from tests.support.capacity_fakes import host, machine
 
 GIB = 2**30

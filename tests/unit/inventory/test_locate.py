@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from devalloc.inventory.device_users import visibility_problem
 from devalloc.inventory.locate import (
     DeviceGone,
     DeviceUnknown,
@@ -21,7 +22,6 @@ from devalloc.inventory.locate import (
     locate,
 )
 from devalloc.inventory.pci import scan_functions
-from devalloc.inventory.process_visibility import visibility_problem
 from devalloc.inventory.sysfs import Tree
 from tests.support import pci_cards
 from tests.support.discovery_view import DiscoveredPools

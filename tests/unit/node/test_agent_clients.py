@@ -9,14 +9,13 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from devalloc.scaling.guest_report import GuestReport
+from devalloc.scaling.health import GuestReport
 from devalloc.scaling.messages.plugin import PodName
 from devalloc.scaling.metrics import MAX_TEXT, SystemMetrics
 from devalloc.scaling.resources import Resources
 from devalloc_node.agent.http_client import new_session
 from devalloc_node.agent.metrics_client import HttpMetrics
-from devalloc_node.agent.permit_client import HttpPermits
-from devalloc_node.agent.permit_endpoint import StaticEndpoint
+from devalloc_node.agent.permit_client import HttpPermits, StaticEndpoint
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from tests.support.virtual_time import run
 

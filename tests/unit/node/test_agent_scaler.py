@@ -10,17 +10,15 @@ from dataclasses import replace
 
 import pytest
 
-from devalloc.scaling.bounds import ScalingBounds
-from devalloc.scaling.guest_report import GuestReport
-from devalloc.scaling.health import StuckReason
+from devalloc.scaling.health import GuestReport, StuckReason
 from devalloc.scaling.metrics import SystemMetrics
-from devalloc.scaling.resources import ResourceFlags, Resources
+from devalloc.scaling.resources import ResourceFlags, Resources, ScalingBounds
 from devalloc.scaling.state import ScalingRules
 from devalloc_node.agent.agent import Agent, ScalingTarget
 from devalloc_node.agent.channels import ChangeRefused
 from devalloc_node.agent.report import ScalingReport
 from devalloc_node.agent.scaler import Scaler
-from devalloc_node.agent.timeouts import ScalerTimeouts
+from devalloc_node.agent.settings import ScalerTimeouts
 from devalloc_node.errors import Denied, Failed
 from tests.support.scaler_fakes import BOUNDS, ScalerFakes
 from tests.support.scaling_world import CONFIG, UNIT

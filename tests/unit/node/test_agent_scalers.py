@@ -12,10 +12,8 @@ import pytest
 from devalloc.scaling.config import ScalingConfig
 from devalloc.scaling.state import ScalingRules
 from devalloc_node.agent.agent import Agent, ScalingTarget
-from devalloc_node.agent.agent_thread import AgentThread
-from devalloc_node.agent.channel_factory import ChannelFactory
-from devalloc_node.agent.channels import Channels
-from devalloc_node.agent.scaled_machine import ScaledMachine
+from devalloc_node.agent.agent_thread import AgentThread, ChannelFactory
+from devalloc_node.agent.channels import Channels, ScaledMachine
 from devalloc_node.agent.scaler import Scaler
 from devalloc_node.agent.settings import ScalingSettings
 from devalloc_node.errors import Denied, Failed

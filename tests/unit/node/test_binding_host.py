@@ -15,7 +15,7 @@ from pyroute2.requests.link import LinkIPRouteFilter
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, Unknown
-from devalloc_node.host import linux, netlink
+from devalloc_node.host import linux
 from devalloc_node.host.dry_run import DryRun
 from devalloc_node.host.files import Files
 from devalloc_node.host.linux import LinuxHost
@@ -277,7 +277,7 @@ class TestNetlink:
 
     def test_what_the_kernel_says(self) -> None:
         link = self.link(self.vf(0), self.vf(1, MAC={"mac": "52:54:00:00:00:08"}))
-        assert netlink.settings_of(link, "eth0", 1) == {
+        assert linux.settings_of(link, "eth0", 1) == {
             "mac": "52:54:00:00:00:08", "vlan": 5, "vlanQos": 1, "minTxRate": 0, "maxTxRate": 250, "trust": False,
             "spoofCheck": True, "linkState": "disable",
         }  # fmt: skip
@@ -285,12 +285,12 @@ class TestNetlink:
     def test_a_switch_that_the_driver_does_not_have_is_left_out(self) -> None:
         none = 2**32 - 1
         link = self.link(self.vf(0, TRUST={"trust": none}, SPOOFCHK={"spoofchk": none}))
-        assert not netlink.settings_of(link, "eth0", 0).keys() & {"trust", "spoofCheck"}
+        assert not linux.settings_of(link, "eth0", 0).keys() & {"trust", "spoofCheck"}
 
     def test_a_vf_that_is_not_there(self) -> None:
         for link in (self.link(self.vf(0)), self.link()):
             with pytest.raises(OSError, match="no VF 3") as caught:
-                netlink.settings_of(link, "eth0", 3)
+                linux.settings_of(link, "eth0", 3)
             assert caught.value.errno == errno.ENODEV
 
     def test_there_is_room_for_as_many_vfs_as_a_bus_has(self) -> None:
@@ -302,7 +302,7 @@ class TestNetlink:
                 masks.append(ext_mask)
                 return ["lo"]
 
-        netlink._link(Route(), "lo")
+        linux._link(Route(), "lo")
         assert masks == [1 | 8], "RTEXT_FILTER_VF, RTEXT_FILTER_SKIP_STATS"
         listed = self.link(*(self.vf(index) for index in range(256))).get_attr("IFLA_VFINFO_LIST")
         assert len(listed.get_attrs("IFLA_VF_INFO")) == 256
@@ -315,26 +315,26 @@ class TestNetlink:
         message.encode()
         link = ifinfmsg(message.data)
         link.decode()
-        assert netlink.settings_of(link, "eth0", 1) == {}
+        assert linux.settings_of(link, "eth0", 1) == {}
         with pytest.raises(OSError, match="no VF 2"):
-            netlink.settings_of(link, "eth0", 2)
+            linux.settings_of(link, "eth0", 2)
 
     def test_what_is_sent_comes_back(self) -> None:
         now = {"mac": "00:00:00:00:00:00", "vlan": 5, "vlanQos": 1, "minTxRate": 0, "maxTxRate": 250}
         wanted = {"mac": self.MAC, "vlanQos": 3, "minTxRate": 10, "trust": True, "spoofCheck": False,
                   "linkState": "enable"}  # fmt: skip
-        sent = LinkIPRouteFilter("set").set_vf({}, netlink.request(1, now, wanted))["IFLA_VFINFO_LIST"]["attrs"]
+        sent = LinkIPRouteFilter("set").set_vf({}, linux.request(1, now, wanted))["IFLA_VFINFO_LIST"]["attrs"]
         link = self.link(*(dict_of["attrs"] for _, dict_of in sent))
-        assert netlink.settings_of(link, "eth0", 1) == {**now, **wanted}
+        assert linux.settings_of(link, "eth0", 1) == {**now, **wanted}
 
     def test_what_is_not_asked_for_is_not_sent(self) -> None:
-        assert netlink.request(2, {"mac": self.MAC, "vlan": 7}, {"trust": False}) == {"vf": 2, "trust": 0}
+        assert linux.request(2, {"mac": self.MAC, "vlan": 7}, {"trust": False}) == {"vf": 2, "trust": 0}
 
     def test_no_such_interface(self) -> None:
         with pytest.raises(OSError, match="No such device") as caught:
-            netlink.vf_settings("eth-none", 0)
+            linux.vf_settings("eth-none", 0)
         assert caught.value.errno == errno.ENODEV
 
     def test_an_interface_without_vfs_is_asked_for_real(self) -> None:
         with pytest.raises(OSError, match="no VF 0"):
-            netlink.vf_settings("lo", 0)
+            linux.vf_settings("lo", 0)

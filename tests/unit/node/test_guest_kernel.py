@@ -7,10 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from devalloc_node.guest import cpus, memory_blocks
+from devalloc_node.guest import cpus, memory
 from devalloc_node.guest.gauges import gauges
-from devalloc_node.guest.memory import GuestMemory, cgroup_anonymous, cgroup_file, memory, memory_measure
-from devalloc_node.guest.memory_policy import MemoryPolicy
+from devalloc_node.guest.memory import (
+    GuestMemory,
+    MemoryPolicy,
+    cgroup_anonymous,
+    cgroup_file,
+    memory_measure,
+    read_memory,
+)
 from devalloc_node.guest.system import GuestSystem
 from tests.support.fake_guest_tree import GIB, MIB, GuestTree
 
@@ -75,10 +81,10 @@ def test_blocks_of_memory_go_where_the_policy_says(tmp_path: Path) -> None:
         guest = GuestTree(tmp_path / policy)
         for number in (8, 9):
             guest.plug_block(number)
-        assert memory_blocks.bring_online(guest, policy) == []
+        assert memory.bring_online(guest, policy) == []
         assert [written for _, written in guest.written] == [value, value]
         assert guest.states() == {8: "online", 9: "online"}
-        assert memory_blocks.bring_online(guest, policy) == []
+        assert memory.bring_online(guest, policy) == []
         assert len(guest.written) == 2, "what is online is left alone"
 
 
@@ -87,7 +93,7 @@ def test_a_block_that_cannot_go_online_is_told_and_the_others_go_on(tmp_path: Pa
     for number in (8, 9):
         guest.plug_block(number)
     guest.refuses["sys/devices/system/memory/memory8/state"] = errno.ENOMEM
-    (failure,) = memory_blocks.bring_online(guest, "movable")
+    (failure,) = memory.bring_online(guest, "movable")
     assert failure.startswith("memory block 8 cannot be brought online")
     assert guest.states() == {8: "offline", 9: "online"}
 
@@ -100,7 +106,7 @@ def test_a_block_that_is_unplugged_while_it_is_brought_online_is_no_failure(tmp_
 
     guest = Unplugging(tmp_path)
     guest.plug_block(8)
-    assert memory_blocks.bring_online(guest, "movable") == []
+    assert memory.bring_online(guest, "movable") == []
 
 
 def test_the_kernel_is_told_what_to_do_with_memory_to_come(tmp_path: Path) -> None:
@@ -108,28 +114,28 @@ def test_the_kernel_is_told_what_to_do_with_memory_to_come(tmp_path: Path) -> No
     automatic = "sys/devices/system/memory/auto_online_blocks"
     parameters = "sys/module/memory_hotplug/parameters"
     guest.put(automatic, "offline\n")
-    assert memory_blocks.set_policy(guest, "movable", 8) == ("movable", [])
+    assert memory.set_policy(guest, "movable", 8) == ("movable", [])
     assert guest.read(automatic) == "online_movable"
-    policy, (problem,) = memory_blocks.set_policy(guest, "auto", 8)
+    policy, (problem,) = memory.set_policy(guest, "auto", 8)
     assert policy == "movable", "an old kernel"
     assert "does not support a ratio" in problem
     guest.put(f"{parameters}/auto_movable_ratio", "301\n")
     guest.put(f"{parameters}/online_policy", "contig-zones\n")
-    assert memory_blocks.set_policy(guest, "auto", 8) == ("auto", [])
+    assert memory.set_policy(guest, "auto", 8) == ("auto", [])
     assert guest.read(f"{parameters}/auto_movable_ratio").strip() == "801"
     assert guest.read(f"{parameters}/online_policy").strip() == "auto-movable"
     assert guest.read(automatic).startswith("online")
     guest.refuses[automatic] = errno.EACCES
-    _, (problem,) = memory_blocks.set_policy(guest, "kernel", 8)
+    _, (problem,) = memory.set_policy(guest, "kernel", 8)
     assert "cannot write online_kernel" in problem
 
 
 def test_memory_of_the_whole_guest(tmp_path: Path) -> None:
     guest = GuestTree(tmp_path, memory=4 * GIB, used=512 * MIB)
-    assert memory(guest) == GuestMemory(total=4 * GIB, available=3584 * MIB, cached=512 * MIB, anonymous=512 * MIB)
+    assert read_memory(guest) == GuestMemory(total=4 * GIB, available=3584 * MIB, cached=512 * MIB, anonymous=512 * MIB)
     guest.put("proc/meminfo", "MemTotal: 1 kB\n")
     with pytest.raises(ValueError, match="has no MemAvailable"):
-        memory(guest)
+        read_memory(guest)
 
 
 def test_memory_of_a_cgroup_of_either_version(tmp_path: Path) -> None:
@@ -191,7 +197,7 @@ def test_gauges_are_what_agents_read(tmp_path: Path) -> None:
 
 def test_this_machines_own_kernel_is_read_as_well() -> None:
     system = GuestSystem()
-    now = memory(system)
+    now = read_memory(system)
     assert 0 < now.anonymous < now.total
     assert 0 < now.available <= now.total
     assert 0 in cpus.online(system)

@@ -15,7 +15,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus
 
 from devalloc.scaling.resources import Resources
-from devalloc_node.guest.memory_rules import threshold
+from devalloc_node.guest.memory import threshold
 from devalloc_node.guest.monitor import GuestMonitor
 from devalloc_node.guest.settings import settings_from
 from tests.support.fake_guest_tree import GIB, MIB, GuestTree

@@ -19,8 +19,14 @@ from devalloc_node.binding.registry import Bindings
 from devalloc_node.claims.inventory_facts import backing_devices
 from devalloc_node.errors import Failed
 from devalloc_node.health.conditions import ClaimConditions
-from devalloc_node.health.snapshot import DeviceHealth
-from devalloc_node.health.watch import ERROR_SECONDS, HealthWatch, ObservedDevice, PcieErrorCounter, devices_to_observe
+from devalloc_node.health.watch import (
+    ERROR_SECONDS,
+    DeviceHealth,
+    HealthWatch,
+    ObservedDevice,
+    PcieErrorCounter,
+    devices_to_observe,
+)
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.prepared import Prepared, PreparedDevice
 from tests.support import pci_cards

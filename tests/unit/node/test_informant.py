@@ -14,18 +14,17 @@ from uuid import UUID
 
 import pytest
 
-from devalloc.scaling.bounds import ScalingBounds
 from devalloc.scaling.messages.informant import InformantDesc
 from devalloc.scaling.messages.monitor import DownscaleResult
 from devalloc.scaling.metrics import LfcMetrics, SystemMetrics
-from devalloc.scaling.resources import ResourceFlags, Resources
+from devalloc.scaling.resources import ResourceFlags, Resources, ScalingBounds
 from devalloc.scaling.state import ScalingRules
 from devalloc.scaling.versions import INFORMANT_VERSIONS, InformantVersion, VersionRange
 from devalloc_node.agent.channels import Channels
 from devalloc_node.agent.informant.connection import InformantConnection, InformantTimeouts
 from devalloc_node.agent.informant.session import RestartDelay, next_start
 from devalloc_node.agent.scaler import Scaler
-from devalloc_node.agent.timeouts import ScalerTimeouts
+from devalloc_node.agent.settings import ScalerTimeouts
 from devalloc_node.errors import Failed, NodeError, Unknown
 from devalloc_node.guest.informant import Informant
 from devalloc_node.guest.monitor import GuestMonitor

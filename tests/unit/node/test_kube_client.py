@@ -14,7 +14,6 @@ import pytest
 from kubernetes.config import incluster_config
 
 from devalloc.store.kubernetes import client as kube_client
-from devalloc.store.kubernetes import event_stream
 from devalloc.store.kubernetes.api_error import ApiError
 from devalloc.store.kubernetes.client import Client
 from devalloc_node.deadline import Deadline
@@ -296,7 +295,7 @@ def test_a_watch_that_is_too_old_says_so(client: Client, server: Server) -> None
 def test_a_watch_of_nonsense_is_an_error(
     client: Client, server: Server, monkeypatch: pytest.MonkeyPatch, content: bytes
 ) -> None:
-    monkeypatch.setattr(event_stream, "MAX_EVENT", 100)
+    monkeypatch.setattr(kube_client, "MAX_EVENT", 100)
     server.replies = [(200, content)]
     with pytest.raises(ApiError):
         list(client.watch("/x", {}, "7", threading.Event()))

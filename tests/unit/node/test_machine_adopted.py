@@ -27,22 +27,27 @@ from devalloc_node.machine import (
     adoption,
     hotplug,
     launch,
+    lifecycle,
     machine_files,
-    maintenance,
-    orphans,
     process,
     registry,
-    status_cache,
     user_ids,
 )
 from devalloc_node.machine.attachment import AttachmentKind
-from devalloc_node.machine.config import AllowedFolder, MachineConfig
 from devalloc_node.machine.lifecycle import MachineLifecycle
+from devalloc_node.machine.paths import AllowedFolder, MachineConfig
 from devalloc_node.machine.powerdown import power_down_all
 from devalloc_node.machine.qmp import QmpMonitor
-from devalloc_node.machine.records import MACHINES, PLUGS, MachineRecord, content_of, record_of
+from devalloc_node.machine.records import (
+    MACHINES,
+    PLUGS,
+    MachineAmounts,
+    MachineRecord,
+    MachineView,
+    content_of,
+    record_of,
+)
 from devalloc_node.machine.spec import Disk, EmulatedDevice
-from devalloc_node.machine.view import MachineAmounts, MachineView
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.prepared import Prepared, PreparedDevice
 from devalloc_node.model.step import ForcibleKind
@@ -559,11 +564,11 @@ def test_machines_that_hang_do_not_add_up_and_hide_no_other(monkeypatch: pytest.
         assert answered.wait(60), "it was waited for"
         raise Unknown("MonitorSilent", "no answer")
 
-    monkeypatch.setattr(status_cache, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(status_cache, "_SLACK_SECONDS", 0.05)
+    monkeypatch.setattr(registry, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(registry, "_SLACK_SECONDS", 0.05)
     names = ["well", *(f"hangs-{n}" for n in range(40))]
     records = [MachineRecord(virtual_machine(name).to_manifest(), "running", "run") for name in names]
-    answered, seen = threading.Event(), status_cache.StatusCache(observe)
+    answered, seen = threading.Event(), registry.StatusCache(observe)
     seen.ahead(records)
     answered.set()
     codes = {look.problem.code for record in records[1:] if (look := seen.at(record)).problem is not None}
@@ -583,7 +588,7 @@ def test_what_was_seen_while_a_machine_was_changed_is_not_told_afterwards() -> N
         return MachineAmounts(1000, 1, 64 * MIB), ()
 
     seen_first: list[MachineRecord] = []
-    seen = status_cache.StatusCache(observe)
+    seen = registry.StatusCache(observe)
     assert seen.at(record).problem is not None
     assert (seen.at(record).problem, seen.at(record).observed.vcpus) == (None, 1)
 
@@ -595,7 +600,7 @@ def test_an_adopted_machine_is_its_process_however_its_uuid_was_written(tmp_path
         assert identity is not None
         manifest = adopting(tmp_path / "qmp").to_manifest()
         record = MachineRecord(manifest, "running", run.lower(), None, identity, adoption.boot_id())
-        assert not orphans.is_other_run(record, identity)
+        assert not adoption.is_other_run(record, identity)
         running.kill()
 
 
@@ -900,7 +905,7 @@ def test_what_could_not_be_started_again_is_tried_again_until_somebody_stops_it(
 def test_logs_are_kept_short_though_nobody_looks_at_the_machine(
     config: MachineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maintenance, "LOG_SECONDS", 0.01)
+    monkeypatch.setattr(lifecycle, "LOG_SECONDS", 0.01)
     machines, stop = MachineLifecycle(replace(config, log_bytes=10), MemoryRecords()), threading.Event()
     log = config.folder(put(machines).spec.id) / "console.log"
     log.parent.mkdir(parents=True)
@@ -914,7 +919,7 @@ def test_logs_are_kept_short_though_nobody_looks_at_the_machine(
         return settle()
 
     monkeypatch.setattr(machines, "settle", settled)
-    thread = threading.Thread(target=maintenance.run_maintenance, args=(machines, stop))
+    thread = threading.Thread(target=lifecycle.run_maintenance, args=(machines, stop))
     thread.start()
     until(lambda: not log.read_bytes(), "the log is emptied", 10)
     stop.set()

@@ -17,9 +17,9 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.machine import launch, paths, preflight, spawn
 from devalloc_node.machine.command_line import StartContext, qemu_arguments
-from devalloc_node.machine.config import AllowedFolder, MachineConfig
 from devalloc_node.machine.confinement import CpuGroup, QemuLimits, qemu_limits, seen_by_qemu
 from devalloc_node.machine.launch import LaunchOptions, check, memlock_needed, spawn_words
+from devalloc_node.machine.paths import AllowedFolder, MachineConfig
 from devalloc_node.machine.process import Process
 from devalloc_node.machine.resources import cpu_limit_of
 from devalloc_node.machine.spec import MIB, AmountBounds, Disk, MachineSpec, Nic, machine_id, spec_of

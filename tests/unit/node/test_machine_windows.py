@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from devalloc.inventory.bars import NO_BARS, BarSizes
+from devalloc.inventory.pci import NO_BARS, BarSizes
 from devalloc_node.errors import Denied
 from devalloc_node.machine.command_line import StartContext, qemu_arguments
 from devalloc_node.machine.hotplug import AddressWindow

@@ -16,7 +16,7 @@ import pytest
 from devalloc_node.errors import Denied
 from devalloc_node.journal import open_journal
 from devalloc_node.machine.process import NetworkTraffic, traffic
-from devalloc_node.machine.view import MachineAmounts, MachineView
+from devalloc_node.machine.records import MachineAmounts, MachineView
 from devalloc_node.metrics import gauges
 from devalloc_node.metrics.registry import MachineUsage, NodeMetrics, NodeState, metrics_served
 from devalloc_node.service import server

@@ -12,7 +12,7 @@ import pytest
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
-from devalloc_node.health.snapshot import HealthSnapshot
+from devalloc_node.health.watch import HealthSnapshot
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.prepared import Prepared
 from devalloc_node.service.kubelet_sockets import VERSIONS, KubeletSockets

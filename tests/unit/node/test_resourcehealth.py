@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from devalloc_node.binding.binding import HealthState
-from devalloc_node.health.snapshot import DeviceHealth, HealthSnapshot
+from devalloc_node.health.watch import DeviceHealth, HealthSnapshot
 from devalloc_node.pb import health_v1_pb2
 from devalloc_node.service.resource_health import VERSIONS, ResourceHealth, cut
 from devalloc_node.service.server import serve

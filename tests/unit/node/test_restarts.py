@@ -12,7 +12,7 @@ import pytest
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
-from devalloc_node.machine.view import MachineAmounts
+from devalloc_node.machine.records import MachineAmounts
 from devalloc_node.service.change_feed import ChangeNotifier
 from devalloc_node.vms.restarts import MachineRestarts
 from tests.support.fake_tree import memory_folder

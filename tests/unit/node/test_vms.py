@@ -24,8 +24,8 @@ from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.claims.store_grants import StoreGrants
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
+from devalloc_node.machine.records import MachineAmounts
 from devalloc_node.machine.spec import spec_of
-from devalloc_node.machine.view import MachineAmounts
 from devalloc_node.service.change_feed import DEVICES, ChangeNotifier, machine_change
 from devalloc_node.vms import LoopSettings, VirtualMachineLoop
 from devalloc_node.vms.machine_claims import due_unprepares, unprepare

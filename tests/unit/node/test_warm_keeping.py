@@ -24,7 +24,7 @@ def test_a_setup_is_forgotten_once_nobody_has_lived_in_it_for_so_long_without_a_
     now = 0.0
     lived_in: list[str] = []
     monkeypatch.setattr(
-        "devalloc_node.warm.teardown.occupants",
+        "devalloc_node.warm.builder.occupants",
         lambda setups, own: {setup.id: ["somebody"] for setup in setups if setup.id in lived_in},
     )
     with opened(tmp_path, toy, lease_seconds=300.0) as pool:

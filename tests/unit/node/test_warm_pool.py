@@ -276,7 +276,7 @@ def test_a_pool_opens_though_it_is_not_seen_now_who_lives_in_what_is_to_go(
                 raise Failed("ProcessesUnseen", "out of file descriptors")
             return {}
 
-        blind.setattr("devalloc_node.warm.teardown.occupants", unseen)
+        blind.setattr("devalloc_node.warm.builder.occupants", unseen)
         pool.open()
         assert pool.status().removing == 1
     pool.look()

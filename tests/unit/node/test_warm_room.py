@@ -10,8 +10,8 @@ import pytest
 
 from devalloc_node.errors import Denied
 from devalloc_node.journal.sqlite import open_journal
-from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.lifecycle import MachineLifecycle
+from devalloc_node.machine.paths import MachineConfig
 from devalloc_node.machine.spec import spec_of
 from devalloc_node.warm.errors import NotEnoughSetups
 from devalloc_node.warm.pool import Pool

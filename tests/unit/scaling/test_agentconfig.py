@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from devalloc.scaling.agentconfig import AGENT_SETTINGS, AgentConfig, default_agent_config, read_agent_config
-from devalloc.scaling.compat import ProtocolEra
 from devalloc.scaling.health import HealthLimits
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.state import ScalingTiming
+from devalloc.scaling.versions import ProtocolEra
 
 DEFAULTS = {"loadAverageFractionTarget": 0.9, "memoryUsageFractionTarget": 0.75, "enableLFCMetrics": False}
 LEAST: dict[str, Any] = {"scaling": {"defaultConfig": DEFAULTS}}

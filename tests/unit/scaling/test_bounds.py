@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from devalloc.scaling.bounds import ScalingBounds
-from devalloc.scaling.resources import Resources
+from devalloc.scaling.resources import Resources, ScalingBounds
 from tests.support.bounds_annotation import read_bounds_annotation, size_problems
 
 GIB = 2**30

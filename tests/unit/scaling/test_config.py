@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devalloc.scaling.compat import ProtocolEra
 from devalloc.scaling.config import (
     ScalingConfig,
     ScalingOverrides,
@@ -18,6 +17,7 @@ from devalloc.scaling.config import (
     read_defaults,
     read_overrides,
 )
+from devalloc.scaling.versions import ProtocolEra
 from tests.support.scaling_config_json import defaults_to_json, overrides_to_json
 
 V0_31 = {"loadAverageFractionTarget": 0.9, "memoryUsageFractionTarget": 0.75, "enableLFCMetrics": False}

@@ -6,12 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devalloc.scaling.compat import ProtocolEra
 from devalloc.scaling.config import ScalingConfig
-from devalloc.scaling.goals import MAX_UNITS, ScalingGoal, compute_goal
+from devalloc.scaling.goals import (
+    MAX_UNITS,
+    ScalingGoal,
+    compute_goal,
+    estimate_working_set,
+    projected_growth,
+    values_of_estimate,
+)
 from devalloc.scaling.metrics import LfcMetrics, SystemMetrics
 from devalloc.scaling.resources import Resources
-from devalloc.scaling.working_set import estimate_working_set, projected_growth, values_of_estimate
+from devalloc.scaling.versions import ProtocolEra
 
 GIB = 2**30
 UNIT = Resources(250, GIB)

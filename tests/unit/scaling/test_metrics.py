@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devalloc.scaling.compat import ProtocolEra
-from devalloc.scaling.guest_report import CPUS, GuestReport
+from devalloc.scaling.health import CPUS, GuestReport
 from devalloc.scaling.metrics import (
     MAX_CPUS,
     MAX_TEXT,
@@ -18,6 +17,7 @@ from devalloc.scaling.metrics import (
     read_lfc_metrics,
     read_system_metrics,
 )
+from devalloc.scaling.versions import ProtocolEra
 
 MIB, GIB = 2**20, 2**30
 

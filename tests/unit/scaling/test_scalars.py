@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devalloc.api.quantity import Quantity
-from devalloc.scaling.wire_amounts import (
+from devalloc.scaling.peer_json import (
     MAX_BYTES,
     MAX_CPU,
     WireAmountError,

@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 
 from devalloc.scaling import state as agent
-from devalloc.scaling.bounds import ScalingBounds
 from devalloc.scaling.config import ScalingConfig
 from devalloc.scaling.metrics import LfcMetrics
-from devalloc.scaling.resources import Resources
+from devalloc.scaling.resources import Resources, ScalingBounds
 from devalloc.scaling.state import PermitError, ScalingRules, ScalingState, ScalingTiming
 
 UNIT = Resources(250, 2**30)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from devalloc.scaling.compat import ProtocolEra
 from devalloc.scaling.config import ScalingOverrides
 from devalloc.scaling.peer_json import Unreadable
 from devalloc.scaling.resources import Resources
+from devalloc.scaling.versions import ProtocolEra
 from tests.support.vm_info import (
     CpuInfo,
     MemoryInfo,

@@ -19,9 +19,8 @@ import pytest
 
 from devalloc.store import Expired, Invalid, StoreError, StoreLocked, Unavailable, Unusable, migrations
 from devalloc.store import sqlite as sqlite_store
-from devalloc.store.file_watch import FileWatch
 from devalloc.store.paths import default_path
-from devalloc.store.sqlite import SQLiteStore, restore
+from devalloc.store.sqlite import FileWatch, SQLiteStore, restore
 from devalloc.store.store_lock import hold_store
 from tests.support.minimal_manifests import claim
 from tests.support.waiting import until

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from devalloc.controller.permits.hosts import Host
 from devalloc.controller.permits.ledgers import PermitLedgers, machines_to_migrate
+from devalloc.controller.permits.server import dump_ledgers
 from devalloc.controller.permits.settings import Settings
-from devalloc.controller.permits.state_dump import dump_ledgers
 from devalloc.controller.permits.transaction import PermitGrant, PermitTransaction, RetryLater
-from devalloc.scaling.compat import ProtocolEra
 from devalloc.scaling.messages.plugin import RequestError, decode_request
 from devalloc.scaling.permits.ledger import NO_RESOURCES
 from devalloc.scaling.resources import Resources
+from devalloc.scaling.versions import ProtocolEra
 from devalloc.store import Object
 from tests.support.permit_bench import GIB, amounts, machine
 

@@ -13,8 +13,8 @@ from devalloc.controller.permits.metrics import PermitMetrics
 from devalloc.controller.permits.migration import MigrationTracker
 from devalloc.controller.permits.settings import Settings
 from devalloc.controller.permits.transaction import ConditionValue
-from devalloc.scaling.compat import ProtocolEra
 from devalloc.scaling.permits.ledger import MachineKey
+from devalloc.scaling.versions import ProtocolEra
 from tests.support.permit_bench import amounts, machine
 
 LABELS = {"autoscaling.neon.tech/enabled": "true", "autoscaling.neon.tech/auto-migration-enabled": "true"}

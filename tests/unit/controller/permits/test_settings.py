@@ -7,8 +7,8 @@ import ssl
 import pytest
 
 from devalloc.controller.permits.settings import Settings, UnsafeSettings
-from devalloc.scaling.compat import ProtocolEra
 from devalloc.scaling.resources import Resources
+from devalloc.scaling.versions import ProtocolEra
 
 TOKEN = "0123456789abcdef"
 

@@ -8,12 +8,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devalloc.scaling.compat import ProtocolEra
-from devalloc.scaling.permits import machine_events
+from devalloc.scaling.permits import ledger
 from devalloc.scaling.permits.grant import after_first_request, answer_request
 from devalloc.scaling.permits.ledger import NO_RESOURCES, MachineAccount, NodeLedger, make_ledger
 from devalloc.scaling.permits.pressure import is_under_pressure
 from devalloc.scaling.resources import Resources
+from devalloc.scaling.versions import ProtocolEra
 from tests.support.node_scoring import shortfall
 
 TOTAL, MARK = Resources(40, 30), Resources(36, 27)
@@ -116,7 +116,7 @@ def _play(node: NodeLedger, books: tuple[Book, Book], action: tuple[str, str, An
             row = Row(low, high, used)
             row.spare = max(0, high - row.base()) if what == "find" else 0
             book.rows[name] = row
-        machine = machine_events.admit(machine) if what == "begin" else machine_events.assume_unrecorded(machine)
+        machine = ledger.admit(machine) if what == "begin" else ledger.assume_unrecorded(machine)
         return node.with_machine(key, machine)
     if not here:
         return node
@@ -136,12 +136,12 @@ def _play(node: NodeLedger, books: tuple[Book, Book], action: tuple[str, str, An
             row.use = used
             # What may have been permitted before anybody knew stays counted, used or not.
             row.spare = max(0, held - row.base()) if unseen else 0
-        return node.with_machine(key, machine_events.observe_use(machine, Resources(first, _memory(first))))
+        return node.with_machine(key, ledger.observe_use(machine, Resources(first, _memory(first))))
     if what == "leave":
         for book in books:
             book.gone_soon.add(name)
             book.rows[name].spare = book.rows[name].unmet = 0
-        return node.with_machine(key, machine_events.begin_migration(machine))
+        return node.with_machine(key, ledger.begin_migration(machine))
     if what == "stay":
         for book in books:
             book.gone_soon.discard(name)
@@ -172,7 +172,7 @@ def test_every_history_is_kept_as_the_bookkeeper_has_it(actions: list[tuple[str,
 
 
 machines = st.builds(
-    lambda low, more, use, held, oc, over, whole: machine_events.restore_recorded(
+    lambda low, more, use, held, oc, over, whole: ledger.restore_recorded(
         MachineAccount(
             Resources(low, low),
             Resources(low + more, low + more),
@@ -230,34 +230,30 @@ def test_what_always_holds(
 
 
 def test_bounds_change_what_a_machine_may_have_been_permitted_only_before_it_asked() -> None:
-    one = machine_events.assume_unrecorded(
-        MachineAccount(Resources(1, 1), Resources(6, 6), NO_RESOURCES, use=Resources(2, 2))
-    )
-    wider = machine_events.change_bounds(one, Resources(1, 1), Resources(9, 4))
+    one = ledger.assume_unrecorded(MachineAccount(Resources(1, 1), Resources(6, 6), NO_RESOURCES, use=Resources(2, 2)))
+    wider = ledger.change_bounds(one, Resources(1, 1), Resources(9, 4))
     assert (wider.reserved, wider.buffer) == (Resources(9, 4), Resources(7, 2))
-    assert machine_events.change_bounds(one, Resources(3, 1), Resources(6, 6)).buffer == Resources(3, 4)
-    recorded = machine_events.restore_recorded(one, Resources(3, 3))
-    assert machine_events.change_bounds(recorded, Resources(1, 1), Resources(9, 9)).reserved == Resources(3, 3)
-    assert machine_events.change_bounds(recorded, Resources(4, 1), Resources(9, 9)).reserved == Resources(4, 3)
-    new = machine_events.admit(replace(one, use=NO_RESOURCES))
-    assert machine_events.change_bounds(new, Resources(2, 2), Resources(9, 9)).reserved == Resources(2, 2)
+    assert ledger.change_bounds(one, Resources(3, 1), Resources(6, 6)).buffer == Resources(3, 4)
+    recorded = ledger.restore_recorded(one, Resources(3, 3))
+    assert ledger.change_bounds(recorded, Resources(1, 1), Resources(9, 9)).reserved == Resources(3, 3)
+    assert ledger.change_bounds(recorded, Resources(4, 1), Resources(9, 9)).reserved == Resources(4, 3)
+    new = ledger.admit(replace(one, use=NO_RESOURCES))
+    assert ledger.change_bounds(new, Resources(2, 2), Resources(9, 9)).reserved == Resources(2, 2)
 
 
 def test_a_machine_that_is_not_scaled_counts_for_what_it_uses() -> None:
-    one = machine_events.assume_unrecorded(
-        MachineAccount(Resources(1, 1), Resources(6, 6), NO_RESOURCES, use=Resources(2, 2))
-    )
-    plain = machine_events.assume_unrecorded(replace(one, scaled=False))
+    one = ledger.assume_unrecorded(MachineAccount(Resources(1, 1), Resources(6, 6), NO_RESOURCES, use=Resources(2, 2)))
+    plain = ledger.assume_unrecorded(replace(one, scaled=False))
     assert (plain.reserved, plain.buffer) == (Resources(2, 2), NO_RESOURCES)
-    assert machine_events.observe_use(plain, Resources(3, 1)).reserved == Resources(3, 1)
+    assert ledger.observe_use(plain, Resources(3, 1)).reserved == Resources(3, 1)
 
 
 def test_admission_looks_at_the_least_that_a_machine_can_have() -> None:
-    node = make_ledger(Resources(10, 10), Resources(9, 9), {("ns", "a"): machine_events.admit(_new(7))})
-    assert shortfall(node, machine_events.admit(_new(3))) == NO_RESOURCES
-    assert shortfall(node, machine_events.admit(_new(4))) == Resources(1, 1)
-    assert shortfall(node, machine_events.admit(replace(_new(3), reserve_max=True))) == Resources(7, 7)
-    assert shortfall(node, machine_events.admit(replace(_new(3), overhead=Resources(0, 2)))) == Resources(0, 2)
+    node = make_ledger(Resources(10, 10), Resources(9, 9), {("ns", "a"): ledger.admit(_new(7))})
+    assert shortfall(node, ledger.admit(_new(3))) == NO_RESOURCES
+    assert shortfall(node, ledger.admit(_new(4))) == Resources(1, 1)
+    assert shortfall(node, ledger.admit(replace(_new(3), reserve_max=True))) == Resources(7, 7)
+    assert shortfall(node, ledger.admit(replace(_new(3), overhead=Resources(0, 2)))) == Resources(0, 2)
     smaller = node.with_limits(Resources(5, 5), Resources(4, 4))
     assert smaller.counted == Resources(7, 7)
     assert smaller.free == NO_RESOURCES
@@ -268,6 +264,6 @@ def _new(least: int) -> MachineAccount:
 
 
 def test_events_that_say_nothing_new_change_nothing() -> None:
-    node = make_ledger(TOTAL, MARK, {("ns", "a"): machine_events.admit(_new(3))})
-    assert machine_events.replace_machine(node, ("ns", "a"), machine_events.admit(_new(3))) is node
+    node = make_ledger(TOTAL, MARK, {("ns", "a"): ledger.admit(_new(3))})
+    assert ledger.replace_machine(node, ("ns", "a"), ledger.admit(_new(3))) is node
     assert node.without(("ns", "b")) is node

@@ -6,19 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from devalloc.scaling.compat import ProtocolEra
 from devalloc.scaling.permits.grant import after_first_request, answer_request, credible_permit
 from devalloc.scaling.permits.ledger import (
     NO_RESOURCES,
     MachineAccount,
     MachineKey,
     NodeLedger,
+    assume_unrecorded,
+    begin_migration,
     fraction_of,
     make_ledger,
 )
-from devalloc.scaling.permits.machine_events import assume_unrecorded, begin_migration
 from devalloc.scaling.permits.pressure import is_under_pressure
 from devalloc.scaling.resources import Resources
+from devalloc.scaling.versions import ProtocolEra
 from tests.support.node_scoring import Curve, score, spread
 
 ME: MachineKey = ("default", "me")
