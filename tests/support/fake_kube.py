@@ -166,9 +166,9 @@ class FakeKube:
             with self.changed:
                 since = [each for each in self.history if each[0] > revision and _is_in(each[2], path)]
                 events = [
-                    (when, event_type, obj)
+                    (when, appears_as, obj)
                     for when, type_, _, obj, before in since
-                    if (event_type := _event_type(type_, obj, before, params or {}))
+                    if (appears_as := event_type(type_, obj, before, params or {}))
                 ]
                 if not events:
                     if self.cuts != cuts:
@@ -337,7 +337,7 @@ def _is_selected(obj: Object, params: Mapping[str, str]) -> bool:
     return not name or obj["metadata"].get("labels", {}).get(name) in values.split(",")
 
 
-def _event_type(type_: str, obj: Object, before: Object | None, params: Mapping[str, str]) -> str:
+def event_type(type_: str, obj: Object, before: Object | None, params: Mapping[str, str]) -> str:
     """What an event is to a watch of those that selectors choose; empty for none. One that is chosen no more is told
     as deleted."""
     was = before is not None and _is_selected(before, params)

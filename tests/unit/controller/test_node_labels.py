@@ -28,7 +28,7 @@ from devalloc.controller.release import release_claim
 from devalloc.store import Key, Store
 from devalloc.store.kubernetes import KubernetesStore
 from devalloc.store.sqlite import SQLiteStore
-from tests.support.fake_kube import FakeClient, FakeKube
+from tests.support.fake_kube import FakeClient, FakeKube, event_type
 from tests.support.fake_tree import memory_folder
 from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool, held
 from tests.support.host_pools import host, machine
@@ -236,3 +236,32 @@ def test_the_store_keeps_other_labels_and_finalizers(store: Store) -> None:
     back = Change(Key.of(made), done["metadata"]["resourceVersion"], None, {"n": None}, {"x": None, "y": None}, ("f",))
     (done,) = store.commit([back]).objects
     assert (done["metadata"].get("labels"), done["metadata"]["finalizers"], done.get("status")) == (None, ["f"], None)
+
+
+@pytest.mark.parametrize("is_labelled", [True, False])
+def test_the_events_that_a_claim_costs_do_not_grow_with_the_number_of_nodes(is_labelled: bool) -> None:
+    """Unless the nodes watch all claims, as they did before there was a label."""
+
+    def events_for(nodes: int) -> float:
+        kube = FakeKube()
+        names = [f"node-{number:04}" for number in range(nodes)]
+        with closing(KubernetesStore(FakeClient(kube))) as cluster:  # type: ignore[arg-type]
+            fill(cluster, gpu_class(), *(gpu_pool(f"{name}-gpus", 1, name) for name in names[:10]))
+            since = kube.revision
+            fill(cluster, *(gpu_claim(f"c{number}") for number in range(10)))
+            DeviceClaimAllocator(cluster, settings=AllocatorSettings(labels_nodes=is_labelled)).round()
+            assert all(held(cluster, f"c{number}") for number in range(10))
+        selectors = [{"labelSelector": f"{NODE_LABEL}={node_label(name)}"} if is_labelled else {} for name in names]
+        changes = [each for each in kube.history if each[0] > since and "/deviceclaims/" in each[2]]
+        return (
+            sum(
+                bool(event_type(type_, obj, before, selector))
+                for _, type_, _, obj, before in changes
+                for selector in selectors
+            )
+            / 10
+        )
+
+    few, many = events_for(10), events_for(1_000)
+    assert few == (2 if is_labelled else 30), "the allocation is two writes, as was the creation one"
+    assert many == (few if is_labelled else 100 * few)
