@@ -27,7 +27,7 @@ from devalloc.controller.reconcile import vm_scheduling
 from devalloc.controller.reconcile.claims import allocation_entries, annotation_of
 from devalloc.controller.reconcile.decision import ALLOCATED, DEVICE_LOST
 from devalloc.controller.reconcile.vm_scheduling import machines
-from devalloc.controller.reconcile.vm_scheduling.node_service import SERVED
+from devalloc.controller.reconcile.vm_scheduling.decision import SERVED
 from devalloc.store import Object
 
 RELEASED, PLACED = "Released", "Placed"

@@ -17,8 +17,12 @@ from devalloc.controller.reconcile.events import ObjectEvent
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.controller.reconcile.resource_claims import ResourceClaimAllocator
 from devalloc.controller.reconcile.resource_claims import warm_solver as resourceclaims_solver
-from devalloc.controller.reconcile.resource_claims.cluster_state import RESOURCES, ClusterState, effective_slice
-from devalloc.controller.reconcile.resource_claims.node_affinity import can_run_on
+from devalloc.controller.reconcile.resource_claims.cluster_state import (
+    RESOURCES,
+    ClusterState,
+    can_run_on,
+    effective_slice,
+)
 from devalloc.controller.reconcile.resource_claims.pending import PendingGroup, pending_groups
 from devalloc.controller.reconcile.resource_claims.warm_solver import IncrementalResourceSolver
 from devalloc.controller.reconcile.searches import BackgroundSearches
@@ -546,7 +550,7 @@ class TestSettling:
                     raise ApiError(422, "Invalid", f"metadata.{name}: Too long")
             return replace(path, body)
 
-        client.replace = refusing  # type: ignore[method-assign]
+        client.replace = refusing  # type: ignore[method-assign, assignment]
         take_over(client, "1 a")
         return before, client.get(f"{self.PATH}/c")
 
@@ -759,10 +763,10 @@ class TestCommit:
             answers = solve(*args)
             client.replace(f"{self.CLAIMS}/z/status", client.get(f"{self.CLAIMS}/z") | {"status": meanwhile})
             until(lambda: any(obj.get("status") for obj in store.list("ResourceClaim").objects))
-            allocator._solver.solve = solve  # type: ignore[method-assign]
+            allocator._solver.solve = solve  # type: ignore[method-assign, assignment]
             return answers
 
-        allocator._solver.solve = solved  # type: ignore[method-assign]
+        allocator._solver.solve = solved  # type: ignore[method-assign, assignment]
         allocator.round()
         return client, allocator, events
 
@@ -819,7 +823,7 @@ def test_a_cluster_without_taint_rules_is_answered() -> None:
             raise ApiError(404, "NotFound", "the server could not find the requested resource")
         return listed(path, params)
 
-    client.list = unserved  # type: ignore[method-assign]
+    client.list = unserved  # type: ignore[method-assign, assignment]
     for one in (node("n"), a_slice("s", pool="n.devalloc"), ANY, claim("x"), pod("p", "x", spec={"nodeName": ""})):
         create(client, one)
     store = store_of(client)
