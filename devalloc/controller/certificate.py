@@ -1,4 +1,4 @@
-"""TLS for a port that nobody gave a certificate: one signed by itself, its key in memory only."""
+"""TLS for a port without a configured certificate: a self-signed one, its key in memory only."""
 
 from __future__ import annotations
 

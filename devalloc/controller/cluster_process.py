@@ -256,7 +256,7 @@ class ClusterProcess:
         return loops
 
     def _aside(self, loop: Loop, over: threading.Event) -> None:
-        """What shows how it is: without it nobody would know, so that its end is the end of all."""
+        """The server of metrics and health. Without it the process could not be observed, so if it ends, all ends."""
         try:
             loop(over)
         except BaseException as error:

@@ -1,4 +1,4 @@
-"""Keep this host's devices up to date in the store: publish them when they change, and again when somebody overwrites
+"""Keep this host's devices up to date in the store: publish them when they change, and again when others overwrite
 them."""
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ class HostInventory:
             ender.join()
 
     def repair(self, stop: threading.Event) -> None:
-        """Publish again what somebody overwrote or deleted: at once where it is seen, now and then in any case."""
+        """Publish again what others overwrote or deleted: at once if an event shows it, and now and then in any
+        case."""
         logged = ""
         while not stop.is_set():
             try:

@@ -29,7 +29,7 @@ Object = dict[str, Any]
 
 TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_NAMESPACES = 50
-"""That have a label of their own, so that nobody makes series without end."""
+"""Values that have a label of their own; all others share one, which bounds the number of series."""
 UNKNOWN_REASON, UNANSWERED_REASON = "Other", "Unanswered"
 """Labels of a reason that is none of ``REASONS``, and of no reason yet."""
 REASONS = frozenset({*(reason.value for reason in Reason), NO_ROOM, TOO_SMALL, REFUSED, SENT_BACK, UNSUITABLE})
@@ -189,7 +189,7 @@ def _pending(overview: Overview) -> CountOf[tuple[str, str, str]]:
 
 
 class _RoundCollector:
-    """A collector of how things stand when somebody looks."""
+    """A collector of the state at the time of the scrape."""
 
     def __init__(
         self,

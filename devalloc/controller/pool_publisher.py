@@ -29,7 +29,7 @@ class PublishResult:
     updated: tuple[str, ...] = ()
     deleted: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
-    """Pools that could not be published, for somebody else's pool has the name."""
+    """Pools that could not be published, because another publisher's pool has the name."""
 
     @property
     def changed(self) -> bool:

@@ -38,7 +38,7 @@ class PublishLock:
         return not self.is_yield_requested() and self._lock.try_lock()
 
     def is_yield_requested(self) -> bool:
-        """Whether somebody goes before us. From any thread."""
+        """Whether another publisher has precedence. From any thread."""
         if self._first:
             return False
         try:
@@ -52,7 +52,7 @@ class PublishLock:
         self._lock.unlock()
 
     def close(self) -> None:
-        """Give it back, and stand in nobody's way."""
+        """Release the lock for others."""
         self._wanted.close()
         self._lock.close()
 

@@ -25,7 +25,7 @@ ReleaseOutcome = Literal["released", "asked", "held nothing"]
 
 
 class InUse(StoreError):
-    """Somebody still uses the claim's devices."""
+    """The claim's devices are still in use."""
 
 
 def release_claim(

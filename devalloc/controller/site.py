@@ -1,7 +1,7 @@
 """What the controller serves over HTTP: health for everybody, all else for those who may read it.
 
 Pages are mounted by their path; one that ends in ``/`` is also answered for all below it. They only show: what is not
-read with GET signs somebody in or out.
+read with GET signs a user in or out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 PORT = 10301
 CERTIFICATE_CHECK_SECONDS = 60.0
-"""How often a certificate is read again, which somebody renews."""
+"""How often a certificate is read again, because it may be renewed."""
 _REJECTIONS = {
     401: b"a token for this server is needed (its page says how to get one): Authorization: Bearer ...",
     403: b"this user may not read this path; a ClusterRole with nonResourceURLs and the verb get allows it",
@@ -42,7 +42,7 @@ class SitePage:
     respond: Callable[[web.BaseRequest], Awaitable[HttpResponse]]
     """In the site's event loop: what takes long belongs into a thread."""
     is_open: bool = False
-    """Anybody may read it, or it looks itself who may."""
+    """Anyone may read it, or it checks callers itself."""
     methods: frozenset[str] = frozenset({"GET", "HEAD"})
 
 

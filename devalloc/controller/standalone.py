@@ -153,7 +153,7 @@ class Standalone:
 
 
 def _start_after(ready: threading.Event, loop: Loop) -> Loop:
-    """A loop that begins when ``ready`` is set: a device may have gone while nobody looked."""
+    """A loop that begins when ``ready`` is set: a device may have gone meanwhile."""
 
     def run(stop: threading.Event) -> None:
         while not ready.wait(0.1) and not stop.is_set():

@@ -22,7 +22,7 @@ class DeviceRecords:
     withheld of a card, as a whole, is withheld of all on it; what is withheld on it, of the card as a whole."""
     made: frozenset[str] = frozenset()
     """Names of ports whose VFs the node plugin made for claims that have some of them now: they go with these claims.
-    Whatever other VFs exist stay until somebody else removes them (T8), so that the port as a whole cannot be had."""
+    Other VFs stay until others remove them (T8), so the port as a whole cannot be allocated."""
 
     @property
     def backing_devices(self) -> frozenset[str]:
@@ -40,7 +40,7 @@ class DeviceRecords:
 
     @property
     def claimed(self) -> frozenset[str]:
-        """Devices that claims hold and nobody has prepared: which vGPU of their profile is theirs is not known."""
+        """Devices that claims hold but that are not prepared: which vGPU of their profile is theirs is unknown."""
         return self.held - self.prepared.keys()
 
     @property
@@ -61,7 +61,7 @@ class InventoryConfig:
     max_vfs: int | None = None
     """Most VFs to offer per port where none exist yet, and so to create. Default: as many as the port can have."""
     adopt: frozenset[str] = frozenset()
-    """Names of vGPUs (``mdev-<uuid>``) that somebody else made, and that are offered as they are while nobody uses them
+    """Names of vGPUs (``mdev-<uuid>``) that others made, and that are offered as they are while unused
     (T8). Default: none is."""
     erase_policy: bool = False
     """A policy is set by which storage is erased between its owners. Default: none is, so storage is never offered."""

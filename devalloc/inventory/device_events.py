@@ -37,7 +37,7 @@ MIN_LIFE_SECONDS = 1.0
 """Seconds from opening one monitor to opening the next, so that one that fails at once does not make us spin."""
 
 MAX_WAIT_SECONDS = 86_400.0
-"""Seconds of one wait; poll(2) takes no more than 24 days, and nobody notices one look a day."""
+"""Seconds of one wait; poll(2) takes no more than 24 days, and one look a day costs nothing."""
 
 
 class EventSource(Protocol):

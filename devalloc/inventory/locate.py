@@ -55,7 +55,7 @@ class ProfileDevice:
 
 @dataclass(frozen=True, slots=True)
 class InstanceDevice:
-    """A mediated device that somebody else made."""
+    """A mediated device that others made."""
 
     port: PciPort
     parent: PciFunction

@@ -1,6 +1,6 @@
 """Why a device is unavailable: reserved for the host, in use, inseparable from others, or withheld by policy.
 
-Each reason is a short text for ``devalloc.io/unavailable``. *Uses* are apart from the rest: what somebody uses without
+Each reason is a short text for ``devalloc.io/unavailable``. *Uses* are separate: what a process uses without
 a claim is also taken off the pool's capacities.
 """
 
@@ -48,7 +48,7 @@ class UnavailabilityReasons:
         yield from self.groups.objections(port.members, {vf.address for vf in port.vfs})
 
     def whole_port_reasons(self, port: PciPort, parts: Iterable[str]) -> Iterator[str]:
-        """Why the port as a whole is not offered although nobody uses what is on it. ``parts``: names of all devices
+        """Why the port as a whole is not offered although its parts are unused. ``parts``: names of all devices
         on it."""
         if port.function.address.device_name in self.records.claim_users:
             return

@@ -116,7 +116,7 @@ def read_parent(function: PciFunction, only: str | None = None) -> VgpuParent | 
         return None
     rows = [match for row in (listing or "").splitlines() if (match := _NVIDIA_ROW.fullmatch(row))]
     profiles = _by_id(_profile_from_name(f"nvidia-{row[1]}", row[2]) for row in rows)
-    if current != 0:  # or nobody can tell what lives there, so that nothing else may
+    if current != 0:  # or its content is unknown, so that nothing else may live there
         profile_id = None if current is None else f"nvidia-{current}"
         live = [VgpuInstance(function.address, profile_id, None, function.iommu_group)]
     return VgpuParent(function, tuple(profiles), {profile.id: 1 for profile in profiles}, tuple(live), holds_one=True)
@@ -224,7 +224,7 @@ class VgpuSupply:
     total: int | None
     """Framebuffer of the card in bytes; None where nothing proves it."""
     capacity: dict[str, int]
-    """Resources and what is left of them after instances that nobody claimed."""
+    """Resources, and what is left of them after instances without a claim."""
     offers: tuple[VgpuOffer, ...]
     foreign: tuple[VgpuInstance, ...]
     """Live instances that no claim explains."""

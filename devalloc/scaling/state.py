@@ -283,7 +283,7 @@ def monitor_lost(state: ScalingState) -> ScalingState:
 
 
 def upscale_requested(state: ScalingState, now: int, more: ResourceFlags) -> ScalingState:
-    """The guest asks for more. Without a connection there is nobody who could ask."""
+    """The guest asks for more. Without a connection it cannot ask."""
     approved = state.monitor.approved
     if approved is None:
         return state

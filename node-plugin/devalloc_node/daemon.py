@@ -1,7 +1,7 @@
 """The daemon: start a node, run its loops, serve its sockets and metrics, and shut it down.
 
 Machines and prepared claims outlive it. It may be killed at any moment: what was begun is in the journal, and the next
-start undoes it before anybody is served.
+start undoes it before any request is served.
 
 Where a node is served: its own service, the kubelet's, and metrics, each at its place.
 """
@@ -54,7 +54,7 @@ def serving(node: Node, say: Announce) -> Iterator[None]:
     """While inside, serve all that the settings name. Raises Denied, Failed where that cannot be."""
     kubelet = node.settings.kubelet
     with ExitStack() as stack:
-        if (pool := node.warm) is not None:  # first, so that it goes when nobody is served any more
+        if (pool := node.warm) is not None:  # first, so that it closes last, after all requests
             what = f"warm setups in {pool.config.run}"
             stack.enter_context(hold_endpoint(what, partial(_warm_endpoint, what, pool), wait=True, say=say))
         if (path := node.settings.socket) is not None:
@@ -144,7 +144,7 @@ class Publisher:
 
     loops: Sequence[Loop] = ()
     rescan: Callable[[], None] | None = None
-    """Look at the devices and publish them soon. From any thread. None: nobody publishes them."""
+    """Discover the devices and publish them soon. From any thread. None: nothing publishes them."""
 
 
 def run_daemon(

@@ -13,7 +13,7 @@ class Deadline:
 
     at: float
     cancelled: threading.Event | None = field(default=None, compare=False)
-    """Set when the caller of a service has gone; None: nobody calls. What was begun goes on; nothing is begun then."""
+    """Set when the caller of a service has gone; None: no caller. Then work in progress goes on, but none begins."""
 
     @classmethod
     def after(cls, seconds: float) -> Deadline:

@@ -8,7 +8,7 @@ class NodeError(Exception):
 
     def __init__(self, code: str, message: str, *, retryable: bool) -> None:
         """``code``: CamelCase and stable, such as ``DeviceInUse``. ``retryable``: the same request may succeed later
-        though nobody changes what is asked for."""
+        without a change of the request."""
         super().__init__(message)
         self.code = code
         self.retryable = retryable
@@ -33,7 +33,7 @@ class Failed(NodeError):
 
 
 class Unknown(NodeError):
-    """Nobody can tell whether it happened: no answer before the deadline. The journal keeps it until it is known."""
+    """It is unknown whether it happened: no answer before the deadline. The journal keeps it until it is known."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(code, message, retryable=True)

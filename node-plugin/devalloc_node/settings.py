@@ -57,7 +57,7 @@ class NodeSettings:
     machines: MachineConfig = field(default_factory=MachineConfig)
     """Where machines live, and what they may name."""
     capacity: HostCapacity | None = None
-    """What machines may have of the host in all; one that does not fit is not started. None: nobody counts."""
+    """What machines may have of the host in all; one that does not fit is not started. None: no limit."""
     scaling: ScalingSettings | None = None
     """How machines whose objects ask for it follow what their guests do. None: they do not."""
     runners: tuple[Network, ...] = ()

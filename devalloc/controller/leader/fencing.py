@@ -3,12 +3,12 @@
 Each write names the state of its object that it is based on. A new leader therefore writes on each object that grants
 are written on, before it decides anything: what the one before still sends is then based on a state that is over, and
 the API server refuses it. Objects that are made later the old leader can only have read after its lease had run out by
-its own clock, which it asks before each write. In between nobody needs to agree on the time.
+its own clock, which it asks before each write. In between, clocks need not agree.
 
 What refuses the annotation (an object that has as many of them as the API server takes) gets a label instead. What
 refuses that as well is left: it refuses the leader before the same, and nothing may wait for one object. That goes for
 what is refused because of the object. Where an API server that was just started knows no rights and policies yet, or
-the rights are missing, nobody knows what it will let through later: then this fails, and is begun anew.
+the rights are missing, it is unknown what it will let through later: then this fails, and begins anew.
 
 The store does the same to an object of which it does not know whether what this process sent will still be done.
 
@@ -70,7 +70,7 @@ def fence_objects(
         ]
         if not left:
             return sealed
-        # Where nobody was faster it is the stamp that is refused.
+        # If no writer was faster, the API server refused the stamp.
         stuck = [obj for obj in left if refused.get(obj["metadata"]["uid"]) == obj["metadata"]["resourceVersion"]]
         for obj in stuck:
             refused.pop(obj["metadata"]["uid"])
@@ -86,7 +86,7 @@ def fence_objects(
             if isinstance(outcome, Conflict)
         ]
         sealed += len(outcomes) - len(conflicts)
-        if conflicts:  # somebody was faster, and what is there now is to be read
+        if conflicts:  # another writer was faster: read what is there now
             log.debug("read again: %s", conflicts[0][1])
             refused |= {metadata["uid"]: metadata["resourceVersion"] for metadata, _ in conflicts}
             (pause or stop.wait)(RETRY_SECONDS)
@@ -94,7 +94,7 @@ def fence_objects(
 
 
 def _is_labelled(store: Store, obj: Object) -> bool | None:
-    """Sealed by a label that is another than before; None: to be tried again, somebody was faster. Raises
+    """Sealed by a label that is another than before; None: retry, another writer was faster. Raises
     StoreError."""
     metadata = obj["metadata"]
     labels = {**metadata.get("labels", {}), meta.LEADER: secrets.token_hex(8)}
@@ -109,7 +109,7 @@ def _is_labelled(store: Store, obj: Object) -> bool | None:
 
 
 def _is_grantable(obj: Object) -> bool:
-    """Whether a leader may still write a grant there that nobody has seen."""
+    """Whether a leader may still write a grant there that this process has not seen."""
     return (
         obj["kind"] != "DeviceClaim" or not allocation_entries(obj) or annotation_of(obj, meta.TRANSACTION) is not None
     )

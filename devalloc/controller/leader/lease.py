@@ -27,7 +27,7 @@ from devalloc.store import AlreadyExists, Conflict, NotFound, Object
 KIND = "Lease"
 DEFAULT_SECONDS = 15.0
 MAX_SECONDS = 3600.0
-"""Seconds for which a lease that nobody renews is believed at most, whatever it says."""
+"""The longest time in seconds for which a lease counts without renewal, whatever it says."""
 
 
 _DELETED = "deleted"
@@ -102,14 +102,14 @@ class Lease:
         """Annotations that are written with the next renewal, with the number of transitions: they hold as long as the
         lease has that number."""
         self.held_by: str | None = None
-        """Whose it is instead, for people, where the last ``take`` found that somebody else has it."""
+        """The other holder, for people, if the last ``take`` met one."""
         self._own: Object | None = None
         """Ours, as we wrote it last."""
         self._until = 0.0
 
     @property
     def is_valid(self) -> bool:
-        """Whether nobody else can have taken it yet."""
+        """Whether no other process can have taken it yet."""
         return self._own is not None and self._clock() < self._until
 
     def take(self) -> bool:
@@ -149,7 +149,7 @@ class Lease:
             try:
                 self._took(self._store.replace(self._object(own["metadata"], self.transitions, since)), began)
                 return
-            except Conflict:  # somebody labelled it, or the answer to our last renewal was lost
+            except Conflict:  # others labelled it, or the answer to our last renewal was lost
                 own = self._still_ours()
             except NotFound:
                 break
@@ -200,7 +200,7 @@ class Lease:
             return {}
 
     def _is_free(self, obj: Object, began: float) -> bool:
-        """Whether nobody holds it, nobody else at least, or not any more. ``began``: when it was asked for."""
+        """Whether no other process holds it, or no longer. ``began``: when the request was sent."""
         name, version = obj["metadata"]["name"], obj["metadata"]["resourceVersion"]
         if lease_holder(obj) in ("", self.holder) or self._alone:
             return True
@@ -210,7 +210,7 @@ class Lease:
         return began - self._seen[name][1] > self._believed(obj)
 
     def _was_deleted(self, leases: Container[str], began: float) -> bool:
-        """Whether a lease that somebody else held is not there any more, and its holder may not know yet."""
+        """Whether the lease of another holder was deleted, which that holder may not know yet."""
         if self.name in leases or self.name not in self._seen:
             return False
         if self._seen[self.name][0] != _DELETED:
@@ -218,7 +218,7 @@ class Lease:
         return began - self._seen[self.name][1] <= self.seconds
 
     def _believed(self, obj: Object) -> float:
-        """For how many seconds that nobody renews it somebody else's is taken for held."""
+        """For how many seconds without renewal a lease of another holder counts as held."""
         seconds = _spec(obj).get("leaseDurationSeconds")
         duration = float(seconds) if isinstance(seconds, (int, float)) and 0 <= seconds <= MAX_SECONDS else MAX_SECONDS
         return max(duration, self.seconds)
@@ -268,7 +268,7 @@ class Lease:
 
 
 def lease_holder(lease: Object) -> str:
-    """Who has it; empty where nobody does."""
+    """The holder; empty if there is none."""
     holder = _spec(lease).get("holderIdentity")
     return holder if isinstance(holder, str) else ""
 

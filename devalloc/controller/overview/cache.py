@@ -1,4 +1,4 @@
-"""A cache of the overview of a store: computed again when something has changed and somebody asks."""
+"""A cache of the overview of a store: computed again at the next request after a change."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class OverviewCache:
             # Nodes publish ResourceSlices only
             return _StoreRead(notes=(NO_KINDS_MESSAGE,)) + more
         except Forbidden:
-            # Somebody who has rights in one namespace: pools and classes are the cluster's.
+            # A caller with rights in one namespace: pools and classes belong to the cluster.
             ours = self._read_each(self._store, REQUIRED_KINDS)
             if not ours.looks and len(ours.notes) == len(REQUIRED_KINDS):
                 raise

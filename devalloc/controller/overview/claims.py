@@ -20,7 +20,7 @@ from devalloc.store import Object
 from devalloc_solver.problem.ordering import natural_key
 
 DRIVER = "devalloc.io"
-"""Of the node plugin, where nobody gave it another name."""
+"""The node plugin's, unless it was given another name."""
 _MAX_DEVICES = 8
 """Pods and devices of a claim that are named."""
 NO_EVENT_YET = "devalloc's controller gives it devices when a pod waits for it"
@@ -52,7 +52,8 @@ def claim_order(claim: ClaimSummary) -> tuple[Any, ...]:
 
 
 def resource_claims_in(documents: Iterable[Object]) -> list[Object]:
-    """Those that wait, and those that have devices of ours: before it has any nobody can tell whose a claim gets."""
+    """Those that wait, and those that have devices of ours: before it has any, it is unknown whose devices a claim
+    gets."""
     candidates = (doc for doc in documents if doc["kind"] == "ResourceClaim")
     return [doc for doc in candidates if not is_allocated(doc) or allocated_results(doc)]
 
@@ -88,8 +89,10 @@ def needs_events(documents: Iterable[Object]) -> bool:
 
 
 def dedicated_note(aside: int, devices: int) -> str:
-    """What to say of devices that kube-scheduler gives nobody; "" where there are none. Whether a claim could use them
-    its selectors tell, which are not evaluated for a page."""
+    """The text about devices that kube-scheduler does not allocate; "" if there are none.
+
+    Whether a claim could use them depends on its selectors, which are not evaluated for a page.
+    """
     if not aside:
         return ""
     label = f"{ALLOCATOR_KEY}={DEVALLOC}"

@@ -1,10 +1,10 @@
 """The model of an overview. Each device is in one state:
 
-* ``free``: nobody has it, and a claim could get it;
+* ``free``: it has no owner, and a claim could get it;
 * ``shared``: claims have parts of it, and more can be had;
 * ``held``: a claim has it, or claims have all of it;
-* ``unavailable``: nobody has it, and it is not to be had, for the reason that it says (S6a, a taint; cordoned, too);
-* ``excluded``: nobody has it, and what it needs of its card is taken by others.
+* ``unavailable``: it has no owner and cannot be allocated, for the reason that it states (S6a, a taint; cordoned, too);
+* ``excluded``: it has no owner, but others hold what it needs of its card.
 
 So devices = free + shared + held + unavailable + excluded, available = free + shared, and in use = shared + held.
 """
@@ -82,7 +82,7 @@ def nested_devices(names: Iterable[str], attributes: Mapping[str, Mapping[str, s
         name, level = waiting.pop()
         ordered.append((name, level))
         waiting += [(part, level + 1) for part in reversed(below.pop(name, []))]
-    return ordered + [(name, 0) for parts in below.values() for name in parts]  # of a circle that somebody wrote
+    return ordered + [(name, 0) for parts in below.values() for name in parts]  # of a circle in the input
 
 
 def device_kind(attributes: Mapping[str, str]) -> str:
@@ -121,7 +121,7 @@ class DeviceCounts:
 
     @property
     def in_use(self) -> int:
-        """That somebody has, or has a part of."""
+        """Devices that have an owner, at least of a part."""
         return self.shared + self.held
 
     def __add__(self, other: DeviceCounts) -> DeviceCounts:
@@ -163,14 +163,14 @@ class DeviceSummary:
     """Its function and profile, as far as it says: "vf", "1g.5gb"."""
     state: DeviceState
     why: str
-    """Why it is excluded or unavailable; also of one that is broken while somebody has it."""
+    """Why it is excluded or unavailable; also of one that breaks while it has an owner."""
     holders: tuple[DeviceHolder, ...]
     level: int
     """0, or one more than that of the device that it is a part of; those follow it."""
 
 
 def format_users(machine: str, pods: Sequence[str]) -> str:
-    """Who a claim is for: " for machine web"; "" where nobody is."""
+    """Who a claim is for: " for machine web"; "" if there is none."""
     return (f" for machine {machine}" if machine else "") + (f" for pod {', '.join(pods)}" if pods else "")
 
 
@@ -207,7 +207,7 @@ class CardSummary:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What else is said of it: of what it shares out, that of which somebody has some, and no more than a few."""
+        """What else is said of it: of its shared capacity, the parts in use, and no more than a few."""
         drawn = [each.text for each in self.supplies if each.left != each.total]
         more = [f"{len(drawn) - MAX_SUPPLIES} more are drawn on"] if len(drawn) > MAX_SUPPLIES else []
         return (*([self.note] if self.note else []), *drawn[:MAX_SUPPLIES], *more)

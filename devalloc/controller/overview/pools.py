@@ -88,7 +88,7 @@ def _supplies(one: CountedPool) -> tuple[CardSupply, ...]:
                 for name, amount in device.requests.items():
                     if name in left:
                         left[name] -= amount
-    except QuantityError:  # somebody gave out more than numbers can say
+    except QuantityError:  # the sum exceeds what a quantity can express
         return ()
     nothing = Quantity(0)
     return tuple(

@@ -99,7 +99,7 @@ class SliceDeviceUse:
     shares: list[DeviceShare] = field(default_factory=list)
     holders: list[DeviceHolder] = field(default_factory=list)
     is_held: bool = False
-    """By somebody who does not only look on."""
+    """By a claim without admin access."""
     is_whole: bool = False
     nano: Counter[str] = field(default_factory=Counter)
     """Of shares: how much of each capacity."""

@@ -30,7 +30,7 @@ _MACHINES = {"group": "devalloc.io", "resource": "virtualmachines", "verb": "pre
 
 @dataclass(frozen=True, slots=True)
 class CallerRejected:
-    """Why somebody may not ask."""
+    """Why a caller may not ask."""
 
     status: int
     text: str

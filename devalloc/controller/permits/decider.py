@@ -133,7 +133,7 @@ class PermitDecider:
         self._listed = 0
         """The resourceVersion of the last listing: news that are older are none."""
         self._stale = False
-        """Whether the store may have what the book has not: a write ended and nobody knows how."""
+        """Whether the store may have what the ledgers lack: a write whose outcome is unknown."""
         self._is_certain = True
         """Whether no such write may still arrive, though all was read since: the next one that is done says so."""
 
@@ -148,7 +148,7 @@ class PermitDecider:
         self.book.begin(hosts)
         await self._reload(starting=True)
         for key, record in self.book.records.items():
-            if record.permit is not None and not record.scaled:  # nobody knows any more whether that was to be written
+            if record.permit is not None and not record.scaled:  # it is unknown whether that had to be written
                 self._due[key] = _PendingWrite(retract=True)
 
     def see(self, seen: StoreChanges) -> None:
@@ -163,7 +163,7 @@ class PermitDecider:
     async def ask(
         self, request: PermitRequest, has_gone: Callable[[], bool], node: str | None = None
     ) -> HttpResponse | PermitGrant:
-        """What is answered, after it is written. ``has_gone``: whether nobody is there any more to hear it. ``node``:
+        """The answer, after it was written. ``has_gone``: whether the caller has gone. ``node``:
         the one whose machines may be asked for; None: all."""
         if self._queue.qsize() >= MAX_WAITING:
             return HttpResponse(503, b"too many are waiting; ask again")
@@ -177,7 +177,7 @@ class PermitDecider:
         return await asyncio.get_running_loop().run_in_executor(self._writer, work)
 
     def reject_waiting(self) -> None:
-        """Nobody is left waiting for an answer that does not come."""
+        """Answer all waiting requests, so that no caller waits in vain."""
         while not self._queue.empty():
             item = self._queue.get_nowait()
             if isinstance(item, _QueuedRequest):
@@ -200,7 +200,7 @@ class PermitDecider:
                 _answer_all(requests, HttpResponse(503, b"another server answers now; ask again"))
                 raise
             except StoreError as error:
-                # Nobody knows whether it was written. All is read again before anything else is decided.
+                # It is unknown whether it was written. Read everything again before the next decision.
                 log.warning("cannot write permits: %s", error)
                 self._stale, self._is_certain = True, False
                 self._metrics.commits.labels("failed").inc()
@@ -417,7 +417,7 @@ class PermitDecider:
         self._stale = False
 
     async def _reread(self, keys: Iterable[MachineKey]) -> None:
-        """The objects that somebody else changed, as they are now."""
+        """The objects that others changed, as they are now."""
         for namespace, name in keys:
             try:
                 obj = await self.run_in_writer(partial(self._store.get, KIND, namespace, name))
@@ -428,7 +428,7 @@ class PermitDecider:
 
 
 def _is_abandoned(item: _QueuedRequest) -> bool:
-    """Whether nobody waits for the answer any more. What such a request asks for may be long ago: a newer one may have
+    """Whether the caller has gone. Such a request may be outdated: a newer one may have
     come by another way, so it is not decided."""
     if item.answer.done() or not item.has_gone():
         return item.answer.cancelled()

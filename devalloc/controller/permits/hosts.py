@@ -29,7 +29,7 @@ Hosts = Callable[[], Mapping[str, Host]]
 """All nodes by name, as they are now. On one that is not named nothing is granted."""
 
 FrozenHosts = Callable[[], AbstractContextManager[Mapping[str, Host]]]
-"""The nodes as they are, and nobody but the server takes anything of them inside. Raises StoreError."""
+"""The nodes as they are; inside, only the server takes anything of them. Raises StoreError."""
 
 OverheadFunction = Callable[[Object], Resources]
 """What a VirtualMachine costs its node beside what it is permitted: its devices, its hypervisor."""

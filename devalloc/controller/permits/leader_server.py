@@ -92,7 +92,7 @@ class LeaderPermitServer:
         return min((since for since in (self._unheard, self._untold) if since is not None), default=None)
 
     def run(self, stop: threading.Event) -> None:
-        """Serve, until ``stop``. A port that somebody else has is waited for: claims are answered without it."""
+        """Serve, until ``stop``. If another process has the port, it waits: claims are answered without it."""
         reporter = threading.Thread(target=self._tell, args=(stop,), name="permits-place", daemon=True)
         reporter.start()
         backoff = Backoff(RETRY_SECONDS, MAX_RETRY_SECONDS)

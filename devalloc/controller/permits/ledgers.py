@@ -26,7 +26,7 @@ from devalloc.store import Object
 
 
 def no_overhead(obj: Object) -> Resources:
-    """The overhead of a machine where nobody knows of any."""
+    """The overhead of a machine if none is known."""
     return NO_RESOURCES
 
 
@@ -50,7 +50,7 @@ class PermitLedgers:
         """``node``: the one whose machines count; None: all."""
         self.settings = settings
         self.migrates = migrates
-        """Whether there is somebody who migrates machines."""
+        """Whether a migrator moves machines."""
         self.nodes: dict[str, NodeLedger] = {}
         self.records: dict[MachineKey, VmState] = {}
         self.objects: dict[MachineKey, Object] = {}
@@ -126,7 +126,7 @@ class PermitLedgers:
             self._leave(key, old)
 
     def find(self, pod: MachineKey, of: str | None = None) -> VmState:
-        """The machine that somebody calls so. ``of``: of several that name one pod, that of this node. Raises
+        """The machine of that name. ``of``: of several that name one pod, that of this node. Raises
         Refused."""
         if pod in self.records:
             return self.records[pod]
@@ -172,7 +172,7 @@ class PermitLedgers:
         elif starting and record.runs:
             machine = ledger.assume_unrecorded(machine, era=self.settings.era)
         elif old is not None and old.permit is None and old.buffer != NO_RESOURCES and record.scaled:
-            # As long as it has not asked, it may have been permitted what nobody here knows of.
+            # Until it asks, it may have a permit that is unknown here.
             restored = replace(machine, reserved=old.reserved, buffer=old.buffer, most=old.most)
             machine = ledger.observe_use(ledger.change_bounds(restored, record.least, record.most), record.use)
         else:
@@ -190,7 +190,7 @@ def machines_to_migrate(book: PermitLedgers) -> list[MachineKey]:
 
 
 def _keep_run_amounts(record: VmState, old: VmState, machine: MachineAccount) -> VmState:
-    """What a run of a machine was told holds until that run ends, also where somebody took it off its object."""
+    """A permit holds until its run of the machine ends, even if it was removed from the object."""
     same_run = record.machine_id == old.machine_id and record.runs and old.runs
     if record.permit is not None or machine.permit is None or not (same_run and record.scaled and old.scaled):
         return record

@@ -17,7 +17,7 @@ _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2
 
 
 class PermitMetrics:
-    """Counters of one server, and the ledgers as they are when somebody looks. Use from one thread."""
+    """Counters of one server, and the ledgers at the time of the scrape. Use from one thread."""
 
     def __init__(self, book: PermitLedgers, usage: Callable[[], Mapping[str, UsageTotal]] = dict) -> None:
         """``usage``: what was kept for each billing id."""

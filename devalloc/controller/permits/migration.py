@@ -1,4 +1,4 @@
-"""Migrations: who moves machines to other nodes, if anybody does, and a check that each comes to an end."""
+"""Migrations: what moves machines to other nodes, if anything, and a check that each one ends."""
 
 from __future__ import annotations
 
@@ -146,4 +146,4 @@ def _is_before(since: str, latest: datetime) -> bool:
     try:
         return parse_time(since).astimezone(UTC) < latest
     except (ValueError, OverflowError):
-        return True  # nobody knows how long it takes
+        return True  # its duration is unknown

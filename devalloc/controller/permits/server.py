@@ -300,7 +300,7 @@ class PermitServer:
         loop = asyncio.get_running_loop()
 
         def tell(seen: StoreChanges) -> None:
-            with suppress(RuntimeError):  # the loop is closed: nobody listens any more
+            with suppress(RuntimeError):  # the loop is closed, and with it all connections
                 loop.call_soon_threadsafe(decider.see, seen)
 
         await loop.run_in_executor(helpers, _watch, self._store, decider, over, tell)

@@ -18,7 +18,7 @@ MIN_TOKEN_LENGTH = 16
 
 
 class UnsafeSettings(ValueError):
-    """Settings that would let anybody ask."""
+    """Settings that would admit any caller."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class PermitGrant:
     permit: Resources
     before: Resources
     wants_migration: bool = False
-    """It should move, and nobody is there to move it."""
+    """It should move, and there is no migrator."""
     begins_migration: bool = False
     """The migrator is to be told; the body says so already."""
     without_migration: bytes = b""

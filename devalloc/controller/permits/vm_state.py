@@ -1,6 +1,6 @@
 """VirtualMachine objects as the ledgers read them, and what the server writes on them.
 
-An object is content that nobody promises to be well formed. What a machine has been given or uses, and cannot be read,
+Objects may be malformed. What a machine has been given or uses, and cannot be read,
 counts for all that it could have, so that a damaged object makes no room for others.
 """
 
@@ -66,7 +66,7 @@ class VmState:
     permit: Resources | None
     """What is written down that it may have in this run."""
     previous: Resources
-    """What it was told before and may go by still, where that is more: nobody has heard that it knows its permit."""
+    """What it was told before and may go by still, if that is more: it is unconfirmed that it knows its permit."""
     slot: int
     """Bytes in which its memory changes."""
     runs: bool

@@ -61,7 +61,7 @@ def read_cpus(tree: Tree) -> CpuTopology:
     online = listed if listed is not None else listed_cpus(info or "")
     allowed, memories = _allowed_cpus(tree, "Cpus_allowed_list"), _allowed_cpus(tree, "Mems_allowed_list")
     usable = online if allowed is None else online & allowed
-    # The kernel's own list of those offline has places for CPUs, too, that nobody has plugged in.
+    # The kernel's own list of those offline also has places for CPUs that are not plugged in.
     offline = (_list_in(place, "present") or frozenset()) - online
     notes = []
     if usable != online:

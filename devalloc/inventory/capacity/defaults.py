@@ -1,4 +1,4 @@
-"""What a machine gets of the host's bandwidth where nobody says: its share by CPUs, and how it may burst."""
+"""The default share of a machine in the host's bandwidth, by CPUs, and how it may burst."""
 
 from __future__ import annotations
 

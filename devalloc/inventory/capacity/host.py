@@ -57,7 +57,7 @@ def discover_capacity(root: Path | Tree = Path("/"), config: CapacityConfig = _D
     """What the host has whose files are below ``root``, and what may be promised of it.
 
     Reads only. Raises CapacityError when CPUs or memory cannot be told, or the data folder's file system. A network
-    whose speed nobody knows has the capacity 0, and so has the disk without a data folder; a problem says why.
+    of unknown speed has the capacity 0, and so has the disk without a data folder; a problem says why.
     """
     tree = root.again() if isinstance(root, Tree) else Tree(root)
     notes: list[Problem] = []

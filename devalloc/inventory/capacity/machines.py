@@ -71,7 +71,7 @@ def minimum_usage(machine: VirtualMachine) -> tuple[int, int]:
 def machine_usage(machine: VirtualMachine) -> MachineUsage:
     """What a VirtualMachine takes: its floor, or what is kept for it, permitted, or was seen of it where that is more.
 
-    A machine that nobody can ask at present counts as it was last seen, one that is placed and not begun as created.
+    A machine that does not answer counts as it was last seen, one that is placed and not begun as created.
     """
     status = machine.status
     cpu, memory = minimum_usage(machine)

@@ -21,7 +21,7 @@ MILLI = 1000
 
 Source = Literal["detected", "configured", "assumed", "unknown"]
 """``detected`` on the host; ``configured`` by the admin; ``assumed`` where it cannot be detected and a default stands
-for it; ``unknown``: nobody knows, and the capacity is 0."""
+for it; ``unknown``: the capacity is 0."""
 
 
 class UnknownResource(LookupError):

@@ -160,7 +160,7 @@ class HostStatus:
     problems: tuple[str, ...] = ()
     """What could not be asked, and counts as nothing here."""
     counts_content: bool = True
-    """Whether anybody counted images, their cache and volumes; else they are 0 in ``disk``, and not known."""
+    """Whether images, their cache and volumes were counted; else they are 0 in ``disk``, and unknown."""
 
     def to_dict(self) -> Object:
         """JSON. What is beyond the five resources, ``disk_breakdown``, ``gpu`` and ``allocations`` stands last."""

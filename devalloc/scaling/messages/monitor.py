@@ -7,7 +7,7 @@ then on the two directions have envelopes of their own:
     monitor to agent   {"type":"DownscaleResult","Ok":true,"Status":"...","id":4}
 
 A reply carries the id of its request. The agent mints even ids, the monitor odd ones, all below 2^53, because a peer
-may read them as floats. Nobody replies to an InvalidMessage or an InternalError, so that no two peers go on for ever.
+may read them as floats. An InvalidMessage or InternalError gets no reply, so that two peers cannot go on for ever.
 
 Whatever cannot be read is `Undecodable`, in words for a person: it ends the connection. A message of a type that v1.0
 does not have is `Unrecognised`: it is answered with an InvalidMessage, and the connection stays.
@@ -80,7 +80,7 @@ class DownscaleResult:
 
 @dataclass(frozen=True, slots=True)
 class InvalidMessage:
-    """Either way: the message with this id was not understood, or nobody waits for it. No reply."""
+    """Either way: the message with this id was not understood, or is not awaited. No reply."""
 
     error: str = ""
 

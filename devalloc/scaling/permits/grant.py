@@ -36,7 +36,7 @@ def grant_resource(
 ) -> ResourceGrant:
     """One resource of one request.
 
-    ``free``: what nobody has of the node. ``factor``: increases are multiples of it, however much was reserved before.
+    ``free``: what is free on the node. ``factor``: increases are multiples of it, however much was reserved before.
     ``last``: what the machine was permitted once, which it gets again whether there is room or not. ``floor``: what it
     counts for whatever it is permitted. ``overcommit``: thousandths by which more of it can be given than there is.
     ``leaving``: it is about to be migrated, and gets nothing more here.

@@ -38,7 +38,7 @@ class MachineAccount:
     previous: Resources = NO_RESOURCES
     """What it was told it may have before its permit, and may go by still; nothing where it knows its permit."""
     buffer: Resources = NO_RESOURCES
-    """The part of ``reserved`` that is there in case it was permitted that much before anybody here knew of it."""
+    """The part of ``reserved`` that covers a permit from before this server knew the machine."""
     pressure: Resources = NO_RESOURCES
     """What it asked for and did not get."""
     overhead: Resources = NO_RESOURCES
@@ -97,7 +97,7 @@ class NodeLedger:
 
     @property
     def free(self) -> Resources:
-        """What nobody has; nothing where too much is taken."""
+        """What is free; nothing if too much is taken."""
         return self.total.excess_over(self.counted)
 
     def with_machine(self, key: MachineKey, machine: MachineAccount) -> NodeLedger:

@@ -59,7 +59,7 @@ class MachineActuator:
         return await self._executors.look(self._key, self._look)
 
     def _change(self, target: Resources, given_up: threading.Event) -> Resources | ChangeRefused:
-        """``given_up``: set when nobody waits for it any more. Then no further step is begun."""
+        """``given_up``: set when no caller waits any longer. Then no further step begins."""
         errors: list[tuple[str, NodeError]] = []
         machine, is_bounded, began = self._seen(), True, time.monotonic()
         for what, amount in scaling_steps(machine.observed, target, machine.started):

@@ -157,7 +157,7 @@ class AgentThread:
             self._at[scaled.address] = scaled.key
         self._poke()
         if other is not None and other.key != scaled.key:
-            self._changed(other.key)  # it is to be told why nobody scales it any more
+            self._changed(other.key)  # its report says why nothing scales it any longer
 
     def drop(self, key: str) -> None:
         """Leave the machine as it is."""

@@ -19,7 +19,7 @@ LIMITS = HttpLimits(body=0, connections=4, requests_a_second=1, requests_burst=4
 """All of 500 machines take a tenth of a second."""
 HOST = "127.0.0.1"
 AGAIN_SECONDS = 30.0
-"""Where somebody else has the port it is tried again: machines do not wait for that."""
+"""If another process has the port, the server retries. Machines do not wait for that."""
 
 
 @asynccontextmanager
@@ -33,7 +33,7 @@ async def agent_dump_served(agent: Agent, at: Path | int | None) -> AsyncIterato
 async def page_served(respond: RequestHandler, at: Path | int | None, what: str, option: str) -> AsyncIterator[None]:
     """While inside, serve it at a unix socket of this user's, or at a port of loopback. None: nowhere.
 
-    Where somebody else has the place it is tried again, and told once. ``option``: what names the port.
+    If another process has the port, the server retries, and logs that once. ``option``: the option that sets the port.
     """
     if at is None:
         yield

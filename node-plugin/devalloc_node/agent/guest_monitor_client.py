@@ -357,7 +357,7 @@ class _MonitorSession:
 
 
 class _OutgoingSocket(WebSocket):
-    """The agent's end. No proxy and no redirect is ever followed: the guest could send us to somebody else."""
+    """The agent's end. No proxy and no redirect is ever followed: the guest could redirect us to another host."""
 
     def __init__(self, host: str, port: int, session: _MonitorSession, limits: WebSocketLimits) -> None:
         at = f"[{host}]" if ":" in host else host

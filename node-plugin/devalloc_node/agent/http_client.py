@@ -58,7 +58,7 @@ async def fetch_bounded(
     bounds the time.
 
     Raises:
-        Failed: nobody was reached (``Unreachable``), or the answer is too long (``AnswerTooLong``).
+        Failed: no answer (``Unreachable``), or the answer is too long (``AnswerTooLong``).
         Unknown: it was sent, and no whole answer came (``NoAnswer``).
     """
     try:

@@ -47,7 +47,7 @@ class PermitEndpoint(Protocol):
     """Use from one event loop."""
 
     async def server(self) -> PermitServerAddress:
-        """Raises Failed: nobody knows (``Unreachable``)."""
+        """Raises Failed (``Unreachable``) if the address is unknown."""
 
     def doubt(self) -> None:
         """It did not answer as it should: it may be another one by now."""

@@ -23,7 +23,7 @@ class ScalingReport:
     wanted: Resources
     """By its goal, its guest's own words and its bounds."""
     permitted: Resources | None
-    """None: nobody has been asked yet."""
+    """None: no server was asked yet."""
     applied: Resources
     """What it was last brought to."""
     observed: Resources | None

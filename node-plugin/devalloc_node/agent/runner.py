@@ -38,7 +38,7 @@ class CpuShare(Protocol):
 
 
 class Runner:
-    """The server. Listen where only the machine's controller gets to: it asks nobody who he is (T28)."""
+    """The server. Listen where only the machine's controller gets to: it does not authenticate callers (T28)."""
 
     def __init__(
         self, machine: str, share: CpuShare, limits: HttpLimits = LIMITS, allows: Allows = lambda peer: True
@@ -107,7 +107,7 @@ class MachineCpuShare:
         self._operations.scale(self._at.key, "cpu", milli, due, owner=self._at.uid, caller=CALLER)
 
     def get(self) -> int:
-        """What was set, for as long as nobody else changed it. Raises NodeError."""
+        """What was set, until another caller changes it. Raises NodeError."""
         machine = self._seen()
         observed, set_to, vcpus = machine.observed.cpu_milli, machine.applied.cpu_milli, machine.observed.vcpus
         if observed is None or vcpus is None:

@@ -270,7 +270,7 @@ class Scaler:
         self._changed.set()
 
     def _limited(self, by: ChangeRefused | None) -> None:
-        """No more is asked for than what can come, so that nobody keeps room for the rest."""
+        """Ask for no more than can be plugged, so that no capacity is held for the rest."""
         self._limit = by
         self._become(lambda state: now_known.bounds_changed(state, self._within, self._config))
 

@@ -24,7 +24,7 @@ class ScalerTimeouts:
     lfc_interval: int = 15_000
     lfc_timeout: int = 5_000
     look_interval: int = 30_000
-    """The machine is looked at this often though nobody changed it,"""
+    """The machine is looked at this often even if nothing changed it,"""
     look_retry: int = 2_000
     """and again after this when it could not be."""
     look_timeout: int = 10_000
@@ -73,7 +73,7 @@ class ScalingSettings:
     token: str | None = field(default=None, repr=False)
     """What it wants as ``Authorization: Bearer``."""
     has_own_token: bool = False
-    """The token is this process's own, which nobody else can know."""
+    """The token belongs to this process; no other one can know it."""
     unit: Resources = SHIPPED.unit
     """The compute unit: machines have whole ones, as far as their bounds allow."""
     agent: AgentConfig = SHIPPED

@@ -1,7 +1,7 @@
 """Checks before a device is taken from the host: before the first step, and again by every binding.
 
-The inventory publishes these devices as unavailable, so the solver does not give them away. Nobody relies on that here.
-"""
+The inventory publishes these devices as unavailable, so the solver does not allocate them. This module does not rely
+on that."""
 
 from __future__ import annotations
 

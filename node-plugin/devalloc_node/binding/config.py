@@ -21,7 +21,7 @@ class BindingConfig:
     max_vfs: int | None = None
     """Most VFs to create on a port; as the inventory's. Default: as many as it can have."""
     adopt: frozenset[str] = frozenset()
-    """Names of vGPUs (``mdev-<uuid>``) that somebody else made, and that may be used as they are (T8); as the
+    """Names of vGPUs (``mdev-<uuid>``) that others made, and that may be used as they are (T8); as the
     inventory's."""
     erase_policy: bool = False
     """Storage is erased between its owners by a policy of the admin's; without one it is never taken (T7)."""

@@ -41,7 +41,7 @@ class DriverKind:
         folder = host_changes.folder(self.host.tree(), target)
         now, wanted = state(folder), value["driver"]
         if now["driver"] != wanted:
-            # Rather than that it is without a driver until somebody loads that one.
+            # Otherwise it would have no driver until that one is loaded.
             if wanted is not None and not _is_loaded(folder.tree, wanted):
                 raise _not_bound(target, now["driver"], wanted, loaded=False)
             for driver in value.get("next", ()):
@@ -73,7 +73,7 @@ class DriverKind:
             raise Failed("DriverNotBound", f"{target} has the override {after['override']}, not {value['override']}")
 
     def taken_over(self, step: Step, *, finished: bool) -> str | None:
-        """A driver that the step has nothing to do with was bound by somebody else: perhaps the host has its card back,
+        """Another program bound a driver that the step did not ask for: perhaps the host has its card back,
         and needs it."""
         driver = self.read(step.target)["driver"]
         if driver in (None, step.before["driver"], step.after["driver"], step.after["override"]):

@@ -85,7 +85,7 @@ class Mdev:
         return HEALTHY
 
     def _adopted(self, tree: Tree, granted: GrantedDevice, device: InstanceDevice) -> PreparedDevice:
-        """What somebody else made is used as it is, and left so, where the admin asked for that (T8)."""
+        """If the admin asked for that, a vGPU that others made is used and left as it is (T8)."""
         if granted.device not in self.config.adopt:
             raise Denied(
                 "DeviceInUse",
@@ -136,7 +136,7 @@ class MdevKind:
             tree = self.host.tree()
             folder = mdev_folder(tree, target)
             nodes = mdev_nodes(folder) if folder else set()
-            # A machine that loses its vGPU is lost: not a word is written unless nobody has it open (T8).
+            # A machine that loses its vGPU is lost: nothing is written while a process has it open (T8).
             refuse_open(tree, nodes, f"the mediated device {target}", certain=True)
             host_changes.write(self.host, f"bus/mdev/devices/{target}/remove", "1", deadline)
         if value is not None:

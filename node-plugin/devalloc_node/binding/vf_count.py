@@ -53,7 +53,7 @@ class VfAutoprobeKind:
 
 @dataclass(frozen=True, slots=True)
 class VfCountKind:
-    """How many VFs a PF has: changed from none and to none only, and never under somebody."""
+    """How many VFs a PF has: changed from none and to none only, and never while VFs are in use."""
 
     host: Host
 
@@ -64,7 +64,7 @@ class VfCountKind:
         host_changes.refuse_unanswered(self.host, target)
         tree = self.host.tree()
         now = _count(host_changes.folder(tree, target))
-        # The kernel says so once all are there; of those somebody may have removed one by its own `remove`.
+        # The kernel shows the number once all exist; one may since have been removed by its own `remove`.
         if now == value:
             return
         if now and value:
@@ -83,7 +83,7 @@ class VfCountKind:
             raise Failed("VfsMissing", f"{target} has {len(there)} VFs although {value} were requested")
 
     def taken_over(self, step: Step, *, finished: bool) -> str | None:
-        """VFs that were not made by the step are not removed, nor made anew where somebody removed them (T8). While it
+        """VFs that were not made by the step are not removed, nor created again if others removed them (T8). While it
         is not known to be done, fewer than were asked for are its own: drivers may make some and give up."""
         count = self.read(step.target)
         return f"{step.target} has {count} VFs" if finished and count not in (step.before, step.after) else None

@@ -57,7 +57,7 @@ class Vfio:
         _refuse_parts(tree, port)
         checks.refuse_group(tree, self.config, port.members)
         functions = [port.function, *(member for member in port.members if member is not port.function)]
-        mac = nic.mac_address(port.function) if nic.is_nic(port.function) else None  # nobody can tell once VFIO has it
+        mac = nic.mac_address(port.function) if nic.is_nic(port.function) else None  # unreadable once VFIO has it
         yield from handover_steps(tree, functions)
         return with_mac(describe_passed_through(self.host, granted, functions), mac)
 
@@ -66,7 +66,7 @@ class Vfio:
 
 
 def _vf_addresses(port: PciPort) -> list[Address]:
-    """Every VF that the port has or could have: none of them may be somebody's."""
+    """Every VF that the port has or could have: none of them may have an owner."""
     addresses = [address for pf in port.members for _, address in pf.virtfns]
     for pf in port.members:
         if pf.sriov is not None:

@@ -113,7 +113,7 @@ class VgpuKind:
         if value:
             self._refuse_type(function, value)
         else:
-            # A machine that loses its vGPU is lost: not a word is written unless nobody has it open (T8).
+            # A machine that loses its vGPU is lost: nothing is written while a process has it open (T8).
             refuse_open(self.host.tree(), _nodes(function), f"the vGPU on {target}", certain=True)
         host_changes.write(self.host, f"bus/pci/devices/{target}/nvidia/{_FILE}", str(value), deadline)
         after = self.read(target)
@@ -121,7 +121,7 @@ class VgpuKind:
             raise Failed("VgpuMissing", f"{target} carries the vGPU type {after} after {value} was written")
 
     def taken_over(self, step: Step, *, finished: bool) -> str | None:
-        """Another type than was asked for was put there by somebody else, perhaps just before."""
+        """Others put another type there than was requested, perhaps just before."""
         live = self.read(step.target)
         return None if live in (0, step.before, step.after) else f"{step.target} carries the vGPU type {live}"
 

@@ -34,7 +34,7 @@ Choose = Callable[[GrantedDevice], Binding]
 Render = Callable[[Grant, Sequence[PreparedDevice]], Rendered]
 """Files that go with a prepared claim (UTF-8), and what its devices are called in them."""
 InUse = Callable[[PreparedDevice], str | None]
-"""Who has a device open, such as ``qemu (1234)``; None where nobody is seen. Raises NodeError when it cannot tell."""
+"""Who has a device open, such as ``qemu (1234)``; None if no process is seen. Raises NodeError if that is unknown."""
 
 
 _UNSTEADY = frozenset({"DeviceGone", "DeviceUnknown", "SharedDiffers"})
@@ -195,7 +195,7 @@ class Claims:
         ]
 
     def withheld(self) -> dict[str, str]:
-        """Devices (``pool/device``) that nobody gets until they could be cleaned, and why (T7)."""
+        """Devices (``pool/device``) that are withheld until they are cleaned, and why (T7)."""
         return {withheld.device: withheld.reason for withheld in self.journal.withheld()}
 
     def refuse_remains(self, ref: ClaimRef) -> None:
@@ -296,7 +296,7 @@ class Claims:
             undone = UndoResult(left=(more,))
         problems = [*undone.left, *undone.shared]
         if not problems:
-            if isinstance(error, Unknown):  # what nobody knew does not matter any more
+            if isinstance(error, Unknown):  # the unknown outcome no longer matters
                 return Failed(error.code, f"{error.message}. All steps were undone")
             return error
         return Failed(
@@ -324,7 +324,7 @@ class Claims:
     ) -> None:
         """Undo a claim of the journal, whose lock the caller holds. Raises NodeError where something is left.
 
-        ``unused``: not even begin while somebody has one of its devices open.
+        ``unused``: do not begin while a process has one of its devices open.
         """
         uid = record.ref.uid
         devices = () if record.prepared is None else prepared_of(record.ref, record.prepared).devices

@@ -12,7 +12,7 @@ LOG = logging.getLogger(__name__)
 
 
 def as_node_error(ref: ClaimRef, error: Exception) -> NodeError:
-    """The error itself, or that something went wrong which nobody thought of."""
+    """The error itself, or an unexpected one wrapped as an error of the claim."""
     if isinstance(error, NodeError):
         return error
     LOG.error("preparing claim %s", ref, exc_info=error)

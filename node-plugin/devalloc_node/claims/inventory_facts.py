@@ -15,8 +15,8 @@ from devalloc_node.model.prepared import Prepared
 
 def inventory_facts(journal: JournalReader, gone: Mapping[str, str] | None = None) -> DeviceRecords:
     """What is prepared, and what is withheld: what could not be cleaned after its last owner, and what claims hold that
-    are not undone. Nobody else may know of these: kube-scheduler has forgotten a claim when its pod was deleted by
-    force, and would give its devices to others.
+    are not undone. Perhaps only the journal knows of these: kube-scheduler has forgotten a claim when its pod was
+    deleted by force, and would give its devices to others.
 
     ``gone``: by UID, why claims count as gone (``Reconciler.gone``).
     """

@@ -46,7 +46,7 @@ class ClaimLocks:
         )
 
     def sharing(self) -> bool:
-        """Whether somebody changes something shared at this moment."""
+        """Whether a call changes something shared at this moment."""
         try:
             names = os.listdir(self._folder)
         except FileNotFoundError:

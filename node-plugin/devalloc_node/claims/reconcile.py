@@ -22,7 +22,7 @@ LOG = logging.getLogger(__name__)
 _TRY_SECONDS = 0.05
 """How long a claim's lock is waited for: who holds it is alive and will finish the claim itself."""
 _GUEST_SECONDS = 5.0
-"""How long a guest is waited for that was asked before to let a device go: nobody is served meanwhile at a start, and
+"""How long to wait for a guest that was asked before to let a device go: nothing is served meanwhile at a start, and
 nothing else of its machine can be changed. What it does later is seen in the next pass."""
 _VAIN_SECONDS, _LEAST_SECONDS = 10.0, 0.5
 """How long guests are waited for in vain in one pass, all together; and how long each of the others is all the same."""
@@ -38,11 +38,11 @@ class ReconcileReport:
     removed: list[str] = field(default_factory=list)
     """Claims that are gone and were unprepared."""
     waiting: list[str] = field(default_factory=list)
-    """Claims that are gone and stay until the grace period is over, or nobody uses their devices."""
+    """Claims that are gone, and stay until the grace period is over or their devices are unused."""
     stuck: list[str] = field(default_factory=list)
     """What could not be undone, and why."""
     doubts: list[str] = field(default_factory=list)
-    """What nobody knows the owner of. It is left alone."""
+    """Content whose owner is unknown. It stays as it is."""
     halted: str = ""
     """Why no claim was removed in this pass, although some may be gone."""
 
@@ -107,7 +107,7 @@ class Reconciler:
         return report
 
     def _finish(self, report: ReconcileReport) -> None:
-        """Undo what is half done and nobody works on."""
+        """Undo what is half done and no call works on."""
         self._in_vain = 0.0
         for record in self._claims.journal.claims():
             if record.state is not ClaimState.PREPARED:
@@ -137,7 +137,7 @@ class Reconciler:
                 report.finished.append(f"device {withheld.device} was cleaned and is offered again")
 
     def _repeat(self, report: ReconcileReport) -> None:
-        """Write the files of prepared claims again that somebody has removed: their users do not start without them."""
+        """Write the files of prepared claims again if they were removed: their users do not start without them."""
         for record in self._claims.journal.claims():
             if record.state is not ClaimState.PREPARED:
                 continue
@@ -228,7 +228,7 @@ class Reconciler:
         uid = record.ref.uid
         try:
             with self._claims.locks.claim(uid, Deadline.after(_TRY_SECONDS), _CALLER):
-                # Somebody may have worked on it since it was listed.
+                # Another call may have changed it since it was listed.
                 now = self._claims.journal.claim(uid)
                 if now is None or not still(now):
                     return

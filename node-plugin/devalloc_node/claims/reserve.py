@@ -24,7 +24,7 @@ def reserve_devices(
         holdings: dict[str, str] = {}
         chosen = []
         for granted, binding in zip(grant.devices, bindings, strict=True):
-            # Admin access excludes nobody (S14).
+            # Admin access does not exclude other claims (S14).
             keys = () if granted.admin else tuple(binding.keys(granted, grant.ref.uid, [*held, *holdings]))
             for key in keys:
                 if key in holdings:
@@ -36,7 +36,7 @@ def reserve_devices(
             journal.begin(grant.ref, grant.kind, grant_content(grant, source), holdings)
             return chosen
         except HeldByOther as error:
-            # Somebody was quicker where it was free just now: perhaps something else is free.
+            # Another claim took it meanwhile: perhaps something else is free.
             if error.holding.key in held or due.passed:
                 raise _held_by_others(journal, error.holding, holdings[error.holding.key]) from error
 

@@ -129,7 +129,7 @@ class StepRunner:
         return UndoResult(tuple(left), tuple(shared))
 
     def repeat(self, uid: str, deadline: Deadline, caller: str = "") -> list[str]:
-        """Perform the lasting steps of a prepared claim again that somebody else has undone; their targets. Raises
+        """Perform the lasting steps of a prepared claim again that others have undone; their targets. Raises
         NodeError."""
         targets = []
         for record in self._journal.steps(uid):
@@ -173,7 +173,7 @@ class StepRunner:
         return error.code == "ResetFailed" or (step.kind in self._options.cleaning and isinstance(error, Failed))
 
     def undo_shared(self, name: str, deadline: Deadline, caller: str = "", first: int = 0) -> NodeError | None:
-        """What is shared under this name, where nobody uses it, down to the step ``first``; why it stays. The caller
+        """What is shared under this name, if it is unused, down to the step ``first``; why it stays. The caller
         holds its lock."""
         for record in reversed(self._journal.steps(name)):
             if record.id < first:
@@ -299,7 +299,7 @@ class StepRunner:
         _explained(step, lambda: kind.apply(step.target, step.after, deadline))
 
     def _revert(self, record: StepRecord, deadline: Deadline, *, force: bool) -> Literal["undo", "left"]:
-        """Put back what was there before, or (``left``) nothing, where that would take it from somebody else."""
+        """Put back what was there before, or (``left``) nothing, if that would take it from another owner."""
         step, kind = record.step, self._kind(record.step)
         change = kind.force if force and isinstance(kind, ForcibleKind) else kind.apply
         try:

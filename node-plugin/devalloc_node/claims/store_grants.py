@@ -17,7 +17,8 @@ KIND = "DeviceClaim"
 
 
 class StoreGrants:
-    """``Grants`` of one node. What is looked up is marked, so that nobody else gets its devices meanwhile."""
+    """``Grants`` of one node. A claim that is looked up gets the node's finalizer, so that its devices are not
+    reallocated meanwhile."""
 
     def __init__(self, store: Store, node_name: str) -> None:
         self._store = store
@@ -175,7 +176,7 @@ def _class_of(detail: Mapping[str, Any]) -> str | None:
 
 
 def _json(claim: Object, annotation: str) -> Any:
-    """The content of an annotation; None where it is missing or somebody else wrote there."""
+    """The content of an annotation; None if it is missing, or if others wrote there."""
     try:
         return json.loads(claim["metadata"].get("annotations", {}).get(annotation, "null"))
     except (ValueError, TypeError, AttributeError):

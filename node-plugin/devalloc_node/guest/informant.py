@@ -275,7 +275,7 @@ LIMITS = HttpLimits(body=wire.MAX_BODY, connections=32, requests_a_second=100, r
 
 
 class GuestResources(Protocol):
-    """What lives in the machine. Both may raise OSError or ValueError: nobody can tell what it is now."""
+    """The guest of the machine. Both may raise OSError or ValueError: its state is unknown now."""
 
     async def shrink(self, target: Resources) -> DownscaleResult:
         """Whether the machine may have so little. Not ok is *denied*: nothing was done."""
@@ -334,7 +334,7 @@ class Informant:
                 task.cancel()
 
     async def close(self) -> None:
-        """Answer nobody any more."""
+        """Stop answering."""
         await self._server.close()
 
     def want(self, more: ResourceFlags) -> None:

@@ -221,7 +221,8 @@ class MemoryPolicy:
             await self._cache.fit(memory)
 
     async def shrink(self, memory: int, now: int) -> DownscaleResult:
-        """Whether the machine may have so little. What is agreed to is prepared. Raises OSError: nobody can tell."""
+        """Whether the machine may have so little. If it agrees, it prepares for that. Raises OSError if the usage is
+        unknown."""
         done = []
         if self._measure is not None:
             age = self._samples.age(now)

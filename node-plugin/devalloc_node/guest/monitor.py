@@ -107,7 +107,7 @@ class GuestMonitor:
         await self.guard.grew(resources.memory)
 
     async def shrink(self, target: Resources) -> wire.DownscaleResult:
-        """Whether the machine may have so little. Raises OSError: nobody can tell."""
+        """Whether the machine may have so little. Raises OSError if the usage is unknown."""
         result = await self.guard.shrink(target.memory, _now())
         if result.ok:
             self._resize(target.cpu)

@@ -102,7 +102,7 @@ class ClaimConditions:
         try:
             set_conditions(self._store, ref, conditions)
         except Denied:
-            return True  # gone, or a claim of another dialect: nobody to tell
+            return True  # gone, or a claim of another dialect: no object to write to
         except NodeError as error:
             log.warning("cannot write the health of the devices of claim %s: %s", ref, error)
             return False
@@ -122,19 +122,19 @@ def _ready_before(claims: Iterable[Object], node_name: str) -> Iterator[tuple[Cl
                     device = status["devicePoolName"], status["deviceName"]
                     by_device[device] = [{key: each[key] for key in _MEMBERS} for each in ours]
         except (KeyError, TypeError, AttributeError):
-            continue  # none of ours, or somebody else wrote there
+            continue  # not ours, or others wrote there
         if by_device:
             yield claim_ref(claim), by_device
 
 
 def _final_conditions(conditions: Iterable[Mapping[str, str]]) -> list[Mapping[str, str]]:
-    """What is left to say of a device that is no longer prepared; nobody looks at it for this claim any more."""
+    """The last condition of a device that is no longer prepared, and no longer watched for this claim."""
     over = {READY: "False", HEALTHY: "Unknown"}
     return [_condition(each["type"], over[each["type"]], "Unprepared", "") for each in conditions]
 
 
 def conditions_of(device: PreparedDevice, health: HealthState | None) -> list[Mapping[str, str]]:
-    """``Ready`` of a prepared device, and ``Healthy`` where somebody has looked: type, status, reason and message."""
+    """``Ready`` of a prepared device, and ``Healthy`` if its health was observed: type, status, reason and message."""
     return [_ready(device)] + ([] if health is None else [_healthy(health.state, health.message)])
 
 

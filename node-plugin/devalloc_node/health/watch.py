@@ -128,7 +128,7 @@ class HealthWatch:
             return self._changed.wait_for(lambda: self._version > version, timeout)
 
     def observed(self, pool: str, device: str) -> HealthObservation | None:
-        """How one device is, and since when; None for one that nobody looked at."""
+        """How one device is, and since when; None for one that was not observed."""
         with self._changed:
             return self._observed.get((pool, device))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_NAME = 255
 _TRIES = 100
-"""How often a file may lose its folder to somebody who removes another one; each time that one is gone."""
+"""How often a file may lose its folder to a process that removes another file."""
 
 
 @dataclass(frozen=True, slots=True)

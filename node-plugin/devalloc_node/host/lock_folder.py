@@ -43,7 +43,7 @@ class _Waiter:
 class LockFolder:
     """Locks by name, one file each, between the threads of this process and between processes.
 
-    This is where anybody waits for a lock of the plugin: until the deadline, or until the caller has gone. The threads
+    All callers wait for locks of the plugin here: until the deadline, or until the caller has gone. The threads
     of a process have their turns in the order in which they came. While a lock is held its file says who holds it and
     what for; then the file is removed.
     """
@@ -144,7 +144,7 @@ class LockFolder:
         try:
             try:
                 return FileLock(path)
-            except FileNotFoundError:  # the folder: not made yet, or somebody removed it
+            except FileNotFoundError:  # the folder: not made yet, or removed
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 return FileLock(path)
         except OSError as error:
@@ -165,7 +165,7 @@ class LockFolder:
 
     def _give_up(self, name: str, deadline: Deadline, busy: LockErrorFactory) -> None:
         """Raises the error with which a wait ends, if it is time for that."""
-        if not _holds_a_lock():  # what was begun goes on, though nobody wants the answer any more
+        if not _holds_a_lock():  # work in progress goes on, although its caller has gone
             _refuse_cancelled(deadline)
         if deadline.passed:
             raise busy(f"{self._holder(name)}. Try again when that has ended, or allow more time (--timeout)")
@@ -188,7 +188,7 @@ class LockFolder:
 
 
 def lock_purpose(work: str, caller: str) -> str:
-    """What a lock is held for, with who asked for that, if anybody did."""
+    """What a lock is held for, and for which caller, if any."""
     return f"{work} (for {caller})" if caller else work
 
 

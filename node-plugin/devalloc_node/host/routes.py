@@ -21,7 +21,7 @@ class Route:
     is_own: bool = False
     """It ends in this host."""
     is_tap: bool = False
-    """Behind the interface is a machine, and nobody else."""
+    """Only a machine is behind the interface."""
 
 
 NO_ROUTE = Route(None)

@@ -22,7 +22,7 @@ LOGGER = logging.getLogger("devalloc.audit")
 
 
 def audit(event: str, **fields: Value) -> None:
-    """``event``: ``step``, ``undo``, ``left`` (as somebody else has made it), ``stuck``, ``withheld``, ``offered``,
+    """``event``: ``step``, ``undo``, ``left`` (as others have set it), ``stuck``, ``withheld``, ``offered``,
     ``prepared``, ``unprepared``, ``failed``, ``machine``."""
     if LOGGER.isEnabledFor(logging.INFO):
         present = {name: value for name, value in fields.items() if value not in (None, "")}

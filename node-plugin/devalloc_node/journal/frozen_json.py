@@ -1,4 +1,4 @@
-"""JSON content that many share and nobody can change: still dicts and lists to all who read, compare or encode it."""
+"""Shared JSON content that cannot be changed: still dicts and lists for all who read, compare or encode it."""
 
 from __future__ import annotations
 

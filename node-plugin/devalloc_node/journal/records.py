@@ -27,7 +27,7 @@ class ClaimState(StrEnum):
     """How far a claim is."""
 
     PREPARING = "preparing"
-    """Begun. Nobody was told of it: what is left of it is undone before it is tried again."""
+    """Begun, but never answered: its remains are undone before the next try."""
     PREPARED = "prepared"
     UNPREPARING = "unpreparing"
     """Being undone: it is never given out again as it was, only finished."""
@@ -56,7 +56,7 @@ class HeldKey:
     key: str
     """``pci/0000:41:00.0``, ``mdev/<uuid>``: what bindings name."""
     uid: str
-    """The claim's; empty where the device is withheld and nobody may have it."""
+    """The claim's; empty if the device is withheld from all claims."""
     device: str
     """``pool/device`` as it was granted."""
 
@@ -79,7 +79,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class WithheldDevice:
-    """A device that nobody gets, because it could not be cleaned of what its last owner left (T7)."""
+    """A device that is withheld, because it could not be cleaned after its last owner (T7)."""
 
     device: str
     keys: tuple[str, ...]

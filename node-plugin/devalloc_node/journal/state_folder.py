@@ -16,7 +16,7 @@ _DAMAGED = ".damaged-"
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder (0700) that nobody else can enter, or close one that is there. Raises Unusable, Unavailable."""
+    """Make a private folder (0700), or make an existing one private. Raises Unusable, Unavailable."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         info = folder.lstat()
@@ -36,9 +36,9 @@ def open_lock(folder: Path) -> FileLock:
 
 
 def missing_wal(path: Path, lock: FileLock) -> str | None:
-    """What is missing of the log of a journal that nobody has open, for people; None for nothing.
+    """What is missing of the log of a journal that no process has open, for people; None for nothing.
 
-    Where somebody has it open, they looked before they opened it. Leaves the lock exclusive or shared. Raises
+    A process that has it open checked it before. Leaves the lock exclusive or shared. Raises
     Unavailable.
     """
     for _ in range(2):

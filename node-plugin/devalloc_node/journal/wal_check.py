@@ -49,7 +49,7 @@ class _Log:
 def wal_damage(path: Path) -> str | None:
     """What is wrong with the log of the database at ``path``; None where nothing that was committed is missing.
 
-    Call it only while nobody has the database open, in this process neither: closing the files that it reads drops the
+    Call it only while no process has the database open, this one included: closing the files that it reads drops the
     locks that SQLite has on them. Raises OSError.
     """
     name = f"{path.name}-wal"

@@ -112,7 +112,7 @@ class AttachmentKind:
     def apply(self, target: str, value: Value, deadline: Deadline) -> None:
         """Plug it in and see the guest give it addresses, or (None) take it out and see QEMU let go of its nodes.
 
-        Before its CPUs run nobody gives addresses: ``MachineLifecycle.resume`` sees to that. Raises Denied:
+        Before its CPUs run, no guest assigns addresses: ``MachineLifecycle.resume`` sees to that. Raises Denied:
         ``GuestRefused`` (retryable) where the guest keeps it, ``NoPciWindow``, ``GuestNotReady`` (retryable) where it
         gives no addresses; Unknown where QEMU does not answer.
         """

@@ -204,7 +204,7 @@ def _boot(spec: MachineSpec, start: StartContext) -> list[str]:
     words = ["-kernel", start.kernel, "-append", append]
     if start.initrd is None:
         return words
-    if "," in start.initrd:  # for kernels of the multiboot kind QEMU takes it for several files, which nobody checked
+    if "," in start.initrd:  # for kernels of the multiboot kind QEMU takes it for several files, which were not checked
         raise Denied("MachineInvalid", f"machine {spec.key}: the path of its initrd, {start.initrd}, has a comma")
     return [*words, "-initrd", start.initrd]
 

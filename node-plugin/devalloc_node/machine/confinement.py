@@ -196,7 +196,7 @@ class QemuLimits:
 
 
 def qemu_limits(spec: MachineSpec, accel: str, slack: int = GIB) -> QemuLimits:
-    """Far above what QEMU ever needs, so that only one that somebody has taken over meets them: all memory that the
+    """Far above what QEMU ever needs, so that only a compromised one meets them: all memory that the
     guest can have, what QEMU keeps for each part of that and for each vCPU, ``slack`` for devices, firmware and QEMU
     itself, and the translated code of an emulated CPU."""
     vcpus = whole_cpus(spec.cpus.most)

@@ -64,7 +64,7 @@ class EmulatedDevices:
 
     devices: Mapping[str, EmulatedDevice]
     others: frozenset[str]
-    """What is called as plain devices are, and is none: somebody else plugged it in, and has what it stands on."""
+    """A device that is named like an emulated one, but that others plugged in with a back end of their own."""
     nodes: frozenset[str]
     """Block nodes."""
     sets: Mapping[int, str]
@@ -93,7 +93,7 @@ def plug_emulated(
 ) -> EmulatedDevice:
     """Plug it in; as it is in the machine then. Does nothing where it is plugged in already. ``owner``: see
     ``MachineSpec``; the machine where nothing is said. ``namespace``: the machine's. ``is_starting``: its CPUs
-    never ran, so that its firmware makes windows for the device, and nobody gives it addresses yet.
+    never ran, so that its firmware makes windows for the device, which has no addresses yet.
 
     Raises Denied: what a machine may not name (``PathNotAllowed``, ``DiskFormat``, ``TapMissing`` …), ``DeviceExists``,
     ``DiskInUse``, ``TapInUse``, ``NoFreePciSlot``, ``QemuRefused``; ``NoPciWindow`` and ``GuestNotReady`` if the guest
@@ -185,7 +185,7 @@ def unplug_emulated(monitor: Monitor, machine: str, name: str, deadline: Deadlin
 def remove_leftovers(monitor: Monitor, deadline: Deadline) -> EmulatedDevices:
     """Take away what stands for no device: a call was cut off, or a guest has let its device go by itself.
 
-    What there is then. Nobody else may change plain devices of the machine meanwhile.
+    Returns the devices it has then. Callers hold the machine's lock.
     """
     seen = observe_emulated(monitor, deadline)
     spent = [command for id_of in sorted(_leftovers(seen)) for command in _removal(seen, id_of)]
@@ -260,7 +260,7 @@ def _id(name: str) -> str | None:
 
 
 def _same(wanted: EmulatedDevice, there: EmulatedDevice) -> bool:
-    """Whether it is the one that is wanted; an address that nobody asked for may be any."""
+    """Whether it is the one that is wanted; if no address was requested, any will do."""
     if isinstance(wanted.what, Nic) and isinstance(there.what, Nic) and wanted.what.mac is None:
         there = replace(there, what=replace(there.what, mac=None))
     return wanted == there

@@ -104,7 +104,7 @@ class ExitHandler:
     """Safe for threads."""
 
     def __init__(self, registry: MachineRegistry, ended: Callable[[], None]) -> None:
-        """``record_after_end`` is called for each machine that ended though nobody asked for it."""
+        """``record_after_end`` is called for each machine that ended without a request."""
         self._registry = registry
         self._ended = ended
         self._deaths = ExitWatcher(self._died)
@@ -166,7 +166,7 @@ class ExitHandler:
         self._deaths.leave(key)
 
     def note_end(self, record: MachineRecord) -> None:
-        """Of one that does not live: that it ended, where that is not known yet; said where nobody asked for it."""
+        """Record that a machine ended, if that is not recorded yet; log it if no one requested it."""
         if record.state in ("stopped", "failed"):
             return
         noted = record_after_end(record, self._registry.config)

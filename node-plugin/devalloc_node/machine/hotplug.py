@@ -45,7 +45,7 @@ def plug_device(
     monitor: Monitor, machine: str, device: PciDevice, deadline: Deadline, *, size: BarSizes | None = NO_BARS
 ) -> str:
     """Plug a device in; the root port that it is on then. Does nothing where it is plugged in already. ``size``: its
-    own memory; None: nobody knows.
+    own memory; None: unknown.
 
     Raises Denied: ``NoFreePciSlot``, ``QemuRefused`` (nothing is left of it then). Failed where QEMU says yes and does
     not show it. Unknown where QEMU does not answer: it may be there.
@@ -129,7 +129,7 @@ def remove_backends(monitor: Monitor, backends: Sequence[QemuBackend], deadline:
 
 def _free(monitor: Monitor, machine: str, device: PciDevice, size: BarSizes | None, deadline: Deadline) -> RootPort:
     """The port that keeps the least of those that keep enough, so that large windows stay free for large devices; the
-    one that keeps the most where none does, or nobody knows what the device needs."""
+    the one that reserves the most if none does, or if the need is unknown."""
     root_ports = list_root_ports(monitor, deadline)
     free = [port for port in root_ports if not port.busy]
     if free:
@@ -407,7 +407,7 @@ def _window(range_: Mapping[str, Any] | None) -> AddressWindow:
 
 
 def _ecam(monitor: Monitor, deadline: Deadline) -> int:
-    """Where configuration space lies in the machine's memory; 0 where it does not, or nobody tells."""
+    """Where configuration space lies in the machine's memory; 0 if it does not, or if that is unknown."""
     try:
         where = int(monitor.execute("qom-get", {"path": _HOST_BRIDGE, "property": "MCFG"}, deadline=deadline))
     except QmpRefused:  # a board of another kind

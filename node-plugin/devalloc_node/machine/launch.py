@@ -267,7 +267,7 @@ def forget(machine_id: str, config: MachineConfig) -> None:
 
 
 def _has_foreign_qemu(folder: Path) -> bool:
-    """Whether a QEMU of somebody else's listens in a folder whose own machine does not run."""
+    """Whether another QEMU listens in a folder whose own machine does not run."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:

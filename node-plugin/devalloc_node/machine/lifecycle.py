@@ -114,7 +114,7 @@ class MachineLifecycle(MachineRegistry):
             spec = resources.spec_started_with(spec, resources.resources_at_start(record))
             began = False
             try:
-                with self._told_by(spec.key):  # an image that hangs holds up nobody else
+                with self._told_by(spec.key):  # an image that hangs delays no other machine
                     launch.check(spec, self.config, launch.LaunchOptions("", None, how))
                 with self._among_all(user_ids.LOCK, deadline, f"start {spec.key}"):
                     if self._room is not None:
@@ -136,7 +136,7 @@ class MachineLifecycle(MachineRegistry):
 
     @contextmanager
     def admitted(self, machine: VirtualMachine, spec: MachineSpec, deadline: Deadline) -> Iterator[None]:
-        """Inside, there is room for a machine that is none of these, and nobody else is admitted: write it down there
+        """Inside, there is capacity for one more machine, and no other one is admitted: record it there
         for ``others``. Raises Denied (``HostFull``), Failed."""
         with self._among_all(user_ids.LOCK, deadline, f"admit {spec.key}"):
             if self._room is not None:
@@ -250,7 +250,7 @@ class MachineLifecycle(MachineRegistry):
                 try:
                     self._end(record, process, patience, force or never_ran, deadline)
                 except (Denied, Failed):  # it goes on
-                    # One that did not answer before may do so now: without a guest nobody was asked.
+                    # One that did not answer before may do so now: without a guest nothing was asked.
                     was_asked = patience > 0 and not adoption.is_without_guest(self, record)
                     self.put(record.asked_to_stop() if was_asked else record)
                     raise
@@ -299,7 +299,7 @@ class MachineLifecycle(MachineRegistry):
                 try:
                     applied = resources.apply_change(record, self.config, monitor, process, what, amount, deadline)
                 except Denied as error:
-                    # No more is asked of it than what there is (T15); what it can never have nobody waits for.
+                    # Ask for no more than there is (T15), and do not wait for what it can never have.
                     requested = record.requested if error.retryable else before
                     self.put(
                         replace(record, requested=requested, applied=resources.amounts_reached(record, monitor, what))
@@ -459,7 +459,7 @@ def run_maintenance(machines: MachineLifecycle, stop: threading.Event) -> None:
 def _is_tidy(machines: MachineRegistry, key: str) -> bool:
     """Take away what no device stands on; whether none is there that could leave something before a next change.
 
-    Looks before it locks: nobody is to wait for a machine that is tidy.
+    Looks before it locks, so that no caller waits for a machine that is tidy.
     """
     due = Deadline.after(LOOK_SECONDS)
     record = machines.record_for(key)

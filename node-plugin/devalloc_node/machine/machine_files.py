@@ -32,7 +32,7 @@ def process_of(machine_id: str, config: MachineConfig, seconds: float = 2.0) -> 
     """
     try:
         life = FileLock.existing(config.life(machine_id))
-    except FileNotFoundError:  # it never was started, or somebody took the file away under it
+    except FileNotFoundError:  # it was never started, or the file was removed
         return with_removed_file(config.life(machine_id), f"\0guest={machine_id},".encode())
     except OSError as error:
         raise Failed("HostUnreadable", f"cannot check whether machine {machine_id} lives: {error}") from None

@@ -204,7 +204,7 @@ def _remove_leftovers(monitor: Monitor, dimms: set[int], deadline: Deadline) -> 
     entries = monitor.execute("qom-list", {"path": "/objects"}, deadline=deadline)
     there = {int(m[1]) for entry in entries if (m := _BACKEND.fullmatch(entry["name"]))}
     for number in sorted(there - dimms):
-        with suppress(QmpRefused):  # somebody else's, in a machine that was adopted
+        with suppress(QmpRefused):  # not ours, in a machine that was adopted
             monitor.execute("object-del", {"id": dimm_backend(number)}, deadline=deadline)
 
 

@@ -214,7 +214,7 @@ def disk_image(disk: Disk, folders: Sequence[AllowedFolder], namespace: str) -> 
 
     Raises Denied: as ``boot_image``; ``DeviceReserved`` for a block device that the host uses in whole or in part,
     ``InUseUnknown`` where that cannot be told; ``DiskFormat`` for a format that is not raw or qcow2, or that the file
-    does not have; ``DiskNamesOthers`` for a qcow2 whose header names a further file, which nobody has checked.
+    does not have; ``DiskNamesOthers`` for a qcow2 whose header names another file, which was not checked.
     """
     if disk.format not in ("raw", "qcow2"):
         raise Denied("DiskFormat", f"disk {disk.path}: its format must be raw or qcow2, not {disk.format!r}")

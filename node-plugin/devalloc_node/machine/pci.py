@@ -48,7 +48,7 @@ def port_reserves(spec: MachineSpec, devices: BarSizes, address_bits: int | None
     """What each root port reserves, the first port first.
 
     Where its spec says nothing, as much as any of ``devices`` needs, on as many ports as its CPUs, which address memory
-    with ``address_bits`` (None: nobody knows), have addresses for. Raises Denied (``NoPciWindow``) where they have not
+    with ``address_bits`` (None: unknown), have addresses for. Raises Denied (``NoPciWindow``) where they have not
     enough for what its spec says.
     """
     wide = window_for(devices.prefetchable) if spec.pci_window is None else -(-spec.pci_window // MIB) * MIB
@@ -152,7 +152,7 @@ class RootPort:
     """Of the bus, in QEMU's object tree."""
     busy: bool
     reserve: WindowReserve
-    """What it keeps for a device, as it was started; nothing where nobody tells."""
+    """What it reserves for a device, from the command line; nothing if unknown."""
 
 
 def list_root_ports(monitor: Monitor, deadline: Deadline) -> list[RootPort]:

@@ -123,8 +123,8 @@ class SocketPeer:
     pid: int
     uid: int
     speaks: bool = False
-    """It is QEMU itself, which has greeted; else it is who listens, which may have been somebody else who handed the
-    socket over, as libvirt does."""
+    """It is QEMU itself, which has greeted; else it is the process that listens, which may have been another one
+    that passed on the socket over, as libvirt does."""
 
 
 class Connect(Protocol):
@@ -165,7 +165,7 @@ class _EventBuffer:
         self._heard: queue.Queue[Event | None] = queue.Queue(MAX_EVENTS)
 
     def put(self, event: Event | None) -> None:
-        with suppress(queue.Full):  # more than anybody waits for: the reader polls as well
+        with suppress(queue.Full):  # more than any reader waits for: the reader also polls
             self._heard.put_nowait(event)
 
     def next(self, deadline: Deadline) -> Event | None:

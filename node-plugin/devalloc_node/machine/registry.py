@@ -328,7 +328,7 @@ class MachineRegistry:
         return paths.files_fingerprint((binary, *files, *taps))
 
     def guest_addresses(self, key: str) -> Mapping[str, str]:
-        """Where its guest finds the devices plugged in, by the ids of devices; nothing where nobody answers."""
+        """Where its guest finds the devices plugged in, by the ids of devices; nothing if QEMU does not answer."""
         content = self.records.record(MACHINES, key)
         if content is None:
             return {}
@@ -353,7 +353,7 @@ class MachineRegistry:
                 record = record_of(key, content)
                 if record.spec.adopt or not record.spec.running:
                     continue
-                # One that was not started to its end no policy forbids, and nobody else would end what waits there.
+                # No policy forbids ending one that never started completely, and nothing else would end it.
                 if record.state == "starting" or (record.will_restart and self.process_of(record) is None):
                     to_start.append(record.machine)
         return to_start
@@ -414,7 +414,7 @@ class MachineRegistry:
     # For those who change one.
 
     def line(self, record: MachineRecord) -> AbstractContextManager[Monitor]:
-        """The machine's monitor, open as long as somebody uses it."""
+        """The machine's monitor, open as long as a caller uses it."""
         return self._lines.to(record)
 
     @contextmanager

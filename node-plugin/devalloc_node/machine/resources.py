@@ -26,7 +26,7 @@ def requested_in_spec(spec: MachineSpec) -> MachineAmounts:
 
 
 def wanted_while_running(record: MachineRecord) -> MachineAmounts:
-    """What is wanted of it while it runs: what was asked last, or what it was told when nobody asked."""
+    """What is wanted of it while it runs: what was requested last, or its configuration if nothing was."""
     applied = record.applied if record.applied != UNKNOWN_AMOUNTS else requested_in_spec(record.spec)
     requested = {name: amount for name, amount in asdict(record.requested).items() if amount is not None}
     return replace(applied, **requested)

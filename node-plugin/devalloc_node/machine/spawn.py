@@ -41,7 +41,7 @@ def main(plan_path: str, detach: bool) -> int:
     if not _locked(life):
         return LIVES
     os.truncate(plan["life"], 0)
-    if not detach:  # nobody listens to what is said
+    if not detach:  # no one reads its output
         plan["log"] = os.path.join(plan["folder"], "qemu.log")
         return _exec_qemu(plan, life)
     # The child says what went wrong; a pipe that just closes says that it has become QEMU.
@@ -228,7 +228,7 @@ def open_checked(path: str, writable: bool) -> int:
 
 
 def open_tap(interface: str) -> int:
-    """A TAP interface, for QEMU. Raises OSError, EBUSY where somebody else has it."""
+    """A TAP interface, for QEMU. Raises OSError, EBUSY if another process has it."""
     tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         fcntl.ioctl(tap, _TUNSETIFF, struct.pack("16sH22x", interface.encode(), _TAP))

@@ -25,7 +25,7 @@ def owners_among(
     subuid: Path = Path("/etc/subuid"),
 ) -> list[str]:
     """Who else has some of these user ids, for people: users of the host, of directories as far as they are listed
-    here, and of containers, which the kubelet gives out from 65536 on where nobody says otherwise."""
+    here, and of containers, which the kubelet gives out from 65536 on by default."""
     conflicts = []
     if users.start < PODS.stop and PODS.start < users.stop:
         conflicts.append(f"the kubelet gives {PODS[0]}-{PODS[-1]} to pods")

@@ -17,10 +17,10 @@
 | ``devalloc_node_machine_resident_memory_bytes`` | machine | memory of the host that its QEMU has |
 | ``devalloc_node_machine_network_received_bytes_total`` | machine, tap | bytes that the host took from it |
 | ``devalloc_node_machine_network_sent_bytes_total`` | machine, tap | bytes that the host sent to it |
-| ``devalloc_node_reconcile_removals_total`` | what | what reconciling removed, for nobody owned it any more |
-| ``devalloc_node_machines_ended_total`` | | machines that ended and nobody had asked for it |
+| ``devalloc_node_reconcile_removals_total`` | what | what reconciling removed because its owner was gone |
+| ``devalloc_node_machines_ended_total`` | | machines that ended without a request |
 | ``devalloc_node_publish_failures_total`` | | looks at the devices and publications that failed; tried again |
-| ``devalloc_node_journal_quarantined`` | | records that nobody can make sense of |
+| ``devalloc_node_journal_quarantined`` | | records that cannot be read |
 | ``devalloc_node_warm_setups`` | state | warm setups: ready, taken, making, removing |
 | ``devalloc_node_warm_setups_made_total`` | | warm setups made since the plugin runs |
 | ``devalloc_node_warm_setup_failures_total`` | | warm setups that could not be made or removed |
@@ -158,7 +158,7 @@ class NodeMetrics:
         self._removals.labels(what).inc(number)
 
     def ended(self) -> None:
-        """A machine ended, and nobody had asked for it."""
+        """A machine ended without a request."""
         self._ended.inc()
 
     def publish_failed(self) -> None:

@@ -32,7 +32,7 @@ class GrantedDevice:
     pool: str
     device: str
     admin: bool = False
-    """Access beside the owner: nothing is bound and nobody is excluded (S14)."""
+    """Access beside the owner: nothing is bound, and no other claim is excluded (S14)."""
     share: str | None = None
     """The share's id, or None where the device is held whole."""
     class_configs: Configs = ()

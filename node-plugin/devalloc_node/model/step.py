@@ -13,7 +13,7 @@ What undoing knows of the kinds of steps:
   (code ``ResetFailed``) the claim is rid of the device, which is withheld with the reason and stays as it is, with the
   driver it has, until undoing the step succeeds; then the rest is undone. The same holds for a ``vf-settings`` step
   (Failed): some drivers set no rate while there is no link.
-* A ``ContestedKind`` says where somebody else has changed the property meanwhile: that is theirs, so it stays
+* A ``ContestedKind`` reports if others changed the property meanwhile: that change stays
   as it is and counts as undone.
 * ``file`` steps outlive a reboot; all others are undone by it.
 """
@@ -52,7 +52,8 @@ class Step:
     steps that are recorded together, shared ones come first, of one name."""
     noted: bool = field(default=False, compare=False)
     """It is so already, and only undoing it changes anything: so it is not performed, and written down with whatever is
-    written next, at the latest when the claim is prepared. Until then nobody has the device. Never of a shared step."""
+    written next, at the latest when the claim is prepared. Until then the device has no owner. Never of a shared
+    step."""
 
 
 class StepKind(Protocol):
@@ -73,7 +74,7 @@ class ContestedKind(StepKind, Protocol):
     """A kind of property that admins and other programs set as well, while a claim relies on it."""
 
     def taken_over(self, step: Step, *, finished: bool) -> str | None:
-        """What somebody else made of it, in words; None where it is as the step found or left it, or half-way between.
+        """What others made of it, in words; None if it is as it was before or after the step, or half-way.
 
         ``finished``: the step is known to have been done, so that half-way is no excuse. Raises NodeError.
         """
@@ -81,7 +82,7 @@ class ContestedKind(StepKind, Protocol):
 
 @runtime_checkable
 class ForcibleKind(StepKind, Protocol):
-    """A kind whose steps can be undone against somebody's will (T14)."""
+    """A kind whose steps can be undone by force (T14)."""
 
     def force(self, target: str, value: Value, deadline: Deadline) -> None:
         """As ``apply``, whatever it takes: a machine that does not let go of a device is ended."""

@@ -10,7 +10,7 @@ import socket
 
 async def wait_for_connection(door: socket.socket) -> None:
     """Wait until a connection waits at a socket that listens. The loop's own ``sock_accept`` may take one just when it
-    is cancelled: then nobody has it, and who made it waits in vain. Raises OSError where it is closed."""
+    is cancelled: then the connection is lost, and its peer waits in vain. Raises OSError if the socket is closed."""
     loop = asyncio.get_running_loop()
     waits = asyncio.Event()
     number = door.fileno()  # another thread may close it meanwhile

@@ -1,8 +1,8 @@
 """An HTTP server and client for small bodies and untrusted peers, one request per connection.
 
 h11 parses and writes the protocol; this is the I/O around it, with bounds: how many connections there are, how long a
-request may take to come and a reply to be taken, how large either is, and how often somebody may ask. No redirect is
-followed and no proxy used: a peer could send us to somebody else.
+request may take to come and a reply to be taken, how large either is, and how often a peer may ask. No redirect is
+followed and no proxy used: a peer could send us to another host.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class InventoryCache:
         self._changed = changed
         self.pools: list[DevicePool] = []
         self.rescan: Callable[[], None] | None = None
-        """Has the devices looked at and published soon, from any thread. None: nobody publishes them."""
+        """Has the devices discovered and published soon, from any thread. None: nothing publishes them."""
         self._begun = self._done = 0
         """The last look that was begun, and that was done."""
         self._looked = threading.Condition()

@@ -131,7 +131,7 @@ class NodeOperations:
         return [*(self._with_wanted(machine) for machine in self.machines.list()), *self.machines.all_lost()]
 
     def _refuse_lost(self, key: str) -> None:
-        """Nobody is to believe that it is gone."""
+        """No caller may believe that it is gone."""
         if self.machines.lost(key) is not None:
             raise Denied(
                 "MachineLost",
@@ -160,7 +160,7 @@ class NodeOperations:
         It is started with its CPUs stopped and runs only once every device is in it. Called again after a crash, it
         goes on; a guest that runs and whose devices get no addresses then is ended, and started again, if it has no
         room for them or has had FIRMWARE_SECONDS; else it is kept, and the error says why. ``still``: asked
-        once nobody else can change the machine; ``patience``: seconds that others who change it are waited for;
+        once no other call can change the machine; ``patience``: seconds that others who change it are waited for;
         ``as_it_was``: it is started with the amounts that were last asked of it, as its policy has it. Raises
         NodeError, ``NotWanted`` if not still, ``Busy`` if patience ends.
         """
@@ -253,7 +253,7 @@ class NodeOperations:
             if machine.runs and not machine.adopted:
                 self.machines.stop(key, seconds, force, due.before(REST_SECONDS))
             self._give_back(key, due, force, caller)
-            if machine.adopted:  # it goes on, and nobody here would know any more what is plugged into it
+            if machine.adopted:  # it goes on, and its plugged devices would be forgotten here
                 self._unplug_all(machine, due, force, caller)
             self.machines.forget(key, due)
             self._wanted.pop(key, None)
@@ -364,7 +364,7 @@ class NodeOperations:
             self._engine.unprepare(ref, due, force=force, caller=caller)
 
     def _unplug_all(self, machine: MachineView, due: Deadline, force: bool, caller: str) -> None:
-        """Take plain devices out; with ``force`` what its guest keeps stays in it, which harms nobody else."""
+        """Take plain devices out; with ``force`` what its guest keeps stays in it, which harms no other machine."""
         for device in machine.plain if machine.runs else ():
             try:
                 self.machines.unplug(machine.key, device.name, due.capped(due.seconds / 2) if force else due)
@@ -375,7 +375,7 @@ class NodeOperations:
                 log.warning("left in machine %s: %s", machine.key, error)
 
     def _unprepare_unused(self, ref: ClaimRef, caller: str) -> None:
-        """After an attach that failed and for which the claim was prepared: nobody else would unprepare it."""
+        """After an attach that failed and for which the claim was prepared: nothing else would unprepare it."""
         if not self.claims.plugs_of(ref):
             self._engine.unprepare(ref, Deadline.after(UNDO_SECONDS), caller=caller)
 

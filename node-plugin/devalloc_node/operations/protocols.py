@@ -72,7 +72,7 @@ class MachineControl(Protocol):
         """The UID of the object that a machine was made for, or empty; None: no machine is known by that key."""
 
     def owners(self) -> Mapping[str, str]:
-        """As ``owner``, of all machines by their keys. Asks nobody but the journal."""
+        """As ``owner``, of all machines by their keys. Reads only the journal."""
 
     def is_as_seen(self, key: str) -> bool:
         """Whether a machine still runs as it did when ``get`` last saw it, for a fraction of what ``get`` costs. False
@@ -98,7 +98,7 @@ class MachineControl(Protocol):
 
     def finish_start(self, key: str, deadline: Deadline) -> bool:
         """Whether one whose start was cut off has a guest: it counts as running then. False: its CPUs never ran. Raises
-        NodeError if its devices get no addresses by the deadline, or nobody can tell."""
+        NodeError if its devices get no addresses by the deadline, or if that is unknown."""
 
     def adopt(self, machine: VirtualMachine, deadline: Deadline) -> None: ...
 
@@ -116,7 +116,7 @@ class MachineControl(Protocol):
         """``what``: vcpus, cpu (thousandths of a core, 0 for no bound) or memory (bytes)."""
 
     def guest_addresses(self, key: str) -> Mapping[str, str]:
-        """Where its guest finds the devices plugged in, by the ids of devices; nothing where nobody answers."""
+        """Where its guest finds the devices plugged in, by the ids of devices; nothing if QEMU does not answer."""
 
     def plug_in(self, key: str, device: EmulatedDevice, deadline: Deadline) -> EmulatedDevice:
         """A disk or network card without hardware behind it, into a machine that runs; as it is there then."""

@@ -1,4 +1,4 @@
-"""Notify watchers of changes; a slow watcher delays nobody and costs no memory.
+"""Notify watchers of changes; a slow watcher delays no other and costs no memory.
 
 A watcher is not a queue of events. It remembers what it has sent. Whenever its reader has room for more, it compares
 that with the state *now*: what changed five times meanwhile is sent once.
@@ -60,7 +60,7 @@ class ChangeNotifier:
         self._followers.append(hear)
 
     def beat(self, *changed: str) -> None:
-        """Something changed, or somebody should look whether to go on.
+        """Something changed, or a watcher must check whether to go on.
 
         ``changed``: what, as ``machine_change`` and ``claim_change`` say it, or ``CLAIMS``, ``DEVICES``. Empty: nothing
         that a follower acts on.

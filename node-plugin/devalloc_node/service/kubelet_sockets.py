@@ -61,7 +61,7 @@ class KubeletSockets:
         return self._registrar.is_lost() or self._endpoint.is_lost()
 
     def stop(self, grace: float = 10.0) -> None:
-        """Sign off first, so that the kubelet dials nobody who is about to end; then let calls end."""
+        """Sign off first, so that the kubelet dials no socket that is about to close; then let calls end."""
         self._registrar.stop(grace=1.0)
         self._health.stop()
         self._endpoint.stop(grace)

@@ -99,7 +99,7 @@ class NodeService(node_pb2_grpc.NodeServicer):
             except Denied as error:
                 if error.code != "ClaimNotFound":
                     raise
-                return pb.UnprepareClaimReply()  # nobody knows it, and nothing of that name is prepared (T9)
+                return pb.UnprepareClaimReply()  # unknown, and nothing of that name is prepared (T9)
             if request.dry_run:
                 steps = [
                     replies.step_of_record(step)

@@ -2,8 +2,8 @@
 
 gRPC for Python tells a server nothing about who is at the other end of a unix socket. So the plugin itself listens on
 the socket, asks the kernel who has connected (SO_PEERCRED), and passes the bytes on to the gRPC server through a
-connection of its own, whose address says it: the server reads the caller off ``context.peer()``. Nobody can lie, for
-the server's own socket loses its name before anyone could connect to it.
+connection of its own, whose address says it: the server reads the caller off ``context.peer()``. A caller cannot
+lie, because the server's own socket loses its name before anyone could connect to it.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class PeerCredentialProxy:
         self._thread.start()
 
     def is_lost(self) -> bool:
-        """Whether nobody finds it by its name any more."""
+        """Whether its name no longer leads to it."""
         return server.is_lost(self.path, self._identity)
 
     def stop(self, grace: float = 5.0) -> None:
@@ -148,7 +148,7 @@ class PeerCredentialProxy:
                 pid, uid, _ = _CREDENTIALS.unpack(
                     outer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
                 )
-                # Abstract names are the whole machine's: one that could be guessed could be taken by somebody else.
+                # Abstract names are the whole machine's: another process could take one that it can guess.
                 inner.bind(f"\0{_PREFIX}/{uid}/{pid}/{secrets.randbits(64)}")
                 await self._loop.sock_connect(inner, f"/proc/self/fd/{self._way}")
                 async with asyncio.TaskGroup() as both:

@@ -1,4 +1,4 @@
-"""The kubelet's DRAResourceHealth, v1 and v1alpha1: report device health while somebody listens.
+"""The kubelet's DRAResourceHealth, v1 and v1alpha1: report device health while a client listens.
 
 A listener gets the complete list when it comes, whenever something changes, and every few seconds, because the kubelet
 takes for unknown what it did not hear of for half a minute. One that reads slowly misses lists, never the last one.
@@ -79,7 +79,7 @@ class ResourceHealth:
             self._listeners.release()
 
     def _wait(self, version: int, context: grpc.ServicerContext) -> None:
-        """Until there is something to tell, or nobody to tell it to."""
+        """Wait for a change, or until the listener has gone."""
         until = time.monotonic() + self._repeat
         while (left := until - time.monotonic()) > 0 and context.is_active() and not self._stopped.is_set():
             if self._feed.wait(version, min(left, _POLL_SECONDS)):

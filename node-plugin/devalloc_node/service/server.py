@@ -1,6 +1,6 @@
 """Serving gRPC on a unix socket that only its owner can open, from the first moment on.
 
-A socket is bound in a private folder beside its place and then renamed: nobody can connect before it has its mode, and
+A socket is bound in a private folder beside its place and then renamed: no one can connect before it has its mode, and
 a client that sees the name is answered. That a stale file is cleared away and a live one is not is decided under a lock
 of the folder, so that two instances that start at once do not take each other's place.
 """
@@ -147,7 +147,8 @@ class SocketServer:
 def serve(path: Path, services: Sequence[Service], limits: ClientLimits | None = None) -> SocketServer:
     """Serve them, and the standard health and reflection services, on a socket of mode 0600.
 
-    The folder is made (0700) if it is not there. Raises Denied ``SocketPathTooLong``, ``SocketInUse`` (somebody answers
+    The folder is made (0700) if it is not there. Raises Denied ``SocketPathTooLong``, ``SocketInUse`` (a process
+    answers
     there) and ``SocketNotOurs`` (something else has the name: no socket, or another user's), Failed ``SocketFailed``,
     ``SocketFolderBusy``.
     """
@@ -319,7 +320,7 @@ def _clear(path: Path) -> None:
 
 
 def has_listener(path: Path) -> bool:
-    """Whether somebody listens on a unix socket. In doubt yes."""
+    """Whether a process listens on a unix socket. If in doubt: yes."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_PROBE_SECONDS)
         try:

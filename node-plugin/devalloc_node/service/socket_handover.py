@@ -38,7 +38,7 @@ def hold_endpoint(
 ) -> Iterator[None]:
     """While inside, have a place. ``take`` takes it.
 
-    Where somebody else has it (Denied ``SocketInUse``, OSError EADDRINUSE) that is raised, or with ``wait`` it is tried
+    If another process has it (Denied ``SocketInUse``, OSError EADDRINUSE), that is raised, or with ``wait`` it is tried
     again and again, in a thread, until the place is free.
     """
     over = threading.Event()

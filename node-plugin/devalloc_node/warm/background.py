@@ -33,7 +33,7 @@ class PoolBackground:
         self._sweep = sweep
         self._clock = clock
         self._empty_since: dict[str, float] = {}
-        """The setups in which nobody lived when it was last looked, and since when."""
+        """The setups that had no users at the last look, and since when."""
 
     def keep(self, stop: threading.Event) -> None:
         """Until ``stop``."""
@@ -67,7 +67,7 @@ class PoolBackground:
                 self._pool.await_change(min(look, _STOP_SECONDS))
 
     def take_back_forgotten(self) -> None:
-        """Give back for their owners those in which nobody has lived for as long as the config says."""
+        """Give back for their owners the setups that had no users for the configured time."""
         empty, now = self._pool.empty(), self._clock()
         before, self._empty_since = self._empty_since, {}
         for each in empty:
@@ -76,7 +76,7 @@ class PoolBackground:
             if now - since < self._pool.config.lease_seconds:
                 self._empty_since[name] = since
                 continue
-            with suppress(NodeError):  # somebody uses its machine, has moved in, or gives it back himself
+            with suppress(NodeError):  # in use again, or given back by its owner
                 self._pool.give_back(name, Deadline.after(0))
                 log.warning("reclaimed setup %s of %s: no process has used it for long", name, each.owner)
                 audit("warm", setup=name, owner=each.owner, reason="no process has used it for long")

@@ -59,7 +59,7 @@ class SetupBuilder:
         """Of the setups that there are, by id."""
 
     def recall(self, records: Iterable[SetupRecord]) -> None:
-        """These are there already: their users are nobody else's."""
+        """These exist already: their users belong to them."""
         with self._mutex:
             self._users |= {record.id: record.user for record in records if record.user is not None}
 
@@ -80,7 +80,7 @@ class SetupBuilder:
                 try:
                     setup = part.make(setup)
                 except FileExistsError:
-                    record = record.without_part(part.name)  # it is somebody else's, and stays
+                    record = record.without_part(part.name)  # it has another owner, and stays
                     self._records.put(record)
                     raise
                 except NodeError as error:
@@ -124,7 +124,7 @@ class SetupBuilder:
     def remove(self, record: SetupRecord) -> None:
         """Remove what there may be of it, last made first, and its record. May be done again from anywhere.
 
-        What is somebody else's by now stays. Raises Failed: ``SetupNotRemoved``, ``RecordsUnavailable``.
+        What has another owner by now stays. Raises Failed: ``SetupNotRemoved``, ``RecordsUnavailable``.
         """
         record = replace(record, state="removing")
         self._records.put(record)
@@ -230,7 +230,7 @@ _GONE = (errno.ENOENT, errno.EINVAL, errno.ENODEV)
 def occupants(setups: Collection[Setup], own: Mapping[str, int] | None = None) -> Mapping[str, Sequence[str]]:
     """By id, for people: the processes in its namespace, and who has its TAP interface open though he is elsewhere.
 
-    Setups in which nobody lives are left out. One look at all processes, however many setups. ``own``: by id, the
+    Setups without users are left out. One look at all processes, however many setups. ``own``: by id, the
     process of a setup itself, which does not count. Raises Failed (``ProcessesUnseen``) where that cannot be told:
     nothing counts as empty then.
     """
@@ -251,7 +251,7 @@ def occupants(setups: Collection[Setup], own: Mapping[str, int] | None = None) -
 
 
 def _namespace_of(pid: str) -> Inode:
-    """Nobody's where it has ended. Raises OSError."""
+    """None if it has ended. Raises OSError."""
     try:
         there = os.stat(f"/proc/{pid}/ns/net")
     except (FileNotFoundError, ProcessLookupError, PermissionError):  # a pool that may not look is not opened at all

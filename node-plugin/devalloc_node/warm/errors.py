@@ -16,7 +16,7 @@ class NotEnoughSetups(Denied):
 
 
 class SetupNotTaken(Denied):
-    """A setup was to be given back that nobody has: it never was one, or was given back already."""
+    """A setup was to be given back that has no owner: it never existed, or was given back already."""
 
     def __init__(self, setup: str) -> None:
         super().__init__(

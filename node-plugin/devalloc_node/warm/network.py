@@ -28,7 +28,7 @@ Answer = TypeVar("Answer")
 
 
 class ForeignNameError(OSError):
-    """Something that has the name of ours is somebody else's. Unlike PermissionError the kernel never raises it."""
+    """Something under our name has another owner. Unlike PermissionError, the kernel never raises it."""
 
 
 def make_namespace(name: Path) -> Inode:

@@ -24,7 +24,7 @@ class SetupPart(Protocol):
 
     def make(self, setup: Setup) -> Setup:
         """Make it; the setup with what is known of it now. Raises OSError, FileExistsError where something has its
-        place already, which is then somebody else's; NodeError."""
+        place already, which then has another owner; NodeError."""
 
     def remove(self, setup: Setup) -> None:
         """Remove it from whatever a crash left of it; do nothing if it is gone. Raises OSError, or ForeignNameError if
@@ -56,7 +56,7 @@ class FolderPart:
             shutil.rmtree(setup.folder)  # follows no link, also where its owner makes some meanwhile
 
     def is_whole(self, setup: Setup) -> bool:
-        """A folder that is empty, for nobody has had it."""
+        """A folder that is empty, because the setup had no owner yet."""
         try:
             return stat.S_IMODE(os.lstat(setup.folder).st_mode) == 0o700 and not os.listdir(setup.folder)
         except OSError:
@@ -96,7 +96,7 @@ class TapPart:
         return setup
 
     def remove(self, setup: Setup) -> None:
-        """Before the namespace, which somebody may hold: then it is gone all the same."""
+        """Before the namespace, which a process may hold: then it is gone all the same."""
         try:
             is_own = setup.inode is None or network.namespace_inode(setup.namespace) == setup.inode
         except OSError:  # there is no namespace, and so no TAP

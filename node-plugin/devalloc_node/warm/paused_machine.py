@@ -83,7 +83,7 @@ class MachinePart:
                 launch.forget(name, self.config)
             except NodeError as error:
                 raise OSError(errno.EBUSY, error.message) from error
-            # While the kernel still ends a killed one, its folder and its cgroup look as if somebody used them.
+            # While the kernel still ends a killed one, its folder and its cgroup look as if they were in use.
             if self.process(setup) is None and not self._remains(name):
                 return
             if due.passed:

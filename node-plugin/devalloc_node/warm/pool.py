@@ -87,7 +87,7 @@ class PoolRefill:
             room = self._config.most - self._pool_state.total
             ready = len(self._pool_state.ready) + self._pool_state.making
             missing = self._config.target - ready if self._pool_state.is_open else 0
-        with suppress(NotEnoughSetups):  # somebody else was faster
+        with suppress(NotEnoughSetups):  # another caller was faster
             self.fill(min(missing, room))
 
     def make_one(self, *, bare: bool = False) -> SetupRecord | None:
@@ -158,7 +158,7 @@ class Pool:
         """Take up what an earlier run has left: what is taken stays so, what is ready and whole is ready, and the rest
         is removed. Nothing else in these folders is touched.
 
-        Raises Denied ``PoolInUse`` (retryable) where another plugin has it, ``ProcessesUnseen`` where nobody could tell
+        Raises Denied ``PoolInUse`` (retryable) where another plugin has it, ``ProcessesUnseen`` if it could not see
         who lives in a setup; Failed ``RecordsUnavailable``.
         """
         if (why := self._blind()) is not None:
@@ -194,8 +194,8 @@ class Pool:
             self._pool_state.is_open = True
 
     def close(self, deadline: Deadline) -> PoolStatus:
-        """Remove all that nobody has taken; the status then. What is taken stays, and is known again after ``open``,
-        and so is what could not be removed before the deadline."""
+        """Remove all that have no owner; returns the status then. Taken setups stay, and are known again after
+        ``open``, and so is what could not be removed before the deadline."""
         pool_state = self._pool_state
         with pool_state.mutex:
             if not pool_state.is_open:
@@ -327,21 +327,21 @@ class Pool:
         self._wake.set()
 
     def _put_back(self, record: SetupRecord) -> None:
-        """One that nobody has had, among those that are ready, if it is as they are. With the lock."""
+        """Put an unused one among the ready ones, if it is like them. With the lock."""
         if self._builder.has_all(record):
             self._pool_state.ready.appendleft(record)
         else:
             self._pool_state.discard(record)
 
     def _disown(self, record: SetupRecord) -> SetupRecord:
-        """Nobody was told that it is his: it is ready, on disk too where that can be."""
+        """Its owner never got an answer: it is ready again, on disk too if possible."""
         record = replace(record, state="ready", owner="", request="", since_ms=0, cpus=(), nodes=())
         with suppress(NodeError):  # or it counts as taken after a crash, until its lease is over
             self._records.put(record)
         return record
 
     def give_back(self, setup: str, deadline: Deadline) -> None:
-        """Take a setup from its owner and remove it, once nobody lives in it any more.
+        """Take a setup from its owner, and remove it once it has no users.
 
         Raises SetupNotTaken if it is not taken (also the second time), and Denied ``SetupInUse`` (retryable) if a
         process still uses it at the deadline: then it stays taken.
@@ -351,7 +351,7 @@ class Pool:
             with pool_state.changing(setup) as record:
                 self._await_quiet(record, deadline)
                 record = replace(record, state="removing")
-                self._records.put(record)  # from here on nobody has it, whatever becomes of the plugin
+                self._records.put(record)  # from here on it has no owner, whatever becomes of the plugin
                 with pool_state.mutex:
                     del pool_state.taken[setup]
                     pool_state.discard(record)
@@ -439,7 +439,7 @@ class Pool:
         return [self._taken_of(record) for record in taken if record.id not in lived_in]
 
     def uses(self) -> Iterator[MachineUsage]:
-        """What the machines in setups take of the host, those that somebody has taken, too. Also of a pool that another
+        """What the machines in setups take of the host, taken setups included. Also of a pool that another
         plugin has. Raises Failed (``RecordsUnavailable``)."""
         return self._builder.uses()
 
@@ -448,7 +448,7 @@ class Pool:
         return TakenSetup(self._builder.setup_of(record), record.owner, record.since_ms, record.request, where)
 
     def _oldest(self) -> SetupRecord | None:
-        """Of those that are ready. One that has died, or that somebody has taken away, is to be removed. With the
+        """Of those that are ready. One that has died, or that is gone, must be removed. With the
         lock."""
         while self._pool_state.ready:
             record = self._pool_state.ready.popleft()

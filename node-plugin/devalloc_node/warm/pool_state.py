@@ -28,11 +28,11 @@ class PoolState:
         self.pending: set[tuple[str, str]] = set()
         """Owners and requests that are being answered."""
         self._changing: set[str] = set()
-        """Those of the taken ones that somebody gives back, or changes, just now."""
+        """Those of the taken ones that are being given back or changed."""
         self.making = 0
         self.removing: dict[str, SetupRecord] = {}
         self.in_hand: set[str] = set()
-        """Those of these that somebody removes just now."""
+        """Those of these that are being removed."""
         self.is_open = False
         self.made = self.failures = 0
         self.problem = ""
@@ -48,7 +48,7 @@ class PoolState:
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """Inside, records are written for somebody who asked. Raises NotEnoughSetups where it is not open."""
+        """Inside, records are written for a caller. Raises NotEnoughSetups if the pool is not open."""
         with self.mutex:
             self.check_open()
             self._calls += 1
@@ -61,7 +61,7 @@ class PoolState:
 
     @contextmanager
     def changing(self, setup: str) -> Iterator[SetupRecord]:
-        """Inside, one of the taken ones is nobody else's to change. Raises SetupNotTaken, Denied ``SetupBusy``."""
+        """Inside, no other call changes this taken setup. Raises SetupNotTaken, Denied ``SetupBusy``."""
         with self.mutex:
             record = self.taken.get(setup)
             if record is None:
@@ -81,7 +81,7 @@ class PoolState:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nobody makes or removes anything, or writes a record."""
+        """Whether no call makes or removes anything, or writes a record."""
         with self.mutex:
             return not (self._calls or self.making or self.in_hand)
 
@@ -128,7 +128,7 @@ class PoolState:
             self.making += number
 
     def finish_making(self, record: SetupRecord | None) -> None:
-        """Of one of these: it is ready; None where there is none, or it is somebody's already."""
+        """A setup that is ready; None if there is none, or if it has an owner already."""
         with self.mutex:
             self.making -= 1
             if record is not None:

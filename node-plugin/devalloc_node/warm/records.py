@@ -73,7 +73,7 @@ class SetupRecords:
         self.keep_spare()
 
     def keep_spare(self) -> None:
-        """Have room to write that a setup is removed, though somebody has filled the file system: perhaps its owner,
+        """Reserve space to record that a setup is removed, even on a full file system: perhaps its owner filled it,
         and only removing it makes room. Nothing to do where there is none now."""
         with suppress(OSError):
             if not self._spare.exists():
@@ -129,7 +129,7 @@ class SetupRecords:
         return self._folder.is_dir()
 
     def tidy(self) -> None:
-        """Remove what writers that were killed have left, when nobody writes; the records themselves are whole."""
+        """Remove the remains of killed writers, while nothing writes; the records themselves are whole."""
         for path in self._folder.glob(".*"):
             with suppress(OSError):
                 path.unlink()

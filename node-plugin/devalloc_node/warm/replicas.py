@@ -54,7 +54,7 @@ def replicas_of(
     request: ReplicaRequest, function: str, number: int, *, namespace: str = "default", node: str = ""
 ) -> Replicas:
     """The machines ``function-1`` to ``function-number``. Where there is an initrd the image is a disk that all of them
-    read; else each has a copy of its own, which somebody makes before it starts. Raises Denied ``ReplicaInvalid``."""
+    read; else each has a copy of its own, which must exist before it starts. Raises Denied ``ReplicaInvalid``."""
     if number > MOST:
         raise Denied("ReplicaInvalid", f"replicas of a function must be at most {MOST}, got {number}")
     if not _is_path(request.image):

@@ -17,7 +17,7 @@ from devalloc_node.warm.setup import TakenSetup
 log = logging.getLogger(__name__)
 
 OWNER = "machine/"
-"""What owners are called that are machines of this node, before their key; nobody else is called so."""
+"""The prefix of owners that are machines of this node, before their key; no other owner has it."""
 _QUIET_SECONDS = 2.0
 """How long whatever else lives in the setup of a machine that has ended may take to leave."""
 
@@ -61,7 +61,7 @@ class WarmSandboxes:
         one run of a machine was given is its still."""
         for taken in self._pool.taken():
             if taken.owner.startswith(OWNER) and not lives_in(taken.owner.removeprefix(OWNER), taken.request):
-                with suppress(NodeError):  # somebody lives there still
+                with suppress(NodeError):  # still in use
                     self._pool.give_back(taken.setup.id, Deadline.after(0))
 
     def _of(self, owner: str) -> list[TakenSetup]:
@@ -70,7 +70,7 @@ class WarmSandboxes:
     def _give_back(self, taken: TakenSetup) -> None:
         """What cannot be given back now is with the next sweep."""
         try:
-            with suppress(SetupNotTaken, NotEnoughSetups):  # somebody was faster, or the pool is not open yet
+            with suppress(SetupNotTaken, NotEnoughSetups):  # another call was faster, or the pool is not open yet
                 self._pool.give_back(taken.setup.id, Deadline.after(_QUIET_SECONDS))
         except NodeError as error:
             log.warning("cannot give back the setup of %s, which has ended, yet: %s", taken.owner, error)

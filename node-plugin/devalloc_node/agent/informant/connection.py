@@ -66,7 +66,7 @@ class InformantConnection:
         versions: VersionRange[InformantVersion] = INFORMANT_VERSIONS,
     ) -> None:
         """``machine``: what log lines call it. ``host``: the address that its guest has, never a name.
-        ``serve_host``: our address that the guest reaches, and nobody else should; None: the one on the way to it."""
+        ``serve_host``: our address, which only the guest should reach; None: the one on the way to it."""
         self._machine = machine
         self._host, self._port = host, port
         self._listener = listener
@@ -78,7 +78,7 @@ class InformantConnection:
         self._changed = asyncio.Event()
         self._turn = asyncio.Lock()
         self._registering = asyncio.Event()
-        """Set while nobody waits for the reply to a registration."""
+        """Set while no registration waits for its reply."""
         self._passed_on: int | None = None
         self._failures = SlidingWindowCount(self._timers.failures)
         self._status = MonitorStatus(False, "not tried yet", _now(), None, 0, 0)
