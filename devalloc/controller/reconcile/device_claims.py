@@ -29,7 +29,7 @@ from devalloc.controller.reconcile.claims import (
     is_deleting,
 )
 from devalloc.controller.reconcile.decision import WriteUnit, decide_claims
-from devalloc.controller.reconcile.loop import AllocatorSettings, ChangeWaiter, ReconcileLoop, Renewal, commit_units
+from devalloc.controller.reconcile.loop import AllocatorSettings, ReconcileLoop, Renewal, commit_units
 from devalloc.controller.reconcile.node_labels import MAX_REPAIRS, labelled_units, missing_labels
 from devalloc.controller.reconcile.preconditions import (
     EXCLUSIVE_SPECS,
@@ -138,8 +138,7 @@ class DeviceClaimAllocator:
         """Of pools, devices and available devices then."""
         self._is_behind = False
         """It is to be counted again."""
-        self.loop = ReconcileLoop("could not answer the claims", settings, clock)
-        self._waiter = ChangeWaiter(store, self.searches, settings.batch, clock)
+        self.loop = ReconcileLoop("could not answer the claims", store, settings, self.searches, clock)
         self.has_labelled = False
         """Each object of a node has that node's label, as far as the store accepts it: nodes can rely on it."""
         self._stop = threading.Event()
@@ -375,7 +374,7 @@ class DeviceClaimAllocator:
         until = self._clock() + self._settings.resync
         while not stop.is_set() and self._clock() < until:
             due = min(until, self._counted + self._settings.availability) if self._is_behind else until
-            if self._waiter.wait(self._kinds, version, due, stop, self._is_news):
+            if self.loop.wait_for_change(self._kinds, version, due, stop, self._is_news):
                 return
             if self._is_behind and not stop.is_set():
                 self._publish_availability(self._documents(self._reading.look().objects.values()))

@@ -4,10 +4,8 @@ Events go into a bounded queue; a thread writes them. The same event of an objec
 minutes, becomes one event with a count (``series``), as API conventions ask for. An event that the API server refuses
 is dropped and counted: events are for people, and the objects contain the same facts.
 
-Kubernetes Events: which ones a write of the allocator causes, and a recorder that writes them (events.k8s.io/v1).
-
-Told are changes: what a claim got or gave back, and why it has nothing where that is another reason than before. A
-sentence that changes with its numbers is on the object, and no event.
+A write of the allocator causes an event if a claim got or gave back something, or has nothing for another reason than
+before. A sentence that changes only in its numbers is on the object, and no event.
 """
 
 from __future__ import annotations

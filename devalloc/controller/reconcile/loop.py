@@ -76,10 +76,19 @@ class AllocatorSettings:
 class ReconcileLoop:
     """Round after round, with a growing pause after failures. ``run`` in one thread; read the fields from any."""
 
-    def __init__(self, what: str, settings: AllocatorSettings, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        what: str,
+        store: Store,
+        settings: AllocatorSettings,
+        searches: BackgroundSearches,
+        clock: Callable[[], float],
+    ) -> None:
         """``what``: what a failing round could not do, for the log."""
         self._what = what
+        self._store = store
         self._settings = settings
+        self._searches = searches
         self._clock = clock
         self.began: float | None = None
         """When the current round began, by ``clock``; None between rounds."""
@@ -108,17 +117,7 @@ class ReconcileLoop:
                 logged = log_failure(log, error, logged, self._what, delay)
                 stop.wait(delay)
 
-
-@dataclass(frozen=True)
-class ChangeWaiter:
-    """Waits for what makes another round due."""
-
-    store: Store
-    searches: BackgroundSearches
-    batch: float
-    clock: Callable[[], float]
-
-    def wait(
+    def wait_for_change(
         self,
         kinds: Iterable[str] | None,
         version: str,
@@ -128,13 +127,13 @@ class ChangeWaiter:
     ) -> bool:
         """Until something that ``matters`` has changed after ``version``, a search has ended, ``until``, or ``stop``.
         Whether a round is due."""
-        while not stop.is_set() and (now := self.clock()) < until:
-            if self.searches.news():
+        while not stop.is_set() and (now := self._clock()) < until:
+            if self._searches.news():
                 return True
-            due = min(until, now + _SEARCH_POLL_SECONDS) if self.searches.is_busy else until
-            with closing(self.store.watch(kinds, version, timeout=max(0.0, due - now), stop=stop)) as events:
+            due = min(until, now + _SEARCH_POLL_SECONDS) if self._searches.is_busy else until
+            with closing(self._store.watch(kinds, version, timeout=max(0.0, due - now), stop=stop)) as events:
                 if any(map(matters, events)):
-                    stop.wait(self.batch)
+                    stop.wait(self._settings.batch)
                     return True
         return False
 

@@ -17,7 +17,7 @@ from devalloc.controller.leader.election import ClusterStore
 from devalloc.controller.leader.fencing import FencingInterrupted, fence_objects
 from devalloc.controller.reconcile.decision import WriteUnit
 from devalloc.controller.reconcile.events import NORMAL, WARNING, ObjectEvent, object_event
-from devalloc.controller.reconcile.loop import AllocatorSettings, ChangeWaiter, ReconcileLoop, Renewal, commit_units
+from devalloc.controller.reconcile.loop import AllocatorSettings, ReconcileLoop, Renewal, commit_units
 from devalloc.controller.reconcile.redaction import redact
 from devalloc.controller.reconcile.resource_claims.cluster_state import KIND, WATCHED_KINDS, ClusterState, SolverRequest
 from devalloc.controller.reconcile.resource_claims.pending import (
@@ -123,8 +123,7 @@ class ResourceClaimAllocator:
         self._refusals = WriteBackoff(clock)
         self.searches = BackgroundSearches(search_with_new_fleet(self._settings.placement), clock)
         self._solver = IncrementalResourceSolver(self._settings.placement, clock, self.searches)
-        self.loop = ReconcileLoop("could not answer the ResourceClaims", self._settings, clock)
-        self._waiter = ChangeWaiter(store, self.searches, self._settings.batch, clock)
+        self.loop = ReconcileLoop("could not answer the ResourceClaims", store, self._settings, self.searches, clock)
         self._notes: dict[str, _ClaimNotes] = {}
         self._last_requests: list[SolverRequest] = []
         self._version = ""
@@ -272,7 +271,7 @@ class ResourceClaimAllocator:
             return
         now = self._clock()
         ends = [end + 0.1 for each in self._notes.values() for end in each.avoided.values() if end > now]
-        self._waiter.wait(WATCHED_KINDS, self._version, min([now + self._settings.resync, *ends]), stop)
+        self.loop.wait_for_change(WATCHED_KINDS, self._version, min([now + self._settings.resync, *ends]), stop)
 
 
 def _decide(
