@@ -56,7 +56,7 @@ class Watches:
             yield
         finally:
             loop.call_soon_threadsafe(done.cancel)
-            time.sleep(0.5)
+            until(lambda: not asyncio.all_tasks(loop), "all watches are closed", PATIENCE)
             loop.call_soon_threadsafe(loop.stop)
             thread.join(60)
 
