@@ -48,7 +48,7 @@ SOAK_CUTS ?=
 MODULES ?=
 BASE ?= main
 
-.PHONY: help setup demo golden test built built-machine built-cluster test-unit test-conformance test-machine test-cluster test-lowest mutants build-plan dev-cluster images oci-images lint format chart previous protos bench fuzz faults soak power-cuts controllers-soak permits-soak partitions cuts guest-soak timeline screenshots clean
+.PHONY: help setup demo golden test built built-machine built-cluster test-unit test-conformance test-machine test-cluster test-lowest mutants build-plan dev-cluster images oci-images lint format chart previous protos bench fuzz faults soak power-cuts controllers-soak permits-soak partitions cuts guest-soak timeline screenshots demo-picture clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -201,6 +201,9 @@ timeline: setup ## docs/scaling-timeline.svg and .json anew, from a real machine
 
 screenshots: setup ## docs/page-light.png, page-dark.png and top.svg anew, of a fleet of examples
 	$(BIN)/python -m tools.screenshots
+
+demo-picture: setup ## docs/demo.svg anew, from what the demo prints
+	$(BIN)/python -m tools.demo_picture
 
 clean: ## remove .venv and everything that was built
 	rm -rf $(VENV) $(LOWEST) $(LOWEST_BASE) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache benchmarks/out

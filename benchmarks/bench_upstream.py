@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks.harness import Row, benchmark, timed
 from devalloc_solver import dra
+from devalloc_solver.answer_types import AllocationResult
 from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet
 from tests.support import upstream_allocator
 from tests.support.dra_differential import allocated
@@ -108,7 +109,7 @@ def _cold(instance: Instance) -> Callable[[], object]:
     return lambda: _allocate(fresh.pop())
 
 
-def _allocate(instance: Instance) -> list[dict[str, Any]] | None:
+def _allocate(instance: Instance) -> list[AllocationResult] | None:
     given = instance["input"]
     features = [name for name, enabled in instance["features"].items() if enabled]
     return dra.allocate(

@@ -43,8 +43,11 @@ class DeviceConfigReference(ApiModel):
     """A configuration object in the claim's own namespace."""
 
     api_version: PlainName
+    """Its API version, such as devalloc.io/v1alpha1."""
     kind: PlainName
+    """Its kind, such as VfConfig."""
     name: SubdomainName
+    """Its name."""
 
 
 def _whole_count(amounts: dict[str, Quantity]) -> dict[str, Quantity]:
@@ -84,6 +87,7 @@ class DeviceClaimDetail(ApiModel):
     match_attributes: MatchAttributes = Field(default_factory=list)
     """All chosen devices have these attributes, each with the same value on all of them."""
     configs: list[DeviceConfigReference] = Field(default_factory=list, max_length=MAX_CONFIGS)
+    """Configuration objects for the devices of this request, in addition to those of the class (S5)."""
 
     @model_validator(mode="after")
     def _limits_reach_requests(self) -> DeviceClaimDetail:
@@ -137,13 +141,16 @@ class DeviceClaimSpec(ApiModel):
     match_attributes: MatchAttributes = Field(default_factory=list)
     """Attributes that must have the same value on all devices of all requests."""
     claims: Annotated[list[DeviceClaimInstance], Field(min_length=1, max_length=64)]
+    """The requests: the claim gets devices for all of them, or none."""
 
 
 class ResourceAllocation(ApiModel):
     """An amount of one device's resource."""
 
     name: PlainName
+    """The resource."""
     allocation: AmountField
+    """The amount, in the unit of the resource."""
 
 
 Amounts = Annotated[list[ResourceAllocation], Field(max_length=32), AfterValidator(unique_by_name)]
@@ -153,14 +160,18 @@ class DeviceAllocation(ApiModel):
     """One device that was allocated to a request of the claim; with amounts if it is a share."""
 
     device_pool_name: PlainName
+    """The DevicePool."""
     device_name: PlainName
+    """The device in that pool."""
     allocations: Amounts = Field(default_factory=list)
+    """The amounts of the device's resources that the claim has; empty: it has the whole device (S10)."""
 
 
 class DeviceIP(ApiModel):
     """An address of a device."""
 
     ip: Text = ""
+    """An IPv4 or IPv6 address."""
 
 
 Conditions = Annotated[list[Condition], Field(max_length=16), AfterValidator(unique_by("type"))]
@@ -170,12 +181,19 @@ class DeviceStatus(ApiModel):
     """What the driver reports about one allocated device."""
 
     device_pool_name: PlainName
+    """The DevicePool."""
     device_name: PlainName
+    """The device in that pool."""
     conditions: Conditions = Field(default_factory=list)
+    """The state of the device."""
     device_ip: Annotated[Text | None, Field(alias="deviceIP")] = None
+    """The first address of the device; equals the first entry of deviceIPs."""
     device_ips: Annotated[list[DeviceIP], Field(alias="deviceIPs", max_length=64)] = Field(default_factory=list)
+    """All addresses of the device."""
     device_info: list[dict[str, Any]] = Field(default_factory=list, max_length=64)
+    """Anything else that the driver reports."""
     allocations: Amounts = Field(default_factory=list)
+    """The amounts of the device's resources that the claim has."""
 
     @model_validator(mode="after")
     def _first_ip(self) -> DeviceStatus:
@@ -205,11 +223,14 @@ class DeviceClaimStatus(ApiModel):
     claim_configs: list[dict[str, Any]] = Field(default_factory=list)
     """Copies of the claim's configuration objects, made at the allocation."""
     allocations: list[DeviceAllocation] = Field(default_factory=list, max_length=MAX_DEVICES)
+    """The devices, in the order of the requests. The claim is allocated while this is not empty (S18)."""
     device_statuses: DeviceStatuses = Field(default_factory=list)
+    """What drivers report about the devices."""
     conditions: Conditions = Field(default_factory=list)
     """On a cluster: ``Allocated`` while the claim has devices, for `kubectl wait`. The annotations
     ``devalloc.io/reason`` and ``devalloc.io/message`` say why it has none."""
     pod_names: list[str] = Field(default_factory=list)
+    """The pods that use the claim."""
 
 
 def check_annotations(annotations: Mapping[str, str]) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from devalloc.api.fields import ApiModel, LabelName, Mac, ObjectName, PlainName, raise_faults
+from devalloc.api.fields import ApiModel, LabelName, Mac, ObjectName, PlainName, Unit, raise_faults
 from devalloc.api.meta import DEVALLOC, ObjectMeta
 
 
@@ -50,7 +50,7 @@ class VfioConfig(ApiModel):
     spec: VfioConfigSpec = Field(default_factory=VfioConfigSpec)
 
 
-MegabitsPerSecond = Annotated[int, Field(ge=0, le=2**32 - 1)]
+MegabitsPerSecond = Annotated[int, Field(ge=0, le=2**32 - 1), Unit("Mbit/s")]
 
 
 class VfConfigSpec(ApiModel):
@@ -63,14 +63,15 @@ class VfConfigSpec(ApiModel):
     vlan_qos: Annotated[int, Field(ge=0, le=7)] | None = None
     """The 802.1p priority of its frames."""
     min_tx_rate: MegabitsPerSecond | None = None
-    """Guaranteed transmit rate in Mbit/s; 0 for none."""
+    """Guaranteed transmit rate; 0 for none."""
     max_tx_rate: MegabitsPerSecond | None = None
-    """Maximum transmit rate in Mbit/s; 0 for no limit."""
+    """Maximum transmit rate; 0 for no limit."""
     trust: bool | None = None
     """Whether the guest may change its MAC address and go promiscuous."""
     spoof_check: bool | None = None
     """Whether to drop frames with a foreign source address."""
     link_state: Literal["auto", "enable", "disable"] | None = None
+    """The link that the guest sees: always up (enable), always down (disable), or that of the card (auto)."""
 
 
 def _ordered_rates(spec: VfConfigSpec) -> VfConfigSpec:

@@ -6,15 +6,13 @@ schema cannot express (``crdrules``); ``crdcolumns`` defines what `kubectl get` 
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 from devalloc.api.crd_columns import COLUMNS, SELECTABLE
 from devalloc.api.crd_rules import RULES
-from devalloc.api.field_docs import docs_by_field
-from devalloc.api.fields import PATTERN_MESSAGE, ApiModel
+from devalloc.api.field_docs import described_schema
+from devalloc.api.fields import PATTERN_MESSAGE
 from devalloc.api.kinds import KINDS, ApiKind
-from devalloc.api.validation.schema import field_schemas, model_schema
 from devalloc.api.yaml_writer import dump_yaml
 
 API_APPROVED = "unapproved, the device management API is a prototype"
@@ -107,7 +105,7 @@ _TEXT = {"type": "string"}
 
 
 def _schema(kind: ApiKind) -> dict[str, Any]:
-    generated = kind.model.model_json_schema(by_alias=True)
+    generated = described_schema(kind.model)
     schema = _structural(generated, generated.get("$defs", {}))
     _add_pattern_messages(schema["properties"]["spec"])
     # the API server owns these three and refuses any details about them
@@ -203,11 +201,7 @@ def _integer(schema: dict[str, Any]) -> None:
 
 def _object(result: dict[str, Any], node: dict[str, Any], definitions: dict[str, Any]) -> None:
     model = node["title"]
-    docs = docs_by_field(_models()[model])
-    result["properties"] = {
-        name: _structural(field | ({"description": docs[name]} if name in docs else {}), definitions)
-        for name, field in node["properties"].items()
-    }
+    result["properties"] = {name: _structural(field, definitions) for name, field in node["properties"].items()}
     for (owner, name), keys in LIST_KEYS.items():
         if owner == model:
             result["properties"][name] |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
@@ -216,18 +210,3 @@ def _object(result: dict[str, Any], node: dict[str, Any], definitions: dict[str,
             {"rule": rule.rule, "message": rule.message} | ({"fieldPath": rule.field} if rule.field else {})
             for rule in RULES[model]
         ]
-
-
-@cache
-def _models() -> dict[str, type[ApiModel]]:
-    """Every model that an object contains, by name."""
-    models: dict[str, type[ApiModel]] = {}
-    waiting = [model_schema(kind.model) for kind in KINDS.values()]
-    while waiting:
-        shape = waiting.pop()
-        if shape.item is not None:
-            waiting.append(shape.item)
-        if shape.model is not None and shape.model.__name__ not in models:
-            models[shape.model.__name__] = shape.model
-            waiting += [field.shape for field in field_schemas(shape.model).values()]
-    return models

@@ -14,9 +14,13 @@ class DeviceClassConfigReference(ApiModel):
     """A configuration object in any namespace."""
 
     api_version: PlainName
+    """Its API version, such as devalloc.io/v1alpha1."""
     kind: PlainName
+    """Its kind, such as VfioConfig."""
     namespace: LabelName
+    """Its namespace."""
     name: SubdomainName
+    """Its name."""
 
 
 class DeviceClassSpec(ApiModel):
@@ -31,6 +35,7 @@ class DeviceClassSpec(ApiModel):
     admin_access: bool | None = None
     """Claims of this class only observe devices: they consume nothing and conflict with nothing (S14)."""
     configs: list[DeviceClassConfigReference] = Field(default_factory=list, max_length=32)
+    """Configuration objects for all devices that are allocated through this class (S5)."""
 
 
 class DeviceClass(ApiModel):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import (
@@ -13,12 +14,13 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     PlainSerializer,
     ValidationError,
     WithJsonSchema,
 )
 from pydantic.alias_generators import to_camel
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 from devalloc.api import semver
 from devalloc.api.quantity import MAX_LENGTH, Quantity, type_name
@@ -30,6 +32,20 @@ _DNS_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN = re.compile(rf"{_DNS_LABEL}(\.{_DNS_LABEL})*", re.ASCII)
 _LABEL = re.compile(_DNS_LABEL, re.ASCII)
 _PLAIN = re.compile(r"[^\x00-\x1f\x7f]+")
+
+
+UNIT: Final = "unit"
+"""Key in the JSON schema of a number: its unit, for documentation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Declares the unit of a number, such as bytes."""
+
+    name: str
+
+    def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return handler(core_schema) | {UNIT: self.name}
 
 
 class ApiModel(BaseModel):
@@ -79,8 +95,13 @@ _IDENTITY = (("api_version", "apiVersion"), ("kind", "kind"))
 """Fields that are written even if they have default values: without them, the content could not be read back."""
 
 
+def is_subdomain_name(value: object) -> bool:
+    """Whether it can be the name of an object of ours."""
+    return isinstance(value, str) and len(value) <= 253 and _SUBDOMAIN.fullmatch(value) is not None
+
+
 def subdomain_name(value: object) -> object:
-    if not isinstance(value, str) or len(value) > 253 or _SUBDOMAIN.fullmatch(value) is None:
+    if not is_subdomain_name(value):
         raise ValueError(
             f"must be a DNS name (lower-case letters, digits, '-' and '.', at most 253), not {quote_value(value)}"
         )

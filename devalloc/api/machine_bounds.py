@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, model_validator
 
-from devalloc.api.fields import RELATED, ApiModel, FieldFault, Positive, raise_faults
+from devalloc.api.fields import RELATED, ApiModel, FieldFault, Positive, Unit, raise_faults
 from devalloc.api.quantity import NANO, Quantity
 
 MIB = 2**20
@@ -28,6 +28,9 @@ def _reject_zero(amount: Quantity) -> Quantity:
 
 
 PositiveAmount = Annotated[Positive, AfterValidator(_reject_zero)]
+Cpus = Annotated[PositiveAmount, Unit("CPUs")]
+Bytes = Annotated[PositiveAmount, Unit("bytes")]
+BytesPerSecond = Annotated[PositiveAmount, Unit("bytes/s")]
 
 
 def _bounds_faults(least: Quantity, most: Quantity, use: Quantity | None) -> list[FieldFault]:
@@ -45,11 +48,11 @@ class CpuBounds(ApiModel):
     """CPUs of a machine: the guest sees whole CPUs, and gets the CPU time of ``use``, which may be a fraction such as
     500m."""
 
-    min: PositiveAmount
+    min: Cpus
     """The minimum, at least 10m."""
-    max: PositiveAmount
+    max: Cpus
     """The maximum. The machine starts with room for that many CPUs, rounded up."""
-    use: PositiveAmount | None = None
+    use: Cpus | None = None
     """The current amount; min by default."""
 
     @model_validator(mode="after")
@@ -83,15 +86,15 @@ def whole_cpus(amount: Quantity) -> int:
 class MemoryBounds(ApiModel):
     """Bytes of memory of a machine. It starts with min; memory above min is added and removed by the method."""
 
-    min: PositiveAmount
+    min: Bytes
     """The minimum, a multiple of 2Mi."""
-    max: PositiveAmount
+    max: Bytes
     """The maximum."""
-    use: PositiveAmount | None = None
+    use: Bytes | None = None
     """The current amount; min by default."""
     method: Literal["virtio-mem", "dimm"] = "virtio-mem"
     """How memory is added: in blocks of 2Mi (virtio-mem), or in DIMMs of slotSize, which older guests support."""
-    slot_size: PositiveAmount | None = None
+    slot_size: Bytes | None = None
     """The size of a DIMM, a multiple of 128Mi; only with method dimm."""
 
     @model_validator(mode="after")

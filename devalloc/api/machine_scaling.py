@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
-from devalloc.api.fields import RELATED, AmountField, ApiModel, Positive, quote_value, raise_faults
+from devalloc.api.fields import RELATED, AmountField, ApiModel, Positive, Unit, quote_value, raise_faults
 from devalloc.api.quantity import NANO, Quantity
 
 MAX_MINUTES = 24 * 60
@@ -85,9 +85,9 @@ class MachineScaling(ApiModel):
     """The port of the metrics of its local file cache."""
     lfc_to_memory_ratio: Annotated[Positive, AfterValidator(_between_zero_and(None))] | None = None
     """The fraction of its memory that its local file cache may use."""
-    lfc_window_size_minutes: Annotated[int, Field(ge=2, le=MAX_MINUTES)] | None = None
+    lfc_window_size_minutes: Annotated[int, Field(ge=2, le=MAX_MINUTES), Unit("minutes")] | None = None
     """The width of the windows for comparing the growth of the cache's working set."""
-    lfc_min_wait_before_downscale_minutes: Annotated[int, Field(ge=1, le=MAX_MINUTES)] | None = None
+    lfc_min_wait_before_downscale_minutes: Annotated[int, Field(ge=1, le=MAX_MINUTES), Unit("minutes")] | None = None
     """The minimum time for which a working set counts; at least the window, if windows are compared."""
     lfc_use_largest_window: bool | None = None
     """Use the working set of the longest known time, instead of comparing windows."""
@@ -112,3 +112,4 @@ class MachineRunner(ApiModel):
     """An address of the node, for this machine alone, in a network that the node's admin lists. The runner obeys
     everyone who can connect."""
     port: Port = 25183
+    """The port of the protocol at that address."""

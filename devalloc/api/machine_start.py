@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from devalloc.api.fields import RELATED, ApiModel, FieldFault, Mac, pattern_schema, quote_value, raise_faults, unique_by
-from devalloc.api.machine_bounds import PositiveAmount
+from devalloc.api.machine_bounds import Bytes, BytesPerSecond
 
 MAX_NUMA_NODES = 1024
 """Maximum NUMA nodes of a kernel."""
@@ -82,6 +82,7 @@ class MachineDisk(ApiModel):
     format: Literal["raw", "qcow2"]
     """The image's format. It is never guessed: a guest can make a raw image look like another format."""
     read_only: bool = False
+    """Whether the guest can only read it."""
     device: Literal["virtio", "nvme"] = "virtio"
     """The type of controller that the guest sees."""
 
@@ -92,14 +93,15 @@ class MachineStart(ApiModel):
     kernel: Path | None = None
     """The kernel image, below one of the folders that the node's admin lists."""
     initrd: Path | None = None
+    """The initial RAM disk of the kernel, below one of the same folders."""
     append: CommandLine = ""
     """The kernel's command line."""
     iommu: bool = False
     """Give the guest an IOMMU, so that it can pass devices on to its own machines."""
     numa_node: Annotated[int, Field(ge=0, lt=MAX_NUMA_NODES)] | None = None
     """The host's NUMA node that provides its memory; any by default."""
-    pci_window: PositiveAmount | None = None
-    """Bytes of 64-bit prefetchable addresses that each of its PCI slots reserves for the memory of a device that is
+    pci_window: Bytes | None = None
+    """The 64-bit prefetchable addresses that each of its PCI slots reserves for the memory of a device that is
     plugged in while it runs: at least twice the device's largest BARs. By default enough for every device of its node.
     """
     pinned: bool = False
@@ -108,6 +110,7 @@ class MachineStart(ApiModel):
     disks: Annotated[list[MachineDisk], Field(max_length=16), AfterValidator(unique_by("path"))] = Field(
         default_factory=list
     )
+    """The disks, in the order in which the guest sees them."""
 
     @model_validator(mode="after")
     def _something_to_boot(self) -> MachineStart:
@@ -134,13 +137,14 @@ class MachineNic(ApiModel):
     """An emulated network card, in addition to the devices of claims."""
 
     model: Literal["virtio", "e1000e"] = "virtio"
+    """The card that the guest sees."""
     backend: Literal["user", "tap", "warm"] = "user"
     """``user``: through the host's own sockets; nothing can reach the guest from outside. ``tap``: a TAP interface.
     ``warm``: the TAP interface of one of the node's warm setups, in whose network namespace the machine runs."""
     interface: InterfaceName | None = None
     """The TAP interface, which must exist."""
-    bandwidth: PositiveAmount | None = None
-    """Bytes per second in each direction that its node reserves for it. By default it shares the unreserved bandwidth.
+    bandwidth: BytesPerSecond | None = None
+    """The rate in each direction that its node reserves for it. By default it shares the unreserved bandwidth.
     """
     mac: Mac | None = None
     """A unicast MAC address; by default one that is derived from the machine's identity and never changes."""

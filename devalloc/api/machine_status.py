@@ -14,6 +14,7 @@ from devalloc.api.fields import (
     PlainName,
     SubdomainName,
     Text,
+    Unit,
     unique_by,
 )
 from devalloc.api.machine_start import MAX_NUMA_NODES
@@ -23,8 +24,10 @@ from devalloc.api.meta import Condition
 class MachineAmounts(ApiModel):
     """CPUs and bytes of memory, as far as known."""
 
-    cpus: AmountField | None = None
-    memory: AmountField | None = None
+    cpus: Annotated[AmountField, Unit("CPUs")] | None = None
+    """CPU time, in CPUs."""
+    memory: Annotated[AmountField, Unit("bytes")] | None = None
+    """Memory."""
 
 
 class MachinePermit(MachineAmounts):
@@ -43,8 +46,11 @@ class MachineDevice(ApiModel):
     """A device that is plugged into the machine."""
 
     claim: SubdomainName
+    """The claim that has it."""
     pool: PlainName
+    """Its DevicePool."""
     device: PlainName
+    """Its name in that pool."""
     id: Text = ""
     """Its id in QEMU."""
     address: Text = ""
@@ -58,6 +64,7 @@ class VirtualMachineStatus(ApiModel):
     """The state of the machine, as its node's plugin last saw it."""
 
     phase: MachinePhase = "Pending"
+    """What the machine is doing."""
     node_name: PlainName | None = None
     """The node on which it was placed. It stays there until it is deleted or its spec names another node."""
     numa_node: Annotated[int, Field(ge=0, lt=MAX_NUMA_NODES)] | None = None
@@ -88,6 +95,8 @@ class VirtualMachineStatus(ApiModel):
     devices: Annotated[
         list[MachineDevice], Field(max_length=256), AfterValidator(unique_by("claim", "pool", "device"))
     ] = Field(default_factory=list)
+    """The devices of claims that are plugged in."""
     conditions: Annotated[list[Condition], Field(max_length=16), AfterValidator(unique_by("type"))] = Field(
         default_factory=list
     )
+    """Observations of the machine's state."""

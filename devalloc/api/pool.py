@@ -29,10 +29,15 @@ class Attribute(ApiModel):
     """A named value of a device. Exactly one of the four value fields is set."""
 
     name: PlainName
+    """The name that expressions and matchAttributes use."""
     string_value: Annotated[str, Field(max_length=4096)] | None = None
+    """A text."""
     int_value: Int64 | None = None
+    """A 64-bit integer."""
     quantity_value: QuantityField | None = None
+    """An amount, such as 16Gi."""
     sem_ver_value: SemVerField | None = None
+    """A semantic version, such as 1.8.2."""
 
     @model_validator(mode="after")
     def _one_value(self) -> Attribute:
@@ -71,8 +76,11 @@ class ResourceCapacity(ApiModel):
     """An amount of a named resource, allocated in whole blocks."""
 
     name: PlainName
+    """The resource, such as memory."""
     capacity: AmountField
+    """How much there is, in the unit of the resource: bytes of memory, for example."""
     block_size: Positive | None = None
+    """The unit of allocation: a share of the resource is a multiple of it; 1 by default (S11)."""
 
     @field_validator("block_size", mode="after")
     @classmethod
@@ -97,7 +105,9 @@ class Device(ApiModel):
     """One device of a pool."""
 
     name: PlainName
+    """The name, unique in the pool (S2)."""
     attributes: Attributes = Field(default_factory=list)
+    """Attributes of this device (S3)."""
     requests: DeviceRequests = Field(default_factory=dict)
     """Pool resources that this device consumes when it is allocated."""
     resources: DeviceResources = Field(default_factory=list)
@@ -113,11 +123,13 @@ class DevicePoolSpec(ApiModel):
     node_name: Annotated[PlainName, WithJsonSchema({"type": "string", "maxLength": 253})] | None = None
     """The node that has the devices; None (or "") for devices that every node can reach over the network."""
     driver: PlainName
+    """The driver that publishes and binds the devices, such as gpu.devalloc.io."""
     attributes: Attributes = Field(default_factory=list)
     """Attributes of all devices; a device's own attribute of the same name wins."""
     resources: PoolResources = Field(default_factory=list)
     """Resources that the devices share (partitionable devices)."""
     devices: Devices = Field(default_factory=list)
+    """The devices."""
 
     @field_validator("node_name", mode="before")
     @classmethod
@@ -129,6 +141,7 @@ class DevicePoolStatus(ApiModel):
     """The pool as its driver last saw it; not sufficient for allocation decisions."""
 
     available_devices: Int64 = 0
+    """How many devices of the pool are not allocated."""
 
 
 class DevicePool(ApiModel):

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from devalloc.api.fields import RELATED, ApiModel, FieldFault, PlainName, SubdomainName, raise_faults
-from devalloc.api.machine_bounds import CpuBounds, MemoryBounds, PositiveAmount
+from devalloc.api.fields import RELATED, ApiModel, FieldFault, PlainName, SubdomainName, Unit, raise_faults
+from devalloc.api.machine_bounds import Bytes, BytesPerSecond, CpuBounds, MemoryBounds
 from devalloc.api.machine_scaling import MachineRunner, MachineScaling
 from devalloc.api.machine_start import MachineAdopt, MachineNic, MachineStart
 from devalloc.api.machine_status import VirtualMachineStatus
@@ -40,10 +40,10 @@ class VirtualMachineSpec(ApiModel):
     nodes that publish their capacity for machines."""
     cpu: CpuBounds
     memory: MemoryBounds
-    disk: PositiveAmount | None = None
-    """Bytes of its node's disk that are reserved for its images."""
-    disk_io: Annotated[PositiveAmount | None, Field(alias="diskIO")] = None
-    """Bytes per second of reading and writing that its node reserves for it."""
+    disk: Bytes | None = None
+    """The part of its node's disk that is reserved for its images."""
+    disk_io: Annotated[BytesPerSecond | None, Field(alias="diskIO")] = None
+    """The rate of reading and writing that its node reserves for it."""
     scaling: MachineScaling | None = None
     """If set, ``use`` of cpu and memory is only the initial amount: from then on its load decides."""
     runner: MachineRunner | None = None
@@ -54,6 +54,7 @@ class VirtualMachineSpec(ApiModel):
     adopt: MachineAdopt | None = None
     """The running QEMU to adopt. Either start or adopt is required."""
     nics: list[MachineNic] = Field(default_factory=list, max_length=8)
+    """Emulated network cards."""
     claims: Annotated[list[SubdomainName], Field(max_length=MAX_CLAIMS), AfterValidator(_unique)] = Field(
         default_factory=list
     )
@@ -64,7 +65,7 @@ class VirtualMachineSpec(ApiModel):
     """False: it is stopped (powered down by its guest, then ended) and stays stopped."""
     restart_policy: Literal["Always", "Never"] = "Always"
     """Whether to start the machine again after it ended or its node was restarted."""
-    powerdown_seconds: Annotated[int, Field(ge=0, le=3600)] = 30
+    powerdown_seconds: Annotated[int, Field(ge=0, le=3600), Unit("seconds")] = 30
     """How long to wait for its guest to power down before the machine is ended."""
     reserve_max: bool = False
     """Reserve all of max for it from its start on, not only min."""

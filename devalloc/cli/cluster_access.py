@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from devalloc.cli.command import CommandFailed
+
 if TYPE_CHECKING:
     from devalloc.store.kubernetes import Client
 
@@ -17,7 +19,6 @@ _POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 def connect_cluster(kubeconfig: Path | None) -> Client:
     """Connect to the cluster of a kubeconfig, or of the pod in which this runs. Raises Failed."""
-    from devalloc.cli.command import CommandFailed
     from devalloc.store.kubernetes import ApiError, Client
 
     try:
@@ -56,7 +57,6 @@ def kubeconfig_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def connect_as_admin(kubeconfig: Path | None) -> Client:
     """Connect to the cluster of a kubeconfig, by default kubectl's. Raises Failed."""
-    from devalloc.cli.command import CommandFailed
 
     path = kubeconfig or Path(os.environ.get("HOME") or "/") / ".kube" / "config"
     several = [Path(each) for each in str(path).split(os.pathsep)]

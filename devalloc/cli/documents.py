@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from devalloc.cli.command import BadInput
+from devalloc.cli.manifest_checks import annotation_problems, expression_problems, quota_problems
+from devalloc.cli.options.common import is_recursive
 from devalloc.cli.render.output import print_note, show_spinner
 
 if TYPE_CHECKING:
@@ -56,8 +58,6 @@ def read_manifests(
     """
     from devalloc.api.decode import decode
     from devalloc.api.manifests import load
-    from devalloc.cli.manifest_checks import annotation_problems, expression_problems, quota_problems
-    from devalloc.cli.options.common import is_recursive
 
     with show_spinner("reading manifests"):
         for file in files:

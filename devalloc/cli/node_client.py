@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket as sockets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import click
 from devalloc.cli.command import BadInput, CommandFailed
 from devalloc.cli.options.common import parse_duration
 from devalloc.cli.render.output import print_note
+from devalloc.cli.storage import is_default_store, node_state_folder
 
 if TYPE_CHECKING:
     from devalloc_node.pb.node_pb2 import ClaimRef, MachineRef, Result
@@ -64,9 +66,7 @@ def force_option(function: Callable[..., Any]) -> Callable[..., Any]:
 def default_socket(store: Path | None = None) -> Path:
     """The socket that ``devalloc up`` and ``devalloc node`` choose: beside a store other than the default one.
     Otherwise a user's own plugin takes precedence over root's, whose socket no user may open."""
-    import os
 
-    from devalloc.cli.storage import is_default_store, node_state_folder
     from devalloc.store.errors import Unusable
     from devalloc.store.paths import default_path
 

@@ -1,17 +1,22 @@
-"""Machines of this host that only the node plugin knows: no object of the store stands for them."""
+"""What machines use of this host: those of the store, and those that only the node plugin knows."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from devalloc.cli.command import CommandFailed
 from devalloc.cli.node_client import connect_plugin, default_socket, enum_text
+from devalloc.cli.options.capacity import discover_or_fail
+from devalloc.cli.storage import open_embedded_store
 from devalloc.inventory.capacity.machines import MachineUsage
 
 if TYPE_CHECKING:
+    from devalloc.api.virtual_machine import VirtualMachine
+    from devalloc.inventory.capacity import CapacityConfig
+    from devalloc.inventory.capacity.status import HostStatus
     from devalloc_node.pb.node_pb2 import Amounts, Machine
 
 SECONDS = 10.0
@@ -70,3 +75,48 @@ def _use(machine: Machine, key: str, state: str) -> MachineUsage:
 
 def _cpu(amounts: Amounts) -> int:
     return amounts.cpu_milli if amounts.HasField("cpu_milli") else amounts.vcpus * 1000
+
+
+def capacity_status(
+    root: Path, node_name: str, store: Path, config: CapacityConfig, plugin: Path | None = None
+) -> HostStatus:
+    """The host's status, with the machines and claims of the store if there is one, and the other machines of the node
+    plugin at this socket. Raises CommandFailed."""
+    from devalloc.inventory import InventoryConfig, discover
+    from devalloc.inventory.capacity.gpus import gpu_status
+    from devalloc.inventory.capacity.machines import machine_usage
+    from devalloc.inventory.capacity.status import host_status
+
+    host = discover_or_fail(root, config)
+    machines, held, elsewhere = _machines_in_store(store, node_name)
+    pools = discover(root, node_name=node_name, config=InventoryConfig(held=held)).pools
+    uses = [machine_usage(machine) for machine in machines]
+    others = UnstoredMachines() if plugin is None else unstored_machines(plugin, node_name, {use.id for use in uses})
+    problems = [others.problem] if others.problem else []
+    if elsewhere and not machines and not others.is_of_node:
+        what = f"the store has machines of {', '.join(elsewhere)} but none of {node_name}"
+        problems.append(f"{what}; if this host is one of them, name it with --node-name")
+    uses += others.uses
+    reported = host_status(host, lambda: uses, gpus=lambda: gpu_status(pools, held=held))
+    return replace(reported, problems=(*reported.problems, *problems))
+
+
+def _machines_in_store(path: Path, node_name: str) -> tuple[list[VirtualMachine], frozenset[str], list[str]]:
+    """The node's machines, its devices that claims have, and the other nodes that have machines; empty without a
+    store."""
+    from devalloc.api.decode import decode
+    from devalloc.api.virtual_machine import VirtualMachine
+    from devalloc.controller.reconcile.availability import device_names_held_on
+
+    if not path.exists():
+        return [], frozenset(), []
+    with open_embedded_store(path) as objects:
+        listed = list(objects.list(["VirtualMachine", "DeviceClaim", "DeviceClass"]).objects)
+    decoded = (decode(obj).object for obj in listed if obj["kind"] == "VirtualMachine")
+    placed = [each for each in decoded if isinstance(each, VirtualMachine) and each.node]
+    machines = [each for each in placed if each.node == node_name]
+    return (
+        machines,
+        device_names_held_on(node_name, listed),
+        sorted({each.node for each in placed if each.node} - {node_name}),
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
 import sys
@@ -15,8 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from devalloc.backoff import Backoff
+from devalloc.cli.options.capacity import discover_or_fail
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Failed, NodeError
 
 if TYPE_CHECKING:
+    from devalloc.cli.options.capacity import CapacityOptions
     from devalloc.controller.permits import Host as Limits
     from devalloc.controller.permits import PermitServer
     from devalloc.controller.permits.hosts import FrozenHosts
@@ -84,7 +89,6 @@ def store_source(store: Store, node_name: str) -> ClaimSource:
     """The DeviceClaims of a store, for the plugin."""
     from devalloc.store import NotFound, StoreError
     from devalloc_node.claims.store_grants import KIND, StoreGrants
-    from devalloc_node.errors import Failed
     from devalloc_node.health.conditions import ClaimConditions
     from devalloc_node.node import ClaimSource
     from devalloc_node.vms.objects import permitted_on
@@ -139,7 +143,6 @@ def store_publishing(
 
 def node_reference(client: Client, node_name: str) -> Mapping[str, Any] | None:
     """An owner reference to the Node, so that its objects are deleted with it; None if there is no Node."""
-    import logging
 
     from devalloc.store.kubernetes.api_error import ApiError
     from devalloc.store.kubernetes.client import path_segment
@@ -162,7 +165,6 @@ def cluster_permits(client: Client, namespace: str) -> PermitEndpoint:
     from devalloc.store.kubernetes import ApiError
     from devalloc.store.kubernetes.client import path_segment
     from devalloc_node.agent.permit_client import ClusterEndpoint
-    from devalloc_node.errors import Failed
 
     def read() -> tuple[PublishedEndpoint, str]:
         path = f"/api/v1/namespaces/{path_segment(namespace)}/configmaps/{NAME}"
@@ -182,7 +184,7 @@ def cluster_permits(client: Client, namespace: str) -> PermitEndpoint:
 
 
 def store_loops(
-    store: Store, node: Node, limits: dict[str, Any], *, alone: bool, say: Say, endpoint: PermitEndpoint | None = None
+    store: Store, node: Node, limits: CapacityOptions, *, alone: bool, say: Say, endpoint: PermitEndpoint | None = None
 ) -> list[Loop]:
     """All loops of the plugin for the VirtualMachines of a store. ``limits``: what the host may promise; ``alone``: no
     other process runs such loops on the store; ``endpoint``: the permit server that replaces the one of the settings.
@@ -203,7 +205,7 @@ def store_machines(
     ``not_ours``: set while another process listens on the port of our own permit server. It may have other accounts,
     so the agent does not ask it.
     """
-    from devalloc_node.service.change_feed import machine_change
+    from devalloc_node.operations.change_feed import machine_change
     from devalloc_node.vms import LoopSettings, VirtualMachineLoop
 
     settings = LoopSettings(resync=node.settings.resync, grace=node.settings.grace)
@@ -239,14 +241,11 @@ def store_machines(
     return [machines.run, *(each.run for each in (scalers, runners) if each is not None)]
 
 
-def frozen_hosts(node: Node, limits: dict[str, Any]) -> FrozenHosts:
+def frozen_hosts(node: Node, limits: CapacityOptions) -> FrozenHosts:
     """This host's capacity, and the usage of machines without a VirtualMachine; inside, no machine can start."""
-    from devalloc.cli.options.host_capacity import capacity_config, discover_or_fail
     from devalloc.controller.permits import Host
     from devalloc.scaling.resources import Resources
     from devalloc.store import Unavailable
-    from devalloc_node.deadline import Deadline
-    from devalloc_node.errors import NodeError
 
     limit, looked = Resources(0, 0), -CAPACITY_CACHE_SECONDS
 
@@ -254,7 +253,7 @@ def frozen_hosts(node: Node, limits: dict[str, Any]) -> FrozenHosts:
     def still() -> Iterator[dict[str, Host]]:
         nonlocal limit, looked
         if time.monotonic() - looked > CAPACITY_CACHE_SECONDS:
-            capacity = discover_or_fail(node.settings.root, capacity_config(limits, node.settings.state))
+            capacity = discover_or_fail(node.settings.root, limits.config(node.settings.state))
             limit, looked = Resources(capacity.cpu.effective_limit, capacity.memory.effective_limit), time.monotonic()
         try:
             with node.machines.still(node.operations.without_object, Deadline.after(MACHINE_START_SECONDS)) as uses:
@@ -268,7 +267,7 @@ def frozen_hosts(node: Node, limits: dict[str, Any]) -> FrozenHosts:
 
 
 def store_permits(
-    store: Store, node: Node, limits: dict[str, Any], not_ours: threading.Event, *, alone: bool, say: Say
+    store: Store, node: Node, limits: CapacityOptions, not_ours: threading.Event, *, alone: bool, say: Say
 ) -> Loop:
     """The permit server for the machines of this node, on loopback only.
 
@@ -377,7 +376,6 @@ def cluster_source(client: Client, driver: str, node_name: str) -> ClaimSource:
     """The ResourceClaims of a cluster, for the plugin."""
     from devalloc.store.kubernetes.api_error import ApiError
     from devalloc.store.kubernetes.client import path_segment
-    from devalloc_node.errors import Failed
     from devalloc_node.kube.claim_status import ResourceClaimStatuses
     from devalloc_node.kube.grants import CLAIMS, ResourceClaimGrants
     from devalloc_node.node import ClaimSource

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from devalloc.cli.render.output import print_note
+from devalloc.cli.node_client import connect_plugin, message_content
+from devalloc.cli.render.output import print_note, print_objects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,6 @@ def show_usage(
 ) -> int:
     """Show machines with their usage during an interval, once or repeatedly. ``show`` prints the table; its argument
     says whether it should be wide."""
-    from devalloc.cli.node_client import connect_plugin
     from devalloc_node.pb.node_pb2 import ListMachinesRequest
 
     request = ListMachinesRequest(namespace=namespace or "")
@@ -88,9 +88,6 @@ def usage_between(before: Mapping[int, ProcessSample], after: Mapping[int, Proce
 def _print(
     machines: Sequence[Machine], uses: Mapping[int, ProcessUsage], output: str, show: Callable[..., None]
 ) -> None:
-    from devalloc.cli.node_client import message_content
-    from devalloc.cli.render.output import print_objects
-
     if output not in ("table", "wide"):
         print_objects([message_content(machine) | _use(uses.get(machine.pid)) for machine in machines], output)
         return

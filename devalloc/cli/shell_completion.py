@@ -6,6 +6,8 @@ from contextlib import suppress
 
 import click
 
+from devalloc.cli.target import StoreTarget, open_target
+
 
 def complete_objects(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """KIND first, then names of that kind; KIND/NAME in one word too."""
@@ -29,7 +31,6 @@ def complete_claims(ctx: click.Context, param: click.Parameter, incomplete: str)
 def _names(ctx: click.Context, word: str) -> list[str]:
     """The names of a kind; none if the store or the kind does not exist, because completion must not fail."""
     from devalloc.cli.object_names import kind_of
-    from devalloc.cli.target import StoreTarget, open_target
     from devalloc.store.errors import StoreError
 
     param = ctx.params.get

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from devalloc.cli.command import BadInput
+from devalloc.cli.documents import ManifestDocuments, read_manifests
 from devalloc.cli.render.output import print_note
-from devalloc.cli.target import StoreTarget
+from devalloc.cli.storage import store_path
+from devalloc.cli.target import StoreTarget, open_target
 
 if TYPE_CHECKING:
     from devalloc.cli.documents import ManifestDocuments
@@ -93,7 +95,6 @@ def load_solver_input(
 ) -> SolverInput:
     """Read the objects to work on, and show problems of the manifests. Raises Failed, BadInput."""
     from devalloc.api.cordon import is_node
-    from devalloc.cli.documents import ManifestDocuments, read_manifests
     from devalloc.controller.manifest_apply import overlay_manifests
     from devalloc.controller.reconcile.foreign_objects import solver_documents
 
@@ -162,7 +163,6 @@ def _uses_store(place: StoreTarget, given: Sequence[Any]) -> bool:
     """Whether to combine manifests with the store if neither option was given. A cluster that was named is always
     included. A store may just happen to exist, and manifests with pools are a fleet of their own, as in the examples.
     """
-    from devalloc.cli.storage import store_path
     from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS, api_group_of
 
     if any(api_group_of(one) == RESOURCE_CLAIMS for one in given):
@@ -176,8 +176,6 @@ def _uses_store(place: StoreTarget, given: Sequence[Any]) -> bool:
 
 
 def _objects_of_target(place: StoreTarget) -> tuple[list[Object], AdminNamespaces, list[str]]:
-    from devalloc.cli.target import open_target
-
     with open_target(place) as store:
         return objects_for_solver(store, is_cluster=place.is_cluster)
 

@@ -8,15 +8,18 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from devalloc.backoff import Backoff
 from devalloc.cli.command import CommandFailed
+from devalloc_node.errors import NodeError
 
 if TYPE_CHECKING:
+    from devalloc.cli.options.capacity import CapacityOptions
     from devalloc.controller.standalone import Standalone
     from devalloc.inventory import DeviceRecords
     from devalloc_node.node import Node
+    from devalloc_node.settings import NodeSettings
 
 REQUIRED_PACKAGES = ("grpc", "qemu.qmp", "pyroute2", "prometheus_client")
 """Packages that only the node plugin needs, not the rest of ``devalloc up``."""
@@ -46,17 +49,21 @@ class StandaloneNode:
         self,
         store: Path,
         state: Path,
-        options: dict[str, Any],
+        node_name: str,
+        settings: Callable[[], NodeSettings],
         *,
+        limits: CapacityOptions,
         rescan: Callable[[], None],
         say: Callable[[str], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        """``options``: the arguments of ``node_settings``. ``failed``: called with the error that ends the plugin after
-        it has served."""
+        """``settings``: called at each start, since what they depend on may have changed. ``failed``: called with the
+        error that ends the plugin after it has served."""
         self._store = store
         self._state = state
-        self._options = options
+        self._node_name = node_name
+        self._settings = settings
+        self._limits = limits
         self._rescan = rescan
         self._say = say
         self._failed = failed
@@ -79,7 +86,7 @@ class StandaloneNode:
             self._thread = threading.Thread(target=self._run, name="node-plugin", daemon=True)
             self._thread.start()
         try:
-            return _recorded(self._state, self._store, self._options["node"])
+            return _recorded(self._state, self._store, self._node_name)
         except StoreError as error:  # the plugin reports the error, and may create a new journal
             self._say(f"cannot read the journal of the node plugin yet: {error}")
             return DeviceRecords()
@@ -115,14 +122,14 @@ class StandaloneNode:
 
     def _serve(self) -> None:
         from devalloc.cli import node_wiring as on
-        from devalloc.cli.options.node import node_settings
         from devalloc.store.sqlite import SQLiteStore
         from devalloc_node.daemon import Publisher, run_daemon
         from devalloc_node.node import open_node
 
-        settings = node_settings(**self._options)
+        settings = self._settings()
+        dry_run = settings.machines.dry_run
         with ExitStack() as stack:
-            host = on.make_host(settings, dry_run=self._options["dry_run"], say=self._say)
+            host = on.make_host(settings, dry_run=dry_run, say=self._say)
             store = stack.enter_context(closing(SQLiteStore(self._store)))
             node = stack.enter_context(open_node(settings, host, on.store_source(store, settings.node_name)))
             node.reconciler.look()
@@ -131,8 +138,8 @@ class StandaloneNode:
                 return
             self._rescan()
             extra_loops: list[Callable[[threading.Event], None]] = [self._has_begun]
-            if not self._options["dry_run"]:  # a dry run neither starts nor ends machines
-                extra_loops += on.store_loops(store, node, self._options["limits"], alone=True, say=self._say)
+            if not dry_run:  # a dry run neither starts nor ends machines
+                extra_loops += on.store_loops(store, node, self._limits, alone=True, say=self._say)
             run_daemon(node, Publisher((), self._rescan), self._say, extra_loops=extra_loops)
 
     def _has_begun(self, stop: threading.Event) -> None:
@@ -160,7 +167,6 @@ def _recorded(state: Path, store: Path, node_name: str) -> DeviceRecords:
     from devalloc_node.claims.existence import check_existence
     from devalloc_node.claims.inventory_facts import inventory_facts
     from devalloc_node.claims.store_grants import KIND, StoreGrants
-    from devalloc_node.errors import NodeError
     from devalloc_node.journal import open_journal
     from devalloc_node.journal.sqlite import FILE
 

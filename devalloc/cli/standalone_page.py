@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from ipaddress import ip_address
 from pathlib import Path
+from socket import gethostname
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from devalloc.cli.command import BadInput, CommandFailed
+from devalloc.settings import Setting
 
 if TYPE_CHECKING:
     import threading
@@ -21,16 +22,13 @@ TOKEN_FILE = "page-token"
 """Name of the token's file, beside the store."""
 
 
-def page_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """--page HOST:PORT, passed as ``page: str | None``."""
-    return click.option(
-        "--page",
-        metavar="HOST:PORT",
-        help="Serve a page with nodes, devices, claims and machines here, such as 127.0.0.1:10301. It asks for a "
-        f"token; a new one is printed at every start and kept in {TOKEN_FILE} beside the store. Addresses other than "
-        "those "
-        "of this machine itself use TLS.",
-    )(function)
+PAGE = Setting(
+    "Serve a page with nodes, devices, claims and machines here, such as 127.0.0.1:10301. It asks for a token; a new "
+    f"one is printed at every start and kept in {TOKEN_FILE} beside the store. Addresses other than those of this "
+    "machine itself use TLS.",
+    flag="--page",
+    metavar="HOST:PORT",
+)
 
 
 class StandalonePage:
@@ -76,13 +74,9 @@ class StandalonePage:
 
     @property
     def _is_local(self) -> bool:
-        from ipaddress import ip_address
-
         return self.host == "localhost" or ip_address(self.host).is_loopback
 
     def _tls(self) -> Any:
-        from socket import gethostname
-
         try:
             from devalloc.controller.certificate import self_signed
 
@@ -114,8 +108,6 @@ class StandalonePage:
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
-    from ipaddress import ip_address
-
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     try:

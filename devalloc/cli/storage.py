@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +25,6 @@ def store_path(path: Path | None) -> Path:
 
 def is_default_store(store: Path) -> bool:
     """Whether it is this user's default store, regardless of the environment."""
-    import os
 
     from devalloc.store.paths import STORE_VARIABLE, default_path
 

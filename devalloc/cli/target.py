@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from devalloc.cli.command import BadInput
 from devalloc.cli.options.common import store_option
@@ -80,14 +82,10 @@ def _resolve_conflict(place: StoreTarget) -> StoreTarget:
 
 
 def _is_on_command_line(name: str) -> bool:
-    from click.core import ParameterSource
-
     return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def _is_default(name: str) -> bool:
-    from click.core import ParameterSource
-
     return click.get_current_context().get_parameter_source(name) is ParameterSource.DEFAULT
 
 
@@ -127,7 +125,6 @@ def open_readable_target(place: StoreTarget, namespace: str) -> Iterator[Store]:
 
 def missing_controller_note(store: Store) -> str:
     """A sentence if no controller leads on the cluster; "" if one does, or if the user may not read the lease."""
-    from datetime import UTC, datetime
 
     from devalloc.api.meta import parse_time
     from devalloc.controller.leader.election import LEASE_NAME

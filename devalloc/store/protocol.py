@@ -34,9 +34,9 @@ place in the history     the resourceVersion of the last written     a number th
                                                                      as if they had been created after it
 listed objects           everything that was written                 everything that this process wrote, and changes by
                                                                      others as far as received; ``get`` asks the server
-selection                all objects                                 with ``node`` and ``select`` only those of a node; what
-                                                                     leaves the selection is reported as DELETED, and
-                                                                     ``get`` shows that it exists
+selection                all objects                                 with ``node`` and ``select`` only those of a node;
+                                                                     what leaves the selection is reported as DELETED,
+                                                                     and ``get`` shows that it exists
 deletions                all are reported, or Expired                all are reported, even after a broken watch, except
                                                                      of objects that were created and deleted meanwhile
 several objects          one transaction                             one after the other, marked until all are written

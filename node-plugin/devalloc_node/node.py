@@ -37,10 +37,10 @@ from devalloc_node.metrics.registry import NodeMetrics, NodeState
 from devalloc_node.model.grant import ClaimRef, Grants
 from devalloc_node.model.prepared import Prepared
 from devalloc_node.model.step import ATTACHMENT, Step
+from devalloc_node.operations.change_feed import CLAIMS, DEVICES, ChangeNotifier, machine_change
 from devalloc_node.operations.claim_registry import ClaimRegistry
 from devalloc_node.operations.inventory_cache import InventoryCache
 from devalloc_node.operations.node_operations import NodeOperations
-from devalloc_node.service.change_feed import CLAIMS, DEVICES, ChangeNotifier, machine_change
 from devalloc_node.settings import NodeSettings
 from devalloc_node.warm.pool import Pool
 from devalloc_node.warm.sandboxes import WarmSandboxes

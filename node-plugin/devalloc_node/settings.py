@@ -1,4 +1,7 @@
-"""What an administrator sets about the node plugin."""
+"""Settings of the node plugin, as it runs with them.
+
+``devalloc.cli.options.node`` makes them from what an administrator writes.
+"""
 
 from __future__ import annotations
 
@@ -13,72 +16,73 @@ from devalloc_node.machine.paths import MachineConfig
 from devalloc_node.warm.setup import WarmConfig
 
 VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
-"""What the kubelet can be served, as the registration calls it."""
+"""Services for the kubelet, by the names that the registration has for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class KubeletSettings:
-    """How the kubelet is served."""
+    """Settings of the services for the kubelet."""
 
     folder: Path = Path("/var/lib/kubelet")
     """The kubelet's --root-dir."""
     driver: str = "devalloc.io"
-    """The name that ResourceSlices and ResourceClaims call this driver."""
+    """The driver's name in ResourceSlices and ResourceClaims."""
     pod_uid: str | None = None
-    """Of the pod that this instance runs in. With it the kubelet is served by the old and the new pod of a rolling
-    update side by side."""
+    """UID of this pod. With it, the old and the new pod of a rolling update serve the kubelet side by side. None: the
+    plugin does not run in a pod."""
     versions: tuple[str, ...] = VERSIONS
-    """What of that is served."""
+    """Which of VERSIONS to serve."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
-    """All of the plugin. The defaults are those of a service of the host that root runs."""
+    """All settings of the plugin. The defaults suit a service of the host that root runs."""
 
     node_name: str
     bindings: BindingConfig
-    """Which devices may be taken from the host, and how."""
+    """Which devices the plugin may take from the host, and how."""
     inventory: InventoryConfig = field(default_factory=InventoryConfig)
-    """Which devices are published."""
+    """Which devices the plugin publishes."""
     root: Path = Path("/")
-    """The folder that holds the host's sys, proc and dev."""
+    """The folder that contains the host's sys, proc and dev."""
     state: Path = Path("/var/lib/devalloc/node")
-    """The journal, locks, and what else must outlive the process. Two instances of a rolling update share it."""
+    """Folder of the journal, locks, and what else must outlive the process. Two instances of a rolling update share
+    it."""
     socket: Path | None = Path("/run/devalloc/node.sock")
-    """Where our own service answers. None: it is not served."""
+    """Socket of devalloc.node.v1. None: the plugin does not serve it."""
     cdi: Path = Path("/var/run/cdi")
-    """Where container runtimes look for CDI specs."""
+    """Folder in which container runtimes look for CDI specs."""
     rolling: bool = False
-    """Whether another instance may still have the socket, the old pod of a rolling update, which is then waited for."""
+    """Wait for the socket, because the old pod of a rolling update may still have it."""
     kubelet: KubeletSettings | None = None
-    """None: the kubelet is not served."""
+    """None: the plugin does not serve the kubelet."""
     set_aside: bool = False
     """Reserve the node's devices for devalloc's controller, not kube-scheduler (``devalloc.api.dedicated_pools``)."""
     machines: MachineConfig = field(default_factory=MachineConfig)
-    """Where machines live, and what they may name."""
+    """Where machines are on this host, and what of the host they may name."""
     capacity: HostCapacity | None = None
-    """What machines may have of the host in all; one that does not fit is not started. None: no limit."""
+    """What all machines together may have of the host; the plugin starts none that does not fit. None: no limit."""
     scaling: ScalingSettings | None = None
-    """How machines whose objects ask for it follow what their guests do. None: they do not."""
+    """How machines with spec.scaling follow the load of their guests. None: they do not."""
     runners: tuple[Network, ...] = ()
-    """Networks in which runners of machines may listen, for any client there. Empty: there are no runners."""
+    """Networks in which runners of machines may listen, for every client there. Empty: no runners."""
     warm: WarmConfig | None = None
-    """How many warm setups are kept ready. None: none are kept or made."""
+    """The pool of warm setups. None: no pool."""
     metrics: str | None = None
-    """Where metrics are served: ``HOST:PORT`` (loopback) or ``unix:PATH``. None: nowhere."""
+    """Where to serve metrics: ``HOST:PORT`` (loopback) or ``unix:PATH``. None: nowhere."""
     resync: float = 60.0
-    """Seconds between looks at claims and devices when nothing says that something changed."""
+    """Seconds between checks of claims and devices without an event."""
     grace: float = 300.0
-    """Seconds that a claim must be gone before what is prepared of it is taken back (T16)."""
+    """Seconds for which a claim must be gone before the plugin takes back its devices (T16)."""
 
     @property
     def driver(self) -> str:
-        """What CDI devices are named after."""
+        """The name after which CDI devices are named."""
         return KubeletSettings().driver if self.kubelet is None else self.kubelet.driver
 
     @property
     def data(self) -> Path:
-        """Where files lie that are mounted into containers."""
+        """Folder of the files that containers get as mounts."""
         return self.state / "files" if self.kubelet is None else self.kubelet.folder / "plugins" / self.driver
 
     @property

@@ -76,7 +76,8 @@ def test_it_imports_little() -> None:
     assert others == [
         "devalloc", "devalloc.scaling", "devalloc.scaling.health", "devalloc.scaling.messages",
         "devalloc.scaling.messages.monitor", "devalloc.scaling.rate", "devalloc.scaling.resources",
-        "devalloc.scaling.versions", "devalloc_node", "devalloc_node.net", "devalloc_node.net.websocket",
+        "devalloc.scaling.versions", "devalloc.settings", "devalloc_node", "devalloc_node.net",
+        "devalloc_node.net.websocket",
     ]  # fmt: skip
 
 

@@ -26,10 +26,10 @@ from devalloc_node.host.files import Files
 from devalloc_node.machine.paths import MachineConfig
 from devalloc_node.model.grant import ClaimRef, Grant, GrantedDevice
 from devalloc_node.model.step import ATTACHMENT, Step
+from devalloc_node.net.unix_sockets import has_listener
 from devalloc_node.node import ClaimSource, Node, open_node
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb.node_pb2_grpc import NodeStub
-from devalloc_node.service.server import has_listener
 from devalloc_node.settings import KubeletSettings, NodeSettings
 from tests.support import pci_cards
 from tests.support.binding_runner import pool_of

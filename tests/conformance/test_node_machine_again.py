@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from devalloc_node.service.change_feed import ChangeNotifier
+from devalloc_node.operations.change_feed import ChangeNotifier
 from devalloc_node.vms.restarts import MachineRestarts
 from tests.support.deadlines import soon
 from tests.support.fake_tree import memory_folder

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from devalloc.cli.node_wiring import frozen_hosts
+from devalloc.cli.options.capacity import CapacityOptions
 from devalloc.controller.permits.vm_state import read_vm
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.inventory.capacity import CapacityConfig, discover_capacity
@@ -30,7 +31,7 @@ from tests.support.waiting import until
 LIMIT = 16_000
 """Thousandths of a CPU that the played host has."""
 SCALED = 4
-LIMITS: dict[str, Any] = {"ratios": {"cpu": Fraction(1)}}
+LIMITS = CapacityOptions(oversub_cpu=Fraction(1))
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from devalloc.cli import node_wiring
+from devalloc.cli.options.capacity import CapacityOptions
 from devalloc.controller.permits import Settings, server
 from devalloc.scaling.resources import Resources
 from devalloc.store.sqlite import SQLiteStore
@@ -43,17 +44,10 @@ def test_a_port_that_is_taken_is_waited_for_and_told_once(tmp_path: Path, monkey
             machines=SimpleNamespace(still=lambda *_: nullcontext([])),
             operations=SimpleNamespace(without_object=None),
         )
-        limits = {"ratios": {}, "disk": None, "network": None, "disk_io": None, "uplink": None}
+        limits = CapacityOptions()
         messages: list[str] = []
         stop, not_ours = threading.Event(), threading.Event()
-        loop = node_wiring.store_permits(
-            store,
-            node,
-            {**limits, "data_dir": None, "image_fraction": None},
-            not_ours,
-            alone=False,
-            say=messages.append,
-        )
+        loop = node_wiring.store_permits(store, node, limits, not_ours, alone=False, say=messages.append)
         thread = threading.Thread(target=loop, args=(stop,))
         thread.start()
         try:
@@ -87,8 +81,7 @@ def given_by_a_node(folder: Path, scaling: ScalingSettings) -> Iterator[None]:
             machines=SimpleNamespace(still=lambda *_: nullcontext([])),
             operations=SimpleNamespace(without_object=None),
         )
-        limits = {"ratios": {}, "disk": None, "network": None, "disk_io": None, "uplink": None}
-        limits |= {"data_dir": None, "image_fraction": None}
+        limits = CapacityOptions()
         stop, messages = threading.Event(), list[str]()
         loop = node_wiring.store_permits(store, node, limits, threading.Event(), alone=False, say=messages.append)
         thread = threading.Thread(target=loop, args=(stop,))

@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from devalloc_node.machine.process import process
-from devalloc_node.service.server import has_listener
+from devalloc_node.net.unix_sockets import has_listener
 from tests.support import tiny_guest, waiting
 from tests.support.images import Image
 from tests.support.machines import short_folder

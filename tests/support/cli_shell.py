@@ -15,6 +15,7 @@ from devalloc.api.cordon import NODE_KIND
 from devalloc.cli.main import cli
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store.sqlite import SQLiteStore
+from devalloc_solver import testing
 from tests.support import fast_yaml
 
 GROUP = "devmgmtproto.k8s.io/v1alpha1"
@@ -67,26 +68,12 @@ def devalloc(tmp_path: Path) -> Shell:
 
 
 def pool(name: str = "gpus", *, node: str = "node-a", devices: int = 2, model: str = "L4") -> Object:
-    return {
-        "apiVersion": GROUP,
-        "kind": "DevicePool",
-        "metadata": {"name": name},
-        "spec": {
-            "nodeName": node,
-            "driver": "gpu.devalloc.io",
-            "attributes": [{"name": "model", "stringValue": model}],
-            "devices": [{"name": f"gpu-{i}"} for i in range(devices)],
-        },
-    }
+    members = [testing.device(f"gpu-{number}") for number in range(devices)]
+    return testing.pool(name, node, "gpu.devalloc.io", attributes={"model": model}, devices=members)
 
 
 def device_class(name: str = "gpu", **spec: Any) -> Object:
-    return {
-        "apiVersion": GROUP,
-        "kind": "DeviceClass",
-        "metadata": {"name": name},
-        "spec": spec or {"driver": "gpu.devalloc.io"},
-    }
+    return testing.device_class(name, **(spec or {"driver": "gpu.devalloc.io"}))
 
 
 def claim(name: str = "train", *, count: int = 1, namespace: str | None = None, **detail: Any) -> Object:

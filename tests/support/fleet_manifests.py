@@ -6,47 +6,27 @@ from collections import Counter
 from typing import Any
 
 from devalloc.store import Store
+from devalloc_solver import testing
 
 Object = dict[str, Any]
-DEVMGMT = "devmgmtproto.k8s.io/v1alpha1"
+DRIVER = "gpu.devalloc.io"
 
 
 def gpu_pool(name: str = "p", devices: int = 2, node: str | None = "n", **attributes: str) -> Object:
     """A pool of whole devices d0, d1, ... of the driver gpu.devalloc.io."""
-    return {
-        "apiVersion": DEVMGMT,
-        "kind": "DevicePool",
-        "metadata": {"name": name},
-        "spec": {
-            "driver": "gpu.devalloc.io",
-            **({"nodeName": node} if node else {}),
-            "attributes": [{"name": key, "stringValue": value} for key, value in attributes.items()],
-            "devices": [{"name": f"d{number}"} for number in range(devices)],
-        },
-    }
+    return testing.pool(
+        name, node, DRIVER, attributes=attributes, devices=[testing.device(f"d{number}") for number in range(devices)]
+    )
 
 
 def gpu_class(name: str = "gpu", **spec: Any) -> Object:
-    return {
-        "apiVersion": DEVMGMT,
-        "kind": "DeviceClass",
-        "metadata": {"name": name},
-        "spec": {"driver": "gpu.devalloc.io", **spec},
-    }
+    return testing.device_class(name, **{"driver": DRIVER, **spec})
 
 
 def gpu_claim(name: str, count: int = 1, namespace: str = "default", **annotations: str) -> Object:
     """A claim for whole devices of the class gpu; annotations without their prefix devalloc.io/."""
-    return {
-        "apiVersion": DEVMGMT,
-        "kind": "DeviceClaim",
-        "metadata": {
-            "name": name,
-            "namespace": namespace,
-            **({"annotations": {f"devalloc.io/{k}": v for k, v in annotations.items()}} if annotations else {}),
-        },
-        "spec": {"claims": [{"deviceClass": "gpu", "requests": {"count": count}}]},
-    }
+    own = {"annotations": {f"devalloc.io/{k}": v for k, v in annotations.items()}} if annotations else {}
+    return testing.claim(name, testing.request("gpu", count), namespace=namespace, **own)
 
 
 def fill(store: Store, *objects: Object) -> None:

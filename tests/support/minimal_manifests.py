@@ -4,30 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from devalloc_solver import testing
+
 
 def claim(name: str = "a", namespace: str = "default", **metadata: Any) -> dict[str, Any]:
     """A claim as a user would write it."""
-    return {
-        "apiVersion": "devmgmtproto.k8s.io/v1alpha1",
-        "kind": "DeviceClaim",
-        "metadata": {"name": name, "namespace": namespace, **metadata},
-        "spec": {"claims": [{"deviceClass": "gpu"}]},
-    }
+    return testing.claim(name, testing.request("gpu"), namespace=namespace, **metadata)
 
 
 def pool(name: str = "p") -> dict[str, Any]:
-    return {
-        "apiVersion": "devmgmtproto.k8s.io/v1alpha1",
-        "kind": "DevicePool",
-        "metadata": {"name": name},
-        "spec": {"driver": "d"},
-    }
+    content = testing.pool(name, None, "d")
+    del content["spec"]["devices"]
+    return content
 
 
 def a_class(name: str) -> dict[str, Any]:
-    return {
-        "apiVersion": "devmgmtproto.k8s.io/v1alpha1",
-        "kind": "DeviceClass",
-        "metadata": {"name": name},
-        "spec": {"deviceType": "gpu"},
-    }
+    return testing.device_class(name, deviceType="gpu")

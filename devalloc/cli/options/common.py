@@ -11,10 +11,14 @@ from typing import Any
 
 import click
 
+from devalloc.cli.options.settings import Decorator, option
 from devalloc.cli.render.output import FORMATS
+from devalloc.settings import Setting
 
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-
+FOLDER = click.Path(file_okay=False, path_type=Path)
+EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+EXISTING_FILE = click.Path(dir_okay=False, exists=True, path_type=Path)
+PORT = click.IntRange(0, 65535)
 
 _RECURSIVE = "devalloc.recursive"
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -35,16 +39,38 @@ def parse_duration(text: str) -> float:
     return seconds
 
 
-def store_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """--store PATH, passed as ``store: Path | None``."""
-    return click.option(
-        "--store",
-        type=click.Path(path_type=Path),
-        metavar="PATH",
-        envvar="DEVALLOC_STORE",
-        help="File of the embedded store [env: DEVALLOC_STORE; default: /var/lib/devalloc/devalloc.db for root, "
-        "else ~/.local/state/devalloc/devalloc.db].",
-    )(function)
+STORE = Setting(
+    "File of the embedded store.",
+    flag="--store",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    env="DEVALLOC_STORE",
+    unset="/var/lib/devalloc/devalloc.db for root, else ~/.local/state/devalloc/devalloc.db",
+)
+store_option = option(STORE)
+"""--store PATH, passed as ``store: Path | None``."""
+PLACEMENT = Setting(
+    "Among equally good answers: fill nodes that are in use, or prefer nodes with the fewest devices in use.",
+    flag="--placement",
+    type=click.Choice(["pack", "spread"]),
+    default="pack",
+)
+placement_option = option(PLACEMENT)
+"""--placement, passed as ``placement: str``."""
+BATCH_DEADLINE = Setting(
+    "Time limit of the solver for one batch of claims; then the best answer so far counts.",
+    flag="--deadline",
+    type=parse_duration,
+    default="10s",
+    metavar="DURATION",
+)
+RESYNC = Setting(
+    "Check the devices and all claims this often, even without events.",
+    flag="--resync",
+    type=parse_duration,
+    default="60s",
+    metavar="DURATION",
+)
 
 
 def node_state_option(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -163,16 +189,6 @@ def manifests_option(*, required: bool) -> Decorator:
     return decorate
 
 
-def placement_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """--placement, passed as ``placement: str``."""
-    return click.option(
-        "--placement",
-        type=click.Choice(["pack", "spread"]),
-        default="pack",
-        help="Among equally good answers: fill nodes that are in use, or prefer nodes with the fewest devices in use.",
-    )(function)
-
-
 def deadline_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """--deadline, passed as ``deadline: float | None`` in seconds."""
     return click.option(
@@ -181,44 +197,3 @@ def deadline_option(function: Callable[..., Any]) -> Callable[..., Any]:
         metavar="DURATION",
         help="Answer within this time, such as 10s, with the best solution found by then [default: no limit].",
     )(function)
-
-
-def inventory_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """--sysfs-root, --node-name, --adopt, --kind, --max-vfs and --allow-shared-groups, passed under those names."""
-    for option in (
-        click.option(
-            "--allow-shared-groups",
-            is_flag=True,
-            help="Offer devices whose IOMMU group contains devices of other slots; a machine gets the whole group.",
-        ),
-        click.option(
-            "--max-vfs",
-            type=click.IntRange(min=0),
-            metavar="NUMBER",
-            help="Maximum virtual functions to offer per port if none exist yet [default: all that it supports].",
-        ),
-        click.option(
-            "--kind",
-            "kinds",
-            multiple=True,
-            type=click.Choice(["gpu", "nic", "accelerator", "storage", "display"]),
-            help="Only devices of this kind. Repeatable [default: all kinds].",
-        ),
-        click.option(
-            "--adopt",
-            "adopted",
-            multiple=True,
-            metavar="mdev-UUID",
-            help="Offer this vGPU, which another program created, while it is unused. Repeatable.",
-        ),
-        click.option("--node-name", metavar="NAME", help="The node of the pools [default: the host name]."),
-        click.option(
-            "--sysfs-root",
-            type=click.Path(exists=True, file_okay=False, path_type=Path),
-            default=Path("/"),
-            metavar="DIR",
-            help="Read this tree instead of the host's: the folder that contains sys, or the sys folder itself.",
-        ),
-    ):
-        function = option(function)
-    return function

@@ -1,4 +1,4 @@
-"""The node plugin's settings for scaling, from its options."""
+"""Options of scaling, and the node plugin's settings that they come to."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import os
 import secrets
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from ipaddress import ip_network
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import click
 
 from devalloc.cli.command import BadInput
+from devalloc.cli.options.common import EXISTING_FILE, PORT
+from devalloc.settings import given_options, setting
 
 if TYPE_CHECKING:
     from devalloc.scaling.agentconfig import AgentConfig
@@ -36,45 +40,133 @@ _MIN_TOKEN, _MAX_TOKEN = 16, 2048
 """Maximum characters of a token; a header has room for a few more."""
 
 
-def scaling_settings(
-    scaling: bool, options: Mapping[str, Any], metrics: str | None, door: Path
-) -> ScalingSettings | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingOptions:
+    """How machines with spec.scaling follow the load of their guests, and which permit server decides."""
+
+    dump_port: int | None = setting(
+        "Show the state of the scaling agent at this port of 127.0.0.1, as JSON, to every process of this host; 0: "
+        "nowhere.",
+        type=PORT,
+        metavar="PORT",
+        env="DEVALLOC_DUMP_PORT",
+        unset="at a socket that only this user can open, node-agent.sock beside --socket",
+    )
+    runner_networks: tuple[str, ...] = setting(
+        "Allow runners of machines (spec.runner) at this host's addresses in this network. Every controller in the "
+        "network can use them, without a password. Repeatable.",
+        flag="--runner-network",
+        default=(),
+        metavar="CIDR",
+        unset="none",
+    )
+    guest_networks: tuple[str, ...] = setting(
+        "Network in which guests of scaled machines may have addresses. Repeatable.",
+        flag="--guest-network",
+        default=(),
+        metavar="CIDR",
+        env="DEVALLOC_GUEST_NETWORK",
+        unset="only addresses behind a TAP interface of their own machine",
+    )
+    compat: str | None = setting(
+        "Which releases of other agents and permit servers to follow if they differ.",
+        type=click.Choice(["v0.12", "v0.31", "newest"]),
+        env="DEVALLOC_COMPAT",
+        unset="newest, but v0.31 for granting permits",
+    )
+    compute_unit: str | None = setting(
+        "Step by which machines grow and shrink.",
+        metavar="CPU,MEMORY",
+        env="DEVALLOC_COMPUTE_UNIT",
+        unset="250m,1Gi",
+    )
+    agent_config: Path | None = setting(
+        "Compute unit, parameters of goals, and delays of the agent: a JSON file in the format of existing agents.",
+        type=EXISTING_FILE,
+        metavar="PATH",
+        env="DEVALLOC_AGENT_CONFIG",
+    )
+    permits_without_token: bool = setting(
+        "Let the local permit server answer every process of this host at 127.0.0.1, for other agents, which send no "
+        "token.",
+        default=False,
+        env="DEVALLOC_PERMITS_WITHOUT_TOKEN",
+    )
+    permits_token_file: Path | None = setting(
+        "File of the token that the permit server expects. Without it, the local permit server uses a random token.",
+        type=EXISTING_FILE,
+        metavar="PATH",
+        env="DEVALLOC_PERMITS_TOKEN_FILE",
+    )
+    permits_dump_port: int | None = setting(
+        "Show the local permit server's state and metrics at this port of 127.0.0.1, to every process of this host; "
+        "0: nowhere.",
+        type=PORT,
+        metavar="PORT",
+        env="DEVALLOC_PERMITS_DUMP_PORT",
+        unset="the state at a socket that only this user can open, node-permits.sock beside --socket",
+    )
+    permits_port: int | None = setting(
+        "Port of the local permit server at 127.0.0.1.",
+        type=click.IntRange(1, 65535),
+        metavar="PORT",
+        env="DEVALLOC_PERMITS_PORT",
+        unset="10299",
+    )
+    permits: str | None = setting(
+        "Use this permit server.",
+        metavar="URL",
+        env="DEVALLOC_PERMITS",
+        unset="that of the cluster's controller, or without a cluster a local one at http://127.0.0.1:10299/",
+    )
+    enabled: bool = setting(
+        "Scale machines with spec.scaling by the load of their guests.",
+        flag="--scaling",
+        default=False,
+        env="DEVALLOC_SCALING",
+    )
+
+
+_NOT_OF_THE_AGENT = ("--scaling", "--runner-network")
+_OF_LOCAL_SERVER = ("--permits-port", "--permits-dump-port", "--permits-without-token")
+OF_PERMIT_SERVER = (*_OF_LOCAL_SERVER, "--permits-token-file")
+"""Options that have no effect if a cluster's controller names the permit server."""
+
+
+def scaling_settings(options: ScalingOptions, metrics: str | None, door: Path) -> ScalingSettings | None:
     """The settings of the agent and its permit server; None without --scaling.
 
-    ``options``: their values by name, None if not given; ``metrics``: the address of the metrics; ``door``: the node
-    plugin's own socket, beside which the sockets with the agent's state are. Raises BadInput.
+    ``metrics``: the address of the metrics; ``door``: the node plugin's own socket, beside which the sockets with the
+    agent's state are. Raises BadInput.
     """
     from devalloc.scaling.versions import ProtocolEra
     from devalloc_node.agent.settings import ScalingSettings
 
-    given = [name for name, value in options.items() if value is not None]
-    if not scaling:
+    if not options.enabled:
+        given = [name for name in reversed(given_options(options)) if name not in _NOT_OF_THE_AGENT]
         if given:
             raise BadInput(f"{' and '.join(given)} need{'s' if len(given) == 1 else ''} --scaling")
         return None
-    permits, compat, unit, token = (
-        options[name] for name in ("--permits", "--compat", "--compute-unit", "--permits-token-file")
-    )
-    plain, era = ScalingSettings(), None if compat is None else ProtocolEra(compat)
-    agent = _agent(options["--agent-config"], era or plain.era)
+    plain, era = ScalingSettings(), None if options.compat is None else ProtocolEra(options.compat)
+    agent = _agent(options.agent_config, era or plain.era)
     server = _server_ports(options, door)
-    dump = _listen_place(options["--dump-port"], door, "agent")
+    dump = _listen_place(options.dump_port, door, "agent")
     _check_ports({"--dump-port": dump, "--metrics": _port_of(metrics)}, server)
-    secret = None if token is None else _token(token)
-    has_own_token = server is not None and secret is None and not options["--permits-without-token"]
+    secret = None if options.permits_token_file is None else _token(options.permits_token_file)
+    has_own_token = server is not None and secret is None and not options.permits_without_token
     if has_own_token:
         # Only this process asks. Without a token, everything that reaches loopback, even guests, would be trusted.
         secret = secrets.token_urlsafe(32)
     return replace(
         plain,
-        permits=_url(permits) if server is None else f"http://127.0.0.1:{server.requests}/",
+        permits=_url(options.permits or "") if server is None else f"http://127.0.0.1:{server.requests}/",
         server=server,
         token=secret,
         has_own_token=has_own_token,
-        unit=_whole(agent.unit, "scaling.computeUnit") if unit is None else _unit(unit),
+        unit=_whole(agent.unit, "scaling.computeUnit") if options.compute_unit is None else _unit(options.compute_unit),
         agent=agent,
         compat=era,
-        guests=parse_networks("--guest-network", options["--guest-network"] or ()),
+        guests=parse_networks("--guest-network", options.guest_networks),
         dump=dump,
     )
 
@@ -84,18 +176,18 @@ def _listen_place(port: int | None, door: Path, what: str) -> Path | int | None:
     return door.with_name(f"{door.stem}-{what}.sock") if port is None else port or None
 
 
-def _server_ports(options: Mapping[str, Any], door: Path) -> ServerPorts | None:
+def _server_ports(options: ScalingOptions, door: Path) -> ServerPorts | None:
     """The local permit server; None if another one is used."""
-    port, dump = (options[name] for name in ("--permits-port", "--permits-dump-port"))
-    if options["--permits"] is None:
-        from devalloc.controller.permits.settings import PORT
+    if options.permits is None:
+        from devalloc.controller.permits.settings import PORT as DEFAULT_PORT
         from devalloc_node.agent.settings import ServerPorts
 
-        if options["--permits-without-token"] and options["--permits-token-file"] is not None:
+        if options.permits_without_token and options.permits_token_file is not None:
             raise BadInput("--permits-without-token and --permits-token-file exclude each other")
-        return ServerPorts(PORT if port is None else port, _listen_place(dump, door, "permits"))
-    for name in ("--permits-port", "--permits-dump-port", "--permits-without-token"):
-        if options[name] is not None:
+        requests = DEFAULT_PORT if options.permits_port is None else options.permits_port
+        return ServerPorts(requests, _listen_place(options.permits_dump_port, door, "permits"))
+    for name in reversed(given_options(options)):
+        if name in _OF_LOCAL_SERVER:
             raise BadInput(f"{name} configures the local permit server, which does not run with --permits")
     return None
 
@@ -118,8 +210,6 @@ def _port_of(metrics: str | None) -> int | None:
 
 
 def _url(text: str) -> str:
-    from urllib.parse import urlsplit
-
     try:
         parts = urlsplit(text)
         good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -151,10 +241,10 @@ def _agent(path: Path | None, era: ProtocolEra) -> AgentConfig:
     if read.config is None:
         wrong = "; ".join(str(problem) for problem in read.problems if problem.is_error)
         raise BadInput(f"--agent-config {path}: {wrong}")
-    for setting in AGENT_SETTINGS:
-        why, value = _NOT_OF_AGENTS.get(setting.attribute), getattr(read.config, setting.attribute)
-        if why is not None and value != getattr(plain, setting.attribute):
-            click.echo(f"--agent-config {path}: warning: {setting.path}: is ignored: {why}", err=True)
+    for each in AGENT_SETTINGS:
+        why, value = _NOT_OF_AGENTS.get(each.attribute), getattr(read.config, each.attribute)
+        if why is not None and value != getattr(plain, each.attribute):
+            click.echo(f"--agent-config {path}: warning: {each.path}: is ignored: {why}", err=True)
     return read.config
 
 
@@ -202,8 +292,6 @@ def _token(path: Path) -> str:
 
 
 def parse_networks(option: str, texts: Sequence[str]) -> tuple[Network, ...]:
-    from ipaddress import ip_network
-
     try:
         return tuple(ip_network(text) for text in texts)
     except ValueError as error:

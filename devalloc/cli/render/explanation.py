@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -10,7 +10,7 @@ import click
 from devalloc.api.summaries import format_devices
 from devalloc.cli.render.output import Cell, print_heading, print_table
 
-Answer = dict[str, Any]
+Answer = Mapping[str, Any]
 
 ADVICE = {
     "ClaimInvalid": "Correct the claim and apply it again; `devalloc validate -f` shows every error of a file.",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from devalloc.cli.node_client import enum_text
 from devalloc.cli.render.output import Cell, StyledText
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ _UNITS = ((2**40, "Ti"), (2**30, "Gi"), (2**20, "Mi"), (2**10, "Ki"))
 
 def phase_text(machine: Machine) -> Cell:
     """Its phase as a coloured word."""
-    from devalloc.cli.node_client import enum_text
 
     name = enum_text(machine.DESCRIPTOR.enum_types_by_name["Phase"], machine.phase)
     return StyledText(name, _STYLES.get(name, "yellow")) if _STYLES.get(name, "yellow") else name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,7 +62,6 @@ def show_published(display: ProgressDisplay, done: PublishResult) -> None:
 @contextmanager
 def open_display() -> Iterator[ProgressDisplay]:
     """Plain lines for files and pipes, with a state line below them on a terminal; JSON with ``--log-format json``."""
-    import sys
 
     if is_json():
         yield JsonDisplay()

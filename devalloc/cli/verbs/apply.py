@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from devalloc.cli.command import verb
+from devalloc.cli.documents import read_manifests
+from devalloc.cli.ignored_objects import ignored_warnings
 from devalloc.cli.object_names import format_key
 from devalloc.cli.options.common import manifests_option, namespace_option, store_option
 from devalloc.cli.render.output import print_note
+from devalloc.cli.storage import open_embedded_store, store_path
 
 if TYPE_CHECKING:
     from devalloc.store.protocol import Store
@@ -35,9 +38,6 @@ def apply(files: tuple[str, ...], dry_run: bool, namespace: str, store: Path | N
     devalloc apply -f examples/whole-gpu
     cat claim.yaml | devalloc apply -f - -n team-a
     """
-    from devalloc.cli.documents import read_manifests
-    from devalloc.cli.ignored_objects import ignored_warnings
-    from devalloc.cli.storage import open_embedded_store, store_path
     from devalloc.store.errors import Invalid, Key
 
     documents = read_manifests(files, namespace, verb="apply")

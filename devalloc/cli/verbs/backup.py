@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -27,7 +28,6 @@ def backup(path: Path, store: Path | None, node_state: Path | None) -> int:
     \b
     devalloc backup /backups/devalloc-monday.db
     """
-    import os
 
     from devalloc.cli import storage
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,16 +10,44 @@ import click
 
 from devalloc.cli import shell_completion
 from devalloc.cli.command import BadInput, CommandFailed, verb
-from devalloc.cli.options import host_capacity
-from devalloc.cli.options.common import files_option, namespace_option, output_option
+from devalloc.cli.options.capacity import CapacityOptions
+from devalloc.cli.options.common import EXISTING_FOLDER, files_option, namespace_option, output_option
+from devalloc.cli.options.settings import settings_options
+from devalloc.cli.render.output import print_content, show_spinner
 from devalloc.cli.solver_input import load_solver_input, with_store_option
-from devalloc.cli.target import StoreTarget, target_options
+from devalloc.cli.storage import store_path
+from devalloc.cli.target import StoreTarget, open_target, target_options
+from devalloc.settings import group, setting
 
 if TYPE_CHECKING:
     from devalloc_solver.pipeline.remaining_capacity import Capacity
 
 Object = dict[str, Any]
 CLAIM = "DeviceClaim"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostOptions:
+    """What a host offers to machines."""
+
+    is_asked: bool = setting(
+        "Show what this host offers to machines, instead of counting claims.", flag="--host", default=False
+    )
+    node_name: str | None = setting("With --host: the name of this node.", metavar="NAME", unset="the host name")
+    sysfs_root: Path = setting(
+        "With --host: read this tree instead of the host's: the folder that contains sys and proc.",
+        type=EXISTING_FOLDER,
+        default=Path("/"),
+        metavar="DIR",
+    )
+    socket: Path | None = setting(
+        "With --host: the socket of the node plugin, to count machines that have no object in the store, too.",
+        type=click.Path(path_type=Path),
+        metavar="PATH",
+        env="DEVALLOC_NODE_SOCKET",
+        unset="that of this host's plugin, if any",
+    )
+    limits: CapacityOptions = group(CapacityOptions)
 
 
 @verb("capacity")
@@ -29,25 +57,7 @@ CLAIM = "DeviceClaim"
 @output_option("table", "json", "yaml")
 @with_store_option
 @target_options
-@click.option("--host", is_flag=True, help="Show what this host offers to machines, instead of counting claims.")
-@click.option("--node-name", metavar="NAME", help="With --host: the name of this node [default: the host name].")
-@click.option(
-    "--sysfs-root",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    default=Path("/"),
-    metavar="DIR",
-    help="With --host: read this tree instead of the host's: the folder that contains sys and proc.",
-)
-@click.option(
-    "--socket",
-    "plugin",
-    type=click.Path(path_type=Path),
-    metavar="PATH",
-    envvar="DEVALLOC_NODE_SOCKET",
-    help="With --host: the socket of the node plugin, to count machines that have no object in the store, too [env: "
-    "DEVALLOC_NODE_SOCKET; default: that of this host's plugin, if any].",
-)
-@host_capacity.capacity_options
+@settings_options(HostOptions, "host")
 def capacity(
     name: str | None,
     files: tuple[str, ...],
@@ -55,11 +65,7 @@ def capacity(
     output: str,
     with_store: bool | None,
     place: StoreTarget,
-    host: bool,
-    node_name: str | None,
-    sysfs_root: Path,
-    plugin: Path | None,
-    limits: dict[str, Any],
+    host: HostOptions,
 ) -> int:
     """Count how many more claims like this one fit beside all allocated claims. Pending claims do not count.
 
@@ -78,11 +84,10 @@ def capacity(
     devalloc capacity notebook -f examples/whole-gpu
     devalloc capacity --host --network-limit 10Gbps --oversub-cpu 2
     """
-    if host:
+    if host.is_asked:
         if name is not None or files:
             raise BadInput("--host shows the host's capacity and counts no claims: leave the claim out")
-        return _host(node_name, sysfs_root, output, place.store, plugin, limits)
-    from devalloc.cli.render.output import print_content, show_spinner
+        return _host(host, place.store, output)
     from devalloc.controller.reconcile.foreign_objects import is_foreign
     from devalloc_solver import capacity as count
 
@@ -109,25 +114,22 @@ def capacity(
     return question.code
 
 
-def _host(
-    node_name: str | None, root: Path, output: str, store: Path | None, plugin: Path | None, limits: dict[str, Any]
-) -> int:
+def _host(options: HostOptions, store: Path | None, output: str) -> int:
     import socket
 
     from devalloc.cli import node_machines
-    from devalloc.cli.render.output import print_content
-    from devalloc.cli.storage import store_path
+    from devalloc.cli.render.host import print_status
 
-    where = store_path(store)
-    # A recorded host's disk is not on this machine.
-    config = host_capacity.capacity_config(limits, data_dir=where.absolute().parent if root == Path("/") else None)
-    if plugin is None and root == Path("/"):
-        plugin = node_machines.plugin_socket(where)
-    status = host_capacity.capacity_status(root, node_name or socket.gethostname().lower(), where, config, plugin)
+    where, root = store_path(store), options.sysfs_root
+    is_here = root == Path("/")  # a recorded host's disk is not on this machine
+    config = options.limits.config(where.absolute().parent if is_here else None)
+    plugin = node_machines.plugin_socket(where) if options.socket is None and is_here else options.socket
+    node_name = options.node_name or socket.gethostname().lower()
+    status = node_machines.capacity_status(root, node_name, where, config, plugin)
     if output in ("json", "yaml"):
         print_content(status.to_dict(), output)
     else:
-        host_capacity.print_status(status)
+        print_status(status)
     return 0
 
 
@@ -172,7 +174,6 @@ def _claim_name(name: str | None, manifests: list[Object], namespace: str) -> st
 def _chosen(claims: list[Object], name: str | None, namespace: str, place: StoreTarget | None) -> Object:
     """The claim of that name, or the only one. ``place``: their store or cluster. Raises BadInput, Failed."""
     from devalloc.cli.object_names import not_found_hint, similar_names_hint
-    from devalloc.cli.target import open_target
     from devalloc.store.errors import Key
 
     bare = name.rpartition("/")[2] if name else None

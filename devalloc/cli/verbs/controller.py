@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from devalloc.cli.command import BadInput, CommandFailed, verb
-from devalloc.cli.options.common import parse_duration, placement_option
+from devalloc.cli.options.common import BATCH_DEADLINE, EXISTING_FILE, FOLDER, PLACEMENT, parse_duration
+from devalloc.cli.options.settings import settings_options
 from devalloc.cli.render.progress import open_display
+from devalloc.settings import declared, setting
 
 if TYPE_CHECKING:
     import ssl
@@ -23,136 +25,90 @@ if TYPE_CHECKING:
     from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimRound as ResourceRound
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerOptions:
+    """The controller of a cluster."""
+
+    kubeconfig: Path | None = setting(
+        "Work for the cluster of this kubeconfig.", type=EXISTING_FILE, metavar="PATH", env="DEVALLOC_KUBECONFIG"
+    )
+    in_cluster: bool = setting("Work for this pod's cluster, with the pod's service account.", default=False)
+    namespace: str = setting(
+        "Namespace of devalloc's own objects, such as its Lease.",
+        default="devalloc-system",
+        metavar="NAME",
+        env="POD_NAMESPACE",
+    )
+    name: str | None = setting("Name of this process.", metavar="NAME", env="POD_NAME", unset="the host name")
+    listen: str = setting(
+        "Serve /healthz, /readyz, /metrics and the page here, with TLS; empty: not at all. Port 0: any free port.",
+        default="127.0.0.1:10301",
+        metavar="HOST:PORT",
+    )
+    tls_certificate: Path | None = setting(
+        "PEM file for --listen, read again when it changes.",
+        type=EXISTING_FILE,
+        metavar="PATH",
+        unset="a self-signed certificate",
+    )
+    tls_key: Path | None = setting("The certificate's key.", type=EXISTING_FILE, metavar="PATH")
+    tls_folder: Path | None = setting(
+        "Folder of tls.crt and tls.key, such as a mounted Secret, instead of the two options above. The files may "
+        "appear later: until then the certificate is self-signed.",
+        type=FOLDER,
+        metavar="DIR",
+        env="DEVALLOC_TLS_FOLDER",
+    )
+    token_audience: str = setting(
+        "Audience of the tokens that may read metrics and the page (kubectl create token NAME --audience devalloc). "
+        "Empty: tokens of the API server.",
+        default="devalloc",
+        metavar="NAME",
+    )
+    open_metrics: bool = setting("Serve /metrics without a token to anyone who can connect.", default=False)
+    permits: str | None = setting(
+        "Run the permit server here while this process leads. Nodes ask it, with TLS and their own tokens, how far "
+        "they may scale machines (devalloc node --scaling). Usually 0.0.0.0:10299; port 0: any free port.",
+        metavar="HOST:PORT",
+        env="DEVALLOC_PERMITS_LISTEN",
+        unset="no permit server",
+    )
+    permits_address: str | None = setting(
+        "Address at which nodes reach --permits.", metavar="ADDRESS", env="POD_IP", unset="its HOST"
+    )
+    placement: str = declared(PLACEMENT)
+    deadline: float = declared(BATCH_DEADLINE)
+    resync: float = setting(
+        "Check all claims this often, even without events.", type=parse_duration, default="60s", metavar="DURATION"
+    )
+    resource_claims: bool = setting(
+        "Also allocate ResourceClaims of resource.k8s.io with the label devalloc.io/allocator: devalloc, from nodes "
+        "that are set aside (devalloc node --allocator devalloc).",
+        default=False,
+    )
+    availability_interval: float = setting(
+        "Update availableDevices of pools at most this often.",
+        type=parse_duration,
+        default="5s",
+        metavar="DURATION",
+    )
+    lease: float = setting(
+        "How long a standby controller waits without news from the leader before it takes over. Must be the same for "
+        "all controllers.",
+        type=parse_duration,
+        default="15s",
+        metavar="DURATION",
+    )
+
+
 @verb("controller")
-@click.option(
-    "--kubeconfig",
-    type=click.Path(dir_okay=False, exists=True, path_type=Path),
-    metavar="PATH",
-    envvar="DEVALLOC_KUBECONFIG",
-    help="Work for the cluster of this kubeconfig [env: DEVALLOC_KUBECONFIG].",
-)
-@click.option("--in-cluster", is_flag=True, help="Work for this pod's cluster, with the pod's service account.")
-@click.option(
-    "--namespace",
-    default="devalloc-system",
-    metavar="NAME",
-    envvar="POD_NAMESPACE",
-    help="Namespace of devalloc's own objects, such as its Lease [env: POD_NAMESPACE].",
-)
-@click.option(
-    "--name", metavar="NAME", envvar="POD_NAME", help="Name of this process [env: POD_NAME; default: the host name]."
-)
-@click.option(
-    "--listen",
-    default="127.0.0.1:10301",
-    metavar="HOST:PORT",
-    help="Serve /healthz, /readyz, /metrics and the page here, with TLS; empty: not at all. Port 0: any free port.",
-)
-@click.option(
-    "--tls-certificate",
-    type=click.Path(dir_okay=False, exists=True, path_type=Path),
-    metavar="PATH",
-    help="PEM file for --listen, read again when it changes [default: a self-signed certificate].",
-)
-@click.option(
-    "--tls-key",
-    type=click.Path(dir_okay=False, exists=True, path_type=Path),
-    metavar="PATH",
-    help="The certificate's key.",
-)
-@click.option(
-    "--tls-folder",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
-    envvar="DEVALLOC_TLS_FOLDER",
-    help="Folder of tls.crt and tls.key, such as a mounted Secret, instead of the two options above. The files may "
-    "appear later: until then the certificate is self-signed [env: DEVALLOC_TLS_FOLDER].",
-)
-@click.option(
-    "--token-audience",
-    default="devalloc",
-    metavar="NAME",
-    help="Audience of the tokens that may read metrics and the page (kubectl create token NAME --audience devalloc). "
-    "Empty: tokens of the API server [default: devalloc].",
-)
-@click.option("--open-metrics", is_flag=True, help="Serve /metrics without a token to anyone who can connect.")
-@click.option(
-    "--permits",
-    metavar="HOST:PORT",
-    envvar="DEVALLOC_PERMITS_LISTEN",
-    help="Run the permit server here while this process leads. Nodes ask it, with TLS and their own tokens, how far "
-    "they may scale machines (devalloc node --scaling). Usually 0.0.0.0:10299; port 0: any free port [env: "
-    "DEVALLOC_PERMITS_LISTEN; default: no permit server].",
-)
-@click.option(
-    "--permits-address",
-    metavar="ADDRESS",
-    envvar="POD_IP",
-    help="Address at which nodes reach --permits [env: POD_IP; default: its HOST].",
-)
-@placement_option
-@click.option(
-    "--deadline",
-    type=parse_duration,
-    default="10s",
-    metavar="DURATION",
-    help="Time limit of the solver for one batch of claims; then the best answer so far counts.",
-)
-@click.option(
-    "--resync",
-    type=parse_duration,
-    default="60s",
-    metavar="DURATION",
-    help="Check all claims this often, even without events.",
-)
-@click.option(
-    "--resource-claims",
-    is_flag=True,
-    help="Also allocate ResourceClaims of resource.k8s.io with the label devalloc.io/allocator: devalloc, from nodes "
-    "that are set aside (devalloc node --allocator devalloc).",
-)
-@click.option(
-    "--availability-interval",
-    type=parse_duration,
-    default="5s",
-    metavar="DURATION",
-    help="Update availableDevices of pools at most this often.",
-)
-@click.option(
-    "--lease",
-    "lease_seconds",
-    type=parse_duration,
-    default="15s",
-    metavar="DURATION",
-    help="How long a standby controller waits without news from the leader before it takes over. Must be the same for "
-    "all controllers.",
-)
-def controller(
-    kubeconfig: Path | None,
-    in_cluster: bool,
-    namespace: str,
-    name: str | None,
-    listen: str,
-    tls_certificate: Path | None,
-    tls_key: Path | None,
-    tls_folder: Path | None,
-    token_audience: str,
-    open_metrics: bool,
-    permits: str | None,
-    permits_address: str | None,
-    placement: str,
-    deadline: float,
-    resync: float,
-    resource_claims: bool,
-    availability_interval: float,
-    lease_seconds: float,
-) -> int:
+@settings_options(ControllerOptions, "options")
+def controller(options: ControllerOptions) -> int:
     """Allocate the DeviceClaims of a cluster and place its VirtualMachines, until Ctrl-C or SIGTERM.
 
     Several can run: one leads, the others stand by. A leader that loses its lease ends at once with exit code 1 and
     must be started again. Exit code 0 after a clean stop.
     """
-    import socket
 
     from devalloc.cli.cluster_access import connect_cluster
     from devalloc.controller.cluster_process import ClusterProcess, ClusterSettings
@@ -161,41 +117,41 @@ def controller(
     from devalloc.controller.reconcile.loop import AllocatorSettings
     from devalloc.controller.standalone import handling_signals
 
-    if kubeconfig is None and not in_cluster:
+    if options.kubeconfig is None and not options.in_cluster:
         raise BadInput("name the cluster with --kubeconfig or --in-cluster; for this machine alone: devalloc up")
-    if lease_seconds < 1:
+    if options.lease < 1:
         raise BadInput("--lease must be at least 1s")
-    address = _address(listen)
-    if tls_folder is not None and (tls_certificate is not None or tls_key is not None):
+    address, certificate, key = _address(options.listen), options.tls_certificate, options.tls_key
+    if options.tls_folder is not None and (certificate is not None or key is not None):
         raise BadInput("--tls-folder cannot be combined with --tls-certificate and --tls-key")
     tls, unverified = None, ""
-    if tls_folder is not None:
-        tls_certificate, tls_key = tls_folder / "tls.crt", tls_folder / "tls.key"
-        unverified = _certificate_problem(tls_certificate, tls_key)
+    if options.tls_folder is not None:
+        certificate, key = options.tls_folder / "tls.crt", options.tls_folder / "tls.key"
+        unverified = _certificate_problem(certificate, key)
     if address is not None:
-        tls = _tls(address[0], *((None, None) if unverified else (tls_certificate, tls_key)))
+        tls = _tls(address[0], *((None, None) if unverified else (certificate, key)))
     settings = ClusterSettings(
-        instance=name or socket.gethostname().lower(),
-        namespace=namespace,
-        seconds=lease_seconds,
-        deadline=lease_seconds * 2 / 3,
+        instance=options.name or socket.gethostname().lower(),
+        namespace=options.namespace,
+        seconds=options.lease,
+        deadline=options.lease * 2 / 3,
         allocate=AllocatorSettings(
             has_conditions=True,
             labels_nodes=True,
             hides_names=True,
-            placement=placement,
-            deadline=deadline,
-            resync=resync,
-            availability=availability_interval,
+            placement=options.placement,
+            deadline=options.deadline,
+            resync=options.resync,
+            availability=options.availability_interval,
             admin_namespaces="labelled",
         ),
-        resource_claims=resource_claims,
+        resource_claims=options.resource_claims,
         listen=address,
         tls=tls,
-        certificate=None if tls_certificate is None else (str(tls_certificate), str(tls_key)),
-        audience=token_audience,
-        open_metrics=open_metrics,
-        permits=_listening(permits, permits_address),
+        certificate=None if certificate is None else (str(certificate), str(key)),
+        audience=options.token_audience,
+        open_metrics=options.open_metrics,
+        permits=_listening(options.permits, options.permits_address),
     )
     with open_display() as display:
         if unverified and address is not None:
@@ -219,10 +175,10 @@ def controller(
             display.state(", ".join(filter(None, states.values())))
 
         process = ClusterProcess(
-            connect_cluster(kubeconfig),
+            connect_cluster(options.kubeconfig),
             settings,
             pages=lambda process, shown, access: FleetPage(
-                process.store, access, optional_store=shown, hint=_hint(token_audience), remarks=process.trouble
+                process.store, access, optional_store=shown, hint=_hint(options.token_audience), remarks=process.trouble
             ).mounted(),
             on_state=lambda state, text: display.say(text),
             on_round=answered,
@@ -296,7 +252,6 @@ def _certificate_problem(certificate: Path, key: Path) -> str:
 
 
 def _tls(host: str, certificate: Path | None, key: Path | None) -> ssl.SSLContext:
-    import socket
     import ssl
 
     from devalloc.controller.certificate import self_signed

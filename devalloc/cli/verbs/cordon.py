@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import getpass
+import os
+from datetime import UTC, datetime
+
 import click
 
 from devalloc.cli.command import verb
-from devalloc.cli.target import StoreTarget, target_options
+from devalloc.cli.render.output import print_table
+from devalloc.cli.target import StoreTarget, open_target, target_options
 
 
 @verb("cordon")
@@ -23,10 +28,7 @@ def cordon(names: tuple[str, ...], reason: str, place: StoreTarget) -> int:
     devalloc cordon 0000-08-00-0 --reason 'replacing the fan'
     devalloc cordon node/node-a
     """
-    from datetime import UTC, datetime
 
-    from devalloc.cli.render.output import print_table
-    from devalloc.cli.target import open_target
     from devalloc.controller import cordon as cordons
 
     with open_target(place) as objects:
@@ -53,8 +55,6 @@ def cordon(names: tuple[str, ...], reason: str, place: StoreTarget) -> int:
 
 def current_user() -> str:
     """The user who runs this; in containers often a number without a name."""
-    import getpass
-    import os
 
     try:
         return getpass.getuser()

@@ -1,4 +1,4 @@
-"""``devalloc crds``: the CustomResourceDefinitions."""
+"""``devalloc crds``: the CustomResourceDefinitions, or a JSON Schema of the same kinds for editors."""
 
 from __future__ import annotations
 
@@ -17,15 +17,25 @@ from devalloc.cli.command import verb
     metavar="DIR",
     help="Write one file per kind to this folder instead of printing all.",
 )
-def crds(directory: Path | None) -> int:
+@click.option(
+    "--json-schema",
+    is_flag=True,
+    help="Print one JSON Schema of all kinds, for editors, instead of CustomResourceDefinitions.",
+)
+def crds(directory: Path | None, json_schema: bool) -> int:
     """Print the CustomResourceDefinitions of all kinds, generated from the models.
 
     \b
     devalloc crds | kubectl apply -f -
-    """
-    from devalloc.api.crds import render
+    devalloc crds --json-schema > devalloc.schema.json
 
-    files = render()
+    Editors with the YAML language server then check manifests that begin with
+    `# yaml-language-server: $schema=devalloc.schema.json`.
+    """
+    from devalloc.api import crds as definitions
+    from devalloc.api import json_schema as editors
+
+    files = {editors.FILE: editors.render()} if json_schema else definitions.render()
     if directory is None:
         click.echo("---\n".join(text.removeprefix("---\n") for text in files.values()), nl=False)
         return 0

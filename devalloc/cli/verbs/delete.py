@@ -13,6 +13,7 @@ from devalloc.cli.object_names import format_key, keys_of, kind_of, not_found_hi
 from devalloc.cli.options.common import all_namespaces_option, files_option, namespace_option, store_option
 from devalloc.cli.render.output import print_note
 from devalloc.cli.selector import LabelTest, selector_option
+from devalloc.cli.storage import open_embedded_store
 
 if TYPE_CHECKING:
     from devalloc.store.errors import Key
@@ -49,7 +50,6 @@ def delete(
     devalloc delete -f examples/whole-gpu
     devalloc delete claims --all -A
     """
-    from devalloc.cli.storage import open_embedded_store
     from devalloc.store.errors import NotFound
 
     code = 0

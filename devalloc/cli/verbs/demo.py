@@ -48,7 +48,7 @@ def demo() -> int:
 
 
 def _this_host() -> None:
-    from devalloc.cli.options.inventory import print_pools
+    from devalloc.cli.render.host import print_pools
     from devalloc.inventory import discover
 
     node = socket.gethostname().lower()

@@ -12,7 +12,9 @@ from devalloc.cli import shell_completion
 from devalloc.cli.command import BadInput, verb
 from devalloc.cli.object_names import fetch_object, format_key, keys_of, kind_of
 from devalloc.cli.options.common import namespace_option
-from devalloc.cli.target import StoreTarget, target_options
+from devalloc.cli.render.output import print_content, print_heading, print_table
+from devalloc.cli.solver_input import objects_for_solver
+from devalloc.cli.target import StoreTarget, missing_controller_note, open_readable_target, target_options
 from devalloc.store.errors import Forbidden, Key
 
 if TYPE_CHECKING:
@@ -41,7 +43,6 @@ def describe(what: tuple[str, ...], namespace: str, place: StoreTarget) -> int:
     devalloc describe dclaim/train
     devalloc describe pool node-a-l40s
     """
-    from devalloc.cli.target import open_readable_target
 
     with open_readable_target(place, namespace) as objects:
         if len(what) == 1 and "/" not in what[0] and (same := _named(objects, what[0])):
@@ -120,8 +121,6 @@ def _print_facts(facts: Sequence[tuple[str, str]]) -> None:
 
 
 def _print_yaml(title: str, content: object) -> None:
-    from devalloc.cli.render.output import print_content, print_heading
-
     if content:
         click.echo()
         print_heading(title)
@@ -171,8 +170,7 @@ def _machine_facts(machine: Object) -> list[tuple[str, str]]:
 
 
 def _claim(store: Store, claim: Object) -> None:
-    from devalloc.cli.options.inventory import effective_attribute
-    from devalloc.cli.render.output import print_heading, print_table
+    from devalloc.cli.render.host import effective_attribute
 
     _print_yaml("Spec", claim["spec"])
     status = claim.get("status", {})
@@ -206,8 +204,6 @@ def _print_reason(store: Store, claim: Object) -> None:
     """Show why a claim has no devices, judging by the store as it is now rather than by the claim's last answer."""
     from devalloc.api import meta
     from devalloc.cli.render.explanation import print_explanation
-    from devalloc.cli.solver_input import objects_for_solver
-    from devalloc.cli.target import missing_controller_note
     from devalloc.controller.reconcile.foreign_objects import solver_documents
     from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
     from devalloc.store.sqlite import SQLiteStore
@@ -233,8 +229,7 @@ def _print_reason(store: Store, claim: Object) -> None:
 
 
 def _pool(store: Store, pool: Object) -> None:
-    from devalloc.cli.options.inventory import effective_attribute
-    from devalloc.cli.render.output import print_heading, print_table
+    from devalloc.cli.render.host import effective_attribute
 
     users: dict[str, list[str]] = {}
     for owner in filter(_is_readable, store.list(["DeviceClaim", "VirtualMachine"]).objects):

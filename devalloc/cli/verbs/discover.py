@@ -2,41 +2,30 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
 from devalloc.cli.command import verb
-from devalloc.cli.options.common import inventory_options, output_option
+from devalloc.cli.options.common import output_option
+from devalloc.cli.options.inventory import InventoryOptions
+from devalloc.cli.options.settings import settings_options
+from devalloc.cli.render.output import print_note, print_objects
 
 
 @verb("discover")
-@inventory_options
+@settings_options(InventoryOptions, "inventory")
 @output_option()
-def discover(
-    sysfs_root: Path,
-    node_name: str | None,
-    kinds: tuple[str, ...],
-    max_vfs: int | None,
-    allow_shared_groups: bool,
-    adopted: tuple[str, ...],
-    output: str,
-) -> int:
+def discover(inventory: InventoryOptions, output: str) -> int:
     """List this host's devices as DevicePools: GPUs, NICs, accelerators, NVMe, with their functions and profiles.
 
     \b
     devalloc discover
     devalloc discover -o json | jq '.items[].metadata.name'
     """
-    import socket
-
-    from devalloc.cli.options.inventory import inventory_config
-    from devalloc.cli.render.output import print_note, print_objects
     from devalloc.inventory import discover as look
 
-    config = inventory_config(kinds, max_vfs, allow_shared_groups, adopted)
-    discovery = look(sysfs_root, node_name=node_name or socket.gethostname().lower(), config=config)
+    discovery = look(inventory.sysfs_root, node_name=inventory.node, config=inventory.config)
     for problem in discovery.problems:
         print_note(f"error: {problem}" if problem.is_error else str(problem))
     pools: list[dict[str, Any]] = [pool.to_manifest() for pool in discovery.pools]
@@ -46,7 +35,7 @@ def discover(
         for pool in pools:
             click.echo(f"devicepool/{pool['metadata']['name']}")
     else:
-        from devalloc.cli.options.inventory import print_pools
+        from devalloc.cli.render.host import print_pools
 
         print_pools(pools, wide=output == "wide")
     return 0

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from devalloc.cli.command import BadInput, VerbGroup, verb
-from devalloc.cli.options.common import files_option, output_option
-from devalloc.cli.render.output import print_note
+from devalloc.cli.documents import is_about
+from devalloc.cli.documents import print_problems as show_problems
+from devalloc.cli.options.common import files_option, is_recursive, output_option
+from devalloc.cli.render.output import Cell, print_content, print_heading, print_note, print_table, show_spinner
 
 if TYPE_CHECKING:
     from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput, RejectedResourceClaim
@@ -37,7 +40,6 @@ def allocate(files: tuple[str, ...], node: str, output: str) -> int:
     devalloc dra allocate -f examples/dra --node example-a
     devalloc dra allocate -f slices.json -f claim.yaml --node example-a -o json
     """
-    from devalloc.cli.render.output import print_content, show_spinner
     from devalloc_solver.dra import AllocationError
     from devalloc_solver.dra import allocate as allocate_on
 
@@ -79,13 +81,8 @@ def _readable_part(refused: RejectedResourceClaim) -> dict[str, Any]:
 
 def read_objects(files: tuple[str, ...]) -> tuple[ClusterInput, int]:
     """The objects, and the exit code so far. Shows problems with file and document."""
-    import sys
 
     from devalloc.api.manifests import load
-    from devalloc.cli.documents import is_about
-    from devalloc.cli.documents import print_problems as show_problems
-    from devalloc.cli.options.common import is_recursive
-    from devalloc.cli.render.output import show_spinner
     from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES
     from devalloc_solver.dialects.resource_k8s.manifests import read_documents
 
@@ -120,9 +117,8 @@ def _is_read(content: Any) -> bool:
     return not isinstance(kind, str) or kind in KINDS or is_list
 
 
-def print_results(intake: ClusterInput, answer: Sequence[dict[str, Any]]) -> None:
+def print_results(intake: ClusterInput, answer: Sequence[Mapping[str, Any]]) -> None:
     """Print a row for each device."""
-    from devalloc.cli.render.output import Cell, print_table
 
     rows: list[list[Cell]] = []
     for claim, result in zip(intake.claims, answer, strict=True):
@@ -138,7 +134,6 @@ def print_results(intake: ClusterInput, answer: Sequence[dict[str, Any]]) -> Non
 def print_explanation(intake: ClusterInput, node: str, claims: Sequence[Any], classes: Sequence[Any]) -> None:
     """Print why the claims do not fit: the devices of the node, request by request."""
     from devalloc.cli.render.explanation import print_blockers
-    from devalloc.cli.render.output import Cell, print_heading, print_table
     from devalloc_solver.dra import explain as explain_on
     from devalloc_solver.explain.resource_k8s.funnel import describe_funnel
 

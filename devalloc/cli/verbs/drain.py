@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -9,7 +10,7 @@ import click
 from devalloc.cli.command import BadInput, verb
 from devalloc.cli.options.common import parse_duration
 from devalloc.cli.render.output import print_note
-from devalloc.cli.target import StoreTarget, target_options
+from devalloc.cli.target import StoreTarget, open_target, target_options
 
 if TYPE_CHECKING:
     from devalloc.store import Store
@@ -44,9 +45,7 @@ def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, pl
     devalloc drain node/node-a --dry-run
     devalloc drain node/node-a --reason 'new firmware'
     """
-    from datetime import UTC, datetime
 
-    from devalloc.cli.target import open_target
     from devalloc.cli.verbs.cordon import current_user
     from devalloc.cli.verbs.release import wait_for_nodes
     from devalloc.controller import cordon as cordons

@@ -1,4 +1,4 @@
-"""``devalloc explain``: why a claim has the devices that it has, or none."""
+"""``devalloc explain``: why a claim has the devices that it has, or none; or what a field of a kind means."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import click
 from devalloc.cli import shell_completion
 from devalloc.cli.command import BadInput, CommandFailed, verb
 from devalloc.cli.options.common import deadline_option, files_option, namespace_option, output_option, placement_option
+from devalloc.cli.render.output import print_content, show_spinner
 from devalloc.cli.solver_input import SolverInput, load_solver_input, with_store_option
-from devalloc.cli.target import StoreTarget, target_options
+from devalloc.cli.target import StoreTarget, open_target, target_options
 from devalloc.store.errors import Key
 
 CLAIM = "DeviceClaim"
@@ -19,7 +20,10 @@ RESOURCE_CLAIM = "ResourceClaim"
 
 @verb("explain")
 @click.argument(
-    "words", nargs=-1, metavar="NAME | KIND/NAME | KIND NAME", shell_complete=shell_completion.complete_claims
+    "words",
+    nargs=-1,
+    metavar="NAME | KIND/NAME | KIND NAME | KIND.FIELD",
+    shell_complete=shell_completion.complete_claims,
 )
 @files_option(required=False, help="Explain a claim of these manifests, on top of the store or alone (see --no-store).")
 @namespace_option
@@ -42,6 +46,9 @@ def explain(
 
     vm/NAME explains in the same way why a machine waits for a node with enough room.
 
+    KIND.FIELD, such as claim.spec.claims.limits, shows what a field means, with its type, unit and default. If there is
+    a claim of that very name, it explains the claim.
+
     Exit code 1 if the claim is not allocated, 2 if a manifest is invalid, as with solve.
 
     \b
@@ -49,12 +56,14 @@ def explain(
     devalloc explain train -f claim.yaml
     devalloc explain pair -f examples/unsatisfiable
     devalloc explain vm/web
+    devalloc explain claim.spec.claims.limits
     """
     from devalloc.cli.render.answers import print_answer_problems
     from devalloc.cli.render.explanation import print_explanation
-    from devalloc.cli.render.output import print_content, show_spinner
     from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
 
+    if len(words) == 1 and not files and _explain_field(words[0], place, namespace, output):
+        return 0
     question = load_solver_input(files, namespace, place, with_store)
     kind, name = _object_to_explain(words, question, namespace)
     if kind == RESOURCE_CLAIM and question.is_of_store:
@@ -88,6 +97,33 @@ def explain(
     return 0 if claim["allocated"] else 1
 
 
+def _explain_field(word: str, place: StoreTarget, namespace: str, output: str) -> bool:
+    """Explain KIND.FIELD; False if the word is something else. Raises BadInput if the kind has no such field."""
+    from devalloc.cli.render.field_reference import parse_field_path, print_field
+
+    field = parse_field_path(word)
+    if field is None or _is_claim(word, place, namespace):
+        return False
+    print_field(*field, output)
+    return True
+
+
+def _is_claim(name: str, place: StoreTarget, namespace: str) -> bool:
+    """Whether there is a claim of that name. A store that cannot be read has none: fields need no store."""
+    from devalloc.api.fields import is_subdomain_name
+    from devalloc.cli.target import open_target
+    from devalloc.store.errors import StoreError
+
+    if not is_subdomain_name(name):
+        return False
+    try:
+        with open_target(place) as store:
+            store.get(CLAIM, namespace, name)
+    except (click.ClickException, StoreError, OSError, ImportError):
+        return False
+    return True
+
+
 def _object_to_explain(words: tuple[str, ...], question: SolverInput, namespace: str) -> tuple[str, str]:
     """The kind and name that NAME, KIND/NAME or KIND NAME stand for; without words, the only claim of the manifests.
     Raises BadInput, Failed."""
@@ -108,7 +144,8 @@ def _object_to_explain(words: tuple[str, ...], question: SolverInput, namespace:
         return RESOURCE_CLAIM, name
     if not kind:
         if name not in names and _is_kind(name):
-            raise BadInput(f"which {name}? Write {name}/NAME{similar_names_hint('', names)}")
+            fields = f"; for its fields: devalloc explain {name}.spec"
+            raise BadInput(f"which {name}? Write {name}/NAME{similar_names_hint('', names)}{fields}")
         return CLAIM, name
     kind_name = kind_of(kind).kind
     if kind_name not in (CLAIM, "VirtualMachine"):
@@ -145,7 +182,6 @@ def _names_of_kind(contents: list[Any], kind: str) -> list[tuple[str, str]]:
 def _not_answered(place: StoreTarget, key: Key) -> str:
     """Why `explain` cannot explain a ResourceClaim of a store or cluster, and what to do instead."""
     from devalloc.cli.object_names import fetch_object
-    from devalloc.cli.target import open_target
     from devalloc.controller.reconcile.foreign_objects import ignored_reason
     from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS
 
@@ -160,7 +196,6 @@ def _not_answered(place: StoreTarget, key: Key) -> str:
 def _no_such(place: StoreTarget, question: SolverInput, key: Key, names: list[str]) -> str:
     """The message for a claim or machine that does not exist, with suggestions. ``names``: those that exist."""
     from devalloc.cli.object_names import not_found_hint, similar_names_hint
-    from devalloc.cli.target import open_target
 
     what = "machine" if key.kind == "VirtualMachine" else "claim"
     message = f"there is no {what} {key.namespace}/{key.name}"

@@ -17,9 +17,10 @@ from devalloc.cli.options.common import (
     no_headers_option,
     output_option_with_jsonpath,
 )
-from devalloc.cli.render.output import print_content, print_note, print_objects, print_table
+from devalloc.cli.render.jsonpath import render_template
+from devalloc.cli.render.output import GrowingTable, print_content, print_note, print_objects, print_table
 from devalloc.cli.selector import LabelTest, selector_option
-from devalloc.cli.target import StoreTarget, missing_controller_note, target_options
+from devalloc.cli.target import StoreTarget, missing_controller_note, open_target, target_options
 from devalloc.store.errors import Key
 
 if TYPE_CHECKING:
@@ -70,7 +71,6 @@ def get(
     devalloc get dclaim/train -o yaml
     devalloc get pools -o jsonpath='{.items[*].metadata.name}'
     """
-    from devalloc.cli.target import open_target
 
     all_namespaces = all_namespaces or everything
     form = OutputForm(output, no_headers, show_labels, sort_by)
@@ -173,8 +173,6 @@ def _print_changes(
     form: OutputForm,
     selected: LabelTest | None = None,
 ) -> None:
-    from devalloc.cli.render.output import GrowingTable
-
     feed = GrowingTable()
     for event in store.watch(kinds, since):
         key = Key.of(event.object)
@@ -201,7 +199,6 @@ def _print_one(obj: Object, form: OutputForm) -> None:
     if form.template is None:
         print_content(obj, form.output)
         return
-    from devalloc.cli.render.jsonpath import render_template
 
     click.echo(render_template(form.template, obj), nl=sys.stdout.isatty())
 

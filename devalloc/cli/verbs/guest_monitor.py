@@ -22,6 +22,7 @@ def guest_monitor(**given: str) -> int:
 
 
 guest_monitor.params[:0] = [
-    click.Option([f"--{option.name}", option.field], metavar=option.metavar, default=option.default, help=option.help)
-    for option in OPTIONS
+    # As texts: the settings report all problems together.
+    click.Option([each.flag], metavar=each.metavar, default=each.default, help=each.help)
+    for each in OPTIONS
 ]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import click
 
 from devalloc.cli.command import BadInput, CommandFailed, verb
+from devalloc.cli.render.progress import open_display
+from devalloc_node.errors import NodeError
 
 
 @verb("kubeconfig")
@@ -31,10 +34,7 @@ def kubeconfig(folder: Path, node_name: str, account_dir: Path) -> int:
     devalloc kubeconfig /var/lib/devalloc/cluster --node-name node-a
     """
     import signal
-    import threading
 
-    from devalloc.cli.render.progress import open_display
-    from devalloc_node.errors import NodeError
     from devalloc_node.kube.credentials import ClusterCredentials
     from devalloc_node.model.names import is_subdomain
 

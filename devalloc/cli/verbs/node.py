@@ -3,110 +3,99 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from devalloc.cli.command import BadInput, CommandFailed, verb
-from devalloc.cli.options.common import inventory_options, parse_duration, store_option
-from devalloc.cli.options.host_pool_option import DiscoverFunction, host_pool_options
-from devalloc.cli.options.node import node_options
+from devalloc.cli.options.capacity import HOST_CAPACITY, DiscoverFunction
+from devalloc.cli.options.common import EXISTING_FILE, FOLDER, RESYNC, STORE
+from devalloc.cli.options.inventory import InventoryOptions
+from devalloc.cli.options.node import PluginOptions
+from devalloc.cli.options.scaling import OF_PERMIT_SERVER
+from devalloc.cli.options.settings import settings_options
 from devalloc.cli.render.progress import open_display, show_published
+from devalloc.cli.storage import is_default_store, node_state_folder, store_path
+from devalloc.settings import declared, given_options, group, setting
+from devalloc_node.errors import NodeError
 
 if TYPE_CHECKING:
     from devalloc.store import Store
     from devalloc_node.daemon import Loop
     from devalloc_node.host.plugin_lock import PublishMode
     from devalloc_node.node import Node
-    from devalloc_node.settings import KubeletSettings
+    from devalloc_node.settings import KubeletSettings, NodeSettings
 
 _APIS = ("v1", "v1beta1")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOptions:
+    """The node plugin as a process of its own, for a store or a cluster."""
+
+    store: Path | None = declared(STORE)
+    inventory: InventoryOptions = group(InventoryOptions)
+    plugin: PluginOptions = group(PluginOptions)
+    host_capacity: bool = declared(HOST_CAPACITY)
+    kubeconfig: Path | None = setting(
+        "Work for this cluster instead of a store.", type=EXISTING_FILE, metavar="PATH", env="DEVALLOC_KUBECONFIG"
+    )
+    in_cluster: bool = setting("Work for this pod's cluster, with the pod's service account.", default=False)
+    publish: Literal["slices", "pools"] | None = setting(
+        "How to publish this node's devices to a cluster: as ResourceSlices, for the ResourceClaims of pods (the "
+        "default), or as DevicePools, for DeviceClaims and VirtualMachines; never both.",
+        type=click.Choice(["slices", "pools"]),
+        env="DEVALLOC_PUBLISH",
+    )
+    kubelet_dir: Path = setting(
+        "The kubelet's --root-dir.", type=FOLDER, default=Path("/var/lib/kubelet"), metavar="DIR"
+    )
+    kubelet_api: tuple[str, ...] = setting(
+        "Version of DRAPlugin to serve. Repeatable.", type=click.Choice(_APIS), default=(), unset="all"
+    )
+    driver_name: str = setting(
+        "The driver name, device.driver in DeviceClasses.", default="devalloc.io", metavar="NAME"
+    )
+    allocator: Literal["kubernetes", "devalloc"] = setting(
+        "Which program allocates this node's devices in a cluster: kube-scheduler, or devalloc's controller for claims "
+        "with the label devalloc.io/allocator: devalloc.",
+        type=click.Choice(["kubernetes", "devalloc"]),
+        default="kubernetes",
+        env="DEVALLOC_ALLOCATOR",
+    )
+    pod_uid: str | None = setting(
+        "UID of this pod, so that the old and the new pod of a rolling update can serve side by side.",
+        metavar="UID",
+        env="POD_UID",
+    )
+    namespace: str = setting(
+        "Namespace in which the cluster's controller publishes the address of its permit server.",
+        default="devalloc-system",
+        metavar="NAME",
+        env="POD_NAMESPACE",
+    )
+    resync: float = declared(RESYNC)
+
+    @property
+    def is_cluster(self) -> bool:
+        return self.kubeconfig is not None or self.in_cluster
+
+    @property
+    def has_slices(self) -> bool:
+        """Whether it serves the ResourceClaims of pods."""
+        return self.is_cluster and self.publish != "pools"
+
+    @property
+    def asks_controller(self) -> bool:
+        """Whether the cluster's controller names the permit server."""
+        return self.is_cluster and self.plugin.scaling.enabled and self.plugin.scaling.permits is None
+
+
 @verb("node")
-@store_option
-@inventory_options
-@node_options
-@host_pool_options
-@click.option(
-    "--kubeconfig",
-    type=click.Path(dir_okay=False, exists=True, path_type=Path),
-    metavar="PATH",
-    envvar="DEVALLOC_KUBECONFIG",
-    help="Work for this cluster instead of a store [env: DEVALLOC_KUBECONFIG].",
-)
-@click.option("--in-cluster", is_flag=True, help="Work for this pod's cluster, with the pod's service account.")
-@click.option(
-    "--publish",
-    "dialect",
-    type=click.Choice(["slices", "pools"]),
-    envvar="DEVALLOC_PUBLISH",
-    help="How to publish this node's devices to a cluster: as ResourceSlices, for the ResourceClaims of pods (the "
-    "default), or as DevicePools, for DeviceClaims and VirtualMachines; never both [env: DEVALLOC_PUBLISH].",
-)
-@click.option(
-    "--kubelet-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("/var/lib/kubelet"),
-    metavar="DIR",
-    help="The kubelet's --root-dir.",
-)
-@click.option(
-    "--kubelet-api",
-    "apis",
-    multiple=True,
-    type=click.Choice(_APIS),
-    help="Version of DRAPlugin to serve. Repeatable [default: all].",
-)
-@click.option(
-    "--driver-name", default="devalloc.io", metavar="NAME", help="The driver name, device.driver in DeviceClasses."
-)
-@click.option(
-    "--allocator",
-    type=click.Choice(("kubernetes", "devalloc")),
-    default="kubernetes",
-    envvar="DEVALLOC_ALLOCATOR",
-    help="Which program allocates this node's devices in a cluster: kube-scheduler, or devalloc's controller for "
-    "claims with the label devalloc.io/allocator: devalloc [env: DEVALLOC_ALLOCATOR].",
-)
-@click.option(
-    "--pod-uid",
-    metavar="UID",
-    envvar="POD_UID",
-    help="UID of this pod, so that the old and the new pod of a rolling update can serve side by side [env: POD_UID].",
-)
-@click.option(
-    "--namespace",
-    default="devalloc-system",
-    metavar="NAME",
-    envvar="POD_NAMESPACE",
-    help="Namespace in which the cluster's controller publishes the address of its permit server [env: POD_NAMESPACE].",
-)
-@click.option(
-    "--resync",
-    type=parse_duration,
-    default="60s",
-    metavar="DURATION",
-    help="Check the devices and all claims this often, even without events.",
-)
-def node(
-    store: Path | None,
-    node_name: str | None,
-    kubeconfig: Path | None,
-    in_cluster: bool,
-    kubelet_dir: Path,
-    apis: tuple[str, ...],
-    driver_name: str,
-    dialect: Literal["slices", "pools"] | None,
-    pod_uid: str | None,
-    namespace: str,
-    allocator: str,
-    dry_run: bool,
-    host_capacity: bool,
-    **options: Any,
-) -> int:
+@settings_options(NodeOptions, "options")
+def node(options: NodeOptions) -> int:
     """Bind the devices of this host's claims and pass them to machines and pods, until Ctrl-C or SIGTERM.
 
     Without a cluster it publishes DevicePools to the store and serves the store's DeviceClaims. With --kubeconfig or
@@ -114,61 +103,29 @@ def node(
     the cluster. Prepared claims and machines stay as they are when it ends; you can kill it at any moment and start it
     again. SIGHUP makes it check devices and claims at once. Exit code 0 after a clean stop.
     """
-    import socket
-
     from devalloc.cli import node_wiring as on
     from devalloc.cli.cluster_access import connect_cluster
-    from devalloc.cli.options.host_pool_option import with_host_pool
-    from devalloc.cli.options.node import node_settings
-    from devalloc.cli.storage import is_default_store, node_state_folder, store_path
+    from devalloc.cli.options.capacity import with_host_pool
     from devalloc.controller.standalone import handling_signals
     from devalloc.store.kubernetes.store import KubernetesStore
     from devalloc.store.sqlite import SQLiteStore
     from devalloc_node.daemon import run_daemon
-    from devalloc_node.errors import NodeError
     from devalloc_node.host import plugin_lock
     from devalloc_node.kube.own_objects import OwnObjects
-    from devalloc_node.model.names import is_subdomain
     from devalloc_node.node import open_node
 
-    name = node_name or socket.gethostname().lower()
-    client = connect_cluster(kubeconfig) if kubeconfig is not None or in_cluster else None
-    if client is not None and not is_subdomain(name):
-        raise BadInput(
-            f"--node-name: {name!r} is not a valid name of a node; use the name that the node has in the cluster"
-        )
-    if client is None and dialect is not None:
-        raise BadInput("--publish needs a cluster (--kubeconfig, --in-cluster); a store gets DevicePools")
-    slices = client is not None and dialect != "pools"
-    if slices and options["scaling"]:
-        raise BadInput("--scaling is for VirtualMachines; to serve a cluster's VirtualMachines: --publish pools")
-    if slices and host_capacity:
-        raise BadInput("--host-capacity is for VirtualMachines; to serve a cluster's VirtualMachines: --publish pools")
-    of_controller = client is not None and options["scaling"] and options["permits"] is None
-    if of_controller:
-        for option in ("permits_port", "permits_dump_port", "permits_token_file", "permits_without_token"):
-            if options[option] is not None:
-                flag = f"--{option.replace('_', '-')}"
-                raise BadInput(f"{flag} has no effect on a cluster, whose controller names the permit server")
-    if not slices and allocator != "kubernetes":
-        raise BadInput("--allocator is for ResourceClaims: add --kubeconfig or --in-cluster, or leave it out")
-    kubelet = _kubelet(kubelet_dir, driver_name, pod_uid, apis) if slices else None
-    path = store_path(store)
-    if client is None:
-        options["state"] = node_state_folder(options["state"], path)
-        if options["socket"] is None and not is_default_store(path):
-            options["socket"] = options["state"] / "node.sock"  # as with `devalloc up`
-    settings = node_settings(node=name, dry_run=dry_run, kubelet=kubelet, **options)
-    settings = replace(settings, set_aside=allocator == "devalloc", rolling=bool(pod_uid))
-    if of_controller and settings.scaling is not None:
-        settings = replace(settings, scaling=replace(settings.scaling, server=None))
-    endpoint = on.cluster_permits(client, namespace) if client is not None and of_controller else None
+    name, path = options.inventory.node, store_path(options.store)
+    client = connect_cluster(options.kubeconfig) if options.is_cluster else None
+    _check(options)
+    settings = _settings(options, path)
+    slices, dry_run = options.has_slices, options.plugin.dry_run
+    endpoint = on.cluster_permits(client, options.namespace) if client is not None and options.asks_controller else None
     extra_loops: list[Loop] = []
 
     def found_by(plugin: Node) -> DiscoverFunction:
         if client is None or dry_run:  # a dry run may run beside the node's real plugin
             return plugin.inventory.discover
-        return on.withdraw_other_dialect(client, driver_name, plugin)
+        return on.withdraw_other_dialect(client, options.driver_name, plugin)
 
     with open_display() as display, on.abandon_hung_threads(display.say), ExitStack() as stack:
         host = on.make_host(settings, dry_run=dry_run, say=display.say)
@@ -179,8 +136,12 @@ def node(
                 stack.enter_context(plugin_lock.exclusive_host(place, way, display.say))
             if client is not None and slices:
                 display.say(f"node {name}, claims of the cluster; Ctrl-C stops")
-                plugin = stack.enter_context(open_node(settings, host, on.cluster_source(client, driver_name, name)))
-                publishing = stack.enter_context(on.cluster_publishing(client, driver_name, plugin, found_by(plugin)))
+                plugin = stack.enter_context(
+                    open_node(settings, host, on.cluster_source(client, options.driver_name, name))
+                )
+                publishing = stack.enter_context(
+                    on.cluster_publishing(client, options.driver_name, plugin, found_by(plugin))
+                )
             else:
                 pools: Store
                 if client is None:
@@ -189,14 +150,16 @@ def node(
                 else:
                     display.say(f"node {name}, DeviceClaims and VirtualMachines of the cluster; Ctrl-C stops")
                     pools, place = KubernetesStore(client, node=name), settings.state / "pools"
-                    own = OwnObjects(client, pools, name, namespace)
+                    own = OwnObjects(client, pools, name, options.namespace)
                     own.look()
                     extra_loops.append(own.run)
                 stack.enter_context(closing(pools))
                 plugin = stack.enter_context(open_node(settings, host, on.store_source(pools, name)))
                 look = found_by(plugin)
-                if host_capacity and not dry_run:  # without a plugin that runs machines, none must be placed here
-                    look = with_host_pool(look, settings.root, name, place, options["limits"])
+                if (
+                    options.host_capacity and not dry_run
+                ):  # without a plugin that runs machines, none must be placed here
+                    look = with_host_pool(look, settings.root, name, place, options.plugin.limits)
                 publishing = stack.enter_context(
                     on.store_publishing(
                         pools,
@@ -209,7 +172,7 @@ def node(
                 )
                 if not dry_run:  # a dry run neither starts nor ends machines
                     extra_loops += on.store_loops(
-                        pools, plugin, options["limits"], alone=False, say=display.say, endpoint=endpoint
+                        pools, plugin, options.plugin.limits, alone=False, say=display.say, endpoint=endpoint
                     )
             with handling_signals(plugin):
                 run_daemon(plugin, publishing, display.say, extra_loops=extra_loops)
@@ -222,9 +185,47 @@ def node(
     return 0
 
 
-def _kubelet(folder: Path, driver: str, pod_uid: str | None, apis: tuple[str, ...]) -> KubeletSettings:
-    from devalloc_node.service import kubelet, resource_health
-    from devalloc_node.settings import KubeletSettings
+def _check(options: NodeOptions) -> None:
+    """Raises BadInput for options that exclude each other."""
+    from devalloc_node.model.names import is_subdomain
 
-    wanted = [version for version in kubelet.VERSIONS if version.partition(".")[0] in (apis or _APIS)]
-    return KubeletSettings(folder.absolute(), driver, pod_uid or None, (*wanted, *resource_health.VERSIONS))
+    name, scaling = options.inventory.node, options.plugin.scaling
+    if options.is_cluster and not is_subdomain(name):
+        raise BadInput(
+            f"--node-name: {name!r} is not a valid name of a node; use the name that the node has in the cluster"
+        )
+    if not options.is_cluster and options.publish is not None:
+        raise BadInput("--publish needs a cluster (--kubeconfig, --in-cluster); a store gets DevicePools")
+    for option, is_given in (("--scaling", scaling.enabled), ("--host-capacity", options.host_capacity)):
+        if options.has_slices and is_given:
+            raise BadInput(f"{option} is for VirtualMachines; to serve a cluster's VirtualMachines: --publish pools")
+    for option in reversed(given_options(scaling)):
+        if options.asks_controller and option in OF_PERMIT_SERVER:
+            raise BadInput(f"{option} has no effect on a cluster, whose controller names the permit server")
+    if not options.has_slices and options.allocator != "kubernetes":
+        raise BadInput("--allocator is for ResourceClaims: add --kubeconfig or --in-cluster, or leave it out")
+
+
+def _settings(options: NodeOptions, store: Path) -> NodeSettings:
+    """The settings of the plugin. Raises BadInput."""
+    from devalloc.cli.options.node import node_settings
+
+    plugin = options.plugin
+    if not options.is_cluster:
+        state = node_state_folder(plugin.state, store)
+        # As with `devalloc up`.
+        door = plugin.socket or (None if is_default_store(store) else state / "node.sock")
+        plugin = replace(plugin, state=state, socket=door)
+    kubelet = _kubelet(options) if options.has_slices else None
+    settings = node_settings(options.inventory, plugin, options.resync, kubelet)
+    if options.asks_controller and settings.scaling is not None:
+        settings = replace(settings, scaling=replace(settings.scaling, server=None))
+    return replace(settings, set_aside=options.allocator == "devalloc", rolling=bool(options.pod_uid))
+
+
+def _kubelet(options: NodeOptions) -> KubeletSettings:
+    from devalloc_node.settings import VERSIONS, KubeletSettings
+
+    left_out = {f"{api}.DRAPlugin" for api in _APIS if options.kubelet_api and api not in options.kubelet_api}
+    versions = tuple(version for version in VERSIONS if version not in left_out)
+    return KubeletSettings(options.kubelet_dir.absolute(), options.driver_name, options.pod_uid or None, versions)

@@ -12,7 +12,7 @@ from devalloc.cli.command import BadInput, verb
 from devalloc.cli.object_names import fetch_object, format_key, keys_of
 from devalloc.cli.options.common import namespace_option, parse_duration
 from devalloc.cli.render.output import print_note, show_spinner
-from devalloc.cli.target import StoreTarget, target_options
+from devalloc.cli.target import StoreTarget, open_target, target_options
 
 if TYPE_CHECKING:
     from devalloc.store import Store
@@ -47,7 +47,6 @@ def release(
     \b
     devalloc release train
     """
-    from devalloc.cli.target import open_target
     from devalloc.controller.release import release_claim as let_go
 
     waiting = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,9 @@ import click
 
 from devalloc.cli.command import BadInput, verb
 from devalloc.cli.render.output import print_note, show_spinner
+from devalloc.version import VERSION
 
-Answer = dict[str, Any]
+Answer = Mapping[str, Any]
 
 SNAPSHOT_FIELDS = frozenset({"format", "devalloc", "options", "documents", "answer"})
 """The parts of a snapshot."""
@@ -31,7 +32,6 @@ def replay(path: Path) -> int:
     \b
     devalloc replay answer.json
     """
-    from devalloc.version import VERSION
     from devalloc_solver import solve_manifests
 
     content = _read(path)

@@ -10,8 +10,10 @@ import click
 
 from devalloc.cli.command import verb
 from devalloc.cli.options.common import deadline_option, files_option, namespace_option, placement_option
+from devalloc.cli.render.output import show_spinner
 from devalloc.cli.solver_input import load_solver_input, with_store_option
 from devalloc.cli.target import StoreTarget, target_options
+from devalloc.version import VERSION
 
 FORMAT = 1
 """Version of the file format; replay refuses a newer one."""
@@ -41,8 +43,6 @@ def snapshot(
     \b
     devalloc snapshot answer.json
     """
-    from devalloc.cli.render.output import show_spinner
-    from devalloc.version import VERSION
     from devalloc_solver import solve_manifests
 
     question = load_solver_input(files, namespace, place, with_store)

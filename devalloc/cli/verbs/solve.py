@@ -16,6 +16,7 @@ from devalloc.cli.options.common import (
     output_option,
     placement_option,
 )
+from devalloc.cli.render.output import print_content, show_spinner
 from devalloc.cli.solver_input import load_solver_input, with_store_option
 from devalloc.cli.target import StoreTarget, target_options
 
@@ -52,7 +53,6 @@ def solve(
     devalloc solve -f claim.yaml --kubeconfig ~/.kube/config
     """
     from devalloc.cli.render.answers import print_answer_problems, print_answers
-    from devalloc.cli.render.output import print_content, show_spinner
     from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
 
     question = load_solver_input(files, namespace, place, with_store)

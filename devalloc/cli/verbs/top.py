@@ -10,6 +10,7 @@ import click
 
 from devalloc.cli.command import verb
 from devalloc.cli.options.common import output_option, parse_duration
+from devalloc.cli.render.output import print_content
 from devalloc.cli.target import StoreTarget, missing_controller_note, open_readable_target, target_options
 
 
@@ -49,7 +50,6 @@ def top(once: bool, interval: float, namespace: str | None, output: str, place: 
     """
     from devalloc.cli.cluster_access import current_namespace
     from devalloc.cli.render.fleet import live_screen, overview_json, overview_lines
-    from devalloc.cli.render.output import print_content
     from devalloc.controller.overview.cache import MIN_SECONDS, OverviewCache
 
     own = namespace or (current_namespace(place.kubeconfig) if place.is_cluster else None) or "default"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from devalloc.cli.command import verb
-from devalloc.cli.target import StoreTarget, target_options
+from devalloc.cli.target import StoreTarget, open_target, target_options
 
 
 @verb("uncordon")
@@ -17,7 +17,6 @@ def uncordon(names: tuple[str, ...], place: StoreTarget) -> int:
     \b
     devalloc uncordon 0000-08-00-0
     """
-    from devalloc.cli.target import open_target
     from devalloc.controller import cordon as cordons
 
     with open_target(place) as objects:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from devalloc.cli.command import BadInput, CommandFailed, require_packages, verb
-from devalloc.cli.options.common import inventory_options, parse_duration, placement_option, store_option
-from devalloc.cli.options.host_pool_option import host_pool_options
-from devalloc.cli.options.node import node_options
+from devalloc.cli.options.capacity import HOST_CAPACITY
+from devalloc.cli.options.common import BATCH_DEADLINE, PLACEMENT, RESYNC, STORE
+from devalloc.cli.options.inventory import InventoryOptions
+from devalloc.cli.options.node import PluginOptions
+from devalloc.cli.options.settings import settings_options
 from devalloc.cli.render.progress import ProgressDisplay, open_display, show_published
-from devalloc.cli.standalone_page import page_option
+from devalloc.cli.standalone_node import LoopsAndPlugin, StandaloneNode, missing_requirement
+from devalloc.cli.standalone_page import PAGE, StandalonePage
+from devalloc.cli.storage import is_default_store, node_state_folder, store_path
+from devalloc.settings import declared, group, setting, settings_of
 
 if TYPE_CHECKING:
     from devalloc.controller.reconcile.device_claims import DeviceClaimRound
@@ -23,116 +33,97 @@ _NODE_SWITCHES = ("enforce_capacity", "host_capacity", "scaling", "warm")
 """Options that enable parts of the node plugin."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpOptions:
+    """Everything on one machine."""
+
+    store: Path | None = declared(STORE)
+    inventory: InventoryOptions = group(InventoryOptions)
+    no_inventory: bool = setting("Only allocate claims; do not publish this host's devices.", default=False)
+    resync: float = declared(RESYNC)
+    placement: str = declared(PLACEMENT)
+    deadline: float = declared(BATCH_DEADLINE)
+    with_node: bool | None = setting(
+        "Also run the node plugin, which binds devices and runs machines.",
+        flag="--node/--no-node",
+        unset="if it can run: as root, with its packages, on this machine's own devices",
+    )
+    page: str | None = declared(PAGE)
+    plugin: PluginOptions = group(PluginOptions)
+    host_capacity: bool = declared(HOST_CAPACITY)
+
+
 @verb("up")
-@store_option
-@inventory_options
-@click.option("--no-inventory", is_flag=True, help="Only allocate claims; do not publish this host's devices.")
-@click.option(
-    "--resync",
-    type=parse_duration,
-    default="60s",
-    metavar="DURATION",
-    help="Check the devices and all claims this often, even without events.",
-)
-@placement_option
-@click.option(
-    "--deadline",
-    type=parse_duration,
-    default="10s",
-    metavar="DURATION",
-    help="Time limit of the solver for one batch of claims; then the best answer so far counts.",
-)
-@click.option(
-    "--node/--no-node",
-    "with_node",
-    default=None,
-    help="Also run the node plugin, which binds devices and runs machines [default: if it can run: as root, with its "
-    "packages, on this machine's own devices].",
-)
-@page_option
-@node_options
-@host_pool_options
-def up(
-    store: Path | None,
-    sysfs_root: Path,
-    node_name: str | None,
-    no_inventory: bool,
-    resync: float,
-    placement: str,
-    deadline: float,
-    with_node: bool | None,
-    host_capacity: bool,
-    page: str | None,
-    **options: Any,
-) -> int:
+@settings_options(UpOptions, "options")
+def up(options: UpOptions) -> int:
     """Publish this host's devices, allocate claims, and run the node plugin, until Ctrl-C or SIGTERM.
 
     Only one `devalloc up` can run on a store. You can kill it at any moment and start it again; machines keep running.
     SIGHUP makes it check the devices at once. Exit code 0 after a clean stop.
     """
-    import socket
-    import sys
-    from dataclasses import replace
 
     from devalloc.cli.node_wiring import abandon_hung_threads
-    from devalloc.cli.options.host_pool_option import with_host_pool
+    from devalloc.cli.options.capacity import with_host_pool
     from devalloc.cli.options.node import node_settings
-    from devalloc.cli.standalone_node import LoopsAndPlugin, StandaloneNode
-    from devalloc.cli.standalone_page import StandalonePage
-    from devalloc.cli.storage import is_default_store, node_state_folder, store_path
     from devalloc.controller.reconcile.loop import AllocatorSettings
     from devalloc.controller.standalone import InventorySource, Standalone, handling_signals
 
-    name = node_name or socket.gethostname().lower()
-    path = store_path(store)
-    state = node_state_folder(options["state"], path)
+    inventory, root, page = options.inventory, options.inventory.sysfs_root, options.page
+    name, path = inventory.node, store_path(options.store)
+    state = node_state_folder(options.plugin.state, path)
     # With another store, another plugin may run at the default place.
-    door = options["socket"] or (None if is_default_store(path) else state / "node.sock")
+    door = options.plugin.socket or (None if is_default_store(path) else state / "node.sock")
+    plugin_options = replace(options.plugin, state=state, socket=door)
 
     def look(records: DeviceRecords) -> Discovery:
-        from devalloc.cli.options.inventory import inventory_config
-        from devalloc.cli.options.node import binding_config
         from devalloc.inventory import discover
 
         if plugin is not None and plugin.node is not None:
             return plugin.node.inventory.discover(records)
         more = records if plugin is None else replace(plugin.initial_records(), held=records.held)
-        config = inventory_config(
-            options["kinds"], options["max_vfs"], options["allow_shared_groups"], options["adopted"]
-        ).with_records(more)
+        config = inventory.config.with_records(more)
         if plugin is not None:  # do not offer devices that it will not bind, not even while it starts
-            config = replace(config, allowed=binding_config(name, options).allowed)
-        return discover(sysfs_root, node_name=name, config=config)
+            config = replace(config, allowed=plugin_options.allowed_kinds())
+        return discover(root, node_name=name, config=config)
 
-    if with_node is False and (idle := _given_node_options(env=False)):
+    if options.with_node is False and (idle := _given_node_options(env=False)):
         raise BadInput(f"{' and '.join(idle)}: only for the node plugin, which does not run with --no-node")
     if page is not None:
         require_packages("aiohttp")
     with open_display() as display, abandon_hung_threads(display.say):
         display.say(f"node {name}, store {path}; Ctrl-C stops")
-        runs_node = _wants_node(with_node, no_inventory, sysfs_root, display)
+        runs_node = _wants_node(options, display)
         if not runs_node and (idle := _given_node_options(env=True)):
-            why = "--no-inventory" if no_inventory else "--sysfs-root"
-            because = f" ({why})" if with_node is None and (no_inventory or sysfs_root != Path("/")) else ""
+            why = "--no-inventory" if options.no_inventory else "--sysfs-root"
+            because = f" ({why})" if options.with_node is None and _looks_elsewhere(options) else ""
             display.say(f"WARNING: without the node plugin{because} these have no effect: {', '.join(idle)}")
         # If no machine can run here, none must be placed here.
-        has_pool = host_capacity and runs_node and not options["dry_run"]
-        looked = with_host_pool(look, sysfs_root, name, path, options["limits"]) if has_pool else look
+        has_pool = options.host_capacity and runs_node and not plugin_options.dry_run
+        looked = with_host_pool(look, root, name, path, plugin_options.limits) if has_pool else look
         shown = None if page is None else StandalonePage(page, path, display.say, on_terminal=sys.stdout.isatty())
         loops = Standalone(
             path,
-            None if no_inventory else InventorySource(name, looked),
-            settings=AllocatorSettings(placement=placement, deadline=deadline, resync=resync),
-            resync=resync,
+            None if options.no_inventory else InventorySource(name, looked),
+            settings=AllocatorSettings(placement=options.placement, deadline=options.deadline, resync=options.resync),
+            resync=options.resync,
             on_round=lambda done: _show_round(display, done),
             on_published=lambda done: show_published(display, done),
             extra_loops=() if shown is None else (shown.run,),
         )
         plugin = None
         if runs_node:
-            options |= {"node": name, "sysfs_root": sysfs_root, "state": state, "socket": door, "resync": resync}
-            node_settings(**options)  # reports invalid options before anything starts
-            plugin = StandaloneNode(path, state, options, rescan=loops.rescan, say=display.say, failed=loops.fail)
+            settings = partial(node_settings, inventory, plugin_options, options.resync)
+            settings()  # reports invalid options before anything starts
+            plugin = StandaloneNode(
+                path,
+                state,
+                name,
+                settings,
+                limits=plugin_options.limits,
+                rescan=loops.rescan,
+                say=display.say,
+                failed=loops.fail,
+            )
         with handling_signals(loops if plugin is None else LoopsAndPlugin(loops, plugin)):
             try:
                 loops.run()
@@ -143,15 +134,18 @@ def up(
     return 0
 
 
-def _wants_node(requested: bool | None, no_inventory: bool, sysfs_root: Path, display: ProgressDisplay) -> bool:
+def _looks_elsewhere(options: UpOptions) -> bool:
+    """Whether the devices are not those of this machine, or not published."""
+    return options.no_inventory or options.inventory.sysfs_root != Path("/")
+
+
+def _wants_node(options: UpOptions, display: ProgressDisplay) -> bool:
     """Whether to run the node plugin here; reports why not if that is not obvious."""
-    import os
 
-    from devalloc.cli.standalone_node import missing_requirement
-
-    if requested is False or (requested is None and (no_inventory or sysfs_root != Path("/"))):
+    requested = options.with_node
+    if requested is False or (requested is None and _looks_elsewhere(options)):
         return False
-    if requested and no_inventory:
+    if requested and options.no_inventory:
         raise BadInput("--node needs the inventory; leave out --no-inventory, or run `devalloc node` separately")
     why = missing_requirement()
     if requested:
@@ -168,10 +162,9 @@ def _wants_node(requested: bool | None, no_inventory: bool, sysfs_root: Path, di
 def _given_node_options(*, env: bool) -> list[str]:
     """Options of the node plugin that were given. ``env``: include those that variables turn on, except limits and
     paths, which other verbs also read."""
-    from click.core import ParameterSource
 
     context, given = click.get_current_context(), []
-    own = {each.name for each in click.command()(host_pool_options(node_options(lambda: None))).params}
+    own = {each.parameter for each in (*settings_of(PluginOptions), HOST_CAPACITY)}
     for option in context.command.params:
         source = context.get_parameter_source(option.name or "")
         turned_on = env and source is ParameterSource.ENVIRONMENT and option.name in _NODE_SWITCHES

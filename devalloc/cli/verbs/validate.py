@@ -5,7 +5,9 @@ from __future__ import annotations
 import click
 
 from devalloc.cli.command import verb
+from devalloc.cli.documents import read_manifests
 from devalloc.cli.options.common import manifests_option, output_option
+from devalloc.cli.render.output import print_content
 
 
 @verb("validate")
@@ -17,8 +19,6 @@ def validate(files: tuple[str, ...], output: str) -> int:
     \b
     devalloc validate -f examples/
     """
-    from devalloc.cli.documents import read_manifests
-    from devalloc.cli.render.output import print_content
 
     documents = read_manifests(files, verb="validate")
     problems = documents.problems

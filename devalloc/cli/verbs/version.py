@@ -5,12 +5,12 @@ from __future__ import annotations
 import click
 
 from devalloc.cli.command import verb
+from devalloc.version import VERSION
 
 
 @verb("version")
 def version() -> int:
     """Print the version of the command."""
-    from devalloc.version import VERSION
 
     click.echo(f"devalloc {VERSION}")
     return 0

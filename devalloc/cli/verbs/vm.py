@@ -7,8 +7,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from devalloc.cli.command import BadInput, VerbGroup, verb
-from devalloc.cli.node_client import force_option, print_result, socket_option, timeout_option
+from devalloc.cli.command import BadInput, CommandFailed, VerbGroup, verb
+from devalloc.cli.documents import read_manifests
+from devalloc.cli.node_client import (
+    claim_ref,
+    connect_plugin,
+    enum_text,
+    failure_message,
+    force_option,
+    machine_ref,
+    message_content,
+    print_result,
+    socket_option,
+    timeout_option,
+)
 from devalloc.cli.options.common import (
     all_namespaces_option,
     files_option,
@@ -16,7 +28,8 @@ from devalloc.cli.options.common import (
     output_option,
     parse_duration,
 )
-from devalloc.cli.render.output import print_note
+from devalloc.cli.render.machines import format_cores, format_size, is_bounded, parse_bounds, parse_bytes, parse_milli
+from devalloc.cli.render.output import GrowingTable, print_content, print_note, print_objects, print_table
 from devalloc.cli.verbs.vm_devices import attach, detach, plug, unplug, unprepare
 from devalloc.cli.verbs.vm_power_down import power_down
 from devalloc.cli.verbs.vm_top import top
@@ -52,7 +65,6 @@ def list_machines(namespace: str, all_namespaces: bool, output: str, socket: Pat
     \b
     devalloc vm list -A -o wide
     """
-    from devalloc.cli.node_client import connect_plugin
     from devalloc_node.pb.node_pb2 import ListMachinesRequest
 
     space = "" if all_namespaces else namespace
@@ -76,9 +88,6 @@ def get(names: tuple[str, ...], namespace: str, output: str, socket: Path, timeo
     \b
     devalloc vm get web -o yaml
     """
-    from devalloc.cli.command import CommandFailed
-    from devalloc.cli.node_client import connect_plugin, machine_ref, message_content
-    from devalloc.cli.render.output import print_content
     from devalloc_node.pb.node_pb2 import GetMachineRequest
 
     listed, missing = [], 0
@@ -114,9 +123,6 @@ def create(files: tuple[str, ...], namespace: str, socket: Path, timeout: float)
     devalloc vm create -f vm.yaml
     """
     from devalloc.cli import machine_requests
-    from devalloc.cli.command import CommandFailed
-    from devalloc.cli.documents import read_manifests
-    from devalloc.cli.node_client import connect_plugin
 
     documents = read_manifests(files, namespace)
     code = documents.exit_code
@@ -174,8 +180,6 @@ def adopt(
     \b
     devalloc vm adopt web --qmp-socket /run/vms/web.qmp --cpu 1..4 --memory 512Mi..2Gi
     """
-    from devalloc.cli.node_client import claim_ref, connect_plugin, machine_ref
-    from devalloc.cli.render.machines import parse_bounds, parse_bytes
     from devalloc_node.pb.node_pb2 import AdoptMachineRequest, CpuBounds, MemoryBounds
 
     least_cpu, most_cpu = parse_bounds(cpu, "cpu")
@@ -214,7 +218,6 @@ def stop(names: tuple[str, ...], grace: float | None, force: bool, namespace: st
     \b
     devalloc vm stop web --grace 1m --force
     """
-    from devalloc.cli.node_client import connect_plugin, machine_ref
     from devalloc_node.pb.node_pb2 import StopMachineRequest
 
     code = 0
@@ -247,7 +250,6 @@ def delete(
     \b
     devalloc vm delete web
     """
-    from devalloc.cli.node_client import connect_plugin, machine_ref
     from devalloc_node.pb.node_pb2 import DeleteMachineRequest
 
     code = 0
@@ -283,9 +285,6 @@ def scale(
     \b
     devalloc vm scale web --vcpus 4 --memory 2Gi
     """
-    from devalloc.cli.node_client import connect_plugin, failure_message, machine_ref, message_content
-    from devalloc.cli.render.machines import format_cores, format_size, is_bounded, parse_bytes, parse_milli
-    from devalloc.cli.render.output import print_content
     from devalloc_node.pb.node_pb2 import ScaleMachineRequest
 
     if vcpus is None and cpu is None and memory is None:
@@ -333,9 +332,7 @@ def watch(namespace: str, all_namespaces: bool, output: str, socket: Path) -> in
     \b
     devalloc vm watch -A
     """
-    from devalloc.cli.node_client import connect_plugin, enum_text, message_content
     from devalloc.cli.render import machines
-    from devalloc.cli.render.output import GrowingTable, print_content
     from devalloc_node.pb import node_pb2 as pb
 
     feed, wide = GrowingTable(), output == "wide"
@@ -364,9 +361,7 @@ def _ms(seconds: float | None) -> int:
 
 
 def _print(machines: Sequence[Machine], output: str, *, namespaces: bool) -> None:
-    from devalloc.cli.node_client import message_content
     from devalloc.cli.render import machines as rows
-    from devalloc.cli.render.output import print_objects, print_table
 
     if output == "name":
         for machine in machines:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from devalloc.cli.command import BadInput, verb
-from devalloc.cli.node_client import force_option, print_result, socket_option, timeout_option
+from devalloc.cli.node_client import (
+    claim_ref,
+    connect_plugin,
+    force_option,
+    machine_ref,
+    print_result,
+    socket_option,
+    timeout_option,
+)
 from devalloc.cli.options.common import namespace_option
+from devalloc.cli.options.settings import settings_options
+from devalloc.cli.render.machines import plugged_device_text
+from devalloc.settings import setting
 
 
 @verb("attach")
@@ -23,7 +35,6 @@ def attach(machine: str, claims: tuple[str, ...], namespace: str, socket: Path, 
     \b
     devalloc vm attach web train
     """
-    from devalloc.cli.node_client import claim_ref, connect_plugin, machine_ref
     from devalloc_node.pb.node_pb2 import AttachClaimRequest
 
     code = 0
@@ -49,7 +60,6 @@ def detach(machine: str, claims: tuple[str, ...], force: bool, namespace: str, s
     \b
     devalloc vm detach web train
     """
-    from devalloc.cli.node_client import claim_ref, connect_plugin, machine_ref
     from devalloc_node.pb.node_pb2 import DetachClaimRequest
 
     code = 0
@@ -65,35 +75,27 @@ def detach(machine: str, claims: tuple[str, ...], force: bool, namespace: str, s
     return code
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceOptions:
+    """The disk or network card to plug in."""
+
+    disk: Path | None = setting("A disk: an image or block device.", type=click.Path(path_type=Path), metavar="PATH")
+    format: str | None = setting("Format of the image; it is never guessed.", type=click.Choice(["raw", "qcow2"]))
+    read_only: bool = setting("Do not let the guest write to the disk.", default=False)
+    nvme: bool = setting("Use an NVMe controller instead of virtio.", default=False)
+    tap: str | None = setting("A network card on this existing TAP interface.", metavar="INTERFACE")
+    user_net: bool = setting("A network card on the host's own sockets.", default=False)
+    mac: str | None = setting("The network card's MAC address.")
+
+
 @verb("plug")
 @click.argument("machine", metavar="MACHINE")
 @click.argument("name", metavar="NAME")
-@click.option("--disk", type=click.Path(path_type=Path), metavar="PATH", help="A disk: an image or block device.")
-@click.option(
-    "--format", "disk_format", type=click.Choice(["raw", "qcow2"]), help="Format of the image; it is never guessed."
-)
-@click.option("--read-only", is_flag=True, help="Do not let the guest write to the disk.")
-@click.option("--nvme", is_flag=True, help="Use an NVMe controller instead of virtio.")
-@click.option("--tap", metavar="INTERFACE", help="A network card on this existing TAP interface.")
-@click.option("--user-net", is_flag=True, help="A network card on the host's own sockets.")
-@click.option("--mac", help="The network card's MAC address.")
+@settings_options(DeviceOptions, "device")
 @namespace_option
 @socket_option
 @timeout_option
-def plug(
-    machine: str,
-    name: str,
-    disk: Path | None,
-    disk_format: str | None,
-    read_only: bool,
-    nvme: bool,
-    tap: str | None,
-    user_net: bool,
-    mac: str | None,
-    namespace: str,
-    socket: Path,
-    timeout: float,
-) -> int:
+def plug(machine: str, name: str, device: DeviceOptions, namespace: str, socket: Path, timeout: float) -> int:
     """Plug a disk or a network card into a running machine, until it is unplugged or the machine ends.
 
     The guest sees NAME as the serial number of a disk. For devices of claims, use `devalloc vm attach`.
@@ -102,26 +104,23 @@ def plug(
     devalloc vm plug web data --disk /images/data.qcow2 --format qcow2
     devalloc vm plug web lan --tap tap0
     """
-    from devalloc.cli.node_client import connect_plugin, machine_ref
-    from devalloc.cli.render.machines import plugged_device_text
     from devalloc_node.pb import node_pb2 as pb
 
     request = pb.PlugDeviceRequest(machine=machine_ref(machine, namespace), name=name)
-    if [disk is not None, tap is not None, user_net].count(True) != 1:
+    if [device.disk is not None, device.tap is not None, device.user_net].count(True) != 1:
         raise BadInput("give one of --disk, --tap and --user-net")
-    if disk is not None:
-        if mac is not None:
+    if device.disk is not None:
+        if device.mac is not None:
             raise BadInput("--mac needs --tap or --user-net")
-        if disk_format is None:
+        if device.format is None:
             raise BadInput("give the image's --format, raw or qcow2: a guest can make one look like the other")
-        device = "nvme" if nvme else "virtio"
-        request.disk.CopyFrom(
-            pb.Disk(path=str(disk.absolute()), format=disk_format, read_only=read_only, device=device)
-        )
+        path, driver = str(device.disk.absolute()), "nvme" if device.nvme else "virtio"
+        request.disk.CopyFrom(pb.Disk(path=path, format=device.format, read_only=device.read_only, device=driver))
     else:
-        if disk_format is not None or read_only or nvme:
+        if device.format is not None or device.read_only or device.nvme:
             raise BadInput("--format, --read-only and --nvme need --disk")
-        request.nic.CopyFrom(pb.Nic(backend="user" if tap is None else "tap", interface=tap or "", mac=mac or ""))
+        backend = "user" if device.tap is None else "tap"
+        request.nic.CopyFrom(pb.Nic(backend=backend, interface=device.tap or "", mac=device.mac or ""))
     with connect_plugin(socket) as node:
         reply = node.PlugDevice(request, timeout=timeout)
     return print_result(name, f"plugged into {machine}: {plugged_device_text(reply.device)}", reply.result)
@@ -139,7 +138,6 @@ def unplug(machine: str, names: tuple[str, ...], namespace: str, socket: Path, t
     \b
     devalloc vm unplug web data
     """
-    from devalloc.cli.node_client import connect_plugin, machine_ref
     from devalloc_node.pb.node_pb2 import UnplugDeviceRequest
 
     code = 0
@@ -169,7 +167,6 @@ def unprepare(claims: tuple[str, ...], uid: str, force: bool, namespace: str, so
     """
     if uid and len(claims) > 1:
         raise BadInput("--uid needs exactly one claim")
-    from devalloc.cli.node_client import claim_ref, connect_plugin
     from devalloc_node.pb.node_pb2 import UnprepareClaimRequest
 
     code = 0

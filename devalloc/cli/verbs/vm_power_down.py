@@ -10,13 +10,16 @@ import click
 from devalloc.cli.command import CommandFailed, verb
 from devalloc.cli.node_client import socket_option
 from devalloc.cli.options.common import parse_duration
-from devalloc.cli.options.node import machine_dir_option, state_folders, state_option
+from devalloc.cli.options.node import PluginOptions, state_folders
+from devalloc.cli.options.settings import option_of
 from devalloc.cli.render.output import print_note
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import NodeError
 
 
 @verb("power-down")
-@state_option
-@machine_dir_option
+@option_of(PluginOptions, "state")
+@option_of(PluginOptions, "machine_dir")
 @socket_option
 @click.option(
     "--timeout", type=parse_duration, default="90s", metavar="DURATION", help="Time limit for all guests together."
@@ -30,13 +33,11 @@ def power_down(state: Path | None, machine_dir: Path | None, socket: Path, timeo
     \b
     devalloc vm power-down --timeout 2m
     """
-    from devalloc_node.deadline import Deadline
-    from devalloc_node.errors import NodeError
     from devalloc_node.journal import open_journal
     from devalloc_node.machine.paths import MachineConfig
     from devalloc_node.machine.powerdown import power_down_all
     from devalloc_node.machine.registry import MachineRegistry
-    from devalloc_node.service.server import has_listener
+    from devalloc_node.net.unix_sockets import has_listener
 
     home, run = state_folders(state, socket, machine_dir)
     if has_listener(socket):

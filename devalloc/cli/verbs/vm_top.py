@@ -12,6 +12,7 @@ from devalloc.cli.command import verb
 from devalloc.cli.node_client import socket_option
 from devalloc.cli.options.common import all_namespaces_option, namespace_option, output_option, parse_duration
 from devalloc.cli.process_usage import ProcessUsage, show_usage
+from devalloc.cli.render.output import print_table
 
 if TYPE_CHECKING:
     from devalloc.cli.render.output import Cell
@@ -51,8 +52,6 @@ def top(namespace: str, all_namespaces: bool, watch: bool, interval: float, outp
 
 
 def _table(machines: Sequence[Machine], uses: Mapping[int, ProcessUsage], wide: bool) -> None:
-    from devalloc.cli.render.output import print_table
-
     rows = [[*_row(machine, uses.get(machine.pid)), *(_more(machine) if wide else ())] for machine in machines]
     print_table((*HEADERS, *(WIDE if wide else ())), rows)
 

@@ -12,7 +12,7 @@ from devalloc.cli.command import BadInput, CommandFailed, verb
 from devalloc.cli.object_names import fetch_object, format_key, keys_of
 from devalloc.cli.options.common import namespace_option, parse_duration
 from devalloc.cli.render.output import print_note, show_spinner
-from devalloc.cli.target import StoreTarget, target_options
+from devalloc.cli.target import StoreTarget, missing_controller_note, open_target, target_options
 
 if TYPE_CHECKING:
     from devalloc.store import Store
@@ -59,7 +59,6 @@ def wait(names: tuple[str, ...], state: str | None, timeout: float, namespace: s
     devalloc wait vm/web
     devalloc wait claim/train --for=delete
     """
-    from devalloc.cli.target import open_target
 
     with open_target(place.within(namespace)) as objects:
         keys = keys_of(names, namespace, default="claims", store=objects)
@@ -105,7 +104,6 @@ def _state(keys: list[Key], requested: str | None) -> str:
 def _advice(store: Store, key: Key) -> str:
     """Why a claim is not allocated, or a machine is not running, and what to do; as the end of a sentence."""
     from devalloc.api import meta
-    from devalloc.cli.target import missing_controller_note
     from devalloc.store.errors import NotFound
 
     try:

@@ -8,9 +8,18 @@ from pathlib import Path
 import click
 
 from devalloc.cli.command import BadInput, VerbGroup, verb
-from devalloc.cli.node_client import socket_option, timeout_option
+from devalloc.cli.node_client import (
+    connect_warm_pool,
+    failure_message,
+    message_content,
+    print_result,
+    socket_option,
+    timeout_option,
+)
+from devalloc.cli.openfaas import read_function
 from devalloc.cli.options.common import namespace_option, output_option
-from devalloc.cli.render.output import print_note
+from devalloc.cli.render.output import print_content, print_note, print_objects, print_table
+from devalloc_node.errors import Denied
 
 MAX_VCPUS = 1 << 16
 """The node plugin's maximum."""
@@ -35,9 +44,7 @@ def list_setups(output: str, socket: Path, timeout: float) -> int:
     \b
     devalloc warm list
     """
-    from devalloc.cli.node_client import connect_warm_pool, message_content
     from devalloc.cli.render.columns import format_elapsed
-    from devalloc.cli.render.output import print_content, print_table
     from devalloc_node.pb.warm_pb2 import GetPoolRequest
 
     with connect_warm_pool(socket) as pool:
@@ -87,8 +94,6 @@ def take(owner: str, request: str, vcpus: int, one_numa_node: bool, output: str,
     \b
     devalloc warm take web-7 --vcpus 2
     """
-    from devalloc.cli.node_client import connect_warm_pool, failure_message, message_content
-    from devalloc.cli.render.output import print_content
     from devalloc_node.pb.warm_pb2 import TakeSetupRequest
 
     take_request = TakeSetupRequest(owner=owner, request=request, vcpus=vcpus, one_numa_node=one_numa_node)
@@ -126,7 +131,6 @@ def give_back(setup: str, socket: Path, timeout: float) -> int:
     \b
     devalloc warm return warm-4f2b9c3d5e6a7b8c9d0e --timeout 5s
     """
-    from devalloc.cli.node_client import connect_warm_pool, print_result
     from devalloc_node.pb.warm_pb2 import ReturnSetupRequest
 
     with connect_warm_pool(socket) as pool:
@@ -152,9 +156,6 @@ def replica(file: str, replicas: int | None, requests: int | None, node: str, na
     \b
     devalloc warm replica -f resize.yaml --requests 23 | devalloc apply -f -
     """
-    from devalloc.cli.openfaas import read_function
-    from devalloc.cli.render.output import print_objects
-    from devalloc_node.errors import Denied
     from devalloc_node.warm.replicas import number_of, replicas_of
     from devalloc_node.warm.requests import replica_request
 

@@ -18,7 +18,7 @@ MIN_TOKEN_LENGTH = 16
 
 
 class UnsafeSettings(ValueError):
-    """Settings that would admit any caller."""
+    """Settings that would let every process request permits."""
 
 
 @dataclass(frozen=True)
@@ -26,42 +26,42 @@ class Settings:
     """Durations are in seconds, amounts in thousandths of a CPU and bytes."""
 
     host: str = "127.0.0.1"
-    """Where it listens. Anywhere but on loopback it wants a token, or certificates of those who ask."""
+    """Address where it listens. On any other than loopback it needs a token, or certificates of callers."""
     port: int = PORT
-    """For requests; 0: any that is free."""
+    """For requests; 0: any free port."""
     dump_port: int | None = DUMP_PORT
-    """For the state and the metrics; None: not at all."""
+    """For the state and the metrics; None: nowhere."""
     token: str | None = None
-    """What callers have to send as ``Authorization: Bearer``. Without TLS it is sent unencrypted."""
+    """The token that callers must send as ``Authorization: Bearer``. Without TLS they send it unencrypted."""
     shown_to_all: bool = False
-    """Anyone who can reach their port may read the state and the metrics, without the token."""
+    """Whether anyone who can reach the port may read the state and the metrics without the token."""
     callers: CallerAuthenticator | None = None
     """Authenticates callers, if each has its own token. It needs TLS."""
     tls: ssl.SSLContext | None = None
-    """Serve by TLS; with ``verify_mode=CERT_REQUIRED`` only those whose certificate is good can ask."""
+    """Serve with TLS; with ``verify_mode=CERT_REQUIRED``, only callers with a valid certificate."""
     era: ProtocolEra = ProtocolEra.V0_31
-    """Whose arithmetic is followed (``compat``)."""
+    """The release whose arithmetic it follows (``compat``)."""
     unit: Resources = DEFAULT_COMPUTE_UNIT
     """The compute unit, for agents that do not send one."""
     cpu_watermark: float | None = None
-    """The part of a node from which on machines should leave it; None: 0.9, or 0.7 in v0.12."""
+    """The part of a node at which machines should start to migrate away; None: 0.9, or 0.7 in v0.12."""
     memory_watermark: float | None = None
     system: Resources = NO_RESOURCES
-    """In v0.12: what of each node is not for machines."""
+    """In v0.12: the part of each node that is not for machines."""
     overcommit: Resources = NO_OVERCOMMIT
-    """In the newest form: thousandths of what there is that may be promised, where a machine says nothing else."""
+    """In the newest release: thousandths of the capacity that it may promise, for machines that set none."""
     migration_seconds: float = 3600.0
-    """How long a migration may take before it is withdrawn."""
+    """Time limit of a migration; then the server withdraws it."""
     resync: float = 30.0
-    """How often hosts are looked at and migrations minded."""
+    """Interval between checks of hosts and migrations."""
     max_connections: int = 1024
-    """Of each port; never more than a quarter of the descriptors that the process may have."""
+    """Maximum of each port; never more than a quarter of the descriptors that the process may have."""
     request_seconds: float = 5.0
-    """How long a request may take to come in, and how long a connection may be open before the first one."""
+    """Time limit for a request to arrive, and for the first one of a connection."""
     idle_seconds: float = 75.0
-    """How long a connection may be open between two requests."""
+    """Time limit between two requests of a connection."""
     startup_seconds: float = 15.0
-    """How long all objects may take to be read before the server gives up and begins again."""
+    """Time limit for reading all objects; then the server starts again."""
 
     def __post_init__(self) -> None:
         if self.token is not None and len(self.token) < MIN_TOKEN_LENGTH:

@@ -21,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from devalloc.store import Object
 from devalloc_solver.explain.reasons import STILL_SEARCHING
@@ -62,7 +62,7 @@ class SearchableFleet(Protocol):
 
     def allocate_all(
         self, claims: Iterable[Object], deadline: float | None = None, *, is_quick: bool = False
-    ) -> _Answer: ...
+    ) -> Any: ...
     def parts(self, claims: Iterable[Object], deadline: float | None = None) -> list[SubproblemSummary]: ...
     def delete(self, document: Object) -> None: ...
 
@@ -382,7 +382,7 @@ class BackgroundSearches:
         is_quick: bool = False,
     ) -> _Answer:
         """Its answer, which it does not keep: the documents of a later round say what of it was written."""
-        answer = fleet.allocate_all([*others, *claims], deadline, is_quick=is_quick)
+        answer: _Answer = fleet.allocate_all([*others, *claims], deadline, is_quick=is_quick)
         given = {_key_of_answer(each) for each in answer["claims"] if each["allocated"]}
         for claim in claims:
             if _key(claim) in given:
@@ -532,7 +532,7 @@ def search_with_new_fleet(placement: str) -> SearchFunction:
     def search(documents: Sequence[Object], claims: Sequence[Object], deadline: float | None) -> _Answer:
         from devalloc_solver import Fleet as NewFleet  # takes a while to load
 
-        return NewFleet.from_manifests(documents, placement=placement).allocate_all(claims, deadline)
+        return cast(_Answer, NewFleet.from_manifests(documents, placement=placement).allocate_all(claims, deadline))
 
     return search
 

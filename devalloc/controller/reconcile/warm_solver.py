@@ -126,11 +126,11 @@ class IncrementalSolver:
             if document is not None:
                 if not fleet.holds(*name[2:]) or not self._has_classes(document, standing):
                     return None
-                answer = fleet.allocate(document)
+                answer: Any = fleet.allocate(document)
                 if not answer["allocated"] or answer.get("lost") or answer.get("warnings"):
                     return None
                 standing.answers[name[2:]] = answer
-        given = [fleet.allocate(claim, deadline) for claim in waiting]
+        given: list[Any] = [fleet.allocate(claim, deadline) for claim in waiting]
         self._take_back(fleet, waiting, given)
         if not all(each["allocated"] for each in given):
             return None

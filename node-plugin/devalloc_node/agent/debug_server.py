@@ -12,7 +12,7 @@ from pathlib import Path
 from devalloc_node.agent.agent import Agent
 from devalloc_node.errors import NodeError
 from devalloc_node.net.http import JSON, HttpLimits, HttpRequest, HttpResponse, HttpServer, RequestHandler
-from devalloc_node.service.server import listening_socket
+from devalloc_node.net.unix_sockets import listening_socket
 
 _log = logging.getLogger("devalloc.agent")
 LIMITS = HttpLimits(body=0, connections=4, requests_a_second=1, requests_burst=4)

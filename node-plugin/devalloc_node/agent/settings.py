@@ -1,4 +1,4 @@
-"""What an administrator sets about the scaling of this node's machines, and the timeouts of a scaler."""
+"""Settings of the scaling agent, which ``devalloc.cli.options.scaling`` makes, and the timeouts of a scaler."""
 
 from __future__ import annotations
 
@@ -54,57 +54,57 @@ PERMITS = f"http://127.0.0.1:{SHIPPED.plugin_port}/"
 
 @dataclass(frozen=True, slots=True)
 class ServerPorts:
-    """Of a server of permits."""
+    """Where the local permit server listens."""
 
     requests: int
-    """A port of loopback."""
+    """Port of loopback for requests."""
     dump: Path | int | None
-    """Where its ledgers are shown: a unix socket, or a port of loopback; None: nowhere."""
+    """Where it shows its ledgers: a unix socket, or a port of loopback; None: nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingSettings:
-    """All of the agent."""
+    """All settings of the agent."""
 
     permits: str = PERMITS
-    """URL of the server of permits."""
+    """URL of the permit server."""
     server: ServerPorts | None = None
-    """Where the server of permits is to listen that is run beside the agent; None: it is another's."""
+    """The permit server that runs beside the agent; None: another process serves permits."""
     token: str | None = field(default=None, repr=False)
-    """What it wants as ``Authorization: Bearer``."""
+    """The token that the permit server expects as ``Authorization: Bearer``."""
     has_own_token: bool = False
-    """The token belongs to this process; no other one can know it."""
+    """Whether this process made the token, so that no other process has it."""
     unit: Resources = SHIPPED.unit
-    """The compute unit: machines have whole ones, as far as their bounds allow."""
+    """The compute unit: machines have whole units, as far as their bounds allow."""
     agent: AgentConfig = SHIPPED
-    """How goals are computed where a machine says nothing else, and how long is waited for what."""
+    """Parameters of goals for machines that set none, and the delays."""
     compat: ProtocolEra | None = None
-    """Which releases of peers are followed where they differ; None: the newest, and v0.31 where permits are given."""
+    """Which releases of peers to follow if they differ; None: the newest, and v0.31 for granting permits."""
     guests: tuple[Network, ...] = ()
-    """Networks in which guests may be, besides those behind the TAP interfaces of their own machines. The user who
-    writes a machine's object chooses its guest's address, and the plugin must not connect to any other server."""
+    """Networks in which guests may have addresses, besides those behind a TAP interface of their own machine. A user
+    who writes a VirtualMachine chooses its guest's address, and the plugin must not connect to other servers."""
     dump: Path | int | None = None
-    """Where what the agent knows is shown: a unix socket, or a port of loopback; None: nowhere."""
+    """Where the agent shows its state: a unix socket, or a port of loopback; None: nowhere."""
     threads: int = 16
-    """Machines that are changed at the same time, and as many that are looked at."""
+    """Maximum number of machines that it changes at the same time, and that it reads at the same time."""
 
     @property
     def config(self) -> ScalingConfig:
-        """How goals are computed where a machine says nothing else."""
+        """Parameters of goals for machines that set none."""
         return self.agent.scaling
 
     @property
     def timing(self) -> ScalingTiming:
-        """The waits of the state machine."""
+        """The delays of the state machine."""
         return self.agent.timing
 
     @property
     def era(self) -> ProtocolEra:
-        """Whose goals are computed, from the metrics that their guests have."""
+        """The release whose goals the agent computes."""
         return self.compat or ProtocolEra.NEWEST
 
     def reaches(self, address: str) -> bool:
-        """Whether a guest may be there, by what the admin says."""
+        """Whether a guest may have this address, by ``guests``."""
         at = ipaddress.ip_address(address)
         if isinstance(at, ipaddress.IPv6Address) and at.ipv4_mapped is not None:
             return False  # IPv4 in other words

@@ -9,21 +9,16 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from devalloc_node.guest.monitor import run
-from devalloc_node.guest.settings import ABOUT, OPTIONS, settings_from
+from devalloc_node.guest.settings import ABOUT, ENVIRONMENT, OPTIONS, settings_from
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
     """Run it; returns the exit code: 0 stopped, 1 failed, 2 bad input."""
     parser = argparse.ArgumentParser("devalloc guest-monitor", description=ABOUT)
     for option in OPTIONS:
-        help = f"{option.help} [default: {option.default or 'none'}; env: {option.env}]".replace("%", "%%")
-        parser.add_argument(
-            f"--{option.name}",
-            dest=option.field,
-            metavar=option.metavar,
-            default=environment.get(option.env),
-            help=help,
-        )
+        variable = ENVIRONMENT + option.parameter.upper()
+        help = f"{option.help} [default: {option.default or 'none'}; env: {variable}]".replace("%", "%%")
+        parser.add_argument(option.flag, metavar=option.metavar, default=environment.get(variable), help=help)
     given = vars(parser.parse_args(arguments))
     try:
         settings = settings_from(given)

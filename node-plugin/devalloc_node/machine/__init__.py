@@ -5,5 +5,5 @@
 - ``qmp``: QEMU's monitor; ``attachment``, ``emulated_devices``, ``hotplug``, ``pci``: devices
 - ``vcpu``, ``memory``, ``resources``: CPUs and memory of a running machine
 - ``paths``, ``confinement``, ``user_ids``: what a machine may name, take and see of its host
-- ``exits``, ``adoption``, ``powerdown``: how machines end, and what is left of them
+- ``exits``, ``orphans``, ``powerdown``: how machines end, and what is left of them
 """

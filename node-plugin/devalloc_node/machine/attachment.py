@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from devalloc.inventory.pci import BarSizes
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
-from devalloc_node.machine import adoption, hotplug, pci
+from devalloc_node.machine import adoption, hotplug, orphans, pci
 from devalloc_node.machine.lifecycle import MachineLifecycle
 from devalloc_node.machine.process import Process, open_nodes
 from devalloc_node.machine.records import PLUGS, MachineRecord, PluggedDevice, host_device_of
@@ -150,7 +150,7 @@ class AttachmentKind:
             "after that"
         )
         with self._machines.busy(key, busy), self._machines.line(record) as monitor:
-            runs = not adoption.never_ran(self._machines, record, deadline)
+            runs = not orphans.never_ran(self._machines, record, deadline)
             if runs:
                 hotplug.check_runs(monitor, key, deadline)
             device = _device(name, value)
@@ -168,7 +168,7 @@ class AttachmentKind:
         content = self._recorded(target)
         if machine is not None:
             record, process = machine
-            if adoption.never_ran(self._machines, record, Deadline.after(LOOK_SECONDS)):
+            if orphans.never_ran(self._machines, record, Deadline.after(LOOK_SECONDS)):
                 # No guest is there that could let go, and nothing has happened in it yet.
                 self._machines.undo_start(key, deadline)
             else:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed, NodeError
 from devalloc_node.journal.audit_log import audit
-from devalloc_node.machine import adoption, hotplug, launch, machine_files, pci
+from devalloc_node.machine import hotplug, launch, machine_files, orphans, pci
 from devalloc_node.machine.process import Process, pidfd
 from devalloc_node.machine.records import MACHINES, MachineRecord, record_of
 from devalloc_node.machine.registry import LOOK_SECONDS, MachineRegistry, record_after_end, suppress_and_log
@@ -192,7 +192,7 @@ class ExitHandler:
             if record is None:
                 return
             process = self._registry.process_of(record)
-            is_another = process is not None and adoption.is_other_run(record, process)
+            is_another = process is not None and orphans.is_other_run(record, process)
             if is_another and record.spec.uid:
                 LOG.warning("the journal's record of machine %s belongs to an earlier run and is deleted", key)
                 self._registry.records.drop(MACHINES, key)  # perhaps of another object, too: its own takes it up
@@ -200,7 +200,7 @@ class ExitHandler:
                 # The call that was stopping it is gone but its guest still runs; or the call that started it succeeded.
                 if is_another or record.state in ("stopped", "failed"):  # an older journal was put back
                     LOG.warning("machine %s is a later run than the one in the journal: adopted", key)
-                    self._registry.put(adoption.observe_run(self._registry, record, Deadline.after(LOOK_SECONDS)))
+                    self._registry.put(orphans.observe_run(self._registry, record, Deadline.after(LOOK_SECONDS)))
                 elif record.state == "stopping":
                     self._registry.put(record.asked_to_stop())
                 elif record.state == "starting" and self._has_begun(record):
@@ -214,7 +214,7 @@ class ExitHandler:
         the start was cut off before its end. If QEMU does not answer, the record counts."""
         key, deadline = record.spec.key, Deadline.after(LOOK_SECONDS)
         with suppress_and_log(key), self._registry.line(record) as monitor:
-            if not adoption.is_paused(monitor, deadline):
+            if not orphans.is_paused(monitor, deadline):
                 there = [name for name in pci.present_devices(monitor, deadline) if hotplug.is_of_claim(name)]
                 return hotplug.have_addresses(monitor, key, there, deadline)
         return False

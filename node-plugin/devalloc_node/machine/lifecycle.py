@@ -21,15 +21,16 @@ from devalloc_node.machine import (
     hotplug,
     launch,
     machine_files,
+    orphans,
     paths,
     pci,
     preflight,
     resources,
     user_ids,
 )
+from devalloc_node.machine.capacity_check import CapacityCheck, without_object
 from devalloc_node.machine.exits import ExitHandler
 from devalloc_node.machine.paths import MachineConfig
-from devalloc_node.machine.preflight import CapacityCheck, without_object
 from devalloc_node.machine.process import Process, open_nodes
 from devalloc_node.machine.qmp import Connect, QmpMonitor
 from devalloc_node.machine.records import (
@@ -107,7 +108,7 @@ class MachineLifecycle(MachineRegistry):
                 self._settling.note_end(existing)  # who watches for that may come later
             if (survivor := machine_files.process_of(spec.id, self.config)) is not None:
                 # A journal was lost, or an older one put back.
-                raise adoption.orphan_refusal(spec.key, survivor)
+                raise orphans.orphan_refusal(spec.key, survivor)
             how = preflight.choose_accelerator(self.config)
             requested = existing.requested if as_it_was and existing is not None else UNKNOWN_AMOUNTS
             record = MachineRecord(machine.to_manifest(), "starting", "", requested=requested)
@@ -145,7 +146,7 @@ class MachineLifecycle(MachineRegistry):
 
     def all_lost(self) -> Sequence[MachineView]:
         """Those that are ``orphans``, with their process and what can be done, as far as it is known what they are."""
-        return adoption.all_orphans(self)
+        return orphans.all_orphans(self)
 
     def take_up(self, key: str, machine: VirtualMachine | None, run: str, deadline: Deadline) -> None:
         """Keep one that is ``orphans`` again, as ``machine``, if it is the ``run`` that this was last seen as.
@@ -157,8 +158,8 @@ class MachineLifecycle(MachineRegistry):
         with self.hold(key, deadline, "take up"):
             if (process := self.lost(key)) is not None:
                 if machine is None:
-                    raise adoption.orphan_refusal(key, process)
-                self.put(adoption.recognised_record(self, machine, run, process, deadline))
+                    raise orphans.orphan_refusal(key, process)
+                self.put(orphans.recognised_record(self, machine, run, process, deadline))
                 self._settling.watch(key, process)
 
     def resume(self, key: str, deadline: Deadline) -> None:
@@ -188,7 +189,7 @@ class MachineLifecycle(MachineRegistry):
         and if QEMU does not answer: there may be a guest then.
         """
         with self.hold(key, deadline, "finish the start"):
-            if adoption.never_ran(self, self.record_for(key), Deadline.after(LOOK_SECONDS)):
+            if orphans.never_ran(self, self.record_for(key), Deadline.after(LOOK_SECONDS)):
                 return False
             self.resume(key, deadline)
             return True
@@ -242,7 +243,7 @@ class MachineLifecycle(MachineRegistry):
             record = self.record_for(key)
             process = self.process_of(record)
             if process is not None:
-                never_ran = adoption.is_without_guest(self, record)
+                never_ran = orphans.is_without_guest(self, record)
                 patience = record.spec.powerdown_seconds if seconds is None else seconds
                 patience = 0.0 if never_ran else min(patience, deadline.seconds)
                 if not never_ran:
@@ -251,7 +252,7 @@ class MachineLifecycle(MachineRegistry):
                     self._end(record, process, patience, force or never_ran, deadline)
                 except (Denied, Failed):  # it goes on
                     # One that did not answer before may do so now: without a guest nothing was asked.
-                    was_asked = patience > 0 and not adoption.is_without_guest(self, record)
+                    was_asked = patience > 0 and not orphans.is_without_guest(self, record)
                     self.put(record.asked_to_stop() if was_asked else record)
                     raise
             self.put(record.become("stopped", "StoppedOnRequest", "it was stopped on request"))
@@ -333,7 +334,7 @@ class MachineLifecycle(MachineRegistry):
                     deadline,
                     namespace=record.spec.namespace,
                     owner=record.spec.owner,
-                    is_starting=adoption.never_ran(self, record, deadline),
+                    is_starting=orphans.never_ran(self, record, deadline),
                 )
 
     def unplug(self, key: str, name: str, deadline: Deadline) -> bool:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
-from devalloc_node.machine import adoption, launch
+from devalloc_node.machine import launch, orphans
 from devalloc_node.machine.process import Process
 from devalloc_node.machine.records import MACHINES, MachineRecord, record_of
 from devalloc_node.machine.registry import MachineRegistry
@@ -45,7 +45,7 @@ def power_down_all(machines: MachineRegistry, deadline: Deadline) -> Mapping[str
         seconds = min(record.spec.powerdown_seconds, deadline.seconds)
         try:
             with machines.line(record) as monitor:
-                if adoption.is_paused(monitor, deadline.capped(_ANSWER_SECONDS)):
+                if orphans.is_paused(monitor, deadline.capped(_ANSWER_SECONDS)):
                     return None
                 if launch.power_down(monitor, process, seconds, deadline):
                     return ""

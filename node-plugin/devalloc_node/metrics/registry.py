@@ -51,7 +51,7 @@ from prometheus_client.registry import Collector
 from devalloc.net.localhost import MISDIRECTED, MISDIRECTED_MESSAGE, is_local_host_header
 from devalloc_node.errors import NodeError
 from devalloc_node.machine.process import NetworkTraffic
-from devalloc_node.service.server import SocketIdentity, place_socket, remove_socket
+from devalloc_node.net.unix_sockets import SocketIdentity, place_socket, remove_socket
 
 log = logging.getLogger(__name__)
 

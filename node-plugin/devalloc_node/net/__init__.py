@@ -1,1 +1,1 @@
-"""HTTP, WebSockets and accepting connections, for peers that are not trusted."""
+"""HTTP, WebSockets, accepting connections and unix sockets, for peers that are not trusted."""

@@ -3,5 +3,4 @@
 - ``node_service``, ``warm_service``: our own services; ``calls``, ``request_fields``, ``replies``: what they share
 - ``kubelet``, ``resource_health``, ``registration``: the services that the kubelet calls
 - ``server``, ``peer_credentials``, ``kubelet_sockets``, ``socket_handover``: sockets
-- ``change_feed``: watchers
 """

@@ -16,10 +16,10 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.journal.audit_log import audit
 from devalloc_node.metrics.registry import NodeMetrics, TimedRequest
+from devalloc_node.operations.change_feed import TooManyWatchers
 from devalloc_node.operations.claim_registry import UNDO_SECONDS
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.service import replies
-from devalloc_node.service.change_feed import TooManyWatchers
 from devalloc_node.service.peer_credentials import CallingProcess, caller_of
 from devalloc_node.service.request_fields import BadField
 

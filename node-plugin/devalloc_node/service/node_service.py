@@ -19,11 +19,11 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.machine.spec import locking_seconds
 from devalloc_node.metrics.registry import NodeMetrics
+from devalloc_node.operations.change_feed import ChangeKind, ChangeNotifier, WatcherSlots, watch_changes
 from devalloc_node.operations.node_operations import NodeOperations
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb import node_pb2_grpc
 from devalloc_node.service import calls, replies, request_fields
-from devalloc_node.service.change_feed import ChangeKind, ChangeNotifier, WatcherSlots, watch_changes
 from devalloc_node.service.server import Service
 
 log = logging.getLogger(__name__)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from devalloc_node.net import unix_sockets
 from devalloc_node.net.accept import wait_for_connection
 from devalloc_node.service import server
 from devalloc_node.service.server import ClientLimits, Service, SocketServer
@@ -77,7 +78,7 @@ class PeerCredentialProxy:
         inner: SocketServer,
         way: int,
         listener: socket.socket,
-        identity: server.SocketIdentity,
+        identity: unix_sockets.SocketIdentity,
         cleanup: ExitStack,
     ) -> None:
         self.path = path
@@ -94,7 +95,7 @@ class PeerCredentialProxy:
 
     def is_lost(self) -> bool:
         """Whether its name no longer leads to it."""
-        return server.is_lost(self.path, self._identity)
+        return unix_sockets.is_lost(self.path, self._identity)
 
     def stop(self, grace: float = 5.0) -> None:
         """Take the socket away (if it is still ours), let calls end for ``grace`` seconds, cut the rest off."""
@@ -169,7 +170,7 @@ def open_proxy(path: Path, services: Sequence[Service], limits: ClientLimits | N
 
     The socket has mode 0600; its folder is made (0700) if it is not there. Raises as ``server.serve``.
     """
-    server.check_path(path)
+    unix_sockets.check_path(path)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     # Always the same folder, so that a kill leaves one empty folder at most.
     private = path.parent / ".d"
@@ -180,7 +181,7 @@ def open_proxy(path: Path, services: Sequence[Service], limits: ClientLimits | N
         way = os.open(inner.path, os.O_PATH | os.O_CLOEXEC)
         inner.path.unlink()  # /proc/self/fd is the only way to it now
         with ExitStack() as stack:
-            listener, identity = stack.enter_context(server.listening_socket(path, MAX_CONNECTIONS))
+            listener, identity = stack.enter_context(unix_sockets.listening_socket(path, MAX_CONNECTIONS))
             return PeerCredentialProxy(path, inner, way, listener, identity, stack.pop_all())
     except BaseException:
         inner.stop(0)

@@ -18,9 +18,10 @@ import grpc
 
 from devalloc_node.errors import Denied
 from devalloc_node.model.names import is_subdomain, is_uid, shown
+from devalloc_node.net.unix_sockets import MAX_PATH_BYTES
 from devalloc_node.pb import registration_pb2 as pb
 from devalloc_node.pb import registration_pb2_grpc as pb_grpc
-from devalloc_node.service.server import MAX_PATH_BYTES, Service
+from devalloc_node.service.server import Service
 
 log = logging.getLogger(__name__)
 

@@ -27,9 +27,9 @@ from devalloc_node.claims import finalizers
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
 from devalloc_node.machine.records import MachineView
+from devalloc_node.operations.change_feed import CLAIMS, DEVICES, ChangeNotifier, machine_change
 from devalloc_node.operations.claim_registry import HeldClaim
 from devalloc_node.operations.node_operations import NodeOperations
-from devalloc_node.service.change_feed import CLAIMS, DEVICES, ChangeNotifier, machine_change
 from devalloc_node.vms import machine_claims as claimed
 from devalloc_node.vms import objects
 from devalloc_node.vms.cpu_control import RunnerControl

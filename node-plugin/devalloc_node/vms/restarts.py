@@ -16,8 +16,8 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
 from devalloc_node.machine.spec import locking_seconds, spec_of
 from devalloc_node.model.grant import ClaimRef
+from devalloc_node.operations.change_feed import ChangeNotifier
 from devalloc_node.operations.node_operations import FIRMWARE_SECONDS, NodeOperations
-from devalloc_node.service.change_feed import ChangeNotifier
 from devalloc_node.vms.restart_backoff import RestartBackoff
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.capacity.machines import MachineUsage
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.journal.audit_log import audit
-from devalloc_node.machine.preflight import resources_taken
+from devalloc_node.machine.capacity_check import resources_taken
 from devalloc_node.machine.spec import MachineSpec
 from devalloc_node.warm import network
 from devalloc_node.warm.errors import NotEnoughSetups

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from devalloc.api.problems import Problem
+from devalloc_solver.answer_types import ClaimAnswerDict, ProblemDict, SolutionDict
 from devalloc_solver.deadline import ALLOCATE_SECONDS
 from devalloc_solver.dialects.api_groups import DEVICE_CLAIMS, RESOURCE_CLAIMS, api_group_of, as_manifest_list
 from devalloc_solver.exact.policy import PLACEMENTS
@@ -83,7 +84,7 @@ class Fleet:
 
     # -- claims --------------------------------------------------------------------------------------------------------
 
-    def allocate(self, claim: Manifest, deadline: float | None = ALLOCATE_SECONDS) -> dict[str, Any]:
+    def allocate(self, claim: Manifest, deadline: float | None = ALLOCATE_SECONDS) -> ClaimAnswerDict:
         """Place one claim, have the answer checked, and keep what it got.
 
         Args:
@@ -93,20 +94,21 @@ class Fleet:
                 for as long as it takes.
 
         Returns:
-            The dict of this claim as ``solve_manifests`` would have it, with the reason where nothing fits. A member of
-            a group is never placed here: a group is answered as a whole, with ``allocate_all``.
+            The dict of this claim as ``solve_manifests`` would have it, with the reason where nothing fits; for a
+            ResourceClaim a ``ResourceClaimAnswerDict``. A member of a group is never placed here: a group is answered
+            as a whole, with ``allocate_all``.
 
         Raises:
             ValueError: if it is not the manifest of a claim of this dialect, or ``deadline`` is invalid.
             KeyError: when only the name is given and no such claim is kept.
         """
         self._refuse_foreign(claim)
-        return self._warm.allocate(claim, deadline)
+        return cast(ClaimAnswerDict, self._warm.allocate(claim, deadline))
 
     @gc_paused()
     def allocate_all(
         self, claims: Iterable[Manifest], deadline: float | None = None, *, is_quick: bool = False
-    ) -> dict[str, Any]:
+    ) -> SolutionDict:
         """Place claims jointly, and keep what they got.
 
         Args:
@@ -132,7 +134,9 @@ class Fleet:
         answer = self._warm.allocate_all(claims, deadline, is_quick=is_quick)
         if is_quick:
             answer = {"unproven": [], **answer}
-        return {**answer, "problems": [*answer["problems"], *self._quotas.values()]} if self._quotas else answer
+        if self._quotas:
+            answer = {**answer, "problems": [*answer["problems"], *self._quotas.values()]}
+        return cast(SolutionDict, answer)
 
     def parts(self, claims: Iterable[Manifest], deadline: float | None = None) -> list[SubproblemSummary]:
         """The parts of these claims that compete for no device with each other: who of a part is satisfied depends on
@@ -164,7 +168,7 @@ class Fleet:
 
     # -- objects -------------------------------------------------------------------------------------------------------
 
-    def update(self, document: Manifest) -> list[dict[str, Any]]:
+    def update(self, document: Manifest) -> list[ProblemDict]:
         """Take in an object that is new or has changed: a pool, a class, a configuration object or a claim.
 
         It replaces the objects of its kind, namespace and name; a pool only that of its node, if there is one (S2).
@@ -178,7 +182,7 @@ class Fleet:
             ValueError: if it is not a manifest, has no kind and name, or is of the other dialect.
         """
         self._refuse_foreign(document)
-        return [*self._warm.update(document), *self._note_quota(document)]
+        return cast(list[ProblemDict], [*self._warm.update(document), *self._note_quota(document)])
 
     def delete(self, document: Manifest) -> None:
         """Forget an object; of a claim also what it holds. Only kind, namespace and name are looked at.

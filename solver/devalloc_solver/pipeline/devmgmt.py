@@ -6,13 +6,14 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from devalloc.api.claim import DeviceClaim
 from devalloc.api.device_class import DeviceClass
 from devalloc.api.fields import ApiModel
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
+from devalloc_solver.answer_types import SolutionDict
 from devalloc_solver.cel.budget import SEARCH_CUT_SHORT, OutOfTime, SearchCutShort
 from devalloc_solver.check import CelResults, check
 from devalloc_solver.deadline import end_time, quick_search_end
@@ -37,12 +38,13 @@ from devalloc_solver.problem.snapshot import Snapshot
 @gc_paused()
 def solve_manifests(
     documents: Iterable[Mapping[str, Any]], *, placement: str = "pack", deadline: float | None = None
-) -> dict[str, Any]:
+) -> SolutionDict:
     """Allocate the pending claims among manifests: pools, classes, claims, configuration objects, ResourceQuotas.
 
     A claim over a quota of its namespace gets nothing (``QuotaExceeded``), as from `devalloc up`.
 
-    Manifests of resource.k8s.io, without any DeviceClaim, are solved in that dialect; see ``dra.solve_manifests``.
+    Manifests of resource.k8s.io, without any DeviceClaim, are solved in that dialect; ``dra.solve_manifests`` does the
+    same, and has the type of that answer.
 
     Never raises for content: what is invalid is reported in ``problems`` and answered with ``allocated: false``.
 
@@ -66,7 +68,7 @@ def solve_manifests(
     if is_resource_k8s(documents):
         from devalloc_solver import dra  # with its CEL runtime
 
-        return dra.solve_manifests(documents, placement=placement, deadline=deadline)
+        return cast(SolutionDict, dra.solve_manifests(documents, placement=placement, deadline=deadline))
     if any(admission.is_admission_object(document) for document in documents if isinstance(document, Mapping)):
         apart = admission.sort_documents(documents)
 
@@ -75,8 +77,8 @@ def solve_manifests(
             return _solve_without_quotas([*map(apart.written, some), *apart.rest], placement, left, time.monotonic())
 
         end_time(deadline, started)  # raises for one that is none
-        return admission.solve_admitted(apart.readable, solve_some, unread=apart.rest)
-    return _solve_without_quotas(documents, placement, deadline, started)
+        return cast(SolutionDict, admission.solve_admitted(apart.readable, solve_some, unread=apart.rest))
+    return cast(SolutionDict, _solve_without_quotas(documents, placement, deadline, started))
 
 
 def _solve_without_quotas(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from devalloc.api.quantity import type_name
 from devalloc.api.suggest import closest_match
+from devalloc_solver.answer_types import AllocationResult
 from devalloc_solver.cel.budget import Allowance, OutOfTime
 from devalloc_solver.check.resource_k8s import check_results
 from devalloc_solver.deadline import ALLOCATE_SECONDS, end_time
@@ -85,7 +86,7 @@ def allocate(
     allocated: Manifest | None = None,
     features: Iterable[str] | None = None,
     deadline: float | None = ALLOCATE_SECONDS,
-) -> list[dict[str, Any]] | None:
+) -> list[AllocationResult] | None:
     """Allocate all claims on one node, or none.
 
     Args:
@@ -126,7 +127,7 @@ def allocate(
     fresh = [result for result, claim in zip(results, task.claims, strict=True) if claim.allocation is None]
     if violations := check_results(fresh, node, claims, named, task.slices, allocated=allocated, features=task.gates):
         raise ResourceAnswerRefused(violations)
-    return results
+    return cast(list[AllocationResult], results)
 
 
 def prepare(

@@ -6,9 +6,10 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from devalloc.api.problems import Problem
+from devalloc_solver.answer_types import ResourceSolutionDict
 from devalloc_solver.cel.budget import SEARCH_CUT_SHORT, SearchCutShort
 from devalloc_solver.deadline import end_time, quick_search_end
 from devalloc_solver.dialects.api_groups import as_manifest_list
@@ -76,7 +77,7 @@ def solve_manifests(
     placement: str = "pack",
     deadline: float | None = None,
     features: Iterable[str] | None = None,
-) -> dict[str, Any]:
+) -> ResourceSolutionDict:
     """Allocate the pending ResourceClaims among manifests: ResourceSlices, DeviceClasses, ResourceClaims and Nodes.
 
     Never raises for content: what is wrong is reported in ``problems`` and answered with ``allocated: false``. The
@@ -99,7 +100,8 @@ def solve_manifests(
     if placement not in PLACEMENTS:
         raise ValueError(f"placement must be one of {', '.join(PLACEMENTS)}, not {placement!r}")
     gates = read_gates(features)
-    return solve(read_documents(as_manifest_list(documents), gates), gates, placement, deadline, started)
+    answer = solve(read_documents(as_manifest_list(documents), gates), gates, placement, deadline, started)
+    return cast(ResourceSolutionDict, answer)
 
 
 def solve(

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
@@ -14,7 +13,9 @@ from click.testing import CliRunner
 
 from devalloc.cli.command import BadInput
 from devalloc.cli.node_wiring import make_host
-from devalloc.cli.options.node import node_options, node_settings
+from devalloc.cli.options.inventory import InventoryOptions
+from devalloc.cli.options.node import PluginOptions, node_settings
+from devalloc.cli.options.settings import settings_options
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra
 from devalloc_node.agent.settings import ServerPorts
@@ -133,17 +134,15 @@ def test_what_machines_need_and_is_not_there_is_told_at_the_start(folder: Path) 
 
 def settings_of(folder: Path, *words: str) -> NodeSettings:
     """What options come to."""
-    seen: dict[str, Any] = {}
+    seen: list[PluginOptions] = []
 
     @click.command()
-    @node_options
-    def command(**options: Any) -> None:
-        seen.update(options)
+    @settings_options(PluginOptions, "options")
+    def command(options: PluginOptions) -> None:
+        seen.append(options)
 
     assert CliRunner().invoke(command, words, catch_exceptions=False).exit_code == 0
-    inventory = {"kinds": (), "max_vfs": None, "allow_shared_groups": False, "adopted": ()}
-    where = {"node": "node-a", "sysfs_root": folder / "host", "resync": 60.0}
-    return node_settings(**{**seen, **inventory, **where})
+    return node_settings(InventoryOptions(node_name="node-a", sysfs_root=folder / "host"), seen[0], 60.0)
 
 
 def test_how_machines_run_can_be_demanded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from devalloc.cli import standalone_node
-from devalloc.cli.options import host_pool_option
+from devalloc.cli.options import capacity
+from devalloc.cli.standalone_node import StandaloneNode
 from devalloc.controller import standalone
 from devalloc.store import Unavailable
 from devalloc_node.errors import Denied, Failed
@@ -17,6 +20,14 @@ from devalloc_node.model.step import Value
 from tests.support.cli_shell import Shell
 from tests.support.toy_host import EngineBench
 from tests.support.waiting import until
+
+
+def node_of(folder: Path, *, say: Callable[[str], None] = pytest.fail, failed: Any = pytest.fail) -> StandaloneNode:
+    """The plugin of node-a, with its journal in this folder."""
+    return StandaloneNode(
+        folder / "devalloc.db", folder, "node-a", lambda: pytest.fail("these tests do not start a plugin"),
+        limits=capacity.CapacityOptions(), rescan=lambda: None, say=say, failed=failed,
+    )  # fmt: skip
 
 
 def test_it_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch, devalloc: Shell) -> None:
@@ -41,9 +52,7 @@ def test_where_it_does_not_run_what_has_no_effect_is_named_and_nothing_is_publis
     monkeypatch: pytest.MonkeyPatch, devalloc: Shell, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(standalone, "Standalone", lambda *_, **__: SimpleNamespace(run=lambda: None, stop=lambda: None))
-    monkeypatch.setattr(
-        host_pool_option, "with_host_pool", lambda *_: pytest.fail("a pool for machines that nobody runs")
-    )
+    monkeypatch.setattr(capacity, "with_host_pool", lambda *_: pytest.fail("a pool for machines that nobody runs"))
     monkeypatch.setenv("DEVALLOC_ENFORCE_CAPACITY", "1")
     monkeypatch.setenv("DEVALLOC_DATA_DIR", str(tmp_path))  # other verbs read it as well
     elsewhere = ("up", "--sysfs-root", str(tmp_path), "--kind", "gpu")
@@ -60,15 +69,13 @@ def test_that_it_does_not_run_beside_the_loops_cannot_be_overlooked(
 ) -> None:
     """The loops go on and claims look allocated: what is missing, and why, must stand out."""
 
-    def taken(_: standalone_node.StandaloneNode) -> None:
+    def taken(_: StandaloneNode) -> None:
         raise Denied("SocketInUse", "another process serves /run/devalloc/node.sock; stop it")
 
-    monkeypatch.setattr(standalone_node.StandaloneNode, "_serve", taken)
+    monkeypatch.setattr(StandaloneNode, "_serve", taken)
     messages: SimpleQueue[str] = SimpleQueue()
     ended: list[BaseException] = []
-    plugin = standalone_node.StandaloneNode(
-        tmp_path, tmp_path, {"node": "node-a"}, rescan=lambda: None, say=messages.put, failed=ended.append
-    )
+    plugin = node_of(tmp_path, say=messages.put, failed=ended.append)
     plugin.initial_records()
     line = messages.get(timeout=30)
     plugin.stop()
@@ -82,17 +89,15 @@ def test_that_it_does_not_run_beside_the_loops_cannot_be_overlooked(
 def test_it_is_tried_again_until_what_was_in_its_way_is_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tries: SimpleQueue[str] = SimpleQueue()
 
-    def served(_: standalone_node.StandaloneNode) -> None:
+    def served(_: StandaloneNode) -> None:
         tries.put("")
         if tries.qsize() < 3:
             raise Unavailable("no space left for the journal")
 
-    monkeypatch.setattr(standalone_node.StandaloneNode, "_serve", served)
+    monkeypatch.setattr(StandaloneNode, "_serve", served)
     monkeypatch.setattr(standalone_node, "RETRY_SECONDS", 0.001)
     messages: list[str] = []
-    plugin = standalone_node.StandaloneNode(
-        tmp_path, tmp_path, {"node": "node-a"}, rescan=lambda: None, say=messages.append, failed=pytest.fail
-    )
+    plugin = node_of(tmp_path, say=messages.append)
     plugin.initial_records()
     until(lambda: tries.qsize() == 3, "it was tried until it went")
     plugin.stop()
@@ -102,7 +107,7 @@ def test_it_is_tried_again_until_what_was_in_its_way_is_gone(monkeypatch: pytest
 
 def test_the_first_look_knows_what_nobody_else_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else such devices are given away in the second until the plugin looks, and whoever has them waits."""
-    monkeypatch.setattr(standalone_node.StandaloneNode, "_serve", lambda plugin: None)
+    monkeypatch.setattr(StandaloneNode, "_serve", lambda plugin: None)
     bench = EngineBench(tmp_path)
     bench.claims.prepare(bench.add("a/slot-0"))  # from another store than what is one now
     bench.claims.prepare(ref := bench.add("a/slot-1"))
@@ -115,10 +120,7 @@ def test_the_first_look_knows_what_nobody_else_does(tmp_path: Path, monkeypatch:
     with pytest.raises(Failed):
         bench.claims.unprepare(ref)
     bench.claims.journal.close()
-    options = {"node": "node-a"}
-    plugin = standalone_node.StandaloneNode(
-        tmp_path / "devalloc.db", tmp_path, options, rescan=lambda: None, say=pytest.fail, failed=pytest.fail
-    )
+    plugin = node_of(tmp_path)
     state = plugin.initial_records()
     plugin.stop()
     assert state.withheld.keys() == {"slot-0", "slot-1"}

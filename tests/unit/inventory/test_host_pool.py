@@ -11,7 +11,7 @@ import pytest
 from devalloc.api.host_pool_names import CLASS, node_of_host_pool
 from devalloc.api.meta import ONLY_CLASS
 from devalloc.api.quantity import NANO
-from devalloc.cli.options import host_pool_option
+from devalloc.cli.options.capacity import CapacityOptions, with_host_pool
 from devalloc.inventory import DeviceRecords, Discovery
 from devalloc.inventory.capacity import Capacity, CapacityError, NumaNode, host_pool
 from tests.support.host_pools import GIB, capacity
@@ -61,11 +61,11 @@ def test_a_host_that_cannot_be_told_any_more_has_what_it_had(tmp_path: Path, mon
         return capacities.pop(0)
 
     monkeypatch.setattr("devalloc.inventory.capacity.discover_capacity", discover)
-    limits = {"ratios": {}}
-    look = host_pool_option.with_host_pool(lambda state: Discovery([], []), tmp_path, "n", tmp_path / "s.db", limits)
+    limits = CapacityOptions()
+    look = with_host_pool(lambda state: Discovery([], []), tmp_path, "n", tmp_path / "s.db", limits)
     for _ in range(2):  # the first look was at the beginning
         (pool,) = look(DeviceRecords()).pools
         assert sum(amounts("cpu", pool).values()) == 4000
     assert [problem.message for problem in look(DeviceRecords()).problems] == ["discover CPU: gone"]
     with pytest.raises(Exception, match="--host-capacity: discover CPU: gone"):
-        host_pool_option.with_host_pool(lambda state: Discovery([], []), tmp_path, "n", tmp_path / "s.db", limits)
+        with_host_pool(lambda state: Discovery([], []), tmp_path, "n", tmp_path / "s.db", limits)

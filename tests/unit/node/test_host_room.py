@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.machine.preflight import CapacityCheck
+from devalloc_node.machine.capacity_check import CapacityCheck
 from devalloc_node.machine.records import MachineAmounts, MachineRecord, content_of
 from devalloc_node.machine.spec import spec_of
 from tests.support.capacity_fakes import host

@@ -29,6 +29,7 @@ from devalloc_node.machine import (
     launch,
     lifecycle,
     machine_files,
+    orphans,
     process,
     registry,
     user_ids,
@@ -600,7 +601,7 @@ def test_an_adopted_machine_is_its_process_however_its_uuid_was_written(tmp_path
         assert identity is not None
         manifest = adopting(tmp_path / "qmp").to_manifest()
         record = MachineRecord(manifest, "running", run.lower(), None, identity, adoption.boot_id())
-        assert not adoption.is_other_run(record, identity)
+        assert not orphans.is_other_run(record, identity)
         running.kill()
 
 

@@ -19,7 +19,7 @@ from devalloc_node.machine.process import NetworkTraffic, traffic
 from devalloc_node.machine.records import MachineAmounts, MachineView
 from devalloc_node.metrics import gauges
 from devalloc_node.metrics.registry import MachineUsage, NodeMetrics, NodeState, metrics_served
-from devalloc_node.service import server
+from devalloc_node.net import unix_sockets
 
 
 def sample(metrics: NodeMetrics, name: str, **labels: str) -> float | None:
@@ -178,7 +178,7 @@ def test_an_instance_that_ends_takes_no_socket_away_from_the_next(
             ending.join(0.1)
             return False  # it has closed its socket by now
 
-        monkeypatch.setattr(server, "has_listener", answers)
+        monkeypatch.setattr(unix_sockets, "has_listener", answers)
         with metrics_served(NodeMetrics(), f"unix:{path}"):
             ending.join()
             with socket.socket(socket.AF_UNIX) as client:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from devalloc_node.errors import Denied
+from devalloc_node.net.unix_sockets import MAX_PATH_BYTES
 from devalloc_node.service.registration import Registration, kubelet_paths, registration_socket
-from devalloc_node.service.server import MAX_PATH_BYTES, serve
+from devalloc_node.service.server import serve
 from tests.support.kubelet_client import kubelet_client
 
 KUBELET = Path("/var/lib/kubelet")

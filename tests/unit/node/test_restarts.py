@@ -13,7 +13,7 @@ from devalloc.api.virtual_machine import VirtualMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
 from devalloc_node.machine.records import MachineAmounts
-from devalloc_node.service.change_feed import ChangeNotifier
+from devalloc_node.operations.change_feed import ChangeNotifier
 from devalloc_node.vms.restarts import MachineRestarts
 from tests.support.fake_tree import memory_folder
 from tests.support.node_service import platform_of, toy_bench

@@ -17,7 +17,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.service.server import MAX_PATH_BYTES, check_path, serve
+from devalloc_node.net.unix_sockets import MAX_PATH_BYTES, check_path
+from devalloc_node.service.server import serve
 
 
 @pytest.fixture
@@ -232,7 +233,7 @@ def test_nothing_is_put_where_a_group_of_others_may_write(folder: Path) -> None:
 def test_who_has_the_folder_locked_is_told_and_not_waited_for_for_ever(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("devalloc_node.service.server._LOCK_SECONDS", 0.05)
+    monkeypatch.setattr("devalloc_node.net.unix_sockets._LOCK_SECONDS", 0.05)
     path = folder / "node.sock"
     with locked(folder), pytest.raises(Failed, match=rf"locked .* by process {os.getpid()} \(") as error:
         serve(path, [])

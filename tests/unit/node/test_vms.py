@@ -26,7 +26,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
 from devalloc_node.machine.records import MachineAmounts
 from devalloc_node.machine.spec import spec_of
-from devalloc_node.service.change_feed import DEVICES, ChangeNotifier, machine_change
+from devalloc_node.operations.change_feed import DEVICES, ChangeNotifier, machine_change
 from devalloc_node.vms import LoopSettings, VirtualMachineLoop
 from devalloc_node.vms.machine_claims import due_unprepares, unprepare
 from devalloc_node.vms.objects import node_of, permitted_on

@@ -32,7 +32,7 @@ from devalloc_node.errors import Denied, Failed
 from devalloc_node.host.routes import Route
 from devalloc_node.machine.records import MachineAmounts, MachineView
 from devalloc_node.machine.spec import spec_of
-from devalloc_node.service.change_feed import ChangeNotifier
+from devalloc_node.operations.change_feed import ChangeNotifier
 from devalloc_node.vms import VirtualMachineLoop
 from devalloc_node.vms.scaling import scaled_machine
 from tests.support.fake_tree import memory_folder

@@ -6,7 +6,13 @@ import threading
 
 import pytest
 
-from devalloc_node.service.change_feed import ChangeKind, ChangeNotifier, TooManyWatchers, WatcherSlots, watch_changes
+from devalloc_node.operations.change_feed import (
+    ChangeKind,
+    ChangeNotifier,
+    TooManyWatchers,
+    WatcherSlots,
+    watch_changes,
+)
 
 
 def test_what_changes_often_is_told_once_as_it_is_last() -> None:

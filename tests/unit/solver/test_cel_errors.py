@@ -185,6 +185,12 @@ def test_depth_is_bounded_and_no_stack_overflows(nest: Callable[[int], str]) -> 
     assert 8 <= deepest <= 100
 
 
+@pytest.mark.parametrize("text", ["1?1:" * 2500 + "1", "(" * 10_000, "[" * 10_000, "!" * 10_000 + "true", "f(" * 5_000])
+def test_an_expression_as_deep_as_its_length_allows_is_refused(text: str) -> None:
+    with pytest.raises(CompileError, match="levels deep"):
+        compile(text)
+
+
 def test_the_deepest_expression_leaves_half_of_the_stack_to_the_caller() -> None:
     def under(frames: int, text: str) -> bool:
         if frames:

@@ -6,15 +6,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from devalloc.api.pool import AttributeValue
 from devalloc_solver import Fleet, solve_manifests
-from devalloc_solver.cel import devmgmt
-from devalloc_solver.cel.devmgmt import build, operators, standard_functions, values
-from devalloc_solver.cel.devmgmt.errors import EvaluationError
+from devalloc_solver.cel import build, devmgmt
+from devalloc_solver.cel.devmgmt import comparison, environment, program
+from devalloc_solver.cel.environment import Run
+from devalloc_solver.cel.errors import EvaluationError
+from devalloc_solver.cel.operators import OPERATORS
+from devalloc_solver.cel.registry import INT, Function
+from devalloc_solver.cel.syntax_tree import Call
 from devalloc_solver.check import CelResults, cel_results, celpy_engine
 from devalloc_solver.check.celpy_engine import UNSUPPORTED_FORMS, TooCostly, UnreadableExpression, UnsupportedForm, Work
 from tests.support.cel_outcomes import DEVICE, outcome
@@ -188,43 +193,51 @@ def no_error(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+_literal_equality = build._Builder._literal_equality
+
+
+def _literal_equality_only(builder: build._Builder, node: Call, compared: Run) -> Run | None:
+    return _literal_equality(builder, replace(node, function="_==_"), compared)
+
+
 MUTATIONS: list[tuple[str, str, Callable[[pytest.MonkeyPatch], None]]] = [
     (
         ">= is <",
         "device.numa >= 2",
-        lambda patch: patch.setitem(build._ORDER, ">=", lambda left, right: left < right),  # type: ignore[arg-type]
+        lambda patch: patch.setitem(OPERATORS, "_>=_", OPERATORS["_<_"]),
     ),
     (
         "!= is ==",
         "device.model != 'a100'",
-        lambda patch: patch.setattr(operators, "equals", lambda left, right, _: _equals(left, right, True)),
+        lambda patch: patch.setattr(build._Builder, "_literal_equality", _literal_equality_only),
     ),
     (
         "an attribute that is missing is there",
         "has(device.absent)",
-        lambda patch: patch.setattr(operators, "has_attribute", lambda _: lambda _: True),
+        lambda patch: patch.setattr(environment, "_has_attribute", lambda _: lambda _: True),
     ),
     (
         "&& is ||",
         "device.numa == 1 && device.model == 'h100'",
-        lambda patch: patch.setattr(operators, "logical", lambda runs, decisive: _logical(runs, decisive=True)),
+        lambda patch: patch.setitem(OPERATORS, "_&&_", OPERATORS["_||_"]),
     ),
     (
         "two types are equal",
         "device.numa == device.model",
-        lambda patch: patch.setattr(operators, "equal", no_error(values.equal)),
+        lambda patch: patch.setattr(
+            program, "ENVIRONMENT", replace(environment.ENVIRONMENT, equal=no_error(comparison.equal))
+        ),
     ),
     (
         "division rounds down",
         "(0 - 7) / 2 == 0 - 4",
         lambda patch: patch.setitem(
-            standard_functions.OPERATORS,
-            "/",
-            (standard_functions.overload("divide(int, int) -> int", lambda left, right: left // right),),
+            environment.FUNCTIONS,
+            "_/_",
+            Function("_/_", [((INT, INT), lambda _, left, right: left // right)], environment.no_overload),
         ),
     ),
 ]
-_equals, _logical = operators.equals, operators.logical
 
 
 @pytest.mark.parametrize(("constraints", "mutate"), [row[1:] for row in MUTATIONS], ids=[row[0] for row in MUTATIONS])

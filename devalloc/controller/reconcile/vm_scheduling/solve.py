@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from devalloc.api.machine_reservation import reserved_entries
 from devalloc.controller.reconcile.vm_scheduling import machines
@@ -40,7 +40,7 @@ def solve_with_machines(
 
     def solve(requested: list[Object]) -> SolverAnswer:
         written = [*map(apart.written, requested), *apart.rest]
-        return solve_manifests(written, placement=placement, deadline=seconds_left(ends))
+        return cast(SolverAnswer, solve_manifests(written, placement=placement, deadline=seconds_left(ends)))
 
     answer = admission.solve_admitted(placing.documents, solve, admin_namespaces, unread=apart.rest)
     if not placing.objects:

@@ -6,8 +6,8 @@ import math
 import re
 from dataclasses import dataclass
 
-from devalloc_solver.cel.devmgmt.errors import CompileError
-from devalloc_solver.cel.devmgmt.values import MAX_INT, MAX_UINT, Uint, shorten
+from devalloc_solver.cel.errors import error_at
+from devalloc_solver.cel.values import INT_MAX, UINT_MAX, UInt, shorten
 
 _SKIP = re.compile(r"(?:[ \t\n\f\r]+|//[^\n]*)*")
 _NUMBER = re.compile(
@@ -57,12 +57,6 @@ class Token:
     """The literal is 9223372036854775808, which is an integer only after a minus."""
 
 
-def error_at(text: str, at: int, message: str) -> CompileError:
-    """The error for a place in ``text``, as line and column."""
-    before = text[:at]
-    return CompileError(message, before.count("\n") + 1, at - (before.rfind("\n") + 1) + 1)
-
-
 def tokenize(text: str) -> list[Token]:
     """All tokens of ``text``, the last of kind ``end``. Raises CompileError."""
     tokens: list[Token] = []
@@ -97,14 +91,14 @@ def _number(text: str, at: int, match: re.Match[str]) -> Token:
             raise error_at(text, at, f"{shorten(written)} is beyond the range of a double")
         return Token("literal", written, at, number)
     digits = match["int"]
-    value = int(digits, 16 if digits.startswith("0x") else 10) if len(digits) <= 30 else MAX_UINT + 1
+    value = int(digits, 16 if digits.startswith("0x") else 10) if len(digits) <= 30 else UINT_MAX + 1
     if match["uint"]:
-        if value > MAX_UINT:
+        if value > UINT_MAX:
             raise error_at(text, at, f"{shorten(written)} is beyond the range of a 64-bit unsigned integer")
-        return Token("literal", written, at, Uint(value))
-    if value > MAX_INT + 1:
+        return Token("literal", written, at, UInt(value))
+    if value > INT_MAX + 1:
         raise error_at(text, at, f"{shorten(written)} is beyond the range of a 64-bit integer")
-    return Token("literal", written, at, value, negatable=value == MAX_INT + 1)
+    return Token("literal", written, at, value, negatable=value == INT_MAX + 1)
 
 
 def _string(text: str, at: int, prefix: re.Match[str]) -> tuple[Token, int]:

@@ -1,31 +1,28 @@
 """From text to a syntax tree, by recursive descent; linear in the length, bounded in depth.
 
-The parsers of the CEL packages for Python cost 100 to 200 ms to import and build, are shared by the whole process, take
-``'\\'`` for a whole string and cannot read ``r'\\'``; the grammar of CEL is a page.
+The official runtime could parse this dialect, too, but allows 32 levels only, and reports faults in the terms of its
+grammar; cel-python takes ``'\\'`` for a whole string. The grammar of CEL is a page.
 """
 
 from __future__ import annotations
 
 from typing import NoReturn
 
-from devalloc_solver.cel.devmgmt.errors import CompileError
-from devalloc_solver.cel.devmgmt.lexer import Token, error_at, tokenize
-from devalloc_solver.cel.devmgmt.syntax_tree import (
-    Binary,
+from devalloc_solver.cel.devmgmt.lexer import Token, tokenize
+from devalloc_solver.cel.errors import CompileError, error_at
+from devalloc_solver.cel.syntax_tree import (
     Call,
-    Conditional,
-    Index,
+    Comprehension,
+    Entry,
     ListOf,
     Literal,
-    Logical,
-    Macro,
     MapOf,
     Name,
     Node,
     Select,
-    Unary,
+    children,
 )
-from devalloc_solver.cel.devmgmt.values import MAX_INT, MIN_INT, shorten
+from devalloc_solver.cel.values import INT_MAX, INT_MIN, shorten
 
 MAX_LENGTH = 10 * 1024
 """Bytes of UTF-8 of an expression."""
@@ -67,6 +64,9 @@ class _Parser:
         self.tokens = tokenize(text)
         self.position = 0
         self.nesting = 0
+        self.levels: dict[int, tuple[int, Node]] = {}
+        """identity of a node -> the levels of its tree; only those of more than one level, and with the node, so that
+        no other one gets its identity"""
 
     def parse(self) -> Node:
         tree = self.expression()
@@ -101,10 +101,21 @@ class _Parser:
         hint = _HINTS.get(token.text, "") if token.kind == "name" else ""
         raise error_at(self.text, token.at, f"found {actual} where {wanted} is expected{hint}")
 
-    def bounded(self, node: Node) -> Node:
-        if node.depth > MAX_DEPTH:
-            raise self.too_deep(node.at)
+    def bounded(self, node: Node, *parts: Node) -> Node:
+        """``node``, if it nests no deeper than allowed; ``parts``: what stands in it, for a node that was expanded."""
+        below, deep = 0, self.levels
+        for part in parts or children(node):
+            entry = deep.get(id(part))
+            below = max(below, 1 if entry is None else entry[0])
+        if below >= MAX_DEPTH:
+            raise self.too_deep(node.id)
+        deep[id(node)] = below + 1, node
         return node
+
+    def nest(self, at: int) -> None:
+        self.nesting += 1
+        if self.nesting > MAX_DEPTH:
+            raise self.too_deep(at)
 
     def too_deep(self, at: int) -> CompileError:
         return error_at(self.text, at, f"the expression nests more than {MAX_DEPTH} levels deep")
@@ -117,14 +128,14 @@ class _Parser:
         if self.accept("?"):
             then = self.operation(1)
             self.expect(":")
-            node = self.bounded(Conditional(at, node, then, self.expression()))
+            self.nest(at)
+            node = self.bounded(Call(at, "_?_:_", (node, then, self.expression())))
+            self.nesting -= 1
         return node
 
     def operation(self, least: int) -> Node:
         """Operands joined by binary operators that bind at least as tight as ``least``."""
-        self.nesting += 1
-        if self.nesting > MAX_DEPTH:
-            raise self.too_deep(self.token.at)
+        self.nest(self.token.at)
         node = self.unary()
         while (level := self.binding()) >= least:
             operator = self.advance()
@@ -133,9 +144,10 @@ class _Parser:
                 operands = [node, right]
                 while self.accept(operator.text):
                     operands.append(self.operation(level + 1))
-                node = Logical(operator.at, operator.text, tuple(operands))
+                node = Call(operator.at, f"_{operator.text}_", tuple(operands))
             else:
-                node = Binary(operator.at, operator.text, node, right)
+                function = "@in" if operator.text == "in" else f"_{operator.text}_"
+                node = Call(operator.at, function, (node, right))
             self.bounded(node)
         self.nesting -= 1
         return node
@@ -153,7 +165,7 @@ class _Parser:
         else:
             node = self.postfix(self.primary())
         for operator in reversed(operators):
-            node = self.bounded(Unary(operator.at, operator.text, node))
+            node = self.bounded(Call(operator.at, f"{operator.text}_", (node,)))
         return node
 
     def postfix(self, node: Node) -> Node:
@@ -164,18 +176,20 @@ class _Parser:
                 field = self.name("the name of a field or method", _KEYWORDS)
                 if self.accept("("):
                     args = self.sequence(")")
-                    node = self.macro(at, field, node, args) if field in MACROS else Call(at, field, node, args)
+                    if field in MACROS:
+                        node = self.macro(at, field, node, args)
+                    else:
+                        node = self.bounded(Call(at, field, (node, *args), method=True))
                 else:
-                    node = Select(at, node, field)
+                    node = self.bounded(Select(at, node, field))
             elif self.accept("["):
                 key = self.expression()
                 self.expect("]")
-                node = Index(at, node, key)
+                node = self.bounded(Call(at, "_[_]", (node, key)))
             elif self.token.text == "{" and isinstance(node, Name | Select):
                 raise error_at(self.text, at, "message types are not part of this dialect")
             else:
                 break
-            self.bounded(node)
         return node
 
     def primary(self) -> Node:
@@ -208,7 +222,7 @@ class _Parser:
         value = token.value
         assert isinstance(value, int | float)
         if type(value) is int:
-            return Literal(minus.at, MIN_INT if value == MAX_INT + 1 else -value)
+            return Literal(minus.at, INT_MIN if value == INT_MAX + 1 else -value)
         if type(value) is float:
             return Literal(minus.at, -value)
         raise error_at(self.text, minus.at, f"an unsigned integer has no negative: -{token.text}")
@@ -219,10 +233,10 @@ class _Parser:
             return Name(at, dot + name)
         args = self.sequence(")")
         if name != "has" or dot:
-            return self.bounded(Call(at, name, None, args))
+            return self.bounded(Call(at, name, args))
         if len(args) != 1 or not isinstance(args[0], Select):
             raise error_at(self.text, at, "has() takes one field, such as has(device.model)")
-        return Select(at, args[0].operand, args[0].field, test=True)
+        return self.bounded(Select(at, args[0].operand, args[0].field, test=True))
 
     def name(self, wanted: str, excluded: frozenset[str]) -> str:
         token = self.token
@@ -244,12 +258,12 @@ class _Parser:
                 self.unexpected("an argument")
         return tuple(items)
 
-    def entries(self) -> tuple[tuple[Node, Node], ...]:
-        entries: list[tuple[Node, Node]] = []
+    def entries(self) -> tuple[Entry, ...]:
+        entries: list[Entry] = []
         while not self.accept("}"):
             key = self.expression()
             self.expect(":")
-            entries.append((key, self.expression()))
+            entries.append(Entry(key, self.expression()))
             if not self.accept(","):
                 self.expect("}")
                 break
@@ -261,5 +275,34 @@ class _Parser:
             raise error_at(self.text, at, f"{macro}() takes {counts} arguments, not {len(args)}")
         variable = args[0]
         if not isinstance(variable, Name) or variable.name.startswith("."):
-            raise error_at(self.text, variable.at, f"the first argument of {macro}() is the name of a variable")
-        return Macro(at, macro, over, variable.name, args[1] if len(args) == 3 else None, args[-1])
+            raise error_at(self.text, variable.id, f"the first argument of {macro}() is the name of a variable")
+        return self.bounded(_expanded(at, macro, over, variable.name, args[1:]), over, *args[1:])
+
+
+_RESULT, _TRUE, _FALSE = Name(0, "@result"), Literal(0, True), Literal(0, False)
+_ZERO, _ONE = Literal(0, 0), Literal(0, 1)
+_UNTIL_FALSE = Call(0, "@not_strictly_false", (_RESULT,))
+_UNTIL_TRUE = Call(0, "@not_strictly_false", (Call(0, "!_", (_RESULT,)),))
+_COUNTED = Call(0, "_+_", (_RESULT, _ONE))
+_IS_ONE = Call(0, "_==_", (_RESULT, _ONE))
+_NONE = ListOf(0, ())
+
+
+def _expanded(at: int, macro: str, over: Node, variable: str, args: tuple[Node, ...]) -> Comprehension:
+    """What a macro stands for, as the official runtime expands it: a step gives the next value of an accumulator."""
+
+    def fold(start: Node, condition: Node, step: Node, final: Node) -> Comprehension:
+        return Comprehension(at, variable, "", over, _RESULT.name, start, condition, step, final)
+
+    body = args[-1]
+    if macro == "all":
+        return fold(_TRUE, _UNTIL_FALSE, Call(at, "_&&_", (_RESULT, body)), _RESULT)
+    if macro == "exists":
+        return fold(_FALSE, _UNTIL_TRUE, Call(at, "_||_", (_RESULT, body)), _RESULT)
+    if macro == "exists_one":
+        return fold(_ZERO, _TRUE, Call(at, "_?_:_", (body, _COUNTED, _RESULT)), _IS_ONE)
+    value = Name(at, variable) if macro == "filter" else body
+    step = Call(at, "_+_", (_RESULT, ListOf(at, (value,))))
+    if macro == "filter" or len(args) == 2:
+        step = Call(at, "_?_:_", (args[0], step, _RESULT))
+    return fold(_NONE, _TRUE, step, _RESULT)

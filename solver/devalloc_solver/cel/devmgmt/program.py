@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from devalloc.api.quantity import Quantity
 from devalloc.api.semver import SemVer
-from devalloc_solver.cel.devmgmt.build import CompiledExpression, build
-from devalloc_solver.cel.devmgmt.errors import Budget, EvaluationError
+from devalloc_solver.cel.budget import Budget
+from devalloc_solver.cel.build import build
+from devalloc_solver.cel.comprehensions import cost_of
+from devalloc_solver.cel.devmgmt.comparison import type_name
+from devalloc_solver.cel.devmgmt.environment import ENVIRONMENT, PLACES
 from devalloc_solver.cel.devmgmt.parser import parse
-from devalloc_solver.cel.devmgmt.values import type_name
+from devalloc_solver.cel.devmgmt.type_checker import check
+from devalloc_solver.cel.environment import Run
+from devalloc_solver.cel.errors import EvaluationError
+from devalloc_solver.cel.reads import paths_read
+from devalloc_solver.cel.values import Frame
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,7 +28,10 @@ class Program:
     text: str
     attributes: frozenset[str] | None
     """The names of the attributes that can influence the result; None: all of them."""
-    _predicate: CompiledExpression
+    cost: int
+    """Steps of every evaluation: the nodes, but for those of the bodies of macros."""
+    _run: Run = field(repr=False)
+    _slots: int = field(repr=False)
 
     def evaluate(self, attributes: Mapping[str, str | int | Quantity | SemVer], budget: Budget) -> bool:
         """Whether the device matches.
@@ -29,9 +39,8 @@ class Program:
         Raises EvaluationError when that cannot be computed for this device (which then does not match) and
         BudgetExceeded when the expression has used up ``budget``.
         """
-        predicate = self._predicate
-        budget.spend(predicate.cost)
-        result = predicate.run([attributes, budget, *(None,) * predicate.slots])
+        budget.spend(self.cost)
+        result = self._run(Frame(attributes, budget, self._slots))
         if result is True or result is False:
             return bool(result)
         raise EvaluationError(f"the result is a {type_name(result)}, not a boolean")
@@ -44,5 +53,8 @@ def compile(text: str) -> Program:
     Raises CompileError for what does not parse, is too long or too deep, names something undeclared, or can never be
     a boolean.
     """
-    predicate = build(text, parse(text))
-    return Program(text, predicate.reads, predicate)
+    tree = parse(text)
+    check(text, tree)
+    paths = paths_read(tree, PLACES)
+    attributes = None if paths is None else frozenset(name for (name,) in paths)
+    return Program(text, attributes, 1 + cost_of(tree), *build(tree, ENVIRONMENT))

@@ -6,12 +6,16 @@ alternative has one for the same attribute.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from devalloc_solver.cel import devmgmt as cel
+from devalloc_solver.cel import reads as analysis
+from devalloc_solver.cel.devmgmt.environment import PLACES
 from devalloc_solver.cel.devmgmt.parser import parse
-from devalloc_solver.cel.devmgmt.syntax_tree import Binary, Index, ListOf, Literal, Logical, Name, Node, Select
+from devalloc_solver.cel.devmgmt.program import compile
+from devalloc_solver.cel.errors import CompileError
+from devalloc_solver.cel.reads import is_optional, place_of
+from devalloc_solver.cel.syntax_tree import Call, ListOf, Literal, Node, children
 
 Equalities = tuple[tuple[str, frozenset[str | int]], ...]
 """(attribute, values) of which a device must have one each for the expression to be true of it"""
@@ -21,8 +25,9 @@ Equalities = tuple[tuple[str, frozenset[str | int]], ...]
 def equalities(expression: str) -> Equalities:
     """The attributes that such a conjunct names. An expression that does not parse says nothing."""
     try:
-        return tuple(_conjuncts(parse(expression)))
-    except cel.CompileError:
+        pairs = analysis.equalities(parse(expression), PLACES, lambda _, values: _texts_and_numbers(values) is not None)
+        return tuple((path[0], _texts_and_numbers(values) or frozenset()) for path, values in pairs)
+    except CompileError:
         return ()
 
 
@@ -30,8 +35,8 @@ def equalities(expression: str) -> Equalities:
 def attributes_read(expression: str) -> frozenset[str] | None:
     """The attributes that an expression reads; None for all, also of one that is invalid."""
     try:
-        return cel.compile(expression).attributes
-    except cel.CompileError:
+        return compile(expression).attributes
+    except CompileError:
         return None
 
 
@@ -42,65 +47,36 @@ def compared_literals(expression: str) -> Mapping[str, frozenset[str | int]] | N
     literals: dict[str, set[str | int]] = {}
     try:
         plain = _collect_compared(parse(expression), literals)
-    except cel.CompileError:
+    except CompileError:
         return None
     return {name: frozenset(values) for name, values in literals.items()} if plain else None
 
 
 def _collect_compared(node: Node, literals: dict[str, set[str | int]]) -> bool:
-    if _attribute(node) is not None:
+    if attribute_of(node) is not None:
         return False
     pairs: list[tuple[Node, tuple[Node, ...]]] = []
-    if isinstance(node, Binary) and node.operator in ("==", "!="):
-        pairs = [(node.left, (node.right,)), (node.right, (node.left,))]
-    elif isinstance(node, Binary) and node.operator == "in" and isinstance(node.right, ListOf):
-        pairs = [(node.left, tuple(node.right.items))]
+    match node:
+        case Call(function="_==_" | "_!=_", arguments=(left, right)):
+            pairs = [(left, (right,)), (right, (left,))]
+        case Call(function="@in", arguments=(left, ListOf(elements=elements))):
+            pairs = [(left, elements)]
     for attribute, others in pairs:
-        name, values = _attribute(attribute), [_literal_value(each) for each in others]
-        if name is not None and None not in values:
-            literals.setdefault(name, set()).update(value for value in values if value is not None)
+        name = attribute_of(attribute)
+        values = _texts_and_numbers([each.value if isinstance(each, Literal) else None for each in others])
+        if name is not None and values is not None:
+            literals.setdefault(name, set()).update(values)
             return True
-    return all(_collect_compared(child, literals) for child in node.children())
+    return all(_collect_compared(child, literals) for child in children(node))
 
 
-def _conjuncts(node: Node) -> Iterator[tuple[str, frozenset[str | int]]]:
-    if isinstance(node, Logical) and node.operator == "&&":
-        for operand in node.operands:
-            yield from _conjuncts(operand)
-    elif isinstance(node, Logical):
-        first, *others = [dict(_conjuncts(operand)) for operand in node.operands]
-        for name, values in first.items():
-            if all(name in other for other in others):
-                yield name, values.union(*(other[name] for other in others))
-    elif isinstance(node, Binary) and node.operator == "==":
-        for attribute, value in ((node.left, node.right), (node.right, node.left)):
-            yield from _one_of(attribute, (value,))
-    elif isinstance(node, Binary) and node.operator == "in" and isinstance(node.right, ListOf):
-        yield from _one_of(node.left, node.right.items)
-
-
-def _one_of(attribute: Node, values: Iterable[Node]) -> Iterator[tuple[str, frozenset[str | int]]]:
-    name = _attribute(attribute)
-    constants = [_literal_value(each) for each in values]
-    plain = [value for value in constants if value is not None]
-    if name is not None and len(plain) == len(constants):
-        yield name, frozenset(plain)
-
-
-def _attribute(node: Node) -> str | None:
+def attribute_of(node: Node) -> str | None:
     """The attribute that ``device.name`` or ``device['name']`` is."""
-    if isinstance(node, Select) and not node.test and _is_device(node.operand):
-        return node.field
-    if isinstance(node, Index) and _is_device(node.operand) and isinstance(node.key, Literal):
-        return node.key.value if isinstance(node.key.value, str) else None
-    return None
+    place = place_of(node, PLACES)
+    return place.path[0] if place is not None and place.steps == 0 and not is_optional(node) else None
 
 
-def _is_device(node: Node) -> bool:
-    return isinstance(node, Name) and node.name in ("device", ".device")
-
-
-def _literal_value(node: Node) -> str | int | None:
-    """A text or a whole number. Of texts, see ``Kinds.find``: a version may equal a text that is written otherwise."""
-    value = node.value if isinstance(node, Literal) else None
-    return value if isinstance(value, str | int) and not isinstance(value, bool) else None
+def _texts_and_numbers(values: Sequence[object]) -> frozenset[str | int] | None:
+    """The values, if all are texts or whole numbers. A version may equal a text that is written otherwise."""
+    plain = [value for value in values if isinstance(value, str | int) and not isinstance(value, bool)]
+    return frozenset(plain) if len(plain) == len(values) else None

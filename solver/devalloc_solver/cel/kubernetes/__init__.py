@@ -6,8 +6,8 @@ bound the cost of an evaluation.
 """
 
 from devalloc_solver.cel.budget import Budget
+from devalloc_solver.cel.errors import CompileError, EvaluationError, ExhaustedError
 from devalloc_solver.cel.kubernetes.device import CelDevice, Scalar, Value
-from devalloc_solver.cel.kubernetes.errors import CompileError, EvaluationError, ExhaustedError
 from devalloc_solver.cel.kubernetes.program import COST_LIMIT, Program, compile
 from devalloc_solver.cel.kubernetes.reads import ALLOW_MULTIPLE, DRIVER, DeviceField, Equality
 

@@ -7,7 +7,7 @@ Kubernetes 1.37 (``k8s.io/apiserver/pkg/cel``): the standard functions, optional
 
 from __future__ import annotations
 
-from devalloc_solver.cel.kubernetes.library.formats import NAMES
+from devalloc_solver.cel.library.formats import NAMES
 
 QUANTITY = "kubernetes.Quantity"
 SEMVER = "kubernetes.Semver"

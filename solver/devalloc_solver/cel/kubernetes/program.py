@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from devalloc_solver.cel.budget import TOO_EXPENSIVE_ONCE, Budget, BudgetExceeded
-from devalloc_solver.cel.kubernetes.build import build
-from devalloc_solver.cel.kubernetes.comprehensions import cost_per_turn
+from devalloc_solver.cel.build import build
+from devalloc_solver.cel.comprehensions import cost_of
+from devalloc_solver.cel.environment import Run
+from devalloc_solver.cel.errors import CompileError, EvaluationError, ExhaustedError
 from devalloc_solver.cel.kubernetes.declarations import GATES, SHARING_GATE
 from devalloc_solver.cel.kubernetes.device import CelDevice
-from devalloc_solver.cel.kubernetes.errors import CompileError, EvaluationError, ExhaustedError
-from devalloc_solver.cel.kubernetes.field_access import Run
+from devalloc_solver.cel.kubernetes.environment import environment
 from devalloc_solver.cel.kubernetes.reads import DeviceField, Equality, equalities, reads
 from devalloc_solver.cel.kubernetes.type_checker import parse_and_check
-from devalloc_solver.cel.kubernetes.values import Frame, type_name
+from devalloc_solver.cel.values import Frame, type_name
 
 COST_LIMIT = 1_000_000
 """Cost units of one evaluation, as in Kubernetes."""
@@ -74,9 +75,9 @@ def _compiled(expression: str, gates: frozenset[str]) -> Program | CompileError:
     """Failures are kept too: an invalid selector of a class comes with every claim."""
     try:
         checked = parse_and_check(expression, gates)
-        run, slots = build(checked.root, SHARING_GATE in gates)
+        run, slots = build(checked.root, environment(SHARING_GATE in gates))
         return Program(
-            expression, reads(checked.root), equalities(checked.root), cost_per_turn(checked.root) // 4, run, slots
+            expression, reads(checked.root), equalities(checked.root), cost_of(checked.root) // 4, run, slots
         )
     except CompileError as error:
         return error

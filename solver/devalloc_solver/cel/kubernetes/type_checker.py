@@ -9,9 +9,9 @@ import re
 from functools import lru_cache
 from typing import Any
 
+from devalloc_solver.cel.errors import CompileError
+from devalloc_solver.cel.kubernetes.checked_expression import CheckedExpression, decode
 from devalloc_solver.cel.kubernetes.declarations import GATES, LIST_GATE, environment_text
-from devalloc_solver.cel.kubernetes.errors import CompileError
-from devalloc_solver.cel.kubernetes.syntax_tree import CheckedExpression, decode
 from devalloc_solver.cel.kubernetes.validation import validate
 
 MAX_LENGTH = 10 * 1024

@@ -10,17 +10,16 @@ from collections.abc import Callable
 
 from devalloc.api.suggest import closest_match
 from devalloc_solver.cel.budget import Budget, BudgetExceeded
-from devalloc_solver.cel.kubernetes.build import build
+from devalloc_solver.cel.build import build
+from devalloc_solver.cel.errors import CompileError, EvaluationError, error_at
+from devalloc_solver.cel.kubernetes.checked_expression import BOOL, DYN, CheckedExpression, Type
 from devalloc_solver.cel.kubernetes.declarations import SHARING_GATE
-from devalloc_solver.cel.kubernetes.errors import CompileError, EvaluationError
-from devalloc_solver.cel.kubernetes.library.conversions import FUNCTIONS as CONVERSIONS
-from devalloc_solver.cel.kubernetes.library.formatting import CLAUSE, SHOWN, VERBS
-from devalloc_solver.cel.kubernetes.library.strings import compile_pattern
-from devalloc_solver.cel.kubernetes.syntax_tree import (
-    BOOL,
-    DYN,
+from devalloc_solver.cel.kubernetes.environment import PATTERNS, environment
+from devalloc_solver.cel.library.conversions import FUNCTIONS as CONVERSIONS
+from devalloc_solver.cel.library.formatting import CLAUSE, SHOWN, VERBS
+from devalloc_solver.cel.library.strings import compile_pattern
+from devalloc_solver.cel.syntax_tree import (
     Call,
-    CheckedExpression,
     Comprehension,
     ListOf,
     Literal,
@@ -28,17 +27,16 @@ from devalloc_solver.cel.kubernetes.syntax_tree import (
     Name,
     Node,
     Select,
-    Type,
     children,
     walk,
 )
-from devalloc_solver.cel.kubernetes.values import Frame
+from devalloc_solver.cel.values import Frame
 
 Types = dict[int, Type]
 """The static types of nodes by id."""
 
 _CONSTANT_COST = 10_000
-_CONVERSIONS = frozenset(name for name, _kinds, _implementation in CONVERSIONS)
+_CONVERSIONS = frozenset(("duration", "timestamp", *(name for name, _kinds, _implementation in CONVERSIONS)))
 _NARROWER: dict[str, Callable[[Type], bool]] = {
     "duration": lambda kind: kind.name != "int",
     "flatten": lambda kind: kind == DYN or (bool(kind.parameters) and kind.parameters[0].name in ("list", "dyn")),
@@ -75,19 +73,14 @@ def validate(checked: CheckedExpression, text: str, gates: frozenset[str]) -> No
     for node in walk(checked.root):
         problem = None if shadowed and _is_of_device(node) else _problem(types, node, gates)
         if problem:
-            raise CompileError(problem, *_position(text, checked.offset(node)))
+            raise error_at(text, checked.offset(node), problem)
         mixture = None if node.id in formatted else _mixed_type(types, node)
         if mixture:
-            raise CompileError(mixture[0], *_position(text, checked.offset(mixture[1])))
+            raise error_at(text, checked.offset(mixture[1]), mixture[0])
 
 
 def _type_of(types: Types, node: Node) -> Type:
     return types.get(node.id, DYN)
-
-
-def _position(text: str, offset: int) -> tuple[int, int]:
-    before = text[:offset]
-    return before.count("\n") + 1, offset - before.rfind("\n")
 
 
 def _result_problem(root: Node, types: Types) -> str | None:
@@ -178,14 +171,14 @@ def _call_problem(types: Types, call: Call) -> str | None:
     if narrower is not None and not narrower(_type_of(types, call.arguments[0])):
         return f"found no matching overload for '{call.function}' applied to '({_type_of(types, call.arguments[0])})'"
     if _is_constant(call):
-        run, slots = build(call, False)
+        run, slots = build(call, environment(False))
         try:
             run(Frame(None, Budget(_CONSTANT_COST), slots))
         except (EvaluationError, BudgetExceeded) as error:
             return str(error)
     if call.function in _REGULAR and len(call.arguments) > 1 and isinstance(call.arguments[1], Literal):
         try:
-            compile_pattern(str(call.arguments[1].value))
+            compile_pattern(str(call.arguments[1].value), PATTERNS)
         except EvaluationError as error:
             return str(error)
     if call.function == "format" and len(call.arguments) == 2:

@@ -12,9 +12,9 @@ from devalloc.api.claim import COUNT, DeviceClaimDetail
 from devalloc.api.quantity import Quantity, QuantityError
 from devalloc.api.semver import SemVer, SemVerError
 from devalloc.api.suggest import closest_match
-from devalloc_solver.cel import devmgmt as cel
 from devalloc_solver.cel.devmgmt.parser import parse
-from devalloc_solver.cel.devmgmt.syntax_tree import Binary, Index, ListOf, Literal, Name, Node, Select
+from devalloc_solver.cel.errors import CompileError
+from devalloc_solver.cel.syntax_tree import Call, ListOf, Literal, Name, Node, Select, children
 from devalloc_solver.dialects.devmgmt.candidates import ARE_UNAVAILABLE, CandidateFinder
 from devalloc_solver.explain.devmgmt.relaxations import path_of
 from devalloc_solver.explain.messages import count_devices
@@ -242,11 +242,11 @@ def _suspicious_parts(survey: KnownNames, expression: str) -> Iterator[Typo]:
     """Without a path."""
     try:
         nodes = [*_walk(parse(expression))]
-    except cel.CompileError:
+    except CompileError:
         return
     names = dict.fromkeys(name for node in nodes if (name := _attribute(node) or _presence(node)) is not None)
     of_domains = {id(node.operand) for node in nodes if isinstance(node, Select)}
-    written_so = (_nested(node) for node in nodes if not (isinstance(node, Index) and id(node) in of_domains))
+    written_so = (_nested(node) for node in nodes if not (_is_index(node) and id(node) in of_domains))
     for outer, name, written in dict.fromkeys(one for one in written_so if one is not None):
         if not survey.names[outer]:
             names.pop(outer, None)
@@ -261,8 +261,12 @@ def _suspicious_parts(survey: KnownNames, expression: str) -> Iterator[Typo]:
 
 def _walk(node: Node) -> Iterator[Node]:
     yield node
-    for child in node.children():
+    for child in children(node):
         yield from _walk(child)
+
+
+def _is_index(node: Node) -> bool:
+    return isinstance(node, Call) and node.function == "_[_]"
 
 
 def _attribute(node: Node) -> str | None:
@@ -270,7 +274,7 @@ def _attribute(node: Node) -> str | None:
     match node:
         case Select(operand=Name(name="device"), field=name):
             return name
-        case Index(operand=Name(name="device"), key=Literal(value=str(name))):
+        case Call(function="_[_]", arguments=(Name(name="device"), Literal(value=str(name)))):
             return name
     return None
 
@@ -279,15 +283,20 @@ def _nested(node: Node) -> tuple[str, str, str] | None:
     """("attributes", "model", what was written) of ``device.attributes['gpu.example.com'].model``, as selectors of
     resource.k8s.io have it, and without the domain."""
     match node:
-        case Select(operand=Index(operand=outer), field=name) if (of := _attribute(outer)) in _NESTED:
-            return of, name, f"device.{of}[…].{name}"
-        case Index(operand=outer, key=Literal(value=str(name))) if (of := _attribute(outer)) in _NESTED:
-            return of, name, f"device.{of}['{name}']"
-        case Select(operand=outer, field=name) if (of := _attribute(outer)) in _NESTED:
-            return of, name, f"device.{of}.{name}"
-        case Binary(operator="in", left=Literal(value=str(name)), right=outer) if (of := _attribute(outer)) in _NESTED:
+        case Select(operand=Call(function="_[_]", arguments=(outer, _)), field=name) if _attribute(outer) in _NESTED:
+            return _nested_name(outer, name, f"[…].{name}")
+        case Call(function="_[_]", arguments=(outer, Literal(value=str(name)))) if _attribute(outer) in _NESTED:
+            return _nested_name(outer, name, f"['{name}']")
+        case Select(operand=outer, field=name) if _attribute(outer) in _NESTED:
+            return _nested_name(outer, name, f".{name}")
+        case Call(function="@in", arguments=(Literal(value=str(name)), outer)) if (of := _attribute(outer)) in _NESTED:
             return of, name, f"'{name}' in device.{of}"
     return None
+
+
+def _nested_name(outer: Node, name: str, written: str) -> tuple[str, str, str]:
+    of = _attribute(outer) or ""
+    return of, name, f"device.{of}{written}"
 
 
 def _flat_form(survey: KnownNames, name: str, written: str) -> str:
@@ -302,22 +311,21 @@ def _flat_form(survey: KnownNames, name: str, written: str) -> str:
 def _presence(node: Node) -> str | None:
     """The name in ``'name' in device``."""
     match node:
-        case Binary(operator="in", left=Literal(value=str(name)), right=Name(name="device")):
+        case Call(function="@in", arguments=(Literal(value=str(name)), Name(name="device"))):
             return name
     return None
 
 
 def _comparisons(node: Node) -> Iterator[tuple[str, str, object]]:
     """(operator, attribute, literal) of ``device.a == literal`` and ``device.a in [literals]``."""
-    if not isinstance(node, Binary):
-        return
-    left, right = _attribute(node.left), _attribute(node.right)
-    if node.operator == "in" and left is not None and isinstance(node.right, ListOf):
-        yield from (("==", left, item.value) for item in node.right.items if isinstance(item, Literal))
-    elif node.operator in _SWAPPED and left is not None and isinstance(node.right, Literal):
-        yield node.operator, left, node.right.value
-    elif node.operator in _SWAPPED and right is not None and isinstance(node.left, Literal):
-        yield _SWAPPED[node.operator], right, node.left.value
+    match node:
+        case Call(function="@in", arguments=(left, ListOf(elements=items))) if (name := _attribute(left)) is not None:
+            yield from (("==", name, item.value) for item in items if isinstance(item, Literal))
+        case Call(arguments=(left, right)) if (operator := node.function.strip("_")) in _SWAPPED:
+            if (name := _attribute(left)) is not None and isinstance(right, Literal):
+                yield operator, name, right.value
+            elif (name := _attribute(right)) is not None and isinstance(left, Literal):
+                yield _SWAPPED[operator], name, left.value
 
 
 # -- what is odd -------------------------------------------------------------------------------------------------------

@@ -6,9 +6,10 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 from devalloc.api.quantity import type_name
+from devalloc_solver.answer_types import ExplanationDict
 from devalloc_solver.cel.budget import Allowance, OutOfTime
 from devalloc_solver.deadline import ALLOCATE_SECONDS, end_time
 from devalloc_solver.dialects.resource_k8s.errors import AllocationError
@@ -41,7 +42,7 @@ def explain(
     allocated: Manifest | None = None,
     features: Iterable[str] | None = None,
     deadline: float | None = ALLOCATE_SECONDS,
-) -> dict[str, Any]:
+) -> ExplanationDict:
     """What ``allocate`` saw, and where it returns None, why.
 
     Returns ``{"reason", "message", "blockers": [{kind, ...}], "claims": [{namespace, name, requests: [funnel]}],
@@ -79,7 +80,7 @@ def explain(
         return {"reason": None, "message": None, "blockers": [], "claims": [], "pools": [], "ignored": []}
     diagnosis = None if fits else find_call_reason(inputs)
     ledger = Usage.of(task.snapshot, task.holdings)
-    return {
+    answer: dict[str, Any] = {
         "reason": None if diagnosis is None else str(diagnosis.reason),
         "message": None if diagnosis is None else _message(diagnosis, task),
         "blockers": [] if diagnosis is None else [dict(blocker.entry) for blocker in diagnosis.blockers],
@@ -94,6 +95,7 @@ def explain(
         "pools": [{"name": p.title, "state": p.state.value, "why": p.why} for p in task.pools if p.why],
         "ignored": [{"name": ignored.name, "why": ignored.why} for ignored in task.ignored],
     }
+    return cast(ExplanationDict, answer)
 
 
 def _message(diagnosis: CallReason, task: AllocationTask) -> str:

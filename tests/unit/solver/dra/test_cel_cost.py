@@ -10,9 +10,9 @@ from devalloc_solver.cel.budget import Budget, BudgetExceeded, OutOfTime
 from devalloc_solver.cel.devmgmt import EvaluationError as OwnError
 from devalloc_solver.cel.devmgmt import compile as compile_own
 from devalloc_solver.cel.kubernetes import CelDevice, EvaluationError, ExhaustedError, compile
-from devalloc_solver.cel.kubernetes.library.strings import compile_pattern, find_last
-from devalloc_solver.cel.kubernetes.library.table import FUNCTIONS
-from devalloc_solver.cel.kubernetes.values import Frame
+from devalloc_solver.cel.kubernetes.environment import FUNCTIONS
+from devalloc_solver.cel.library.strings import compile_pattern, find_last
+from devalloc_solver.cel.values import Frame
 
 DEVICE = CelDevice("d", {"d": {"model": "a"}}, {})
 LONG = "1.0.0-" + "1." * 120 + "1"

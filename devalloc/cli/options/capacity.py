@@ -1,0 +1,172 @@
+"""Options of a host's capacity for machines, and the pool in which a host publishes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from devalloc.cli.command import CommandFailed
+from devalloc.cli.options.common import EXISTING_FOLDER
+from devalloc.settings import Setting, declared, setting
+
+if TYPE_CHECKING:
+    from devalloc.api.pool import DevicePool
+    from devalloc.inventory import DeviceRecords, Discovery
+    from devalloc.inventory.capacity import CapacityConfig, HostCapacity
+
+DiscoverFunction = Callable[["DeviceRecords"], "Discovery"]
+HOST_CAPACITY = Setting(
+    "Also publish the CPUs, memory and bandwidth that this host offers to VirtualMachines: devalloc then places "
+    "machines by them, and starts none that does not fit.",
+    flag="--host-capacity",
+    default=False,
+    env="DEVALLOC_HOST_CAPACITY",
+)
+
+
+def _amount(parse: str) -> Callable[[str], Any]:
+    """A function that reads an option with one of the grammars of amounts."""
+
+    def read(text: str) -> Any:
+        from devalloc.inventory import capacity
+
+        try:
+            return getattr(capacity, parse)(text)
+        except capacity.AmountError as error:
+            raise click.BadParameter(str(error)) from None
+
+    return read
+
+
+def _fraction(text: str) -> Any:
+    """A ratio between 0 and 1. 0 means the default, as in the program whose settings these are."""
+    part = _amount("parse_ratio")(text)
+    if not 0 <= part <= 1:
+        raise click.BadParameter(f"invalid part of the disk {text}: write 0.2 for a fifth, at most 1")
+    return part
+
+
+def _ratio(what: str, usual: int, env: str) -> Setting:
+    return Setting(
+        f"How many times devalloc may promise the host's {what} to machines.",
+        type=_amount("parse_ratio"),
+        metavar="RATIO",
+        env=env,
+        unset=str(usual),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityOptions:
+    """How much of the host devalloc promises to machines."""
+
+    oversub_cpu: Fraction | None = declared(_ratio("CPUs", 4, "DEVALLOC_OVERSUB_CPU"))
+    oversub_memory: Fraction | None = declared(_ratio("memory", 1, "DEVALLOC_OVERSUB_MEMORY"))
+    oversub_disk: Fraction | None = declared(_ratio("disk", 1, "DEVALLOC_OVERSUB_DISK"))
+    oversub_network: Fraction | None = declared(_ratio("bandwidth", 2, "DEVALLOC_OVERSUB_NETWORK"))
+    oversub_disk_io: Fraction | None = declared(_ratio("disk bandwidth", 2, "DEVALLOC_OVERSUB_DISK_IO"))
+    disk_limit: int | None = setting(
+        "Disk for machines, such as 500GB (1GB is 2^30 bytes).",
+        type=_amount("parse_size"),
+        metavar="SIZE",
+        env="DEVALLOC_DISK_LIMIT",
+        unset="all of the data folder's file system",
+    )
+    network_limit: int | None = setting(
+        "Bandwidth for machines, such as 10Gbps (bits, decimal) or 125MB/s (bytes, binary).",
+        type=_amount("parse_bandwidth"),
+        metavar="RATE",
+        env="DEVALLOC_NETWORK_LIMIT",
+        unset="the speed of the uplink",
+    )
+    disk_io_limit: int | None = setting(
+        "Bandwidth of the disks, such as 500MB/s.",
+        type=_amount("parse_bandwidth"),
+        metavar="RATE",
+        env="DEVALLOC_DISK_IO_LIMIT",
+        unset="10^9 bytes per second",
+    )
+    uplink: str | None = setting(
+        "Interface through which machines reach the network.",
+        metavar="INTERFACE",
+        env="DEVALLOC_UPLINK",
+        unset="the one of the first IPv4 default route",
+    )
+    data_dir: Path | None = setting(
+        "Folder of machines' disks and images.",
+        type=EXISTING_FOLDER,
+        metavar="DIR",
+        env="DEVALLOC_DATA_DIR",
+        unset="the store's folder",
+    )
+    max_image_storage: Fraction | None = setting(
+        "Part of the disk that images may use, at most 1.",
+        type=_fraction,
+        metavar="FRACTION",
+        env="DEVALLOC_MAX_IMAGE_STORAGE",
+        unset="0.2",
+    )
+
+    def config(self, data_dir: Path | None) -> CapacityConfig:
+        """The capacity's settings; ``data_dir`` is used if the options name none."""
+        from devalloc.inventory.capacity import RESOURCES, CapacityConfig
+
+        ratios = {name: ratio for name in RESOURCES if (ratio := getattr(self, f"oversub_{name}")) is not None}
+        limits = {
+            "disk": self.disk_limit,
+            "network": self.network_limit,
+            "disk_io": self.disk_io_limit,
+            "uplink": self.uplink,
+            "image_fraction": self.max_image_storage,
+        }
+        given: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
+        return CapacityConfig(ratios=ratios, data_dir=self.data_dir or data_dir, **given)
+
+
+def discover_or_fail(root: Path, config: CapacityConfig) -> HostCapacity:
+    """The host's capacity. Raises CommandFailed."""
+    from devalloc.inventory.capacity import CapacityError, discover_capacity
+
+    try:
+        return discover_capacity(root, config)
+    except CapacityError as error:
+        raise CommandFailed(str(error)) from None
+
+
+def with_host_pool(
+    look: DiscoverFunction, root: Path, node_name: str, store: Path, limits: CapacityOptions
+) -> DiscoverFunction:
+    """Extend ``look`` to find the host's pool, too.
+
+    If the host's capacity cannot be read any more, the last known pool stays: without a pool the host would admit
+    anything. Raises CommandFailed if it cannot be read at the start.
+    """
+    from devalloc.api.problems import Problem
+    from devalloc.inventory.capacity import CapacityError, discover_capacity, host_pool
+
+    config = limits.config(store.parent if store.parent.is_dir() else None)
+
+    def pool() -> tuple[DevicePool, list[Problem]]:
+        capacity = discover_capacity(root, config)
+        return host_pool(capacity, node_name), [*capacity.problems]
+
+    try:
+        last, _ = pool()
+    except CapacityError as error:
+        raise CommandFailed(f"--host-capacity: {error}") from error
+
+    def look_with_host(records: DeviceRecords) -> Discovery:
+        nonlocal last
+        devices = look(records)
+        try:
+            last, problems = pool()
+        except CapacityError as error:
+            problems = [Problem(str(error), source="capacity", severity="warning")]
+        return replace(devices, pools=[*devices.pools, last], problems=[*devices.problems, *problems])
+
+    return look_with_host

@@ -1,0 +1,314 @@
+"""The types of the answers: what the public functions return as JSON-able content (L2).
+
+An answer has these keys and no others. ``dict[str, Any]`` is content of manifests, copied as it is.
+"""
+
+# No `from __future__ import annotations`: with it, Python does not know at runtime which keys are required.
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+
+class ProblemDict(TypedDict):
+    """What is wrong with an object. With a ``path``, the message completes the sentence "<path> ..."."""
+
+    message: str
+    severity: Literal["error", "warning"]
+    """``error``: the object was left out. ``warning``: it was used anyway."""
+    path: NotRequired[str]
+    kind: NotRequired[str]
+    namespace: NotRequired[str]
+    name: NotRequired[str]
+    source: NotRequired[str]
+    group: NotRequired[str]
+    """The API group, if objects of several groups could have this kind and name."""
+
+
+class GoalLevelDict(TypedDict):
+    """One goal of S17, in their order."""
+
+    goal: str
+    value: int
+    bound: int
+    """No answer can have a better value."""
+    gap: int
+    """The difference of the two; 0 proves the value."""
+    priority: NotRequired[int]
+    """Of the goal ``satisfied``: the priority whose claims it counts."""
+    choice: NotRequired[Literal["exact", "best effort"]]
+    """``exact``: among equally large sets of claims, the earliest is satisfied."""
+
+
+class ObjectiveDict(TypedDict):
+    levels: list[GoalLevelDict]
+
+
+class ObjectName(TypedDict):
+    namespace: str
+    name: str
+
+
+# -- reasons -----------------------------------------------------------------------------------------------------------
+
+
+class FunnelStep(TypedDict):
+    """A rule, and the devices that it leaves out."""
+
+    what: str
+    count: int
+    devices: list[str]
+    """The first ones, as POOL/DEVICE."""
+    example: NotRequired[str]
+    """Why the first one is left out."""
+
+
+class DeviceUser(TypedDict):
+    namespace: str
+    name: str
+    count: int
+    """How many matching devices the claim has."""
+
+
+class FunnelDict(TypedDict):
+    """How many devices each rule leaves for a request (S19)."""
+
+    request: str
+    devices: int
+    """All devices of the fleet."""
+    steps: list[FunnelStep]
+    matching: int
+    inUse: int
+    excluded: int
+    """Devices that no one has and no one can get, because their card is taken."""
+    free: int
+    users: NotRequired[int]
+    """How many claims have matching devices. This and ``usedBy`` are for DeviceClaims only."""
+    usedBy: NotRequired[list[DeviceUser]]
+
+
+BlockerKind = Literal[
+    "amount",
+    "capacity",
+    "claim",
+    "class",
+    "compatibilityGroup",
+    "config",
+    "constraint",
+    "counter",
+    "device",
+    "feature",
+    "limit",
+    "matchAttribute",
+    "member",
+    "node",
+    "pool",
+    "poolResource",
+    "request",
+    "selector",
+    "taint",
+    "unavailable",
+    "undefinedResource",
+]
+
+
+class Blocker(TypedDict):
+    """What must change for a claim to be satisfied. Which of the other keys it has depends on ``kind``
+    (docs/reasons.md)."""
+
+    kind: BlockerKind
+
+    # where it is written
+    claim: NotRequired[str]
+    """NAMESPACE/NAME of the member of the group, or of the claim of the call."""
+    request: NotRequired[str]
+    path: NotRequired[str]
+    """The field of the claim."""
+    written: NotRequired[str]
+    didYouMean: NotRequired[str]
+
+    # what it asks for
+    attribute: NotRequired[str]
+    matchAttribute: NotRequired[str]
+    distinctAttribute: NotRequired[str]
+    expression: NotRequired[str]
+    expressions: NotRequired[list[str]]
+    resource: NotRequired[str]
+    requested: NotRequired[str]
+    most: NotRequired[str]
+    """The largest amount that fits."""
+    limit: NotRequired[str]
+    deviceClass: NotRequired[str]
+    deviceClassName: NotRequired[str]
+    deviceType: NotRequired[str]
+    feature: NotRequired[str]
+
+    # what it names
+    namespace: NotRequired[str]
+    name: NotRequired[str]
+    priority: NotRequired[int]
+    apiVersion: NotRequired[str]
+    configKind: NotRequired[str]
+    boundBy: NotRequired[list[ObjectName]]
+    pinned: NotRequired[list[ObjectName]]
+
+    # the devices
+    node: NotRequired[str | None]
+    driver: NotRequired[str]
+    pool: NotRequired[str]
+    device: NotRequired[str]
+    devices: NotRequired[list[str]]
+    state: NotRequired[str]
+    why: NotRequired[str]
+    capacity: NotRequired[str]
+    missing: NotRequired[str]
+    needed: NotRequired[str]
+    counterSet: NotRequired[str]
+    counter: NotRequired[str]
+    key: NotRequired[str]
+    value: NotRequired[str]
+    effect: NotRequired[str]
+
+
+class _ClaimAnswer(TypedDict):
+    """What the answers for claims of both dialects have."""
+
+    namespace: str
+    name: str
+    allocated: bool
+    node: str | None
+    oneOf: list[int | None] | None
+    """The alternative that was chosen for each request; None if it has none."""
+    reason: str | None
+    """A code of ``Reason``, if the claim is not allocated."""
+    message: str | None
+    warnings: NotRequired[list[str]]
+    funnel: NotRequired[list[FunnelDict]]
+    blockers: NotRequired[list[Blocker]]
+    exceeded: NotRequired[Literal["expression", "common", "device", "time"]]
+    """The bound that the claim's expressions exceeded."""
+
+
+# -- DeviceClaims ------------------------------------------------------------------------------------------------------
+
+
+class ResourceAllocationDict(TypedDict):
+    name: str
+    allocation: str
+    """A quantity such as 5Gi."""
+
+
+class DeviceAllocationDict(TypedDict):
+    """An entry of ``status.allocations`` of a DeviceClaim."""
+
+    devicePoolName: str
+    deviceName: str
+    allocations: NotRequired[list[ResourceAllocationDict]]
+
+
+class LostDevice(TypedDict):
+    """A device that the claim has and that no longer exists."""
+
+    devicePoolName: str
+    deviceName: str
+
+
+class ClaimAnswerDict(_ClaimAnswer):
+    """What became of a DeviceClaim."""
+
+    allocations: list[DeviceAllocationDict]
+    """In the order of the requests; empty if the claim is not allocated."""
+    annotations: NotRequired[dict[str, str]]
+    """To write on the claim together with the allocation."""
+    classConfigs: NotRequired[list[dict[str, Any]]]
+    classConfigAllocations: NotRequired[list[list[int]]]
+    claimConfigs: NotRequired[list[dict[str, Any]]]
+    lost: NotRequired[list[LostDevice]]
+
+
+class _Solution(TypedDict):
+    objective: ObjectiveDict
+    optimal: bool
+    """Whether the numbers of satisfied claims of every priority are proven maximal."""
+    seconds: float
+    problems: list[ProblemDict]
+    unproven: NotRequired[list[str]]
+    """NAMESPACE/NAME of claims for which the time was too short."""
+
+
+class SolutionDict(_Solution):
+    """The answer to DeviceClaims."""
+
+    claims: list[ClaimAnswerDict]
+    """Ordered by namespace and name."""
+
+
+# -- ResourceClaims ----------------------------------------------------------------------------------------------------
+
+
+class DeviceRequestResult(TypedDict):
+    """A device of a ResourceClaim, as in the API."""
+
+    request: str
+    driver: str
+    pool: str
+    device: str
+    adminAccess: NotRequired[bool]
+    tolerations: NotRequired[list[dict[str, Any]]]
+    bindingConditions: NotRequired[list[str]]
+    bindingFailureConditions: NotRequired[list[str]]
+    shareID: NotRequired[str]
+    consumedCapacity: NotRequired[dict[str, str]]
+
+
+class DeviceAllocationResult(TypedDict, total=False):
+    results: list[DeviceRequestResult]
+    config: list[dict[str, Any]]
+
+
+class AllocationResult(TypedDict, total=False):
+    """``status.allocation`` of a ResourceClaim; without keys if it is not allocated."""
+
+    devices: DeviceAllocationResult
+    nodeSelector: dict[str, Any]
+    allocationTimestamp: str
+
+
+class ResourceClaimAnswerDict(_ClaimAnswer):
+    """What became of a ResourceClaim."""
+
+    allocations: AllocationResult
+
+
+class ResourceSolutionDict(_Solution):
+    """The answer to ResourceClaims."""
+
+    claims: list[ResourceClaimAnswerDict]
+
+
+class ClaimFunnels(TypedDict):
+    namespace: str
+    name: str
+    requests: list[FunnelDict]
+
+
+class PoolState(TypedDict):
+    """A pool of which not all devices can be allocated."""
+
+    name: str
+    state: str
+    why: str
+
+
+class IgnoredSlice(TypedDict):
+    name: str
+    why: str
+
+
+class ExplanationDict(TypedDict):
+    """What ``dra.explain`` returns."""
+
+    reason: str | None
+    message: str | None
+    blockers: list[Blocker]
+    claims: list[ClaimFunnels]
+    pools: list[PoolState]
+    ignored: list[IgnoredSlice]

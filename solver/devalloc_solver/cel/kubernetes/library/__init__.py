@@ -1,1 +1,0 @@
-"""The functions of the language: one module per library, each with a table ``FUNCTIONS``."""

@@ -1,0 +1,160 @@
+"""What an expression reads of a device, and the equalities that it demands, without evaluating it.
+
+A place is what a chain of fields and indexes from a variable of the device leads to. With these, a caller evaluates
+once for each distinct tuple of the values read, and finds candidates by index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from devalloc_solver.cel.syntax_tree import (
+    Call,
+    Comprehension,
+    ListOf,
+    Literal,
+    Name,
+    Node,
+    Select,
+    children,
+    is_binding,
+)
+
+_INDEX = frozenset(("_[_]", "_[?_]", "_?._"))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in the device: the keys that lead to it, and how many more lead to a value: 0 for a value itself, less
+    for what can only be used as a whole."""
+
+    path: tuple[str, ...]
+    steps: int
+
+    def below(self, key: str) -> Place | None:
+        return Place((*self.path, key), self.steps - 1) if self.steps > 0 else None
+
+
+Places = Mapping[str, Place]
+"""The places that variables denote."""
+
+
+class _DependsOnDevice(Exception):
+    """What is read depends on the device."""
+
+
+def paths_read(root: Node, variables: Places) -> frozenset[tuple[str, ...]] | None:
+    """The paths of all values of the device that can influence the result; None if that is not known beforehand."""
+    collected: set[tuple[str, ...]] = set()
+    try:
+        _collect(root, variables, collected)
+    except _DependsOnDevice:
+        return None
+    return frozenset(collected)
+
+
+def place_of(node: Node, variables: Places) -> Place | None:
+    """The place in the device that ``node`` denotes."""
+    if isinstance(node, Name):
+        return variables.get(node.name)
+    if (step := _step(node)) is None:
+        return None
+    place = place_of(step[0], variables)
+    return None if place is None else place.below(step[1])
+
+
+def _step(node: Node) -> tuple[Node, str] | None:
+    """``x["key"]``, ``x.key`` and their optional forms, as (x, key)."""
+    if isinstance(node, Select):
+        return node.operand, node.field
+    if isinstance(node, Call) and node.function in _INDEX:
+        base, key = node.arguments
+        if isinstance(key, Literal) and isinstance(key.value, str):
+            return base, key.value
+    return None
+
+
+def _collect(node: Node, variables: Places, collected: set[tuple[str, ...]]) -> None:
+    if isinstance(node, Literal):
+        return
+    place = place_of(node, variables)
+    if place is None and isinstance(node, Call) and node.function == "@in":
+        place = _place_of_member(node.arguments[0], node.arguments[1], variables)
+    if place is not None:
+        if place.steps != 0:
+            raise _DependsOnDevice
+        collected.add(place.path)
+    elif isinstance(node, Comprehension):
+        _collect_fold(node, variables, collected)
+    else:
+        for part in children(node):
+            _collect(part, variables, collected)
+
+
+def _place_of_member(key: Node, container: Node, variables: Places) -> Place | None:
+    """``"x" in container`` asks only whether x is present."""
+    within = place_of(container, variables)
+    if within is None or within.steps != 1 or not isinstance(key, Literal) or not isinstance(key.value, str):
+        return None
+    return within.below(key.value)
+
+
+def _collect_fold(fold: Comprehension, variables: Places, collected: set[tuple[str, ...]]) -> None:
+    start = place_of(fold.start, variables) if is_binding(fold) else None
+    hidden = (fold.variable, fold.second_variable, fold.accumulator)
+    own = {name: place for name, place in variables.items() if name not in hidden}
+    if start is not None and start.steps != 0:
+        own[fold.accumulator] = start
+        _collect(fold.result, own, collected)
+        return
+    for part in (fold.range, fold.start):
+        _collect(part, variables, collected)
+    for part in (fold.condition, fold.step, fold.result):
+        _collect(part, own, collected)
+
+
+Equality = tuple[tuple[str, ...], tuple[object, ...]]
+"""(path, values) of which a device must have one there for the expression to be true of it"""
+Accepts = Callable[[tuple[str, ...], Sequence[object]], bool]
+
+
+def equalities(root: Node, variables: Places, accepts: Accepts) -> Iterator[Equality]:
+    """The equalities with literals that every matching device fulfils: those among the top-level conjuncts, and of
+    alternatives those on a place that each of them demands something of. ``accepts``: which ones are of use."""
+    match root:
+        case Call(function="_&&_", arguments=parts):
+            for part in parts:
+                yield from equalities(part, variables, accepts)
+        case Call(function="_||_", arguments=parts):
+            first, *others = [dict(reversed([*equalities(part, variables, accepts)])) for part in parts]
+            for path in first:
+                if all(path in other for other in others):
+                    values = [value for each in (first, *others) for value in each[path]]
+                    if accepts(path, values):
+                        yield path, (*dict.fromkeys(values),)
+        case Call(function="_==_", arguments=(left, right)):
+            yield from _one_of(left, (right,), variables, accepts)
+            yield from _one_of(right, (left,), variables, accepts)
+        case Call(function="@in", arguments=(left, ListOf(elements=elements, optional=optional))) if not optional:
+            yield from _one_of(left, elements, variables, accepts)
+
+
+def _one_of(node: Node, values: Sequence[Node], variables: Places, accepts: Accepts) -> Iterator[Equality]:
+    place = place_of(node, variables)
+    if place is None or place.steps != 0 or is_optional(node):
+        return
+    constants = [each.value for each in values if isinstance(each, Literal)]
+    if len(constants) == len(values) and accepts(place.path, constants):
+        yield place.path, (*dict.fromkeys(constants),)
+
+
+def is_optional(node: Node) -> bool:
+    """Whether a place is asked for in a way that takes its absence: ``has``, ``.?x`` or ``[?x]``."""
+    while (step := _step(node)) is not None:
+        if isinstance(node, Select) and node.test:
+            return True
+        if isinstance(node, Call) and node.function != "_[_]":
+            return True
+        node = step[0]
+    return False

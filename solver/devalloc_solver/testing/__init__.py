@@ -1,0 +1,253 @@
+"""Builders of manifests, and readers of answers, for tests of programs that use the solver.
+
+    fleet = [device_class("gpu"), pool("cards", "node-a", devices=[device("gpu-0"), device("gpu-1")])]
+    answer = solve_manifests([*fleet, claim("train", request("gpu", count=2))])
+    assert devices_of(answer, "train") == ["cards/gpu-0", "cards/gpu-1"]
+
+A builder takes the fields that differ, under their names in manifests, and fills in the rest. It raises TypeError for a
+name that does not exist. ``devalloc_solver.testing.fixtures`` has fixtures for pytest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypedDict, Unpack
+
+from devalloc.api.claim import DeviceClaimDetail
+from devalloc.api.decode import decode
+from devalloc.api.device_class import DeviceClassSpec
+from devalloc.api.fields import ApiModel
+from devalloc.api.meta import ALLOCATED_NODE, ALLOCATION_DETAILS, DEVMGMT, GROUP, NODE, PRIORITY, ObjectMeta
+from devalloc.api.pool import Attribute
+from devalloc.api.quantity import Quantity
+from devalloc.api.semver import SemVer
+from devalloc.api.suggest import closest_match
+from devalloc.api.validation.schema import field_schemas
+from devalloc_solver.answer_types import ClaimAnswerDict, SolutionDict
+
+Manifest = dict[str, Any]
+Value = str | int | Quantity | SemVer | Manifest
+"""The value of an attribute; as a dict, such as ``{"semVerValue": "1.2"}``."""
+Amount = str | int | float
+"""A quantity, such as 2 or "10Gi"."""
+
+
+class MetadataFields(TypedDict, total=False):
+    """Fields of ``metadata`` that ``claim`` takes."""
+
+    namespace: str
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    uid: str
+    finalizers: Sequence[str]
+    creationTimestamp: str
+    deletionTimestamp: str
+
+
+class ClassFields(TypedDict, total=False):
+    """Fields of the spec of a DeviceClass."""
+
+    driver: str
+    deviceType: str
+    constraints: str
+    adminAccess: bool
+    configs: Sequence[Manifest]
+
+
+class RequestFields(TypedDict, total=False):
+    """Fields of a request."""
+
+    deviceClass: str
+    deviceType: str
+    constraints: str
+    requests: Mapping[str, Amount]
+    limits: Mapping[str, Amount]
+    matchAttributes: Sequence[str]
+    configs: Sequence[Manifest]
+
+
+# -- the fleet ---------------------------------------------------------------------------------------------------------
+
+
+def pool(
+    name: str,
+    node: str | None = "n1",
+    driver: str = "gpu",
+    *,
+    attributes: Mapping[str, Value] | None = None,
+    resources: Mapping[str, Amount] | None = None,
+    devices: Sequence[Manifest] = (),
+) -> Manifest:
+    """A DevicePool. ``node`` None: every node reaches it over the network. Attributes and resources: see ``device``."""
+    spec: Manifest = {"driver": driver}
+    if node is not None:
+        spec["nodeName"] = node
+    if attributes:
+        spec["attributes"] = _attributes(attributes)
+    if resources:
+        spec["resources"] = _resources(resources)
+    spec["devices"] = list(devices)
+    return {"apiVersion": DEVMGMT, "kind": "DevicePool", "metadata": {"name": name}, "spec": spec}
+
+
+def device(
+    name: str,
+    *,
+    attributes: Mapping[str, Value] | None = None,
+    requests: Mapping[str, Amount] | None = None,
+    resources: Mapping[str, Amount] | None = None,
+) -> Manifest:
+    """A device for ``pool``.
+
+    Args:
+        attributes: values by name, such as ``{"model": "L4", "numa": 0}``. Raises TypeError for other Python types.
+        requests: amounts of the pool's resources that it consumes.
+        resources: its own capacities, or "CAPACITY/BLOCKSIZE" such as "40Gi/1Gi".
+    """
+    content: Manifest = {"name": name}
+    if attributes:
+        content["attributes"] = _attributes(attributes)
+    if requests:
+        content["requests"] = dict(requests)
+    if resources:
+        content["resources"] = _resources(resources)
+    return content
+
+
+def device_class(name: str, **spec: Unpack[ClassFields]) -> Manifest:
+    """A DeviceClass; without fields it has all devices."""
+    _check_names(spec, DeviceClassSpec, "device_class")
+    return {"apiVersion": DEVMGMT, "kind": "DeviceClass", "metadata": {"name": name}, "spec": dict(spec)}
+
+
+# -- claims ------------------------------------------------------------------------------------------------------------
+
+
+def request(device_class: str | None = None, count: int | None = None, **fields: Unpack[RequestFields]) -> Manifest:
+    """A request for ``claim``, such as ``request("gpu", 2, constraints="device.model == 'L4'")``."""
+    _check_names(fields, DeviceClaimDetail, "request")
+    content: Manifest = {} if device_class is None else {"deviceClass": device_class}
+    content |= fields
+    if count is not None:
+        content["requests"] = {"count": count, **content.get("requests", {})}
+    return content
+
+
+def one_of(*alternatives: Manifest) -> Manifest:
+    """A request of which exactly one alternative must be satisfied; the first ones are preferred."""
+    return {"oneOf": list(alternatives)}
+
+
+def claim(
+    name: str,
+    *requests: Manifest,
+    match: Sequence[str] = (),
+    priority: int | None = None,
+    group: str | None = None,
+    node: str | None = None,
+    **metadata: Unpack[MetadataFields],
+) -> Manifest:
+    """A DeviceClaim, in the namespace default unless ``namespace`` is given.
+
+    Args:
+        requests: see ``request``.
+        match: attributes that must have one value on all devices of all requests.
+        priority, group, node: the annotations devalloc.io/priority, /group and /node.
+    """
+    _check_names(metadata, ObjectMeta, "claim", also=("match", "priority", "group", "node"))
+    spec: Manifest = {"claims": list(requests)}
+    if match:
+        spec = {"matchAttributes": list(match), **spec}
+    meta: Manifest = {"name": name, "namespace": "default", **metadata}
+    own = {PRIORITY: None if priority is None else str(priority), GROUP: group, NODE: node}
+    if given := {key: value for key, value in own.items() if value is not None}:
+        meta["annotations"] = {**meta.get("annotations", {}), **given}
+    return {"apiVersion": DEVMGMT, "kind": "DeviceClaim", "metadata": meta, "spec": spec}
+
+
+def allocated(
+    claim: Manifest, entries: Sequence[Manifest], *, node: str | None = None, details: Sequence[str] | None = None
+) -> Manifest:
+    """The claim as it is once it has devices.
+
+    Args:
+        entries: see ``entry``.
+        node: the node of the devices.
+        details: the index of the request of each entry, such as "0" or "1.0" (S18).
+    """
+    annotations = dict(claim["metadata"].get("annotations", {}))
+    if node is not None:
+        annotations[ALLOCATED_NODE] = node
+    if details is not None:
+        annotations[ALLOCATION_DETAILS] = json.dumps([*details], separators=(",", ":"))
+    metadata = {**claim["metadata"], **({"annotations": annotations} if annotations else {})}
+    return {**claim, "metadata": metadata, "status": {"allocations": list(entries)}}
+
+
+def entry(pool_name: str, device_name: str, **amounts: Amount) -> Manifest:
+    """One device of an allocation; with amounts it is a share."""
+    content: Manifest = {"devicePoolName": pool_name, "deviceName": device_name}
+    if amounts:
+        content["allocations"] = [{"name": name, "allocation": amount} for name, amount in amounts.items()]
+    return content
+
+
+# -- checks ------------------------------------------------------------------------------------------------------------
+
+
+def check_manifests(*manifests: Manifest) -> None:
+    """Check that manifests are valid. Raises ValueError with all problems: a test with a typo should not pass."""
+    problems = [str(problem) for manifest in manifests for problem in decode(manifest).problems]
+    if problems:
+        raise ValueError("\n".join(problems))
+
+
+def answer_of(solution: SolutionDict, name: str, namespace: str = "default") -> ClaimAnswerDict:
+    """The answer to one claim. Raises KeyError if there is none."""
+    for each in solution["claims"]:
+        if (each["namespace"], each["name"]) == (namespace, name):
+            return each
+    raise KeyError(f"no claim {namespace}/{name} in the answer")
+
+
+def devices_of(solution: SolutionDict, name: str, namespace: str = "default") -> list[str]:
+    """The devices of a claim as POOL/DEVICE. Raises AssertionError with the reason if it has none, KeyError if there is
+    no such claim."""
+    answer = answer_of(solution, name, namespace)
+    if not answer["allocated"]:
+        raise AssertionError(f"{namespace}/{name} is not allocated: {answer['reason']}: {answer['message']}")
+    return [f"{each['devicePoolName']}/{each['deviceName']}" for each in answer["allocations"]]
+
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+
+
+def _attributes(values: Mapping[str, Value]) -> list[Manifest]:
+    return [{"name": name, **_attribute(name, value)} for name, value in values.items()]
+
+
+def _attribute(name: str, value: Value) -> Manifest:
+    if isinstance(value, dict):
+        return value
+    if isinstance(value, bool) or not isinstance(value, str | int | Quantity | SemVer):
+        raise TypeError(f"attribute {name}: must be a text, an integer, a Quantity or a SemVer, not {value!r}")
+    return Attribute.of(name, value).to_manifest()
+
+
+def _resources(capacities: Mapping[str, Amount]) -> list[Manifest]:
+    resources = []
+    for name, text in capacities.items():
+        capacity, _, block = str(text).partition("/")
+        resources.append({"name": name, "capacity": capacity, **({"blockSize": block} if block else {})})
+    return resources
+
+
+def _check_names(given: Mapping[str, object], model: type[ApiModel], builder: str, also: Collection[str] = ()) -> None:
+    """Raise TypeError for names that are not fields of the model."""
+    names = {*field_schemas(model), *also}
+    for name in given:
+        if name not in names:
+            near = closest_match(name, names)
+            hint = f"did you mean {near}?" if near else f"the fields are: {', '.join(sorted(names))}"
+            raise TypeError(f"{builder}() has no argument {name!r}; {hint}")

@@ -1,0 +1,167 @@
+"""Settings classes: their options, their variables, and the page that lists them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from devalloc.cli.main import cli
+from devalloc.cli.options.common import parse_duration
+from devalloc.cli.options.settings import option_of, settings_options
+from devalloc.inventory.capacity import parse_bandwidth, parse_ratio, parse_size
+from devalloc.settings import build, given_options, group, setting, settings_of
+from tests.support.repository import REPO
+from tools import settings_page
+from tools.settings_page import PROCESSES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cabinet:
+    """A group."""
+
+    width: float = setting("How wide.", type=parse_duration, default="2m", metavar="DURATION")
+    labels: tuple[str, ...] = setting("What is on it.", flag="--label", default=(), env="CABINET_LABEL")
+    folders: tuple[Path, ...] = setting("Folders.", type=click.Path(path_type=Path), default=(), env="CABINET_FOLDERS")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """All of it."""
+
+    max_number: int | None = setting("How many.", type=int, env="ROOM_MAX", unset="any number")
+    cabinet: Cabinet = group(Cabinet)
+    is_open: bool = setting("Whether it is open.", flag="--open", default=False)
+    lamp: bool | None = setting("The lamp.", flag="--lamp/--no-lamp", unset="if it is dark")
+
+
+def parsed(*words: str, env: dict[str, str] | None = None) -> Room:
+    seen: list[Room] = []
+
+    @click.command()
+    @click.option("--other", default="x")
+    @settings_options(Room, "room")
+    def command(room: Room, other: str) -> None:
+        assert other == "x"
+        seen.append(room)
+
+    result = CliRunner().invoke(command, words, env=env, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return seen[0]
+
+
+def test_each_field_is_an_option_also_those_of_groups() -> None:
+    flags = [each.flag for each in settings_of(Room)]
+    assert flags == ["--max-number", "--width", "--label", "--folders", "--open", "--lamp/--no-lamp"]
+    words = ("--max-number", "3", "--width", "90s", "--label", "a", "--label", "b", "--open", "--no-lamp")
+    assert parsed(*words) == Room(
+        max_number=3, cabinet=Cabinet(width=90.0, labels=("a", "b")), is_open=True, lamp=False
+    )
+
+
+def test_without_options_a_class_has_the_defaults_that_it_declares() -> None:
+    assert parsed() == Room() == build(Room, {})
+    assert (Room().cabinet.width, Room().lamp, Room().is_open) == (120.0, None, False)
+
+
+def test_variables_set_what_no_option_sets() -> None:
+    env = {"ROOM_MAX": "7", "CABINET_LABEL": "a b", "CABINET_FOLDERS": "/a:/b c"}
+    assert parsed(env=env) == Room(max_number=7, cabinet=Cabinet(labels=("a", "b"), folders=(Path("/a"), Path("/b c"))))
+    assert parsed("--max-number", "1", "--label", "c", env=env).max_number == 1
+    assert parsed("--label", "c", env=env).cabinet.labels == ("c",)
+
+
+def test_the_help_names_variables_and_what_happens_by_default() -> None:
+    helps = {each.parameter: each.full_help for each in settings_of(Room)}
+    assert helps["max_number"] == "How many [env: ROOM_MAX; default: any number]."
+    assert helps["label"] == "What is on it [env: CABINET_LABEL, separated by blanks]."
+    assert helps["folders"] == "Folders [env: CABINET_FOLDERS, separated by colons]."
+    assert helps["lamp"] == "The lamp [default: if it is dark]."
+    assert helps["width"] == "How wide."
+
+
+def test_options_that_change_something_are_known() -> None:
+    assert given_options(Room()) == []
+    room = Room(max_number=0, lamp=False, cabinet=Cabinet(labels=("a",)))
+    assert given_options(room) == ["--max-number", "--label", "--lamp/--no-lamp"]
+
+
+def test_a_verb_can_have_one_option_of_a_class() -> None:
+    @click.command()
+    @option_of(Room, "label")
+    def command(label: tuple[str, ...]) -> None:
+        click.echo(" and ".join(label))
+
+    assert CliRunner().invoke(command, ["--label", "a", "--label", "b"]).output == "a and b\n"
+
+
+@pytest.fixture(params=PROCESSES)
+def process(request: pytest.FixtureRequest) -> tuple[click.Command, type[Any]]:
+    verb = request.param
+    command = cli.get_command(click.Context(cli), verb)
+    assert command is not None
+    return command, PROCESSES[verb]
+
+
+def test_the_options_of_a_process_are_its_settings_in_their_order(process: tuple[click.Command, type[Any]]) -> None:
+    command, settings_class = process
+    common = ["--debug", "--log-format", "--log-level"]
+    flags = [each.flag.partition("/")[0] for each in settings_of(settings_class)]
+    assert [each.opts[0] for each in command.params] == flags + common
+    assert max(Counter(each.parameter for each in settings_of(settings_class)).values()) == 1
+
+
+def test_an_option_wins_over_its_own_variable_and_that_over_the_one_of_the_verb(
+    process: tuple[click.Command, type[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command, settings_class = process
+    by_name = {each.name: each for each in command.params}
+    for each in settings_of(settings_class):
+        derived = f"DEVALLOC_{command.name}_{each.parameter}".replace("-", "_").upper()
+        assert by_name[each.parameter].envvar == list(dict.fromkeys(filter(None, (each.env, derived))))
+
+    texts = [each for each in settings_of(settings_class) if each.type in (None, parse_duration) and each.metavar]
+    for each in texts:
+        variables, name = by_name[each.parameter].envvar, each.parameter
+        assert isinstance(variables, list)
+        expected = list(map(str, range(len(variables), -1, -1)))
+        given = [each.flag, expected[0]]
+        seen = []
+        with monkeypatch.context() as env:
+            for number, variable in enumerate(variables, 1):
+                env.setenv(variable, expected[number])
+            for words in (given, []):
+                seen.append(command.make_context("x", list(words)).params[name])
+            env.delenv(variables[0])
+            seen.append(command.make_context("x", []).params[name])
+        as_value = (lambda text: (text,)) if each.is_repeatable else (each.type or str)
+        default = command.make_context("x", []).params[name]
+        assert seen == [*map(as_value, expected[:2]), as_value(expected[2]) if len(variables) == 2 else default], each
+
+
+def test_without_options_a_process_has_the_defaults_of_its_class(process: tuple[click.Command, type[Any]]) -> None:
+    command, settings_class = process
+    values = {name: value for name, value in command.make_context("x", []).params.items() if name not in ("debug",)}
+    if command.name != "guest-monitor":  # which reads its texts itself
+        assert build(settings_class, values) == settings_class()
+
+
+def test_the_page_of_settings_is_current() -> None:
+    """``python -m tools.settings_page`` writes it."""
+    assert (REPO / "docs" / "settings.md").read_text() == settings_page.page()
+
+
+def test_the_page_of_settings_shows_values_as_they_are_read() -> None:
+    text = settings_page.page()
+    for example, size in (("500GB", 500 * 2**30), ("20Gi", 20 * 2**30)):
+        assert f"`{example}`" in text
+        assert parse_size(example) == size
+    for example, rate in (("10Gbps", 1_250_000_000), ("125MB/s", 125 * 2**20)):
+        assert f"`{example}`" in text
+        assert parse_bandwidth(example) == rate
+    assert parse_ratio("1.5") * 2 == 3

@@ -1,0 +1,138 @@
+"""``devalloc_solver.testing``: builders write valid manifests and refuse misspelt arguments; checks show reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, get_type_hints
+
+import pytest
+
+from devalloc.api.claim import DeviceClaimDetail
+from devalloc.api.decode import decode
+from devalloc.api.device_class import DeviceClassSpec
+from devalloc.api.meta import ObjectMeta
+from devalloc.api.quantity import Quantity
+from devalloc.api.semver import SemVer
+from devalloc.api.validation.schema import field_schemas
+from devalloc_solver import Fleet, solve_manifests, testing
+from devalloc_solver.testing import (
+    allocated,
+    answer_of,
+    check_manifests,
+    claim,
+    device,
+    device_class,
+    devices_of,
+    entry,
+    one_of,
+    pool,
+    request,
+)
+
+pytest_plugins = ["devalloc_solver.testing.fixtures"]
+
+CARD = device(
+    "a",
+    attributes={"model": "L4", "numa": 0, "memory": Quantity.parse("24Gi"), "version": SemVer.parse("1.2.3")},
+    requests={"slices": 7},
+    resources={"memory": "24Gi/1Gi", "cores": 4},
+)
+FLEET = [
+    device_class("gpu", driver="gpu", deviceType="gpu"),
+    pool("cards", "node-a", attributes={"vendor": "nvidia"}, resources={"slices": "7"}, devices=[CARD, device("b")]),
+]
+
+
+def test_builders_write_valid_manifests() -> None:
+    check_manifests(
+        *FLEET,
+        pool("network", None),
+        device_class("any"),
+        claim(
+            "train",
+            request("gpu", 2, constraints="device.model == 'L4'", limits={"count": 4}, matchAttributes=["numa"]),
+            one_of(request(deviceType="gpu"), request("any", requests={"memory": "5Gi"})),
+            match=["numa"],
+            priority=5,
+            group="g",
+            node="node-a",
+            namespace="team-a",
+            labels={"app": "web"},
+        ),
+        allocated(claim("held", request("gpu")), [entry("cards", "b", memory="5Gi")], node="node-a", details=["0"]),
+    )
+
+
+def test_what_a_builder_fills_in() -> None:
+    assert claim("c", request("gpu", 2), priority=5, annotations={"x/y": "z"}) == {
+        "apiVersion": "devmgmtproto.k8s.io/v1alpha1",
+        "kind": "DeviceClaim",
+        "metadata": {"name": "c", "namespace": "default", "annotations": {"x/y": "z", "devalloc.io/priority": "5"}},
+        "spec": {"claims": [{"deviceClass": "gpu", "requests": {"count": 2}}]},
+    }
+    assert request("gpu", 1, requests={"memory": "1Gi"})["requests"] == {"count": 1, "memory": "1Gi"}
+    assert CARD["resources"][0] == {"name": "memory", "capacity": "24Gi", "blockSize": "1Gi"}
+    assert [sorted(each)[-1] for each in CARD["attributes"]] == ["stringValue", "name", "quantityValue", "semVerValue"]
+    assert pool("network", None)["spec"] == {"driver": "gpu", "devices": []}
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            lambda: device_class("gpu", devicetype="gpu"),
+            "no argument 'devicetype'; did you mean deviceType?",
+        ),
+        (lambda: request("gpu", matchAttribute=["numa"]), "did you mean matchAttributes?"),
+        (lambda: claim("c", priorty=3), "claim() has no argument 'priorty'; did you mean priority?"),
+        (lambda: claim("c", zzz=3), "the fields are: annotations, "),
+        (lambda: device("d", attributes={"ready": True}), "attribute ready: must be a text, an integer"),
+        (lambda: device("d", attributes={"ratio": 0.5}), "not 0.5"),
+    ],
+)
+def test_misspelt_arguments_are_errors(build: Callable[[], Any], message: str) -> None:
+    with pytest.raises(TypeError) as error:
+        build()
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "model"),
+    [
+        (testing.ClassFields, DeviceClassSpec),
+        (testing.RequestFields, DeviceClaimDetail),
+    ],
+)
+def test_arguments_are_the_fields_of_the_models(arguments: Any, model: Any) -> None:
+    assert get_type_hints(arguments).keys() == field_schemas(model).keys()
+    assert get_type_hints(testing.MetadataFields).keys() <= field_schemas(ObjectMeta).keys()
+
+
+def test_check_manifests_lists_all_problems() -> None:
+    wrong = claim("c", {"deviceClas": "gpu"}, {"requests": {"count": -1}})
+    assert decode(wrong).problems
+    with pytest.raises(ValueError, match="deviceClas") as error:
+        check_manifests(*FLEET, wrong)
+    assert "count" in str(error.value)
+
+
+def test_devices_of_a_claim_or_the_reason() -> None:
+    answer = solve_manifests([*FLEET, claim("one", request("gpu", 1)), claim("many", request("gpu", 9))])
+    assert devices_of(answer, "one") == ["cards/b"] or devices_of(answer, "one") == ["cards/a"]
+    assert answer_of(answer, "many")["reason"] == "NotEnoughDevices"
+    with pytest.raises(AssertionError, match="default/many is not allocated: NotEnoughDevices: impossible"):
+        devices_of(answer, "many")
+    with pytest.raises(KeyError, match="no claim other/one"):
+        devices_of(answer, "one", "other")
+
+
+def test_the_fixture_makes_a_fleet(devalloc_fleet: Callable[..., Fleet]) -> None:
+    fleet = devalloc_fleet(*FLEET)
+    assert fleet.allocate(claim("c", request("gpu")))["allocated"]
+
+
+def test_the_fixture_refuses_what_the_fleet_would_leave_out(devalloc_fleet: Callable[..., Fleet]) -> None:
+    with pytest.raises(ValueError, match="nodeNam"):
+        devalloc_fleet({**FLEET[1], "spec": {"driver": "d", "nodeNam": "n"}})
+    with pytest.raises(ValueError, match="cards"):
+        devalloc_fleet(pool("cards", "node-a"), pool("cards", None))
