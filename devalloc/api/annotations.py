@@ -53,6 +53,7 @@ METADATA_KEYS: Final = (
     MetadataKey("annotations", meta.TRANSACTION, _MARKED_KINDS),
     MetadataKey("annotations", meta.CORDONED, ("DevicePool",)),
     MetadataKey("annotations", meta.CORDONED_NODE, ("DevicePool",)),
+    MetadataKey("annotations", meta.LABELS_NODES, ("Lease",)),
     MetadataKey("annotations", meta.TOLERATED_TAINTS, ("Node",), by_users=True),
     MetadataKey(
         "labels", dedicated_pools.ALLOCATOR_KEY, (_RESOURCE_CLAIM,), by_users=True, values=(dedicated_pools.DEVALLOC,)
@@ -61,6 +62,7 @@ METADATA_KEYS: Final = (
     MetadataKey("labels", meta.ADMIN_ACCESS, ("Namespace",), by_users=True, values=("true",)),
     MetadataKey("labels", meta.PUBLISHED_BY, ("DevicePool",)),
     MetadataKey("labels", meta.LEADER, _MARKED_KINDS),
+    MetadataKey("labels", meta.NODE_LABEL, (_CLAIM, _MACHINE)),
     MetadataKey("labels", meta.TRANSACTION, ("ConfigMap",)),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from datetime import datetime
 from typing import Annotated, Any, Final
@@ -26,6 +27,9 @@ NODE = "devalloc.io/node"
 """On a claim: the only node whose devices may be used. Only users write it, never the allocator (S7)."""
 ALLOCATED_NODE = "devalloc.io/allocated-node"
 """On an allocated claim: the node of its devices (S2)."""
+NODE_LABEL = "devalloc.io/allocated-node"
+"""A label of claims and machines that belong to a node: ``node_label`` of its name. The controller writes it, and the
+node watches only objects that have it. It has no other effect."""
 ALLOCATED_DEVICES = "devalloc.io/allocated-devices"
 """On an allocated claim: its devices as text, such as "card-a/gpu-0, gpu-1". Programs do not read it."""
 ALLOCATION_DETAILS = "devalloc.io/allocation-details"
@@ -54,6 +58,12 @@ RELEASES = ("asked", "forced")
 LEADER = "devalloc.io/leader"
 """On a claim without devices and on a machine: the last controller that became leader meanwhile. Late writes of earlier
 leaders are based on a state without it, so they fail (``devalloc.controller.leader.fencing``)."""
+LABELS_NODES = "devalloc.io/labels-nodes"
+"""On the controller's Lease: the number of its transitions as of which the leader writes ``NODE_LABEL`` on all objects
+that need it. While that is the present number, nodes watch only what has their label: a leader of an earlier version
+changes the number, and not this."""
+CONTROLLER_LEASE = "devalloc-controller"
+"""The name of the Lease whose holder leads."""
 TRANSACTION = "devalloc.io/transaction"
 """On an object of a cluster that is being written together with others: its new content does not count until this is
 removed. Also the label of the records of such transactions."""
@@ -74,6 +84,23 @@ COMPATIBILITY_GROUP = "devalloc.io/compatibilityGroup"
 """A device attribute: devices of one pool can be allocated at the same time only if they have the same value (S12a)."""
 
 _RFC3339 = re.compile(r"\d{4}-\d{2}-\d{2}[Tt]\d{2}:\d{2}:\d{2}(\.\d+)?([Zz]|[+-]\d{2}:\d{2})", re.ASCII)
+
+
+_LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
+
+
+def node_label(node_name: str) -> str:
+    """The value of the label ``NODE_LABEL`` for a node: its name, or a hash if a label cannot have the name. Two nodes
+    with the same value would get each other's events, and no more."""
+    if _LABEL_VALUE.fullmatch(node_name):
+        return node_name
+    return f"sha256-{hashlib.sha256(node_name.encode()).hexdigest()[:40]}"
+
+
+def is_promised(lease: dict[str, Any], name: str) -> bool:
+    """Whether the holder of a Lease keeps the promise that this annotation is, or the last holder did until the end."""
+    annotations, spec = lease["metadata"].get("annotations") or {}, lease.get("spec") or {}
+    return bool(annotations.get(name) == str(spec.get("leaseTransitions", 0)))
 
 
 def parse_time(text: str) -> datetime:

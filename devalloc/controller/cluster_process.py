@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 
 from aiohttp import web
 
+from devalloc.api.meta import LABELS_NODES
 from devalloc.controller import health
 from devalloc.controller.authorization import AUDIENCE, ClusterAuthorizer
 from devalloc.controller.fleet_monitor import FleetMonitor
@@ -24,10 +25,12 @@ from devalloc.controller.overview.cache import OverviewCache
 from devalloc.controller.permits.leader_server import LeaderPermitServer, PermitListenAddress
 from devalloc.controller.permits.leadership import ProcessLeadership
 from devalloc.controller.reconcile.claims import allocation_entries
-from devalloc.controller.reconcile.device_claims import AllocatorSettings, DeviceClaimAllocator, DeviceClaimRound
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator, DeviceClaimRound
 from devalloc.controller.reconcile.events import EventRecorder, events_of_write, node_events
-from devalloc.controller.reconcile.resource_claims import ResourceClaimAllocator, ResourceClaimSettings
+from devalloc.controller.reconcile.loop import AllocatorSettings, ReconcileLoop
+from devalloc.controller.reconcile.resource_claims import ResourceClaimAllocator
 from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimRound as ResourceRound
+from devalloc.controller.reconcile.resource_claims.cluster_state import RESOURCES
 from devalloc.controller.site import HttpSite, SitePage
 from devalloc.net.http_server import JSON, HttpResponse
 from devalloc.store import Object
@@ -128,8 +131,14 @@ class ClusterProcess:
             seconds=settings.seconds,
             deadline=settings.deadline,
         )
+        if settings.allocate.labels_nodes:
+            self.lease.inherited = (LABELS_NODES,)
         self.store = KubernetesStore(client, namespace=settings.namespace, may_write=lambda: self.lease.is_valid)
         self._shown = KubernetesStore(client, namespace=settings.namespace)
+        self._resource_store = KubernetesStore(
+            client, namespace=settings.namespace, resources=RESOURCES, may_write=lambda: self.lease.is_valid
+        )
+        """Apart from the other, so that DeviceClaims are answered also if these kinds cannot be read."""
         self.recorder = EventRecorder(client, settings.instance)
         self.monitor = FleetMonitor(
             OverviewCache(self.store, self._shown).latest,
@@ -200,11 +209,12 @@ class ClusterProcess:
     def close(self) -> None:
         """End all watches. ``run`` does so, unless it raises: then the process ends, and they with it."""
         self._shown.close()
+        self._resource_store.close()
         self.store.close()
 
     def _is_answering(self) -> bool:
         """Whether a round of either dialect is under way."""
-        return any(loop.began is not None for loop in (self.allocator, self._resource_claims) if loop is not None)
+        return any(each.loop.began is not None for each in (self.allocator, self._resource_claims) if each is not None)
 
     def _searched(self) -> Mapping[str, float]:
         """Seconds by namespace, of both dialects."""
@@ -222,17 +232,13 @@ class ClusterProcess:
                 self.allocator.ignore_kind("Node")
         loops: dict[str, Loop] = {"allocate": self.allocator.run, "monitor": self.monitor.run}
         if self._settings.resource_claims:
-            defaults = self._settings.allocate
             self._resource_claims = ResourceClaimAllocator(
-                self._client,
+                self._resource_store,
                 stamp=f"{self.lease.transitions} {self.lease.holder}",
-                may_write=lambda: self.lease.is_valid,
                 record=self.recorder.record,
                 progress=self._resource_progress,
                 gave=lambda claim: self.metrics.allocated(claim, datetime.now(UTC)),
-                settings=ResourceClaimSettings(
-                    defaults.placement, defaults.deadline, defaults.batch, defaults.resync, defaults.retry
-                ),
+                settings=self._settings.allocate,
             )
             loops["resource-claims"] = self._resource_claims.run
         if self._settings.permits is not None:
@@ -257,6 +263,8 @@ class ClusterProcess:
             self.controller.fail(error)
 
     def _progress(self, done: DeviceClaimRound) -> None:
+        if self.allocator.has_labelled:
+            self.lease.promises.add(LABELS_NODES)
         self.metrics.count(done)
         self._on_round(done)
 
@@ -290,10 +298,9 @@ class ClusterProcess:
 
     def _seen(self) -> health.ProcessHealth:
         controller, others = self.controller, self._resource_claims
-        claims = self.allocator
-        loops = [health.LoopHealth("DeviceClaims", claims.began, claims.failing, self.store.silent_seconds)]
+        loops = [_health("DeviceClaims", self.allocator.loop, self.store)]
         if others is not None:
-            loops.append(health.LoopHealth("ResourceClaims", others.began, others.failing, others.silent_seconds))
+            loops.append(_health("ResourceClaims", others.loop, self._resource_store))
         if self._permits is not None:
             loops.append(health.LoopHealth("permits", None, self._permits.failing))
         return health.ProcessHealth(
@@ -309,3 +316,7 @@ class ClusterProcess:
         served = None if self._permits is None else self._permits.server
         shown = None if served is None else await served.seen(served.shown)
         return HttpResponse(503, b"no permits are given here") if shown is None else HttpResponse(200, shown, JSON)
+
+
+def _health(name: str, loop: ReconcileLoop, store: KubernetesStore) -> health.LoopHealth:
+    return health.LoopHealth(name, loop.began, loop.failing, store.silent_seconds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from devalloc.api.meta import CORDONED, CORDONED_NODE, PREPARED_ON, RELEASE
+from devalloc.api.meta import CORDONED, CORDONED_NODE, NODE_LABEL, PREPARED_ON, RELEASE
 from devalloc.controller.reconcile.claims import ALLOCATION_ANNOTATIONS, allocation_entries, claim_key
 from devalloc.store import Invalid, Key, Object
 
@@ -32,6 +32,9 @@ def merge_manifest(old: Object, wanted: Object) -> Object:
         # A pool that is applied again stays cordoned.
         cordons = {name: text for name, text in before.items() if name in (CORDONED, CORDONED_NODE)}
         metadata["annotations"] = {**cordons, **theirs, **stay}
+    if label := old["metadata"].get("labels", {}).get(NODE_LABEL):
+        labels = metadata.get("labels") or {}
+        metadata["labels"] = {**labels, NODE_LABEL: label} if isinstance(labels, dict) else labels
     metadata.setdefault("finalizers", old["metadata"].get("finalizers", []))
     metadata["resourceVersion"] = old["metadata"]["resourceVersion"]
     metadata.pop("uid", None)

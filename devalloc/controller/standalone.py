@@ -18,12 +18,8 @@ from devalloc.api.cordon import NODE_KIND
 from devalloc.controller.host_inventory import HostInventory, InventorySource
 from devalloc.controller.pool_publisher import PublishResult
 from devalloc.controller.publish_lock import PublishLock
-from devalloc.controller.reconcile.device_claims import (
-    AllocatorSettings,
-    DeviceClaimAllocator,
-    DeviceClaimRound,
-    SolveManifests,
-)
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator, DeviceClaimRound, SolveManifests
+from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.inventory.device_events import UdevSource
 from devalloc.store import Store, Unavailable, Unusable
 from devalloc.store.sqlite import SQLiteStore

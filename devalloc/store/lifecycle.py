@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 
 from devalloc.store.errors import Invalid, Key, Object
+from devalloc.store.protocol import Change
 
 
 def parse_version(text: str) -> int:
@@ -87,10 +88,33 @@ def with_status(obj: Object, status: Object | None) -> Object:
 
 def with_annotations(obj: Object, annotations: Mapping[str, str | None]) -> Object:
     """The object with these annotations set, or removed if the value is None."""
-    merged = {**obj["metadata"].get("annotations", {}), **annotations}
+    return _with_texts(obj, "annotations", annotations)
+
+
+def with_labels(obj: Object, labels: Mapping[str, str | None]) -> Object:
+    """The object with these labels set, or removed if the value is None."""
+    return _with_texts(obj, "labels", labels)
+
+
+def with_metadata_of(obj: Object, change: Change) -> Object:
+    """The object with the annotations, labels and finalizers of a change, and its own status."""
+    changed = with_labels(with_annotations(obj, change.annotations), change.labels)
+    added = [name for name in change.finalizers if name not in finalizers(obj)]
+    if not added:
+        return changed
+    return {**changed, "metadata": {**changed["metadata"], "finalizers": [*finalizers(obj), *added]}}
+
+
+def with_change(obj: Object, change: Change) -> Object:
+    """The object as a change leaves it. Raises Invalid."""
+    return with_metadata_of(with_status(obj, change.status), change)
+
+
+def _with_texts(obj: Object, name: str, texts: Mapping[str, str | None]) -> Object:
+    merged = {**obj["metadata"].get(name, {}), **texts}
     remaining = {k: v for k, v in merged.items() if v is not None}
-    metadata = {k: v for k, v in obj["metadata"].items() if k != "annotations"}
-    return {**obj, "metadata": {**metadata, "annotations": remaining} if remaining else metadata}
+    metadata = {k: v for k, v in obj["metadata"].items() if k != name}
+    return {**obj, "metadata": {**metadata, name: remaining} if remaining else metadata}
 
 
 def mark_deleting(obj: Object, now: str) -> Object:

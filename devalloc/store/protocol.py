@@ -34,12 +34,15 @@ place in the history     the resourceVersion of the last written     a number th
                                                                      as if they had been created after it
 listed objects           everything that was written                 everything that this process wrote, and changes by
                                                                      others as far as received; ``get`` asks the server
+selection                all objects                                 with ``node`` and ``select`` only those of a node;
+                                                                     what leaves the selection is reported as DELETED,
+                                                                     and ``get`` shows that it exists
 deletions                all are reported, or Expired                all are reported, even after a broken watch, except
                                                                      of objects that were created and deleted meanwhile
 several objects          one transaction                             one after the other, marked until all are written
                                                                      (``kubernetes.transaction``); readers treat a mark
                                                                      as "not allocated yet"
-status and annotations   one write                                   two: annotations first if a status is set, last if
+status and metadata      one write                                   two: metadata first if a status is set, last if
 of one object                                                        it is removed; after a crash between them, the
                                                                      status counts
 fence                    checked and written in one transaction      checked against what this process knows, including
@@ -120,6 +123,10 @@ class Change:
     """The complete new status; None removes it."""
     annotations: Mapping[str, str | None] = field(default_factory=dict)
     """Annotations to set, or to remove if the value is None. The others stay."""
+    labels: Mapping[str, str | None] = field(default_factory=dict)
+    """Labels to set, or to remove if the value is None. The others stay."""
+    finalizers: Sequence[str] = ()
+    """Finalizers to add; the others stay. If the write is undone, they stay, too."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +181,7 @@ class Store(Protocol):
         """Write only the status (none: remove it); returns the object as stored. Raises NotFound, Conflict."""
 
     def commit(self, changes: Sequence[Change], fence: Fence | None = None) -> CommitResult:
-        """Write status and annotations of several objects, all or none.
+        """Write status, annotations, labels and finalizers of several objects, all or none.
 
         Raises FenceBroken with all changes that violate the fence, or else Conflict with all objects of ``changes``
         that have changed or are gone; Expired for a fence that is too old to check, or of another store. A crash never

@@ -384,8 +384,7 @@ def _write_changes(rows: SqlStatements, changes: Sequence[Change]) -> list[Objec
         raise Conflict(conflicts)
     done = []
     for change, old in zip(changes, olds, strict=True):
-        new = lifecycle.with_annotations(lifecycle.with_status(old, change.status), change.annotations)
-        done.append(rows.update(change.key, old, lifecycle.as_stored(new)))
+        done.append(rows.update(change.key, old, lifecycle.as_stored(lifecycle.with_change(old, change))))
     return done
 
 

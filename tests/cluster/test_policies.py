@@ -15,7 +15,8 @@ import yaml
 from devalloc.api import meta
 from devalloc.api.decode import decode
 from devalloc.api.kinds import KINDS
-from devalloc.controller.reconcile.device_claims import AllocatorSettings, DeviceClaimAllocator
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
+from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.install.manifests import InstallOptions, render_manifests
 from devalloc.install.manifests import object_collection_path as path_of_manifest
 from devalloc.store import Change, Conflict, Invalid, Key

@@ -249,6 +249,8 @@ def test_what_is_allowed_by_name_is_allowed_by_that_name_only(ruled: Cluster) ->
     for verb in ("get", "update"):
         assert may("devalloc-controller", verb, "coordination.k8s.io/leases", "devalloc-controller")
         assert not may("devalloc-controller", verb, "coordination.k8s.io/leases", "other")
+    assert may("devalloc-node", "get", "coordination.k8s.io/leases", "devalloc-controller")
+    assert not may("devalloc-node", "update", "coordination.k8s.io/leases", "devalloc-controller")
     assert may("devalloc-node", "get", "/configmaps", "devalloc-permits")
     assert not may("devalloc-node", "get", "/configmaps", "devalloc-permits-usage")
     assert may("devalloc-node", "get", "/namespaces", "kube-system")

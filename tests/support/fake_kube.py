@@ -154,17 +154,11 @@ class FakeKube:
                 if when > revision and _is_in(at, path):
                     assert type_ == "ADDED", "this fake remembers no former states"
                     matches.pop(at, None)
-            if selector := params.get("fieldSelector"):
-                matches = {at: obj for at, obj in matches.items() if _is_of(obj, selector)}
-            if selector := params.get("labelSelector"):
-                name, _, values = selector.replace(" in (", "=").rstrip(")").partition("=")
-                among = values.split(",")
-                matches = {at: o for at, o in matches.items() if o["metadata"].get("labels", {}).get(name) in among}
+            matches = {at: obj for at, obj in matches.items() if _is_selected(obj, params)}
             items = copy.deepcopy([*matches.values()])
             return {"metadata": {"resourceVersion": str(revision)}, "items": items}
 
     def watch(self, path: str, params: Params, revision: int, stop: threading.Event) -> Iterator[Object]:
-        selector = (params or {}).get("fieldSelector", "")
         if revision < self.forgotten:
             raise ApiError(410, "Expired", "too old resource version")
         cuts = self.cuts
@@ -172,9 +166,9 @@ class FakeKube:
             with self.changed:
                 since = [each for each in self.history if each[0] > revision and _is_in(each[2], path)]
                 events = [
-                    (when, event_type, obj)
+                    (when, appears_as, obj)
                     for when, type_, _, obj, before in since
-                    if (event_type := _event_type(type_, obj, before, selector))
+                    if (appears_as := event_type(type_, obj, before, params or {}))
                 ]
                 if not events:
                     if self.cuts != cuts:
@@ -336,10 +330,18 @@ def _is_of(obj: Object, selector: str) -> bool:
     return True
 
 
-def _event_type(type_: str, obj: Object, before: Object | None, selector: str) -> str:
-    """What an event is to a watch of those that a selector chooses; empty for none. One that is chosen no more is told
+def _is_selected(obj: Object, params: Mapping[str, str]) -> bool:
+    if not _is_of(obj, params.get("fieldSelector", "")):
+        return False
+    name, _, values = params.get("labelSelector", "").replace(" in (", "=").rstrip(")").partition("=")
+    return not name or obj["metadata"].get("labels", {}).get(name) in values.split(",")
+
+
+def event_type(type_: str, obj: Object, before: Object | None, params: Mapping[str, str]) -> str:
+    """What an event is to a watch of those that selectors choose; empty for none. One that is chosen no more is told
     as deleted."""
-    was, is_ = before is not None and _is_of(before, selector), type_ != "DELETED" and _is_of(obj, selector)
+    was = before is not None and _is_selected(before, params)
+    is_ = type_ != "DELETED" and _is_selected(obj, params)
     return {(True, True): type_, (False, True): "ADDED", (True, False): "DELETED", (False, False): ""}[was, is_]
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from devalloc.api.dedicated_pools import ALLOCATOR_KEY, DEVALLOC, TAINT, dedicated_pool_name
 from devalloc.controller.reconcile.events import ObjectEvent
-from devalloc.controller.reconcile.resource_claims import ResourceClaimAllocator, ResourceClaimSettings
-from devalloc.store.kubernetes import ApiError, Client
+from devalloc.controller.reconcile.loop import AllocatorSettings
+from devalloc.controller.reconcile.resource_claims import ResourceClaimAllocator
+from devalloc.controller.reconcile.resource_claims.cluster_state import RESOURCES
+from devalloc.store.kubernetes import ApiError, Client, KubernetesStore
 from tests.support import kube_crds, kube_rights
 from tests.support.kube_api import Cluster
 from tests.support.waiting import until
@@ -210,14 +212,16 @@ class Allocating:
 @contextmanager
 def allocating(client: Client, stamp: str = "1 test") -> Iterator[Allocating]:
     running = Allocating()
-    settings = ResourceClaimSettings(retry=0.2)
-    one = ResourceClaimAllocator(client, stamp=stamp, record=running.events.extend, settings=settings)
+    store = KubernetesStore(client, resources=RESOURCES)
+    settings = AllocatorSettings(retry=0.2)
+    one = ResourceClaimAllocator(store, stamp=stamp, record=running.events.extend, settings=settings)
     stop = threading.Event()
     failures: list[BaseException] = []
 
     def run() -> None:
         try:
-            one.run(stop)
+            with closing(store):
+                one.run(stop)
         except BaseException as error:
             failures.append(error)
 

@@ -115,7 +115,7 @@ def controller(options: ControllerOptions) -> int:
     from devalloc.controller.cluster_process import ClusterProcess, ClusterSettings
     from devalloc.controller.leader.lease import LeaseLost
     from devalloc.controller.page import FleetPage
-    from devalloc.controller.reconcile.device_claims import AllocatorSettings
+    from devalloc.controller.reconcile.loop import AllocatorSettings
     from devalloc.controller.standalone import handling_signals
 
     if options.kubeconfig is None and not options.in_cluster:
@@ -138,6 +138,7 @@ def controller(options: ControllerOptions) -> int:
         deadline=options.lease * 2 / 3,
         allocate=AllocatorSettings(
             has_conditions=True,
+            labels_nodes=True,
             hides_names=True,
             placement=options.placement,
             deadline=options.deadline,

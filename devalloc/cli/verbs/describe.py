@@ -204,7 +204,7 @@ def _print_reason(store: Store, claim: Object) -> None:
     """Show why a claim has no devices, judging by the store as it is now rather than by the claim's last answer."""
     from devalloc.api import meta
     from devalloc.cli.render.explanation import print_explanation
-    from devalloc.controller.reconcile.solver_documents import solver_documents
+    from devalloc.controller.reconcile.foreign_objects import solver_documents
     from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
     from devalloc.store.sqlite import SQLiteStore
 

@@ -23,6 +23,7 @@ from devalloc_node.errors import NodeError
 
 if TYPE_CHECKING:
     from devalloc.store import Store
+    from devalloc_node.daemon import Loop
     from devalloc_node.host.plugin_lock import PublishMode
     from devalloc_node.node import Node
     from devalloc_node.settings import KubeletSettings, NodeSettings
@@ -110,6 +111,7 @@ def node(options: NodeOptions) -> int:
     from devalloc.store.sqlite import SQLiteStore
     from devalloc_node.daemon import run_daemon
     from devalloc_node.host import plugin_lock
+    from devalloc_node.kube.own_objects import OwnObjects
     from devalloc_node.node import open_node
 
     name, path = options.inventory.node, store_path(options.store)
@@ -118,7 +120,7 @@ def node(options: NodeOptions) -> int:
     settings = _settings(options, path)
     slices, dry_run = options.has_slices, options.plugin.dry_run
     endpoint = on.cluster_permits(client, options.namespace) if client is not None and options.asks_controller else None
-    extra_loops = []
+    extra_loops: list[Loop] = []
 
     def found_by(plugin: Node) -> DiscoverFunction:
         if client is None or dry_run:  # a dry run may run beside the node's real plugin
@@ -148,6 +150,9 @@ def node(options: NodeOptions) -> int:
                 else:
                     display.say(f"node {name}, DeviceClaims and VirtualMachines of the cluster; Ctrl-C stops")
                     pools, place = KubernetesStore(client, node=name), settings.state / "pools"
+                    own = OwnObjects(client, pools, name, options.namespace)
+                    own.look()
+                    extra_loops.append(own.run)
                 stack.enter_context(closing(pools))
                 plugin = stack.enter_context(open_node(settings, host, on.store_source(pools, name)))
                 look = found_by(plugin)

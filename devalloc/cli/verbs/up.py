@@ -65,7 +65,7 @@ def up(options: UpOptions) -> int:
     from devalloc.cli.node_wiring import abandon_hung_threads
     from devalloc.cli.options.capacity import with_host_pool
     from devalloc.cli.options.node import node_settings
-    from devalloc.controller.reconcile.device_claims import AllocatorSettings
+    from devalloc.controller.reconcile.loop import AllocatorSettings
     from devalloc.controller.standalone import InventorySource, Standalone, handling_signals
 
     inventory, root, page = options.inventory, options.inventory.sysfs_root, options.page

@@ -14,6 +14,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Literal, Protocol
 
+from devalloc.api.meta import CONTROLLER_LEASE
 from devalloc.backoff import Backoff
 from devalloc.controller.leader.fencing import FencingInterrupted, fence_objects
 from devalloc.controller.leader.lease import Lease, LeaseLost
@@ -21,7 +22,7 @@ from devalloc.store import Store, StoreError
 
 log = logging.getLogger(__name__)
 
-LEASE_NAME = "devalloc-controller"
+LEASE_NAME = CONTROLLER_LEASE
 """Of the lease."""
 LEASE_SECONDS, RENEW_DEADLINE = 15.0, 10.0
 """How long others believe the lease without a renewal, and how long its holder does."""

@@ -12,8 +12,10 @@ the rights are missing, it is unknown what it will let through later: then this 
 
 The store does the same to an object of which it does not know whether what this process sent will still be done.
 
-Not sealed is what holds devices already: a write there takes them back, says how they are, or leaves them. Only where
-a commit of several objects was cut off (a mark of the store) it may still be finished, so that is sealed as well.
+Not sealed is a DeviceClaim that holds devices already: a write there takes them back, says how they are, or leaves
+them. Only where a commit of several objects was cut off (a mark of the store) it may still be finished, so that is
+sealed as well. Of ResourceClaims those that hold devices are sealed, too: the leader before may have sent that they are
+taken back, since when their pod may have been scheduled, and no finalizer of a node on the claim refuses it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from devalloc.api import meta
 from devalloc.controller.reconcile import vm_scheduling
@@ -40,13 +42,21 @@ class FencingInterrupted(Exception):
 
 
 def fence_objects(
-    store: Store, stamp: str, stop: threading.Event, *, pause: Callable[[float], object] | None = None
+    store: Store,
+    stamp: str,
+    stop: threading.Event,
+    *,
+    kinds: Sequence[str] = FENCED_KINDS,
+    is_grantable: Callable[[Object], bool] | None = None,
+    pause: Callable[[float], object] | None = None,
 ) -> int:
-    """Write ``stamp`` on all that is not yet given; how many objects that were.
+    """Write ``stamp`` on all objects of the kinds on which a leader may still write a decision that nobody has seen
+    (``is_grantable``; default: that of DeviceClaims and machines); how many objects that were.
 
     ``store`` was refreshed: what it knew before could be what the old leader knew.
     ``stamp``: a text that no leader had before. Raises StoreError, and Interrupted once ``stop`` is set.
     """
+    is_grantable = is_grantable or _is_grantable
     sealed = 0
     refused: dict[str, str] = {}
     """By UID, the states on which the stamp was not to be written."""
@@ -55,8 +65,8 @@ def fence_objects(
     while not stop.is_set():
         left = [
             obj
-            for obj in store.list(FENCED_KINDS).objects
-            if _is_grantable(obj) and annotation_of(obj, meta.LEADER) != stamp and obj["metadata"]["uid"] not in done
+            for obj in store.list(kinds).objects
+            if is_grantable(obj) and annotation_of(obj, meta.LEADER) != stamp and obj["metadata"]["uid"] not in done
         ]
         if not left:
             return sealed

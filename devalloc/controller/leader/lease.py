@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from devalloc.api.meta import is_promised
 from devalloc.store import AlreadyExists, Conflict, NotFound, Object
 
 KIND = "Lease"
@@ -95,6 +96,11 @@ class Lease:
         self._clock = clock
         self._seen: dict[str, tuple[str, float]] = {}
         """The resourceVersions of others' leases by name, and since when they have been that."""
+        self.inherited: tuple[str, ...] = ()
+        """Promises of the last holder that this one keeps as well, if the last one did until the end."""
+        self.promises: set[str] = set()
+        """Annotations that are written with the next renewal, with the number of transitions: they hold as long as the
+        lease has that number."""
         self.held_by: str | None = None
         """The other holder, for people, if the last ``take`` met one."""
         self._own: Object | None = None
@@ -128,6 +134,7 @@ class Lease:
             spec, is_ours = _spec(lease), lease_holder(lease) == self.holder
             count = before if isinstance(before := spec.get("leaseTransitions"), int) else 0
             since = str(spec.get("acquireTime")) if is_ours and spec.get("acquireTime") else _now()
+            self.promises |= {name for name in self.inherited if is_promised(lease, name)}
             return self._took(self._store.replace(self._object(lease["metadata"], count + (not is_ours), since)), began)
         return False
 
@@ -244,10 +251,12 @@ class Lease:
         return True
 
     def _object(self, metadata: dict[str, Any], transitions: int, since: str) -> Object:
+        promises = dict.fromkeys(self.promises, str(transitions))
+        noted = {"annotations": {**(metadata.get("annotations") or {}), **promises}} if promises else {}
         return {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": KIND,
-            "metadata": {**metadata, "name": self.name, "namespace": self.namespace},
+            "metadata": {**metadata, **noted, "name": self.name, "namespace": self.namespace},
             "spec": {
                 "holderIdentity": self.holder,
                 "leaseDurationSeconds": max(1, round(self.seconds)),

@@ -1,10 +1,8 @@
 """The loop that answers DeviceClaims: read everything, solve, write the answers, wait for a change.
 
-A round writes all it decided in one commit. The commit is fenced: when what another claim holds, a pool or a class has
-changed since the round read them, nothing is written (``basis`` says what counts there), so that two allocators, or one
-and a concurrent release, never give one device to two claims. A claim that itself changed or went meanwhile costs only
-its own group. What a round could not write the next one does, for whatever stood in the way is a change that the loop
-wakes up for.
+``loop`` describes the commit; ``preconditions`` lists what breaks its fence. A claim that itself changed or went
+meanwhile costs only its own group. What a round could not write the next one does, because whatever stood in the way
+is a change that wakes up the loop.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -22,7 +19,6 @@ from typing import Any, Protocol
 
 from devalloc.api.cordon import apply_all_cordons, apply_cordons, is_node, unknown_nodes, unschedulable_nodes
 from devalloc.api.meta import TRANSACTION
-from devalloc.backoff import Backoff
 from devalloc.controller.reconcile import foreign_objects, vm_scheduling
 from devalloc.controller.reconcile.availability import count_pools
 from devalloc.controller.reconcile.claims import (
@@ -33,6 +29,8 @@ from devalloc.controller.reconcile.claims import (
     is_deleting,
 )
 from devalloc.controller.reconcile.decision import WriteUnit, decide_claims
+from devalloc.controller.reconcile.loop import AllocatorSettings, ReconcileLoop, Renewal, commit_units
+from devalloc.controller.reconcile.node_labels import MAX_REPAIRS, labelled_units, missing_labels
 from devalloc.controller.reconcile.preconditions import (
     EXCLUSIVE_SPECS,
     EXCLUSIVE_STATUSES,
@@ -44,23 +42,7 @@ from devalloc.controller.reconcile.searches import BackgroundSearches, search_wi
 from devalloc.controller.reconcile.snapshot import Memo, SnapshotReader
 from devalloc.controller.reconcile.warm_solver import IncrementalSolver
 from devalloc.controller.reconcile.write_backoff import WriteBackoff, rejection_messages
-from devalloc.store import (
-    Change,
-    Conflict,
-    Event,
-    EventType,
-    Expired,
-    Fence,
-    FenceBroken,
-    Key,
-    NoSpace,
-    Object,
-    SkippedForSpace,
-    Store,
-    Unusable,
-    WriteRejected,
-    log_failure,
-)
+from devalloc.store import Change, Event, EventType, Fence, Key, Object, Store
 from devalloc.store.lifecycle import with_annotations, with_status
 from devalloc_solver.deadline import seconds_left
 from devalloc_solver.explain.reasons import STILL_SEARCHING
@@ -68,45 +50,13 @@ from devalloc_solver.pipeline import admission, quota
 
 log = logging.getLogger(__name__)
 
-_SEARCH_POLL_SECONDS = 0.1
-"""Seconds from one look to the next whether claims that are searched for beside the loop are answered."""
-_NO_SPACE_SECONDS = 10.0
-"""The longest time from one try to write on a full disk to the next: it may have space at any moment."""
 _NO_NODE = "DevicePool {1}: spec.nodeName: there is no Node {0}; its devices are allocated, but no plugin prepares them"
-_COMMIT_ATTEMPTS = 5
-"""How often a commit is tried again because of writes that do not matter to it."""
 
 
 class SolveManifests(Protocol):
     """What answers the claims among documents: the dict of ``devalloc_solver.solve_manifests``."""
 
     def __call__(self, documents: Iterable[Object], *, placement: str, deadline: float | None) -> dict[str, Any]: ...
-
-
-@dataclass(frozen=True)
-class AllocatorSettings:
-    """How claims are answered."""
-
-    placement: str = "pack"
-    """``pack`` or ``spread`` (claim-semantics S17)."""
-    deadline: float | None = 10.0
-    """Seconds the solver may think about one batch; None for as long as it takes."""
-    admin_namespaces: admission.AdminNamespaces = "all"
-    """Where claims may have admin access (S14): everywhere, or only in namespaces with the label ``ADMIN_ACCESS``."""
-    has_conditions: bool = False
-    """Allocated claims have conditions, for `kubectl wait`. Not in an embedded store: 0.1.0 considers claims with
-    unknown fields invalid, and there is no API server to drop them."""
-    hides_names: bool = False
-    """No message contains the names of claims and machines of other namespaces."""
-    batch: float = 0.05
-    """Seconds to wait after a change for more, so that what is applied together is solved together."""
-    resync: float = 60.0
-    """Seconds after which everything is looked at again though nothing is known to have changed."""
-    availability: float = 0.0
-    """Least seconds from one count of what is available to the next, and so between two writes of a pool's
-    availableDevices: on a cluster each is a request."""
-    retry: float = 1.0
-    """Seconds to wait after a round that failed; twice as long after each further one, up to ``resync``."""
 
 
 DEFAULT_SETTINGS = AllocatorSettings()
@@ -188,10 +138,9 @@ class DeviceClaimAllocator:
         """Of pools, devices and available devices then."""
         self._is_behind = False
         """It is to be counted again."""
-        self.began: float | None = None
-        """When the round that goes on began, by ``clock``; None in between."""
-        self.failing: float | None = None
-        """Since when all rounds fail."""
+        self.loop = ReconcileLoop("could not answer the claims", store, settings, self.searches, clock)
+        self.has_labelled = False
+        """Each object of a node has that node's label, as far as the store accepts it: nodes can rely on it."""
         self._stop = threading.Event()
         self._own_writes: set[str] = set()
         self._without: frozenset[str] = frozenset()
@@ -218,37 +167,26 @@ class DeviceClaimAllocator:
         self._reading = SnapshotReader(self._store, self._kinds, self._without)
 
     def run(self, stop: threading.Event) -> None:
-        """Round after round until ``stop`` is set. Raises Unusable; all else is logged and tried again."""
+        """Round after round until ``stop`` is set. Raises Unusable; logs all other errors and tries again."""
         self._stop = stop
-        with self.searches.in_thread():
-            self._run(stop)
+        version = ""
 
-    def _run(self, stop: threading.Event) -> None:
-        backoff, logged = Backoff(self._settings.retry, self._settings.resync), ""
-        while not stop.is_set():
-            try:
-                self.began = self._clock()
-                done = self.round()
-                backoff.reset()
-                logged, self.began, self.failing = "", None, None
-                self._progress(done)
-                if self._is_unfinished:
-                    stop.wait(self._settings.retry)
-                elif self._is_again:
-                    stop.wait(self._settings.batch)  # who writes a group writes its claims one by one
-                else:
-                    self._wait(done.resource_version, stop)
-            except Expired:
-                continue
-            except Unusable:
-                raise
-            except Exception as error:
-                self.failing = self.began if self.failing is None else self.failing
-                self.began = None
-                is_full = isinstance(error, NoSpace) or isinstance(error.__cause__, NoSpace)
-                delay = min(backoff.next_delay(), _NO_SPACE_SECONDS if is_full else math.inf)
-                logged = log_failure(log, error, logged, "could not answer the claims", delay)
-                stop.wait(delay)
+        def act() -> None:
+            nonlocal version
+            done = self.round()
+            version = done.resource_version
+            self._progress(done)
+
+        def wait() -> None:
+            if self._is_unfinished:
+                stop.wait(self._settings.retry)
+            elif self._is_again:
+                stop.wait(self._settings.batch)  # users write the claims of a group one by one
+            else:
+                self._wait(version, stop)
+
+        with self.searches.in_thread():
+            self.loop.run(stop, act, wait)
 
     def round(self) -> DeviceClaimRound:
         """Answer every claim there is, once."""
@@ -277,6 +215,11 @@ class DeviceClaimAllocator:
         units = self._without_passing(units)
         aside = [obj for obj in objects.values() if foreign_objects.is_foreign(obj)]
         units += [WriteUnit((change,), granted=False) for change in foreign_objects.ignored_changes(aside)]
+        if self._settings.labels_nodes:
+            units = labelled_units(objects, units)
+            repairs = missing_labels(objects.items(), {key for unit in units for key in unit.keys}, self._made)
+            self._is_again |= len(repairs) > MAX_REPAIRS
+            units += repairs[:MAX_REPAIRS]
         written = self._commit(units, Fence(version, EXCLUSIVE_SPECS, EXCLUSIVE_STATUSES), objects)
         for key, obj in written.items():
             self._wrote(objects[key], obj)
@@ -286,6 +229,8 @@ class DeviceClaimAllocator:
         freed = {key for unit in units if unit.released for key in unit.keys}
         self._own_writes = {obj["metadata"]["resourceVersion"] for key, obj in written.items() if key not in freed}
         self._seen = {**objects, **written}
+        if self._settings.labels_nodes and not self.has_labelled:
+            self.has_labelled = not missing_labels(self._seen.items(), self._refusals.keys(), self._made)
         state = self._documents(self._seen.values())
         pools = sum(obj["kind"] == "DevicePool" for obj in state)
         self._is_behind = self._clock() - self._counted < self._settings.availability
@@ -376,36 +321,25 @@ class DeviceClaimAllocator:
         units = [unit for unit in units if not self._refusals.is_backed_off(unit)]
         if self._stop.is_set() or not (units or self._is_unfinished):
             return {}
-        renewals = _COMMIT_ATTEMPTS
-        while True:
-            try:
-                outcomes = self._store.commit_each([unit.changes for unit in units], fence)
-                break
-            except FenceBroken as broken:
-                if fence is not None and decided_on is not None and renewals:
-                    now = self._reading.look()
-                    if (pools := fuller_pools(decided_on, now.objects)) is not None:
-                        standing = [unit for unit in units if not allocates_from(unit, pools)]
-                        self._is_again |= len(standing) < len(units)
-                        units, fence = standing, replace(fence, resource_version=now.version)
-                        renewals -= 1
-                        continue
-                log.info("decided on an outdated state, deciding again: %s", broken)
-                return {}
-        written: dict[Key, Object] = {}
-        for unit, outcome in zip(units, outcomes, strict=True):
-            if isinstance(outcome, WriteRejected):
-                self._is_again |= self._refusals.note(unit, outcome.why)
-                if not (unit.granted or unit.grows or unit.released) and fence is not None:
-                    self._unsaid.append(unit)
-            elif isinstance(outcome, Conflict):
-                log.info("left for the next round: %s", outcome)
-            else:
-                written |= {Key.of(obj): obj for obj in outcome}
-        self._is_unfinished = any(annotation_of(obj, TRANSACTION) is not None for obj in written.values())
-        if (left := next((outcome for outcome in outcomes if isinstance(outcome, SkippedForSpace)), None)) is not None:
-            raise NoSpace(left.why)  # nothing tells when there is space again, so all is decided again soon
-        return written
+
+        def renew(planned: Sequence[WriteUnit]) -> Renewal | None:
+            if fence is None or decided_on is None:
+                return None
+            now = self._reading.look()
+            if (pools := fuller_pools(decided_on, now.objects)) is None:
+                return None
+            standing = [unit for unit in planned if not allocates_from(unit, pools)]
+            self._is_again |= len(standing) < len(planned)
+            return standing, replace(fence, resource_version=now.version)
+
+        report = commit_units(self._store, units, fence, self._refusals, renew)
+        if report is None:
+            return {}
+        self._is_again |= report.is_again
+        if fence is not None:
+            self._unsaid += [unit for unit, _ in report.rejected if not (unit.granted or unit.grows or unit.released)]
+        self._is_unfinished = any(annotation_of(obj, TRANSACTION) is not None for obj in report.written.values())
+        return report.written
 
     def _publish_availability(self, state: Sequence[Object]) -> None:
         """Write availableDevices where it differs."""
@@ -438,21 +372,17 @@ class DeviceClaimAllocator:
         """Until somebody else changed something after ``version``, the resync is due, or ``stop`` is set; on the way
         availableDevices are written when that is due."""
         until = self._clock() + self._settings.resync
-        while not stop.is_set() and (now := self._clock()) < until:
-            if self.searches.news():
-                return
+        while not stop.is_set() and self._clock() < until:
             due = min(until, self._counted + self._settings.availability) if self._is_behind else until
-            due = min(due, now + _SEARCH_POLL_SECONDS) if self.searches.is_busy else due
-            with closing(self._store.watch(self._kinds, version, timeout=max(0.0, due - now), stop=stop)) as events:
-                for event in events:
-                    written = event.object["metadata"]["resourceVersion"]
-                    if written not in self._own_writes and self._matters(event):
-                        stop.wait(self._settings.batch)
-                        return
-            is_due = self._clock() >= min(until, self._counted + self._settings.availability)
-            if self._is_behind and is_due and not stop.is_set():
+            if self.loop.wait_for_change(self._kinds, version, due, stop, self._is_news):
+                return
+            if self._is_behind and not stop.is_set():
                 self._publish_availability(self._documents(self._reading.look().objects.values()))
                 self._is_behind = False
+
+    def _is_news(self, event: Event) -> bool:
+        """Whether others wrote something that matters."""
+        return event.object["metadata"]["resourceVersion"] not in self._own_writes and self._matters(event)
 
     def _matters(self, event: Event) -> bool:
         """Of namespaces and quotas much changes that nobody here reads, and of allocated claims what nodes say of their

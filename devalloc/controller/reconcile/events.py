@@ -4,10 +4,8 @@ Events go into a bounded queue; a thread writes them. The same event of an objec
 minutes, becomes one event with a count (``series``), as API conventions ask for. An event that the API server refuses
 is dropped and counted: events are for people, and the objects contain the same facts.
 
-Kubernetes Events: which ones a write of the allocator causes, and a recorder that writes them (events.k8s.io/v1).
-
-Told are changes: what a claim got or gave back, and why it has nothing where that is another reason than before. A
-sentence that changes with its numbers is on the object, and no event.
+A write of the allocator causes an event if a claim got or gave back something, or has nothing for another reason than
+before. A sentence that changes only in its numbers is on the object, and no event.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from devalloc.controller.reconcile import vm_scheduling
 from devalloc.controller.reconcile.claims import allocation_entries, annotation_of
 from devalloc.controller.reconcile.decision import ALLOCATED, DEVICE_LOST
 from devalloc.controller.reconcile.vm_scheduling import machines
-from devalloc.controller.reconcile.vm_scheduling.node_service import SERVED
+from devalloc.controller.reconcile.vm_scheduling.decision import SERVED
 from devalloc.store import Object
 
 RELEASED, PLACED = "Released", "Placed"
@@ -67,7 +65,7 @@ def node_events(before: Object, after: Object) -> list[ObjectEvent]:
     if machines.holding_node(after) is None or not now or now == was or now in _EXPECTED_REASONS:
         return []
     note = str(machines.status_of(after).get("message", ""))
-    return [_event_of(after, WARNING, str(now), "Run", note)]
+    return [object_event(after, WARNING, str(now), "Run", note)]
 
 
 def _claim_events(before: Object, after: Object) -> Iterable[ObjectEvent]:
@@ -75,14 +73,14 @@ def _claim_events(before: Object, after: Object) -> Iterable[ObjectEvent]:
     if has and not had:
         node = annotation_of(after, meta.ALLOCATED_NODE)
         where = f" on node {node}" if node else ""
-        yield _event_of(after, NORMAL, ALLOCATED, "Allocate", f"{_count(has)}{where}: {_devices(has)}")
+        yield object_event(after, NORMAL, ALLOCATED, "Allocate", f"{_count(has)}{where}: {_devices(has)}")
     elif had and not has:
-        yield _event_of(after, NORMAL, RELEASED, "Release", f"{_count(had)} taken back: {_devices(had)}")
+        yield object_event(after, NORMAL, RELEASED, "Release", f"{_count(had)} taken back: {_devices(had)}")
     for lost in sorted(_lost_devices(after) - _lost_devices(before)):
-        yield _event_of(after, WARNING, DEVICE_LOST, "Check", f"device {lost} no longer exists")
+        yield object_event(after, WARNING, DEVICE_LOST, "Check", f"device {lost} no longer exists")
     reason = annotation_of(after, meta.REASON)
     if reason and reason != annotation_of(before, meta.REASON):
-        yield _event_of(
+        yield object_event(
             after, WARNING, reason, "Check" if has else "Allocate", annotation_of(after, meta.MESSAGE) or ""
         )
 
@@ -90,21 +88,22 @@ def _claim_events(before: Object, after: Object) -> Iterable[ObjectEvent]:
 def _machine_events(before: Object, after: Object) -> Iterable[ObjectEvent]:
     was, now = _condition(before, PLACED), _condition(after, PLACED)
     if now.get("status") == "True" and was.get("status") != "True":
-        yield _event_of(after, NORMAL, PLACED, "Place", str(now.get("message", "")))
+        yield object_event(after, NORMAL, PLACED, "Place", str(now.get("message", "")))
     elif now.get("status") == "False" and now.get("reason") != was.get("reason"):
-        yield _event_of(after, WARNING, str(now.get("reason")), "Place", str(now.get("message", "")))
+        yield object_event(after, WARNING, str(now.get("reason")), "Place", str(now.get("message", "")))
     elif was.get("status") == "True" and not now:
         node = machines.status_of(before).get("nodeName")
-        yield _event_of(after, NORMAL, RELEASED, "Release", f"node {node} no longer reserves anything for it")
+        yield object_event(after, NORMAL, RELEASED, "Release", f"node {node} no longer reserves anything for it")
     served = _condition(after, SERVED)
     if served.get("status") == "False" and served.get("reason") != _condition(before, SERVED).get("reason"):
-        yield _event_of(after, WARNING, str(served.get("reason")), "Place", str(served.get("message", "")))
+        yield object_event(after, WARNING, str(served.get("reason")), "Place", str(served.get("message", "")))
     fitted, fits = _condition(before, FITS), _condition(after, FITS)
     if fits.get("status") == "False" and fits.get("reason") != fitted.get("reason"):
-        yield _event_of(after, WARNING, str(fits.get("reason")), "Place", str(fits.get("message", "")))
+        yield object_event(after, WARNING, str(fits.get("reason")), "Place", str(fits.get("message", "")))
 
 
-def _event_of(obj: Object, type: str, reason: str, action: str, note: str) -> ObjectEvent:
+def object_event(obj: Object, type: str, reason: str, action: str, note: str) -> ObjectEvent:
+    """An event of an object as it is now."""
     metadata = obj["metadata"]
     regarding = {
         "apiVersion": obj["apiVersion"],

@@ -11,7 +11,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from devalloc.api import meta
+from devalloc.api.cordon import apply_all_cordons, is_node
 from devalloc.api.kinds import KINDS, qualified_kind
+from devalloc.controller.reconcile.claims import effective_documents
 from devalloc.store import Change, Key, Object
 from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS, api_group_of
 
@@ -57,3 +59,13 @@ def ignored_changes(objects: Iterable[Object]) -> list[Change]:
         if obj["kind"] in _MARKED_KINDS and any(annotations.get(name) != text for name, text in marking.items()):
             changes.append(Change(Key.of(obj), obj["metadata"]["resourceVersion"], obj.get("status"), marking))
     return changes
+
+
+def solver_documents(objects: Iterable[Object], *, with_nodes: bool = False) -> list[Object]:
+    """Objects of a store as the allocator sees them: without foreign ones and Nodes.
+
+    Allocated claims come with the spec that their allocation answers, and what is cordoned is unavailable.
+    ``with_nodes``: also by Nodes among the objects, as on a cluster.
+    """
+    own = [obj for obj in objects if not is_foreign(obj) and (with_nodes or not is_node(obj))]
+    return [obj for obj in apply_all_cordons(effective_documents(own)) if not is_node(obj)]

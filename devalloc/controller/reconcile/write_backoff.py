@@ -32,7 +32,7 @@ _MAX_MESSAGE = 1000
 """Characters of the server's message that are reported."""
 _OWN_ANNOTATIONS = frozenset({*ALLOCATION_ANNOTATIONS, meta.LEADER, meta.TRANSACTION, meta.RELEASE})
 """Annotations that the controller writes, or takes away."""
-UNRELATED_KINDS = frozenset({"DeviceClaim", KIND, "DevicePool", "Namespace", "ResourceQuota"})
+UNRELATED_KINDS = frozenset({"DeviceClaim", "ResourceClaim", KIND, "DevicePool", "Namespace", "ResourceQuota"})
 """Kinds that say nothing of what is copied onto a claim, as classes and configurations do."""
 
 
@@ -71,6 +71,10 @@ class WriteBackoff:
     def has_entries(self) -> bool:
         """Whether anything may have to be asked for again though nothing changes."""
         return bool(self._refused)
+
+    def keys(self) -> frozenset[Key]:
+        """The objects that the store did not let be written."""
+        return frozenset(key for which in self._refused for key in which.keys)
 
     def look(self, documents: Iterable[Object]) -> dict[Key, str]:
         """What is not to be asked for in a round on these documents, and why."""

@@ -118,8 +118,8 @@ class InformerCache:
             there = {Key.of(obj): obj for obj in objects}
             uids = {obj["metadata"]["uid"] for obj in there.values()}
             self._untold = {uid: of for uid, of in self._untold.items() if of != kind or (uid in uids and not anew)}
-            if anew:
-                self._dead = {uid: at for uid, at in self._dead.items() if uid not in uids}
+            # What is listed exists, even if it had left the selection up to here.
+            self._dead = {uid: at for uid, at in self._dead.items() if uid not in uids or (at > floor and not anew)}
             for key in list(self._kinds.get(kind, ())):
                 entry = self._entries[key]
                 if key not in there and (anew or entry.version <= floor):

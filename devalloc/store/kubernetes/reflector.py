@@ -36,11 +36,15 @@ class Reflector:
     ) -> None:
         """``on_cut``: called if the server was unreachable, because it may be another server afterwards."""
         self.resource = resource
+        self.is_missing = False
+        """The server does not serve this optional kind."""
         self._client = client
         self._mirror = mirror
         self._on_cut = on_cut
         self._version = "0"
         self._over = threading.Event()
+        self._interrupted = threading.Event()
+        """Ends the current watch."""
         self._heard = time.monotonic()
         self._fails = False
         self._thread = threading.Thread(target=self._run, name=f"watch-{resource.plural}", daemon=True)
@@ -60,6 +64,16 @@ class Reflector:
         self._mirror.relist(self.resource.store_kind, objects, version, anew=anew)
         return version
 
+    def list_if_served(self, params: Mapping[str, str]) -> None:
+        """Like ``list``; sets ``is_missing`` if the kind is optional and the server does not serve it."""
+        try:
+            self.list(params)
+        except ApiError as error:
+            if not (self.resource.is_optional and error.status == 404):
+                raise
+            self.is_missing = True
+            log.info("the cluster does not serve %s of %s", self.resource.plural, self.resource.version)
+
     def begin(self, version: str) -> None:
         """Watch from a listed version."""
         self._version = version
@@ -68,6 +82,12 @@ class Reflector:
     def end(self) -> None:
         """Ask the thread to end; ``join`` waits for it."""
         self._over.set()
+        self._interrupted.set()
+
+    def reselect(self, resource: ApiResource) -> None:
+        """Hold another selection of the kind: list it, and watch it from there."""
+        self.resource = resource
+        self._interrupted.set()
 
     def join(self, seconds: float) -> None:
         if self._thread.ident is not None:
@@ -77,6 +97,11 @@ class Reflector:
         backoff, expired, listed = Backoff(MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS, jitter=0.5), False, False
         while not self._over.is_set():
             began, got_event = time.monotonic(), False
+            if self._interrupted.is_set():
+                self._interrupted.clear()  # before the resource is read
+                expired = True
+                if self._over.is_set():
+                    return
             try:
                 if expired:
                     self._relist()
@@ -85,12 +110,12 @@ class Reflector:
                     expired = True
                     continue
                 for event in self._client.watch(
-                    self.resource.path, self.resource.params, self._version, self._over, self._begun
+                    self.resource.path, self.resource.params, self._version, self._interrupted, self._begun
                 ):
                     backoff.reset()
                     got_event, listed = True, False
                     self._tell(event)
-                if got_event or time.monotonic() - began >= SHORT_WATCH_SECONDS:
+                if got_event or self._interrupted.is_set() or time.monotonic() - began >= SHORT_WATCH_SECONDS:
                     backoff.reset()
                     listed = False
                     continue
@@ -222,14 +247,22 @@ class Reflectors:
             ]
             version = _first_lists(begun)
             for reflector in begun:
-                reflector.begin(version)
+                if not reflector.is_missing:
+                    reflector.begin(version)
             self._by_kind |= {reflector.resource.store_kind: reflector for reflector in begun}
+
+    def reselect(self, resource: ApiResource) -> None:
+        """Hold another selection of a kind."""
+        with self._beginning:
+            if (reflector := self._by_kind.get(resource.store_kind)) is not None:
+                reflector.reselect(resource)
 
     def refresh(self) -> None:
         """Read all held kinds again. Raises StoreError."""
         with self._beginning:
             for reflector in self._by_kind.values():
-                _read_all(reflector)
+                if not reflector.is_missing:
+                    _read_all(reflector)
 
     def refuse(self) -> None:
         """Refuse additional kinds from now on."""
@@ -246,14 +279,14 @@ class Reflectors:
 
 
 def _first_lists(reflectors: Sequence[Reflector]) -> str:
-    """List all kinds consistently; returns their version of the API server."""
+    """List all kinds consistently; returns their version of the API server. Marks optional kinds that are missing."""
+    first, *others = sorted(reflectors, key=lambda each: each.resource.is_optional)
     for number in range(FIRST_LIST_ATTEMPTS):
-        first, *others = reflectors
         version = _read_all(first)
         moment = {"resourceVersion": version, "resourceVersionMatch": "Exact"}
         try:
             for reflector in others:
-                reflector.list(moment)
+                reflector.list_if_served(moment)
             return version
         except ApiError as error:
             if not error.is_gone or number == FIRST_LIST_ATTEMPTS - 1:

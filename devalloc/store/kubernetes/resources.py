@@ -30,9 +30,13 @@ class ApiResource:
     fields: str = ""
     """A field selector, such as ``spec.nodeName=a``: select only these objects. It has one field for kinds that are
     written here."""
+    labels: str = ""
+    """A label selector of one label, such as ``devalloc.io/allocated-node=a``: select only these objects."""
     without: tuple[tuple[str, ...], ...] = ()
     """Paths of fields to drop, for kinds that are only read, so that their authors cannot fill this process's memory.
     """
+    is_optional: bool = False
+    """The cluster may not serve it; then there are no such objects."""
 
     @property
     def store_kind(self) -> str:
@@ -42,7 +46,8 @@ class ApiResource:
     @property
     def params(self) -> dict[str, str]:
         """The parameters to list and watch them."""
-        return {"fieldSelector": self.fields} if self.fields else {}
+        selectors = {"fieldSelector": self.fields, "labelSelector": self.labels}
+        return {name: value for name, value in selectors.items() if value}
 
     @property
     def path(self) -> str:
@@ -52,6 +57,9 @@ class ApiResource:
     def covers(self, obj: Object) -> bool:
         """Whether the object is selected."""
         if self.namespace not in (None, obj["metadata"].get("namespace")):
+            return False
+        label, _, value = self.labels.partition("=")
+        if label and (obj["metadata"].get("labels") or {}).get(label) != value:
             return False
         field, _, value = self.fields.partition("=")
         current: Any = obj
@@ -109,6 +117,10 @@ class ResourceRegistry:
 
     def __init__(self, resources: Iterable[ApiResource]) -> None:
         self._by_kind = {resource.store_kind: resource for resource in resources}
+
+    def put(self, resource: ApiResource) -> None:
+        """Use this form of a kind from now on."""
+        self._by_kind[resource.store_kind] = resource
 
     def of(self, kind: str) -> ApiResource:
         """The resource of a kind. Raises Invalid."""

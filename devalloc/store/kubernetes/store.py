@@ -34,7 +34,14 @@ from devalloc.store.kubernetes.client import Client
 from devalloc.store.kubernetes.informer_cache import InformerCache
 from devalloc.store.kubernetes.object_writer import ObjectWriter, UncertainWrites
 from devalloc.store.kubernetes.reflector import Reflectors
-from devalloc.store.kubernetes.resources import CORE_KINDS, DISPLAY_KINDS, OWN_KINDS, ResourceRegistry, lease_resource
+from devalloc.store.kubernetes.resources import (
+    CORE_KINDS,
+    DISPLAY_KINDS,
+    OWN_KINDS,
+    ApiResource,
+    ResourceRegistry,
+    lease_resource,
+)
 from devalloc.store.kubernetes.transaction import RECORDS, OpenTransactions
 from devalloc.store.lifecycle import changed_message, other_object_message, parse_version
 from devalloc.store.protocol import Change, CommitOutcomes, CommitResult, Event, Fence, Listing
@@ -59,13 +66,14 @@ class KubernetesStore:
         namespace: str = NAMESPACE,
         node: str | None = None,
         within: str | None = None,
+        resources: Sequence[ApiResource] = (),
         may_write: Callable[[], bool] | None = None,
         deletions_kept: int = DELETIONS_KEPT,
     ) -> None:
         """``namespace``: devalloc's own, with Leases and records of transactions. ``node``: list and watch only this
         node's DevicePools; default: those of all nodes. ``within``: list and watch only this namespace's objects;
-        default: all. ``may_write``: called just before each write of ``commit``, ``commit_each`` and ``recover``, which
-        raise Deposed if it returns False."""
+        default: all. ``resources``: more kinds, or the same in another form. ``may_write``: called just before each
+        write of ``commit``, ``commit_each`` and ``recover``, which raise NotLeader if it returns False."""
         self.client = client
         self.namespace = namespace
         self._mirror = InformerCache(deletions_kept)
@@ -75,8 +83,8 @@ class KubernetesStore:
             replace(each, namespace=within) if each.namespaced and within is not None else each
             for each in (*ours, *CORE_KINDS, *DISPLAY_KINDS)
         ]
-        self._resources = ResourceRegistry((*listed, lease_resource(namespace)))
-        writable = ResourceRegistry((*ours, *CORE_KINDS, lease_resource(namespace), RECORDS))
+        self._resources = ResourceRegistry((*listed, lease_resource(namespace), *resources))
+        writable = ResourceRegistry((*ours, *CORE_KINDS, lease_resource(namespace), RECORDS, *resources))
         self._plain = ObjectWriter(client, self._resources, self._heard)
         self._granting = ObjectWriter(client, writable, self._heard, may_write)
         self._reflectors = Reflectors(client, self._resources, self._mirror, on_cut=self._forget_identity)
@@ -121,6 +129,15 @@ class KubernetesStore:
             with self._mirror.changed:
                 if self._mirror.newest == place:
                     self._mirror.changed.wait(left)
+
+    def select(self, kinds: Iterable[str], labels: str) -> None:
+        """List and watch only objects of these kinds that have a label, such as ``devalloc.io/allocated-node=a``; with
+        "" all. An object that leaves the selection is reported as deleted, as the API server does: ``get`` shows
+        whether it exists. What is held is soon read again."""
+        for kind in kinds:
+            resource = replace(self._resources.of(kind), labels=labels)
+            self._resources.put(resource)
+            self._reflectors.reselect(resource)
 
     def refresh(self) -> None:
         """Read all held kinds again, so that later lists are not older than this call. Raises StoreError."""
@@ -321,10 +338,7 @@ class KubernetesStore:
         changes = [replace(change, status=change.status and lifecycle.as_stored(change.status)) for change in changes]
         olds = self._olds(changes)
         news = [
-            lifecycle.as_stored(
-                lifecycle.with_annotations(lifecycle.with_status(old, change.status), change.annotations)
-            )
-            for old, change in zip(olds, changes, strict=True)
+            lifecycle.as_stored(lifecycle.with_change(old, change)) for old, change in zip(olds, changes, strict=True)
         ]
         for old, change, new in zip(olds, changes, news, strict=True):
             if new.get("status") != old.get("status") and not self._resources.at(change.key).has_status:

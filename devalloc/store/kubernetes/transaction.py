@@ -1,7 +1,7 @@
 """Atomic writes of several objects, on an API that writes one at a time: as in Percolator, with a separate record.
 
 1. A *record* is created, with the new and the old content (``writing``).
-2. Each object gets the record's name as a mark, and its new annotations.
+2. Each object gets the record's name as a mark, and its new metadata.
 3. Each object gets its new status.
 4. The record becomes ``committed``: from here on it counts.
 5. The marks are removed, and then the record.
@@ -43,7 +43,7 @@ from devalloc.store.kubernetes.client import Client
 from devalloc.store.kubernetes.object_writer import ObjectWriter
 from devalloc.store.kubernetes.reflector import clean_object
 from devalloc.store.kubernetes.resources import ApiResource
-from devalloc.store.lifecycle import encode, with_annotations, with_status
+from devalloc.store.lifecycle import encode, with_annotations, with_labels, with_metadata_of, with_status
 from devalloc.store.protocol import Change
 
 log = logging.getLogger(__name__)
@@ -71,13 +71,14 @@ class TransactionApi(Protocol):
 
 @dataclass(frozen=True)
 class TransactionMember:
-    """One object of a transaction: its new fields, each with the old content."""
+    """One object of a transaction: of each changed field the old and the new content."""
 
     key: Key
     uid: str
     annotations: dict[str, tuple[str | None, str | None]]
+    labels: dict[str, tuple[str | None, str | None]]
     status: dict[str, tuple[Any, Any]]
-    """New and old content by field of the status; None if absent."""
+    """Old and new content by field of the status; None if absent."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def run_transaction(
     record = api.create(_content(namespace, name, members))
     try:
         states = [
-            api.write(with_annotations(old, {**change.annotations, TRANSACTION: name}))
+            api.write(with_annotations(with_metadata_of(old, change), {TRANSACTION: name}))
             for old, change in zip(olds, changes, strict=True)
         ]
         states = [
@@ -164,8 +165,10 @@ def parse_record(obj: Object) -> TransactionRecord:
             TransactionMember(
                 Key(*each["key"]),
                 str(each["uid"]),
-                {name: (before, after) for name, before, after in each["annotations"]},
-                {name: (before, after) for name, before, after in each["status"]},
+                *(
+                    {name: (before, after) for name, before, after in each.get(part, ())}
+                    for part in ("annotations", "labels", "status")
+                ),
             )
             for each in json.loads(data["members"])
         )
@@ -207,16 +210,19 @@ def _restore_member(api: TransactionApi, member: TransactionMember, name: str) -
         for field, (before, after) in member.status.items():
             if _is_as_sent(status.get(field), after):
                 status[field] = before
-        annotations = {
-            field: before
-            for field, (before, after) in member.annotations.items()
-            if state["metadata"].get("annotations", {}).get(field) == after
-        }
+        annotations, labels = (
+            {
+                field: before
+                for field, (before, after) in texts.items()
+                if state["metadata"].get(name, {}).get(field) == after
+            }
+            for name, texts in (("annotations", member.annotations), ("labels", member.labels))
+        )
         try:
             meant = with_status(state, {k: v for k, v in status.items() if v is not None})
             if meant.get("status") != state.get("status"):
                 state = api.write_status(meant)
-            api.write(with_annotations(state, {**annotations, TRANSACTION: None}))
+            api.write(with_labels(with_annotations(state, {**annotations, TRANSACTION: None}), labels))
             return
         except (Conflict, NotFound):
             continue
@@ -263,12 +269,13 @@ def _current(api: TransactionApi, member: TransactionMember) -> Object | None:
 
 
 def _member(old: Object, change: Change) -> TransactionMember:
-    annotations = old["metadata"].get("annotations", {})
+    annotations, labels = old["metadata"].get("annotations", {}), old["metadata"].get("labels", {})
     before, after = old.get("status") or {}, change.status or {}
     return TransactionMember(
         change.key,
         old["metadata"]["uid"],
         {name: (annotations.get(name), value) for name, value in change.annotations.items()},
+        {name: (labels.get(name), value) for name, value in change.labels.items()},
         {
             name: (before.get(name), after.get(name))
             for name in sorted(before.keys() | after.keys())
@@ -283,6 +290,7 @@ def _content(namespace: str, name: str, members: Sequence[TransactionMember]) ->
             "key": list(member.key),
             "uid": member.uid,
             "annotations": [[name, *values] for name, values in member.annotations.items()],
+            **({"labels": [[name, *values] for name, values in member.labels.items()]} if member.labels else {}),
             "status": [[name, *values] for name, values in member.status.items()],
         }
         for member in members

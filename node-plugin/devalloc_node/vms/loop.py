@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Container, Hashable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from devalloc.api.host_pool_names import node_of_host_pool
@@ -253,7 +253,8 @@ class VirtualMachineLoop:
                         self._is_stale = True
                     self._wake.beat()
                 with closing(self._store.watch(_WATCHED, since, timeout=self._settings.resync, stop=stop)) as events:
-                    for event in events:
+                    for change in events:
+                        event = self._as_it_is(change)
                         since = event.resource_version
                         # Nodes publish all day long: pools of others are not to wake this one.
                         if event.object["kind"] != _POOL or event.object["metadata"]["name"] == self._host_pool:
@@ -270,6 +271,36 @@ class VirtualMachineLoop:
                 stop.wait(self._settings.retry)
         self._wake.beat()
 
+    def _as_it_is(self, event: Event) -> Event:
+        """An object of this node that seems to be deleted may only have left what the node watches, because a user
+        removed its label: then it is as it was. Raises StoreError."""
+        obj = event.object
+        if event.type is not EventType.DELETED or obj["kind"] not in KINDS or not self._concerns(obj):
+            return event
+        now = self._read(obj["kind"], (objects.namespace_of(obj), obj["metadata"]["name"]))
+        if now is None or now["metadata"]["uid"] != obj["metadata"]["uid"]:
+            return event
+        return replace(event, type=EventType.MODIFIED, object=now)
+
+    def _concerns(self, obj: Object) -> bool:
+        node = self._operations.node_name
+        if obj["kind"] == objects.KIND:
+            name = f"vm {obj['metadata']['uid']}"
+            return name in self._work or node in (objects.node_of(obj), objects.holder_of(obj))
+        return node in (finalizers.node_of_claim(obj), obj["metadata"].get("annotations", {}).get(ALLOCATED_NODE))
+
+    def _read(self, kind: str, key: ClaimKey) -> Object | None:
+        """An object by its name; None if it does not exist. Raises StoreError."""
+        try:
+            return self._store.get(kind, *key)
+        except NotFound:
+            return None
+
+    def _named_claims(self, obj: Object) -> Claims:
+        """The claims that a machine names, also those that are not this node's, which it does not watch."""
+        claims = {key: self._claims.get(key) or self._read("DeviceClaim", key) for key in _claims_of(obj)}
+        return {key: claim for key, claim in claims.items() if claim is not None}
+
     def _list(self) -> None:
         """Take all objects as they are now."""
         machines, claims = {}, {}
@@ -280,6 +311,10 @@ class VirtualMachineLoop:
                 claims[_claim_key(obj)] = obj
         self._look_at_host_pool()
         owners = self._operations.machines.owners()
+        for machine, owner in owners.items():
+            namespace, _, name = machine.partition("/")
+            if owner and owner not in machines and (there := self._read(objects.KIND, (namespace, name))) is not None:
+                machines[there["metadata"]["uid"]] = there  # its label is missing
         for uid in self._machines.keys() - machines.keys():
             self._machine_gone(self._machines[uid])
         for uid, obj in machines.items():
@@ -566,9 +601,10 @@ class VirtualMachineLoop:
 
     def _look_after(self, uid: str, turn: _WorkItem) -> None:
         """Bring a machine nearer to its object, if anything that it depends on changed or its time came."""
-        obj, claims, now = self._machines.get(uid), self._claims, self._clock()
+        obj, now = self._machines.get(uid), self._clock()
         if obj is None:
             return
+        claims = self._named_claims(obj)
         key = objects.key_of(obj)
         machine = self._operations.machines.get(key)
         runs = machine is not None and machine.runs

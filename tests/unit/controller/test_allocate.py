@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from devalloc.api.decode import decode
-from devalloc.controller.reconcile import device_claims
-from devalloc.controller.reconcile.device_claims import AllocatorSettings, DeviceClaimAllocator, DeviceClaimRound
+from devalloc.controller.reconcile import loop as reconcile_loop
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator, DeviceClaimRound
+from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.controller.release import release_claim
 from devalloc.store import Change, CommitOutcomes, Event, Fence, NoSpace, SkippedForSpace, Store, Unavailable, Unusable
 from devalloc.store.kubernetes import KubernetesStore
@@ -492,7 +493,7 @@ class TestLoop:
             return commit_each(self, units, fence)
 
         monkeypatch.setattr(SQLiteStore, "commit_each", some)
-        monkeypatch.setattr(device_claims, "_NO_SPACE_SECONDS", 0.01)
+        monkeypatch.setattr(reconcile_loop, "_NO_SPACE_SECONDS", 0.01)
         with Loop(store, settings=AllocatorSettings(retry=600, resync=600)) as loop:
             loop.until(lambda: held(store, "a") == ["p/d0"] and held(store, "b") == ["p/d1"])
 

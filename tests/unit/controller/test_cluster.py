@@ -16,7 +16,8 @@ from devalloc.controller import health
 from devalloc.controller.cluster_process import ClusterProcess, ClusterSettings
 from devalloc.controller.health import LoopHealth, ProcessHealth
 from devalloc.controller.leader.lease import Lease
-from devalloc.controller.reconcile.device_claims import AllocatorSettings, DeviceClaimRound
+from devalloc.controller.reconcile.device_claims import DeviceClaimRound
+from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.store import Unavailable
 from devalloc.store.kubernetes import ApiError
 from tests.support.fake_kube import FakeClient, FakeKube
@@ -178,7 +179,7 @@ def test_claims_that_cannot_be_answered_are_told(monkeypatch: pytest.MonkeyPatch
     with running(client, allocate=settings) as cluster:
         until(lambda: cluster.controller.state == "leading")
         monkeypatch.setattr(cluster.allocator, "round", lambda: 1 / 0)
-        until(lambda: cluster.allocator.failing is not None)
+        until(lambda: cluster.allocator.loop.failing is not None)
         assert (ready(cluster)[0], healthy(cluster)) == (200, 200), "not for long"
         monkeypatch.setattr(health, "MAX_DELAY_SECONDS", 0.0)
         until(lambda: ready(cluster)[0] == 503)

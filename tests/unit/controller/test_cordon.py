@@ -14,7 +14,7 @@ from devalloc.controller.cordon import TargetNotFound, find_target, list_cordons
 from devalloc.controller.overview import build_overview
 from devalloc.controller.pool_publisher import PoolPublisher, PublishResult
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
-from devalloc.controller.reconcile.solver_documents import solver_documents
+from devalloc.controller.reconcile.foreign_objects import solver_documents
 from devalloc.inventory import discover
 from devalloc.store import Event, EventType
 from devalloc.store.sqlite import SQLiteStore

@@ -11,7 +11,8 @@ import pytest
 from devalloc.api.claim import DeviceClaim, DeviceClaimStatus
 from devalloc.api.decode import decode
 from devalloc.api.meta import ObjectMeta
-from devalloc.controller.reconcile.device_claims import AllocatorSettings, DeviceClaimAllocator
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
+from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.controller.release import release_claim
 from devalloc.store import Event, EventType, Store
 from devalloc.store.sqlite import SQLiteStore

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from devalloc.api import meta
-from devalloc.controller.reconcile.device_claims import AllocatorSettings, DeviceClaimAllocator
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
+from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.store import Store
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests

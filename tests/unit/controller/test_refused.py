@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from devalloc.api.meta import NODE_FINALIZER, PREPARED_ON, TRANSACTION
-from devalloc.controller.reconcile.device_claims import AllocatorSettings, DeviceClaimAllocator
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.events import ObjectEvent, events_of_write
+from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.store.kubernetes import ApiError, KubernetesStore
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.fleet_manifests import annotations, fill, gpu_claim, gpu_class, gpu_pool, held

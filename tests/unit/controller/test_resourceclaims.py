@@ -4,8 +4,7 @@ a real API server (``tests/cluster/test_resourceclaims.py``)."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest.mock import Mock
 
@@ -15,17 +14,20 @@ from devalloc.api.dedicated_pools import base_pool_name, dedicated_pool_name, is
 from devalloc.api.meta import LEADER
 from devalloc.controller.metrics import ControllerMetrics
 from devalloc.controller.reconcile.events import ObjectEvent
-from devalloc.controller.reconcile.resource_claims import ResourceClaimAllocator, ResourceClaimSettings, slices
+from devalloc.controller.reconcile.loop import AllocatorSettings
+from devalloc.controller.reconcile.resource_claims import ResourceClaimAllocator
 from devalloc.controller.reconcile.resource_claims import warm_solver as resourceclaims_solver
-from devalloc.controller.reconcile.resource_claims.cluster_state import ClusterState
-from devalloc.controller.reconcile.resource_claims.kinds import CLAIM_RESOURCE
-from devalloc.controller.reconcile.resource_claims.node_affinity import can_run_on
+from devalloc.controller.reconcile.resource_claims.cluster_state import (
+    RESOURCES,
+    ClusterState,
+    can_run_on,
+    effective_slice,
+)
 from devalloc.controller.reconcile.resource_claims.pending import PendingGroup, pending_groups
 from devalloc.controller.reconcile.resource_claims.warm_solver import IncrementalResourceSolver
 from devalloc.controller.reconcile.searches import BackgroundSearches
-from devalloc.store import Event, EventType, Forbidden
-from devalloc.store.kubernetes import ApiError
-from devalloc.store.kubernetes.reflector import Reflector
+from devalloc.store import Forbidden, Key
+from devalloc.store.kubernetes import ApiError, KubernetesStore
 from devalloc_solver.cel import budget
 from devalloc_solver.cel.budget import OUT_OF_TIME, TOO_EXPENSIVE_ONCE, Costs
 from devalloc_solver.dialects.resource_k8s import selectors
@@ -235,7 +237,7 @@ def a_rule(name: str, selector: Object | None, effect: str = "NoSchedule") -> Ob
     ],
 )
 def test_rules_taint_the_devices_that_they_select(selector: Object | None, tainted: list[str]) -> None:
-    tainted_slice = slices.effective_slice(a_slice("s", devices=2), [a_rule("r", selector)], 7)
+    tainted_slice = effective_slice(a_slice("s", devices=2), [a_rule("r", selector)], 7)
     assert [d["name"] for d in tainted_slice["spec"]["devices"] if d.get("taints")] == tainted
     assert all(d["attributes"]["controller.devalloc.io/node"] == {"int": 7} for d in tainted_slice["spec"]["devices"])
 
@@ -243,9 +245,9 @@ def test_rules_taint_the_devices_that_they_select(selector: Object | None, taint
 def test_only_the_taint_that_sets_aside_is_taken_off() -> None:
     aside = {"key": "devalloc.io/allocator", "value": "devalloc", "effect": "NoSchedule"}
     broken = {"key": "devalloc.io/unavailable", "effect": "NoSchedule"}
-    (device,) = slices.effective_slice(a_slice("s", taints=[broken, aside]), [], 0)["spec"]["devices"]
+    (device,) = effective_slice(a_slice("s", taints=[broken, aside]), [], 0)["spec"]["devices"]
     assert device["taints"] == [broken]
-    (device,) = slices.effective_slice(a_slice("s", taints=[aside]), [], 0)["spec"]["devices"]
+    (device,) = effective_slice(a_slice("s", taints=[aside]), [], 0)["spec"]["devices"]
     assert "taints" not in device
 
 
@@ -264,13 +266,17 @@ class Played:
 
     def __init__(self, *objects: Object) -> None:
         self.cluster, self.solver = ClusterState(), IncrementalResourceSolver()
+        self.there: dict[Key, Object] = {}
         self.tell(ANY, *objects)
 
     def tell(self, *objects: Object) -> None:
-        self.cluster.tell(Event(EventType.MODIFIED, each, "1") for each in objects)
+        self.there |= {Key.of(each): each for each in objects}
+        self.cluster.look(self.there.values())
 
     def lose(self, *objects: Object) -> None:
-        self.cluster.tell(Event(EventType.DELETED, each, "1") for each in objects)
+        for each in objects:
+            self.there.pop(Key.of(each), None)
+        self.cluster.look(self.there.values())
 
     def answers(self, **avoided: str) -> dict[str, str]:
         """Of each claim that is waited for the devices, with their pool, or why not."""
@@ -490,6 +496,40 @@ def test_of_a_thousand_claims_the_youngest_gets_nothing() -> None:
 # -- what was sent before ----------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def stores() -> Iterator[None]:
+    yield
+    while _OPEN:
+        _OPEN.pop().close()
+
+
+_OPEN: list[KubernetesStore] = []
+
+
+def store_of(client: FakeClient) -> KubernetesStore:
+    """Until the end of the test."""
+    _OPEN.append(KubernetesStore(client, resources=RESOURCES))  # type: ignore[arg-type]
+    return _OPEN[-1]
+
+
+PATHS = {
+    "Node": "/api/v1/nodes",
+    "Pod": "/api/v1/namespaces/{}/pods",
+    "ResourceSlice": "/apis/resource.k8s.io/v1/resourceslices",
+    "DeviceClass": "/apis/resource.k8s.io/v1/deviceclasses",
+    "ResourceClaim": "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims",
+}
+
+
+def create(client: FakeClient, one: Object) -> None:
+    plainly = {key: value for key, value in one["metadata"].items() if key != "resourceVersion"}
+    client.create(PATHS[one["kind"]].format(one["metadata"].get("namespace")), {**one, "metadata": plainly})
+
+
+def take_over(client: FakeClient, stamp: str) -> None:
+    assert ResourceClaimAllocator(store_of(client), stamp=stamp)._take_over(threading.Event())
+
+
 class TestSettling:
     PATH = "/apis/resource.k8s.io/v1/namespaces/a/resourceclaims"
 
@@ -510,8 +550,8 @@ class TestSettling:
                     raise ApiError(422, "Invalid", f"metadata.{name}: Too long")
             return replace(path, body)
 
-        client.replace = refusing  # type: ignore[method-assign]
-        ResourceClaimAllocator(client, stamp="1 a")._settle(("a", "c"))  # type: ignore[arg-type]
+        client.replace = refusing  # type: ignore[method-assign, assignment]
+        take_over(client, "1 a")
         return before, client.get(f"{self.PATH}/c")
 
     @pytest.mark.parametrize("held", [False, True])
@@ -529,10 +569,7 @@ class TestSettling:
         held = client.get(f"{self.PATH}/held") | {"status": claim("held", node="n")["status"]}
         client.replace(f"{self.PATH}/held/status", held)
         before = {name: client.get(f"{self.PATH}/{name}") for name in ("open", "held", "theirs")}
-        allocator = ResourceClaimAllocator(client, stamp="2 b")  # type: ignore[arg-type]
-        reflectors = [Reflector(client, CLAIM_RESOURCE, allocator._mirror)]  # type: ignore[arg-type]
-        with ThreadPoolExecutor(2) as writers:
-            allocator._listed(reflectors, writers)
+        take_over(client, "2 b")
         late = {name: {**each, "status": {}} for name, each in before.items()}
         for name in ("open", "held"):
             with pytest.raises(ApiError) as refused:
@@ -556,7 +593,7 @@ class TestSettling:
 
         client.before = refusing
         with pytest.raises(Forbidden):
-            ResourceClaimAllocator(client, stamp="1 a")._settle(("a", "c"))  # type: ignore[arg-type]
+            take_over(client, "1 a")
 
     def test_a_claim_that_takes_nothing_keeps_nobody_waiting(self) -> None:
         before, after = self.settled(False, ("annotations", "labels"))
@@ -585,17 +622,10 @@ def test_it_says_what_it_does_and_how_things_stand() -> None:
         threading.Event(),
         ControllerMetrics(lambda: True, Mock(written=0, dropped=0), dict),
     )
-    root = "/apis/resource.k8s.io/v1"
-    for path, each in (
-        ("/api/v1/nodes", node("n")),
-        (f"{root}/resourceslices", a_slice("s", pool="n.devalloc")),
-        (f"{root}/deviceclasses", ANY),
-        *((f"{root}/namespaces/a/resourceclaims", claim(name)) for name in ("x", "y")),
-        *(("/api/v1/namespaces/a/pods", pod(f"p{name}", name, spec={"nodeName": ""})) for name in ("x", "y")),
-    ):
-        plainly = {key: value for key, value in each["metadata"].items() if key != "resourceVersion"}
-        client.create(path, {**each, "metadata": plainly})
-    allocator = ResourceClaimAllocator(client, stamp="1 a", progress=metrics.count_resources)  # type: ignore[arg-type]
+    pods = (pod(f"p{name}", name, spec={"nodeName": ""}) for name in ("x", "y"))
+    for each in (node("n"), a_slice("s", pool="n.devalloc"), ANY, claim("x"), claim("y"), *pods):
+        create(client, each)
+    allocator = ResourceClaimAllocator(store_of(client), stamp="1 a", progress=metrics.count_resources)
     thread = threading.Thread(target=allocator.run, args=(stop,))
     thread.start()
     try:
@@ -611,21 +641,14 @@ def test_it_says_what_it_does_and_how_things_stand() -> None:
 
 def test_an_event_names_no_claims_of_other_namespaces() -> None:
     client, stop, events = FakeClient(FakeKube()), threading.Event(), list[ObjectEvent]()
-    root = "/apis/resource.k8s.io/v1"
-
-    def create(path: str, one: Object) -> None:
-        plainly = {key: value for key, value in one["metadata"].items() if key != "resourceVersion"}
-        client.create(path, {**one, "metadata": plainly})
 
     def wanted(space: str, name: str) -> None:
-        create(f"{root}/namespaces/{space}/resourceclaims", claim(name, namespace=space))
-        waits = pod(f"p{name}", name, spec={"nodeName": ""}, namespace=space)
-        create(f"/api/v1/namespaces/{space}/pods", waits)
+        create(client, claim(name, namespace=space))
+        create(client, pod(f"p{name}", name, spec={"nodeName": ""}, namespace=space))
 
-    create("/api/v1/nodes", node("n"))
-    create(f"{root}/resourceslices", a_slice("s", pool="n.devalloc"))
-    create(f"{root}/deviceclasses", ANY)
-    allocator = ResourceClaimAllocator(client, stamp="1 a", record=events.extend)  # type: ignore[arg-type]
+    for each in (node("n"), a_slice("s", pool="n.devalloc"), ANY):
+        create(client, each)
+    allocator = ResourceClaimAllocator(store_of(client), stamp="1 a", record=events.extend)
     thread = threading.Thread(target=allocator.run, args=(stop,))
     thread.start()
     try:
@@ -657,19 +680,27 @@ def test_no_round_comes_at_once_if_nothing_of_what_was_left_waits(left: str, mon
         return {"claims": [{**each["metadata"], **answer} for each in claims], "again": True}
 
     monkeypatch.setattr(BackgroundSearches, "solve", unfinished)
-    allocator = ResourceClaimAllocator(Mock(), stamp="1 a")
-    pods = [{"apiVersion": "v1", **pod(f"p{name}", name)} for name in "xy"]
+    client = FakeClient(FakeKube())
+    pods = [pod(f"p{name}", name, spec={"nodeName": ""}) for name in "xy"]
     # More than there is: claims that all get devices are not searched for.
-    there = [node("n"), a_slice("s", pool="n.devalloc"), ANY, claim("x"), claim("y"), *pods]
-    allocator._cluster.tell(Event(EventType.ADDED, each, "1") for each in there)
-    with ThreadPoolExecutor(1) as writers:
-        allocator.round(writers)
-        assert allocator._solver.is_again
-        if left == "nothing":
-            allocator._cluster.tell(Event(EventType.DELETED, each, "1") for each in pods)
-        else:
-            allocator._cluster.tell([Event(EventType.MODIFIED, node("n", unschedulable=True), "1")])
-        allocator.round(writers)
+    for one in (node("n"), a_slice("s", pool="n.devalloc"), ANY, claim("x"), claim("y"), *pods):
+        create(client, one)
+    allocator = ResourceClaimAllocator(store_of(client), stamp="1 a")
+    allocator.round()
+    assert allocator._solver.is_again
+    if left == "nothing":
+        for one in pods:
+            path = f"/api/v1/namespaces/a/pods/{one['metadata']['name']}"
+            client.delete(path, client.get(path)["metadata"]["uid"])
+    else:
+        there = client.get("/api/v1/nodes/n")
+        client.replace("/api/v1/nodes/n", {**there, "spec": {"unschedulable": True}})
+
+    def is_done() -> bool:
+        allocator.round()
+        return not allocator._solver.is_again
+
+    until(is_done)
     assert not allocator._solver.is_again
 
 
@@ -688,30 +719,16 @@ def test_an_expensive_claim_keeps_nobody_waiting(bound: str, monkeypatch: pytest
     expressions = [{"cel": {"expression": f"{deep} && 'x' != 'y{number}'"}} for number in range(32)]
     evil["spec"]["devices"]["requests"][0]["exactly"]["selectors"] = expressions
 
-    def create(*created: tuple[str, Object]) -> None:
-        for path, each in created:
-            plainly = {key: value for key, value in each["metadata"].items() if key != "resourceVersion"}
-            client.create(path, {**each, "metadata": plainly})
+    def wanted(one: Object) -> None:
+        create(client, one)
+        create(client, pod(f"p{one['metadata']['name']}", one["metadata"]["name"], spec={"nodeName": ""}))
 
-    def claimed(one: Object) -> list[tuple[str, Object]]:
-        name = one["metadata"]["name"]
-        waits = pod(f"p{name}", name, spec={"nodeName": ""})
-        return [(f"{root}/namespaces/a/resourceclaims", one), ("/api/v1/namespaces/a/pods", waits)]
-
-    create(
-        ("/api/v1/nodes", node("n")),
-        (f"{root}/resourceslices", a_slice("s", pool="n.devalloc", devices=64)),
-        (f"{root}/deviceclasses", ANY),
-        *claimed(evil),
-    )
+    for each in (node("n"), a_slice("s", pool="n.devalloc", devices=64), ANY):
+        create(client, each)
+    wanted(evil)
     # No bound is met while the other one counts, also not on a busy machine.
-    settings = ResourceClaimSettings(deadline=600.0 if bound == "steps" else 1.0, batch=0.0)
-    allocator = ResourceClaimAllocator(
-        client,  # type: ignore[arg-type]
-        stamp="1 a",
-        settings=settings,
-        record=events.extend,
-    )
+    settings = AllocatorSettings(deadline=600.0 if bound == "steps" else 1.0, batch=0.0)
+    allocator = ResourceClaimAllocator(store_of(client), stamp="1 a", settings=settings, record=events.extend)
     counting = Counting(monkeypatch)
     thread = threading.Thread(target=allocator.run, args=(stop,))
     thread.start()
@@ -719,9 +736,99 @@ def test_an_expensive_claim_keeps_nobody_waiting(bound: str, monkeypatch: pytest
         until(lambda: any(each.regarding["name"] == "evil" for each in events))
         assert (TOO_EXPENSIVE_ONCE if bound == "steps" else OUT_OF_TIME) in events[0].note
         before = counting.count
-        create(*claimed(claim("plain")))
+        wanted(claim("plain"))
         until(lambda: client.get(f"{root}/namespaces/a/resourceclaims/plain").get("status", {}).get("allocation"))
         assert counting.count - before < 100, "the expensive one was not asked for again"
     finally:
         stop.set()
         thread.join(60)
+
+
+class TestCommit:
+    """While the solver is at work, somebody else writes on claims."""
+
+    CLAIMS = "/apis/resource.k8s.io/v1/namespaces/a/resourceclaims"
+
+    def answered(self, meanwhile: Object) -> tuple[FakeClient, ResourceClaimAllocator, list[ObjectEvent]]:
+        """After a round for claim x, in which claim z got this status before the answer was written."""
+        client, events = FakeClient(FakeKube()), list[ObjectEvent]()
+        waits = pod("px", "x", spec={"nodeName": ""})
+        for one in (node("n"), a_slice("s", pool="n.devalloc"), ANY, claim("x"), claim("z"), waits):
+            create(client, one)
+        store = store_of(client)
+        allocator = ResourceClaimAllocator(store, stamp="1 a", record=events.extend)
+        solve = allocator._solver.solve
+
+        def solved(*args: Any) -> list[Object]:
+            answers = solve(*args)
+            client.replace(f"{self.CLAIMS}/z/status", client.get(f"{self.CLAIMS}/z") | {"status": meanwhile})
+            until(lambda: any(obj.get("status") for obj in store.list("ResourceClaim").objects))
+            allocator._solver.solve = solve  # type: ignore[method-assign, assignment]
+            return answers
+
+        allocator._solver.solve = solved  # type: ignore[method-assign, assignment]
+        allocator.round()
+        return client, allocator, events
+
+    def test_the_device_that_another_claim_got_meanwhile_is_not_given_again(self) -> None:
+        client, allocator, events = self.answered(claim("z", node="n", device="d0")["status"])
+        assert "status" not in client.get(f"{self.CLAIMS}/x")
+        allocator.round()
+        assert "status" not in client.get(f"{self.CLAIMS}/x")
+        assert [each.reason for each in events if each.regarding["kind"] == "ResourceClaim"] == ["DevicesInUse"]
+
+    def test_what_changes_no_allocation_does_not_matter(self) -> None:
+        client, _, events = self.answered({"reservedFor": [{"resource": "pods", "name": "q", "uid": "u"}]})
+        assert client.get(f"{self.CLAIMS}/x")["status"]["allocation"]
+        assert client.get(f"{self.CLAIMS}/x")["metadata"]["finalizers"] == ["resource.kubernetes.io/delete-protection"]
+        assert [each.reason for each in events] == ["Allocated"]
+
+
+def test_a_claim_that_the_api_server_does_not_let_be_written_is_in_nobodys_way() -> None:
+    client, events = FakeClient(FakeKube()), list[ObjectEvent]()
+
+    def before(number: int, what: str) -> None:
+        if what.endswith("resourceclaims/x/status"):
+            raise ApiError(422, "Invalid", "a policy says no")
+
+    client.before = before
+    pods = (pod(f"p{name}", name, spec={"nodeName": ""}) for name in "xy")
+    for one in (node("n"), a_slice("s", pool="n.devalloc"), ANY, claim("x"), claim("y"), *pods):
+        create(client, one)
+    store, now = store_of(client), [0.0]
+    allocator = ResourceClaimAllocator(store, stamp="1 a", record=events.extend, clock=lambda: now[0])
+
+    def is_given() -> bool:
+        store.refresh()
+        allocator.round()
+        return "status" in client.get(f"{TestCommit.CLAIMS}/y")
+
+    until(is_given)
+    refused = [each for each in events if each.reason == "Refused"]
+    assert {each.regarding["name"] for each in refused} == {"x", "px"}
+    assert "a policy says no" in refused[0].note
+    client.writes.clear()
+    for _ in range(3):
+        is_given()
+    assert client.writes == [], "nothing is tried in vain"
+
+
+def test_a_cluster_without_taint_rules_is_answered() -> None:
+    """They are in v1 since Kubernetes 1.37."""
+    client = FakeClient(FakeKube())
+    listed = client.list
+
+    def unserved(path: str, params: Any = None) -> Iterator[Object]:
+        if path.endswith("devicetaintrules"):
+            raise ApiError(404, "NotFound", "the server could not find the requested resource")
+        return listed(path, params)
+
+    client.list = unserved  # type: ignore[method-assign, assignment]
+    for one in (node("n"), a_slice("s", pool="n.devalloc"), ANY, claim("x"), pod("p", "x", spec={"nodeName": ""})):
+        create(client, one)
+    store = store_of(client)
+    allocator = ResourceClaimAllocator(store, stamp="1 a")
+    assert allocator._take_over(threading.Event())
+    allocator.round()
+    assert client.get(f"{TestCommit.CLAIMS}/x")["status"]["allocation"]
+    assert store.silent_seconds == 0

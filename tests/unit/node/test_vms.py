@@ -15,7 +15,8 @@ import pytest
 from devalloc.api import meta
 from devalloc.api.machine_status import VirtualMachineStatus
 from devalloc.api.virtual_machine import VirtualMachine
-from devalloc.controller.reconcile.device_claims import AllocatorSettings, DeviceClaimAllocator
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
+from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.controller.release import release_claim
 from devalloc.inventory.capacity import host_pool_name
 from devalloc.store import Key, NotFound, Object, Unavailable

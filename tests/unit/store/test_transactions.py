@@ -42,15 +42,17 @@ def prepared(store: KubernetesStore) -> list[Object]:
 
 def change(obj: Object) -> Change:
     annotations = {"goes": None, "changes": "2", "comes": "2"}
-    return Change(Key.of(obj), obj["metadata"]["resourceVersion"], AFTER, annotations)
+    return Change(Key.of(obj), obj["metadata"]["resourceVersion"], AFTER, annotations, {"label": "2"})
 
 
 def status_and_annotations(obj: Object) -> tuple[Object, Object]:
-    return obj.get("status", {}), obj["metadata"].get("annotations", {})
+    """With the label that the commit writes, among the annotations."""
+    labels = {name: text for name, text in obj["metadata"].get("labels", {}).items() if name == "label"}
+    return obj.get("status", {}), {**obj["metadata"].get("annotations", {}), **labels}
 
 
 OLD = (BEFORE, {"goes": "1", "changes": "1", "stays": "1"})
-NEW = (AFTER, {"changes": "2", "comes": "2", "stays": "1"})
+NEW = (AFTER, {"changes": "2", "comes": "2", "stays": "1", "label": "2"})
 
 
 def records(kube: FakeKube) -> list[Object]:
@@ -183,7 +185,8 @@ def test_somebody_else_writes_one_of_them_meanwhile(at: int, victim: int, gone: 
             other.delete(*key)
         else:
             now = other.get(*key)
-            other.replace({**now, "metadata": {**now["metadata"], "labels": {"theirs": "1"}}})
+            labels = {**now["metadata"].get("labels", {}), "theirs": "1"}
+            other.replace({**now, "metadata": {**now["metadata"], "labels": labels}})
 
     with closing(store), closing(other):
         olds = prepared(store)
@@ -198,7 +201,7 @@ def test_somebody_else_writes_one_of_them_meanwhile(at: int, victim: int, gone: 
         objects = store.list("DeviceClaim").objects
         assert [status_and_annotations(obj) for obj in objects] == [NEW if is_written else OLD] * (2 if gone else 3)
         if not gone:
-            assert objects[victim]["metadata"]["labels"] == {"theirs": "1"}
+            assert objects[victim]["metadata"]["labels"]["theirs"] == "1"
         assert records(kube) == []
         assert is_written == (at > 4 + victim)
 

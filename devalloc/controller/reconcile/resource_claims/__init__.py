@@ -7,6 +7,6 @@ it back as usual when they are gone. kube-scheduler finds the claim allocated, a
 devices.
 """
 
-from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimAllocator, ResourceClaimSettings
+from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimAllocator
 
-__all__ = ["ResourceClaimAllocator", "ResourceClaimSettings"]
+__all__ = ["ResourceClaimAllocator"]

@@ -1,15 +1,19 @@
-"""The objects of a cluster that matter for ResourceClaims, as watches report them, and as the solver sees them."""
+"""The objects of a cluster that matter for ResourceClaims, as the store has them, and as the solver sees them.
+
+A pod is kept to nodes as far as nodes and the pod itself say so: what kube-scheduler would not accept anyway. What
+depends on other pods does not count: room for CPU and memory, affinity between pods, spreading.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from devalloc.api.dedicated_pools import is_dedicated
-from devalloc.controller.reconcile.resource_claims import slices
-from devalloc.controller.reconcile.resource_claims.node_affinity import can_run_on, scheduling_key
+from devalloc.api.cordon import not_ready_reason
+from devalloc.api.dedicated_pools import ALLOCATOR_KEY, is_dedicated
 from devalloc.controller.reconcile.resource_claims.pending import (
     Key,
     PendingGroup,
@@ -19,12 +23,33 @@ from devalloc.controller.reconcile.resource_claims.pending import (
     pending_groups,
 )
 from devalloc.controller.reconcile.resource_claims.warm_solver import ObjectName
-from devalloc.store import Event, EventType
+from devalloc.controller.reconcile.snapshot import Memo
+from devalloc.store.kubernetes.resources import ApiResource
+from devalloc_solver.dialects.resource_k8s.fields import FieldError, Fields
+from devalloc_solver.dialects.resource_k8s.node_selectors import read_selector, selects
+from devalloc_solver.dialects.resource_k8s.objects import ClusterNode
 
 Object = dict[str, Any]
 
+_API = "resource.k8s.io"
+KIND = "ResourceClaim"
+RESOURCES = (
+    ApiResource(KIND, _API, "v1", "resourceclaims", True, True),
+    ApiResource("ResourceSlice", _API, "v1", "resourceslices", False, False),
+    ApiResource("DeviceClass", _API, "v1", "deviceclasses", False, False),
+    ApiResource("DeviceTaintRule", _API, "v1", "devicetaintrules", False, False, is_optional=True),  # v1 since 1.37
+    ApiResource("Node", "", "v1", "nodes", False, False),
+    ApiResource("Pod", "", "v1", "pods", True, False, fields="spec.nodeName="),
+)
+WATCHED_KINDS = frozenset(resource.store_kind for resource in RESOURCES)
+NODE_DOMAIN, NODE_ATTRIBUTE = "controller.devalloc.io", "node"
+"""An attribute that only the solver sees: the number of the device's node."""
+
 MAX_SELECTED_NODES = 1500
 """How many nodes an expression names at most (10 KiB): of more that suit a pod the first are tried."""
+_UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+_NOT_READY = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
+"""Taints that Kubernetes sets a moment after the Node says so."""
 RESULT_FIELDS = ("driver", "pool", "device", "shareID", "consumedCapacity", "adminAccess")
 
 
@@ -44,54 +69,38 @@ class ClusterState:
     """Not thread-safe."""
 
     def __init__(self) -> None:
-        self._objects: dict[str, dict[ObjectName, Object]] = defaultdict(dict)
+        self._objects: Mapping[str, list[Object]] = defaultdict(list)
+        self._claims: dict[Key, Object] = {}
         self._numbers: dict[str, int] = {}
         """Of nodes, for as long as this process lives."""
-        self._prepared: dict[ObjectName, tuple[Object, Object]] = {}
-        """Slices as they were told, and as the solver has them, under the rules that hold now."""
-        self._rules_changed = False
+        self._made = Memo()
 
-    def tell(self, events: Iterable[Event]) -> None:
-        """What happened, in order."""
-        for event in events:
-            content = event.object
-            metadata = content["metadata"]
-            name = content["kind"], metadata.get("namespace", ""), metadata["name"]
-            if event.type is EventType.DELETED:
-                self._objects[content["kind"]].pop(name, None)
-            else:
-                self._objects[content["kind"]][name] = content
-            self._rules_changed = self._rules_changed or content["kind"] == "DeviceTaintRule"
+    def look(self, objects: Iterable[Object]) -> None:
+        """All there is now, those of a kind in order; an unchanged object is the very same one as before."""
+        by_kind: dict[str, list[Object]] = defaultdict(list)
+        for content in objects:
+            by_kind[content["kind"]].append(content)
+        self._objects = by_kind
+        self._claims = {key_of(claim): claim for claim in by_kind["ResourceClaim"]}
+        self._made.turn()
 
-    def clear(self) -> None:
-        """Forget all objects: the watches deliver them again."""
-        self._objects.clear()
-        self._prepared.clear()
-
-    def claims(self) -> dict[Key, Object]:
-        return {key_of(claim): claim for claim in self._objects["ResourceClaim"].values()}
+    @property
+    def claims(self) -> Mapping[Key, Object]:
+        return self._claims
 
     def wants(self) -> list[PendingGroup]:
-        return pending_groups(self._objects["Pod"].values(), self.claims())
+        return pending_groups(self._objects["Pod"], self._claims)
 
     def documents(self) -> dict[ObjectName, Object]:
         """All that the solver is to know but claims that wait."""
-        if self._rules_changed:
-            self._prepared.clear()
-            self._rules_changed = False
-        documents = dict(self._slices())
-        documents.update(self._objects["DeviceClass"])
-        for name, claim in self._objects["ResourceClaim"].items():
-            if (held := _allocated_document(claim)) is not None:
-                documents[name] = held
-        return documents
+        claims = filter(None, map(_allocated_document, self._claims.values()))
+        return {_name(content): content for content in (*self._slices(), *self._objects["DeviceClass"], *claims)}
 
     def build_requests(
         self, wanted: Iterable[PendingGroup], avoided: Mapping[Key, frozenset[str]]
     ) -> list[SolverRequest]:
         """What the solver is asked for each. ``avoided``: nodes that claims are not to have for now."""
-        claims = self.claims()
-        nodes = {name[2]: content for name, content in self._objects["Node"].items()}
+        nodes = {content["metadata"]["name"]: content for content in self._objects["Node"]}
         offering = {content["spec"]["nodeName"] for content in self._ours()}
         there = {name: nodes[name] for name in sorted(offering & nodes.keys())}
         suitable: dict[str, frozenset[str]] = {}
@@ -113,30 +122,28 @@ class ClusterState:
                 continue
             expression = None
             if left != offering:
-                expression = slices.node_expression(self._number(name) for name in sorted(left)[:MAX_SELECTED_NODES])
+                expression = node_expression(self._number(name) for name in sorted(left)[:MAX_SELECTED_NODES])
             group = "/".join(want.claims[0]) if len(want.claims) > 1 else None
             priority = max((pod["spec"].get("priority") or 0 for pod in want.pods), default=0)
-            pending = (pending_document(claims[key], group, expression, priority) for key in want.claims)
+            pending = (pending_document(self._claims[key], group, expression, priority) for key in want.claims)
             requests.append(SolverRequest(want, tuple(pending), expression, None))
         return requests
 
     def _ours(self) -> Iterator[Object]:
-        return (content for content in self._objects["ResourceSlice"].values() if slices.is_dedicated_slice(content))
+        return (content for content in self._objects["ResourceSlice"] if is_dedicated_slice(content))
 
-    def _slices(self) -> Iterator[tuple[ObjectName, Object]]:
-        rules = sorted(self._objects["DeviceTaintRule"].values(), key=lambda rule: str(rule["metadata"]["name"]))
-        prepared = {}
+    def _slices(self) -> Iterator[Object]:
+        rules = sorted(self._objects["DeviceTaintRule"], key=lambda rule: str(rule["metadata"]["name"]))
         for content in self._ours():
-            name = "ResourceSlice", "", content["metadata"]["name"]
-            before = self._prepared.get(name)
-            if before is None or before[0] is not content:
-                before = content, slices.effective_slice(content, rules, self._number(content["spec"]["nodeName"]))
-            prepared[name] = before
-            yield name, before[1]
-        self._prepared = prepared
+            number = self._number(content["spec"]["nodeName"])
+            yield self._made.of("slice", content, partial(effective_slice, content, rules, number), rules)
 
     def _number(self, node: str) -> int:
         return self._numbers.setdefault(node, len(self._numbers))
+
+
+def _name(content: Object) -> ObjectName:
+    return content["kind"], content["metadata"].get("namespace", ""), content["metadata"]["name"]
 
 
 def _misfit(want: PendingGroup, nodes: int) -> str:
@@ -166,3 +173,89 @@ def _allocated_document(claim: Object) -> Object | None:
     metadata = {key: claim["metadata"][key] for key in ("namespace", "name", "uid")}
     fields = {name: claim[name] for name in ("apiVersion", "kind", "spec")}
     return {**fields, "metadata": metadata, "status": {"allocation": {"devices": {"results": ours}}}}
+
+
+def is_dedicated_slice(content: Mapping[str, Any]) -> bool:
+    """Whether a slice is of a pool that is set aside, and of one node."""
+    spec = content["spec"]
+    return is_dedicated(spec["pool"]["name"]) and bool(spec.get("nodeName"))
+
+
+def effective_slice(content: Object, rules: Iterable[Mapping[str, Any]], number: int) -> Object:
+    """A slice without the taint that keeps others off, with those of rules, and its node's number on each device."""
+    spec = content["spec"]
+    matching = [rule["spec"] for rule in rules if _rule_matches(rule["spec"].get("deviceSelector"), spec)]
+    if "devices" not in spec:
+        return content
+    devices = [_effective_device(device, matching, number) for device in spec["devices"]]
+    return {**content, "spec": {**spec, "devices": devices}}
+
+
+def _effective_device(device: Object, rules: Sequence[Mapping[str, Any]], number: int) -> Object:
+    taints = [taint for taint in device.get("taints") or () if taint.get("key") != ALLOCATOR_KEY]
+    taints += (rule["taint"] for rule in rules if _matches_name(rule["deviceSelector"].get("device"), device["name"]))
+    attributes = {**(device.get("attributes") or {}), f"{NODE_DOMAIN}/{NODE_ATTRIBUTE}": {"int": number}}
+    rest = {name: value for name, value in device.items() if name != "taints"}
+    return {**rest, "attributes": attributes} | ({"taints": taints} if taints else {})
+
+
+def _rule_matches(selector: Mapping[str, Any] | None, spec: Mapping[str, Any]) -> bool:
+    """A rule without a selector is for no device, one with an empty selector for all."""
+    if selector is None:
+        return False
+    return _matches_name(selector.get("driver"), spec["driver"]) and _matches_name(
+        selector.get("pool"), spec["pool"]["name"]
+    )
+
+
+def _matches_name(value: str | None, name: str) -> bool:
+    return value is None or value == name
+
+
+def node_expression(numbers: Iterable[int]) -> str:
+    """The expression that holds for the devices of these nodes."""
+    node_list = ", ".join(str(number) for number in sorted(numbers))
+    return f'device.attributes["{NODE_DOMAIN}"].{NODE_ATTRIBUTE} in [{node_list}]'
+
+
+def can_run_on(pod: Object, node: Object) -> bool:
+    """Whether the pod may run on the node, by selector, required affinity and taints."""
+    spec, labels = pod.get("spec") or {}, node["metadata"].get("labels") or {}
+    if any(labels.get(name) != value for name, value in (spec.get("nodeSelector") or {}).items()):
+        return False
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
+    if required is not None:
+        try:
+            if not selects(read_selector(Fields(required, "")), ClusterNode(node["metadata"]["name"], labels)):
+                return False
+        except FieldError:
+            return False
+    node_spec = node.get("spec") or {}
+    taints = [*(node_spec.get("taints") or ())]
+    taints += [_UNSCHEDULABLE] if node_spec.get("unschedulable") else []
+    taints += [_NOT_READY] if not_ready_reason(dict(node)) is not None else []
+    tolerations = spec.get("tolerations") or ()
+    return all(taint.get("effect") == "PreferNoSchedule" or _tolerated(taint, tolerations) for taint in taints)
+
+
+def scheduling_key(pod: Object) -> tuple[Any, ...]:
+    """All that ``can_run_on`` looks at of a pod."""
+    spec = pod.get("spec") or {}
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    return (
+        spec.get("nodeSelector"),
+        affinity.get("requiredDuringSchedulingIgnoredDuringExecution"),
+        [{k: v for k, v in each.items() if k != "tolerationSeconds"} for each in spec.get("tolerations") or ()],
+    )
+
+
+def _tolerated(taint: Object, tolerations: Sequence[Object]) -> bool:
+    return any(
+        one.get("effect") in (None, "", taint.get("effect"))
+        and (not one.get("key") or one["key"] == taint.get("key"))
+        and (
+            one.get("operator") == "Exists" or (bool(one.get("key")) and one.get("value", "") == taint.get("value", ""))
+        )
+        for one in tolerations
+    )

@@ -4,9 +4,8 @@ A machine that waits for a node becomes one more claim of the solver's input, on
 machines, in one group with its own claims. So one solve places all of it, and one commit writes it.
 """
 
-from devalloc.controller.reconcile.vm_scheduling.decision import decide_machines
+from devalloc.controller.reconcile.vm_scheduling.decision import decide_machines, node_service_units
 from devalloc.controller.reconcile.vm_scheduling.machines import KIND, counted_entries, sum_entries
-from devalloc.controller.reconcile.vm_scheduling.node_service import node_service_units
 from devalloc.controller.reconcile.vm_scheduling.solve import solve_with_machines, withheld_answers
 from devalloc.controller.reconcile.vm_scheduling.solver_input import SchedulingInput, scheduling_input
 

@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import sha256
 from typing import Any
 
 from devalloc.api import host_pool_names, meta
+from devalloc.api.claim import MAX_NAME
 from devalloc.api.decode import decode
 from devalloc.api.machine_reservation import missing_amounts, required_amounts
 from devalloc.api.virtual_machine import VirtualMachine
@@ -26,10 +28,13 @@ from devalloc.controller.reconcile.claims import (
     group_of,
 )
 from devalloc.controller.reconcile.snapshot import Memo
-from devalloc.controller.reconcile.vm_scheduling import machines, requests, resize
+from devalloc.controller.reconcile.vm_scheduling import machines, resize
 from devalloc.controller.reconcile.vm_scheduling.machine_state import machine_states
 from devalloc.controller.reconcile.vm_scheduling.machines import MachineKey
 from devalloc.store import Object
+
+_FUNCTION_EXPRESSION = "device.function == '{}'"
+_COMPUTE_EXPRESSION = _FUNCTION_EXPRESSION.format(host_pool_names.FUNCTION_COMPUTE)
 
 
 class DisjointSets:
@@ -143,7 +148,7 @@ class _InputBuilder:
             label = labels.get(("claim", *claim))
             if label is not None and claim not in kept_back:
                 agree = standing.owners.get(claim) in standing.agree
-                changed[claim] = requests.with_group(doc, label, agree=agree)
+                changed[claim] = _with_group(doc, label, agree=agree)
                 if not allocation_entries(doc):
                     members.setdefault((claim[0], label), set()).add(claim)
         wishes = {}
@@ -194,7 +199,7 @@ class _InputBuilder:
             groups = [name for kind, _, name in members if kind == "group"]
             owners = [name for kind, _, name in members if kind == "machine"]
             if owners:
-                label = groups[0] if len(groups) == 1 else requests.group_label(owners[0])
+                label = groups[0] if len(groups) == 1 else _group_label(owners[0])
                 labels |= dict.fromkeys((one for one in members if one[0] != "group"), label)
         return labels
 
@@ -242,15 +247,15 @@ class _InputBuilder:
                 self._add(key, "over", doc, [{}], {meta.ALLOCATED_NODE: node}, entries)
 
     def _ask(self, key: MachineKey, doc: Object, machine: VirtualMachine, label: str | None) -> MachineRequest:
-        compute, *io = requests.machine_details(required_amounts(machine.spec))
+        compute, *io = _machine_details(required_amounts(machine.spec))
         if key in self.standing.agree:
             compute["limits"] = {"count": "1"}
         if (start := machine.spec.start) is not None and start.numa_node is not None:
-            requests.restrict_to_numa(compute, start.numa_node)
+            _restrict_to_numa(compute, start.numa_node)
         notes = {} if label is None else {meta.GROUP: label}
         if (node := self._pin(doc, machine)) is not None:
             notes[meta.NODE] = node
-        notes |= requests.priority_annotation(doc)
+        notes |= _priority_annotation(doc)
         if label is None or key not in self.standing.agree:
             parts = [self._add(key, "", doc, [compute, *io], notes)]
         else:
@@ -272,11 +277,11 @@ class _InputBuilder:
         if machines.is_deleting(doc) or machines.has_ended(machine) or machine.spec.node_name not in (None, node):
             return
         if short := missing_amounts(machine.spec, entries):
-            details = requests.machine_details(short)
+            details = _machine_details(short)
             if (numa := resize.required_numa(doc, entries, self.pools)) is not None:
                 for detail in details:
-                    requests.restrict_to_numa(detail, numa)
-            part = self._add(key, "more", doc, details, {meta.NODE: str(node)} | requests.priority_annotation(doc))
+                    _restrict_to_numa(detail, numa)
+            part = self._add(key, "more", doc, details, {meta.NODE: str(node)} | _priority_annotation(doc))
             self.growing[key] = resize.MachineGrowth(doc, machine.spec, part, entries)
         elif (settled := resize.resized_entries(doc, machine.spec, entries)) is not None:
             self.fitted[key] = settled
@@ -323,3 +328,44 @@ def _has_entries_in(pool: str, entries: Sequence[Any]) -> bool:
 
 def _resource_names(entry: Mapping[str, Any]) -> set[str]:
     return {amount.get("name") for amount in entry.get("allocations", ())}
+
+
+def _machine_details(amounts: Mapping[str, Any]) -> list[Object]:
+    """What is asked for of NUMA nodes, and of the node as a whole."""
+    compute = {name: amounts[name] for name in host_pool_names.COMPUTE if name in amounts}
+    others = {name: amount for name, amount in amounts.items() if name not in compute}
+    entries = [_detail(host_pool_names.FUNCTION_COMPUTE, compute)] if compute else []
+    return [*entries, _detail(host_pool_names.FUNCTION_IO, others)] if others else entries
+
+
+def _restrict_to_numa(detail: Object, number: int) -> None:
+    """Have what is of NUMA nodes come from that one."""
+    if _COMPUTE_EXPRESSION in detail["constraints"]:
+        detail["constraints"] += f" && device.numa == {number}"
+
+
+def _priority_annotation(machine: Object) -> dict[str, str]:
+    """The annotation of a machine that its claims have too; empty where it has none."""
+    value = machine["metadata"].get("annotations", {}).get(meta.PRIORITY)
+    return {} if value is None else {meta.PRIORITY: value}
+
+
+def _group_label(machine: str) -> str:
+    """The label of the group that a machine and its claims are, as long at most as groups' names are."""
+    label = f"of machine {machine}"
+    return label if len(label) <= MAX_NAME else f"{label[: MAX_NAME - 17]}-{sha256(machine.encode()).hexdigest()[:16]}"
+
+
+def _detail(function: str, amounts: Mapping[str, Any]) -> Object:
+    requests = {name: str(amount) for name, amount in amounts.items()}
+    return {"constraints": _FUNCTION_EXPRESSION.format(function), "requests": requests}
+
+
+def _with_group(claim: Object, label: str, *, agree: bool) -> Object:
+    """A claim in a group, with ``agree`` on one NUMA node with the rest of that."""
+    metadata = claim["metadata"]
+    annotations = {**metadata.get("annotations", {}), meta.GROUP: label}
+    if agree:
+        before = annotations.get(meta.GROUP_MATCH)
+        annotations[meta.GROUP_MATCH] = "numa" if before is None else f"{before},numa"
+    return {**claim, "metadata": {**metadata, "annotations": annotations}}

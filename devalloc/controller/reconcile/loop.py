@@ -1,0 +1,194 @@
+"""What all allocators share: their settings, the loop with its pauses, the wait for a change, and the fenced commit.
+
+A round writes all that it decided in one commit. The commit is fenced: if something changed on which the decision
+depends, nothing is written. So two allocators, or one and a concurrent release, never give one device to two claims.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+from devalloc.backoff import Backoff
+from devalloc.controller.reconcile.decision import WriteUnit
+from devalloc.controller.reconcile.searches import BackgroundSearches
+from devalloc.controller.reconcile.write_backoff import WriteBackoff
+from devalloc.store import (
+    Conflict,
+    Event,
+    Expired,
+    Fence,
+    FenceBroken,
+    Key,
+    NoSpace,
+    Object,
+    SkippedForSpace,
+    Store,
+    Unusable,
+    WriteRejected,
+    log_failure,
+)
+from devalloc_solver.pipeline import admission
+
+log = logging.getLogger(__name__)
+
+_SEARCH_POLL_SECONDS = 0.1
+"""Seconds between two looks for the results of searches that run beside the loop."""
+_NO_SPACE_SECONDS = 10.0
+"""The longest pause after a write to a full disk: the disk may have space at any moment."""
+_COMMIT_ATTEMPTS = 5
+"""How often a commit is repeated because of writes that do not matter to it."""
+
+
+@dataclass(frozen=True)
+class AllocatorSettings:
+    """How claims are answered."""
+
+    placement: str = "pack"
+    """``pack`` or ``spread`` (S17)."""
+    deadline: float | None = 10.0
+    """Seconds that the solver may use for one batch; None for as long as it takes."""
+    admin_namespaces: admission.AdminNamespaces = "all"
+    """Where claims may have admin access (S14): everywhere, or only in namespaces with the label ``ADMIN_ACCESS``."""
+    has_conditions: bool = False
+    """Allocated claims have conditions, for `kubectl wait`. Not in an embedded store: 0.1.0 considers claims with
+    unknown fields invalid, and there is no API server to drop them."""
+    labels_nodes: bool = False
+    """Claims and machines get a label with their node, which watches only these. Not in an embedded store, which has
+    no watch that a label could make cheaper."""
+    hides_names: bool = False
+    """No message contains the names of claims and machines of other namespaces."""
+    batch: float = 0.05
+    """Seconds to wait after a change for more, so that what is applied together is solved together."""
+    resync: float = 60.0
+    """Seconds after which a round looks at everything again, although nothing seems to have changed."""
+    availability: float = 0.0
+    """Minimum seconds between two counts of available devices, and so between two writes of a pool's availableDevices:
+    on a cluster each is a request."""
+    retry: float = 1.0
+    """Seconds to wait after a round that failed, doubled after each further one, up to ``resync``."""
+
+
+class ReconcileLoop:
+    """Round after round, with a growing pause after failures. ``run`` in one thread; read the fields from any."""
+
+    def __init__(
+        self,
+        what: str,
+        store: Store,
+        settings: AllocatorSettings,
+        searches: BackgroundSearches,
+        clock: Callable[[], float],
+    ) -> None:
+        """``what``: what a failing round could not do, for the log."""
+        self._what = what
+        self._store = store
+        self._settings = settings
+        self._searches = searches
+        self._clock = clock
+        self.began: float | None = None
+        """When the current round began, by ``clock``; None between rounds."""
+        self.failing: float | None = None
+        """Since when all rounds fail."""
+
+    def run(self, stop: threading.Event, act: Callable[[], object], wait: Callable[[], object]) -> None:
+        """``act`` and then ``wait`` until ``stop`` is set. Raises Unusable; logs all other errors and tries again."""
+        backoff, logged = Backoff(self._settings.retry, self._settings.resync), ""
+        while not stop.is_set():
+            try:
+                self.began = self._clock()
+                act()
+                backoff.reset()
+                logged, self.began, self.failing = "", None, None
+                wait()
+            except Expired:
+                continue
+            except Unusable:
+                raise
+            except Exception as error:
+                self.failing = self.began if self.failing is None else self.failing
+                self.began = None
+                is_full = isinstance(error, NoSpace) or isinstance(error.__cause__, NoSpace)
+                delay = min(backoff.next_delay(), _NO_SPACE_SECONDS if is_full else math.inf)
+                logged = log_failure(log, error, logged, self._what, delay)
+                stop.wait(delay)
+
+    def wait_for_change(
+        self,
+        kinds: Iterable[str] | None,
+        version: str,
+        until: float,
+        stop: threading.Event,
+        matters: Callable[[Event], bool] = lambda event: True,
+    ) -> bool:
+        """Until something that ``matters`` has changed after ``version``, a search has ended, ``until``, or ``stop``.
+        Whether a round is due."""
+        while not stop.is_set() and (now := self._clock()) < until:
+            if self._searches.news():
+                return True
+            due = min(until, now + _SEARCH_POLL_SECONDS) if self._searches.is_busy else until
+            with closing(self._store.watch(kinds, version, timeout=max(0.0, due - now), stop=stop)) as events:
+                if any(map(matters, events)):
+                    stop.wait(self._settings.batch)
+                    return True
+        return False
+
+
+@dataclass(frozen=True)
+class CommitReport:
+    """What became of a round's units."""
+
+    written: dict[Key, Object]
+    """The objects as stored."""
+    rejected: Sequence[tuple[WriteUnit, str]]
+    """Units that the store does not accept, with the reason."""
+    is_again: bool
+    """Devices were set aside in vain, so that another round is due."""
+
+
+Renewal = tuple[Sequence[WriteUnit], Fence]
+"""The units that still hold after a fence was broken, and the fence from which they do."""
+
+
+def commit_units(
+    store: Store,
+    units: Sequence[WriteUnit],
+    fence: Fence | None,
+    refusals: WriteBackoff,
+    renew: Callable[[Sequence[WriteUnit]], Renewal | None] = lambda units: None,
+) -> CommitReport | None:
+    """Write the units whose objects are still as they were; None, and nothing is written, if the fence is broken.
+
+    ``renew``: called if the fence is broken, because much breaks it that does not matter to the decision, and slow
+    decisions would otherwise never be written; None: decide again. Raises StoreError.
+    """
+    renewals = _COMMIT_ATTEMPTS
+    while True:
+        try:
+            outcomes = store.commit_each([unit.changes for unit in units], fence)
+            break
+        except FenceBroken as broken:
+            renewed = renew(units) if renewals else None
+            if renewed is None:
+                log.info("decided on an outdated state, deciding again: %s", broken)
+                return None
+            units, fence = renewed
+            renewals -= 1
+    written: dict[Key, Object] = {}
+    rejected: list[tuple[WriteUnit, str]] = []
+    is_again = False
+    for unit, outcome in zip(units, outcomes, strict=True):
+        if isinstance(outcome, WriteRejected):
+            is_again |= refusals.note(unit, outcome.why)
+            rejected.append((unit, outcome.why))
+        elif isinstance(outcome, Conflict):
+            log.info("left for the next round: %s", outcome)
+        else:
+            written |= {Key.of(obj): obj for obj in outcome}
+    if (left := next((outcome for outcome in outcomes if isinstance(outcome, SkippedForSpace)), None)) is not None:
+        raise NoSpace(left.why)  # nothing reports when there is space again, so all is decided again soon
+    return CommitReport(written, rejected, is_again)
