@@ -101,7 +101,7 @@ def batches(runs: int) -> Iterator[Row]:
 
 def _solved(case: BatchCase, documents: list[dict[str, Any]], runs: int) -> tuple[dict[str, Any], tuple[float, ...]]:
     """The answer to a batch, and the CPU seconds of each run after one to warm up."""
-    solve_all: Callable[..., dict[str, Any]] = dra.solve_manifests if case.is_resource_claims else solve_manifests
+    solve_all: Callable[..., Any] = dra.solve_manifests if case.is_resource_claims else solve_manifests
     answer = solve_all(documents)
     seconds = []
     for _ in range(max(1, runs)):
