@@ -18,9 +18,8 @@ from benchmarks.harness import Row, benchmark, timed
 from devalloc_solver import dra, solve_manifests
 from devalloc_solver.columns import allocate_batch
 from devalloc_solver.dialects.devmgmt.manifests import read_documents
-from devalloc_solver.exact.goals import GoalLevel
 from devalloc_solver.pipeline.devmgmt import PreparedProblem, prepare
-from devalloc_solver.problem.placement import Placement
+from devalloc_solver.problem.placement import GoalLevel, Placement
 from tests.support.column_batches import Batch
 
 SIZES = ((1000, 1000, 0.6), (1000, 2000, 0.7), (5000, 1000, 0.6))

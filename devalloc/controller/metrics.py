@@ -23,7 +23,7 @@ from devalloc.controller.reconcile.resource_claims.allocator import ResourceClai
 from devalloc.controller.reconcile.searches import OTHER_NAMESPACES
 from devalloc.controller.reconcile.vm_scheduling.messages import NO_ROOM, TOO_SMALL
 from devalloc.controller.reconcile.write_backoff import REFUSED
-from devalloc_solver.explain.reasons import Reason
+from devalloc_solver.reasons import Reason
 
 Object = dict[str, Any]
 

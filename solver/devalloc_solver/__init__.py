@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from devalloc_solver.dialects.devmgmt.answers import ClaimAnswer, Solution
     from devalloc_solver.errors import AnswerRefused
-    from devalloc_solver.explain.reasons import Reason
     from devalloc_solver.fleet.fleet import Fleet
     from devalloc_solver.pipeline.devmgmt import solve, solve_manifests
     from devalloc_solver.pipeline.remaining_capacity import Capacity, capacity
+    from devalloc_solver.reasons import Reason
 
 __all__ = [
     "AnswerRefused",
@@ -34,7 +34,7 @@ _HOMES = {
     "Capacity": "pipeline.remaining_capacity",
     "ClaimAnswer": "dialects.devmgmt.answers",
     "Fleet": "fleet.fleet",
-    "Reason": "explain.reasons",
+    "Reason": "reasons",
     "Solution": "dialects.devmgmt.answers",
     "capacity": "pipeline.remaining_capacity",
     "solve": "pipeline.devmgmt",

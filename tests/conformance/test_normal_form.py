@@ -11,10 +11,10 @@ from random import Random
 
 import pytest
 
+from devalloc_solver.exact.device_naming import name_devices
 from devalloc_solver.exact.goals import optimize_goals
 from devalloc_solver.exact.model import build_model
 from devalloc_solver.problem.demand import PlacementUnit
-from devalloc_solver.problem.placement import name_devices
 from tests.support.normal_form import Option, SearchInstance, best_score, objections, option_of, overuse, rank, score
 from tests.support.normal_instances import random_instance
 

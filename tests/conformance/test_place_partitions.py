@@ -14,13 +14,13 @@ from random import Random
 import pytest
 
 from devalloc_solver.bounds.largest_partition import largest_free, partition_shapes
+from devalloc_solver.exact.device_naming import name_devices
 from devalloc_solver.exact.goals import optimize_goals
 from devalloc_solver.exact.model import build_model
 from devalloc_solver.place import UnitPlacement, place
 from devalloc_solver.place.component_options import order_by_counter
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import PlacementUnit
-from devalloc_solver.problem.placement import name_devices
 from devalloc_solver.problem.snapshot import Snapshot
 from tests.support.mig_cards import A100, SMALL, partition_claim, random_cards, snapshot_of
 from tests.support.normal_form import SearchInstance, best_score, objections, option_of, rank, score

@@ -13,6 +13,7 @@ from random import Random
 import pytest
 
 from devalloc_solver.dialects.devmgmt.manifests import read_documents
+from devalloc_solver.exact.device_naming import name_devices
 from devalloc_solver.exact.goals import optimize_goals
 from devalloc_solver.exact.model import build_model
 from devalloc_solver.pipeline.devmgmt import PreparedProblem, prepare
@@ -21,7 +22,6 @@ from devalloc_solver.place.score import score_of
 from devalloc_solver.place.search_context import SearchContext
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import PlacementUnit
-from devalloc_solver.problem.placement import name_devices
 from tests.support import random_fleets
 from tests.support.hash_seeds import outputs
 from tests.support.normal_form import SearchInstance, best_score, objections, option_of, rank, score

@@ -10,10 +10,10 @@ from devalloc_solver.check import check
 from devalloc_solver.columns import allocate_batch
 from devalloc_solver.dialects.devmgmt.answers import allocated_answer, placed_answer
 from devalloc_solver.dialects.devmgmt.manifests import read_documents
-from devalloc_solver.exact.goals import GoalLevel, GoalSearch, optimize_goals
+from devalloc_solver.exact.goals import GoalSearch, optimize_goals
 from devalloc_solver.exact.model import build_model
 from devalloc_solver.pipeline.devmgmt import PreparedProblem, prepare
-from devalloc_solver.problem.placement import Placement
+from devalloc_solver.problem.placement import GoalLevel, Placement
 
 Manifest = dict[str, Any]
 

@@ -9,9 +9,8 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
-from devalloc_solver.dialects.devmgmt.candidates import Candidates
 from devalloc_solver.problem.allocations import AllocatedDevice, Allocation
-from devalloc_solver.problem.demand import AllocationMode, Constraint, Demand, PlacementUnit, Request
+from devalloc_solver.problem.demand import AllocationMode, Candidates, Constraint, Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Device, Pool, Resource, Snapshot
 from tests.support.normal_form import Place, SearchInstance
 

@@ -32,7 +32,7 @@ from devalloc.controller.reconcile.claims import (
 from devalloc.controller.reconcile.snapshot import Memo
 from devalloc.controller.release import release_change
 from devalloc.store import Change, Key, Object
-from devalloc_solver.explain.reasons import STILL_SEARCHING, Reason
+from devalloc_solver.reasons import STILL_SEARCHING, Reason
 
 SPEC_CHANGED = "SpecChanged"
 """Reason on an allocated claim: its spec was edited, which takes effect only after a release (S18)."""

@@ -45,8 +45,8 @@ from devalloc.controller.reconcile.write_backoff import WriteBackoff, rejection_
 from devalloc.store import Change, Event, EventType, Fence, Key, Object, Store
 from devalloc.store.lifecycle import with_annotations, with_status
 from devalloc_solver.deadline import seconds_left
-from devalloc_solver.explain.reasons import STILL_SEARCHING
 from devalloc_solver.pipeline import admission, quota
+from devalloc_solver.reasons import STILL_SEARCHING
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from devalloc.store import Object
-from devalloc_solver.explain.reasons import STILL_SEARCHING
+from devalloc_solver.reasons import STILL_SEARCHING
 
 if TYPE_CHECKING:
     from devalloc_solver.pipeline.decomposition import SubproblemSummary

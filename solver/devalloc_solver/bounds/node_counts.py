@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 
-from devalloc_solver.dialects.devmgmt.candidates import Candidates
 from devalloc_solver.problem.allocations import Allocation, Usage
-from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
+from devalloc_solver.problem.demand import AllocationMode, Candidates, Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Snapshot
 
 Node = str | None

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import product
 
-from devalloc_solver.dialects.devmgmt.candidates import Candidates
-from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
+from devalloc_solver.problem.demand import AllocationMode, Candidates, Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Snapshot
 
 MAX_CHOICES = 24

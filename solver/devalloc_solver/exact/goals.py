@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from devalloc_solver.bounds.minimum_use import min_pools
 from devalloc_solver.exact.claim_groups import request_key
@@ -18,6 +18,7 @@ from devalloc_solver.exact.policy import order_cost, policy_cost, share_cost, sp
 from devalloc_solver.exact.variables import BatchModel, ClaimGroupVars, LinearTerms, RequestVars
 from devalloc_solver.problem.demand import AllocationMode, Demand, Request
 from devalloc_solver.problem.ordering import ClaimOrder, claim_order
+from devalloc_solver.problem.placement import GoalLevel
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -40,38 +41,6 @@ SMALL_TO_SPREAD = 400
 """Variables up to which it is searched how to spread devices evenly; beyond, first fits do it better (``search``)."""
 POLICY_LIMIT, LARGE_POLICY_LIMIT = 0.3, 0.05
 """The same for the placement policy, which is a preference; and for models of more than 400 variables."""
-
-
-@dataclass(frozen=True, slots=True)
-class GoalLevel:
-    """One goal's outcome: what was reached, and the bound that proves how good it is."""
-
-    goal: str
-    value: int
-    bound: int
-    priority: int | None = None
-    choice: bool = False
-    """of satisfied claims: those chosen among equal counts are the earliest ones, for certain (S17)"""
-
-    @property
-    def is_proven(self) -> bool:
-        """Whether no answer is better in this goal, those before it fixed."""
-        return self.value == self.bound
-
-    @property
-    def gap(self) -> int:
-        """How much better an answer could be at the very most; 0 is a proof that none is."""
-        return abs(self.bound - self.value)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The level in the answer's JSON (settled L2)."""
-        shown: dict[str, Any] = {"goal": self.goal}
-        if self.priority is not None:
-            shown["priority"] = self.priority
-        shown |= {"value": self.value, "bound": self.bound, "gap": self.gap}
-        if self.priority is not None:
-            shown["choice"] = "exact" if self.choice else "best effort"
-        return shown
 
 
 @dataclass(slots=True)

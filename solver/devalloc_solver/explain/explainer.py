@@ -8,12 +8,12 @@ from typing import Any
 
 from devalloc_solver.explain.blocking_claims import BlockingClaimFinder
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
-from devalloc_solver.explain.reasons import IMPOSSIBLE_VERDICT, VERDICTS, Reason
 from devalloc_solver.explain.relaxations import Relaxation, fewest_relaxations
 from devalloc_solver.problem.allocations import Allocation, Key
 from devalloc_solver.problem.demand import PlacementUnit, Request
 from devalloc_solver.problem.placement import Placement
 from devalloc_solver.problem.snapshot import Snapshot
+from devalloc_solver.reasons import IMPOSSIBLE_VERDICT, VERDICTS, Reason
 
 NOT_PROVEN = "a smaller set may suffice; the search for it was cut short"
 

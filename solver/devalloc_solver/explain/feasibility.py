@@ -9,11 +9,12 @@ from functools import partial
 from typing import Any, Protocol
 
 from devalloc_solver.bounds.node_counts import NodeCounts
+from devalloc_solver.exact.device_naming import name_devices
 from devalloc_solver.explain.equal_nodes import EqualNodes
 from devalloc_solver.place import DEFAULT_STEPS, StepBudget, StepsExhausted, UnitReader, fits, place_on
 from devalloc_solver.problem.allocations import Allocation, Key, Usage
 from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
-from devalloc_solver.problem.placement import Placement, name_devices
+from devalloc_solver.problem.placement import Placement
 from devalloc_solver.problem.snapshot import Device, Pool, Snapshot
 
 FEW_NODES = 4

@@ -9,12 +9,11 @@ from functools import partial
 
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
 from devalloc.api.quantity import Format, Quantity
-from devalloc_solver.dialects.devmgmt.candidates import Candidates
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
 from devalloc_solver.explain.minimal_overcommit import minimal_overcommit
 from devalloc_solver.explain.relaxations import Relaxation, apply_relaxations, drop_unneeded
 from devalloc_solver.problem.allocations import Usage
-from devalloc_solver.problem.demand import Demand, Request
+from devalloc_solver.problem.demand import Candidates, Demand, Request
 from devalloc_solver.problem.placement import Placement
 from devalloc_solver.problem.snapshot import Device, Pool, Resource, Snapshot
 

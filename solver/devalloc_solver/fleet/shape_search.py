@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import TYPE_CHECKING
 
-from devalloc_solver.dialects.devmgmt.candidates import Candidates
 from devalloc_solver.fleet.count_bounds import CountBounds
 from devalloc_solver.fleet.device_kinds import DeviceKind, reachable_snapshot
 from devalloc_solver.fleet.exact_placement import place_exactly
@@ -22,7 +21,7 @@ from devalloc_solver.fleet.node_class_plan import NodeClassPlan, PlanPick, Score
 from devalloc_solver.fleet.pool_states import NodeClass, NodeRecord
 from devalloc_solver.fleet.single_pool_bound import may_fit_one_pool
 from devalloc_solver.problem.balance import square_growth
-from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
+from devalloc_solver.problem.demand import AllocationMode, Candidates, Demand, PlacementUnit, Request
 
 if TYPE_CHECKING:
     from devalloc_solver.fleet.node_index import NodeIndex

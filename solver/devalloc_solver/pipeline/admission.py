@@ -28,9 +28,9 @@ from devalloc.api.raw_claims import (
     group_of,
     is_deleting,
 )
-from devalloc_solver.explain.reasons import STILL_SEARCHING, Reason
 from devalloc_solver.pipeline import quota
 from devalloc_solver.pipeline.quota import Bound
+from devalloc_solver.reasons import STILL_SEARCHING, Reason
 
 QUOTA_EXCEEDED = "QuotaExceeded"
 """Reason of a claim: a ResourceQuota of its namespace allows fewer devices of a class."""

@@ -23,9 +23,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from devalloc_solver.dialects.devmgmt.candidates import Candidates
 from devalloc_solver.problem.allocations import Allocation, Key
-from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
+from devalloc_solver.problem.demand import Candidates, Demand, PlacementUnit, Request
 from devalloc_solver.problem.ordering import claim_order
 from devalloc_solver.problem.snapshot import Device, Snapshot
 

@@ -20,6 +20,7 @@ from devalloc_solver.deadline import end_time, quick_search_end
 from devalloc_solver.dialects.api_groups import as_manifest_list, foreign_manifests, is_resource_k8s
 from devalloc_solver.dialects.devmgmt.answers import ClaimAnswer, Solution, allocated_answer, placed_answer
 from devalloc_solver.dialects.devmgmt.candidates import CandidateFinder
+from devalloc_solver.dialects.devmgmt.demands import build_units, timeout_rejection
 from devalloc_solver.dialects.devmgmt.manifests import ProblemInput, RejectedClaim, read_documents, read_objects
 from devalloc_solver.errors import AnswerRefused as AnswerRefused
 from devalloc_solver.exact.policy import PLACEMENTS
@@ -30,7 +31,7 @@ from devalloc_solver.pipeline.decomposition import unproven_names
 from devalloc_solver.pipeline.solve_cache import SolveCache
 from devalloc_solver.pipeline.strategy import SearchOutcome, add_rejected_claims, search_parts
 from devalloc_solver.problem.allocations import Allocation, Key, MissingDevice, read_allocations, recover_allocation
-from devalloc_solver.problem.demand import PlacementUnit, build_units, timeout_rejection
+from devalloc_solver.problem.demand import PlacementUnit
 from devalloc_solver.problem.overuse import device_title, overuse_of_allocations, overuse_problems
 from devalloc_solver.problem.snapshot import Snapshot
 
@@ -66,9 +67,9 @@ def solve_manifests(
     started = time.monotonic()
     documents = as_manifest_list(documents)
     if is_resource_k8s(documents):
-        from devalloc_solver import dra  # with its CEL runtime
+        from devalloc_solver.pipeline import resource_k8s  # with its CEL runtime
 
-        return cast(SolutionDict, dra.solve_manifests(documents, placement=placement, deadline=deadline))
+        return cast(SolutionDict, resource_k8s.solve_manifests(documents, placement=placement, deadline=deadline))
     if any(admission.is_admission_object(document) for document in documents if isinstance(document, Mapping)):
         apart = admission.sort_documents(documents)
 

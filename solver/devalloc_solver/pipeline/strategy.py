@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from devalloc_solver.cel.budget import SEARCH_CUT_SHORT, SearchCutShort
-from devalloc_solver.exact.goals import GoalLevel, GoalSearch, optimize_goals
+from devalloc_solver.exact.device_naming import name_devices
+from devalloc_solver.exact.goals import GoalSearch, optimize_goals
 from devalloc_solver.exact.model import build_model, is_solver_loaded, model_size
 from devalloc_solver.exact.warm_start import start_search
 from devalloc_solver.pipeline.decomposition import Subproblem, join_subproblems, split_by_device, split_by_pool
@@ -17,7 +18,7 @@ from devalloc_solver.place.greedy import place_evenly, place_greedily
 from devalloc_solver.problem.allocations import Allocation, Usage
 from devalloc_solver.problem.balance import unevenness
 from devalloc_solver.problem.demand import PlacementUnit
-from devalloc_solver.problem.placement import Placement, name_devices
+from devalloc_solver.problem.placement import GoalLevel, Placement
 from devalloc_solver.problem.snapshot import Snapshot
 
 EXACT_SIZE = 4_000

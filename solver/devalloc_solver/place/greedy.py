@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from devalloc_solver.dialects.devmgmt.candidates import Candidates
 from devalloc_solver.place import StepsExhausted, place, place_on
 from devalloc_solver.problem.allocations import Allocation, Usage
 from devalloc_solver.problem.balance import load_by_node
-from devalloc_solver.problem.demand import AllocationMode, PlacementUnit, Request
+from devalloc_solver.problem.demand import AllocationMode, Candidates, PlacementUnit, Request
 from devalloc_solver.problem.placement import Placement
 from devalloc_solver.problem.snapshot import Snapshot
 

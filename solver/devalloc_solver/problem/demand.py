@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
 from typing import Any
 
-from devalloc.api.claim import COUNT, DeviceClaim, DeviceClaimDetail
-from devalloc.api.meta import GROUP_MATCH, NODE
-from devalloc.api.suggest import closest_match
-from devalloc_solver.cel.budget import OUT_OF_TIME, Bound, OutOfTime, evaluate_in_turns
-from devalloc_solver.dialects.devmgmt.candidates import CandidateFinder, Candidates, FunnelStep
-from devalloc_solver.dialects.devmgmt.manifests import ProblemInput, RejectedClaim
-from devalloc_solver.explain.reasons import VERDICTS, Reason
-from devalloc_solver.problem.allocations import Key, node_of
-from devalloc_solver.problem.ordering import claim_order
-from devalloc_solver.problem.snapshot import Device, Snapshot
+from devalloc_solver.problem.allocations import Key
+
+
+@dataclass(frozen=True, slots=True)
+class FunnelStep:
+    """One stage of the funnel: the devices that fell there."""
+
+    what: str
+    devices: tuple[int, ...]
+    example: str | None = None
+    """Why the first of them fell, where there is more to say than ``what``."""
+
+
+ARE_UNAVAILABLE = "are unavailable"
+"""The funnel's step of devices that nobody can have now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The devices that pass, each with the class that accepted it, and the funnel of those that do not."""
+
+    accepted: Mapping[int, str | None]
+    """device -> class name; classes in order of name, the first that accepts wins (S5)"""
+    funnel: tuple[FunnelStep, ...]
+    bars: frozenset[int] = frozenset()
+    """devices of which a node must have none for the others there to be had (resource.k8s.io ``All``)"""
+    barred: frozenset[str] = frozenset()
+    """nodes where none of them is to be had, whatever reaches it: those that have such devices, or a broken pool"""
 
 
 class AllocationMode(Enum):
@@ -142,293 +158,3 @@ class PlacementUnit:
     def is_free(self) -> bool:
         """Told no node when all its devices turn out to be network devices (S7)."""
         return self.group is None and self.pin is None
-
-
-def build_units(intake: ProblemInput, eligibility: CandidateFinder) -> tuple[list[PlacementUnit], list[RejectedClaim]]:
-    """The units worth solving, in the order claims are decided, and the claims that are not."""
-    refused: list[RejectedClaim] = []
-    demands: list[Demand] = []
-    waiting = sorted((c for c in intake.claims if not c.is_allocated), key=claim_order)
-
-    def make(claim: DeviceClaim) -> Demand | RejectedClaim:
-        return find_refusal(claim, intake, eligibility) or make_demand(claim, eligibility)
-
-    for outcome in evaluate_in_turns(waiting, eligibility.allowance, make, timeout_rejection):
-        if isinstance(outcome, Demand):
-            demands.append(outcome)
-        else:
-            refused.append(outcome)
-    groups: dict[tuple[str, str], list[Demand]] = defaultdict(list)
-    for demand in demands:
-        if demand.claim.group is not None:
-            groups[demand.claim.namespace, demand.claim.group].append(demand)
-    units: list[PlacementUnit] = []
-    done: set[tuple[str, str]] = set()
-    for demand in demands:
-        if demand.claim.group is None:
-            units.append(PlacementUnit((demand,), None, demand.claim.pinned_node))
-            continue
-        group = (demand.claim.namespace, demand.claim.group)
-        if group in done:
-            continue
-        done.add(group)
-        made = _group_unit(group, groups[group], intake, refused, eligibility.snapshot)
-        if isinstance(made, PlacementUnit):
-            units.append(made)
-        else:
-            refused += made
-    return units, refused
-
-
-def _group_unit(
-    group: tuple[str, str],
-    members: list[Demand],
-    intake: ProblemInput,
-    refused: list[RejectedClaim],
-    snapshot: Snapshot,
-) -> PlacementUnit | list[RejectedClaim]:
-    namespace, name = group
-
-    def fail(message: str) -> list[RejectedClaim]:
-        return [RejectedClaim(d.key, Reason.GROUP_UNSATISFIABLE, message, group=name) for d in members]
-
-    failing = [
-        r
-        for r in (*intake.refused, *refused)
-        if r.key[0] == namespace and r.group == name and r.status is None and r.reason is not Reason.DELETING
-    ]
-    if failing:
-        first = min(failing, key=lambda r: r.key)
-        return fail(f"member {first.key[0]}/{first.key[1]} of group {name} fails: {first.reason}: {first.message}")
-    allocated = [c for c in intake.claims if c.is_allocated and c.group == name and c.namespace == namespace]
-    pins: dict[str, set[str]] = defaultdict(set)
-    for demand in members:
-        if demand.claim.pinned_node:
-            pins[demand.claim.pinned_node].add(demand.key[1])
-    for claim in allocated:
-        if node := node_of(claim, snapshot):
-            pins[node].add(claim.metadata.name)
-    # An invalid member that holds devices is not solved, and fixes the node all the same.
-    for one in intake.refused:
-        if one.key[0] == namespace and one.group == name and one.status and one.node:
-            pins[one.node].add(one.key[1])
-    if len(pins) > 1:
-        disagreement = ", ".join(f"{node} ({', '.join(sorted(bound))})" for node, bound in sorted(pins.items()))
-        return fail(f"members of group {name} are bound to different nodes: {disagreement}; see the annotation {NODE}")
-    node, names = next(iter(pins.items()), (None, set()))
-    try:
-        members = _with_agreeing_candidates(members, allocated, snapshot)
-    except _Disagreement as disagreement:
-        return fail(f"members of group {name} that hold devices already {disagreement}")
-    return PlacementUnit(tuple(members), name, node, frozenset((namespace, one) for one in names))
-
-
-class _Disagreement(Exception):
-    """Devices that members of a group hold do not agree as they should."""
-
-
-def _with_agreeing_candidates(members: list[Demand], allocated: list[DeviceClaim], snapshot: Snapshot) -> list[Demand]:
-    """The members, left with the devices that agree with what other members hold already. Raises _Disagree."""
-    for name in dict.fromkeys(name for demand in members for name in demand.shared):
-        held = [device for claim in allocated if name in claim.group_match for device in _devices_of(claim, snapshot)]
-        values = {device.attributes.get(name) for device in held}
-        if len(values) > 1 or None in values:
-            raise _Disagreement(f"differ in {name}, which must have one value; see the annotation {GROUP_MATCH}")
-        cache: dict[tuple[int, bool], Candidates] = {}
-        for value in values:
-            fit = _devices_with_value(name, value, snapshot)
-            left = partial(_restricted_to, name=name, fit=fit, snapshot=snapshot)
-            members = [_with_candidates(d, left, cache) if name in d.shared else d for d in members]
-    return members
-
-
-def _devices_of(claim: DeviceClaim, snapshot: Snapshot) -> Iterator[Device]:
-    """Those of its devices that are still there."""
-    node = node_of(claim, snapshot)
-    for entry in claim.status.allocations if claim.status is not None else ():
-        for pool in snapshot.pools_by_name.get(entry.device_pool_name, ()):
-            if pool.node in (node, None):
-                yield from (device for device in pool.devices if device.name == entry.device_name)
-
-
-def _devices_with_value(name: str, value: object, snapshot: Snapshot) -> frozenset[int]:
-    """Devices with that very value: one of another type is another one (S3)."""
-    values = ((device.index, device.attributes.get(name)) for device in snapshot.devices)
-    return frozenset(index for index, own in values if type(own) is type(value) and own == value)
-
-
-def _with_candidates(
-    demand: Demand, only: Callable[[Request], Candidates], cache: dict[tuple[int, bool], Candidates]
-) -> Demand:
-    """``cache``: requests of equal candidates keep the same ones, which the search counts on."""
-
-    def left(request: Request) -> Request:
-        key = id(request.candidates), request.mode is AllocationMode.ADMIN_ALL
-        if key not in cache:
-            cache[key] = only(request)
-        return replace(request, candidates=cache[key])
-
-    return replace(demand, details=tuple(tuple(map(left, detail)) for detail in demand.details))
-
-
-def _restricted_to(request: Request, name: str, fit: frozenset[int], snapshot: Snapshot) -> Candidates:
-    """Those of its candidates that fit. One that gets all there are gets none where one of them does not."""
-    candidates = request.candidates
-    fallen = tuple(sorted(candidates.accepted.keys() - fit))
-    if not fallen:
-        return candidates
-    accepted = {index: named for index, named in candidates.accepted.items() if index in fit}
-    barred = candidates.barred
-    if request.mode is AllocationMode.ADMIN_ALL:
-        nodes = {snapshot.pools[snapshot.devices[index].pool].node for index in fallen}
-        accepted = {} if None in nodes else accepted
-        barred |= {node for node in nodes if node is not None}
-    step = FunnelStep(f"differ in {name} from the devices that members of the group hold", fallen)
-    return replace(candidates, accepted=accepted, barred=barred, funnel=(*candidates.funnel, step))
-
-
-def timeout_rejection(claim: DeviceClaim, why: OutOfTime) -> RejectedClaim:
-    """The refusal of a claim for which the time of the call did not suffice."""
-    message = f"{VERDICTS[Reason.SEARCH_LIMIT]}: {why}"
-    return RejectedClaim(claim.key, Reason.SEARCH_LIMIT, message, group=claim.group, exceeded=why.bound)
-
-
-def find_refusal(claim: DeviceClaim, intake: ProblemInput, eligibility: CandidateFinder) -> RejectedClaim | None:
-    """Why a claim is not solved, whatever is free (S5, S6, S16); None for one that is.
-
-    Raises OutOfTime, with the path of the expression.
-    """
-    if claim.is_deleting:
-        return RejectedClaim(claim.key, Reason.DELETING, "the claim is being deleted", group=claim.group)
-    all_faults: list[_SpecError] = []
-    for path, detail in _detail_paths(claim):
-        all_faults += _detail_refusals(path, detail, claim, intake, eligibility)
-    for reason in (Reason.CLAIM_INVALID, Reason.CLASS_INVALID, Reason.CLASS_NOT_FOUND, Reason.CONFIG_NOT_FOUND):
-        faults = [fault for fault in all_faults if fault[0] is reason]
-        if faults:
-            message = "; ".join(message for _, message, _ in faults)
-            blockers = tuple(entry for _, _, entry in faults)
-            return RejectedClaim(
-                claim.key, reason, message, claim.group, blockers=blockers, exceeded=_exceeded(claim, eligibility)
-            )
-    return None
-
-
-def _exceeded(claim: DeviceClaim, eligibility: CandidateFinder) -> Bound | None:
-    """What expressions of a claim and of its classes exceeded."""
-    for _, detail in _detail_paths(claim):
-        named = eligibility.classes.get(detail.device_class or "")
-        for expression in (detail.constraints, named.spec.constraints if named is not None else None):
-            if (bound := eligibility.exceeded(expression)) is not None:
-                return bound
-    return None
-
-
-_SpecError = tuple[Reason, str, dict[str, Any]]
-"""(reason, message, the blocker's entry in the answer)"""
-
-
-def _detail_paths(claim: DeviceClaim) -> Iterator[tuple[str, DeviceClaimDetail]]:
-    for index, entry in enumerate(claim.spec.claims):
-        if not entry.one_of:
-            yield f"spec.claims[{index}]", entry
-        for number, alternative in enumerate(entry.one_of):
-            yield f"spec.claims[{index}].oneOf[{number}]", alternative
-
-
-def _detail_refusals(
-    path: str, detail: DeviceClaimDetail, claim: DeviceClaim, intake: ProblemInput, eligibility: CandidateFinder
-) -> Iterator[_SpecError]:
-    try:
-        error = eligibility.expression_error(detail.constraints)
-    except OutOfTime:
-        raise OutOfTime(f"{path}.constraints: {OUT_OF_TIME}") from None
-    if error is not None:
-        entry = {"kind": "constraint", "path": f"{path}.constraints", "expression": detail.constraints}
-        yield Reason.CLAIM_INVALID, f"{path}.constraints: {error}", entry
-    name = detail.device_class
-    named = {"kind": "class", "path": f"{path}.deviceClass", "deviceClass": name}
-    if name and name not in intake.classes and name not in intake.invalid_classes:
-        near = closest_match(name, (*intake.classes, *intake.invalid_classes))
-        message = f"{path}.deviceClass: class {name!r} does not exist"
-        if near is None:
-            yield Reason.CLASS_NOT_FOUND, message, named
-        else:
-            yield Reason.CLASS_NOT_FOUND, f"{message}; did you mean {near!r}?", {**named, "didYouMean": near}
-    elif name and (error := eligibility.class_error(name)) is not None:
-        yield Reason.CLASS_INVALID, f"{path}.deviceClass: class {name!r} is invalid: {error}", named
-    else:
-        for device_class in eligibility.classes_of(detail) or ():
-            for ref in device_class.spec.configs:
-                if (ref.api_version, ref.kind, ref.namespace, ref.name) not in intake.configs:
-                    message = f"class {device_class.metadata.name!r} refers to {ref.kind} {ref.namespace}/{ref.name}"
-                    entry = _missing_config(path, ref, ref.namespace, intake)
-                    yield (
-                        Reason.CONFIG_NOT_FOUND,
-                        f"{path}: {message}, which does not exist{_did_you_mean(entry)}",
-                        entry,
-                    )
-    for index, own in enumerate(detail.configs):
-        if (own.api_version, own.kind, claim.namespace, own.name) not in intake.configs:
-            message = f"{own.kind} {claim.namespace}/{own.name}"
-            entry = _missing_config(f"{path}.configs[{index}]", own, claim.namespace, intake)
-            yield (
-                Reason.CONFIG_NOT_FOUND,
-                f"{path}.configs[{index}]: {message} does not exist{_did_you_mean(entry)}",
-                entry,
-            )
-
-
-def _missing_config(path: str, ref: Any, namespace: str, intake: ProblemInput) -> dict[str, Any]:
-    """The blocker for an object that does not exist, with the nearest name that does."""
-    entry = {"kind": "config", "path": path, "apiVersion": ref.api_version, "configKind": ref.kind}
-    entry |= {"namespace": namespace, "name": ref.name}
-    same = (ref.api_version, ref.kind, namespace)
-    near = closest_match(ref.name, [key[3] for key in intake.configs if key[:3] == same])
-    return entry if near is None else {**entry, "didYouMean": near}
-
-
-def _did_you_mean(entry: dict[str, Any]) -> str:
-    return f"; did you mean {entry['didYouMean']!r}?" if "didYouMean" in entry else ""
-
-
-def make_demand(claim: DeviceClaim, eligibility: CandidateFinder) -> Demand:
-    """What a claim demands that nothing refuses."""
-    details = []
-    for index, entry in enumerate(claim.spec.claims):
-        numbers: list[int | None] = [*range(len(entry.one_of))] if entry.one_of else [None]
-        requests = zip(numbers, entry.alternatives, strict=True)
-        details.append(tuple(make_request(index, number, detail, eligibility) for number, detail in requests))
-    match = tuple(dict.fromkeys(claim.spec.match_attributes))
-    shape = None if claim.group_match else claim.spec.model_dump_json()
-    return Demand(claim, tuple(details), match, claim.group_match, shape=shape)
-
-
-def make_request(
-    index: int, alternative: int | None, detail: DeviceClaimDetail, eligibility: CandidateFinder
-) -> Request:
-    """The request of a detail: ``index`` is its index in spec.claims, ``alternative`` that in oneOf (S8-S10, S14)."""
-    count = detail.requests.get(COUNT)
-    limit = detail.limits.get(COUNT)
-    others = {name: amount.nano for name, amount in detail.requests.items() if name != COUNT}
-    whole = count is not None or not others
-    if eligibility.is_admin(detail):
-        mode = AllocationMode.ADMIN_ALL if count is None else AllocationMode.ADMIN_COUNT
-    else:
-        mode = AllocationMode.WHOLE if whole else AllocationMode.SHARE
-    least = (count.as_integer() or 1) if count is not None else 1
-    most = limit.as_integer() if limit is not None else None
-    if mode is AllocationMode.ADMIN_COUNT or (mode is AllocationMode.WHOLE and most is None):
-        most = least  # an admin detail gets exactly its count, whatever its limit (S14)
-    return Request(
-        detail=index,
-        alternative=alternative,
-        spec=detail,
-        mode=mode,
-        least=least,
-        most=most,
-        requests={} if mode.is_admin else others,
-        limits={} if mode.is_admin else {n: a.nano for n, a in detail.limits.items() if n != COUNT},
-        match=tuple(dict.fromkeys(detail.match_attributes)),
-        candidates=eligibility.candidates(detail),
-    )

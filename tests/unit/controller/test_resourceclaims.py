@@ -31,7 +31,7 @@ from devalloc.store.kubernetes import ApiError, KubernetesStore
 from devalloc_solver.cel import budget
 from devalloc_solver.cel.budget import OUT_OF_TIME, TOO_EXPENSIVE_ONCE, Costs
 from devalloc_solver.dialects.resource_k8s import selectors
-from devalloc_solver.explain.reasons import STILL_SEARCHING
+from devalloc_solver.reasons import STILL_SEARCHING
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.waiting import until
 

@@ -14,8 +14,8 @@ from devalloc.controller.reconcile import searches as searches_module
 from devalloc.controller.reconcile.searches import OTHER_NAMESPACES, BackgroundSearches, search_with_new_fleet
 from devalloc.controller.reconcile.warm_solver import IncrementalSolver
 from devalloc_solver.cel import budget
-from devalloc_solver.explain.reasons import STILL_SEARCHING
 from devalloc_solver.pipeline.decomposition import SubproblemSummary
+from devalloc_solver.reasons import STILL_SEARCHING
 from tests.support.manifests import claim, device, device_class, pool
 from tests.support.waiting import until
 

@@ -18,10 +18,10 @@ from devalloc_solver.cel.budget import SearchCutShort
 from devalloc_solver.deadline import quick_search_end
 from devalloc_solver.dialects.devmgmt.manifests import read_documents
 from devalloc_solver.exact import model
-from devalloc_solver.exact.goals import GoalLevel
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
 from devalloc_solver.pipeline import strategy
 from devalloc_solver.pipeline.devmgmt import prepare
+from devalloc_solver.problem.placement import GoalLevel
 from tests.support.manifests import Manifest, claim, device, device_class, pool
 from tests.unit.solver.dra.test_joint import CLASS, node_slice, wants
 

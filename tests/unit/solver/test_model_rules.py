@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from devalloc_solver.exact.goals import GoalLevel, optimize_goals
+from devalloc_solver.exact.device_naming import name_devices
+from devalloc_solver.exact.goals import optimize_goals
 from devalloc_solver.exact.model import build_model
 from devalloc_solver.problem.allocations import AllocatedDevice, Allocation
 from devalloc_solver.problem.demand import AllocationMode, Constraint, Demand, PlacementUnit, Request
-from devalloc_solver.problem.placement import Placement, name_devices
+from devalloc_solver.problem.placement import GoalLevel, Placement
 from devalloc_solver.problem.snapshot import Device, Pool, Resource, Snapshot
 from tests.support.normal_instances import a_claim, a_slot, candidates
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from devalloc.cli.render.explanation import ADVICE
-from devalloc_solver.explain.reasons import VERDICTS, Reason
+from devalloc_solver.reasons import VERDICTS, Reason
 from tests.support.repository import REPO
 
 RELEASED = {

@@ -34,7 +34,7 @@ from devalloc.controller.reconcile.snapshot import Snapshot, SnapshotReader
 from devalloc.controller.reconcile.write_backoff import REFUSED, WriteBackoff
 from devalloc.store import Change, Fence
 from devalloc.store import Key as ObjectKey
-from devalloc_solver.explain.reasons import STILL_SEARCHING
+from devalloc_solver.reasons import STILL_SEARCHING
 
 Object = dict[str, Any]
 

@@ -14,7 +14,7 @@ from devalloc.controller.reconcile.vm_scheduling import machines
 from devalloc.controller.reconcile.vm_scheduling.messages import MachineMessages
 from devalloc.controller.reconcile.vm_scheduling.solver_input import SchedulingInput
 from devalloc.store import Change, Key, Object
-from devalloc_solver.explain.reasons import STILL_SEARCHING
+from devalloc_solver.reasons import STILL_SEARCHING
 
 PLACED = "Placed"
 """Condition of a machine: whether a node was chosen that keeps for it what it needs. Where it is False, why."""

@@ -13,8 +13,8 @@ from devalloc.controller.reconcile.vm_scheduling.resize import MachineGrowth
 from devalloc.controller.reconcile.vm_scheduling.solver_input import SchedulingInput, scheduling_input
 from devalloc.store import Object
 from devalloc_solver.deadline import end_time, seconds_left
-from devalloc_solver.explain.reasons import Reason
 from devalloc_solver.pipeline import admission
+from devalloc_solver.reasons import Reason
 
 SolverAnswer = dict[str, Any]
 

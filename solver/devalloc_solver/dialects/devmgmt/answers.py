@@ -14,9 +14,8 @@ from devalloc.api.quantity import Format, Quantity
 from devalloc_solver.cel.budget import Bound
 from devalloc_solver.dialects.devmgmt.config_copies import config_entries
 from devalloc_solver.dialects.devmgmt.manifests import ProblemInput
-from devalloc_solver.exact.goals import GoalLevel
 from devalloc_solver.problem.allocations import Key, MissingDevice, node_of
-from devalloc_solver.problem.placement import PlacedDevice, Placement
+from devalloc_solver.problem.placement import GoalLevel, PlacedDevice, Placement
 from devalloc_solver.problem.snapshot import Snapshot
 
 
@@ -33,7 +32,7 @@ class ClaimAnswer:
     one_of: tuple[int | None, ...] | None = None
     """chosen alternative per entry of spec.claims"""
     reason: str | None = None
-    """a code of ``devalloc_solver.explain.reasons.Reason``"""
+    """a code of ``devalloc_solver.reasons.Reason``"""
     message: str | None = None
     annotations: Mapping[str, str] = field(default_factory=dict)
     """to be written on the claim together with the allocation"""

@@ -24,34 +24,8 @@ from devalloc_solver.cel.budget import (
     Costs,
     check_deadline,
 )
+from devalloc_solver.problem.demand import ARE_UNAVAILABLE, Candidates, FunnelStep
 from devalloc_solver.problem.snapshot import Device, Snapshot
-
-
-@dataclass(frozen=True, slots=True)
-class FunnelStep:
-    """One stage of the funnel: the devices that fell there."""
-
-    what: str
-    devices: tuple[int, ...]
-    example: str | None = None
-    """Why the first of them fell, where there is more to say than ``what``."""
-
-
-ARE_UNAVAILABLE = "are unavailable"
-"""The funnel's step of devices that nobody can have now."""
-
-
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """The devices that pass, each with the class that accepted it, and the funnel of those that do not."""
-
-    accepted: Mapping[int, str | None]
-    """device -> class name; classes in order of name, the first that accepts wins (S5)"""
-    funnel: tuple[FunnelStep, ...]
-    bars: frozenset[int] = frozenset()
-    """devices of which a node must have none for the others there to be had (resource.k8s.io ``All``)"""
-    barred: frozenset[str] = frozenset()
-    """nodes where none of them is to be had, whatever reaches it: those that have such devices, or a broken pool"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ from devalloc_solver.cel.budget import (
     CommonBudgetExceeded,
     OutOfTime,
 )
-from devalloc_solver.dialects.devmgmt.candidates import Candidates, FunnelStep
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s.capacity_requests import CapacityOverflowError, amounts_to_take
 from devalloc_solver.dialects.resource_k8s.errors import AllocationError
@@ -30,6 +29,7 @@ from devalloc_solver.dialects.resource_k8s.quantities import Amount
 from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
 from devalloc_solver.dialects.resource_k8s.taints import blocking_taint
 from devalloc_solver.dialects.resource_k8s.usage import DeviceUsage
+from devalloc_solver.problem.demand import Candidates, FunnelStep
 
 SELECTOR_FAILED = "cannot be judged by a selector"
 """The step at which devices fall that an expression fails on."""

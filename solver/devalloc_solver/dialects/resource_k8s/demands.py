@@ -23,9 +23,9 @@ from devalloc_solver.dialects.resource_k8s.manifests import (
 from devalloc_solver.dialects.resource_k8s.node_selectors import read_selector
 from devalloc_solver.dialects.resource_k8s.objects import ResourceClaim
 from devalloc_solver.dialects.resource_k8s.translate import MOST_DEVICES, ClaimMeta, PendingClaim, make_demand
-from devalloc_solver.explain.reasons import VERDICTS, Reason
 from devalloc_solver.problem.demand import Demand, PlacementUnit
 from devalloc_solver.problem.ordering import claim_order
+from devalloc_solver.reasons import VERDICTS, Reason
 
 
 def key_of(claim: ResourceClaim) -> Key:

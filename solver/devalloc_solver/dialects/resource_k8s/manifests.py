@@ -26,7 +26,7 @@ from devalloc_solver.dialects.resource_k8s.decode import (
 )
 from devalloc_solver.dialects.resource_k8s.fields import FieldError, Fields, short_text
 from devalloc_solver.dialects.resource_k8s.objects import ClusterNode, ResourceClaim, ResourceDeviceClass, ResourceSlice
-from devalloc_solver.explain.reasons import Reason
+from devalloc_solver.reasons import Reason
 
 Manifest = Mapping[str, Any]
 Key = tuple[str, str]

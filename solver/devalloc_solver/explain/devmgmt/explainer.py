@@ -23,7 +23,6 @@ from devalloc_solver.explain.explainer import NOT_PROVEN, Explainer, Finding, un
 from devalloc_solver.explain.feasibility import Undecided
 from devalloc_solver.explain.funnel import Funnel, FunnelCounter, FunnelSource, describe_shortage
 from devalloc_solver.explain.messages import describe_remedy, join_sentences
-from devalloc_solver.explain.reasons import VERDICTS, Reason
 from devalloc_solver.explain.relaxations import Relaxation, apply_relaxations, drop_unneeded
 from devalloc_solver.explain.supply_relaxations import (
     POOL_RESOURCES,
@@ -34,6 +33,7 @@ from devalloc_solver.explain.supply_relaxations import (
 from devalloc_solver.problem.allocations import Allocation, Key, node_of
 from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Device
+from devalloc_solver.reasons import VERDICTS, Reason
 
 _CUT_SHORT = "time ran out before the solver found what would have to change"
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from devalloc_solver.explain.devmgmt.relaxations import DeviceClaimRelaxations, detail_key
 from devalloc_solver.explain.explainer import RelaxationTier, first_sufficient, unmatched_details
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
-from devalloc_solver.explain.reasons import Reason
 from devalloc_solver.explain.relaxations import Relaxation
 from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.demand import AllocationMode, PlacementUnit, Request
+from devalloc_solver.reasons import Reason
 
 
 def why_impossible(

@@ -11,11 +11,12 @@ from devalloc.api.claim import COUNT, DeviceClaimDetail
 from devalloc.api.meta import GROUP_MATCH
 from devalloc.api.quantity import NANO, Quantity
 from devalloc_solver.dialects.devmgmt.candidates import CandidateFinder
+from devalloc_solver.dialects.devmgmt.demands import make_request
 from devalloc_solver.explain import supply_relaxations
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
 from devalloc_solver.explain.relaxations import Relaxation
 from devalloc_solver.problem.allocations import Key
-from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request, make_request
+from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Device
 
 MAX_HALVINGS = 40

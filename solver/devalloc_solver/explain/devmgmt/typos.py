@@ -14,7 +14,7 @@ from devalloc.api.suggest import closest_match
 from devalloc_solver.cel.devmgmt.parser import parse
 from devalloc_solver.cel.errors import CompileError
 from devalloc_solver.cel.syntax_tree import Call, ListOf, Literal, Name, Node, Select, children
-from devalloc_solver.dialects.devmgmt.candidates import ARE_UNAVAILABLE, CandidateFinder
+from devalloc_solver.dialects.devmgmt.candidates import CandidateFinder
 from devalloc_solver.explain.devmgmt.relaxations import path_of
 from devalloc_solver.explain.messages import count_devices
 from devalloc_solver.explain.relaxations import Relaxation
@@ -27,7 +27,7 @@ from devalloc_solver.explain.typos import (
     mistyped_comparison,
     mistyped_name,
 )
-from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
+from devalloc_solver.problem.demand import ARE_UNAVAILABLE, Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Device, Snapshot
 
 MAX_TYPO_SHARE = 0.01

@@ -18,7 +18,6 @@ from devalloc_solver.explain.explainer import NOT_PROVEN, Explainer, Finding, fi
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion, Undecided
 from devalloc_solver.explain.funnel import describe_funnel
 from devalloc_solver.explain.messages import describe_remedy, join_sentences
-from devalloc_solver.explain.reasons import IMPOSSIBLE_VERDICT, VERDICTS, Reason
 from devalloc_solver.explain.relaxations import Relaxation, apply_relaxations, drop_unneeded
 from devalloc_solver.explain.resource_k8s.availability import Availability
 from devalloc_solver.explain.resource_k8s.relaxations import ResourceClaimRelaxations
@@ -26,6 +25,7 @@ from devalloc_solver.explain.resource_k8s.typos import ResourceTypoFinder
 from devalloc_solver.place import StepsExhausted, place
 from devalloc_solver.problem.allocations import Key, Usage
 from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
+from devalloc_solver.reasons import IMPOSSIBLE_VERDICT, VERDICTS, Reason
 
 MAX_FINDINGS = 40
 """Different units of one call for which what is in the way is looked for; the reasons of all others have numbers."""

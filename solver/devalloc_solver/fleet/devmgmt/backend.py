@@ -15,8 +15,8 @@ from devalloc_solver.cel.budget import OutOfTime
 from devalloc_solver.deadline import end_time
 from devalloc_solver.dialects.devmgmt.answers import ClaimAnswer, allocated_answer
 from devalloc_solver.dialects.devmgmt.candidates import ExpressionError
+from devalloc_solver.dialects.devmgmt.demands import timeout_rejection
 from devalloc_solver.dialects.devmgmt.manifests import RejectedClaim
-from devalloc_solver.explain.reasons import Reason
 from devalloc_solver.fleet.devmgmt.claim_reader import DeviceClaimReader
 from devalloc_solver.fleet.devmgmt.documents import (
     ManifestRecord,
@@ -32,8 +32,8 @@ from devalloc_solver.pipeline.decomposition import SubproblemSummary, summarize_
 from devalloc_solver.pipeline.devmgmt import AnswerRefused, prepare, rejected_answer, solve_input
 from devalloc_solver.pipeline.solve_cache import SolveCache
 from devalloc_solver.problem.allocations import read_allocations
-from devalloc_solver.problem.demand import timeout_rejection
 from devalloc_solver.problem.snapshot import take_snapshot
+from devalloc_solver.reasons import Reason
 
 
 def settled_answer(

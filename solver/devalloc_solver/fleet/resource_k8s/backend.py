@@ -40,7 +40,6 @@ from devalloc_solver.dialects.resource_k8s.manifests import (
 )
 from devalloc_solver.dialects.resource_k8s.objects import ResourceClaim
 from devalloc_solver.exact.policy import PLACEMENTS
-from devalloc_solver.explain.reasons import VERDICTS, Reason
 from devalloc_solver.fleet.interfaces import ChosenPlace
 from devalloc_solver.fleet.resource_k8s.claim_reader import ReadResourceClaim, ResourceClaimReader
 from devalloc_solver.fleet.resource_k8s.device_properties import published_device
@@ -51,6 +50,7 @@ from devalloc_solver.fleet.resource_k8s.state import ClusterState, GrantedDevice
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline.decomposition import SubproblemSummary, summarize_subproblems
 from devalloc_solver.pipeline.resource_k8s import node_of_placement, prepare, solve, usage_of_claims
+from devalloc_solver.reasons import VERDICTS, Reason
 
 Manifest = Mapping[str, Any]
 

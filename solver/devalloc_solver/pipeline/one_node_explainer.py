@@ -12,6 +12,7 @@ from devalloc.api.quantity import type_name
 from devalloc_solver.answer_types import ExplanationDict
 from devalloc_solver.cel.budget import Allowance, OutOfTime
 from devalloc_solver.deadline import ALLOCATE_SECONDS, end_time
+from devalloc_solver.dialects.resource_k8s.allocation_task import AllocationTask, Manifest, as_manifests, holder_key
 from devalloc_solver.dialects.resource_k8s.errors import AllocationError
 from devalloc_solver.dialects.resource_k8s.feature_gates import read_gates
 from devalloc_solver.dialects.resource_k8s.pools import ResourcePool
@@ -20,7 +21,6 @@ from devalloc_solver.explain.explainer import Finding, RelaxationTier, first_suf
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion, Undecided
 from devalloc_solver.explain.funnel import describe_funnel
 from devalloc_solver.explain.messages import join_sentences
-from devalloc_solver.explain.reasons import VERDICTS, Reason
 from devalloc_solver.explain.relaxations import (
     MAX_TRIES,
     Relaxation,
@@ -41,8 +41,8 @@ from devalloc_solver.explain.resource_k8s.call_relaxations import (
 from devalloc_solver.explain.resource_k8s.explainer import class_selectors
 from devalloc_solver.explain.resource_k8s.relaxations import ResourceClaimRelaxations
 from devalloc_solver.explain.resource_k8s.typos import ResourceTypoFinder
-from devalloc_solver.pipeline.one_node import AllocationTask, Manifest, as_manifests, holder_key
 from devalloc_solver.pipeline.unit_search import place_unit
+from devalloc_solver.reasons import VERDICTS, Reason
 
 
 def explain(
