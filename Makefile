@@ -136,7 +136,7 @@ lint: setup ## style, types, import rules, words
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports --no-logo
+	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/python -m tools.words
 
 format: setup ## rewrite to the house style

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -256,3 +257,32 @@ def _logging_to_stderr(form: str, level: str) -> Iterator[None]:
     finally:
         root.handlers[:] = handlers
         root.setLevel(threshold)
+
+
+_RECURSIVE = "devalloc.recursive"
+
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
+
+
+def parse_duration(text: str) -> float:
+    """Seconds, written as 30s, 5m, 1h30m, 500ms or a plain number."""
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        seconds = float(text)
+    else:
+        parts = _PART.findall(text)
+        if not parts or "".join(number + unit for number, unit in parts) != text:
+            raise click.BadParameter(f"invalid duration {text!r}; write it like 30s, 5m, 1h30m or 500ms")
+        seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    if not math.isfinite(seconds):
+        raise click.BadParameter("the duration is too long; give fewer digits")
+    return seconds
+
+
+def is_recursive() -> bool:
+    """Whether the current command reads subfolders, too (``files_option``)."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(_RECURSIVE))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from devalloc.cli.command import BadInput
+from devalloc.cli.command import BadInput, is_recursive
 from devalloc.cli.manifest_checks import annotation_problems, expression_problems, quota_problems
-from devalloc.cli.options.common import is_recursive
+from devalloc.cli.render.answers import Answer
 from devalloc.cli.render.output import print_note, show_spinner
 
 if TYPE_CHECKING:
@@ -148,3 +149,19 @@ def _with_namespace(document: Document, namespace: str | None) -> Document:
         return document
     metadata = {**content["metadata"], "namespace": namespace}
     return replace(document, content={**content, "metadata": metadata})
+
+
+def print_answer_problems(answer: Answer, documents: ManifestDocuments) -> None:
+    """Print the solver's problems on stderr, each with its document; skip those that were already shown."""
+    from devalloc.api.problems import Problem
+
+    seen = {(problem.kind, problem.name, problem.path, problem.message) for problem in documents.problems}
+    met: Counter[Problem] = Counter()
+    for entry in answer["problems"]:
+        if (entry.get("kind"), entry.get("name"), entry.get("path", ""), entry["message"]) in seen:
+            continue
+        problem = Problem(**entry)
+        placed = documents.place(problem, met[problem])
+        if not met[problem] or placed.source:
+            print_note(f"error: {placed}" if placed.is_error else str(placed))
+        met[problem] += 1

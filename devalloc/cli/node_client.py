@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from devalloc.cli.command import BadInput, CommandFailed
-from devalloc.cli.options.common import parse_duration
-from devalloc.cli.render.output import print_note
+from devalloc.cli.command import BadInput, CommandFailed, parse_duration
+from devalloc.cli.render.output import enum_text, print_note
 from devalloc.cli.storage import is_default_store, node_state_folder
 
 if TYPE_CHECKING:
@@ -215,9 +214,3 @@ def _one(field: Any, value: Any) -> Any:
     if field.message_type is not None:
         return message_content(value)
     return enum_text(field.enum_type, value) if field.enum_type is not None else value
-
-
-def enum_text(enum: Any, number: int) -> str:
-    """The name of an enum's value: ``Running``; ``Unknown`` for a value of a newer plugin."""
-    value = enum.values_by_number.get(number)
-    return value.name.removeprefix("CHANGE_").capitalize() if value is not None else "Unknown"

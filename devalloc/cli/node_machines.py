@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from devalloc.cli.command import CommandFailed
-from devalloc.cli.node_client import connect_plugin, default_socket, enum_text
+from devalloc.cli.node_client import connect_plugin, default_socket
 from devalloc.cli.options.capacity import discover_or_fail
+from devalloc.cli.render.output import enum_text
 from devalloc.cli.storage import open_embedded_store
 from devalloc.inventory.capacity.machines import MachineUsage
 

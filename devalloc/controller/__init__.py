@@ -3,7 +3,7 @@
 - ``standalone``: everything on one machine in one process; ``cluster_process``: one controller on a cluster
 - ``reconcile``: the loops that allocate, for DeviceClaims, ResourceClaims and machines
 - ``host_inventory``, ``pool_publisher``: from the inventory of this host to DevicePools
-- ``release``, ``cordon``, ``manifest_apply``: changes that users ask for
+- ``cordon``, ``manifest_apply``: changes that users ask for
 - ``leader``: one of several controllers leads
 - ``permits``: the permit server
 - ``overview``, ``page``, ``fleet_monitor``: the fleet at a glance

@@ -21,7 +21,7 @@ from devalloc.controller.cluster_process import ClusterSettings
 from devalloc.controller.leader import election
 from devalloc.controller.leader.fencing import fence_objects
 from devalloc.controller.leader.lease import LeaseLost
-from devalloc.controller.release import release_claim
+from devalloc.controller.reconcile.release import release_claim
 from devalloc.store.kubernetes import ApiError, Client
 from devalloc.store.kubernetes.object_writer import UncertainWrites
 from tests.support import kube_build, kube_crds, kube_rights

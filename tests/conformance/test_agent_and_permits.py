@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 from devalloc.controller.permits import Settings as ServerSettings
+from devalloc.scaling.health import ScalingReport
 from devalloc.scaling.messages.plugin import PodName
 from devalloc.scaling.resources import Resources, ScalingBounds
 from devalloc.scaling.state import ScalingRules, ScalingTiming
@@ -17,9 +18,8 @@ from devalloc_node.agent.agent import Agent, ScalingTarget
 from devalloc_node.agent.channels import Channels
 from devalloc_node.agent.http_client import new_session
 from devalloc_node.agent.permit_client import HttpPermits, StaticEndpoint
-from devalloc_node.agent.report import ScalingReport
 from devalloc_node.agent.scaler import Scaler
-from devalloc_node.agent.settings import ScalerTimeouts
+from devalloc_node.settings import ScalerTimeouts
 from tests.support.fake_tree import memory_folder
 from tests.support.permit_bench import machine, node_of, running, serving
 from tests.support.scaler_fakes import ScalerFakes

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from aiohttp import web
 
 from devalloc.scaling.config import ScalingConfig
+from devalloc.scaling.health import ScalingReport
 from devalloc.scaling.messages.monitor import DownscaleResult
 from devalloc.scaling.messages.plugin import PodName, RequestError
 from devalloc.scaling.metrics import LfcMetrics, SystemMetrics
@@ -31,14 +32,13 @@ from devalloc_node.agent.executors import MachineExecutors
 from devalloc_node.agent.guest_monitor_client import MonitorConnection, MonitorStatus
 from devalloc_node.agent.metrics_client import HttpMetrics
 from devalloc_node.agent.permit_client import HttpPermits, StaticEndpoint
-from devalloc_node.agent.report import ScalingReport
 from devalloc_node.agent.scaler import Scaler
-from devalloc_node.agent.settings import ScalerTimeouts
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.guest.monitor import GuestMonitor
 from devalloc_node.guest.settings import MonitorSettings
 from devalloc_node.guest.system import GuestSystem
 from devalloc_node.machine.records import UNKNOWN_AMOUNTS, MachineAmounts, MachineView
+from devalloc_node.settings import ScalerTimeouts
 from tests.support.in_process_permits import InProcessPermits
 from tests.support.machine_model import CPU, MIB, MachineModel
 from tests.support.virtual_network import Address, Lockstep, NetworkLoop, run, session, waited

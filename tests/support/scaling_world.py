@@ -15,16 +15,16 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
 from devalloc.scaling.config import ScalingConfig
+from devalloc.scaling.health import ScalingReport
 from devalloc.scaling.messages.monitor import DownscaleResult
 from devalloc.scaling.metrics import LfcMetrics, SystemMetrics
 from devalloc.scaling.resources import Resources, ScalingBounds
 from devalloc.scaling.state import ScalingRules
 from devalloc_node.agent.channels import Channels
 from devalloc_node.agent.guest_monitor_client import MonitorStatus
-from devalloc_node.agent.report import ScalingReport
 from devalloc_node.agent.scaler import Scaler
-from devalloc_node.agent.settings import ScalerTimeouts
 from devalloc_node.errors import Failed, Unknown
+from devalloc_node.settings import ScalerTimeouts
 from tests.support.in_process_permits import InProcessPermits
 
 Result = TypeVar("Result")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any
 
 import click
 
+from devalloc.cli.command import _RECURSIVE, parse_duration
 from devalloc.cli.options.settings import Decorator, option
 from devalloc.cli.render.output import FORMATS
 from devalloc.settings import Setting
@@ -19,24 +18,6 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 EXISTING_FILE = click.Path(dir_okay=False, exists=True, path_type=Path)
 PORT = click.IntRange(0, 65535)
-
-_RECURSIVE = "devalloc.recursive"
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
-
-
-def parse_duration(text: str) -> float:
-    """Seconds, written as 30s, 5m, 1h30m, 500ms or a plain number."""
-    if re.fullmatch(r"\d+(\.\d+)?", text):
-        seconds = float(text)
-    else:
-        parts = _PART.findall(text)
-        if not parts or "".join(number + unit for number, unit in parts) != text:
-            raise click.BadParameter(f"invalid duration {text!r}; write it like 30s, 5m, 1h30m or 500ms")
-        seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
-    if not math.isfinite(seconds):
-        raise click.BadParameter("the duration is too long; give fewer digits")
-    return seconds
 
 
 STORE = Setting(
@@ -165,12 +146,6 @@ def files_option(*, required: bool, help: str = "") -> Decorator:
 
 def _note_recursive(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     ctx.meta[_RECURSIVE] = wanted
-
-
-def is_recursive() -> bool:
-    """Whether the current command reads subfolders, too (``files_option``)."""
-    context = click.get_current_context(silent=True)
-    return context is not None and bool(context.meta.get(_RECURSIVE))
 
 
 def manifests_option(*, required: bool) -> Decorator:

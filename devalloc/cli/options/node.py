@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import click
 
-from devalloc.cli.command import BadInput
+from devalloc.cli.command import BadInput, parse_duration
 from devalloc.cli.node_client import DEFAULT_SOCKET as SOCKET
 from devalloc.cli.options.capacity import CapacityOptions, discover_or_fail
-from devalloc.cli.options.common import FOLDER, parse_duration
+from devalloc.cli.options.common import FOLDER
 from devalloc.cli.options.inventory import InventoryOptions
 from devalloc.cli.options.scaling import ScalingOptions, parse_networks, scaling_settings
 from devalloc.cli.options.warm import WarmOptions, warm_settings

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from devalloc.api.summaries import format_devices
-from devalloc.cli.render.output import Cell, StyledText, print_note, print_table
+from devalloc.cli.render.output import Cell, StyledText, print_table
 
 if TYPE_CHECKING:
-    from devalloc.cli.documents import ManifestDocuments
+    pass
 
 Answer = dict[str, Any]
 
@@ -36,19 +35,3 @@ def _chosen_alternatives(claim: Answer) -> str:
     """The alternatives that were taken, other than first ones."""
     chosen = [index for index in claim.get("oneOf") or [] if index]
     return "".join(f" (alternative {index + 1})" for index in chosen)
-
-
-def print_answer_problems(answer: Answer, documents: ManifestDocuments) -> None:
-    """Print the solver's problems on stderr, each with its document; skip those that were already shown."""
-    from devalloc.api.problems import Problem
-
-    seen = {(problem.kind, problem.name, problem.path, problem.message) for problem in documents.problems}
-    met: Counter[Problem] = Counter()
-    for entry in answer["problems"]:
-        if (entry.get("kind"), entry.get("name"), entry.get("path", ""), entry["message"]) in seen:
-            continue
-        problem = Problem(**entry)
-        placed = documents.place(problem, met[problem])
-        if not met[problem] or placed.source:
-            print_note(f"error: {placed}" if placed.is_error else str(placed))
-        met[problem] += 1

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from devalloc.cli.node_client import enum_text
-from devalloc.cli.render.output import Cell, StyledText
+from devalloc.cli.render.output import Cell, StyledText, enum_text
 
 if TYPE_CHECKING:
     from devalloc_node.pb.node_pb2 import Amounts, Machine, MachineDevice

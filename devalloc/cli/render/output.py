@@ -160,3 +160,9 @@ def _run_spinner(what: str, done: threading.Event) -> None:
             break
     sys.stderr.write("\r\x1b[K")
     sys.stderr.flush()
+
+
+def enum_text(enum: Any, number: int) -> str:
+    """The name of an enum's value: ``Running``; ``Unknown`` for a value of a newer plugin."""
+    value = enum.values_by_number.get(number)
+    return value.name.removeprefix("CHANGE_").capitalize() if value is not None else "Unknown"

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from devalloc.cli.command import BadInput, VerbGroup, verb
+from devalloc.cli.command import BadInput, VerbGroup, is_recursive, verb
 from devalloc.cli.documents import is_about
 from devalloc.cli.documents import print_problems as show_problems
-from devalloc.cli.options.common import files_option, is_recursive, output_option
+from devalloc.cli.options.common import files_option, output_option
 from devalloc.cli.render.output import Cell, print_content, print_heading, print_note, print_table, show_spinner
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from devalloc.cli.command import BadInput, verb
-from devalloc.cli.options.common import parse_duration
+from devalloc.cli.command import BadInput, parse_duration, verb
 from devalloc.cli.render.output import print_note
 from devalloc.cli.target import StoreTarget, open_target, target_options
 
@@ -50,8 +49,8 @@ def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, pl
     from devalloc.cli.verbs.release import wait_for_nodes
     from devalloc.controller import cordon as cordons
     from devalloc.controller.reconcile.claims import is_prepared
-    from devalloc.controller.release import InUse
-    from devalloc.controller.release import release_claim as let_go
+    from devalloc.controller.reconcile.release import InUse
+    from devalloc.controller.reconcile.release import release_claim as let_go
     from devalloc.store.errors import Key, NotFound
 
     with open_target(place) as store:

@@ -58,7 +58,7 @@ def explain(
     devalloc explain vm/web
     devalloc explain claim.spec.claims.limits
     """
-    from devalloc.cli.render.answers import print_answer_problems
+    from devalloc.cli.documents import print_answer_problems
     from devalloc.cli.render.explanation import print_explanation
     from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
 
@@ -99,7 +99,7 @@ def explain(
 
 def _explain_field(word: str, place: StoreTarget, namespace: str, output: str) -> bool:
     """Explain KIND.FIELD; False if the word is something else. Raises BadInput if the kind has no such field."""
-    from devalloc.cli.render.field_reference import parse_field_path, print_field
+    from devalloc.cli.field_reference import parse_field_path, print_field
 
     field = parse_field_path(word)
     if field is None or _is_claim(word, place, namespace):

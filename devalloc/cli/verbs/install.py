@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from devalloc.cli.cluster_access import connect_as_admin, install_namespace_option, kubeconfig_option
-from devalloc.cli.command import BadInput, CommandFailed, verb
-from devalloc.cli.options.common import parse_duration
+from devalloc.cli.command import BadInput, CommandFailed, parse_duration, verb
 
 if TYPE_CHECKING:
     from devalloc.install.kustomize import Object

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from devalloc.cli import shell_completion
-from devalloc.cli.command import BadInput, verb
+from devalloc.cli.command import BadInput, parse_duration, verb
 from devalloc.cli.object_names import fetch_object, format_key, keys_of
-from devalloc.cli.options.common import namespace_option, parse_duration
+from devalloc.cli.options.common import namespace_option
 from devalloc.cli.render.output import print_note, show_spinner
 from devalloc.cli.target import StoreTarget, open_target, target_options
 
@@ -47,7 +47,7 @@ def release(
     \b
     devalloc release train
     """
-    from devalloc.controller.release import release_claim as let_go
+    from devalloc.controller.reconcile.release import release_claim as let_go
 
     waiting = []
     with open_target(place.within(namespace)) as objects:
@@ -93,7 +93,7 @@ def wait_for_nodes(store: Store, keys: list[Key], timeout: float) -> list[Key]:
 
 def _is_released(store: Store, key: Key) -> bool:
     from devalloc.controller.reconcile.claims import is_prepared, wants_release
-    from devalloc.controller.release import release_claim as let_go
+    from devalloc.controller.reconcile.release import release_claim as let_go
     from devalloc.store.errors import NotFound
 
     try:

@@ -52,7 +52,8 @@ def solve(
     devalloc solve -f fleet/ -f claim.yaml -o json
     devalloc solve -f claim.yaml --kubeconfig ~/.kube/config
     """
-    from devalloc.cli.render.answers import print_answer_problems, print_answers
+    from devalloc.cli.documents import print_answer_problems
+    from devalloc.cli.render.answers import print_answers
     from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
 
     question = load_solver_input(files, namespace, place, with_store)

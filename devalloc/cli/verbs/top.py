@@ -8,8 +8,8 @@ from functools import partial
 
 import click
 
-from devalloc.cli.command import verb
-from devalloc.cli.options.common import output_option, parse_duration
+from devalloc.cli.command import parse_duration, verb
+from devalloc.cli.options.common import output_option
 from devalloc.cli.render.output import print_content
 from devalloc.cli.target import StoreTarget, missing_controller_note, open_readable_target, target_options
 

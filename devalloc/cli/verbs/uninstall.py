@@ -8,8 +8,7 @@ from pathlib import Path
 import click
 
 from devalloc.cli.cluster_access import connect_as_admin, install_namespace_option, kubeconfig_option
-from devalloc.cli.command import CommandFailed, verb
-from devalloc.cli.options.common import parse_duration
+from devalloc.cli.command import CommandFailed, parse_duration, verb
 
 
 @verb("uninstall")

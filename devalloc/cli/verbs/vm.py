@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from devalloc.cli.command import BadInput, CommandFailed, VerbGroup, verb
+from devalloc.cli.command import BadInput, CommandFailed, VerbGroup, parse_duration, verb
 from devalloc.cli.documents import read_manifests
 from devalloc.cli.node_client import (
     claim_ref,
     connect_plugin,
-    enum_text,
     failure_message,
     force_option,
     machine_ref,
@@ -21,15 +20,9 @@ from devalloc.cli.node_client import (
     socket_option,
     timeout_option,
 )
-from devalloc.cli.options.common import (
-    all_namespaces_option,
-    files_option,
-    namespace_option,
-    output_option,
-    parse_duration,
-)
+from devalloc.cli.options.common import all_namespaces_option, files_option, namespace_option, output_option
 from devalloc.cli.render.machines import format_cores, format_size, is_bounded, parse_bounds, parse_bytes, parse_milli
-from devalloc.cli.render.output import GrowingTable, print_content, print_note, print_objects, print_table
+from devalloc.cli.render.output import GrowingTable, enum_text, print_content, print_note, print_objects, print_table
 from devalloc.cli.verbs.vm_devices import attach, detach, plug, unplug, unprepare
 from devalloc.cli.verbs.vm_power_down import power_down
 from devalloc.cli.verbs.vm_top import top

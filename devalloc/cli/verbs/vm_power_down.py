@@ -7,9 +7,8 @@ from pathlib import Path
 
 import click
 
-from devalloc.cli.command import CommandFailed, verb
+from devalloc.cli.command import CommandFailed, parse_duration, verb
 from devalloc.cli.node_client import socket_option
-from devalloc.cli.options.common import parse_duration
 from devalloc.cli.options.node import PluginOptions, state_folders
 from devalloc.cli.options.settings import option_of
 from devalloc.cli.render.output import print_note

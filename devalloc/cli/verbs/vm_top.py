@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from devalloc.cli.command import verb
+from devalloc.cli.command import parse_duration, verb
 from devalloc.cli.node_client import socket_option
-from devalloc.cli.options.common import all_namespaces_option, namespace_option, output_option, parse_duration
+from devalloc.cli.options.common import all_namespaces_option, namespace_option, output_option
 from devalloc.cli.process_usage import ProcessUsage, show_usage
 from devalloc.cli.render.output import print_table
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from devalloc.cli import shell_completion
-from devalloc.cli.command import BadInput, CommandFailed, verb
+from devalloc.cli.command import BadInput, CommandFailed, parse_duration, verb
 from devalloc.cli.object_names import fetch_object, format_key, keys_of
-from devalloc.cli.options.common import namespace_option, parse_duration
+from devalloc.cli.options.common import namespace_option
 from devalloc.cli.render.output import print_note, show_spinner
 from devalloc.cli.target import StoreTarget, missing_controller_note, open_target, target_options
 

@@ -26,13 +26,12 @@ import threading
 from collections.abc import Callable, Sequence
 
 from devalloc.api import meta
-from devalloc.controller.reconcile import vm_scheduling
-from devalloc.controller.reconcile.claims import allocation_entries, annotation_of
+from devalloc.api.raw_claims import allocation_entries, annotation_of
 from devalloc.store import Change, Conflict, Invalid, Key, NotFound, Object, Store
 
 log = logging.getLogger(__name__)
 
-FENCED_KINDS = ("DeviceClaim", vm_scheduling.KIND)
+FENCED_KINDS = ("DeviceClaim", "VirtualMachine")
 """On which leaders write grants."""
 RETRY_SECONDS = 0.1
 

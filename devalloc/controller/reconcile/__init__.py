@@ -6,5 +6,6 @@
 - ``snapshot``: what changed in the store, and values computed from it
 - ``warm_solver``, ``searches``: a Fleet that stays in memory; long searches beside the loop
 - ``decision``, ``preconditions``, ``write_backoff``: what is written, when it may be, and what the store rejected
+- ``release``: take back the devices of a claim
 - ``availability``, ``events``, ``redaction``, ``foreign_objects``: what users see
 """

@@ -29,8 +29,8 @@ from devalloc.controller.reconcile.claims import (
     is_prepared,
     wants_release,
 )
+from devalloc.controller.reconcile.release import release_change
 from devalloc.controller.reconcile.snapshot import Memo
-from devalloc.controller.release import release_change
 from devalloc.store import Change, Key, Object
 from devalloc_solver.reasons import STILL_SEARCHING, Reason
 

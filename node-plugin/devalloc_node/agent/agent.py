@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from devalloc.scaling.config import ScalingConfig
+from devalloc.scaling.health import ScalingReport
 from devalloc.scaling.resources import ScalingBounds
 from devalloc.scaling.state import ScalingRules
 from devalloc_node.agent.channels import Channels
 from devalloc_node.agent.progress import Counted, count_nothing
-from devalloc_node.agent.report import ScalingReport
 from devalloc_node.agent.scaler import Scaler
-from devalloc_node.agent.settings import ScalerTimeouts
+from devalloc_node.settings import ScalerTimeouts
 
 _log = logging.getLogger("devalloc.agent")
 RESTART_SECONDS = (5.0, 10.0)

@@ -17,6 +17,7 @@ from aiohttp import ClientSession
 from prometheus_client import CollectorRegistry
 
 from devalloc.scaling.agentconfig import AgentConfig
+from devalloc.scaling.health import ScalingReport
 from devalloc.scaling.messages.plugin import PodName
 from devalloc.scaling.state import ScalingRules
 from devalloc_node.agent.actuator import MachineActuator
@@ -30,13 +31,12 @@ from devalloc_node.agent.informant.connection import InformantConnection
 from devalloc_node.agent.metrics import ScalingMetrics
 from devalloc_node.agent.metrics_client import HttpMetrics
 from devalloc_node.agent.permit_client import HttpPermits, PermitEndpoint, StaticEndpoint
-from devalloc_node.agent.report import ScalingReport
 from devalloc_node.agent.scaler import Scaler
-from devalloc_node.agent.settings import ScalingSettings, scaler_timeouts
 from devalloc_node.errors import Denied
 from devalloc_node.host import routes
 from devalloc_node.host.routes import Route
 from devalloc_node.operations.node_operations import NodeOperations
+from devalloc_node.settings import ScalingSettings, scaler_timeouts
 
 
 @dataclass(frozen=True, slots=True)

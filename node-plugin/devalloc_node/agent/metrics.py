@@ -21,9 +21,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from devalloc.scaling.health import ScalingReport
 from devalloc.scaling.resources import Resources
 from devalloc_node.agent.progress import Request, Result
-from devalloc_node.agent.report import ScalingReport
 
 REQUESTS, RESULTS = get_args(Request), get_args(Result)
 _SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300)

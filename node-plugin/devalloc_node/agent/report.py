@@ -4,36 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
 from devalloc.scaling.actions import Actions
-from devalloc.scaling.health import GuestReport, StuckReason
-from devalloc.scaling.metrics import LfcMetrics, SystemMetrics
+from devalloc.scaling.health import ScalingReport, StuckReason
+from devalloc.scaling.metrics import GuestReport, LfcMetrics, SystemMetrics
 from devalloc.scaling.peer_json import bytes_to_json, cpu_to_json
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.state import Direction, ScalingState, ScalingTiming
-
-
-@dataclass(frozen=True, slots=True)
-class ScalingReport:
-    """How far one machine is. The reason is None where it has what it should have."""
-
-    wanted: Resources
-    """By its goal, its guest's own words and its bounds."""
-    permitted: Resources | None
-    """None: no server was asked yet."""
-    applied: Resources
-    """What it was last brought to."""
-    observed: Resources | None
-    """What was last read back; None: it could not be, since something may have changed it."""
-    reason: StuckReason | None
-    stuck: tuple[StuckReason, ...] = ()
-    guest: GuestReport | None = None
-    """What its guest says that it has; None: it has not said so lately."""
-    load: SystemMetrics | None = field(default=None, compare=False)
-    """What its guest told last. It is always another one, which is no news."""
 
 
 def scaling_report(

@@ -16,14 +16,14 @@ from typing import Any, TypeVar
 from devalloc.scaling import state as now_known
 from devalloc.scaling.actions import PluginRequest, ResourceChange, next_actions
 from devalloc.scaling.config import ScalingConfig
-from devalloc.scaling.health import StuckReason
+from devalloc.scaling.health import ScalingReport, StuckReason
 from devalloc.scaling.resources import ResourceFlags, Resources, ScalingBounds
 from devalloc.scaling.state import PermitError, ScalingRules, ScalingState
 from devalloc_node.agent.channels import ChangeRefused, Channels
 from devalloc_node.agent.progress import Counted, GuestLag, Metrics, ScalerProgress, count_nothing
-from devalloc_node.agent.report import ScalingReport, amounts_text, scaling_report, state_dump
-from devalloc_node.agent.settings import ScalerTimeouts
+from devalloc_node.agent.report import amounts_text, scaling_report, state_dump
 from devalloc_node.errors import NodeError, Unknown
+from devalloc_node.settings import ScalerTimeouts
 
 _Result = TypeVar("_Result")
 JITTER = 100

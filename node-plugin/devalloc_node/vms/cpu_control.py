@@ -6,8 +6,8 @@ from typing import Protocol
 
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc_node.agent.runner import RunnerAddress
-from devalloc_node.agent.settings import Network
 from devalloc_node.machine.records import MachineView
+from devalloc_node.settings import Network
 from devalloc_node.vms.outcome import Outcome
 
 

@@ -18,17 +18,16 @@ from devalloc.scaling.config import (
     merge_overrides,
     read_config_annotation,
 )
-from devalloc.scaling.health import StuckReason
+from devalloc.scaling.health import ScalingReport, StuckReason
 from devalloc.scaling.resources import Resources, ScalingBounds
 from devalloc.store import Object
 from devalloc_node.agent.actuator import memory_rounded_down
 from devalloc_node.agent.channels import ScaledMachine
-from devalloc_node.agent.report import ScalingReport
-from devalloc_node.agent.settings import ScalingSettings
 from devalloc_node.errors import Denied
 from devalloc_node.host.routes import Route
 from devalloc_node.machine.records import MachineAmounts, MachineView
 from devalloc_node.machine.spec import MachineSpec, Nic, spec_of, whole_cpus
+from devalloc_node.settings import ScalingSettings
 
 
 class ScalingControl(Protocol):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 import pytest
 
+from devalloc.cli.command import parse_duration
 from devalloc.cli.main import run
-from devalloc.cli.options.common import parse_duration
 
 
 @pytest.mark.parametrize(

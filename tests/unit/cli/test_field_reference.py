@@ -10,7 +10,7 @@ import pytest
 from devalloc.api.json_schema import FILE, manifest_schema
 from devalloc.api.kinds import KINDS, ApiKind
 from devalloc.api.reference import kind_fields
-from devalloc.cli.render.field_reference import parse_field_path
+from devalloc.cli.field_reference import parse_field_path
 from tests.support.cli_shell import Shell, claim, device_class, pool, text
 
 

@@ -18,10 +18,9 @@ from devalloc.cli.options.node import PluginOptions, node_settings
 from devalloc.cli.options.settings import settings_options
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra
-from devalloc_node.agent.settings import ServerPorts
 from devalloc_node.binding.config import BindingConfig
 from devalloc_node.machine.paths import AllowedFolder, MachineConfig
-from devalloc_node.settings import NodeSettings
+from devalloc_node.settings import NodeSettings, ServerPorts
 from tests.support import pci_cards
 from tests.support.cli_shell import Shell
 from tests.support.fake_sysfs import FakeSysfs

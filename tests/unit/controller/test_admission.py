@@ -13,7 +13,7 @@ from devalloc.api.decode import decode
 from devalloc.api.meta import ObjectMeta
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
-from devalloc.controller.release import release_claim
+from devalloc.controller.reconcile.release import release_claim
 from devalloc.store import Event, EventType, Store
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests

@@ -15,7 +15,7 @@ from devalloc.api.decode import decode
 from devalloc.controller.reconcile import loop as reconcile_loop
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator, DeviceClaimRound
 from devalloc.controller.reconcile.loop import AllocatorSettings
-from devalloc.controller.release import release_claim
+from devalloc.controller.reconcile.release import release_claim
 from devalloc.store import Change, CommitOutcomes, Event, Fence, NoSpace, SkippedForSpace, Store, Unavailable, Unusable
 from devalloc.store.kubernetes import KubernetesStore
 from devalloc.store.sqlite import SQLiteStore

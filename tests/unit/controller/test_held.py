@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
-from devalloc.controller.release import InUse, release_claim
+from devalloc.controller.reconcile.release import InUse, release_claim
 from devalloc.store import NotFound
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fleet_manifests import annotations, fill, gpu_claim, gpu_class, gpu_pool, held, owners

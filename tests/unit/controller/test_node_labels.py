@@ -24,7 +24,7 @@ from devalloc.controller.manifest_apply import merge_manifest
 from devalloc.controller.reconcile import device_claims
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
-from devalloc.controller.release import release_claim
+from devalloc.controller.reconcile.release import release_claim
 from devalloc.store import Key, Store
 from devalloc.store.kubernetes import KubernetesStore
 from devalloc.store.sqlite import SQLiteStore

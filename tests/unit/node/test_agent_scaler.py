@@ -10,16 +10,15 @@ from dataclasses import replace
 
 import pytest
 
-from devalloc.scaling.health import GuestReport, StuckReason
-from devalloc.scaling.metrics import SystemMetrics
+from devalloc.scaling.health import ScalingReport, StuckReason
+from devalloc.scaling.metrics import GuestReport, SystemMetrics
 from devalloc.scaling.resources import ResourceFlags, Resources, ScalingBounds
 from devalloc.scaling.state import ScalingRules
 from devalloc_node.agent.agent import Agent, ScalingTarget
 from devalloc_node.agent.channels import ChangeRefused
-from devalloc_node.agent.report import ScalingReport
 from devalloc_node.agent.scaler import Scaler
-from devalloc_node.agent.settings import ScalerTimeouts
 from devalloc_node.errors import Denied, Failed
+from devalloc_node.settings import ScalerTimeouts
 from tests.support.scaler_fakes import BOUNDS, ScalerFakes
 from tests.support.scaling_world import CONFIG, UNIT
 from tests.support.virtual_time import run

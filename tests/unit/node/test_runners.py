@@ -17,11 +17,11 @@ import pytest
 from devalloc.api.decode import decode
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.agent.runner import MachineCpuShare, RunnerAddress, RunnerServers
-from devalloc_node.agent.settings import Network
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.net.http import HttpRequest, HttpResponse, http_request
 from devalloc_node.operations.change_feed import ChangeNotifier
+from devalloc_node.settings import Network
 from devalloc_node.vms import VirtualMachineLoop
 from tests.support.fake_tree import memory_folder
 from tests.support.node_service import platform_of, toy_bench

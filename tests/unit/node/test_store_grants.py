@@ -12,7 +12,7 @@ import pytest
 
 from devalloc.api import meta
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
-from devalloc.controller.release import release_claim
+from devalloc.controller.reconcile.release import release_claim
 from devalloc.store import Object, Unavailable
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.claims.store_grants import StoreGrants, claim_ref

@@ -17,7 +17,7 @@ from devalloc.api.machine_status import VirtualMachineStatus
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
-from devalloc.controller.release import release_claim
+from devalloc.controller.reconcile.release import release_claim
 from devalloc.inventory.capacity import host_pool_name
 from devalloc.store import Key, NotFound, Object, Unavailable
 from devalloc.store.sqlite import SQLiteStore

@@ -18,21 +18,21 @@ from hypothesis import strategies as st
 
 from devalloc.api.machine_bounds import MEMORY_BLOCK
 from devalloc.scaling.config import ANNOTATION
-from devalloc.scaling.health import GuestReport, StuckReason
+from devalloc.scaling.health import ScalingReport, StuckReason
+from devalloc.scaling.metrics import GuestReport
 from devalloc.scaling.resources import Resources, ScalingBounds
 from devalloc.scaling.versions import ProtocolEra
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.agent.actuator import MachineActuator, memory_rounded_down, scaling_steps
 from devalloc_node.agent.channels import ChangeRefused, ScaledMachine
 from devalloc_node.agent.executors import MachineExecutors
-from devalloc_node.agent.report import ScalingReport
-from devalloc_node.agent.settings import ScalingSettings
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.host.routes import Route
 from devalloc_node.machine.records import MachineAmounts, MachineView
 from devalloc_node.machine.spec import spec_of
 from devalloc_node.operations.change_feed import ChangeNotifier
+from devalloc_node.settings import ScalingSettings
 from devalloc_node.vms import VirtualMachineLoop
 from devalloc_node.vms.scaling import scaled_machine
 from tests.support.fake_tree import memory_folder
