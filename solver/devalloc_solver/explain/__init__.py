@@ -1,6 +1,6 @@
 """Why a unit is not placed: the smallest sets of rules, devices and claims without which it fits (S19).
 
-- : the codes; ``messages``: phrases of the sentences
+- ``messages``: phrases of the sentences
 - ``explainer``: what the explainers of both dialects share
 - ``feasibility``: whether a unit fits a fleet, for certain
 - ``relaxations``: rules that can be dropped, and the search for the fewest; ``supply_relaxations``: those of the supply
