@@ -3,6 +3,6 @@
 - ``pool``, ``device_class``, ``claim``, ``configs``, ``virtual_machine``: the kinds; ``kinds`` lists them
 - ``quantity``, ``semver``: exact amounts and versions
 - ``manifests``: from files to objects, with every problem and its path; ``validation`` finds the problems
-- ``crds``: from the models to CustomResourceDefinitions, with ``crd_rules`` and ``crd_columns``
+- ``crds``: from the models to CustomResourceDefinitions, with ``crd_rules``
 - ``meta``: annotations, labels and finalizers
 """

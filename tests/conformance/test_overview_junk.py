@@ -14,7 +14,7 @@ import pytest
 from devalloc.api.manifests import load
 from devalloc.cli.render.fleet import overview_lines
 from devalloc.controller.overview import build_overview
-from devalloc.controller.page.render import render_overview
+from devalloc.controller.page.pages import render_overview
 from devalloc.controller.page.view import PageQuery
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store import Key

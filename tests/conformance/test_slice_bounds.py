@@ -12,9 +12,9 @@ from random import Random
 import pytest
 
 from devalloc_solver.place import place
+from devalloc_solver.place.counting_bounds import make_slice_bounds
 from devalloc_solver.place.node_view import NodeView, view_node
 from devalloc_solver.place.requests import read_unit
-from devalloc_solver.place.slice_bounds import make_slice_bounds
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import AllocationMode, PlacementUnit
 from tests.support.mig_cards import A100, SMALL, partition_claim, random_cards, snapshot_of

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import hashlib
+import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -13,15 +14,74 @@ from typing import TypeVar
 from urllib.parse import quote
 
 from aiohttp import web
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from devalloc.controller.authorization import REFILL_SECONDS, Authorizer, BoundedAuthorizer, RateLimitedAuthorizer
+from devalloc.controller.overview import AmountTexts, Overview
 from devalloc.controller.overview.cache import CachedOverview, OverviewCache
-from devalloc.controller.page import login, render
-from devalloc.controller.page.view import PageQuery
+from devalloc.controller.overview.model import count_noun, format_users
+from devalloc.controller.page import login
+from devalloc.controller.page.tree import holders_text
+from devalloc.controller.page.view import MAX_SEARCH, PageQuery, overview_view
 from devalloc.controller.site import SitePage
 from devalloc.net.http_server import HttpResponse, read_body
 from devalloc.store import Store, StoreError
+from devalloc.version import VERSION
+
+_PHASE_STYLES = {"Running": "free", "Failed": "unavailable", "Unknown": "unavailable"}
+_REFUSALS = {
+    401: "This token is unknown or no longer valid.",
+    403: "You have no permission to see this page: ask for a role that allows get of the path /devalloc/.",
+    429: "Too many wrong tokens, or too many who sign in. Wait some seconds, then try again.",
+    503: "Your permission cannot be checked now: the API server does not answer. Try again.",
+}
+
+
+def render_document(body: Markup, *, signed_in: bool, query: PageQuery | None = None) -> Markup:
+    """The whole document around what ``render_overview``, ``login_form`` or ``render_problem`` made."""
+    return _render("document", body=body, signed_in=signed_in, query=query)
+
+
+def render_overview(overview: Overview, query: PageQuery, trouble: str = "", *, warns: bool = False) -> Markup:
+    """The element ``main``. ``warns``: the first note is a warning."""
+    return _render("overview", view=overview_view(overview, query), trouble=trouble, warns=warns)
+
+
+def login_form(status: int, hint: Markup | None) -> Markup:
+    """Asks for a token; ``status``: what became of the last one (200: there was none)."""
+    return _render("login", message=_REFUSALS.get(status), hint=hint)
+
+
+def render_problem(title: str, text: str) -> Markup:
+    """Something that is in the way of everything else."""
+    return _render("problem", title=title, text=text)
+
+
+def _source(name: str) -> str:
+    """A template. A line break before a tag or a statement is for its readers only, and is not sent."""
+    path = resources.files("devalloc.controller.page").joinpath("templates", f"{name}.html.j2")
+    return re.sub(r"\s*\n\s*(?=[<{]|$)", "", path.read_text(encoding="utf-8"))
+
+
+def _amounts(amounts: AmountTexts) -> str:
+    return f"{amounts.cpus or '-'} / {amounts.memory or '-'}" if amounts.cpus or amounts.memory else "-"
+
+
+def _phase_style(phase: str) -> str:
+    return _PHASE_STYLES.get(phase, "pending")
+
+
+_TEMPLATES = Environment(loader=FunctionLoader(_source), autoescape=True, undefined=StrictUndefined, auto_reload=False)
+_TEMPLATES.filters.update(
+    amounts=_amounts, count_noun=count_noun, holders=holders_text, phase_style=_phase_style, repr=repr
+)
+_TEMPLATES.globals.update(VERSION=VERSION, MAX_SEARCH=MAX_SEARCH, format_users=format_users)
+
+
+def _render(name: str, **values: object) -> Markup:
+    return Markup(_TEMPLATES.get_template(name).render(values))
+
 
 T = TypeVar("T")
 
@@ -135,14 +195,14 @@ class FleetPage:
         except StoreError as error:
             return _html(
                 503,
-                render.render_document(render.render_problem("The store cannot be read", str(error)), signed_in=True),
+                render_document(render_problem("The store cannot be read", str(error)), signed_in=True),
             )
         mark = _etag(seen, query, is_page)
         if mark in request.headers.get("If-None-Match", ""):
             return HttpResponse(304, b"", HTML, {"ETag": mark})
-        body = render.render_overview(seen.overview, query, seen.trouble, warns=seen.warns)
+        body = render_overview(seen.overview, query, seen.trouble, warns=seen.warns)
         if is_page:
-            body = render.render_document(body, signed_in=True, query=query)
+            body = render_document(body, signed_in=True, query=query)
         return _compressed(request, HttpResponse(200, body.encode("utf-8", "replace"), HTML, {"ETag": mark}))
 
     def _refused(self, request: web.BaseRequest, status: int, *, is_page: bool) -> HttpResponse:
@@ -152,7 +212,7 @@ class FleetPage:
 
     def _form(self, status: int) -> HttpResponse:
         headers = {"Retry-After": str(int(REFILL_SECONDS))} if status == 429 else {}
-        body = render.render_document(render.login_form(status, self._hint), signed_in=status == 403)
+        body = render_document(login_form(status, self._hint), signed_in=status == 403)
         return _html(status, body, headers)
 
     async def _off(self, call: Callable[..., T], *args: object) -> T:

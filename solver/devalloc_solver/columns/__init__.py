@@ -6,7 +6,7 @@ states. The bound of every level is computed in integers from the prices of the 
 - ``allocate``: all levels of S17, over ``priority_levels``
 - ``claim_kinds``, ``node_geometry``, ``bins``, ``state_space``: the problem in kinds and states
 - ``master_problem``, ``pricing``, ``patterns``: the linear program, its prices, and new columns
-- ``dive``, ``neighbourhood``: whole claims; CP-SAT repairs a few bins at a time
+- ``priority_levels``, ``neighbourhood``: whole claims, by diving; CP-SAT repairs a few bins at a time
 - ``remaining_units``: units outside the column model, one by one
 - ``device_naming``: from paths to device names
 """

@@ -4,7 +4,7 @@
 - ``explainer``: what the explainers of both dialects share
 - ``feasibility``: whether a unit fits a fleet, for certain
 - ``relaxations``: rules that can be dropped, and the search for the fewest; ``supply_relaxations``: those of the supply
-- ``blocking_claims``: whose release makes room; ``minimal_overcommit``: what is short by how much
+- ``blocking_claims``: whose release makes room; ``supply_relaxations`` also finds what is short by how much
 - ``funnel``: how many devices each step leaves; ``typos``: names and values that were most likely mistyped
 - ``devmgmt``, ``resource_k8s``: the rules of a dialect by field path, and its sentences
 """

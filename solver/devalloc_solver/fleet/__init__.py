@@ -5,6 +5,6 @@
 - ``device_kinds``, ``pool_states``: kinds of devices; equal pools in equal use are one state, equal nodes one class
 - ``node_index``, ``change_log``: the best node of each class, caught up from what changed
 - ``shape_search``, ``fast_path``, ``node_class_plan``: claims of one shape; a known shape is a look-up
-- ``count_bounds``, ``single_pool_bound``, ``funnels``, ``fleet_stats``: refusals, with the numbers of the whole fleet
+- ``funnels``, ``fleet_stats``: refusals, with the numbers of the whole fleet
 - ``unique_attribute_search``: claims that read attributes unique to a device
 """

@@ -7,24 +7,179 @@ read from a log when the shape is next asked for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush, heapreplace
+from itertools import count
+from operator import add
 from typing import TYPE_CHECKING
 
-from devalloc_solver.fleet.count_bounds import CountBounds
 from devalloc_solver.fleet.device_kinds import DeviceKind, reachable_snapshot
 from devalloc_solver.fleet.exact_placement import place_exactly
 from devalloc_solver.fleet.fast_path import FastPath, has_fast_path
 from devalloc_solver.fleet.interfaces import ClaimQuery
 from devalloc_solver.fleet.node_class_plan import NodeClassPlan, PlanPick, Score, pick_of, plan_score
-from devalloc_solver.fleet.pool_states import NodeClass, NodeRecord
-from devalloc_solver.fleet.single_pool_bound import may_fit_one_pool
+from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, NodeRecord, PoolKind, PoolState
 from devalloc_solver.problem.balance import square_growth
 from devalloc_solver.problem.demand import AllocationMode, Candidates, Demand, PlacementUnit, Request
 
 if TYPE_CHECKING:
     from devalloc_solver.fleet.node_index import NodeIndex
+
+MAX_STEPS = 2_000
+"""Choices tried; beyond, the pool counts as one that might."""
+
+
+def may_fit_one_pool(demand: Demand, state: PoolState) -> bool:
+    """False only when it is certain that the pool, as it is, does not have all that the claim asks for."""
+    return _PoolSearch(state).details(demand.details, 0)
+
+
+class _PoolSearch:
+    """Takes devices from a pool, group by group, and puts them back."""
+
+    def __init__(self, state: PoolState) -> None:
+        self.state, self.free, self.left = state, list(state.free), dict(state.left)
+        self.steps = 0
+
+    def details(self, details: tuple[tuple[Request, ...], ...], number: int) -> bool:
+        if number == len(details):
+            return True
+        return any(self.request(request, details, number) for request in details[number])
+
+    def request(self, request: Request, details: tuple[tuple[Request, ...], ...], number: int) -> bool:
+        kinds = self.state.kind.kinds
+        groups = [group for group, kind in enumerate(kinds) if kind.index in request.candidates.accepted]
+        if request.mode is not AllocationMode.WHOLE or request.portions:
+            return bool(groups) and self.details(details, number + 1)
+        return self.take(request, groups, request.least, details, number)
+
+    def take(
+        self, request: Request, groups: list[int], count: int, details: tuple[tuple[Request, ...], ...], number: int
+    ) -> bool:
+        """``count`` devices more, of these groups, in order."""
+        self.steps += 1
+        if self.steps > MAX_STEPS:
+            return True
+        if not count:
+            return self.details(details, number + 1)
+        for position, group in enumerate(groups):
+            draws = self.state.kind.kinds[group].one.draws
+            if self.free[group] and all(self.left[name] >= blocks for name, blocks in draws):
+                self.free[group] -= 1
+                for name, blocks in draws:
+                    self.left[name] -= blocks
+                picked = self.take(request, groups[position:], count - 1, details, number)
+                self.free[group] += 1
+                for name, blocks in draws:
+                    self.left[name] += blocks
+                if picked:
+                    return True
+        return False
+
+
+@dataclass(slots=True, eq=False)
+class CountBounds:
+    """Counts for one demand, whose requests have kinds as candidates; keeps what it has counted."""
+
+    demand: Demand
+    leasts: tuple[tuple[tuple[int, int], ...], ...] = field(init=False)
+    """for each detail (number of a request, devices that it takes at least)"""
+    _requests: tuple[Request, ...] = field(init=False)
+    _states: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    _rooms: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    _groups: dict[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    """kind of pool -> for each request the groups of its candidates"""
+    _relevant: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        numbers = count()
+        self.leasts = tuple(
+            tuple((next(numbers), _min_devices(request)) for request in each) for each in self.demand.details
+        )
+        self._requests = tuple(self.demand.requests)
+
+    # -- kinds ---------------------------------------------------------------------------------------------------------
+
+    def relevant(self, kind: NodeKind) -> tuple[int, ...]:
+        """The pools of a kind of node that have candidates."""
+        cached = self._relevant.get(kind.index)
+        if cached is None:
+            cached = tuple(number for number, pool in enumerate(kind.pools) if any(self._groups_of(pool)))
+            self._relevant[kind.index] = cached
+        return cached
+
+    def room(self, pool: PoolKind) -> tuple[int, ...]:
+        """For each request the devices that a pool of this kind has for it."""
+        if pool.index not in self._rooms:
+            self._rooms[pool.index] = tuple(sum(pool.sizes[n] for n in groups) for groups in self._groups_of(pool))
+        return self._rooms[pool.index]
+
+    def fewest_pools(self, kind: NodeKind) -> int:
+        """Pools that are needed at least: those of each detail where no two want the same pool, else of the largest."""
+        rooms = [self.room(kind.pools[number]) for number in self.relevant(kind)]
+        needs, wanted = [], 0
+        for detail in self.leasts:
+            most = [max(room[number] for room in rooms) for number, _ in detail]
+            takes = [-(-least // room) for (_, least), room in zip(detail, most, strict=True) if room]
+            needs.append(min(takes, default=1))
+            wanted += sum(any(room[number] for number, _ in detail) for room in rooms)
+        alone = wanted == sum(any(room) for room in rooms)
+        return sum(needs) if alone else max(needs)
+
+    def _groups_of(self, pool: PoolKind) -> tuple[tuple[int, ...], ...]:
+        if pool.index not in self._groups:
+            self._groups[pool.index] = tuple(
+                tuple(n for n, kind in enumerate(pool.kinds) if kind.index in request.candidates.accepted)
+                for request in self._requests
+            )
+        return self._groups[pool.index]
+
+    # -- states --------------------------------------------------------------------------------------------------------
+
+    def may_fit(self, node: NodeClass) -> bool:
+        """Whether the numbers leave it possible on nodes of a class."""
+        relevant = self.relevant(node.kind)
+        if not relevant:
+            return False
+        sums: Iterable[int] = self._left(node.states[relevant[0]])
+        for number in relevant[1:]:
+            sums = map(add, sums, self._left(node.states[number]))
+        return self._is_enough([*sums])
+
+    def may_fit_in(self, state: PoolState) -> bool:
+        """The same of a pool alone."""
+        return self._is_enough(self._left(state))
+
+    def _is_enough(self, left: Sequence[int]) -> bool:
+        return all(any(left[number] >= least for number, least in detail) for detail in self.leasts)
+
+    def _left(self, state: PoolState) -> tuple[int, ...]:
+        """For each request the devices of a pool that are left to it."""
+        cached = self._states.get(state.index)
+        if cached is None:
+            cached = self._states[state.index] = self._find_left(state)
+        return cached
+
+    def _find_left(self, state: PoolState) -> tuple[int, ...]:
+        counts = []
+        for request, groups in zip(self._requests, self._groups_of(state.kind), strict=True):
+            admin = request.mode.is_admin
+            sizes = state.kind.sizes if admin else state.free
+            number = sum([sizes[group] for group in groups])
+            if not admin and (request.mode is AllocationMode.SHARE or request.portions):
+                number += state.shareable
+            counts.append(number)
+        return tuple(counts)
+
+
+def _min_devices(request: Request) -> int:
+    return (
+        request.least
+        if request.mode in (AllocationMode.WHOLE, AllocationMode.ADMIN_COUNT) and not request.portions
+        else 1
+    )
+
 
 _Entry = tuple[Score, int, int]
 """(score or the best it can be, rank of the first node, class)"""

@@ -8,7 +8,6 @@ decides.
 From the outside in:
 
 - ``node_search``: the nodes, in the order of ``node_order``
-- ``alternatives``: alternatives, depth first
 - ``match_values``: the values that devices agree on
 - ``cover_dp``: pools and devices; ``components`` and ``component_options`` say what a pool can serve
 - ``device_assignment``: from counts to devices

@@ -28,7 +28,7 @@ from devalloc.controller.certificate import self_signed
 from devalloc.controller.overview import Overview, build_overview
 from devalloc.controller.overview.cache import OverviewCache
 from devalloc.controller.page import login, pages
-from devalloc.controller.page.render import _TEMPLATES, render_document, render_overview, render_problem
+from devalloc.controller.page.pages import _TEMPLATES, render_document, render_overview, render_problem
 from devalloc.controller.page.view import MAX_NODES, MAX_ROWS, PageQuery
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store import Event, Listing, Store, Unavailable

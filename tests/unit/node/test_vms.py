@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from devalloc.api import meta
-from devalloc.api.machine_status import VirtualMachineStatus
-from devalloc.api.virtual_machine import VirtualMachine
+from devalloc.api.virtual_machine import VirtualMachine, VirtualMachineStatus
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.controller.reconcile.release import release_claim

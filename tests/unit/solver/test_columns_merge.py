@@ -8,7 +8,7 @@ import pytest
 
 from devalloc_solver.columns.claim_kinds import group_units
 from devalloc_solver.columns.node_geometry import NodeTemplate, group_nodes
-from devalloc_solver.columns.template_merge import merge_templates
+from devalloc_solver.columns.state_space import merge_templates
 from devalloc_solver.dialects.devmgmt.manifests import read_documents
 from devalloc_solver.pipeline.devmgmt import PreparedProblem, prepare
 from devalloc_solver.problem.allocations import Usage

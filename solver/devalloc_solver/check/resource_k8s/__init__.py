@@ -11,10 +11,14 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from devalloc_solver.check.resource_k8s.cel_results import SelectorResults
-from devalloc_solver.check.resource_k8s.claim import AnsweredClaim, read_claim, request_violations
-from devalloc_solver.check.resource_k8s.config import config_violations
-from devalloc_solver.check.resource_k8s.constraints import constraint_violations
-from devalloc_solver.check.resource_k8s.node_selector import node_selector_violations
+from devalloc_solver.check.resource_k8s.claim import (
+    AnsweredClaim,
+    config_violations,
+    constraint_violations,
+    node_selector_violations,
+    read_claim,
+    request_violations,
+)
 from devalloc_solver.check.resource_k8s.pools import PublishedPools
 from devalloc_solver.check.resource_k8s.prior_allocations import PriorUsage
 from devalloc_solver.check.resource_k8s.usage import use_violations

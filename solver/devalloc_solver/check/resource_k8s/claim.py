@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import Any, NamedTuple
 
 from devalloc_solver.check.resource_k8s.cel_results import SelectorResults
@@ -280,3 +281,89 @@ def _is_tolerated(taint: Manifest, toleration: Manifest) -> bool:
 def _devices(claim: Manifest) -> Manifest:
     devices: Manifest = (claim.get("spec") or {}).get("devices") or {}
     return devices
+
+
+def constraint_violations(answered: AnsweredClaim, features: Container[str]) -> Iterator[str]:
+    """Violated matchAttribute and distinctAttribute constraints; a list stands for each of its values."""
+    devices = (answered.claim.get("spec") or {}).get("devices") or {}
+    for constraint in devices.get("constraints") or ():
+        name = constraint.get("matchAttribute") or constraint.get("distinctAttribute")
+        requests = constraint.get("requests") or []
+        lists = "DRAListTypeAttributes" in features
+        values = [one.device.values(name, lists=lists) for one in answered.taken if one.request.is_named(requests)]
+        if not all(values):
+            yield f"{name}: a device does not have it"
+        elif constraint.get("matchAttribute"):
+            if values and not frozenset.intersection(*values):
+                yield f"{name}: no value is on all devices"
+        elif any(one & other for one, other in combinations(values, 2)):
+            yield f"{name}: two devices have the same value"
+
+
+Requirement = tuple[str, str, str, tuple[str, ...]]
+"""kind, key, operator, values"""
+
+
+def node_selector_violations(answered: AnsweredClaim, offer: PublishedPools) -> Iterator[str]:
+    """One node when a device is local to it or binds to it, else what the selectors of all devices demand."""
+    wanted: set[Requirement] = set()
+    for one in answered.taken:
+        place = one.device.place
+        if place.get("nodeName") or one.device.manifest.get("bindsToNode"):
+            wanted = {("matchFields", "metadata.name", "In", (offer.node["metadata"]["name"],))}
+            break
+        for term in (place.get("nodeSelector") or {}).get("nodeSelectorTerms") or ():
+            wanted |= _requirements(term)
+    terms = (answered.result.get("nodeSelector") or {}).get("nodeSelectorTerms") or []
+    given = {requirement for term in terms for requirement in _requirements(term)}
+    if given != wanted or len(terms) > 1:
+        yield f"has the node selector {sorted(given)} in {len(terms)} terms instead of {sorted(wanted)}"
+
+
+def _requirements(term: Manifest) -> set[Requirement]:
+    return {
+        (kind, one["key"], one["operator"], tuple(sorted(set(_values(one)))))
+        for kind in ("matchFields", "matchExpressions")
+        for one in term.get(kind) or ()
+    }
+
+
+def _values(requirement: Manifest) -> Iterable[str]:
+    values: Iterable[str] = requirement.get("values") or ()
+    return values
+
+
+def config_violations(answered: AnsweredClaim, classes: Mapping[str, Manifest]) -> Iterator[str]:
+    """Configurations that are missing, too many, or for the wrong requests."""
+    given = [_entry(one, one.get("source"), one.get("requests")) for one in _given_configs(answered)]
+    wanted = _expected_configs(answered, classes)
+    if given != wanted:
+        yield f"has the configurations {given} instead of {wanted}"
+
+
+def _given_configs(answered: AnsweredClaim) -> list[Manifest]:
+    return (answered.result.get("devices") or {}).get("config") or []
+
+
+def _expected_configs(answered: AnsweredClaim, classes: Mapping[str, Manifest]) -> list[Manifest]:
+    entries: list[Manifest] = []
+    by_class: dict[str, list[str]] = {}
+    for request in answered.requests:
+        by_class.setdefault(request.spec.get("deviceClassName") or "", []).append(request.name)
+    for name, requests in by_class.items():
+        spec = (classes.get(name) or {}).get("spec") or {}
+        entries += [_entry(one, "FromClass", requests) for one in spec.get("config") or ()]
+    devices = (answered.claim.get("spec") or {}).get("devices") or {}
+    for one in devices.get("config") or ():
+        named = one.get("requests") or []
+        if any(request.is_named(named) for request in answered.requests) or not named:
+            entries.append(_entry(one, "FromClaim", named))
+    for one in entries:
+        if all(request.is_named(one["requests"]) for request in answered.requests):
+            one["requests"].clear()
+    return entries
+
+
+def _entry(config: Manifest, source: object, requests: object) -> Manifest:
+    named = list(requests) if isinstance(requests, list) else []
+    return {"source": source, "requests": named, "opaque": config.get("opaque")}

@@ -6,7 +6,7 @@ judged is skipped, and its error stored: it becomes the answer if nothing fits (
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -22,14 +22,39 @@ from devalloc_solver.cel.budget import (
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s.capacity_requests import CapacityOverflowError, amounts_to_take
 from devalloc_solver.dialects.resource_k8s.errors import AllocationError
-from devalloc_solver.dialects.resource_k8s.objects import ResourceClaim, ResourceDeviceClass, SubRequest
+from devalloc_solver.dialects.resource_k8s.objects import (
+    DeviceTaint,
+    DeviceToleration,
+    ResourceClaim,
+    ResourceDeviceClass,
+    SubRequest,
+)
 from devalloc_solver.dialects.resource_k8s.pools import PoolStatus
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice, overdrawn_counters
 from devalloc_solver.dialects.resource_k8s.quantities import Amount
 from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
-from devalloc_solver.dialects.resource_k8s.taints import blocking_taint
 from devalloc_solver.dialects.resource_k8s.usage import DeviceUsage
 from devalloc_solver.problem.demand import Candidates, FunnelStep
+
+_BLOCKING = ("NoSchedule", "NoExecute")
+"""Effects that keep a device from being allocated; None and effects of the future do not."""
+
+
+def tolerates(toleration: DeviceToleration, taint: DeviceTaint) -> bool:
+    """An empty key or effect of a toleration stands for all."""
+    if toleration.effect not in ("", taint.effect) or toleration.key not in ("", taint.key):
+        return False
+    return toleration.operator == "Exists" or toleration.value == taint.value
+
+
+def blocking_taint(taints: Iterable[DeviceTaint], tolerations: Iterable[DeviceToleration]) -> DeviceTaint | None:
+    """The first taint that blocks and is not tolerated."""
+    tolerations = tuple(tolerations)
+    return next(
+        (t for t in taints if t.effect in _BLOCKING and not any(tolerates(one, t) for one in tolerations)),
+        None,
+    )
+
 
 SELECTOR_FAILED = "cannot be judged by a selector"
 """The step at which devices fall that an expression fails on."""

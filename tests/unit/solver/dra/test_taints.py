@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
+from devalloc_solver.dialects.resource_k8s.candidates import blocking_taint, tolerates
 from devalloc_solver.dialects.resource_k8s.objects import DeviceTaint, DeviceToleration
-from devalloc_solver.dialects.resource_k8s.taints import blocking_taint, tolerates
 
 TAINT = DeviceTaint("broken", "fan", "NoSchedule")
 
