@@ -7,7 +7,7 @@ from numbers import Real
 
 ALLOCATE_SECONDS = 60.0
 """The deadline of calls for one claim, unless the caller gives another one: such a call takes milliseconds, and minutes
-only where somebody wants it to.
+only if the caller wants it to.
 """
 
 CHECK_SECONDS = 0.5

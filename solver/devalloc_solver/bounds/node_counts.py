@@ -33,7 +33,7 @@ class CountedUsage:
     held: tuple[Allocation, ...]
     ledger: Usage
     free: bytearray
-    """device -> whether nobody holds anything of it"""
+    """device -> whether it is free altogether"""
     counted: dict[object, tuple[Candidates, CountByNode]] = field(default_factory=dict)
     enough: dict[object, tuple[tuple[Request, ...], frozenset[Node]]] = field(default_factory=dict)
     """identity of a detail, and what its claim matches -> nodes with enough for it"""

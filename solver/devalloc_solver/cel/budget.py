@@ -112,7 +112,7 @@ class Budget:
         self.limit = limit
         self._ends = ends
         self._portion = limit if ends is None else min(limit, STEPS_PER_CLOCK_CHECK)
-        """steps until somebody looks at the clock"""
+        """steps until the next look at the clock"""
         self._rest = limit - self._portion
 
     @property
@@ -286,7 +286,7 @@ def evaluate_in_turns(
 
 @dataclass(slots=True)
 class Costs:
-    """What expressions have cost since somebody began to remember their verdicts."""
+    """What expressions have cost since their verdicts are remembered."""
 
     _left: dict[str, int] = field(default_factory=dict)
     """expression -> steps that are left of its own budget"""

@@ -39,7 +39,7 @@ class ClassCatalogue:
         return all(self.is_admin(detail) for instance in claim.spec.claims for detail in instance.alternatives)
 
     def flaw(self, spec: DeviceClaimSpec) -> str | None:
-        """Why nobody can have it: a class that it names (S5) or an expression (S6), in any alternative (S16)."""
+        """Why it can never be satisfied: a class that it names (S5) or an expression (S6), in any alternative (S16)."""
         for instance in spec.claims:
             for detail in instance.alternatives:
                 if error := self._verdicts.compile_error(detail.constraints or ""):

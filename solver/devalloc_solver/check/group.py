@@ -24,7 +24,7 @@ def group_violations(
     """What the new allocations (`allocated`, by claim) break of their groups."""
     groups: dict[GroupKey, list[DeviceClaim]] = defaultdict(list)
     for claim in claims:
-        # A pending claim that is being deleted is not solved (S18), and nobody waits for it.
+        # A pending claim that is being deleted is not solved (S18), and no member waits for it.
         if claim.group is not None and (claim.is_allocated or not claim.is_deleting):
             groups[claim.namespace, claim.group].append(claim)
     for key, members in groups.items():

@@ -93,7 +93,7 @@ class KnownPools:
         self._by_name: dict[str, list[PoolKey]] = {}
         self._on_nodes: Counter[str] = Counter()
         self._devices: dict[PoolKey, dict[str, CheckedDevice]] = {}
-        """those that somebody has asked for"""
+        """those that were asked for"""
         self._listed: dict[PoolKey, dict[str, Device]] = {}
         """of large pools"""
         self._nodes_of: dict[str, list[str]] = {}

@@ -50,8 +50,8 @@ def rejected_claim_uses(claim: RejectedClaimView, fleet: KnownPools) -> list[Che
 
 
 def _amounts_in_use(amounts: Mapping[str, int]) -> Mapping[str, int]:
-    """What recorded amounts are in use: all of the device where one is negative, for nobody can hold less than nothing
-    (S13)."""
+    """What recorded amounts are in use: all of the device if one is negative, because no claim can hold less than
+    nothing (S13)."""
     return {} if any(nano < 0 for nano in amounts.values()) else amounts
 
 

@@ -58,7 +58,7 @@ class SpecTerms:
 
     spec: DeviceClaimSpec
     flaw: str | None
-    """why nobody can have it: a class that it names, or an expression"""
+    """why it can never be satisfied: a class that it names, or an expression"""
     catalogue: ClassCatalogue
     _choices: dict[tuple[int | None, ...] | None, ChosenAlternatives] = field(default_factory=dict)
 

@@ -18,7 +18,7 @@ class CheckedUse(NamedTuple):
     """Claim and detail, such as "default/x: detail 0"."""
     amounts: Mapping[str, int] = {}
     held: bool = False
-    """Whether the claim came in with it. Too much held is nobody's fault now, and nothing left (S18)."""
+    """Whether the claim came in with it. Existing overuse is no error of this answer, and leaves nothing (S18)."""
 
 
 _NO_USERS: Mapping[CheckedDevice, Sequence[CheckedUse]] = {}
@@ -71,7 +71,7 @@ class UsageAccount:
 
 
 def are_exclusive(account: UsageAccount, uses: Sequence[CheckedUse]) -> bool:
-    """Whether the new uses are of whole devices, one each, that nobody uses, and there is what these draw.
+    """Whether the new uses are of whole devices, one each, that are unused, and what they draw is available.
 
     Then there are no conflicts, which is quickly seen of most claims.
     """

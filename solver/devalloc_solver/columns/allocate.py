@@ -141,7 +141,7 @@ class _ColumnSolve:
     def prove(self, board: StateSpace | None) -> None:
         """Bounds for as many claims of higher priorities as there are now.
 
-        ``board``: of all that was free at first. The other units may have as many claims as could be anybody's. None
+        ``board``: of all that was free at first. The other units may have as many claims as they could at most. None
         where there are no others: then what was found on it holds.
         """
         reached, possible = dict(zip(self.priorities, self.counts(self.placements), strict=True)), self.singles.possible

@@ -91,7 +91,7 @@ def make_device_bound(snapshot: Snapshot, ledger: Usage, units: Sequence[Placeme
 
 
 def takes_exclusively(request: Request) -> bool:
-    """Whether nobody else has a device that the request takes."""
+    """Whether no other claim has a device that the request takes."""
     return request.mode is AllocationMode.WHOLE and not request.portions
 
 

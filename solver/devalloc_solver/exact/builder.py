@@ -35,7 +35,7 @@ class ModelBuilder:
     spread: dict[int, list[IntVar]] = field(default_factory=lambda: defaultdict(list))
     """the same -> takes that are each of another device"""
     covers: dict[int, list[IntVar]] = field(default_factory=lambda: defaultdict(list))
-    """the same -> literals that hold when somebody takes a portion of each device"""
+    """the same -> literals that hold if a claim takes a portion of each device"""
     bin_portions: dict[DeviceBin, list[tuple[Portion, IntVar]]] = field(default_factory=lambda: defaultdict(list))
     """one device -> portions taken of it"""
     bin_takers: dict[DeviceBin, list[IntVar]] = field(default_factory=lambda: defaultdict(list))

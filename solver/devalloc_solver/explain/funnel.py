@@ -16,7 +16,7 @@ from devalloc_solver.problem.snapshot import Snapshot
 SHOWN = 3
 """Examples per step."""
 ARE_EXCLUDED = "are excluded (the card or its counters are taken)"
-"""Of devices that nobody has, and nobody can get: others have what they need of their card."""
+"""Of devices without owner that cannot be allocated: others have what they need of their card."""
 MAX_USERS = 20
 """Claims that use matching devices, as far as they are listed; those with most devices first."""
 
@@ -35,7 +35,7 @@ class Funnel:
     """claims that hold matching devices this request cannot have, with the number of them; most first"""
     in_use: int
     excluded: int
-    """matching devices that nobody has, and nobody can get: their card or its counters are taken"""
+    """matching devices without owner that cannot be allocated: their card or its counters are taken"""
     free: int
 
     def to_dict(self, name: str | None = None, *, with_users: bool = True) -> dict[str, Any]:

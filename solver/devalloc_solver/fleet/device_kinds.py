@@ -68,9 +68,9 @@ class DeviceKinds:
     shareable: bool = False
     """whether any device met is taken in portions"""
     _repeats: dict[str, dict[str | None, int]] = field(default_factory=dict)
-    """varied attribute -> node -> the most devices there with one value, as far as anybody asked"""
+    """varied attribute -> node -> the most devices there with one value, as far as requested"""
     _longest: dict[str, int] = field(default_factory=dict)
-    """varied attribute -> characters of its longest text, as far as anybody asked"""
+    """varied attribute -> characters of its longest text, as far as requested"""
 
     def __post_init__(self) -> None:
         self._values.update(self.choice.values)

@@ -28,7 +28,7 @@ class PoolOption:
     """What a pool has for a request at one choice of match values."""
 
     count: int
-    """devices that can be had together, as far as anybody needs"""
+    """devices that can be had together, up to the largest request"""
     groups: tuple[int, ...]
     loss: int
     """what is lost of the largest devices (S17, goal 5); see ``loss_of``"""

@@ -52,7 +52,7 @@ class NodeIndex:
     network_version: int = 1
     held: dict[Hashable, Sequence[HeldItem]] = field(default_factory=dict)
     changed: set[str | None] = field(default_factory=set)
-    """nodes (None: the network) that are not as they were when somebody last cleared this"""
+    """nodes (None: the network) that changed since this was last cleared"""
     forgotten: int = 0
     """how often these were too many, and were cleared here: everything may have changed then"""
     touched: NodeChangeLog = field(default_factory=NodeChangeLog)

@@ -14,7 +14,7 @@ from devalloc_solver.problem.allocations import Usage, pool_allows
 from devalloc_solver.problem.snapshot import Resource, Snapshot
 
 ShareState = tuple[bool, tuple[tuple[str, int], ...]]
-"""How a device in shares is used: whether somebody holds it whole besides, and the nano units of each resource."""
+"""How a device in shares is used: whether a claim holds it whole besides, and the nano units of each resource."""
 
 
 SPARE_STATES = 10_000
@@ -104,7 +104,7 @@ class PoolState:
 
     @cached_property
     def shareable(self) -> int:
-        """Devices in shares that nobody holds whole."""
+        """Devices in shares that no claim holds whole."""
         return sum(not whole for _, (whole, _) in self.shared)
 
 

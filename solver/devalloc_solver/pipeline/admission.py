@@ -130,7 +130,7 @@ def relevant_content(doc: Object) -> Any:
 
 
 def is_admission_object(doc: Mapping[str, Any]) -> bool:
-    """Whether it is of a kind that is looked at here, and by nobody after."""
+    """Whether it is of a kind that only this module reads."""
     return _is_namespace(doc) or quota.is_quota(doc)
 
 

@@ -186,7 +186,7 @@ def _invalid_class_problems(intake: ProblemInput, eligibility: CandidateFinder) 
 
 
 def _missing_class_problems(claim: DeviceClaim, intake: ProblemInput) -> Iterator[Problem]:
-    """An allocated claim keeps its devices when its class goes, and somebody should know (S18)."""
+    """An allocated claim keeps its devices when its class is deleted; report that (S18)."""
     for index, entry in enumerate(claim.spec.claims):
         for name in sorted({d.device_class for d in entry.alternatives if d.device_class} - {*intake.classes}):
             what = "is invalid" if name in intake.invalid_classes else "was deleted"

@@ -53,7 +53,7 @@ def bounds_of(quota: Object) -> dict[Bound, int]:
 
 
 def _key(quota: Object) -> tuple[str, str] | None:
-    """Its namespace and name, so that they can be written; None for one that has none, which bounds nobody."""
+    """Its namespace and name, so that they can be written; None for one that has none, and so bounds no namespace."""
     metadata = quota.get("metadata")
     if not isinstance(metadata, Mapping):
         return None

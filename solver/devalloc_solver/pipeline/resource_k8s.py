@@ -205,7 +205,7 @@ def _overuse_problems(
             sharable.add(offer.id)
 
     def amounts(usage: DeviceUsage, device: DeviceId) -> dict[str, int] | None:
-        """Nobody can tell whether shares of a device that is gone can be had together: that is no alarm."""
+        """It is unknown whether shares of a deleted device fit together: that raises no alarm."""
         is_whole = device in usage.whole or (device in first and device not in sharable)
         return None if is_whole else usage.shared[device]
 

@@ -39,7 +39,7 @@ def resource_families(site: NodeView) -> list[ResourceFamily]:
         shares: list[dict[str, int]] = []
         total = 0
         for pool in site.pools:
-            # What nobody draws on may have an odd size: leaving it out is no loss.
+            # A resource without demand may have an odd size: leaving it out is no loss.
             own_blocks = {n: r.blocks for n, r in pool.resources.items() if r.blocks in sizes and named[n] == family}
             shares.append({name: unit // blocks for name, blocks in own_blocks.items() if blocks})
             total += sum(s * site.ledger.free_pool_blocks(pool.index, name) for name, s in shares[-1].items())

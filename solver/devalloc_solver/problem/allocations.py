@@ -24,7 +24,7 @@ class AllocatedDevice:
     device: int
     amounts: tuple[tuple[str, int], ...] | None
     is_certain: bool = True
-    """False for each of several devices when nobody can tell which of them it is."""
+    """False for each of several devices if it is unknown which of them it is."""
 
     @property
     def sums(self) -> dict[str, int] | None:

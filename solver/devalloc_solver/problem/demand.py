@@ -21,7 +21,7 @@ class FunnelStep:
 
 
 ARE_UNAVAILABLE = "are unavailable"
-"""The funnel's step of devices that nobody can have now."""
+"""The funnel's step of devices that cannot be allocated now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class AllocationMode(Enum):
     SHARE = "share"
     """amounts, split over devices as need be"""
     EVERY = "every"
-    """every candidate that the node reaches, at least one; nobody else may be in the way (resource.k8s.io ``All``)"""
+    """every candidate that the node reaches, at least one; no other claim may hold any (resource.k8s.io ``All``)"""
     ADMIN_COUNT = "admin count"
     ADMIN_ALL = "admin all"
 
@@ -115,7 +115,7 @@ class Demand:
     once: bool = False
     """no device twice in the claim unless it is shareable, admin details included (resource.k8s.io)"""
     shape: object | None = None
-    """equal for claims that ask for the same, whatever their names; None where nobody may rely on it"""
+    """equal for claims that ask for the same, whatever their names; None if that is not certain"""
 
     @property
     def key(self) -> Key:

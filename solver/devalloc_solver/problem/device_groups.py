@@ -31,7 +31,7 @@ class DeviceGroup:
     node: str | None
     devices: tuple[Device, ...]
     held_share: bool
-    """somebody already has a share of it: no whole takers, and its pool resources are drawn already"""
+    """a claim already has a share of it: no whole takers, and its pool resources are drawn already"""
 
     @property
     def size(self) -> int:

@@ -78,7 +78,7 @@ def _results_with_device(allocation: Manifest) -> Iterator[Manifest]:
 
 
 def _amounts(one: Manifest) -> dict[str, int] | None:
-    """What a share takes, in nano units; None where nobody can tell, and so all of the device is taken."""
+    """What a share takes, in nano units; None if unknown: then all of the device counts as taken."""
     consumed = one.get("consumedCapacity")
     if consumed is None:
         consumed = {}

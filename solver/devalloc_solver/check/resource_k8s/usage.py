@@ -72,7 +72,7 @@ def _capacity_violations(ordinary: Sequence[AllocatedResult], held: PriorUsage) 
         for name, amount in one.entry["consumedCapacity"].items():
             amounts[name] = amounts.get(name, 0) + to_nano(amount)
     for one in consuming:
-        # What is in use of a capacity that nobody takes any of is not this answer's concern.
+        # This answer does not judge capacities that it takes nothing of.
         for name in one.entry["consumedCapacity"]:
             amounts, key = used[one.device.id], one.device.id
             total = to_nano(capacities[key][name]["value"]) if name in capacities[key] else 0

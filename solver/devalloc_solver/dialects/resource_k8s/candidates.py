@@ -75,7 +75,7 @@ class RequestVerdict:
     nodes: Sequence[frozenset[str]]
     """which nodes reach a device"""
     broken: frozenset[str]
-    """nodes where nobody can tell what ``All`` is"""
+    """nodes on which it is unknown what ``All`` is"""
     accepted: list[int] = field(default_factory=list)
     """devices to be had; for ``All`` every one that it must take"""
     takes: dict[int, Mapping[str, Amount]] = field(default_factory=dict)

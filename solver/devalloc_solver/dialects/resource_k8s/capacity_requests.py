@@ -20,7 +20,7 @@ from devalloc_solver.dialects.resource_k8s.quantities import MAX_INT64, MILLI, A
 
 
 class CapacityOverflowError(Exception):
-    """An amount that nobody can account for: an error of the whole allocation."""
+    """An amount that cannot be counted: an error of the whole allocation."""
 
 
 def amounts_to_take(needs: Mapping[str, Amount], device: SliceDevice, *, fractional: bool) -> dict[str, Amount] | str:

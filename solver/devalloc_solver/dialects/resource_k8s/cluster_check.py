@@ -57,7 +57,7 @@ class ClusterChecker:
     # -- who has it ----------------------------------------------------------------------------------------------------
 
     def hold(self, key: Key, allocation: Manifest, *, is_own: bool = False) -> None:
-        """A claim that has nothing yet has an allocation; ``is_own``: it is an answer, which nobody else writes on."""
+        """A claim that has nothing yet has an allocation; ``is_own``: it is an answer, which no other code changes."""
         self._allocations[key] = allocation if is_own else copy_allocation(allocation)
         self._held.add(self._allocations[key])
 

@@ -330,7 +330,7 @@ def _config(content: object, path: str) -> Mapping[str, Any]:
 def read_claim(content: Mapping[str, Any], gates: frozenset[str]) -> ResourceClaim:
     """A ResourceClaim, with the API server's defaults. ``gates``: the features that are on.
 
-    Parts of the API that are switched off raise FieldError, so that nobody gets less than was asked for.
+    Parts of the API that are switched off raise FieldError, so that no claim gets less than it requested.
     """
     check_version(content)
     metadata = Fields(content.get("metadata"), "metadata")

@@ -175,7 +175,7 @@ class Fields:
         self.seen.update(names)
 
     def unknown(self) -> str | None:
-        """The path of a field that nobody reads, or None."""
+        """The path of a field that was not read, or None."""
         return next((self.at(short_text(name)) for name in self.content if name not in self.seen), None)
 
     def finish(self) -> None:

@@ -27,7 +27,7 @@ _VALUES = {"In": "some", "NotIn": "some", "Exists": "none", "DoesNotExist": "non
 
 
 class SelectorError(FieldError):
-    """A node selector that Kubernetes does not take: nobody can tell which nodes are meant."""
+    """A node selector that Kubernetes refuses: it is unknown which nodes it means."""
 
 
 def read_selector(fields: Fields) -> NodeSelector:

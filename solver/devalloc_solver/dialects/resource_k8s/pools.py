@@ -81,7 +81,7 @@ class _SliceEntry:
 
 
 class SliceBook:
-    """The slices of a cluster, sorted by the node that they name; read when somebody asks for them."""
+    """The slices of a cluster, sorted by the node that they name; read at the first use."""
 
     def __init__(
         self, slices: Iterable[Manifest], gates: frozenset[str], read: Mapping[int, ResourceSlice] | None = None
@@ -110,7 +110,7 @@ class SliceBook:
         return tuple(sorted(self._ignored, key=lambda i: (i.name, i.why)))
 
     def seen(self, pools: Iterable[ResourcePool]) -> list[Manifest]:
-        """The manifests of these pools, without those that were left out; of one that nobody read, where it is."""
+        """The manifests of these pools, without those that were left out; of one that was not read, its position."""
         pool_ids = {(pool.driver, pool.name) for pool in pools}
         return [
             entry.content if entry.is_read else _place_of(entry.content)
@@ -236,7 +236,7 @@ def _spec(content: Manifest) -> Mapping[str, Any]:
 
 
 def _place_of(content: Manifest) -> Manifest:
-    """A slice of another node without what is in it, which nobody has looked into."""
+    """A slice of another node without its content, which was not read."""
     spec, generation = _spec(content), _pool_field(content, "generation")
     number = generation if isinstance(generation, int) else 0
     pool = {"name": _pool_field(content, "name"), "generation": number}

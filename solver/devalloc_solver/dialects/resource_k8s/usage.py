@@ -59,7 +59,7 @@ def read_usage(allocated: Mapping[str, Any] | None, claims: Iterable[ResourceCla
 def add_allocation(usage: DeviceUsage, allocation: Mapping[str, Any], path: str) -> None:
     """Add what a claim's ``status.allocation`` holds. Raises FieldError; all that names a device is added before.
 
-    A device of which nobody can tell how much of it is held is held whole: what cannot be read gives nothing away.
+    A device whose held amount is unknown counts as held whole: unreadable content releases nothing.
     """
     faults = []
     for item, at in Fields(allocation, path).within("devices").members("results"):

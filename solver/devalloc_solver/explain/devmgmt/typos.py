@@ -71,7 +71,7 @@ class TypoFinder:
     identifiers: Mapping[str, ValuesOf[Device]] = field(default_factory=dict)
     """attributes of which the devices here have but some of the values"""
     _there: dict[int, Device] = field(init=False)
-    """those that stand for any, by index: what is gone from a fleet is not what anybody meant"""
+    """those that stand for any, by index: a name that is gone from the fleet was not meant"""
     _surveys: dict[object, Survey] = field(default_factory=dict)
     _by_demand: dict[Demand, tuple[Typo, ...]] = field(default_factory=dict)
     _of_class: dict[object, list[Device]] = field(default_factory=dict)
@@ -160,7 +160,7 @@ class TypoFinder:
         if key not in self._of_class:
             bare = DeviceClaimDetail(device_class=detail.device_class, device_type=detail.device_type)
             judged = self.eligibility.candidates(bare)
-            # What a device has does not depend on whether somebody can have it now.
+            # What a device has does not depend on whether it can be allocated now.
             unavailable = (index for step in judged.funnel if step.what == ARE_UNAVAILABLE for index in step.devices)
             indexes = sorted({*judged.accepted, *unavailable})
             self._of_class[key] = [self._there[index] for index in indexes if index in self._there]

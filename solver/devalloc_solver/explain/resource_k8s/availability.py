@@ -34,7 +34,7 @@ class Availability:
         return self._counter.make(request).to_dict(request.spec.ask.name, with_users=False)
 
     def users(self, request: Request) -> str:
-        """Such as "2 of the matching ones are used by default/a (2)"; empty when nobody has any."""
+        """Such as "2 of the matching ones are used by default/a (2)"; empty if all are free."""
         if request.mode.is_admin:
             return ""
         taken, first, users = self.taken(request)

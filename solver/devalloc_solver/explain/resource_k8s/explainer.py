@@ -54,7 +54,7 @@ class ResourceClaimExplainer(Explainer):
 
     offers: Sequence[PublishedDevice]
     typos: ResourceTypoFinder | None = None
-    """of these offers, where somebody has them already"""
+    """of these offers, those that have an owner already"""
     fleet: ClusterTotals | None = None
     """the numbers of the whole cluster, where the snapshot is but a part of it"""
     _funnels: dict[object, dict[str, Any]] = field(default_factory=dict)

@@ -149,7 +149,7 @@ class DeviceFleetState:
     judge: IncrementalChecker = field(init=False)
     refusals: FleetExplainer = field(init=False)
     _written: dict[Key, tuple[object, ManifestRecord]] = field(default_factory=dict)
-    """claims with their answers written on them, as far as anybody asked for these"""
+    """claims with their answers written on them, as far as requested for these"""
     _by_pool: dict[str, set[Key]] = field(default_factory=lambda: defaultdict(set))
     """name of a pool -> claims that name it in what they hold"""
     _on_node: dict[str | None, set[Key]] = field(default_factory=lambda: defaultdict(set))
@@ -392,7 +392,7 @@ class DeviceFleetState:
                 yield document
 
     def of_claim(self, document: ManifestRecord) -> list[ManifestRecord]:
-        """The manifests that count when somebody asks about a claim: those that are kept, where it holds anything."""
+        """The manifests that count for a question about a claim: those that are kept, where it holds anything."""
         key = document.name[1], document.name[2]
         if key not in self.holdings:
             return [document]

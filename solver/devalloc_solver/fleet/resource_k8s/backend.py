@@ -287,7 +287,7 @@ class ResourceClaimFleet:
     def _keep(
         self, read: ReadResourceClaim, claim: ResourceClaim, result: Manifest, granted: list[GrantedDevice] | None
     ) -> None:
-        """A claim has a result, which nobody else writes on."""
+        """A claim has a result, which no other code changes."""
         state, key, manifest = self._state, (claim.namespace, claim.name), read.manifest
         status = manifest.get("status")
         new_status = {**status, "allocation": result} if isinstance(status, Mapping) else {"allocation": result}

@@ -25,7 +25,7 @@ class ReadResourceClaim(NamedTuple):
     manifest: Manifest
     """with the API server's defaults"""
     shape: Hashable | None
-    """equal for claims that ask for the same; None where nobody can tell"""
+    """equal for claims that ask for the same; None if unknown"""
 
 
 class ResourceClaimReader(ClaimReader[ReadResourceClaim, ReadResourceClaim]):

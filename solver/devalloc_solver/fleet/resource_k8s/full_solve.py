@@ -56,7 +56,7 @@ class FullCluster:
     _slips: ResourceTypoFinder = field(init=False)
     _ledger: Usage | None = field(init=False)
     _explanations: dict[object, dict[str, Any]] = field(default_factory=dict)
-    """claim and what it asks for -> why it gets nothing, as long as nobody gets or gives back anything"""
+    """claim and what it asks for -> why it gets nothing, as long as no claim gets or gives back anything"""
 
     @classmethod
     def of(cls, state: ClusterState, selectors: SelectorJudge | None) -> FullCluster:

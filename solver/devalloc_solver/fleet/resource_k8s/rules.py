@@ -159,7 +159,7 @@ class ResourceClaimRules:
     # -- judges --------------------------------------------------------------------------------------------------------
 
     def judge(self, offers: Iterable[PublishedDevice], broken: frozenset[str] = frozenset()) -> RequestJudge:
-        """Judges these devices; ``broken`` are nodes where nobody can tell what ``All`` is."""
+        """Judges these devices; ``broken`` are nodes on which it is unknown what ``All`` is."""
         return RequestJudge(self.gates, [*offers], DeviceUsage(), self._selectors, self.intake.classes, broken)
 
     def _judge_kinds(self) -> RequestJudge:
