@@ -23,7 +23,7 @@ from tests.support.kube_api import Cluster, Processes, running
 from tests.support.kube_node import Node, Programs, node_running
 
 NODE = "dev-cluster"
-"""Other than the nodes of the examples: these are of nobody, and may be deleted with what they have."""
+"""Other than the nodes of the examples: these have no owner, and may be deleted with what they have."""
 ADMISSION = "admissionregistration.k8s.io/v1"
 
 

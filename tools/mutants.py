@@ -1,6 +1,6 @@
 """Mutants: a module is changed in one place at a time, and its unit tests must notice. ``make mutants`` runs this.
 
-What survives shows a rule that no test holds, or code that nobody needs. Each is printed as ``file:line: original ->
+What survives shows a rule that no test holds, or code that nothing needs. Each is printed as ``file:line: original ->
 mutant``; ``mutants.toml`` beside this file names those that are accepted, each with its reason.
 
 The libraries for this do not fit this tree. mutmut (3.8) derives the names of modules from folders called ``.``,
@@ -252,7 +252,7 @@ def outcomes(copies: Sequence[Copy], tests: Sequence[str], chosen: Sequence[Muta
 
 
 def judge(tree: Path, path: str, copies: Sequence[Copy], settings: Settings, most: int) -> bool | None:
-    """Whether all mutants of a module are noticed or accepted, with the others printed. None: nobody can tell."""
+    """Whether all mutants of a module are noticed or accepted, with the others printed. None: unknown."""
     tests, source = unit_tests_of(tree, path, settings.get("tests", {})), (tree / path).read_bytes()
     every = [*mutants(path, source)]
     chosen = every if len(every) <= most else sorted(random.Random(path).sample(every, most), key=lambda one: one.line)

@@ -117,7 +117,7 @@ def draw(documents: list[Object]) -> str:
     seen = CachedOverview("", build_overview(aged(documents, datetime.now(UTC))), NOON)
     console.print(screen_content(seen, 40))
     svg = console.export_svg(title="devalloc top", unique_id="top")
-    return re.sub(r"@font-face \{.*?\}\n", "", svg, flags=re.DOTALL)  # they would be asked of somebody else's server
+    return re.sub(r"@font-face \{.*?\}\n", "", svg, flags=re.DOTALL)  # they would be requested from another server
 
 
 def opened(page: Page, *rows: str) -> None:

@@ -24,7 +24,7 @@ def cache_folder() -> Path:
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """The folder, made if need be, with nobody else building into it."""
+    """The folder, made if need be, with no other process building into it."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -49,7 +49,7 @@ def fence_objects(
     is_grantable: Callable[[Object], bool] | None = None,
     pause: Callable[[float], object] | None = None,
 ) -> int:
-    """Write ``stamp`` on all objects of the kinds on which a leader may still write a decision that nobody has seen
+    """Write ``stamp`` on all objects of the kinds on which a leader may still write a decision that is not seen yet
     (``is_grantable``; default: that of DeviceClaims and machines); how many objects that were.
 
     ``store`` was refreshed: what it knew before could be what the old leader knew.

@@ -1,6 +1,6 @@
 """Authentication for the page: a token in a header, or in a cookie that only this page gets and no script reads.
 
-The cookie holds the token itself, so that each replica knows it and a restart forgets nobody; it goes with the browser.
+The cookie holds the token itself: each replica knows it, and a restart signs no one out. It goes with the browser.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def token_cookie(request: web.BaseRequest, token: str) -> str:
 
 
 def is_same_origin(request: web.BaseRequest) -> bool:
-    """Whether a form was sent by this very page: nobody else's page signs anybody in or out."""
+    """Whether a form was sent by this very page: no other page can sign a user in or out."""
     site = request.headers.get("Sec-Fetch-Site")
     if site is not None:
         return site == "same-origin"

@@ -86,7 +86,7 @@ def _render(name: str, **values: object) -> Markup:
 T = TypeVar("T")
 
 PATH = "/devalloc/"
-"""What a SubjectAccessReview is about: nonResourceURLs of a role that lets somebody see the page."""
+"""What a SubjectAccessReview is about: nonResourceURLs of a role that lets a user see the page."""
 HTML = "text/html; charset=utf-8"
 _STATIC = {
     "page.css": "text/css; charset=utf-8",
@@ -207,7 +207,7 @@ class FleetPage:
 
     def _refused(self, request: web.BaseRequest, status: int, *, is_page: bool) -> HttpResponse:
         if status == 401 and login.request_token(request) is None:
-            return self._form(200 if is_page else 401)  # nobody was refused anything
+            return self._form(200 if is_page else 401)  # nothing was refused
         return self._form(status)
 
     def _form(self, status: int) -> HttpResponse:

@@ -85,7 +85,7 @@ def node_branches(
 
 
 def holders_text(device: DeviceSummary) -> str:
-    """Who has a device, or why nobody can."""
+    """Who has a device, or why no claim can."""
     shown = [each.text for each in device.holders[:MAX_HOLDERS]]
     more = len(device.holders) - len(shown)
     return "; ".join([*shown, *([f"{more} more"] if more else []), *([device.why] if device.why else [])])

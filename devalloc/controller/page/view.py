@@ -22,7 +22,7 @@ MAX_ROWS = 200
 
 @dataclass(frozen=True, slots=True)
 class PageQuery:
-    """What somebody wants to see."""
+    """What the user wants to see."""
 
     search: str = ""
     open: tuple[str, ...] = ()

@@ -32,7 +32,7 @@ class DeviceUse:
 
 
 PoolUse = Mapping[str, DeviceUse]
-"""By device name; devices that nobody holds are not in it."""
+"""By device name; devices without holder are not in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def device_uses(held: Iterable[HeldDevice]) -> dict[str, dict[str, DeviceUse]]:
 def device_names_held_on(node_name: str, documents: Iterable[Object]) -> frozenset[str]:
     """Names of the devices that claims hold on a node; ``documents`` have the claims and the classes.
 
-    What cannot be read holds nothing here: a device that somebody uses is then in use, and never free by mistake.
+    What cannot be read holds nothing here: a device that a claim uses is then in use, and never free by mistake.
     """
     objects = [decode(document).object for document in documents]
     classes = {o.metadata.name: o for o in objects if isinstance(o, DeviceClass)}

@@ -34,7 +34,7 @@ ALLOCATION_ANNOTATIONS = (
 
 
 def is_prepared(claim: Object) -> bool:
-    """True while its node holds the claim's devices, or is about to: they are nobody else's."""
+    """True while its node holds the claim's devices, or is about to: no other claim can get them."""
     return meta.NODE_FINALIZER in claim["metadata"].get("finalizers", ())
 
 
@@ -56,7 +56,7 @@ def allocated_spec(claim: Object) -> Any:
     try:
         return json.loads(text)
     except ValueError:
-        return claim.get("spec")  # somebody else wrote there
+        return claim.get("spec")  # others wrote there
 
 
 def class_names(claim: Object) -> frozenset[str]:
@@ -100,7 +100,7 @@ def _admin_when_allocated(claim: Object) -> frozenset[str]:
     try:
         return frozenset(json.loads(annotation_of(claim, meta.ADMIN_CLASSES) or "[]"))
     except (ValueError, TypeError):
-        return frozenset()  # somebody else wrote there
+        return frozenset()  # others wrote there
 
 
 def _effective_claim(claim: Object, admin: frozenset[str]) -> tuple[Object, bool]:

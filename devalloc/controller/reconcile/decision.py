@@ -129,7 +129,7 @@ _STILL_PREPARED = (
 
 
 def _is_held_back(claim: Object) -> bool:
-    """Whether a claim that holds nothing is still prepared: somebody took its status away, and its node lives on."""
+    """Whether a claim that holds nothing is still prepared: others removed its status, and its node lives on."""
     return is_prepared(claim) and not allocation_entries(claim)
 
 

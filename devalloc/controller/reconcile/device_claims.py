@@ -116,7 +116,7 @@ class DeviceClaimAllocator:
         """``kinds``: what is read to decide; None for all. ``solve`` None: a Fleet that is kept warm. ``progress`` is
         called after each round, in the loop's thread, and ``wrote`` of each object that an answer was written on, with
         what it was before and is now, or was to say where it cannot be written. ``heard``: of each machine that
-        somebody else has changed, the same."""
+        others have changed, the same."""
         self._store = store
         self._settings = settings
         self._kinds = None if kinds is None else frozenset(kinds)
@@ -364,12 +364,12 @@ class DeviceClaimAllocator:
             units.append(WriteUnit((Change(Key.of(doc), doc["metadata"]["resourceVersion"], status),), granted=False))
         done = self._commit(units, fence=None)
         self._own_writes |= {obj["metadata"]["resourceVersion"] for obj in done.values()}
-        # what somebody else wrote meanwhile is a reason to look again, whatever it is
+        # any write of others meanwhile is a reason to look again
         unread = {key for unit in units for key in unit.keys} - done.keys()
         self._seen = {key: obj for key, obj in {**self._seen, **done}.items() if key not in unread}
 
     def _wait(self, version: str, stop: threading.Event) -> None:
-        """Until somebody else changed something after ``version``, the resync is due, or ``stop`` is set; on the way
+        """Wait until others changed something after ``version``, the resync is due, or ``stop`` is set; on the way
         availableDevices are written when that is due."""
         until = self._clock() + self._settings.resync
         while not stop.is_set() and self._clock() < until:
@@ -385,7 +385,7 @@ class DeviceClaimAllocator:
         return event.object["metadata"]["resourceVersion"] not in self._own_writes and self._matters(event)
 
     def _matters(self, event: Event) -> bool:
-        """Of namespaces and quotas much changes that nobody here reads, and of allocated claims what nodes say of their
+        """Much of namespaces and quotas that changes is not read here, and of allocated claims what nodes say of their
         devices: in a cluster all day long."""
         now = event.object if event.type is not EventType.DELETED else None
         before = self._seen.get(Key.of(event.object))

@@ -51,7 +51,7 @@ class ObjectEvent:
 
 
 def events_of_write(before: Object, after: Object) -> list[ObjectEvent]:
-    """What became of an object by a write of ours; nothing for what nobody waits for."""
+    """What became of an object by a write of ours; nothing for what no user waits for."""
     if before["kind"] == "DeviceClaim":
         return [*_claim_events(before, after)]
     if before["kind"] == vm_scheduling.KIND:
@@ -251,7 +251,7 @@ class EventRecorder:
             }
             try:
                 stored = self._writer.replace(f"{path}/{quote(previous.stored['metadata']['name'], safe='')}", body)
-            except Exception as error:  # it is gone, or somebody else wrote it: one more event says it too
+            except Exception as error:  # it is gone, or others wrote it: one more event says it too
                 log.debug("a new event series begins: %s", error)
             else:
                 self._keep(key, _StoredSeries(stored, count, waiting.last))

@@ -2,7 +2,7 @@
 one of ours.
 
 ResourceClaims need what only a cluster has (pods, nodes, slices that drivers publish), so the embedded store keeps them
-and nobody answers them there. They must not hold up anybody else.
+and nothing answers them there. They must not hold up others.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from devalloc.store import Change, Key, Object
 from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS, api_group_of
 
 LEFT_ASIDE = "LeftAside"
-"""Reason on a claim, or a machine, of another group: nobody answers it here."""
+"""Reason on a claim, or a machine, of another group: nothing answers it here."""
 _MARKED_KINDS = {"ResourceClaim", "DeviceClaim", "VirtualMachine"}
-"""Kinds that say so themselves: somebody may wait for them."""
+"""Kinds that say so themselves: a user may wait for them."""
 
 
 def is_foreign(obj: Any) -> bool:

@@ -19,7 +19,7 @@ _SEVERAL = re.compile(f"{_HIDDEN}(?:(?:, | and ){_HIDDEN})*")
 
 
 def redact(message: str, namespace: str, is_owner: Callable[[str, str], bool]) -> str:
-    """The message for somebody of this namespace. ``is_owner``: whether a claim or machine has this namespace and name:
+    """The message for a user of this namespace. ``is_owner``: whether a claim or machine has this namespace and name:
     pools and devices look alike in a text."""
 
     def one(match: re.Match[str]) -> str:

@@ -538,7 +538,7 @@ def search_with_new_fleet(placement: str) -> SearchFunction:
 
 
 def _load_solver() -> None:
-    """Not in the loop, where claims would wait for it, and at nobody's expense."""
+    """Not in the loop, where claims would wait for it, and without delaying others."""
     from devalloc_solver.exact.model import load_solver  # takes a while itself
 
     load_solver()

@@ -23,7 +23,7 @@ class Snapshot(NamedTuple):
 
 
 class SnapshotReader:
-    """The objects of some kinds. Use from one thread; nobody may change what it gives.
+    """The objects of some kinds. Use from one thread; do not change what it returns.
 
     An object that is as it was is the very same one, so that ``Memo`` knows what was made of it.
     """

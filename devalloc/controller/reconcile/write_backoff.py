@@ -2,7 +2,7 @@
 
 An object may be one that the API server refuses to write on, whatever is decided: it has as many annotations as one
 may have, a policy says no, its group is too large to be written as one. Were it asked for in each round, the solver
-would set devices aside for it each time that nobody then has. So it is kept out until it, a class or a configuration
+would each time reserve devices for it that no claim then gets. So it is kept out until it, a class or a configuration
 has changed; and because what refuses may be elsewhere (a policy, a right, a quota) it is retried after a while,
 less and less often.
 """

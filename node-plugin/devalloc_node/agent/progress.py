@@ -64,7 +64,7 @@ Counted = Callable[[Request, Result], None]
 
 
 def count_nothing(request: Request, result: Result) -> None:
-    """Where nobody counts."""
+    """If nothing is counted."""
 
 
 class ScalerProgress:

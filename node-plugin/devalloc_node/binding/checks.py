@@ -36,8 +36,8 @@ def refuse_kind(config: BindingConfig, port: PciPort, offer: str) -> None:
 
 
 def refuse_in_use(tree: Tree, port: PciPort, functions: Collection[PciFunction]) -> None:
-    """Raises Denied ``DeviceReserved`` where the host needs one of the functions itself, ``DeviceInUse`` where somebody
-    uses one, ``InUseUnknown`` where that cannot be told.
+    """Raises Denied ``DeviceReserved`` if the host needs one of the functions itself, ``DeviceInUse`` if a process uses
+    one, ``InUseUnknown`` if that is unknown.
 
     For a part of a card that is no network card the need for the card counts too: its VFs do not work without it.
     """

@@ -112,7 +112,7 @@ class ResetKind:
     """Steps of kind ``reset``: ``"used"`` when a device is handed over, ``"clean"`` before it goes to the next owner.
 
     What a device was used for cannot be read, so making it clean resets it whenever VFIO has it, or had it until
-    somebody took that away: a function level or bus reset, whichever the kernel knows for the function, or that of its
+    that was taken away: a function level or bus reset, whichever the kernel knows for the function, or that of its
     slot as a whole. A host driver that has it back has set it up anew, and would be disturbed.
     """
 

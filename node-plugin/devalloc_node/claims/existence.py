@@ -14,7 +14,7 @@ from devalloc_node.model.grant import Grants
 
 @dataclass(slots=True)
 class ClaimExistence:
-    """Prepared claims that are not, or nobody can say it of; each is in one list at most."""
+    """Prepared claims that do not exist, or of which that is unknown; each is in one list at most."""
 
     gone: list[ClaimRecord] = field(default_factory=list)
     """Of here, and gone."""

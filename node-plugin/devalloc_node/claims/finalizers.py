@@ -150,7 +150,7 @@ def finalizers(claim: Object) -> list[str]:
 def _update_with_retry(
     store: Store, ref: ClaimRef, change: Callable[[Object], Object], write: Callable[[Object], Object]
 ) -> Object:
-    """Read, change and write until nobody else writes in between."""
+    """Read, change and write until no other writer comes in between."""
     for _ in range(_ATTEMPTS):
         try:
             claim = store.get("DeviceClaim", ref.namespace, ref.name)

@@ -71,7 +71,7 @@ class Reconciler:
         """Seconds that this pass has waited for guests that let nothing go."""
         self._gone_since: dict[str, float] = {}
         self.gone: Mapping[str, str] = {}
-        """By UID, prepared claims that nobody knows of where this node's claims come from, and why; as of the last pass
+        """By UID, prepared claims that are unknown to the store of this node's claims, and why; as of the last pass
         that could tell. Their devices count as free there."""
 
     def look(self) -> None:

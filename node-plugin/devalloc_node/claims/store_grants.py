@@ -127,7 +127,7 @@ def _spec(claim: Object) -> Mapping[str, Any]:
 
 def _class_configs(claim: Object, ref: ClaimRef, count: int) -> list[tuple[Mapping[str, Any], Container[int]]]:
     """The copies in the status, and the indexes of the allocations that each is for: the allocator wrote them there,
-    where nobody writes who may only edit the claim (T6). ``count``: allocations that could be read."""
+    which users who may only edit the claim cannot write (T6). ``count``: allocations that could be read."""
     configs = _configs(claim, "classConfigs")
     indexes = claim["status"].get("classConfigAllocations")
     if not indexes:

@@ -370,7 +370,7 @@ class SQLiteJournal:
 
     def refuse_lost(self) -> None:
         """Raises Failed (``JournalGone``) where the file has no name any more: what is written to it is gone with this
-        process, and nobody would know."""
+        process, unnoticed."""
         try:
             now, log_now = file_identity(self.path), file_identity(wal_path(self.path))
         except Unavailable as error:

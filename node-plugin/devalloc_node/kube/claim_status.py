@@ -91,7 +91,7 @@ class ResourceClaimStatuses:
         return entry
 
     def _write(self, ref: ClaimRef, entries: _Entries) -> bool:
-        """Whether the claim says so, or there is nobody to tell. Raises ApiError where others will fare no better."""
+        """Whether the claim shows it, or no claim exists. Raises ApiError where others will fare no better."""
         if self._clock() < self._refused.get(ref, 0.0):
             return False
         self._refused.pop(ref, None)

@@ -1,6 +1,6 @@
 """Cluster credentials for a plugin that runs as a service of the host: a pod keeps them fresh in a folder of the host.
 
-A pod's token says on which node it is, and the kubelet replaces it in time; nobody outside pods is given such a one. So
+A pod's token says on which node it is, and the kubelet replaces it in time; programs outside pods get none. So
 a pod that does nothing else copies its token, and the certificate by which the API server is known, to where the
 service finds them. They are good as long as the pod is there.
 """
@@ -26,7 +26,7 @@ KUBECONFIG, TOKEN, AUTHORITY, ENVIRONMENT = "kubeconfig", "token", "ca.crt", "en
 LOOK_SECONDS = 5.0
 """Between looks whether the files are still as the pod has them."""
 LEFT_SECONDS = 4 * LOOK_SECONDS
-"""After which a token at which nobody looked is nobody's."""
+"""After this time without a reader, a token has no owner."""
 _MOST = 1 << 20
 """Bytes of a file; a token has some hundreds."""
 _RANDOM_BYTES = 8
@@ -38,7 +38,7 @@ class ClusterCredentials:
     """What a pod has of the cluster, and where a service of its host is to find it."""
 
     folder: Path
-    """Of the host; nobody but the pod's user may enter it."""
+    """Of the host; only the pod's user may enter it."""
     account: Path
     """The folder with ``token`` and ``ca.crt``, as the kubelet keeps them."""
     server: str
@@ -106,7 +106,7 @@ class ClusterCredentials:
         return None
 
     def _is_of_another(self, own: bytes | None) -> bool:
-        """Whether there is a token that is not as it was left here, and somebody looks after it."""
+        """Whether there is a token that is not as it was left here, and a pod renews it."""
         with suppress(OSError):
             age = time.time() - (self.folder / TOKEN).lstat().st_mtime
             return self._token() not in (None, own) and abs(age) < LEFT_SECONDS

@@ -6,7 +6,7 @@ What claims of the other dialect still hold cannot be taken back. A card of whic
 ``devalloc.io/unavailable`` until they have let go: as a whole, for what is left of it depends on what they have.
 
 An allocator may answer a claim from what it saw before it was taken back, so it is given a moment before the claims are
-looked at. One that is later still gives a device out that nobody prepares: this node serves the other dialect no more.
+looked at. One that is later still gives a device out that no node prepares: this node serves the other dialect no more.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class DialectMigration:
 
     def _take_back(self) -> None:
         """An API server that does not know the kind has none of it. One that lets us see none never let us publish any:
-        what somebody else left is his who installed the rights."""
+        what others left belongs to the admin who installed the rights."""
         path, taken = self._dialect.objects, 0
         for one in self._listed(path, {"fieldSelector": f"spec.nodeName={self._node}"}):
             if not self._is_ours(one):

@@ -141,7 +141,7 @@ class ResourceClaimGrants:
 
 
 def _configuration(parameters: Mapping[str, Any], request: str) -> Mapping[str, Any]:
-    """Parameters for our driver as a configuration object; they need no name. Raises Denied: what nobody understands
+    """Parameters for our driver as a configuration object; they need no name. Raises Denied: what is not understood
     must not be passed over, for it may be what confines the device."""
     manifest = {"metadata": {"name": "parameters"}, **parameters}
     decoded = decode(manifest)

@@ -68,7 +68,7 @@ class MachineLifecycle(MachineRegistry):
         permitted: Callable[[], Mapping[str, MachineAmounts]] = dict,
     ) -> None:
         """As ``MachineRegistry``; ``ended`` is called for each machine that ended without a request. ``host``: what all
-        machines may have of it, ``others`` included; None: nobody counts. ``permitted``: what machines are
+        machines may have of it, ``others`` included; None: no limit. ``permitted``: what machines are
         permitted, by key."""
         super().__init__(config, records, changed=changed, connect=connect, homes=homes)
         self._room = None if host is None else CapacityCheck(host, records, others, permitted)

@@ -64,7 +64,7 @@ def is_other_run(record: MachineRecord, process: Process) -> bool:
 
 
 def orphan_refusal(name: str, process: Process) -> Denied:
-    """What is said of one that nobody can tell what it is."""
+    """The message about one that cannot be identified."""
     return Denied(
         "MachineRuns",
         f"machine {name} already runs as process {process.pid} but is not in the journal; shut its guest down or end "
@@ -124,7 +124,7 @@ def all_orphans(machines: MachineRegistry) -> list[MachineView]:
 
 
 def _key_of(lives: str, config: MachineConfig) -> str | None:
-    """``namespace/name`` of a machine, as its start was told; None where nobody knows."""
+    """``namespace/name`` of a machine, from its command line; None if unknown."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         key = json.loads(config.plan(lives).read_bytes())["key"]
         return key if isinstance(key, str) and machine_id(key) == lives else None

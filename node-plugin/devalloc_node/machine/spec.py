@@ -217,7 +217,7 @@ class SandboxProvider(Protocol):
         """Take back all that a machine has: it has ended. What cannot be taken back now is later."""
 
     def check_lent(self, spec: MachineSpec) -> None:
-        """Whether a machine that is to be adopted is nobody's who waits for it. Raises Denied (``SetupNotTaken``)."""
+        """Whether a machine that is to be adopted has no owner that waits for it. Raises Denied (``SetupNotTaken``)."""
 
 
 class NoSandboxes:

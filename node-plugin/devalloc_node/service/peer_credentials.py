@@ -56,7 +56,7 @@ class CallingProcess:
             return ""
 
     def __str__(self) -> str:
-        return f"uid {self.uid} pid {self.pid} ({self.program or '?'})" if self.pid else "somebody"
+        return f"uid {self.uid} pid {self.pid} ({self.program or '?'})" if self.pid else "an unknown process"
 
 
 UNKNOWN_CALLER = CallingProcess(-1, 0)

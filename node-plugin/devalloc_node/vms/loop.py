@@ -1,9 +1,9 @@
 """The loop from the VirtualMachine objects of a store to the machines of this node.
 
 It is a work queue. What changed (an object, a claim, a machine) queues the machines that it concerns, and workers bring
-these nearer to their objects. So a guest that takes its time to power down holds nobody up, and a round costs what
-changed, not what exists. Nothing is remembered that matters: a loop that starts after a crash does the same as one
-that never ended. What cannot be done yet is retried, ever more rarely, and at once when something that it depends on
+these nearer to their objects. So a guest that powers down slowly delays no other machine, and a round costs what
+changed, not what exists. The loop keeps no state that matters: one that starts after a crash does the same as one that
+never ended. What cannot be done yet is retried, ever more rarely, and at once when something that it depends on
 changes.
 """
 
@@ -383,7 +383,7 @@ class VirtualMachineLoop:
 
     def _machine_is(self, obj: Object, *, is_here: bool) -> None:
         """Take a VirtualMachine as it is, and queue it if it changed. ``is_here``: its machine is on this node, even if
-        somebody took the object from this node by hand."""
+        a user took the object from this node by hand."""
         uid = obj["metadata"]["uid"]
         before = self._machines.get(uid)
         self._machines[uid], self._uids[objects.key_of(obj)] = obj, uid
@@ -509,7 +509,7 @@ class VirtualMachineLoop:
             self._spawn_or(self._glance, self._glanced)
 
     def _waiting_for_host(self) -> list[tuple[str, _WorkItem]]:
-        """What waits for something of the host of which nobody tells."""
+        """What waits for a change of the host that has no event."""
         waiting = [(name, turn) for name, turn in self._turns.items() if turn.is_unchanged is not None]
         return [(name, turn) for name, turn in waiting if name not in self._busy]
 
@@ -577,7 +577,7 @@ class VirtualMachineLoop:
     # What workers do.
 
     def _glance(self) -> None:
-        """Queue those of ``_to_glance`` that do not run as they did. One after the other: nobody waits for it."""
+        """Queue those of ``_to_glance`` that do not run as they did. One after the other: no caller waits for it."""
         try:
             while self._to_glance:
                 name, turn = self._to_glance.popleft()

@@ -97,7 +97,7 @@ def due_unprepares(
     Those that are wanted back; those that are being deleted and in no machine; and those that were in a machine of
     ``owned``, are in none, and that no VirtualMachine of this node names any more: the plugin was killed before it gave
     them back. (Who detaches a claim from a machine of their own making may want it for the next.) So are those in no
-    machine that hold nothing any more: somebody took their devices from them without asking this node.
+    machine that hold nothing any more: their devices were released without this node.
     """
     here = {one.record.ref.uid: one for one in held}
     wanted = {

@@ -94,7 +94,7 @@ def announce_amounts(
 
 
 def holder_of(obj: Object) -> str | None:
-    """The node that holds it; None where none does. Where somebody took the name off, that of its spec."""
+    """The node that holds it; None if no node does. If the name was removed, that of its spec."""
     metadata = obj["metadata"]
     if meta.NODE_FINALIZER not in metadata.get("finalizers", []):
         return None
@@ -154,7 +154,7 @@ def write_status(
     """Write what is known of the machine, where that is something else than what is there. Raises Failed.
 
     ``at_rest``: nothing of it runs here, and is not about to; what is kept for it is given back with the same write.
-    ``uses``: what it has, where nobody scales it who would give the rest of its permit back: that is done then.
+    ``uses``: what it has, if no agent scales it that would give back the rest of its permit: that is done then.
     """
 
     def updated(now: Object) -> Object | None:
@@ -182,7 +182,7 @@ def status_of(
     status: dict[str, Any] = {"phase": "Pending" if machine is None or machine.is_paused else machine.phase}
     if vm is not None:
         wanted = {"cpus": str(vm.spec.cpu.wanted), "memory": str(vm.spec.memory.wanted)}
-        # Where no server of permits says otherwise, nobody limits it but its own bounds.
+        # Unless a permit server says otherwise, only its own bounds limit it.
         status |= {"wanted": wanted, "permitted": wanted}
     if machine is not None:
         if machine.runs:
@@ -283,7 +283,7 @@ def _device(plug: PluggedDevice, address: str | None) -> dict[str, str]:
 def _update_with_retry(
     store: Store, obj: Object, change: Callable[[Object], Object | None], write: Callable[[Object], Object]
 ) -> Object | None:
-    """Change the object as it is now, until nobody else writes in between; None where there is nothing to change."""
+    """Change the object as it is now, until no other writer comes in between; None where there is nothing to change."""
     key = key_of(obj)
     try:
         for _ in range(_ATTEMPTS):

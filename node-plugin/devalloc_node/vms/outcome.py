@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from devalloc_node.errors import NodeError
 
 BUSY_SECONDS = 5.0
-"""The pause before what others hold is asked for again: nobody says when they let it go."""
+"""The pause before what others hold is asked for again: there is no event when they release it."""
 _BUSY = frozenset({"Busy", "ClaimBusy", "DiskInUse", "LockUnavailable", "MachineBusy", "SharedBusy", "TapInUse"})
 
 
@@ -23,7 +23,7 @@ class Outcome:
     at_rest: bool = False
     """Nothing of the machine runs, and it is not started again as things are."""
     is_unchanged: Callable[[], bool] | None = None
-    """Whether what it waits for on the host, of which nobody tells, is as it was when it was tried; None: it waits for
+    """Whether what it waits for on the host, without an event, is as it was when it was tried; None: it waits for
     nothing like that. Does not raise, and may take its time."""
 
 

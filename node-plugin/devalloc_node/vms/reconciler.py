@@ -77,7 +77,7 @@ class MachineReconciler:
         runners: RunnerControl | None = None,
     ) -> None:
         """``scaling``: who scales machines by what their guests do; ``runners``: who has controllers decide what time
-        their CPUs get. None: nobody."""
+        their CPUs get. None: nothing does."""
         self._store = store
         self._operations = operations
         self._backoff = RestartBackoff(clock)
@@ -166,7 +166,7 @@ class MachineReconciler:
         return Outcome(problems[0].reason, "; ".join(dict.fromkeys(one.message for one in problems)), problems[0].after)
 
     def _create(self, vm: VirtualMachine, refs: list[ClaimRef], deadline: Deadline) -> Outcome | None:
-        """Start it. What is in the way where that is something of the host, of which nobody tells when it is otherwise.
+        """Start it. What is in the way where that is something of the host, which has no event when it changes.
         Raises NodeError."""
         machines, spec = self._operations.machines, spec_of(vm)
         files = machines.host_files(spec)
@@ -367,7 +367,7 @@ class MachineReconciler:
         return [] if why_not is None else [Outcome(why_not.code, why_not.message)]
 
     def leave(self, key: str) -> None:
-        """Scale it no more, and have nobody decide about it."""
+        """Stop scaling it, and decide nothing about it."""
         for others in (self._scaling, self._runners):
             if others is not None:
                 others.drop(key)
@@ -380,7 +380,7 @@ class MachineReconciler:
         problems = []
         requested, is_kept = requested_in_spec(spec_of(vm)), True
         if vm.spec.scaling is not None and (permit := objects.permit_of(held, machine.id)) is not None:
-            requested = capped_by_permit(requested, machine.observed, permit)  # nobody asks for more of it now
+            requested = capped_by_permit(requested, machine.observed, permit)  # no agent asks for more of it now
         ours = dict(_AMOUNTS)
         if vm.spec.runner is not None and self._runners is not None:
             del ours["cpu"]  # its controller decides that

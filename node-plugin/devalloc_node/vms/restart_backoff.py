@@ -66,7 +66,7 @@ class RestartBackoff:
                 self._runs[key] = replace(last, quick=max(last.quick, _OFTEN))
 
     def only(self, ended: Collection[str]) -> None:
-        """Of those that were seen not to run, forget all but these: somebody else started them, or they are gone."""
+        """Of those that were seen not to run, forget all but these: others started them, or they are gone."""
         with self._mutex:
             self._runs = {key: run for key, run in self._runs.items() if run.ended is None or key in ended}
 

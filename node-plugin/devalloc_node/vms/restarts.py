@@ -95,7 +95,7 @@ class MachineRestarts:
                 self._notifier.beat()
 
     def _bring_back(self, key: str, machine: VirtualMachine) -> bool:
-        """False where somebody else sees to it, who will tell."""
+        """False if another component does it and reports it."""
         try:
             refs = [
                 self._operations.claims.named(ClaimRef(machine.namespace, name, ""), prepared=True)

@@ -53,7 +53,7 @@ class ScalingControl(Protocol):
 def scaled_machine(
     vm: VirtualMachine, scaling: MachineScaling, machine: MachineView, who: ScalingControl
 ) -> ScaledMachine:
-    """Raises Denied: its guest cannot be where its object says (``GuestElsewhere``), or nobody could compute a goal as
+    """Raises Denied: its guest cannot be where its object says (``GuestElsewhere``), or no goal can be computed as
     it says (``ScalingConfigInvalid``)."""
     settings = who.settings
     _check_address(scaling.address, machine, who)

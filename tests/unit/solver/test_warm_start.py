@@ -6,11 +6,12 @@ import pytest
 
 from benchmarks.batches import BatchCase
 from devalloc_solver.dialects.devmgmt.manifests import read_documents
+from devalloc_solver.exact.device_naming import name_devices
 from devalloc_solver.exact.goals import GoalSearch, optimize_goals
 from devalloc_solver.exact.model import build_model
 from devalloc_solver.exact.warm_start import LEAST_SIZE, start_search
 from devalloc_solver.pipeline.devmgmt import PreparedProblem, prepare
-from devalloc_solver.problem.placement import GoalLevel, name_devices
+from devalloc_solver.problem.placement import GoalLevel
 from tests.support.column_batches import Batch
 
 KINDS = ("mixed", "half full", "unlike", "groups", "oneOf", "partitions", "shares")

@@ -86,7 +86,7 @@ class IncrementalResourceSolver:
             for name in differing:
                 self._fleet.update(documents[name])
         except BaseException:
-            self._fleet = None  # nobody can tell what it knows
+            self._fleet = None  # its content is uncertain
             raise
         if any(name[0] not in _INCREMENTAL_KINDS for name in (*gone, *differing)):
             self._searches.forget()

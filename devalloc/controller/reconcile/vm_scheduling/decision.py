@@ -94,7 +94,7 @@ def decide_machines(
 
 
 def node_service_units(documents: Collection[Object], taken: Collection[Key], now: str) -> list[WriteUnit]:
-    """What is to be written on machines whose nodes nobody serves, or served again. ``taken``: objects that are written
+    """The writes on machines whose nodes have no plugin, or have one again. ``taken``: objects that are written
     otherwise. Nothing where no Node is read: without a cluster there are none."""
     nodes = {doc["metadata"]["name"]: doc for doc in documents if is_node(doc)}
     if not nodes:
@@ -150,7 +150,7 @@ def _reserve_change(
     if machines.spec_of(machine).get("numaPolicy") == machines.SINGLE_NUMA:
         compute = [entry for entry in entries if entry.get("allocations")]
         status |= {} if (numa := machines.single_numa(compute, pools)) is None else {"numaNode": numa}
-    if machines.holding_node(machine) is None:  # nobody else has said anything: it is ours to take back
+    if machines.holding_node(machine) is None:  # no one else wrote anything: the controller takes it back
         status = {name: value for name, value in status.items() if name not in ("reason", "message")}
     status["conditions"] = _with_condition(machine, PLACED, "True", "Placed", f"on node {node}", now)
     return _status_change(machine, status)

@@ -29,7 +29,7 @@ class MachineStates:
     waiting: Mapping[MachineKey, tuple[str, str]]
     """Those that none is looked for, with reason and message."""
     freed: frozenset[MachineKey]
-    """Placed ones that nobody has begun, and that are not to run any more, or not as they were placed."""
+    """Placed ones that have not begun, and that must not run any more, or not as they were placed."""
     agree: frozenset[MachineKey]
     """Those that are to be on one NUMA node with their devices."""
     owners: Mapping[ClaimKey, MachineKey]

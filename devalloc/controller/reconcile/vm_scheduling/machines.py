@@ -71,7 +71,7 @@ def claims_of(machine: Object) -> list[ClaimKey]:
 
 
 def is_deleting(machine: Object) -> bool:
-    """True once somebody asked for its deletion."""
+    """True once its deletion was requested."""
     return machine["metadata"].get("deletionTimestamp") is not None
 
 
@@ -125,7 +125,7 @@ def sum_entries(entries: Iterable[Any]) -> dict[tuple[str, str, str], int]:
 
 
 def entries_of_running(machine: VirtualMachine, pool: Object, taken: TakenAmounts) -> list[Any]:
-    """What a machine that runs already counts for, whether there is room or not: nobody is ended for that.
+    """What a machine that runs already counts for, whether it fits or not: no machine is ended for that.
 
     Devices with the most room come first; what has room nowhere is on the first of them.
     """

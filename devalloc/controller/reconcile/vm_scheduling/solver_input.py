@@ -91,7 +91,7 @@ class SchedulingInput:
     fitted: Mapping[MachineKey, list[Any]] = field(default_factory=dict)
     """Placed machines that want less, or have what they want already, and what is to be kept for them."""
     freed: frozenset[MachineKey] = frozenset()
-    """Machines that nobody has begun, and that are not to run any more."""
+    """Machines that have not begun, and that must not run any more."""
     members: Mapping[Group, frozenset[ClaimKey]] = field(default_factory=dict)
     """Claims that are asked for, by group; of groups with a machine in them."""
     owners: Mapping[ClaimKey, MachineKey] = field(default_factory=dict)
