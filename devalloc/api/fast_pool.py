@@ -140,11 +140,5 @@ def _new_attribute(name: str, field: str, value: str | int) -> Attribute:
         raise _Unusual
     if field == "stringValue" and type(value) is str and len(value) <= 4096:
         # There may be one of these per device, such as uuids: build them directly.
-        attribute = Attribute.__new__(Attribute)
-        fields = {**_NO_VALUE, "name": name, "string_value": value}
-        object.__setattr__(attribute, "__dict__", fields)
-        object.__setattr__(attribute, "__pydantic_fields_set__", _TEXT_SET)
-        object.__setattr__(attribute, "__pydantic_extra__", None)
-        object.__setattr__(attribute, "__pydantic_private__", None)
-        return attribute
+        return construct(Attribute, {**_NO_VALUE, "name": name, "string_value": value}, _TEXT_SET)
     return Attribute.model_validate({"name": name, field: value}, by_alias=True, by_name=False)
