@@ -12,7 +12,6 @@ import click
 
 from devalloc.cli.command import BadInput, is_recursive
 from devalloc.cli.manifest_checks import annotation_problems, expression_problems, quota_problems
-from devalloc.cli.render.answers import Answer
 from devalloc.cli.render.output import print_note, show_spinner
 
 if TYPE_CHECKING:
@@ -151,7 +150,7 @@ def _with_namespace(document: Document, namespace: str | None) -> Document:
     return replace(document, content={**content, "metadata": metadata})
 
 
-def print_answer_problems(answer: Answer, documents: ManifestDocuments) -> None:
+def print_answer_problems(answer: dict[str, Any], documents: ManifestDocuments) -> None:
     """Print the solver's problems on stderr, each with its document; skip those that were already shown."""
     from devalloc.api.problems import Problem
 

@@ -6,7 +6,7 @@ instants and durations are integers too, in milliseconds of any clock that the c
 - ``goals``: how many units a machine should have; ``desired``: with its guest's requests and its bounds
 - ``state``, ``actions``: what the agent knows of one machine, and what it does next
 - ``resources``, ``config``, ``agentconfig``: what users and admins set
-- ``metrics``: what guests report; ``health``: whether scaling is stuck
+- ``metrics``: what guests report; ``health``, ``report``: whether scaling is stuck, and how far it is
 - ``messages``, ``versions``, ``peer_json``: the protocols
 - ``permits``: the arithmetic of the permit server
 """

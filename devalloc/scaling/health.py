@@ -3,10 +3,29 @@ it answered."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from devalloc.scaling.metrics import GuestReport, SystemMetrics
-from devalloc.scaling.resources import Resources
+CPUS = "devalloc_guest_cpus_online"
+MEMORY = "host_memory_total_bytes"
+"""The gauges by which the guest monitor reports them."""
+_MAX_DIFFERENCE = 128 * 2**20
+"""Bytes: a block of memory, the least that a kernel brings online."""
+
+
+@dataclass(frozen=True, slots=True)
+class GuestReport:
+    """What a guest uses: ``cpus`` that are online, and ``memory`` in bytes, without what its kernel keeps from boot.
+    None: it does not say."""
+
+    cpus: int | None
+    memory: int | None
+
+    def is_behind(self, cpus: int, memory: int) -> bool:
+        """Whether it has not brought online what its machine has. A kernel keeps a 64th of its memory for the table of
+        its pages, and some more for itself; what is within twice that is not told apart from it."""
+        overhead = min(memory // 8, _MAX_DIFFERENCE) + memory // 32
+        few = self.cpus is not None and self.cpus < cpus
+        return few or (self.memory is not None and self.memory + overhead < memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +88,3 @@ def stuck_reasons(health: ChannelHealth, now: int, limits: HealthLimits | None =
         if now - (health.since if success is None else success) > limits.silence:
             reasons.append(StuckReason(code, f"{missing} for more than {limits.silence // 1000} s"))
     return reasons
-
-
-@dataclass(frozen=True, slots=True)
-class ScalingReport:
-    """How far one machine is. The reason is None where it has what it should have."""
-
-    wanted: Resources
-    """By its goal, its guest's own words and its bounds."""
-    permitted: Resources | None
-    """None: no server was asked yet."""
-    applied: Resources
-    """What it was last brought to."""
-    observed: Resources | None
-    """What was last read back; None: it could not be, since something may have changed it."""
-    reason: StuckReason | None
-    stuck: tuple[StuckReason, ...] = ()
-    guest: GuestReport | None = None
-    """What its guest says that it has; None: it has not said so lately."""
-    load: SystemMetrics | None = field(default=None, compare=False)
-    """What its guest told last. It is always another one, which is no news."""

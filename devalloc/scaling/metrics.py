@@ -12,11 +12,9 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
+from devalloc.scaling.health import CPUS, GuestReport
 from devalloc.scaling.versions import ProtocolEra
 
-CPUS = "devalloc_guest_cpus_online"
-MEMORY = "host_memory_total_bytes"
-"""The gauges by which the guest monitor reports them."""
 MAX_TEXT = 1 << 20
 """Bytes of one reply."""
 MAX_LINE = 4096
@@ -27,8 +25,6 @@ MAX_AMOUNT = float(1 << 62)
 MAX_CPUS = 4096.0
 MAX_WINDOWS = 24 * 60
 """Working sets, one a minute."""
-_MAX_DIFFERENCE = 128 * 2**20
-"""Bytes: a block of memory, the least that a kernel brings online."""
 MEMORY_OVERHEAD = 100 * 2**20
 """Bytes that are added to what a guest uses: its kernel's own."""
 
@@ -240,19 +236,3 @@ def _labels(name: str, line: str) -> tuple[dict[str, str], int]:
     if not line.startswith("}", end):
         raise MetricsError(f"{name} has labels that cannot be read")
     return labels, end + 1
-
-
-@dataclass(frozen=True, slots=True)
-class GuestReport:
-    """What a guest uses: ``cpus`` that are online, and ``memory`` in bytes, without what its kernel keeps from boot.
-    None: it does not say."""
-
-    cpus: int | None
-    memory: int | None
-
-    def is_behind(self, cpus: int, memory: int) -> bool:
-        """Whether it has not brought online what its machine has. A kernel keeps a 64th of its memory for the table of
-        its pages, and some more for itself; what is within twice that is not told apart from it."""
-        overhead = min(memory // 8, _MAX_DIFFERENCE) + memory // 32
-        few = self.cpus is not None and self.cpus < cpus
-        return few or (self.memory is not None and self.memory + overhead < memory)

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
-from devalloc.scaling.health import ChannelHealth, HealthLimits, StuckReason, stuck_reasons
-from devalloc.scaling.metrics import GuestReport
+from devalloc.scaling.health import ChannelHealth, GuestReport, HealthLimits, StuckReason, stuck_reasons
 from devalloc.scaling.peer_json import bytes_to_json, cpu_to_json
 from devalloc.scaling.rate import SlidingWindowCount
 from devalloc.scaling.resources import Resources
