@@ -130,11 +130,14 @@ class Lease:
             began = self._clock()
             lease = leases.get(self.name)
             if lease is None:
+                self.promises = set()
                 return self._took(self._store.create(self._object({}, 0, _now())), began)
             spec, is_ours = _spec(lease), lease_holder(lease) == self.holder
             count = before if isinstance(before := spec.get("leaseTransitions"), int) else 0
             since = str(spec.get("acquireTime")) if is_ours and spec.get("acquireTime") else _now()
-            self.promises |= {name for name in self.inherited if is_promised(lease, name)}
+            # Anew each time: what another holder promised ends if a third one gets the lease before this write.
+            inherited = {name for name in self.inherited if is_promised(lease, name)}
+            self.promises = inherited | self.promises if is_ours else inherited
             return self._took(self._store.replace(self._object(lease["metadata"], count + (not is_ours), since)), began)
         return False
 

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from devalloc.api.cordon import apply_all_cordons, apply_cordons, is_node, unknown_nodes, unschedulable_nodes
-from devalloc.api.meta import TRANSACTION
+from devalloc.api.meta import NODE_LABEL, TRANSACTION
 from devalloc.controller.reconcile import foreign_objects, vm_scheduling
 from devalloc.controller.reconcile.availability import count_pools
 from devalloc.controller.reconcile.claims import (
@@ -217,7 +217,8 @@ class DeviceClaimAllocator:
         units += [WriteUnit((change,), granted=False) for change in foreign_objects.ignored_changes(aside)]
         if self._settings.labels_nodes:
             units = labelled_units(objects, units)
-            repairs = missing_labels(objects.items(), {key for unit in units for key in unit.keys}, self._made)
+            missing = missing_labels(objects.items(), {key for unit in units for key in unit.keys}, self._made)
+            repairs = [unit for unit in missing if not self._refusals.is_backed_off(unit)]
             self._is_again |= len(repairs) > MAX_REPAIRS
             units += repairs[:MAX_REPAIRS]
         written = self._commit(units, Fence(version, EXCLUSIVE_SPECS, EXCLUSIVE_STATUSES), objects)
@@ -417,7 +418,8 @@ def _relevant_if_allocated(doc: Object) -> Any:
         return None
     metadata = doc["metadata"]
     names = ("uid", "generation", "annotations", "finalizers", "deletionTimestamp")
-    return allocation_entries(doc), doc.get("spec"), *(metadata.get(name) for name in names)
+    label = (metadata.get("labels") or {}).get(NODE_LABEL)
+    return allocation_entries(doc), doc.get("spec"), label, *(metadata.get(name) for name in names)
 
 
 def _redacted_answer(answer: dict[str, Any], shown: Callable[[str, str], str]) -> dict[str, Any]:

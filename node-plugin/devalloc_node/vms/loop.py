@@ -315,6 +315,12 @@ class VirtualMachineLoop:
             namespace, _, name = machine.partition("/")
             if owner and owner not in machines and (there := self._read(objects.KIND, (namespace, name))) is not None:
                 machines[there["metadata"]["uid"]] = there  # its label is missing
+        held = self._operations.claims.held()
+        for record in (one.record for one in held if one.record.kind == "DeviceClaim"):
+            key = (record.ref.namespace, record.ref.name)
+            there = self._read("DeviceClaim", key) if key not in claims else None
+            if there is not None and there["metadata"]["uid"] == record.ref.uid:
+                claims[key] = there  # the same
         for uid in self._machines.keys() - machines.keys():
             self._machine_gone(self._machines[uid])
         for uid, obj in machines.items():
@@ -323,7 +329,7 @@ class VirtualMachineLoop:
             self._claim_gone(self._claims[key])
         for obj in claims.values():
             self._claim_is(obj)
-        self._look_at_claims(list(claims), self._operations.claims.held(), {key for key, uid in owners.items() if uid})
+        self._look_at_claims(list(claims), held, {key for key, uid in owners.items() if uid})
         self._look_at_orphans(owners)
 
     def _take(self, heard: Iterable[Event | str]) -> None:

@@ -25,8 +25,9 @@ from devalloc.controller.reconcile import device_claims
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.controller.reconcile.release import release_claim
-from devalloc.store import Key, Store
+from devalloc.store import Event, EventType, Key, Store
 from devalloc.store.kubernetes import KubernetesStore
+from devalloc.store.kubernetes.api_error import ApiError
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fake_kube import FakeClient, FakeKube, event_type
 from tests.support.fake_tree import memory_folder
@@ -159,6 +160,38 @@ def test_an_upgrade_does_not_keep_claims_waiting(store: Store, monkeypatch: pyte
     assert allocator.has_labelled
 
 
+def test_labels_that_the_api_server_refuses_keep_no_others_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_claims, "MAX_REPAIRS", 2)
+    refused = {f"c{number}" for number in range(3)}
+
+    def before(number: int, what: str) -> None:
+        if what.partition("/deviceclaims/")[2].partition("/")[0] in refused:
+            raise ApiError(422, "Invalid", "a policy says no")
+
+    kube = FakeKube()
+    with closing(KubernetesStore(FakeClient(kube))) as plain:  # type: ignore[arg-type]
+        fill(plain, gpu_class(), gpu_pool(devices=6), *(gpu_claim(f"c{number}") for number in range(6)))
+        DeviceClaimAllocator(plain).round()
+    client = FakeClient(kube)
+    client.before = before
+    with closing(KubernetesStore(client)) as cluster:  # type: ignore[arg-type]
+        allocator = DeviceClaimAllocator(cluster, settings=LABELS)
+        for _ in range(4):
+            allocator.round()
+        assert [label(cluster, f"c{number}") for number in range(6)] == [None, None, None, "n", "n", "n"]
+        assert not allocator._is_again
+
+
+def test_a_round_follows_if_a_user_removes_the_label(store: Store) -> None:
+    fill(store, gpu_class(), gpu_pool(), gpu_claim("a"))
+    allocator = DeviceClaimAllocator(store, settings=LABELS)
+    allocator.round()
+    before = store.get("DeviceClaim", "default", "a")
+    assert not allocator._matters(Event(EventType.MODIFIED, before, "0"))
+    change_metadata(store, "a", labels={})
+    assert allocator._matters(Event(EventType.MODIFIED, store.get("DeviceClaim", "default", "a"), "0"))
+
+
 def test_applying_a_manifest_leaves_the_label() -> None:
     old = gpu_claim("a")
     old["metadata"] |= {"labels": {NODE_LABEL: "n", "team": "x"}, "resourceVersion": "1"}
@@ -219,6 +252,28 @@ class TestPromise:
         old.renew()
         old.give()
         assert not self.is_kept(leases)
+        assert third.take()
+        assert not self.is_kept(leases)
+
+    def test_a_promise_that_was_read_before_another_leader_came_is_void(
+        self, leases: SQLiteStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        first, old, third = (self.lease(leases, name, inherits=name != "old") for name in ("first", "old", "third"))
+        assert first.take()
+        first.promises.add(LABELS_NODES)
+        first.renew()
+        first.give()
+        replace = leases.replace
+
+        def replace_after_old(obj: Object) -> Object:
+            monkeypatch.setattr(leases, "replace", replace)
+            assert old.take()
+            return replace(obj)
+
+        monkeypatch.setattr(leases, "replace", replace_after_old)
+        assert not third.take()
+        old.renew()  # and allocates without labels
+        old.give()
         assert third.take()
         assert not self.is_kept(leases)
 

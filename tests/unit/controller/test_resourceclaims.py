@@ -777,6 +777,23 @@ class TestCommit:
         assert "status" not in client.get(f"{self.CLAIMS}/x")
         assert [each.reason for each in events if each.regarding["kind"] == "ResourceClaim"] == ["DevicesInUse"]
 
+    def test_what_kube_scheduler_allocates_of_other_pools_does_not_matter(self) -> None:
+        of_others = claim("z", node="m", device="d0")["status"]
+        of_others["allocation"]["devices"]["results"][0] |= {"pool": "not-ours", "driver": "other.example"}
+        client, _, events = self.answered(of_others)
+        assert client.get(f"{self.CLAIMS}/x")["status"]["allocation"]
+        assert [each.reason for each in events] == ["Allocated"]
+
+    def test_a_claim_that_was_not_written_is_answered_by_the_next_round(self) -> None:
+        """Although nothing that the solver reads has changed since."""
+        client, allocator, _ = self.answered(claim("z", node="n", device="d0")["status"])
+        client.replace(
+            f"{self.CLAIMS}/z/status", {k: v for k, v in client.get(f"{self.CLAIMS}/z").items() if k != "status"}
+        )
+        until(lambda: not any(obj.get("status") for obj in allocator._store.list("ResourceClaim").objects))
+        allocator.round()
+        assert client.get(f"{self.CLAIMS}/x")["status"]["allocation"]
+
     def test_what_changes_no_allocation_does_not_matter(self) -> None:
         client, _, events = self.answered({"reservedFor": [{"resource": "pods", "name": "q", "uid": "u"}]})
         assert client.get(f"{self.CLAIMS}/x")["status"]["allocation"]

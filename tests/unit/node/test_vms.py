@@ -820,6 +820,25 @@ class TestClaims:
         world.round()
         assert not world.exists("DeviceClaim", "gpu")
 
+    def test_a_claim_that_it_holds_is_seen_without_its_label(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A node that watches what has its label does not list it then."""
+        claim = world.claim("gpu", "a/slot-0")
+        world.loop._operations.prepare(world.loop._operations.claims.named(_ref(claim), prepared=False), _due())
+        world.store.delete("DeviceClaim", "default", "gpu")
+        world.restart()
+        listed = world.loop._store.list
+
+        def labelled(*kinds: Any) -> Any:
+            result = listed(*kinds)
+            return result._replace(objects=[obj for obj in result.objects if obj["kind"] != "DeviceClaim"])
+
+        monkeypatch.setattr(world.loop._store, "list", labelled)
+        world.round()
+        assert world.bench.claims.prepared() == []
+        assert not world.exists("DeviceClaim", "gpu")
+
     def test_a_claim_that_is_wanted_back_is_taken_from_whoever_has_it(self, world: World) -> None:
         world.claim("gpu", "a/slot-0")
         world.apply(vm("web", "gpu"))

@@ -19,7 +19,13 @@ from devalloc.controller.reconcile.decision import WriteUnit
 from devalloc.controller.reconcile.events import NORMAL, WARNING, ObjectEvent, object_event
 from devalloc.controller.reconcile.loop import AllocatorSettings, ReconcileLoop, Renewal, commit_units
 from devalloc.controller.reconcile.redaction import redact
-from devalloc.controller.reconcile.resource_claims.cluster_state import KIND, WATCHED_KINDS, ClusterState, SolverRequest
+from devalloc.controller.reconcile.resource_claims.cluster_state import (
+    KIND,
+    WATCHED_KINDS,
+    ClusterState,
+    SolverRequest,
+    dedicated_results,
+)
 from devalloc.controller.reconcile.resource_claims.pending import (
     Key,
     PendingGroup,
@@ -130,6 +136,8 @@ class ResourceClaimAllocator:
         """Of the last round; empty before the first one."""
         self._is_again = False
         """Another round is due at once."""
+        self._is_incomplete = False
+        """The last round wrote less than it decided, because objects changed meanwhile."""
 
     def run(self, stop: threading.Event) -> None:
         """Take over, and answer claims until ``stop`` is set. Logs all errors and tries again."""
@@ -184,7 +192,7 @@ class ResourceClaimAllocator:
         waiting = sum(len(want.claims) for want in self._cluster.wants())
         self._progress(ResourceClaimRound(held + len(granted), waiting - len(granted), granted, seconds))
         is_searching = any(each.get(STILL_SEARCHING) for each in answers.values())
-        self._last_requests = [] if is_searching else requests
+        self._last_requests = [] if is_searching or self._is_incomplete else requests
 
     def _of(self, claim: Object) -> _ClaimNotes:
         return self._notes.setdefault(claim["metadata"]["uid"], _ClaimNotes())
@@ -212,7 +220,7 @@ class ResourceClaimAllocator:
         claims = self._cluster.claims
 
         def renew(planned: Sequence[WriteUnit]) -> Renewal | None:
-            """What pods and nodes write on claims does not matter, as long as the allocations stay."""
+            """What pods and nodes write on claims does not matter, as long as allocations of dedicated pools stay."""
             now = self._reading.look()
             same = _allocations(snapshot) == _allocations(now)
             return (planned, Fence(now.version, statuses=frozenset({KIND}))) if same else None
@@ -223,6 +231,7 @@ class ResourceClaimAllocator:
         written = report.written if report is not None else {}
         rejected = {key: why for unit, why in report.rejected for key in unit.keys} if report is not None else {}
         self._is_again = report is not None and report.is_again
+        self._is_incomplete = not all(unit.keys <= written.keys() | rejected.keys() for unit in units)
         happened: list[ObjectEvent] = []
         granted: list[ObjectKey] = []
         for each in decisions:
@@ -314,7 +323,9 @@ def _release(want: PendingGroup, claim: Object) -> WriteUnit | None:
 
 
 def _allocations(snapshot: Snapshot) -> dict[ObjectKey, object]:
-    return {key: allocation_of(obj) for key, obj in snapshot.objects.items() if key.kind == KIND}
+    """By claim, what it has of pools that are dedicated to this allocator: kube-scheduler allocates all others."""
+    claims = ((key, dedicated_results(obj)) for key, obj in snapshot.objects.items() if key.kind == KIND)
+    return {key: results for key, results in claims if results}
 
 
 def _object_key(key: Key) -> ObjectKey:

@@ -161,18 +161,22 @@ def _misfit(want: PendingGroup, nodes: int) -> str:
 
 def _allocated_document(claim: Object) -> Object | None:
     """A claim that holds devices which are set aside, as far as that goes; None for any other."""
-    held = allocation_of(claim)
-    results = ((held or {}).get("devices") or {}).get("results") or []
-    ours = [
-        {k: v for k, v in each.items() if k in (*RESULT_FIELDS, "request")}
-        for each in results
-        if is_dedicated(each["pool"])
-    ]
+    ours = dedicated_results(claim)
     if not ours:
         return None
     metadata = {key: claim["metadata"][key] for key in ("namespace", "name", "uid")}
     fields = {name: claim[name] for name in ("apiVersion", "kind", "spec")}
     return {**fields, "metadata": metadata, "status": {"allocation": {"devices": {"results": ours}}}}
+
+
+def dedicated_results(claim: Object) -> list[dict[str, Any]]:
+    """The devices of dedicated pools that a claim has, as its status records them."""
+    results = ((allocation_of(claim) or {}).get("devices") or {}).get("results") or []
+    return [
+        {k: v for k, v in each.items() if k in (*RESULT_FIELDS, "request")}
+        for each in results
+        if is_dedicated(each["pool"])
+    ]
 
 
 def is_dedicated_slice(content: Mapping[str, Any]) -> bool:
