@@ -427,7 +427,7 @@ def test_people_leave_room_for_the_mark_of_a_new_leader(ruled: As, path: str) ->
     stored = person.create(path, deep_changed(deep_changed(body, "labels", FULL), "annotations", most))
     assert stored.ok, stored.message
     try:
-        for where in (f"annotations.{meta.LEADER}", f"labels.{meta.LEADER}"):
+        for where in (f"annotations.{meta.LEADER}", f"labels.{meta.LEADER}", f"labels.{meta.NODE_LABEL}"):
             answer = controller.replace(f"{path}/full", deep_changed(stored.content, where, "7"), dry_run=True)
             assert answer.ok, answer.message
     finally:
