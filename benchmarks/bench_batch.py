@@ -17,8 +17,8 @@ from benchmarks.fleets import scenario
 from benchmarks.harness import Row, benchmark, timed
 from devalloc_solver import dra, solve_manifests
 from devalloc_solver.columns import allocate_batch
-from devalloc_solver.dialects.devmgmt.manifests import read_documents
-from devalloc_solver.pipeline.devmgmt import PreparedProblem, prepare
+from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.pipeline.device_claims import PreparedProblem, prepare
 from devalloc_solver.problem.placement import GoalLevel, Placement
 from tests.support.column_batches import Batch
 

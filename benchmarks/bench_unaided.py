@@ -10,8 +10,8 @@ from benchmarks.first_fit import first_fit
 from benchmarks.fleets import scenario
 from benchmarks.harness import Row, benchmark
 from benchmarks.plain_cp_sat import solve_plain
-from devalloc_solver.dialects.devmgmt.manifests import read_documents
-from devalloc_solver.pipeline.devmgmt import PreparedProblem, prepare
+from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.pipeline.device_claims import PreparedProblem, prepare
 from devalloc_solver.pipeline.strategy import find_placements
 
 SIZES = ((5, 10), (10, 30), (20, 60), (50, 100))

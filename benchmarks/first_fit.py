@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from devalloc_solver.pipeline.devmgmt import PreparedProblem
+from devalloc_solver.pipeline.device_claims import PreparedProblem
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import AllocationMode, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Device, Pool, Snapshot

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ortools.sat.python import cp_model
 
-from devalloc_solver.pipeline.devmgmt import PreparedProblem
+from devalloc_solver.pipeline.device_claims import PreparedProblem
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import AllocationMode
 from devalloc_solver.problem.snapshot import Device

@@ -48,7 +48,7 @@ def quota_problems(document: Document) -> Iterator[Problem]:
 def expression_problems(document: Document) -> Iterator[Problem]:
     """The CEL expressions that do not compile."""
     from devalloc.api.problems import Problem
-    from devalloc_solver.cel.devmgmt import CompileError, compile
+    from devalloc_solver.cel.device_claims import CompileError, compile
 
     content: dict[str, Any] = document.content
     for path, text in _constraints(content):

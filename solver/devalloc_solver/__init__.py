@@ -10,10 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from devalloc_solver.dialects.devmgmt.answers import ClaimAnswer, Solution
+    from devalloc_solver.dialects.device_claims.answers import ClaimAnswer, Solution
     from devalloc_solver.errors import AnswerRefused
     from devalloc_solver.fleet.fleet import Fleet
-    from devalloc_solver.pipeline.devmgmt import solve, solve_manifests
+    from devalloc_solver.pipeline.device_claims import solve, solve_manifests
     from devalloc_solver.pipeline.remaining_capacity import Capacity, capacity
     from devalloc_solver.reasons import Reason
 
@@ -32,13 +32,13 @@ __all__ = [
 _HOMES = {
     "AnswerRefused": "errors",
     "Capacity": "pipeline.remaining_capacity",
-    "ClaimAnswer": "dialects.devmgmt.answers",
+    "ClaimAnswer": "dialects.device_claims.answers",
     "Fleet": "fleet.fleet",
     "Reason": "reasons",
-    "Solution": "dialects.devmgmt.answers",
+    "Solution": "dialects.device_claims.answers",
     "capacity": "pipeline.remaining_capacity",
-    "solve": "pipeline.devmgmt",
-    "solve_manifests": "pipeline.devmgmt",
+    "solve": "pipeline.device_claims",
+    "solve_manifests": "pipeline.device_claims",
 }
 
 

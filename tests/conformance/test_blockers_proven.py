@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from random import Random
 
-from devalloc_solver.dialects.devmgmt.manifests import read_documents
-from devalloc_solver.explain.devmgmt.explainer import DeviceClaimExplainer
-from devalloc_solver.pipeline.devmgmt import prepare
+from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.explain.device_claims.explainer import DeviceClaimExplainer
+from devalloc_solver.pipeline.device_claims import prepare
 from devalloc_solver.pipeline.strategy import find_placements
 from tests.support import random_fleets
 

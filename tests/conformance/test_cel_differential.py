@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from devalloc.api.quantity import Quantity
 from devalloc.api.semver import SemVer
-from devalloc_solver.cel.devmgmt import Budget, CompileError, EvaluationError, compile
+from devalloc_solver.cel.device_claims import Budget, CompileError, EvaluationError, compile
 from tests.support.cel_outcomes import outcome
 
 DEVICE: dict[str, Any] = {"model": "a100", "numa": 1, "slot": -7, "pcie-root": "r1"}

@@ -14,7 +14,7 @@ import pytest
 from devalloc.api.meta import COMPATIBILITY_GROUP, GROUP, NODE, PRIORITY
 from devalloc_solver import Fleet, solve_manifests
 from devalloc_solver.columns import allocate_batch, allocate_quickly, remaining_units
-from devalloc_solver.dialects.devmgmt.manifests import read_documents
+from devalloc_solver.dialects.device_claims.manifests import read_documents
 from devalloc_solver.dialects.resource_k8s import manifests as dra_documents
 from devalloc_solver.dialects.resource_k8s.feature_gates import read_gates
 from devalloc_solver.exact.goals import optimize_goals
@@ -22,7 +22,7 @@ from devalloc_solver.exact.model import load_solver, model_size
 from devalloc_solver.pipeline import resource_k8s as dra_joint
 from devalloc_solver.pipeline import strategy as ways
 from devalloc_solver.pipeline.decomposition import Subproblem, join_subproblems, split_by_device, split_by_pool
-from devalloc_solver.pipeline.devmgmt import PreparedProblem, prepare
+from devalloc_solver.pipeline.device_claims import PreparedProblem, prepare
 from devalloc_solver.pipeline.strategy import SearchOutcome, search_parts
 from devalloc_solver.place import StepsExhausted
 from devalloc_solver.problem.allocations import Key, Usage

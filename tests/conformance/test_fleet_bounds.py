@@ -10,9 +10,9 @@ import pytest
 
 from devalloc_solver import Fleet
 from devalloc_solver.check import cel_results, specs
-from devalloc_solver.explain.devmgmt import typos
+from devalloc_solver.explain.device_claims import typos
 from devalloc_solver.fleet import change_log, claim_reader, node_index, pool_states, unique_attribute_search
-from devalloc_solver.fleet.devmgmt import explainer, representative_nodes, rules
+from devalloc_solver.fleet.device_claims import explainer, representative_nodes, rules
 from tests.support.manifests import Manifest, claim, device, device_class, pool
 
 NODES = 6

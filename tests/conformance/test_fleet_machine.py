@@ -20,8 +20,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from devalloc.api.meta import GROUP
 from devalloc_solver import Fleet, solve_manifests
 from devalloc_solver.fleet import group_attributes, node_index
-from devalloc_solver.fleet.devmgmt.backend import DeviceClaimFleet
-from devalloc_solver.fleet.devmgmt.state import DeviceFleetState
+from devalloc_solver.fleet.device_claims.backend import DeviceClaimFleet
+from devalloc_solver.fleet.device_claims.state import DeviceFleetState
 from tests.support.identity_attributes import with_identities
 from tests.support.manifests import Manifest
 from tests.support.random_fleets import documents

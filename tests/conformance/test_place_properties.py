@@ -12,11 +12,11 @@ from random import Random
 
 import pytest
 
-from devalloc_solver.dialects.devmgmt.manifests import read_documents
+from devalloc_solver.dialects.device_claims.manifests import read_documents
 from devalloc_solver.exact.device_naming import name_devices
 from devalloc_solver.exact.goals import optimize_goals
 from devalloc_solver.exact.model import build_model
-from devalloc_solver.pipeline.devmgmt import PreparedProblem, prepare
+from devalloc_solver.pipeline.device_claims import PreparedProblem, prepare
 from devalloc_solver.place import StepsExhausted, UnitPlacement, fits, place
 from devalloc_solver.place.score import score_of
 from devalloc_solver.place.search_context import SearchContext

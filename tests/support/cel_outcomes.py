@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from devalloc.api.quantity import Quantity
 from devalloc.api.semver import SemVer
-from devalloc_solver.cel.devmgmt import Budget, CompileError, EvaluationError, compile
+from devalloc_solver.cel.device_claims import Budget, CompileError, EvaluationError, compile
 from devalloc_solver.check import celpy_engine
 
 DEVICE: dict[str, str | int | Quantity | SemVer] = {

@@ -8,11 +8,11 @@ from typing import Any
 
 from devalloc_solver.check import check
 from devalloc_solver.columns import allocate_batch
-from devalloc_solver.dialects.devmgmt.answers import allocated_answer, placed_answer
-from devalloc_solver.dialects.devmgmt.manifests import read_documents
+from devalloc_solver.dialects.device_claims.answers import allocated_answer, placed_answer
+from devalloc_solver.dialects.device_claims.manifests import read_documents
 from devalloc_solver.exact.goals import GoalSearch, optimize_goals
 from devalloc_solver.exact.model import build_model
-from devalloc_solver.pipeline.devmgmt import PreparedProblem, prepare
+from devalloc_solver.pipeline.device_claims import PreparedProblem, prepare
 from devalloc_solver.problem.placement import GoalLevel, Placement
 
 Manifest = dict[str, Any]

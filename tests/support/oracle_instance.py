@@ -20,7 +20,7 @@ from devalloc.api.meta import COMPATIBILITY_GROUP, DEVMGMT, GROUP, ONLY_CLASS, U
 from devalloc.api.pool import AttributeValue, DevicePool, ResourceCapacity
 from devalloc.api.quantity import Quantity, ceil_blocks, floor_blocks
 from devalloc.api.semver import SemVer
-from devalloc_solver.cel import devmgmt as cel
+from devalloc_solver.cel import device_claims as cel
 
 Key = tuple[str, str]
 Value = tuple[str, object]

@@ -1,7 +1,7 @@
 """Results of expressions on devices, evaluated by cel-python, held against the solver's evaluator, and cached.
 
 The check evaluates with cel-python (``celpy_engine``), which shares no code with the evaluator of the solver
-(``devalloc_solver.cel.devmgmt``). It evaluates with that one, too:
+(``devalloc_solver.cel.device_claims``). It evaluates with that one, too:
 
 - first, because only that one has a budget, finds out which expressions are invalid, and knows what they read;
 - for a second verdict: if the two differ, one is wrong. ``disagreements`` reports it, and the answer stands, because a
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from devalloc.api.pool import AttributeValue
-from devalloc_solver.cel import devmgmt as cel
+from devalloc_solver.cel import device_claims as cel
 
 _BUDGET = 10_000_000
 """Cost that one evaluation may have: the bound for a whole fleet, so that what passed there passes here."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from devalloc.api import meta
 from devalloc.api.claim import DeviceClaim
-from devalloc_solver.cel.devmgmt import BudgetExceeded
+from devalloc_solver.cel.device_claims import BudgetExceeded
 from devalloc_solver.check.answer import Answer, DetailIndex, MalformedAnswer
 from devalloc_solver.check.detail import detail_violations, mismatched_attributes
 from devalloc_solver.check.pools import CheckedDevice, KnownPools

@@ -6,5 +6,5 @@
 - ``relaxations``: rules that can be dropped, and the search for the fewest; ``supply_relaxations``: those of the supply
 - ``blocking_claims``: whose release makes room; ``supply_relaxations`` also finds what is short by how much
 - ``funnel``: how many devices each step leaves; ``typos``: names and values that were most likely mistyped
-- ``devmgmt``, ``resource_k8s``: the rules of a dialect by field path, and its sentences
+- ``device_claims``, ``resource_k8s``: the rules of a dialect by field path, and its sentences
 """

@@ -1,6 +1,6 @@
 """The fleet that stays in memory: an index of nodes, and one back end for each dialect.
 
-- ``fleet``: the public class, for both dialects at once; ``devmgmt``, ``resource_k8s``: the back ends
+- ``fleet``: the public class, for both dialects at once; ``device_claims``, ``resource_k8s``: the back ends
 - ``claim_reader``: claims; a spec that was read before is not read again
 - ``device_kinds``, ``pool_states``: kinds of devices; equal pools in equal use are one state, equal nodes one class
 - ``node_index``, ``change_log``: the best node of each class, caught up from what changed

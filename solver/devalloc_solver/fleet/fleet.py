@@ -10,7 +10,7 @@ from devalloc_solver.answer_types import ClaimAnswerDict, ProblemDict, SolutionD
 from devalloc_solver.deadline import ALLOCATE_SECONDS
 from devalloc_solver.dialects.api_groups import DEVICE_CLAIMS, RESOURCE_CLAIMS, api_group_of, as_manifest_list
 from devalloc_solver.exact.policy import PLACEMENTS
-from devalloc_solver.fleet.devmgmt.backend import DeviceClaimFleet
+from devalloc_solver.fleet.device_claims.backend import DeviceClaimFleet
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline import admission, quota
 from devalloc_solver.pipeline.decomposition import SubproblemSummary

@@ -9,7 +9,7 @@ from heapq import merge
 from itertools import islice
 from typing import Any
 
-from devalloc_solver.dialects.devmgmt.candidates import CandidateFinder
+from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
 from devalloc_solver.explain.funnel import MAX_USERS, SHOWN, Funnel, has_room_for
 from devalloc_solver.fleet.device_kinds import DeviceKind
 from devalloc_solver.fleet.fleet_stats import DevicePosition, FleetStats

@@ -8,10 +8,10 @@ from typing import Any
 
 from devalloc.api.meta import GROUP
 from devalloc_solver.dialects.api_groups import as_manifest_list
-from devalloc_solver.dialects.devmgmt.manifests import read_documents
+from devalloc_solver.dialects.device_claims.manifests import read_documents
 from devalloc_solver.exact.goals import GoalSearch
 from devalloc_solver.exact.model import build_model
-from devalloc_solver.pipeline.devmgmt import PreparedProblem, prepare
+from devalloc_solver.pipeline.device_claims import PreparedProblem, prepare
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import Demand, PlacementUnit
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from devalloc.api.problems import Problem
-from devalloc_solver.dialects.devmgmt.candidates import CandidateFinder
-from devalloc_solver.dialects.devmgmt.manifests import ProblemInput
+from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
+from devalloc_solver.dialects.device_claims.manifests import ProblemInput
 from devalloc_solver.problem.snapshot import Snapshot, take_snapshot
 
 MAX_CACHED = 128

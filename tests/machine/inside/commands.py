@@ -33,7 +33,7 @@ LOADED = (
         "devalloc.api.manifests",
         "devalloc.controller.standalone",
         "devalloc.store.sqlite",
-        "devalloc_solver.cel.devmgmt",
+        "devalloc_solver.cel.device_claims",
     ),
     *("devalloc_node.daemon", "devalloc_node.host.linux", "devalloc_node.pb.node_pb2_grpc", "pyroute2", "pyudev"),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from devalloc_solver.cel.devmgmt import compile
+from devalloc_solver.cel.device_claims import compile
 from tests.support.cel_outcomes import DEVICE, outcome, table
 from tests.support.reference_data import claim_cases
 

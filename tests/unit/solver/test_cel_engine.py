@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from devalloc_solver.cel import devmgmt, kubernetes
+from devalloc_solver.cel import device_claims, kubernetes
 from devalloc_solver.cel.budget import Budget
 from devalloc_solver.cel.comprehensions import TURN
-from devalloc_solver.cel.devmgmt.parser import parse
+from devalloc_solver.cel.device_claims.parser import parse
 from devalloc_solver.cel.kubernetes.type_checker import parse_and_check
 from devalloc_solver.cel.syntax_tree import Call
 
@@ -105,7 +105,7 @@ def _predicate(rng: random.Random, depth: int) -> str:
 def _outcome(evaluate: Any) -> object:
     try:
         return evaluate()
-    except (devmgmt.EvaluationError, kubernetes.EvaluationError):
+    except (device_claims.EvaluationError, kubernetes.EvaluationError):
         return "error"
 
 
@@ -113,7 +113,7 @@ def test_the_dialects_agree_on_what_both_can_express() -> None:
     rng, outcomes = random.Random(20), set()
     for _ in range(300):
         text = _predicate(rng, rng.randint(0, 3))
-        own, other = devmgmt.compile(text), kubernetes.compile(text, ())
+        own, other = device_claims.compile(text), kubernetes.compile(text, ())
         outcome = _outcome(lambda own=own: own.evaluate({}, Budget(100_000)))
         assert outcome == _outcome(lambda other=other: other.matches(DEVICE)), text
         outcomes.add(outcome)
@@ -125,18 +125,18 @@ def test_logic_reports_the_first_error(operator: str) -> None:
     decided = "false" if operator == "||" else "true"
     text = f"{decided} {operator} 1 / 0 == 1 {operator} 'a'.charAt(5) == 'b'"
     for evaluate in (
-        lambda: devmgmt.compile(text).evaluate({}, Budget(100)),
+        lambda: device_claims.compile(text).evaluate({}, Budget(100)),
         lambda: kubernetes.compile(text, ()).matches(DEVICE),
     ):
-        with pytest.raises((devmgmt.EvaluationError, kubernetes.EvaluationError), match="division by zero"):
+        with pytest.raises((device_claims.EvaluationError, kubernetes.EvaluationError), match="division by zero"):
             evaluate()
 
 
 def _spent(text: str) -> tuple[int, int]:
     own, other = Budget(10_000), Budget(10_000)
-    devmgmt.compile(text).evaluate({}, own)
+    device_claims.compile(text).evaluate({}, own)
     kubernetes.compile(text, ()).matches(DEVICE, other)
-    return own.spent - devmgmt.compile(text).cost, other.spent
+    return own.spent - device_claims.compile(text).cost, other.spent
 
 
 @pytest.mark.parametrize("macro", ["all(x, x + x < 9)", "filter(x, x + x < 9) != []", "map(x, x + x < 9) != []"])
@@ -163,4 +163,4 @@ def test_each_turn_of_a_macro_costs_the_same_in_both_dialects(macro: str) -> Non
     ],
 )
 def test_the_attributes_that_an_expression_reads(text: str, attributes: set[str] | None) -> None:
-    assert devmgmt.compile(text).attributes == attributes
+    assert device_claims.compile(text).attributes == attributes

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from devalloc.api.quantity import Quantity
 from devalloc.api.semver import SemVer
-from devalloc_solver.cel.devmgmt import Budget, BudgetExceeded, CompileError, EvaluationError, compile
+from devalloc_solver.cel.device_claims import Budget, BudgetExceeded, CompileError, EvaluationError, compile
 
 DEVICE: dict[str, str | int | Quantity | SemVer] = {
     "model": "a100",

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from devalloc_solver.cel.devmgmt.declarations import FUNCTIONS
+from devalloc_solver.cel.device_claims.declarations import FUNCTIONS
 from tests.support.cel_outcomes import outcome, table
 from tests.support.repository import REPO
 

@@ -13,8 +13,8 @@ import pytest
 
 from devalloc.api.pool import AttributeValue
 from devalloc_solver import Fleet, solve_manifests
-from devalloc_solver.cel import build, devmgmt
-from devalloc_solver.cel.devmgmt import comparison, environment, program
+from devalloc_solver.cel import build, device_claims
+from devalloc_solver.cel.device_claims import comparison, environment, program
 from devalloc_solver.cel.environment import Run
 from devalloc_solver.cel.errors import EvaluationError
 from devalloc_solver.cel.operators import OPERATORS
@@ -172,9 +172,9 @@ def test_only_an_expression_costs_the_import(constraints: str | None, imported: 
 
 @pytest.fixture(autouse=True)
 def _compiled_anew() -> Iterator[None]:
-    devmgmt.compile.cache_clear()
+    device_claims.compile.cache_clear()
     yield
-    devmgmt.compile.cache_clear()
+    device_claims.compile.cache_clear()
 
 
 def inventory() -> list[dict[str, Any]]:
@@ -247,7 +247,7 @@ def test_a_mistake_in_the_evaluator_of_the_solver_is_noticed(
     wish = claim("c", {"deviceClass": "gpu", "constraints": constraints})
     assert solve_manifests([*inventory(), wish])["claims"][0]["allocated"] is False
     mutate(monkeypatch)
-    devmgmt.compile.cache_clear()
+    device_claims.compile.cache_clear()
     solved = solve_manifests([*inventory(), wish])
     problems = [problem["message"] for problem in solved["problems"] if problem["severity"] == "warning"]
     allocated = Fleet.from_manifests(inventory()).allocate(wish)

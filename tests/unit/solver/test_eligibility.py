@@ -8,8 +8,8 @@ import pytest
 
 from devalloc_solver import Fleet, solve_manifests
 from devalloc_solver.cel import budget
-from devalloc_solver.dialects.devmgmt.manifests import read_documents
-from devalloc_solver.pipeline.devmgmt import prepare
+from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.pipeline.device_claims import prepare
 from tests.support.manifests import Manifest, claim, device, device_class, pool
 
 GPU = device_class("gpu", driver="gpu")

@@ -11,9 +11,9 @@ import pytest
 
 from devalloc_solver import AnswerRefused, Fleet, solve_manifests
 from devalloc_solver.fleet import node_index as index_nodes
-from devalloc_solver.fleet.devmgmt import backend
-from devalloc_solver.fleet.devmgmt.backend import DeviceClaimFleet
-from devalloc_solver.fleet.devmgmt.state import DeviceFleetState
+from devalloc_solver.fleet.device_claims import backend
+from devalloc_solver.fleet.device_claims.backend import DeviceClaimFleet
+from devalloc_solver.fleet.device_claims.state import DeviceFleetState
 from devalloc_solver.problem.snapshot import take_snapshot
 from tests.support.manifests import Manifest, claim, config, config_reference, device, device_class, entry, pool
 

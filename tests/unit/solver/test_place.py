@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from benchmarks.bench_hard import Question, questions
-from devalloc_solver.dialects.devmgmt.manifests import read_documents
-from devalloc_solver.pipeline.devmgmt import PreparedProblem, prepare
+from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.pipeline.device_claims import PreparedProblem, prepare
 from devalloc_solver.place import StepsExhausted, UnitPlacement, place, place_on
 from devalloc_solver.problem.allocations import Usage
 from tests.support.manifests import allocated, claim, device, device_class, entry, pool

@@ -15,11 +15,11 @@ from devalloc.api.device_class import DeviceClass
 from devalloc.api.pool import DevicePool
 from devalloc_solver import AnswerRefused, Fleet, capacity, dra, solve, solve_manifests
 from devalloc_solver.columns import allocate_batch
-from devalloc_solver.dialects.devmgmt.manifests import read_documents
+from devalloc_solver.dialects.device_claims.manifests import read_documents
 from devalloc_solver.exact.goals import GoalSearch
-from devalloc_solver.pipeline import devmgmt as stages
+from devalloc_solver.pipeline import device_claims as stages
 from devalloc_solver.pipeline import solve_cache, strategy
-from devalloc_solver.pipeline.devmgmt import prepare
+from devalloc_solver.pipeline.device_claims import prepare
 from tests.support.manifests import Manifest, allocated, claim, device, device_class, entry, pool
 
 GPU = device_class("gpu", driver="gpu", deviceType="gpu")

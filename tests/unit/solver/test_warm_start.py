@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.batches import BatchCase
-from devalloc_solver.dialects.devmgmt.manifests import read_documents
+from devalloc_solver.dialects.device_claims.manifests import read_documents
 from devalloc_solver.exact.device_naming import name_devices
 from devalloc_solver.exact.goals import GoalSearch, optimize_goals
 from devalloc_solver.exact.model import build_model
 from devalloc_solver.exact.warm_start import LEAST_SIZE, start_search
-from devalloc_solver.pipeline.devmgmt import PreparedProblem, prepare
+from devalloc_solver.pipeline.device_claims import PreparedProblem, prepare
 from devalloc_solver.problem.placement import GoalLevel
 from tests.support.column_batches import Batch
 

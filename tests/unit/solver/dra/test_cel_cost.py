@@ -7,8 +7,8 @@ import time
 import pytest
 
 from devalloc_solver.cel.budget import Budget, BudgetExceeded, OutOfTime
-from devalloc_solver.cel.devmgmt import EvaluationError as OwnError
-from devalloc_solver.cel.devmgmt import compile as compile_own
+from devalloc_solver.cel.device_claims import EvaluationError as OwnError
+from devalloc_solver.cel.device_claims import compile as compile_own
 from devalloc_solver.cel.kubernetes import CelDevice, EvaluationError, ExhaustedError, compile
 from devalloc_solver.cel.kubernetes.environment import FUNCTIONS
 from devalloc_solver.cel.library.strings import compile_pattern, find_last

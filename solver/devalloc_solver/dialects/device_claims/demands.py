@@ -17,8 +17,8 @@ from devalloc_solver.cel.budget import (
     OutOfTime,
     evaluate_in_turns,
 )
-from devalloc_solver.dialects.devmgmt.candidates import CandidateFinder
-from devalloc_solver.dialects.devmgmt.manifests import ProblemInput, RejectedClaim
+from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
+from devalloc_solver.dialects.device_claims.manifests import ProblemInput, RejectedClaim
 from devalloc_solver.problem.allocations import node_of
 from devalloc_solver.problem.demand import AllocationMode, Candidates, Demand, FunnelStep, PlacementUnit, Request
 from devalloc_solver.problem.ordering import claim_order

@@ -10,15 +10,19 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from devalloc.api.suggest import closest_match
-from devalloc_solver.cel import devmgmt as cel
+from devalloc_solver.cel import device_claims as cel
 from devalloc_solver.cel.budget import OutOfTime
-from devalloc_solver.dialects.devmgmt.answers import ClaimAnswer
-from devalloc_solver.dialects.devmgmt.candidates import CandidateFinder
-from devalloc_solver.dialects.devmgmt.manifests import ProblemInput
+from devalloc_solver.dialects.device_claims.answers import ClaimAnswer
+from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
+from devalloc_solver.dialects.device_claims.manifests import ProblemInput
 from devalloc_solver.explain.blocking_claims import BlockingClaimFinder, BlockingClaims
-from devalloc_solver.explain.devmgmt.impossibility import short_reason, why_impossible
-from devalloc_solver.explain.devmgmt.relaxations import DeviceClaimRelaxations, member_relaxations, without_redundant
-from devalloc_solver.explain.devmgmt.typos import TypoFinder
+from devalloc_solver.explain.device_claims.impossibility import short_reason, why_impossible
+from devalloc_solver.explain.device_claims.relaxations import (
+    DeviceClaimRelaxations,
+    member_relaxations,
+    without_redundant,
+)
+from devalloc_solver.explain.device_claims.typos import TypoFinder
 from devalloc_solver.explain.explainer import NOT_PROVEN, Explainer, Finding, unmatched_details
 from devalloc_solver.explain.feasibility import Undecided
 from devalloc_solver.explain.funnel import Funnel, FunnelCounter, FunnelSource, describe_shortage

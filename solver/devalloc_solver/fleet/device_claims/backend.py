@@ -10,15 +10,15 @@ from devalloc.api.claim import DeviceClaim
 from devalloc.api.device_class import DeviceClass
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
-from devalloc_solver.cel import devmgmt as cel
+from devalloc_solver.cel import device_claims as cel
 from devalloc_solver.cel.budget import OutOfTime
 from devalloc_solver.deadline import end_time
-from devalloc_solver.dialects.devmgmt.answers import ClaimAnswer, allocated_answer
-from devalloc_solver.dialects.devmgmt.candidates import ExpressionError
-from devalloc_solver.dialects.devmgmt.demands import timeout_rejection
-from devalloc_solver.dialects.devmgmt.manifests import RejectedClaim
-from devalloc_solver.fleet.devmgmt.claim_reader import DeviceClaimReader
-from devalloc_solver.fleet.devmgmt.documents import (
+from devalloc_solver.dialects.device_claims.answers import ClaimAnswer, allocated_answer
+from devalloc_solver.dialects.device_claims.candidates import ExpressionError
+from devalloc_solver.dialects.device_claims.demands import timeout_rejection
+from devalloc_solver.dialects.device_claims.manifests import RejectedClaim
+from devalloc_solver.fleet.device_claims.claim_reader import DeviceClaimReader
+from devalloc_solver.fleet.device_claims.documents import (
     ManifestRecord,
     ManifestStore,
     full_name,
@@ -27,9 +27,9 @@ from devalloc_solver.fleet.devmgmt.documents import (
     read_manifest,
     select_valid,
 )
-from devalloc_solver.fleet.devmgmt.state import DeviceFleetState
+from devalloc_solver.fleet.device_claims.state import DeviceFleetState
 from devalloc_solver.pipeline.decomposition import SubproblemSummary, summarize_subproblems
-from devalloc_solver.pipeline.devmgmt import AnswerRefused, prepare, rejected_answer, solve_input
+from devalloc_solver.pipeline.device_claims import AnswerRefused, prepare, rejected_answer, solve_input
 from devalloc_solver.pipeline.solve_cache import SolveCache
 from devalloc_solver.problem.allocations import read_allocations
 from devalloc_solver.problem.snapshot import take_snapshot

@@ -9,8 +9,8 @@ from typing import Any
 
 from devalloc.api.quantity import NANO, Quantity, QuantityError
 from devalloc.api.semver import SemVer
-from devalloc_solver.cel.devmgmt import comparison, declarations
-from devalloc_solver.cel.devmgmt.comparison import map_key, to_quantity, to_semver, type_name
+from devalloc_solver.cel.device_claims import comparison, declarations
+from devalloc_solver.cel.device_claims.comparison import map_key, to_quantity, to_semver, type_name
 from devalloc_solver.cel.environment import Environment, Run
 from devalloc_solver.cel.errors import EvaluationError
 from devalloc_solver.cel.library import conversions, lists, operators, strings, versions

@@ -15,11 +15,11 @@ from devalloc.api.device_class import DeviceClass
 from devalloc.api.meta import ALLOCATED_NODE, ALLOCATION_DETAILS
 from devalloc.api.pool import DevicePool
 from devalloc.api.quantity import Quantity
-from devalloc_solver.cel.devmgmt.reads import attributes_read
+from devalloc_solver.cel.device_claims.reads import attributes_read
 from devalloc_solver.check.incremental import IncrementalChecker
-from devalloc_solver.dialects.devmgmt.config_copies import CONFIG_FIELDS, config_entries
-from devalloc_solver.dialects.devmgmt.manifests import ProblemInput, RejectedClaim
-from devalloc_solver.fleet.devmgmt.documents import (
+from devalloc_solver.dialects.device_claims.config_copies import CONFIG_FIELDS, config_entries
+from devalloc_solver.dialects.device_claims.manifests import ProblemInput, RejectedClaim
+from devalloc_solver.fleet.device_claims.documents import (
     ManifestRecord,
     ManifestStore,
     Name,
@@ -28,8 +28,8 @@ from devalloc_solver.fleet.devmgmt.documents import (
     select_valid,
     without_status,
 )
-from devalloc_solver.fleet.devmgmt.explainer import FleetExplainer
-from devalloc_solver.fleet.devmgmt.rules import DeviceClaimQuery, DeviceClaimRules
+from devalloc_solver.fleet.device_claims.explainer import FleetExplainer
+from devalloc_solver.fleet.device_claims.rules import DeviceClaimQuery, DeviceClaimRules
 from devalloc_solver.fleet.interfaces import ChosenDevice, ChosenPlace
 from devalloc_solver.fleet.node_index import HeldItem, NodeIndex
 from devalloc_solver.problem.allocations import Key, admin_entries, allocated_amounts

@@ -11,10 +11,10 @@ from devalloc.api.semver import SemVer
 from devalloc_solver.cel.budget import Budget
 from devalloc_solver.cel.build import build
 from devalloc_solver.cel.comprehensions import cost_of
-from devalloc_solver.cel.devmgmt.comparison import type_name
-from devalloc_solver.cel.devmgmt.environment import ENVIRONMENT, PLACES
-from devalloc_solver.cel.devmgmt.parser import parse
-from devalloc_solver.cel.devmgmt.type_checker import check
+from devalloc_solver.cel.device_claims.comparison import type_name
+from devalloc_solver.cel.device_claims.environment import ENVIRONMENT, PLACES
+from devalloc_solver.cel.device_claims.parser import parse
+from devalloc_solver.cel.device_claims.type_checker import check
 from devalloc_solver.cel.environment import Run
 from devalloc_solver.cel.errors import EvaluationError
 from devalloc_solver.cel.reads import paths_read

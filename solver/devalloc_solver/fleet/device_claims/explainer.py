@@ -13,17 +13,17 @@ from functools import partial
 from typing import Any
 
 from devalloc.api.claim import DeviceClaim
-from devalloc_solver.dialects.devmgmt.answers import ClaimAnswer
-from devalloc_solver.dialects.devmgmt.candidates import CandidateFinder
-from devalloc_solver.explain.devmgmt.explainer import DeviceClaimExplainer, FleetTotals
-from devalloc_solver.explain.devmgmt.typos import TypoFinder
+from devalloc_solver.dialects.device_claims.answers import ClaimAnswer
+from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
+from devalloc_solver.explain.device_claims.explainer import DeviceClaimExplainer, FleetTotals
+from devalloc_solver.explain.device_claims.typos import TypoFinder
 from devalloc_solver.explain.feasibility import FeasibilityQuestion
 from devalloc_solver.explain.relaxations import Relaxation, apply_relaxations
 from devalloc_solver.explain.typos import MAX_VALUES
-from devalloc_solver.fleet.devmgmt.refined_kinds import RefinedFunnels, RefinedKinds
-from devalloc_solver.fleet.devmgmt.representative_nodes import MAX_KINDS, NodeSelection
-from devalloc_solver.fleet.devmgmt.rules import DeviceClaimQuery, DeviceClaimRules
-from devalloc_solver.fleet.devmgmt.subset import FleetSubset
+from devalloc_solver.fleet.device_claims.refined_kinds import RefinedFunnels, RefinedKinds
+from devalloc_solver.fleet.device_claims.representative_nodes import MAX_KINDS, NodeSelection
+from devalloc_solver.fleet.device_claims.rules import DeviceClaimQuery, DeviceClaimRules
+from devalloc_solver.fleet.device_claims.subset import FleetSubset
 from devalloc_solver.fleet.fleet_stats import NETWORK, FleetStats
 from devalloc_solver.fleet.funnels import KindFunnels
 from devalloc_solver.fleet.node_index import NodeIndex

@@ -12,8 +12,8 @@ from devalloc.api.meta import ALLOCATED_NODE, ALLOCATION_DETAILS
 from devalloc.api.problems import Problem
 from devalloc.api.quantity import Format, Quantity
 from devalloc_solver.cel.budget import Bound
-from devalloc_solver.dialects.devmgmt.config_copies import config_entries
-from devalloc_solver.dialects.devmgmt.manifests import ProblemInput
+from devalloc_solver.dialects.device_claims.config_copies import config_entries
+from devalloc_solver.dialects.device_claims.manifests import ProblemInput
 from devalloc_solver.problem.allocations import Key, MissingDevice, node_of
 from devalloc_solver.problem.placement import GoalLevel, PlacedDevice, Placement
 from devalloc_solver.problem.snapshot import Snapshot
@@ -37,7 +37,7 @@ class ClaimAnswer:
     annotations: Mapping[str, str] = field(default_factory=dict)
     """to be written on the claim together with the allocation"""
     configs: Mapping[str, Any] = field(default_factory=dict)
-    """what ``devalloc_solver.dialects.devmgmt.config_copies.config_entries`` says"""
+    """what ``devalloc_solver.dialects.device_claims.config_copies.config_entries`` says"""
     warnings: tuple[str, ...] = ()
     funnel: tuple[dict[str, Any], ...] = ()
     blockers: tuple[dict[str, Any], ...] = ()

@@ -10,8 +10,8 @@ from typing import Any
 from devalloc.api.claim import COUNT, DeviceClaimDetail
 from devalloc.api.meta import GROUP_MATCH
 from devalloc.api.quantity import NANO, Quantity
-from devalloc_solver.dialects.devmgmt.candidates import CandidateFinder
-from devalloc_solver.dialects.devmgmt.demands import make_request
+from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
+from devalloc_solver.dialects.device_claims.demands import make_request
 from devalloc_solver.explain import supply_relaxations
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
 from devalloc_solver.explain.relaxations import Relaxation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from devalloc_solver.explain.devmgmt.relaxations import DeviceClaimRelaxations, detail_key
+from devalloc_solver.explain.device_claims.relaxations import DeviceClaimRelaxations, detail_key
 from devalloc_solver.explain.explainer import RelaxationTier, first_sufficient, unmatched_details
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
 from devalloc_solver.explain.relaxations import Relaxation

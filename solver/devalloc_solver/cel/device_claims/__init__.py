@@ -5,7 +5,7 @@ is its contract.
 """
 
 from devalloc_solver.cel.budget import Budget, BudgetExceeded
-from devalloc_solver.cel.devmgmt.program import Program, compile
+from devalloc_solver.cel.device_claims.program import Program, compile
 from devalloc_solver.cel.errors import CompileError, EvaluationError
 
 __all__ = ["Budget", "BudgetExceeded", "CompileError", "EvaluationError", "Program", "compile"]

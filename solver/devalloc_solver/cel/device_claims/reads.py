@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from devalloc_solver.cel import reads as analysis
-from devalloc_solver.cel.devmgmt.environment import PLACES
-from devalloc_solver.cel.devmgmt.parser import parse
-from devalloc_solver.cel.devmgmt.program import compile
+from devalloc_solver.cel.device_claims.environment import PLACES
+from devalloc_solver.cel.device_claims.parser import parse
+from devalloc_solver.cel.device_claims.program import compile
 from devalloc_solver.cel.errors import CompileError
 from devalloc_solver.cel.reads import is_optional, place_of
 from devalloc_solver.cel.syntax_tree import Call, ListOf, Literal, Node, children

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from devalloc_solver.cel.devmgmt.comparison import to_quantity, to_semver, type_name
-from devalloc_solver.cel.devmgmt.declarations import DYN, FUNCTIONS, OPERATORS, Declaration
-from devalloc_solver.cel.devmgmt.environment import PATTERNS, is_device, no_type, shown
+from devalloc_solver.cel.device_claims.comparison import to_quantity, to_semver, type_name
+from devalloc_solver.cel.device_claims.declarations import DYN, FUNCTIONS, OPERATORS, Declaration
+from devalloc_solver.cel.device_claims.environment import PATTERNS, is_device, no_type, shown
 from devalloc_solver.cel.errors import CompileError, EvaluationError, error_at
 from devalloc_solver.cel.library.strings import compile_pattern
 from devalloc_solver.cel.syntax_tree import Call, Comprehension, ListOf, Literal, MapOf, Name, Node, Select, children

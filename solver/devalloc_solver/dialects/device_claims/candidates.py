@@ -12,7 +12,7 @@ from devalloc.api.claim import DeviceClaimDetail
 from devalloc.api.device_class import DeviceClass
 from devalloc.api.meta import ONLY_CLASS, UNAVAILABLE
 from devalloc.api.pool import AttributeValue
-from devalloc_solver.cel import devmgmt as cel
+from devalloc_solver.cel import device_claims as cel
 from devalloc_solver.cel.budget import (
     COMMON_SPENT,
     TOO_EXPENSIVE,

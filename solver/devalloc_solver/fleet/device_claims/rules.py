@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from devalloc.api.claim import DeviceClaim, DeviceClaimDetail
 from devalloc_solver.cel.budget import Allowance
-from devalloc_solver.cel.devmgmt.reads import attributes_read, compared_literals, equalities
-from devalloc_solver.dialects.devmgmt.candidates import CandidateFinder, ExpressionError
-from devalloc_solver.dialects.devmgmt.demands import find_refusal, make_demand
-from devalloc_solver.dialects.devmgmt.manifests import ProblemInput, RejectedClaim
+from devalloc_solver.cel.device_claims.reads import attributes_read, compared_literals, equalities
+from devalloc_solver.dialects.device_claims.candidates import CandidateFinder, ExpressionError
+from devalloc_solver.dialects.device_claims.demands import find_refusal, make_demand
+from devalloc_solver.dialects.device_claims.manifests import ProblemInput, RejectedClaim
 from devalloc_solver.fleet.device_kinds import DeviceKinds
 from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Device, Snapshot

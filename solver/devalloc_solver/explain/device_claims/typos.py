@@ -11,11 +11,11 @@ from devalloc.api.claim import COUNT, DeviceClaimDetail
 from devalloc.api.quantity import Quantity
 from devalloc.api.semver import SemVer
 from devalloc.api.suggest import closest_match
-from devalloc_solver.cel.devmgmt.parser import parse
+from devalloc_solver.cel.device_claims.parser import parse
 from devalloc_solver.cel.errors import CompileError
 from devalloc_solver.cel.syntax_tree import Call, ListOf, Literal, Name, Node, Select, children
-from devalloc_solver.dialects.devmgmt.candidates import CandidateFinder
-from devalloc_solver.explain.devmgmt.relaxations import path_of
+from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
+from devalloc_solver.explain.device_claims.relaxations import path_of
 from devalloc_solver.explain.messages import count_devices
 from devalloc_solver.explain.relaxations import Relaxation
 from devalloc_solver.explain.typos import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from devalloc_solver.cel.devmgmt.lexer import Token, tokenize
+from devalloc_solver.cel.device_claims.lexer import Token, tokenize
 from devalloc_solver.cel.errors import CompileError, error_at
 from devalloc_solver.cel.syntax_tree import (
     Call,

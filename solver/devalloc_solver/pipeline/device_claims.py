@@ -18,13 +18,13 @@ from devalloc_solver.cel.budget import SEARCH_CUT_SHORT, OutOfTime, SearchCutSho
 from devalloc_solver.check import CelResults, check
 from devalloc_solver.deadline import end_time, quick_search_end
 from devalloc_solver.dialects.api_groups import as_manifest_list, foreign_manifests, is_resource_k8s
-from devalloc_solver.dialects.devmgmt.answers import ClaimAnswer, Solution, allocated_answer, placed_answer
-from devalloc_solver.dialects.devmgmt.candidates import CandidateFinder
-from devalloc_solver.dialects.devmgmt.demands import build_units, timeout_rejection
-from devalloc_solver.dialects.devmgmt.manifests import ProblemInput, RejectedClaim, read_documents, read_objects
+from devalloc_solver.dialects.device_claims.answers import ClaimAnswer, Solution, allocated_answer, placed_answer
+from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
+from devalloc_solver.dialects.device_claims.demands import build_units, timeout_rejection
+from devalloc_solver.dialects.device_claims.manifests import ProblemInput, RejectedClaim, read_documents, read_objects
 from devalloc_solver.errors import AnswerRefused as AnswerRefused
 from devalloc_solver.exact.policy import PLACEMENTS
-from devalloc_solver.explain.devmgmt.explainer import DeviceClaimExplainer
+from devalloc_solver.explain.device_claims.explainer import DeviceClaimExplainer
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline import admission
 from devalloc_solver.pipeline.decomposition import unproven_names

@@ -7,7 +7,7 @@ from copy import deepcopy
 from typing import Any
 
 from devalloc.api.claim import DeviceConfigReference
-from devalloc_solver.dialects.devmgmt.manifests import ConfigKey, ProblemInput
+from devalloc_solver.dialects.device_claims.manifests import ConfigKey, ProblemInput
 
 CONFIG_FIELDS = ("classConfigs", "classConfigAllocations", "claimConfigs")
 """What an answer, and the status of a claim, say of configuration objects."""

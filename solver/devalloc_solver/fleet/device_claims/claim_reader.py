@@ -10,7 +10,7 @@ from devalloc.api.fields import copy_with, label_name, subdomain_name
 from devalloc.api.meta import DEVMGMT, ObjectMeta
 from devalloc.api.problems import Problem
 from devalloc_solver.fleet.claim_reader import ClaimReader
-from devalloc_solver.fleet.devmgmt.documents import ManifestRecord, read_manifest
+from devalloc_solver.fleet.device_claims.documents import ManifestRecord, read_manifest
 
 ReadDeviceClaim = tuple[ManifestRecord, DeviceClaim | None, str | None]
 """The document, the claim where it is valid, and its shape: equal for claims that ask for the same"""

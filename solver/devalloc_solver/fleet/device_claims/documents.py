@@ -13,7 +13,12 @@ from devalloc.api.fields import ApiModel, copy_with
 from devalloc.api.json_content import escape_invalid_unicode
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
-from devalloc_solver.dialects.devmgmt.manifests import ProblemInput, RejectedClaim, record_invalid, without_duplicates
+from devalloc_solver.dialects.device_claims.manifests import (
+    ProblemInput,
+    RejectedClaim,
+    record_invalid,
+    without_duplicates,
+)
 from devalloc_solver.problem.allocations import Key
 
 Name = tuple[str, str, str]
