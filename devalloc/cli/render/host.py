@@ -12,6 +12,7 @@ from devalloc.api import meta
 from devalloc.api.summaries import attribute_text
 from devalloc.cli.render.machines import format_size
 from devalloc.cli.render.output import Cell, StyledText, print_heading, print_note, print_table
+from devalloc.device_kinds import offered_plurals
 
 if TYPE_CHECKING:
     from devalloc.inventory.capacity.status import HostStatus, ResourceStatus
@@ -23,7 +24,7 @@ _RATED = ("network", "disk_io")
 def print_pools(pools: Sequence[Object], *, wide: bool) -> None:
     """Print a row for each card, or (wide) for each device."""
     if not pools:
-        click.echo("no GPUs, NICs, accelerators or NVMe devices found")
+        click.echo(f"no {offered_plurals()} found")
     elif wide:
         print_table(
             ["POOL", "DEVICE", "KIND", "FUNCTION", "MODEL OR PROFILE", "DRIVER", "NUMA", "IOMMU", "STATE"],
