@@ -89,7 +89,9 @@ def _print(
     machines: Sequence[Machine], uses: Mapping[int, ProcessUsage], output: str, show: Callable[..., None]
 ) -> None:
     if output not in ("table", "wide"):
-        print_objects([message_content(machine) | _use(uses.get(machine.pid)) for machine in machines], output)
+        print_objects(
+            [message_content(machine) | _usage_content(uses.get(machine.pid)) for machine in machines], output
+        )
         return
     if not machines:
         print_note("no machines")
@@ -97,5 +99,5 @@ def _print(
     show(machines, uses, output == "wide")
 
 
-def _use(use: ProcessUsage | None) -> dict[str, Any]:
+def _usage_content(use: ProcessUsage | None) -> dict[str, Any]:
     return {} if use is None else {"cores": round(use.cores, 3), "rssBytes": use.rss_bytes}

@@ -14,8 +14,7 @@ from devalloc.inventory import nic
 from devalloc.inventory.cards import PciPort, VirtualFunction, kind_of
 from devalloc.inventory.config import DeviceRecords
 from devalloc.inventory.device_users import DeviceUsers
-from devalloc.inventory.iommu_groups import IommuGroups
-from devalloc.inventory.pci import BRIDGE, Address, PciFunction
+from devalloc.inventory.pci import BRIDGE, Address, IommuGroups, PciFunction
 from devalloc.inventory.vgpu import VgpuParent
 
 _NO_POLICY = "withheld: no erase policy for storage is set"

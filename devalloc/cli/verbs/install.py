@@ -13,8 +13,7 @@ from devalloc.cli.cluster_access import connect_as_admin, install_namespace_opti
 from devalloc.cli.command import BadInput, CommandFailed, parse_duration, verb
 
 if TYPE_CHECKING:
-    from devalloc.install.kustomize import Object
-    from devalloc.install.manifests import InstallOptions
+    from devalloc.install.manifests import InstallOptions, Object
 
 _PUBLISH = ("slices", "pools", "both")
 _INSTALL_PARTS = ("namespace", "crds", "rbac", "policies", "network", "controller", "node", "monitoring")

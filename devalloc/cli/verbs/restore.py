@@ -40,7 +40,7 @@ def restore(path: Path, journal: str, store: Path | None, node_state: Path | Non
         if not file.is_file():
             raise BadInput(f"there is no backup {file}")
     if journal == "also" and place.exists():
-        from devalloc.store.store_lock import hold_store
+        from devalloc.store.paths import hold_store
 
         with hold_store(place):  # check both before either is changed
             pass

@@ -36,7 +36,7 @@ def summarize_machine(doc: Object) -> MachineSummary:
         name=name,
         phase=safe_text(summaries.machine_phase, doc),
         node=safe_text(summaries.machine_node, doc),
-        wanted=_wanted(doc),
+        wanted=_wanted_amounts(doc),
         permitted=_amounts(status.get("permitted")),
         applied=_amounts(status.get("applied")),
         observed=_amounts(status.get("observed")),
@@ -48,7 +48,7 @@ def summarize_machine(doc: Object) -> MachineSummary:
     )
 
 
-def _wanted(machine: Object) -> AmountTexts:
+def _wanted_amounts(machine: Object) -> AmountTexts:
     """What its node says that it wants; before that, what its spec says."""
     reported = _amounts(status_of(machine).get("wanted"))
     spec = spec_of(machine)

@@ -11,9 +11,8 @@ from devalloc.device_kinds import DEVICE_KINDS
 from devalloc.inventory import nic, storage, vgpu
 from devalloc.inventory.cards import PciPort, kind_of
 from devalloc.inventory.device_users import DeviceUsers, visibility_problem
-from devalloc.inventory.iommu_groups import IommuGroups
 from devalloc.inventory.locate import group_members
-from devalloc.inventory.pci import BRIDGE, Address, PciFunction
+from devalloc.inventory.pci import BRIDGE, Address, IommuGroups, PciFunction
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.binding.config import BindingConfig
 from devalloc_node.binding.device_users import refuse_kernel_use, refuse_open, vfio_nodes

@@ -20,9 +20,8 @@ from devalloc.cli.node_client import connect_plugin
 from devalloc.cli.process_usage import sample_process, usage_between
 from devalloc.cli.render.machines import format_size, parse_bounds, parse_bytes, parse_milli
 from devalloc.cli.verbs import vm_top
-from devalloc.scaling.health import GuestReport, StuckReason
-from devalloc.scaling.metrics import SystemMetrics
-from devalloc.scaling.report import ScalingReport
+from devalloc.scaling.health import ScalingReport, StuckReason
+from devalloc.scaling.metrics import GuestReport, SystemMetrics
 from devalloc.scaling.resources import Resources
 from devalloc_node.deadline import Deadline
 from devalloc_node.machine.records import UNKNOWN_AMOUNTS, MachineAmounts
