@@ -126,7 +126,7 @@ def _group_of(document: Document) -> str:
 
 
 def _is_foreign(document: Document) -> bool:
-    from devalloc.controller.reconcile.foreign_objects import is_foreign
+    from devalloc.controller.reconcile.claims import is_foreign
 
     return is_foreign(document.content)
 

@@ -17,7 +17,7 @@ _MAX_NAMES = 3
 
 def ignored_warnings(documents: Sequence[Document], verb: ManifestVerb, stored: Iterable[Object] = ()) -> Iterator[str]:
     """A warning for each kind that devalloc does not use. ``stored``: objects of the store to which they go."""
-    from devalloc.controller.reconcile.foreign_objects import ignored_reason, is_foreign
+    from devalloc.controller.reconcile.claims import ignored_reason, is_foreign
     from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS, api_group_of
 
     contents = [document.content for document in documents]

@@ -120,7 +120,7 @@ def store_publishing(
     """Publish what ``look`` finds on the node as DevicePools of the store. ``place``: a path beside which the locks are
     that processes of this host use to take turns. ``owner``: an owner reference for the pools."""
     from devalloc.controller.host_inventory import HostInventory, InventorySource
-    from devalloc.controller.publish_lock import PublishLock
+    from devalloc.controller.pool_publisher import PublishLock
     from devalloc.inventory.watch import UdevSource
     from devalloc_node.daemon import Publisher
 
