@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from devalloc.cli import shell_completion
 from devalloc.cli.command import BadInput, verb
 from devalloc.cli.object_names import fetch_object, format_key, keys_of, kind_of
 from devalloc.cli.options.common import namespace_option
 from devalloc.cli.render.output import print_content, print_heading, print_table
+from devalloc.cli.shell_completion import complete_objects
 from devalloc.cli.solver_input import objects_for_solver
 from devalloc.cli.target import StoreTarget, missing_controller_note, open_readable_target, target_options
 from devalloc.store.errors import Forbidden, Key
@@ -32,7 +32,7 @@ DEADLINE = 10.0
     nargs=-1,
     required=True,
     metavar="KIND NAME... | KIND/NAME...",
-    shell_complete=shell_completion.complete_objects,
+    shell_complete=complete_objects,
 )
 @namespace_option
 @target_options
