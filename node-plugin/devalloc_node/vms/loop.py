@@ -32,11 +32,10 @@ from devalloc_node.operations.claim_registry import HeldClaim
 from devalloc_node.operations.node_operations import NodeOperations
 from devalloc_node.vms import machine_claims as claimed
 from devalloc_node.vms import objects
-from devalloc_node.vms.cpu_control import RunnerControl
 from devalloc_node.vms.machine_claims import Claims
-from devalloc_node.vms.outcome import retry_delay
+from devalloc_node.vms.objects import retry_delay
 from devalloc_node.vms.reconciler import MachineReconciler
-from devalloc_node.vms.scaling import ScalingControl
+from devalloc_node.vms.scaling import RunnerControl, ScalingControl
 
 log = logging.getLogger(__name__)
 
