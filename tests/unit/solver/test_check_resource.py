@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from devalloc_solver.check.resource_k8s import cel_results
+from devalloc_solver.check.resource_k8s.pools import NodeDevice
 from devalloc_solver.check.resource_k8s.prior_allocations import PriorUsage
 from tests.support.dra_differential import ours, violations
 from tests.support.dra_instances import Instance, instance
@@ -260,6 +262,21 @@ def test_a_share_of_which_nobody_can_tell_how_much_it_takes_holds_all_of_the_dev
     entry = {"driver": "d.io", "pool": "p", "device": "g0", "shareID": "s1", "consumedCapacity": capacity}
     held = PriorUsage({}, [{"status": {"allocation": {"devices": {"results": [entry]}}}}])
     assert (held.whole, held.shared) == (({}, {device: 1}) if is_share else ({device: 1}, {}))
+
+
+def test_what_selectors_said_is_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = {"MAX_EXPRESSIONS": 3, "MAX_VERDICTS": 4, "MAX_DEVICES": 5}
+    for name, number in most.items():
+        monkeypatch.setattr(cel_results, name, number)
+    results = cel_results.SelectorResults(frozenset())
+    devices = [NodeDevice("d.io", "p", {"name": f"g{n}", "attributes": {"n": {"int": n}}}, {}, False) for n in range(8)]
+    for number in range(24):
+        for position, device in enumerate(devices):
+            expression = f"device.attributes['d.io'].n == {number % 8}"
+            assert results.matches(expression, device) is (number % 8 == position)
+    assert len(results._programs) <= 3
+    assert len(results._evaluated) <= 4
+    assert len(results._of_devices) <= 5
 
 
 def test_answers_of_the_solver_pass() -> None:

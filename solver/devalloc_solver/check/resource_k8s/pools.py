@@ -35,7 +35,6 @@ class NodeDevice:
         "place",
         "pool",
         "skips_operations",
-        "verdicts",
     )
 
     def __init__(self, driver: str, pool: str, manifest: Manifest, place: Manifest, skips_operations: bool) -> None:
@@ -44,8 +43,6 @@ class NodeDevice:
         self.driver, self.pool, self.manifest, self.place = driver, pool, manifest, place
         self.skips_operations = skips_operations
         self.id: DeviceId = (driver, pool, manifest["name"])
-        self.verdicts: dict[str, bool] = {}
-        """what expressions said of it"""
         self._draws: tuple[tuple[CounterId, int], ...] | None = None
         self._is_plain: bool | None = None
         self._is_ordinary: bool | None = None
@@ -121,6 +118,8 @@ class NodePool:
     devices: dict[str, NodeDevice] = field(default_factory=dict)
     """those that the node reaches, by name"""
     every: list[NodeDevice] = field(default_factory=list)
+    drawing: dict[DeviceId, list[NodeDevice]] = field(default_factory=dict)
+    """those that draw on counters, reached or not; several of one name only where the pool is invalid"""
     counters: dict[CounterId, int] = field(default_factory=dict)
     """totals, in nano units"""
 
@@ -214,6 +213,7 @@ class PublishedPools:
             entries = device.manifest.get("consumesCounters")
             if not entries:
                 continue
+            pool.drawing.setdefault(device.id, []).append(device)
             lost = [entry["counterSet"] for entry in entries if entry["counterSet"] not in set_names]
             lost += [counter[3] for counter, _ in device.draws if counter not in pool.counters]
             if lost:
