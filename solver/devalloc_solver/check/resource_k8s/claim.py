@@ -272,10 +272,7 @@ class _RequestJudge:
     def _is_selected(self, device: NodeDevice) -> bool:
         if not self.binding and device.manifest.get("bindingConditions"):
             return False
-        for expression in self.expressions:
-            if not self.verdicts.matches(expression, device):
-                return False
-        return True
+        return all(self.verdicts.matches(expression, device) for expression in self.expressions)
 
     def _amounts(self, device: NodeDevice) -> dict[str, int] | None:
         capacities = device.manifest.get("capacity") or {}

@@ -56,7 +56,7 @@ def _owner_violations(
                 violations.append(f"{where} is not shareable, and shares of it are in use")
             if key in times:
                 violations.append(f"{where} is given {times[key]} times")
-    return violations + [*_capacity_violations(ordinary, held)]
+    return [*violations, *_capacity_violations(ordinary, held)]
 
 
 def _claim_violations(answered: Sequence[AnsweredClaim], shareable: bool) -> Iterator[str]:
