@@ -54,7 +54,7 @@ def check_results(
     held = PriorUsage(allocated or {}, every)
     by_name = {one["metadata"]["name"]: one for one in classes}
     verdicts = SelectorResults(features)
-    if len(pending) == 1 and PlainAnswers(verdicts).is_right(pending[0], results[0], offer, held, by_name):
+    if len(pending) == 1 and PlainAnswers(verdicts, features).is_right(pending[0], results[0], offer, held, by_name):
         return []
     return check_answers([*zip(pending, results, strict=True)], offer, held, by_name, verdicts, features)
 

@@ -6,13 +6,14 @@ It never says no: what is not plainly right is judged by the rules themselves, w
 from __future__ import annotations
 
 import marshal
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
 from devalloc_solver.check.resource_k8s.cel_results import SelectorResults
 from devalloc_solver.check.resource_k8s.claim import MAX_DEVICES
 from devalloc_solver.check.resource_k8s.pools import DeviceId, NodeDevice, PublishedPools
 from devalloc_solver.check.resource_k8s.prior_allocations import PriorUsage
+from devalloc_solver.check.resource_k8s.usage import counter_violations
 
 Manifest = Mapping[str, Any]
 
@@ -39,8 +40,9 @@ class _Terms(NamedTuple):
 class PlainAnswers:
     """Knows plain specs, as long as classes stay. What it remembers depends on nothing but its key, and is bounded."""
 
-    def __init__(self, verdicts: SelectorResults) -> None:
+    def __init__(self, verdicts: SelectorResults, features: Container[str]) -> None:
         self._verdicts = verdicts
+        self._partitions = "DRAPartitionableDevices" in features
         self._classes: Mapping[str, Manifest] | None = None
         self._specs: dict[bytes, _Terms | None] = {}
 
@@ -64,20 +66,25 @@ class PlainAnswers:
     ) -> bool:
         left = {**terms.counts}
         given: dict[DeviceId, tuple[str, NodeDevice]] = {}
+        drawing: dict[DeviceId, NodeDevice] = {}
         for entry in entries:
             name = entry["request"]
             pool = offer.pool(entry["driver"], entry["pool"])
             device = None if pool is None or pool.problem is not None else pool.devices.get(entry["device"])
             if device is None or name not in left or entry.keys() != _ENTRY_FIELDS or device.id in given:
                 return False
-            if not device.is_ordinary or not device.place.get("nodeName") or device.id in held:
+            if not device.is_simple or not device.place.get("nodeName") or device.id in held:
                 return False
             for expression in terms.expressions[name]:
                 if not self._verdicts.matches(expression, device):
                     return False
             left[name] -= 1
             given[device.id] = name, device
+            if "consumesCounters" in device.manifest:
+                drawing[device.id] = device
         if any(left.values()) or not 0 < len(given) <= MAX_DEVICES:
+            return False
+        if drawing and (not self._partitions or any(counter_violations(drawing, offer, held))):
             return False
         for attribute, names in terms.matches:
             own = [device.values(attribute, lists=False) for name, device in given.values() if name in names]
@@ -86,7 +93,7 @@ class PlainAnswers:
         term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [offer.node["metadata"]["name"]]}]}
         return selector == {"nodeSelectorTerms": [term]}
 
-    def _terms(self, spec: object, classes: Mapping[str, Manifest]) -> _Terms | None:
+    def _terms(self, spec: Any, classes: Mapping[str, Manifest]) -> _Terms | None:
         if classes is not self._classes:
             self._classes = classes
             self._specs.clear()

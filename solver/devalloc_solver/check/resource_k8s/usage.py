@@ -22,7 +22,7 @@ def use_violations(
     if not _are_free(answered, held):
         violations = _owner_violations(answered, ordinary, devices, held, shareable)
     if "DRAPartitionableDevices" in features:
-        violations += _counter_violations(devices, offer, held)
+        violations += counter_violations(devices, offer, held)
     return violations
 
 
@@ -104,7 +104,7 @@ def _capacity_violations(ordinary: Sequence[AllocatedResult], held: PriorUsage) 
                 yield f"{'/'.join(key)}: {amounts[name]} of {total} {name} are consumed (nano units)"
 
 
-def _counter_violations(devices: dict[DeviceId, NodeDevice], offer: PublishedPools, held: PriorUsage) -> Iterator[str]:
+def counter_violations(devices: dict[DeviceId, NodeDevice], offer: PublishedPools, held: PriorUsage) -> Iterator[str]:
     """A device draws once, however many shares of it there are, and wherever it is reached from."""
     new = {key: device for key, device in devices.items() if key not in held and device.draws}
     for driver, name in sorted({key[:2] for key in new}):
@@ -112,16 +112,16 @@ def _counter_violations(devices: dict[DeviceId, NodeDevice], offer: PublishedPoo
         if pool is None:
             continue
         drawn: dict[CounterId, int] = defaultdict(int)
-        for key in pool.drawing.keys() & held.whole.keys() | pool.drawing.keys() & held.shared.keys():
-            for device in pool.drawing[key]:
-                for counter, amount in device.draws:
-                    drawn[counter] += amount
-        touched = set()
         for device in new.values():
             if device.id[:2] == (driver, name):
                 for counter, amount in device.draws:
                     drawn[counter] += amount
-                    touched.add(counter)
-        for counter in sorted(touched):
+        for counter_set in {counter[2] for counter in drawn}:
+            drawing = pool.drawing.get(counter_set, {})
+            for key in drawing.keys() & held.whole.keys() | drawing.keys() & held.shared.keys():
+                for counter, amount in (draw for device in drawing[key] for draw in device.draws):
+                    if counter[2] == counter_set and counter in drawn:
+                        drawn[counter] += amount
+        for counter in sorted(drawn):
             if drawn[counter] > pool.counters.get(counter, 0):
                 yield f"{'/'.join(counter)}: {drawn[counter]} of {pool.counters.get(counter, 0)} are drawn (nano units)"

@@ -29,7 +29,7 @@ class ClusterChecker:
         """DeviceClasses by name"""
         self._gates = gates
         self._verdicts = SelectorResults(gates)
-        self._plain = PlainAnswers(self._verdicts)
+        self._plain = PlainAnswers(self._verdicts, gates)
         self._labels: dict[str, Mapping[str, str]] = {}
         self._places: dict[PoolId, str | None] = {}
         """pool -> the one node of its slices; None when it spans nodes"""
