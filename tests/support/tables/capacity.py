@@ -16,11 +16,10 @@ from devalloc.inventory.capacity import (
     sizes,
 )
 from devalloc.inventory.capacity.admission import Admission, Request
+from devalloc.inventory.capacity.config import resource_named
 from devalloc.inventory.capacity.cpus import count_cpus
-from devalloc.inventory.capacity.host import HostCapacity
+from devalloc.inventory.capacity.host import HostCapacity, parse_mem_total
 from devalloc.inventory.capacity.machines import MachineUsage
-from devalloc.inventory.capacity.memory import parse_mem_total
-from devalloc.inventory.capacity.resource import resource_named
 from devalloc.inventory.capacity.status import (
     DiskUsageSources,
     ResourceStatus,
