@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from devalloc.api.reasons import IMPOSSIBLE_VERDICT, Reason
 from devalloc_solver.explain.blocking_claims import BlockingClaimFinder
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
 from devalloc_solver.explain.relaxations import Relaxation, fewest_relaxations
@@ -13,7 +14,6 @@ from devalloc_solver.problem.allocations import Allocation, Key
 from devalloc_solver.problem.demand import PlacementUnit, Request
 from devalloc_solver.problem.placement import Placement
 from devalloc_solver.problem.snapshot import Snapshot
-from devalloc_solver.reasons import IMPOSSIBLE_VERDICT, VERDICTS, Reason
 
 NOT_PROVEN = "a smaller set may suffice; the search for it was cut short"
 
@@ -36,7 +36,7 @@ class Finding:
     @property
     def is_impossible(self) -> bool:
         """Whether it would not fit an empty fleet either."""
-        return VERDICTS[self.reason] == IMPOSSIBLE_VERDICT
+        return self.reason.verdict == IMPOSSIBLE_VERDICT
 
     def is_about(self, key: Key) -> bool:
         """Whether a member of the group is in the way, and it is this one."""

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any, cast
 
 from devalloc.api.quantity import type_name
+from devalloc.api.reasons import Reason
 from devalloc_solver.answer_types import ExplanationDict
 from devalloc_solver.cel.budget import Allowance, OutOfTime
 from devalloc_solver.deadline import ALLOCATE_SECONDS, end_time
@@ -42,7 +43,6 @@ from devalloc_solver.explain.resource_k8s.explainer import class_selectors
 from devalloc_solver.explain.resource_k8s.relaxations import ResourceClaimRelaxations
 from devalloc_solver.explain.resource_k8s.typos import ResourceTypoFinder
 from devalloc_solver.pipeline.unit_search import place_unit
-from devalloc_solver.reasons import VERDICTS, Reason
 
 
 def explain(
@@ -125,7 +125,7 @@ def _message(diagnosis: Finding, task: AllocationTask, numbers: Availability) ->
         parts.append(numbers.disagreement(task.unit))  # devices in use are not among those that are counted
     claims = (demand.claim.claim for demand in task.unit.demands)
     parts += ResourceTypoFinder(task.offers).of_claims(claims, class_selectors(task.unit), task.ends)
-    return f"{VERDICTS[diagnosis.reason]}: {join_sentences(*parts, diagnosis.text)}"
+    return f"{diagnosis.reason.verdict}: {join_sentences(*parts, diagnosis.text)}"
 
 
 def find_call_reason(source: CallInput, pools: Sequence[ResourcePool]) -> Finding:

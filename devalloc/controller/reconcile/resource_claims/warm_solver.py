@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from devalloc.api.meta import GROUP, PRIORITY
+from devalloc.api.reasons import Reason
 from devalloc.controller.reconcile.searches import QUICK_SECONDS, BackgroundSearches, search_with_new_fleet
 from devalloc_solver.deadline import seconds_left
 
@@ -194,7 +195,7 @@ class IncrementalResourceSolver:
 
     def _is_left(self, answer: _Answer) -> bool:
         """Whether a single claim is to be searched for beside the loop."""
-        return self._searches.is_open and answer["reason"] == "SearchLimit" and "exceeded" not in answer
+        return self._searches.is_open and answer["reason"] == Reason.SEARCH_LIMIT and "exceeded" not in answer
 
     def _take_back(
         self, fleet: ResourceClaimFleet, answers: Sequence[Mapping[str, Any]], claims: Mapping[tuple[str, str], Object]

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from devalloc.api.reasons import Reason
 from devalloc.api.suggest import closest_match
 from devalloc_solver.cel import device_claims as cel
 from devalloc_solver.cel.budget import OutOfTime
@@ -37,7 +38,6 @@ from devalloc_solver.explain.supply_relaxations import (
 from devalloc_solver.problem.allocations import Allocation, Key, node_of
 from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Device
-from devalloc_solver.reasons import VERDICTS, Reason
 
 _CUT_SHORT = "time ran out before the solver found what would have to change"
 
@@ -368,4 +368,4 @@ def _message(funnels: Sequence[Funnel], finding: Finding) -> str:
     is_empty = finding.is_impossible
     worst = min(funnels, key=lambda f: ((f.matching if is_empty else f.free) - f.request.least, f.request.detail))
     label = f"request {worst.request.label}: " if len(funnels) > 1 else ""
-    return f"{VERDICTS[finding.reason]}: {label}{join_sentences(worst.sentence(is_empty=is_empty), finding.text)}"
+    return f"{finding.reason.verdict}: {label}{join_sentences(worst.sentence(is_empty=is_empty), finding.text)}"

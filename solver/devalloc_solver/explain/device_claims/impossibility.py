@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from devalloc.api.reasons import Reason
 from devalloc_solver.explain.device_claims.relaxations import DeviceClaimRelaxations, detail_key
 from devalloc_solver.explain.explainer import RelaxationTier, first_sufficient, unmatched_details
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
 from devalloc_solver.explain.relaxations import Relaxation
 from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.demand import AllocationMode, PlacementUnit, Request
-from devalloc_solver.reasons import Reason
 
 
 def why_impossible(

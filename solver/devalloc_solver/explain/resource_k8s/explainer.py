@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from devalloc.api.reasons import IMPOSSIBLE_VERDICT, Reason
 from devalloc_solver.cel.budget import Bound, OutOfTime
 from devalloc_solver.dialects.resource_k8s.duplicate_devices import is_counter
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice
@@ -25,7 +26,6 @@ from devalloc_solver.explain.resource_k8s.typos import ResourceTypoFinder
 from devalloc_solver.place import StepsExhausted, place
 from devalloc_solver.problem.allocations import Key, Usage
 from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
-from devalloc_solver.reasons import IMPOSSIBLE_VERDICT, VERDICTS, Reason
 
 MAX_FINDINGS = 40
 """Different units of one call for which what is in the way is looked for; the reasons of all others have numbers."""
@@ -92,7 +92,7 @@ class ResourceClaimExplainer(Explainer):
             "allocations": {},
             "oneOf": None,
             "reason": str(finding.reason),
-            "message": f"{VERDICTS[finding.reason]}: {finding.text}" + (f"; {errors[0]}" if errors else ""),
+            "message": f"{finding.reason.verdict}: {finding.text}" + (f"; {errors[0]}" if errors else ""),
             "funnel": [self._funnel(request) for request in demand.requests],
             "blockers": [_blocker_of(demand, unit, blocker) for blocker in self.blockers(finding)],
         }
@@ -131,7 +131,7 @@ class ResourceClaimExplainer(Explainer):
             self.typos = ResourceTypoFinder(self.offers)
         slips = self.typos.of_claims((d.claim.claim for d in unit.demands), class_selectors(unit), self.ends)
         message = join_sentences(
-            self._counted(unit, is_empty=VERDICTS[reason] == IMPOSSIBLE_VERDICT),
+            self._counted(unit, is_empty=reason.verdict == IMPOSSIBLE_VERDICT),
             text,
             *slips,
             describe_remedy(edits, claims),

@@ -9,6 +9,7 @@ from copy import deepcopy
 from typing import Any
 
 from devalloc.api.meta import GROUP
+from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import BudgetExceeded, OutOfTime
 from devalloc_solver.deadline import ALLOCATE_SECONDS, CHECK_SECONDS, end_time
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
@@ -50,7 +51,6 @@ from devalloc_solver.fleet.resource_k8s.state import ClusterState, GrantedDevice
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline.decomposition import SubproblemSummary, summarize_subproblems
 from devalloc_solver.pipeline.resource_k8s import node_of_placement, prepare, solve, usage_of_claims
-from devalloc_solver.reasons import VERDICTS, Reason
 
 Manifest = Mapping[str, Any]
 
@@ -121,7 +121,7 @@ class ResourceClaimFleet:
             return self._place(read, typed)
         except OutOfTime as error:
             self._state.index.forget()
-            message = f"{VERDICTS[Reason.SEARCH_LIMIT]}: {error}"
+            message = f"{Reason.SEARCH_LIMIT.verdict}: {error}"
             refused = RejectedResourceClaim(
                 (typed.namespace, typed.name), Reason.SEARCH_LIMIT, message, exceeded=error.bound
             )
