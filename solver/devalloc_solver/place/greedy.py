@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from devalloc_solver.place import StepsExhausted, place, place_on
+from devalloc_solver.place.node_order import BatchNodes, batch_nodes, unit_key
+from devalloc_solver.place.search_context import SearchContext
 from devalloc_solver.problem.allocations import Allocation, Usage
 from devalloc_solver.problem.balance import load_by_node
 from devalloc_solver.problem.demand import AllocationMode, Candidates, PlacementUnit, Request
@@ -43,7 +45,7 @@ def place_greedily(
         if ends is not None and time.monotonic() > ends:
             break
         nodes = _nodes(snapshot, unit) if loads is None else _by_load(snapshot, unit, loads)
-        kind = _unit_key(unit) if loads is None else None
+        kind = unit_key(unit) if loads is None else None
         start = hopeless.get(kind, 0) if kind is not None else 0
         wants = _whole_device_needs(unit)
         for position in range(start, len(nodes)):
@@ -84,10 +86,11 @@ def place_compactly(
     full: Counter[object] = Counter()
     """kind of units -> how many of these have no room for one"""
     denied: set[object] = set()
+    batch = batch_nodes(SearchContext(snapshot, ledger, placement), units)
     for unit in units:
         if ends is not None and time.monotonic() > ends:
             break
-        kind, needs = _unit_key(unit), _whole_device_needs(unit)
+        kind, needs = unit_key(unit), _whole_device_needs(unit)
         if kind is not None and kind in denied:
             continue
         placed: Sequence[Placement] = ()
@@ -99,10 +102,11 @@ def place_compactly(
             full[kind] = start + (not placed)
             if placed:
                 break
-        placed = placed or _best_node(snapshot, ledger, unit, placement)
+        placed = placed or _best_node(snapshot, ledger, unit, placement, batch)
         if not placed:
             denied.add(kind)
         for one in placed:
+            batch.use(one.node)
             ledger.add(one.holding())
             rooms.take(one)
             pools.update(entry.device.pool for entry in one.entries)
@@ -117,9 +121,11 @@ def has_later_choice(placements: Iterable[Placement]) -> bool:
     return any(entry.request.alternative for one in placements for entry in one.entries)
 
 
-def _best_node(snapshot: Snapshot, ledger: Usage, unit: PlacementUnit, placement: str) -> Sequence[Placement]:
+def _best_node(
+    snapshot: Snapshot, ledger: Usage, unit: PlacementUnit, placement: str, batch: BatchNodes
+) -> Sequence[Placement]:
     try:
-        placed = place(snapshot, ledger, unit, placement=placement, steps=STEPS)
+        placed = place(snapshot, ledger, unit, placement=placement, steps=STEPS, batch=batch)
     except StepsExhausted:
         return ()
     return () if placed is None else placed.placements
@@ -150,7 +156,7 @@ def place_evenly(
     for unit in units:
         if ends is not None and time.monotonic() > ends:
             break
-        kind = _unit_key(unit)
+        kind = unit_key(unit)
         start = full.get(kind, 0) if fill and kind is not None else 0
         placed: Sequence[Placement] = ()
         while not placed and start < len(opened) and fill:
@@ -233,12 +239,6 @@ def _fewest_candidates(unit: PlacementUnit) -> int:
 
 def _is_whole(request: Request) -> bool:
     return request.mode is AllocationMode.WHOLE and not request.portions
-
-
-def _unit_key(unit: PlacementUnit) -> object | None:
-    """Equal for units that ask for the same, groups included."""
-    shapes = tuple(demand.shape for demand in unit.demands)
-    return None if None in shapes else (unit.pin, shapes)
 
 
 _WholeDeviceNeeds = list[list[tuple[Candidates, int]]]
