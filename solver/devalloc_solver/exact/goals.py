@@ -16,7 +16,7 @@ from devalloc_solver.bounds.minimum_use import MinimumUse, satisfied_details
 from devalloc_solver.exact.claim_groups import request_key
 from devalloc_solver.exact.policy import order_cost, policy_cost, share_cost, spread_costs
 from devalloc_solver.exact.variables import BatchModel, ClaimGroupVars, LinearTerms, RequestVars
-from devalloc_solver.problem.demand import AllocationMode, Demand, Request
+from devalloc_solver.problem.demand import Demand, Request
 from devalloc_solver.problem.ordering import ClaimOrder, claim_order
 from devalloc_solver.problem.placement import GoalLevel
 
@@ -29,10 +29,12 @@ SMALL_MODEL = 1_000
 """Variables up to which every goal gets STEP_LIMIT."""
 LARGE_MODEL_LIMIT = 1.0
 """The same for the choices of larger models, which are improved and not always proven (S17)."""
-POOLS_LIMITS = ((400, STEP_LIMIT), (SMALL_MODEL, 0.25))
+POOLS_LIMITS = ((400, STEP_LIMIT), (2 * SMALL_MODEL, 0.5))
 """(variables, the same for pools and devices) of models up to that size."""
 LARGE_POOLS_LIMIT = 0.2
-"""The same for larger models: what claims take that were placed one by one is few already (``warm_start``)."""
+"""The same for larger models."""
+PLACED_POOLS_LIMIT = 0.25
+"""The same for what was placed one by one: that takes few pools already (``warm_start``)."""
 UNITS_PER_STEP = 24
 """Units that are decided together."""
 MAX_TOGETHER = 2**24
@@ -79,6 +81,8 @@ class GoalSearch:
     def pools_limit(self) -> float:
         """The same for goals 3 and 4."""
         size = len(self.model.cp.proto.variables)
+        if self.is_placed:
+            return PLACED_POOLS_LIMIT if size <= SMALL_MODEL else LARGE_POOLS_LIMIT
         return next((limit for variables, limit in POOLS_LIMITS if size <= variables), LARGE_POOLS_LIMIT)
 
     @property
