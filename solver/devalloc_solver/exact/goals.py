@@ -235,12 +235,12 @@ def optimize_goals(
     search = search or GoalSearch(model, ends)
     levels = _maximize_satisfied(search)
     levels += _alternatives(search)
-    least = _minimum_use(search, levels)
+    minimum = _minimum_use(search, levels)
     limit = search.pools_limit
-    value, bound = search.minimize([(1, used) for used in model.pools_used.values()], best=least.pools(), limit=limit)
+    value, bound = search.minimize([(1, used) for used in model.pools_used.values()], best=minimum.pools(), limit=limit)
     levels.append(GoalLevel("pools", value, bound))
     value, bound = search.minimize(
-        [(1, used) for used in model.devices_used.values()], best=least.devices(), limit=limit
+        [(1, used) for used in model.devices_used.values()], best=minimum.devices(), limit=limit
     )
     levels.append(GoalLevel("devices", value, bound))
     if placement == "spread":

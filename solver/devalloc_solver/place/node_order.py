@@ -36,7 +36,7 @@ class BatchNodes:
     def __post_init__(self) -> None:
         self.order = {node: rank for rank, node in enumerate(self.looks)}
         self._unused = defaultdict(list)
-        for node, look in reversed(self.looks.items()):
+        for node, look in reversed([*self.looks.items()]):
             self._unused[look].append(node)
 
     def nodes(self, unit: PlacementUnit) -> list[str]:
