@@ -72,6 +72,11 @@ class ApiModel(BaseModel):
 M = TypeVar("M", bound=ApiModel)
 
 
+def json_names(model: type[ApiModel]) -> tuple[str, ...]:
+    """The names of a model's fields in JSON, in the order of the model."""
+    return tuple(field.alias or name for name, field in model.model_fields.items())
+
+
 _set = object.__setattr__
 """models are frozen"""
 
