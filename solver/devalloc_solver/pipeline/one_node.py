@@ -13,10 +13,8 @@ from devalloc_solver.check.resource_k8s import check_results
 from devalloc_solver.deadline import ALLOCATE_SECONDS, end_time
 from devalloc_solver.dialects.resource_k8s.allocation_result import ShareIds, devices_of_placement, make_result
 from devalloc_solver.dialects.resource_k8s.allocation_task import AllocationTask, Manifest, as_manifests, prepare
+from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim
 from devalloc_solver.dialects.resource_k8s.errors import AllocationError, ResourceAnswerRefused
-from devalloc_solver.dialects.resource_k8s.objects import (
-    ResourceClaim,
-)
 from devalloc_solver.dialects.resource_k8s.pools import PoolStatus, name_of
 from devalloc_solver.dialects.resource_k8s.translate import (
     PendingClaim,

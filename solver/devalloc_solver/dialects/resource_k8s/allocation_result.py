@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s.candidates import RequestCandidates
+from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim, ResourceDeviceClass, SubRequest
 from devalloc_solver.dialects.resource_k8s.node_selectors import merge_selectors, single_node_selector
-from devalloc_solver.dialects.resource_k8s.objects import ResourceClaim, ResourceDeviceClass, SubRequest
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice
 from devalloc_solver.dialects.resource_k8s.quantities import Amount
 from devalloc_solver.dialects.resource_k8s.usage import DeviceId
@@ -158,4 +158,4 @@ def _node_selector(offers: Sequence[PublishedDevice], node: str) -> dict[str, An
 
 
 def _selectors(offers: Sequence[PublishedDevice]) -> Iterator[Any]:
-    return (offer.reach.selector for offer in offers if offer.reach.selector is not None)
+    return (offer.reach.node_selector for offer in offers if offer.reach.node_selector is not None)

@@ -10,16 +10,12 @@ from devalloc.api.quantity import type_name
 from devalloc.api.suggest import closest_match
 from devalloc_solver.cel.budget import Allowance
 from devalloc_solver.dialects.resource_k8s.candidates import RequestCandidates, RequestJudge
+from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim, ResourceDeviceClass, claim_with_allocation
 from devalloc_solver.dialects.resource_k8s.decode import read_claim, read_class, read_node
 from devalloc_solver.dialects.resource_k8s.errors import AllocationError
 from devalloc_solver.dialects.resource_k8s.feature_gates import read_gates
 from devalloc_solver.dialects.resource_k8s.fields import FieldError, short_text
-from devalloc_solver.dialects.resource_k8s.objects import (
-    ClusterNode,
-    ResourceClaim,
-    ResourceDeviceClass,
-    claim_with_allocation,
-)
+from devalloc_solver.dialects.resource_k8s.node_selectors import ClusterNode
 from devalloc_solver.dialects.resource_k8s.pools import IgnoredObject, PoolStatus, ResourcePool, SliceBook, name_of
 from devalloc_solver.dialects.resource_k8s.published_devices import (
     DevicesInUse,

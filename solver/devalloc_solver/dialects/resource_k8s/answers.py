@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim
 from devalloc_solver.dialects.resource_k8s.demands import selected_node
 from devalloc_solver.dialects.resource_k8s.manifests import Key, RejectedResourceClaim
-from devalloc_solver.dialects.resource_k8s.objects import ResourceClaim
 from devalloc_solver.problem.placement import Placement
 
 

@@ -21,18 +21,18 @@ from devalloc_solver.cel.budget import (
 )
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s.capacity_requests import CapacityOverflowError, amounts_to_take
-from devalloc_solver.dialects.resource_k8s.errors import AllocationError
-from devalloc_solver.dialects.resource_k8s.objects import (
-    DeviceTaint,
+from devalloc_solver.dialects.resource_k8s.claims import (
     DeviceToleration,
     ResourceClaim,
     ResourceDeviceClass,
     SubRequest,
 )
+from devalloc_solver.dialects.resource_k8s.errors import AllocationError
 from devalloc_solver.dialects.resource_k8s.pools import PoolStatus
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice, overdrawn_counters
 from devalloc_solver.dialects.resource_k8s.quantities import Amount
 from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
+from devalloc_solver.dialects.resource_k8s.slices import DeviceTaint
 from devalloc_solver.dialects.resource_k8s.usage import DeviceUsage
 from devalloc_solver.problem.demand import Candidates, FunnelStep
 
@@ -290,7 +290,7 @@ class RequestJudge:
         device = offer.device
         if (used := self._in_use(ask, offer)) is not None:
             return used
-        if offer.slice.skip_node_operations:
+        if offer.slice.spec.skip_node_operations:
             return DeviceMismatch(
                 "skip node operations, an alpha feature that is not supported", gate.OPTIONAL_NODE_OPERATIONS
             )

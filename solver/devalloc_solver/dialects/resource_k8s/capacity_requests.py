@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from devalloc.api.quantity import NANO
-from devalloc_solver.dialects.resource_k8s.objects import (
+from devalloc_solver.dialects.resource_k8s.quantities import MAX_INT64, MILLI, Amount
+from devalloc_solver.dialects.resource_k8s.slices import (
     CapacityRange,
     CapacityRequestPolicy,
     DeviceCapacity,
     SliceDevice,
 )
-from devalloc_solver.dialects.resource_k8s.quantities import MAX_INT64, MILLI, Amount
 
 
 class CapacityOverflowError(Exception):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from devalloc_solver.dialects.resource_k8s.objects import ClusterNode, ResourceSlice
+from devalloc_solver.dialects.resource_k8s.node_selectors import ClusterNode
 from devalloc_solver.dialects.resource_k8s.pools import PoolStatus, ResourcePool, SliceBook
 from devalloc_solver.dialects.resource_k8s.published_devices import PoolView
+from devalloc_solver.dialects.resource_k8s.slices import ResourceSlice
 from devalloc_solver.problem.ordering import natural_key
 
 
@@ -47,7 +48,7 @@ def view_cluster(book: SliceBook, nodes: Mapping[str, ClusterNode]) -> ClusterVi
 
 def _is_local_to_one_node(pool: ResourcePool) -> bool:
     """Whether all devices that have a say are of one node."""
-    return not pool.hidden and all(resource_slice.reach.node_name is not None for resource_slice in pool.slices)
+    return not pool.hidden and all(resource_slice.spec.node_name is not None for resource_slice in pool.slices)
 
 
 def _merged_pool(sightings: list[tuple[ResourcePool, ClusterNode]]) -> PoolView:

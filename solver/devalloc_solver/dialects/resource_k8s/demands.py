@@ -11,8 +11,10 @@ from devalloc.api.meta import ALLOCATED_NODE, GROUP, NODE
 from devalloc.api.suggest import closest_match
 from devalloc_solver.cel.budget import OutOfTime, evaluate_in_turns
 from devalloc_solver.dialects.resource_k8s.candidates import RequestJudge
+from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim
+from devalloc_solver.dialects.resource_k8s.decode import read_node_selector
 from devalloc_solver.dialects.resource_k8s.errors import AllocationError
-from devalloc_solver.dialects.resource_k8s.fields import FieldError, Fields
+from devalloc_solver.dialects.resource_k8s.fields import FieldError
 from devalloc_solver.dialects.resource_k8s.manifests import (
     ClusterInput,
     Key,
@@ -20,8 +22,6 @@ from devalloc_solver.dialects.resource_k8s.manifests import (
     pin_of,
     priority_of,
 )
-from devalloc_solver.dialects.resource_k8s.node_selectors import read_selector
-from devalloc_solver.dialects.resource_k8s.objects import ResourceClaim
 from devalloc_solver.dialects.resource_k8s.translate import MOST_DEVICES, ClaimMeta, PendingClaim, make_demand
 from devalloc_solver.problem.demand import Demand, PlacementUnit
 from devalloc_solver.problem.ordering import claim_order
@@ -168,10 +168,10 @@ def node_of(claim: ResourceClaim) -> str | None:
 def selected_node(allocation: Mapping[str, Any]) -> str | None:
     """The only node that the selector of an allocation selects by name."""
     try:
-        selector = Fields(allocation, "").given("nodeSelector", read_selector) or ()
+        terms = read_node_selector(allocation.get("nodeSelector")).terms
     except FieldError:
         return None
-    for line in selector[0].fields if len(selector) == 1 else ():
+    for line in terms[0].fields if len(terms) == 1 else ():
         if line.key == "metadata.name" and line.operator == "In":
             return line.values[0]
     return None

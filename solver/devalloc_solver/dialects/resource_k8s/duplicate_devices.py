@@ -12,6 +12,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from devalloc.api.problems import Problem
+from devalloc_solver.dialects.resource_k8s.node_selectors import REACH
 from devalloc_solver.dialects.resource_k8s.usage import DeviceId
 
 if TYPE_CHECKING:
@@ -62,14 +63,14 @@ def merge_duplicate(one: PublishedDevice, other: PublishedDevice) -> PublishedDe
     """
     if not one.is_shareable or one.device.consumes or one.nodes & other.nodes:
         return None
-    if None in (one.reach.node_name, other.reach.node_name) or one.slice.skip_node_operations:
+    if None in (one.reach.node_name, other.reach.node_name) or one.slice.spec.skip_node_operations:
         return None
-    if other.slice.skip_node_operations or one.pool.state is not other.pool.state:
+    if other.slice.spec.skip_node_operations or one.pool.state is not other.pool.state:
         return None
     same = all(
         getattr(one.device, field.name) == getattr(other.device, field.name)
         for field in fields(one.device)
-        if field.name != "reach"
+        if field.name not in REACH
     )
     return replace(one, nodes=one.nodes | other.nodes) if same else None
 

@@ -8,88 +8,119 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any
 
-from devalloc_solver.dialects.resource_k8s.fields import FieldError, Fields
-from devalloc_solver.dialects.resource_k8s.objects import (
-    ClusterNode,
-    NodeAccess,
-    NodeSelector,
-    NodeSelectorRequirement,
-    NodeSelectorTerm,
-)
+from pydantic import AfterValidator, Field, PlainValidator
 
-_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
-_PREFIX = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", re.ASCII)
+from devalloc.api.fields import raise_faults
+from devalloc_solver.dialects.resource_k8s.fields import Flag, Items, Needed, Strict, Text, Texts, Tolerant, short_text
+from devalloc_solver.dialects.resource_k8s.quantities import MAX_INT64
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSelectorRequirement(Strict):
+    """One line of a node selector: a label or field, an operator, values."""
+
+    key: Text = ""
+    operator: Text = ""
+    values: Texts = ()
+
+    @property
+    def identity(self) -> tuple[str, str, frozenset[str]]:
+        """Equal for requirements that say the same."""
+        return self.key, self.operator, frozenset(self.values)
+
+    def to_manifest(self) -> dict[str, Any]:
+        shown: dict[str, Any] = {"key": self.key, "operator": self.operator}
+        return shown | {"values": list(self.values)} if self.values else shown
+
+
+_LABEL_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
+_LABEL_PREFIX = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", re.ASCII)
 _INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
-_MAX_INT64 = 2**63 - 1
 _VALUES = {"In": "some", "NotIn": "some", "Exists": "none", "DoesNotExist": "none", "Gt": "integer", "Lt": "integer"}
 
 
-class SelectorError(FieldError):
-    """A node selector that Kubernetes refuses: it is unknown which nodes it means."""
-
-
-def read_selector(fields: Fields) -> NodeSelector:
-    """Read a node selector. Raises SelectorError for an operator or a value that Kubernetes does not take."""
-    try:
-        return _terms(fields)
-    except FieldError as error:
-        raise SelectorError("", str(error)) from None
-
-
-def _terms(fields: Fields) -> NodeSelector:
-    terms = []
-    for item, path in fields.items("nodeSelectorTerms"):
-        term = Fields(item, path)
-        expressions = tuple(_expression(*pair) for pair in term.items("matchExpressions"))
-        names = tuple(_field(*pair) for pair in term.items("matchFields"))
-        term.finish()
-        terms.append(NodeSelectorTerm(expressions, names))
-    fields.finish()
-    return tuple(terms)
-
-
-def _requirement(content: object, path: str) -> NodeSelectorRequirement:
-    fields = Fields(content, path)
-    requirement = NodeSelectorRequirement(fields.text("key"), fields.text("operator"), fields.texts("values"))
-    fields.finish()
-    return requirement
-
-
-def _expression(content: object, path: str) -> NodeSelectorRequirement:
-    rule = _requirement(content, path)
-    prefix, slash, name = rule.key.rpartition("/")
-    if not _NAME.fullmatch(name) or (slash and not _PREFIX.fullmatch(prefix)):
-        raise FieldError(f"{path}.key", f"is not a label name: {rule.key!r}")
-    wanted = _VALUES.get(rule.operator)
-    if wanted is None:
-        raise FieldError(f"{path}.operator", f"{rule.operator!r} is not supported; use one of {', '.join(_VALUES)}")
-    if wanted == "some" and not rule.values:
-        raise FieldError(f"{path}.values", f"must not be empty with the operator {rule.operator}")
-    if wanted == "none" and rule.values:
-        raise FieldError(f"{path}.values", f"must be empty with the operator {rule.operator}")
-    if wanted == "integer" and (len(rule.values) != 1 or _integer(rule.values[0]) is None):
-        raise FieldError(f"{path}.values", f"must be one integer with the operator {rule.operator}")
-    for value in rule.values:
-        if value and not _NAME.fullmatch(value):
-            raise FieldError(f"{path}.values", f"has {value!r}, which is not a valid label value")
-    return rule
-
-
-def _field(content: object, path: str) -> NodeSelectorRequirement:
-    rule = _requirement(content, path)
-    if rule.operator not in ("In", "NotIn"):
-        raise FieldError(f"{path}.operator", f"{rule.operator!r} is not supported for fields; use In or NotIn")
-    if len(rule.values) != 1:
-        raise FieldError(f"{path}.values", "must be one value for a field")
-    return rule
-
-
-def _integer(text: str) -> int | None:
+def label_integer(text: str) -> int | None:
     """A number as a label has it, or None where it is none of 64 bits."""
     value = int(text) if _INTEGER.fullmatch(text) and len(text) <= 20 else None
-    return value if value is not None and -_MAX_INT64 - 1 <= value <= _MAX_INT64 else None
+    return value if value is not None and -MAX_INT64 - 1 <= value <= MAX_INT64 else None
+
+
+def _check_expression(rule: NodeSelectorRequirement) -> NodeSelectorRequirement:
+    """Raises a validation error for an operator or a value that Kubernetes does not take."""
+    prefix, slash, name = rule.key.rpartition("/")
+    if not _LABEL_NAME.fullmatch(name) or (slash and not _LABEL_PREFIX.fullmatch(prefix)):
+        raise_faults([(("key",), f"is not a label name: {rule.key!r}")])
+    wanted = _VALUES.get(rule.operator)
+    if wanted is None:
+        raise_faults([(("operator",), f"{rule.operator!r} is not supported; use one of {', '.join(_VALUES)}")])
+    if wanted == "some" and not rule.values:
+        raise_faults([(("values",), f"must not be empty with the operator {rule.operator}")])
+    if wanted == "none" and rule.values:
+        raise_faults([(("values",), f"must be empty with the operator {rule.operator}")])
+    if wanted == "integer" and (len(rule.values) != 1 or label_integer(rule.values[0]) is None):
+        raise_faults([(("values",), f"must be one integer with the operator {rule.operator}")])
+    for value in rule.values:
+        if value and not _LABEL_NAME.fullmatch(value):
+            raise_faults([(("values",), f"has {value!r}, which is not a valid label value")])
+    return rule
+
+
+def _check_field(rule: NodeSelectorRequirement) -> NodeSelectorRequirement:
+    if rule.operator not in ("In", "NotIn"):
+        raise_faults([(("operator",), f"{rule.operator!r} is not supported for fields; use In or NotIn")])
+    if len(rule.values) != 1:
+        raise_faults([(("values",), "must be one value for a field")])
+    return rule
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSelectorTerm(Strict):
+    """Requirements that hold together."""
+
+    expressions: Annotated[
+        Items[Annotated[NodeSelectorRequirement, AfterValidator(_check_expression)]], Field(alias="matchExpressions")
+    ] = ()
+    fields: Annotated[
+        Items[Annotated[NodeSelectorRequirement, AfterValidator(_check_field)]], Field(alias="matchFields")
+    ] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSelector(Strict):
+    """Terms of which one holds."""
+
+    terms: Annotated[Items[NodeSelectorTerm], Field(alias="nodeSelectorTerms")] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeAccess:
+    """Which nodes reach a slice or a device: at most one of the three says so."""
+
+    node_name: Annotated[Text | None, AfterValidator(lambda name: name or None), Field(alias="nodeName")] = None
+    all_nodes: Annotated[Flag, Field(alias="allNodes")] = False
+    node_selector: Annotated[NodeSelector | None, Field(alias="nodeSelector")] = None
+
+    def __post_init__(self) -> None:
+        if (self.node_name is not None) + self.all_nodes + (self.node_selector is not None) > 1:
+            raise ValueError("sets more than one of nodeName, nodeSelector, allNodes; keep one")
+
+    @property
+    def is_specified(self) -> bool:
+        return self.node_name is not None or self.all_nodes or self.node_selector is not None
+
+
+REACH = frozenset(part.name for part in fields(NodeAccess))
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterNode(Tolerant):
+    """A node of the cluster, as node selectors see it."""
+
+    name: Needed
+    labels: dict[Text, Annotated[str, PlainValidator(short_text)]] = field(default_factory=dict)
 
 
 def is_reachable(node: ClusterNode, reach: NodeAccess) -> bool:
@@ -98,7 +129,7 @@ def is_reachable(node: ClusterNode, reach: NodeAccess) -> bool:
         return reach.node_name == node.name
     if reach.all_nodes:
         return True
-    return reach.selector is not None and selects(reach.selector, node)
+    return reach.node_selector is not None and selects(reach.node_selector, node)
 
 
 def selects(selector: NodeSelector, node: ClusterNode) -> bool:
@@ -106,7 +137,7 @@ def selects(selector: NodeSelector, node: ClusterNode) -> bool:
         (term.expressions or term.fields)
         and all(_holds(r, node.labels.get(r.key)) for r in term.expressions)
         and all(_field_holds(r, node) for r in term.fields)
-        for term in selector
+        for term in selector.terms
     )
 
 
@@ -120,7 +151,7 @@ def _holds(requirement: NodeSelectorRequirement, label: str | None) -> bool:
             return label is not None
         case "DoesNotExist":
             return label is None
-    have, bound = _integer(label or ""), _integer(requirement.values[0])
+    have, bound = label_integer(label or ""), label_integer(requirement.values[0])
     if have is None or bound is None:
         return False
     return have > bound if requirement.operator == "Gt" else have < bound
@@ -142,7 +173,7 @@ def merge_selectors(selectors: Iterable[NodeSelector]) -> dict[str, Any] | None:
     expressions: dict[object, NodeSelectorRequirement] = {}
     names: dict[object, NodeSelectorRequirement] = {}
     for selector in selectors:
-        for term in selector:
+        for term in selector.terms:
             for requirement in term.expressions:
                 expressions.setdefault(requirement.identity, requirement)
             for requirement in term.fields:

@@ -15,9 +15,9 @@ from typing import Any
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s.decode import read_slice
 from devalloc_solver.dialects.resource_k8s.errors import AllocationError
-from devalloc_solver.dialects.resource_k8s.fields import FieldError, short_text
-from devalloc_solver.dialects.resource_k8s.node_selectors import SelectorError, is_reachable
-from devalloc_solver.dialects.resource_k8s.objects import ClusterNode, ResourceSlice
+from devalloc_solver.dialects.resource_k8s.fields import FieldError, SelectorError, short_text
+from devalloc_solver.dialects.resource_k8s.node_selectors import ClusterNode, is_reachable
+from devalloc_solver.dialects.resource_k8s.slices import ResourceSlice
 
 PoolId = tuple[str, str]
 Manifest = Mapping[str, Any]
@@ -102,7 +102,7 @@ class SliceBook:
     def node_names(self) -> list[str]:
         """The nodes that slices or their devices name."""
         devices = (device for entry in self._shared if (s := self._read(entry)) is not None for device in s.devices)
-        return sorted({*self._local} | {d.reach.node_name for d in devices if d.reach.node_name is not None})
+        return sorted({*self._local} | {d.node_name for d in devices if d.node_name is not None})
 
     @property
     def ignored(self) -> tuple[IgnoredObject, ...]:
@@ -146,7 +146,7 @@ class SliceBook:
         except FieldError as error:
             self._ignored.add(IgnoredObject(name, str(error)))
             return None
-        if not any(device.uses_groups for device in resource_slice.devices):
+        if not resource_slice.uses_groups:
             return resource_slice
         if gate.COMPATIBILITY_GROUPS in self._gates:
             raise AllocationError(
@@ -158,26 +158,27 @@ class SliceBook:
 
     def _is_near(self, node: ClusterNode, resource_slice: ResourceSlice) -> bool:
         """Whether a slice is for the node, as far as it can be told."""
-        partitions = resource_slice.per_device is not None or bool(resource_slice.counter_sets)
+        spec = resource_slice.spec
+        partitions = spec.per_device is not None or bool(spec.counter_sets)
         if partitions and gate.PARTITIONABLE_DEVICES not in self._gates:
             return False
-        if resource_slice.per_device:
-            return any(is_reachable(node, device.reach) for device in resource_slice.devices)
-        if not resource_slice.reach.is_specified:
+        if spec.per_device:
+            return any(is_reachable(node, device) for device in spec.devices)
+        if not spec.is_specified:
             self._ignored.add(
                 IgnoredObject(resource_slice.name, "does not select the nodes that reach it in any supported way")
             )
-        return is_reachable(node, resource_slice.reach)
+        return is_reachable(node, spec)
 
     def _pool(self, key: PoolId, near: Sequence[ResourceSlice]) -> ResourcePool | None:
         """The pool of the newest slices that reach a node; None when a newer generation has left the node."""
-        generation = max(resource_slice.generation for resource_slice in near)
+        generation = max(resource_slice.spec.pool.generation for resource_slice in near)
         newest = sorted(
-            (resource_slice for resource_slice in near if resource_slice.generation == generation),
+            (resource_slice for resource_slice in near if resource_slice.spec.pool.generation == generation),
             key=lambda resource_slice: (resource_slice.name, [device.name for device in resource_slice.devices]),
         )
         hidden: list[ResourceSlice] = []
-        counts = {resource_slice.slice_count for resource_slice in newest}
+        counts = {resource_slice.spec.pool.slice_count for resource_slice in newest}
         if counts != {len(newest)}:
             newer, total, hidden = self._others(key, generation, newest)
             if newer:
@@ -219,7 +220,8 @@ class SliceBook:
                 total += 1
             elif (resource_slice := self._read(entry)) is not None:
                 total += 1
-                says = resource_slice.counter_sets or any(device.consumes for device in resource_slice.devices)
+                spec = resource_slice.spec
+                says = spec.counter_sets or any(device.consumes for device in spec.devices)
                 hidden += [resource_slice] if says and id(resource_slice) not in seen else []
         return False, total, hidden
 
@@ -278,11 +280,11 @@ def _duplicate_device(slices: Iterable[ResourceSlice]) -> str:
 def _read_counters(slices: Sequence[ResourceSlice], counters: dict[tuple[str, str], int]) -> str:
     """Fill in the counters of a pool; what is wrong with them, or nothing."""
     sets: set[str] = set()
-    for name, members in (entry for resource_slice in slices for entry in resource_slice.counter_sets):
-        if name in sets:
-            return f"two counter sets are named {name}"
-        sets.add(name)
-        counters |= {(name, counter): amount.nano for counter, amount in members.items()}
+    for own in (own for resource_slice in slices for own in resource_slice.spec.counter_sets):
+        if own.name in sets:
+            return f"two counter sets are named {own.name}"
+        sets.add(own.name)
+        counters |= {(own.name, name): counter.value.nano for name, counter in own.counters.items()}
     for device in (device for resource_slice in slices for device in resource_slice.devices):
         for use in device.consumes:
             if use.counter_set not in sets:

@@ -17,16 +17,9 @@ from devalloc_solver.dialects.resource_k8s.duplicate_devices import (
     marker_resource,
     merge_duplicate,
 )
-from devalloc_solver.dialects.resource_k8s.node_selectors import is_reachable
-from devalloc_solver.dialects.resource_k8s.objects import (
-    ClusterNode,
-    CounterConsumption,
-    DeviceAttribute,
-    NodeAccess,
-    ResourceSlice,
-    SliceDevice,
-)
+from devalloc_solver.dialects.resource_k8s.node_selectors import ClusterNode, NodeAccess, is_reachable
 from devalloc_solver.dialects.resource_k8s.pools import PoolId, PoolStatus, ResourcePool
+from devalloc_solver.dialects.resource_k8s.slices import CounterConsumption, DeviceAttribute, ResourceSlice, SliceDevice
 from devalloc_solver.dialects.resource_k8s.usage import DeviceId, DeviceUsage
 from devalloc_solver.problem import snapshot as core
 from devalloc_solver.problem.allocations import AllocatedDevice
@@ -63,7 +56,7 @@ class PublishedDevice:
     @property
     def reach(self) -> NodeAccess:
         """Which nodes reach it: said by the device or by its slice."""
-        return self.device.reach if self.slice.per_device else self.slice.reach
+        return self.device if self.slice.spec.per_device else self.slice.spec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,7 +81,7 @@ def list_published_devices(
         pool = view.pool
         reach, nodes = None, frozenset[str]()
         for resource_slice, device in _devices(pool):
-            own_reach = device.reach if resource_slice.per_device else resource_slice.reach
+            own_reach = device if resource_slice.spec.per_device else resource_slice.spec
             if own_reach is not reach:  # devices of one slice are mostly reached alike
                 reach, nodes = own_reach, frozenset(node.name for node in view.nodes if is_reachable(node, own_reach))
             device_id = pool.driver, pool.name, device.name
@@ -265,9 +258,9 @@ def draws_of(offer: PublishedDevice, gates: frozenset[str]) -> Draws:
 def _draws(consumes: tuple[CounterConsumption, ...]) -> Draws:
     total: dict[str, int] = {}
     for use in consumes:
-        for counter, amount in use.counters.items():
-            name = f"{use.counter_set}/{counter}"
-            total[name] = total.get(name, 0) + amount.nano
+        for name, counter in use.counters.items():
+            key = f"{use.counter_set}/{name}"
+            total[key] = total.get(key, 0) + counter.value.nano
     return tuple((name, nano) for name, nano in sorted(total.items()) if nano > 0)
 
 

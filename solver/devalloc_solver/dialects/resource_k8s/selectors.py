@@ -20,8 +20,8 @@ from devalloc_solver.cel.kubernetes import (
 )
 from devalloc_solver.dialects.resource_k8s.errors import AllocationError
 from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES
-from devalloc_solver.dialects.resource_k8s.objects import DeviceAttribute
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice, find_qualified
+from devalloc_solver.dialects.resource_k8s.slices import DeviceAttribute
 
 compile("true", DEFAULT_GATES)  # loads the CEL runtime together with the dialect, so that no claim has to wait for it
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from devalloc_solver.dialects.resource_k8s.candidates import RequestCandidates
-from devalloc_solver.dialects.resource_k8s.objects import DeviceConstraint, ResourceClaim
+from devalloc_solver.dialects.resource_k8s.claims import DeviceConstraint, ResourceClaim
 from devalloc_solver.dialects.resource_k8s.quantities import Amount
 from devalloc_solver.problem.demand import AllocationMode, Constraint, Demand, PlacementUnit, Request
 

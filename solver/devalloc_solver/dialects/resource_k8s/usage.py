@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from devalloc_solver.dialects.resource_k8s.fields import FieldError, Fields
-from devalloc_solver.dialects.resource_k8s.objects import ResourceClaim
+from devalloc_solver.dialects.resource_k8s.claims import (
+    AllocationEntries,
+    DeviceName,
+    DeviceResult,
+    DevicesInUseSpec,
+    ResourceClaim,
+)
+from devalloc_solver.dialects.resource_k8s.decode import read
+from devalloc_solver.dialects.resource_k8s.fields import FieldError
+from devalloc_solver.dialects.resource_k8s.quantities import Amount
 
 DeviceId = tuple[str, str, str]
 """driver, pool, device"""
@@ -40,16 +48,12 @@ def read_usage(allocated: Mapping[str, Any] | None, claims: Iterable[ResourceCla
     Devices of admin access hold nothing. Raises FieldError.
     """
     usage = DeviceUsage()
-    sections = Fields(allocated, "allocated")
-    for item, path in sections.items("devices"):
-        usage.whole.add(_device_id(Fields(item, path)))
-    for item, path in sections.items("shares"):
-        fields = Fields(item, path)
-        usage.add_share(_device_id(fields), fields.needed("shareID"), {})
-    for item, path in sections.items("consumedCapacity"):
-        fields = Fields(item, path)
-        usage.add_share(_device_id(fields), None, _consumed(fields))
-    sections.finish()
+    listed = read(DevicesInUseSpec, allocated, "allocated")
+    usage.whole.update(device.id for device in listed.devices)
+    for share in listed.shares:
+        usage.add_share(share.id, share.share, {})
+    for use in listed.consumed:
+        usage.add_share(use.id, None, _nano(use.consumed))
     for claim in claims:
         if claim.allocation is not None:
             add_allocation(usage, claim.allocation, f"claim {claim.title}: status.allocation")
@@ -62,40 +66,48 @@ def add_allocation(usage: DeviceUsage, allocation: Mapping[str, Any], path: str)
     A device whose held amount is unknown counts as held whole: unreadable content releases nothing.
     """
     faults = []
-    for item, at in Fields(allocation, path).within("devices").members("results"):
+    for entry, at in _results(allocation, path):
         try:
-            _add_result(usage, Fields(item, at))
+            _add_result(usage, entry, at)
         except FieldError as error:
             faults.append(error)
     if faults:
         raise faults[0]
 
 
-def _add_result(usage: DeviceUsage, result: Fields) -> None:
-    device = _device_id(result)
+def _results(allocation: Mapping[str, Any], path: str) -> Iterator[tuple[Any, str]]:
+    """The entries of an allocation, readable or not, each with its path."""
+    read(AllocationEntries, allocation, path)
+    entries = (allocation.get("devices") or {}).get("results") or ()
+    where = f"{path}.devices.results" if path else "devices.results"
+    return ((entry, f"{where}[{number}]") for number, entry in enumerate(entries))
+
+
+def _add_result(usage: DeviceUsage, entry: object, path: str) -> None:
     try:
-        is_admin, share, consumed = result.flag("adminAccess"), result.text("shareID"), _consumed(result)
+        result = read(DeviceResult, entry, path)
     except FieldError:
-        if result.content.get("adminAccess") is not True:
+        device = read(DeviceName, entry, path).id
+        if not isinstance(entry, Mapping) or entry.get("adminAccess") is not True:
             usage.whole.add(device)
         raise
-    if is_admin:
+    if result.admin:
         return
-    if share:
-        usage.add_share(device, share, consumed)
+    if result.share:
+        usage.add_share(result.id, result.share, _nano(result.consumed))
     else:
-        usage.whole.add(device)
+        usage.whole.add(result.id)
 
 
 def readable_allocation(allocation: Mapping[str, Any]) -> dict[str, Any]:
     """What ``add_allocation`` adds of an allocation, as an allocation that can be read."""
     results: list[Any] = []
     try:
-        for item, at in Fields(allocation, "").within("devices").members("results"):
+        for entry, at in _results(allocation, ""):
             own = DeviceUsage()
             try:
-                _add_result(own, Fields(item, at))
-                results.append(item)
+                _add_result(own, entry, at)
+                results.append(entry)
             except FieldError:
                 results += [dict(zip(("driver", "pool", "device"), device, strict=True)) for device in own.whole]
     except FieldError:
@@ -103,13 +115,5 @@ def readable_allocation(allocation: Mapping[str, Any]) -> dict[str, Any]:
     return {"devices": {"results": results}}
 
 
-def _device_id(fields: Fields) -> DeviceId:
-    return fields.needed("driver"), fields.needed("pool"), fields.needed("device")
-
-
-def _consumed(fields: Fields) -> dict[str, int]:
-    amounts = fields.amounts("consumedCapacity")
-    for name, amount in amounts.items():
-        if amount.nano < 0:
-            raise FieldError(f"{fields.at('consumedCapacity')}[{name!r}]", f"is negative: {amount}")
+def _nano(amounts: Mapping[str, Amount]) -> dict[str, int]:
     return {name: amount.nano for name, amount in amounts.items()}

@@ -152,8 +152,9 @@ def sort_slices(slices: Iterable[Manifest]) -> tuple[tuple[Manifest, ...], tuple
         except FieldError:
             unread.append(content)
             continue
-        place = resource_slice.reach.node_name or "", [device.name for device in resource_slice.devices]
-        readable.append(((*resource_slice.pool_id, resource_slice.generation, resource_slice.name, *place), content))
+        spec = resource_slice.spec
+        place = spec.node_name or "", [device.name for device in spec.devices]
+        readable.append(((*resource_slice.pool_id, spec.pool.generation, resource_slice.name, *place), content))
     return tuple(content for _, content in sorted(readable, key=itemgetter(0))), tuple(unread)
 
 

@@ -25,6 +25,7 @@ from devalloc_solver.dialects.resource_k8s.answers import (
     rejected_answer,
 )
 from devalloc_solver.dialects.resource_k8s.capacity_requests import amounts_to_take
+from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim
 from devalloc_solver.dialects.resource_k8s.demands import find_refusal, node_of
 from devalloc_solver.dialects.resource_k8s.errors import AllocationError, ResourceAnswerRefused
 from devalloc_solver.dialects.resource_k8s.feature_gates import read_gates
@@ -38,7 +39,6 @@ from devalloc_solver.dialects.resource_k8s.manifests import (
     priority_of,
     read_documents,
 )
-from devalloc_solver.dialects.resource_k8s.objects import ResourceClaim
 from devalloc_solver.exact.policy import PLACEMENTS
 from devalloc_solver.fleet.interfaces import ChosenPlace
 from devalloc_solver.fleet.resource_k8s.claim_reader import ReadResourceClaim, ResourceClaimReader

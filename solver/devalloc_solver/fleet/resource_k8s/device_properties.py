@@ -10,7 +10,7 @@ from typing import Any
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
 from devalloc.api.semver import SemVer
 from devalloc_solver.cel.kubernetes import Scalar
-from devalloc_solver.dialects.resource_k8s.objects import ClusterNode, SliceDevice
+from devalloc_solver.dialects.resource_k8s.node_selectors import ClusterNode
 from devalloc_solver.dialects.resource_k8s.pools import PoolStatus, ResourcePool
 from devalloc_solver.dialects.resource_k8s.published_devices import (
     PoolView,
@@ -24,6 +24,7 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
     resources_of,
 )
 from devalloc_solver.dialects.resource_k8s.selectors import cel_device
+from devalloc_solver.dialects.resource_k8s.slices import SliceDevice
 from devalloc_solver.dialects.resource_k8s.usage import DeviceUsage
 from devalloc_solver.problem import snapshot as core
 
@@ -123,7 +124,7 @@ def _read(offer: PublishedDevice, gates: frozenset[str]) -> tuple[Mapping[str, A
     return attributes, (
         types,
         cel_device(offer) if is_faulty else None,
-        offer.slice.skip_node_operations,
+        offer.slice.spec.skip_node_operations,
         offer.pool.state,
         _own_device(device),
     )

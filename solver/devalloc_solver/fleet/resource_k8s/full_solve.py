@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from devalloc_solver.dialects.resource_k8s.candidates import RequestJudge
+from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim
 from devalloc_solver.dialects.resource_k8s.cluster_view import ClusterView, view_cluster
 from devalloc_solver.dialects.resource_k8s.demands import make_claim_demand, pending_claim, single_claim_unit
 from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput, Key, RejectedResourceClaim
-from devalloc_solver.dialects.resource_k8s.objects import ResourceClaim
 from devalloc_solver.dialects.resource_k8s.published_devices import (
     DevicesInUse,
     PublishedDevice,

@@ -14,10 +14,10 @@ from devalloc_solver.cel.budget import BudgetExceeded
 from devalloc_solver.cel.kubernetes import CelDevice, Program
 from devalloc_solver.cel.kubernetes import DeviceField as CelRead
 from devalloc_solver.dialects.resource_k8s.candidates import SELECTOR_FAILED, RequestJudge, RequestVerdict
+from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim, SubRequest
 from devalloc_solver.dialects.resource_k8s.demands import pending_claim
 from devalloc_solver.dialects.resource_k8s.errors import AllocationError
 from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput
-from devalloc_solver.dialects.resource_k8s.objects import ResourceClaim, SubRequest
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice
 from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
 from devalloc_solver.dialects.resource_k8s.translate import make_demand
