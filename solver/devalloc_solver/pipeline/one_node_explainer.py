@@ -13,8 +13,8 @@ from devalloc_solver.answer_types import ExplanationDict
 from devalloc_solver.cel.budget import Allowance, OutOfTime
 from devalloc_solver.deadline import ALLOCATE_SECONDS, end_time
 from devalloc_solver.dialects.resource_k8s.allocation_task import AllocationTask, Manifest, as_manifests, holder_key
-from devalloc_solver.dialects.resource_k8s.errors import AllocationError
 from devalloc_solver.dialects.resource_k8s.feature_gates import read_gates
+from devalloc_solver.dialects.resource_k8s.fields import AllocationError
 from devalloc_solver.dialects.resource_k8s.pools import ResourcePool
 from devalloc_solver.explain.blocking_claims import BlockingClaimFinder
 from devalloc_solver.explain.explainer import Finding, RelaxationTier, first_sufficient, unmatched_details

@@ -27,7 +27,7 @@ from devalloc.controller.reconcile.snapshot import Memo
 from devalloc.store.kubernetes.resources import ApiResource
 from devalloc_solver.dialects.resource_k8s.decode import read_node_selector
 from devalloc_solver.dialects.resource_k8s.fields import FieldError
-from devalloc_solver.dialects.resource_k8s.node_selectors import ClusterNode, selects
+from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, selects
 
 Object = dict[str, Any]
 

@@ -14,6 +14,8 @@ from pydantic import AfterValidator, Field
 
 from devalloc.api.fields import raise_faults
 from devalloc_solver.dialects.resource_k8s.fields import (
+    MAX_INT64,
+    Amount,
     Amounts,
     Flag,
     Given,
@@ -27,8 +29,7 @@ from devalloc_solver.dialects.resource_k8s.fields import (
     Texts,
     Tolerant,
 )
-from devalloc_solver.dialects.resource_k8s.node_selectors import ClusterNode
-from devalloc_solver.dialects.resource_k8s.quantities import MAX_INT64, Amount
+from devalloc_solver.dialects.resource_k8s.slices import ClusterNode
 
 # -- what is asked for -------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Any
 from devalloc_solver.check.resource_k8s import PriorUsage, PublishedPools, SelectorResults, check_answers
 from devalloc_solver.check.resource_k8s.prior_allocations import copy_allocation
 from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput, Key
-from devalloc_solver.dialects.resource_k8s.node_selectors import ClusterNode
+from devalloc_solver.dialects.resource_k8s.slices import ClusterNode
 
 Manifest = Mapping[str, Any]
 PoolId = tuple[str, str]

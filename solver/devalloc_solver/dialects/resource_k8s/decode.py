@@ -43,8 +43,7 @@ from devalloc_solver.dialects.resource_k8s.claims import (
     SubRequest,
 )
 from devalloc_solver.dialects.resource_k8s.fields import FieldError, SelectorError, Tolerant, short_text
-from devalloc_solver.dialects.resource_k8s.node_selectors import ClusterNode, NodeSelector
-from devalloc_solver.dialects.resource_k8s.slices import ResourceSlice
+from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, NodeSelector, ResourceSlice
 
 API_VERSION = "resource.k8s.io/v1"
 

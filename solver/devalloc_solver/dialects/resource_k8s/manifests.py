@@ -35,8 +35,7 @@ from devalloc_solver.dialects.resource_k8s.decode import (
     read_slice,
 )
 from devalloc_solver.dialects.resource_k8s.fields import FieldError, short_text
-from devalloc_solver.dialects.resource_k8s.node_selectors import ClusterNode
-from devalloc_solver.dialects.resource_k8s.slices import ResourceSlice
+from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, ResourceSlice
 from devalloc_solver.reasons import Reason
 
 MOST_REQUESTS = 32

@@ -15,12 +15,11 @@ from typing import Any
 from devalloc_solver.cel.budget import Allowance
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s.allocation_task import AllocationTask, Manifest, holder_key, prepare
+from devalloc_solver.dialects.resource_k8s.candidates import SelectorJudge
 from devalloc_solver.dialects.resource_k8s.decode import read_slice
-from devalloc_solver.dialects.resource_k8s.errors import AllocationError
-from devalloc_solver.dialects.resource_k8s.fields import FieldError, short_text
+from devalloc_solver.dialects.resource_k8s.fields import AllocationError, FieldError, short_text
 from devalloc_solver.dialects.resource_k8s.pools import PoolId, PoolStatus, ResourcePool
-from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
-from devalloc_solver.dialects.resource_k8s.usage import DeviceId, DeviceUsage, add_allocation, read_usage
+from devalloc_solver.dialects.resource_k8s.published_devices import DeviceId, DeviceUsage, add_allocation, read_usage
 from devalloc_solver.explain.feasibility import FeasibilityQuestion, ProblemSource
 from devalloc_solver.explain.relaxations import Relaxation
 from devalloc_solver.problem.allocations import Usage

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from devalloc_solver.cel.budget import Bound, OutOfTime
-from devalloc_solver.dialects.resource_k8s.duplicate_devices import is_counter
-from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice
+from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice, is_counter
 from devalloc_solver.explain.explainer import NOT_PROVEN, Explainer, Finding, first_sufficient, unmatched_details
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion, Undecided
 from devalloc_solver.explain.funnel import describe_funnel

@@ -12,24 +12,21 @@ from devalloc.api.meta import GROUP
 from devalloc_solver.cel.budget import BudgetExceeded, OutOfTime
 from devalloc_solver.deadline import ALLOCATE_SECONDS, CHECK_SECONDS, end_time
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
-from devalloc_solver.dialects.resource_k8s.allocation_result import (
+from devalloc_solver.dialects.resource_k8s.answers import (
     AllocatedRequestDevice,
     ShareIds,
-    devices_of_placement,
-    make_result,
-)
-from devalloc_solver.dialects.resource_k8s.answers import (
     allocated_answer,
     chosen_alternatives,
+    devices_of_placement,
+    make_result,
     placed_answer,
     rejected_answer,
 )
-from devalloc_solver.dialects.resource_k8s.capacity_requests import amounts_to_take
+from devalloc_solver.dialects.resource_k8s.candidates import amounts_to_take
 from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim
 from devalloc_solver.dialects.resource_k8s.demands import find_refusal, node_of
-from devalloc_solver.dialects.resource_k8s.errors import AllocationError, ResourceAnswerRefused
 from devalloc_solver.dialects.resource_k8s.feature_gates import read_gates
-from devalloc_solver.dialects.resource_k8s.fields import short_text
+from devalloc_solver.dialects.resource_k8s.fields import AllocationError, ResourceAnswerRefused, short_text
 from devalloc_solver.dialects.resource_k8s.manifests import (
     KINDS,
     ClusterInput,

@@ -10,10 +10,10 @@ from typing import Any
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
 from devalloc.api.semver import SemVer
 from devalloc_solver.cel.kubernetes import Scalar
-from devalloc_solver.dialects.resource_k8s.node_selectors import ClusterNode
-from devalloc_solver.dialects.resource_k8s.pools import PoolStatus, ResourcePool
+from devalloc_solver.dialects.resource_k8s.candidates import cel_device
+from devalloc_solver.dialects.resource_k8s.pools import PoolStatus, PoolView, ResourcePool
 from devalloc_solver.dialects.resource_k8s.published_devices import (
-    PoolView,
+    DeviceUsage,
     PublishedDevice,
     constraint_value,
     draws_of,
@@ -23,9 +23,7 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
     qualified_attributes,
     resources_of,
 )
-from devalloc_solver.dialects.resource_k8s.selectors import cel_device
-from devalloc_solver.dialects.resource_k8s.slices import SliceDevice
-from devalloc_solver.dialects.resource_k8s.usage import DeviceUsage
+from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, SliceDevice
 from devalloc_solver.problem import snapshot as core
 
 RESERVED = frozenset((COMPATIBILITY_GROUP, UNAVAILABLE))

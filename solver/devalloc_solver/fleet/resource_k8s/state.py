@@ -11,15 +11,17 @@ from typing import Any, NamedTuple
 
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s.cluster_check import ClusterChecker
-from devalloc_solver.dialects.resource_k8s.cluster_view import view_cluster
 from devalloc_solver.dialects.resource_k8s.decode import read_slice
 from devalloc_solver.dialects.resource_k8s.fields import FieldError
 from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput, Key, priority_of, read_documents
-from devalloc_solver.dialects.resource_k8s.node_selectors import ClusterNode
-from devalloc_solver.dialects.resource_k8s.pools import PoolId, SliceBook
-from devalloc_solver.dialects.resource_k8s.published_devices import list_published_devices
-from devalloc_solver.dialects.resource_k8s.slices import ResourceSlice
-from devalloc_solver.dialects.resource_k8s.usage import DeviceId, DeviceUsage, add_allocation
+from devalloc_solver.dialects.resource_k8s.pools import PoolId, SliceBook, view_cluster
+from devalloc_solver.dialects.resource_k8s.published_devices import (
+    DeviceId,
+    DeviceUsage,
+    add_allocation,
+    list_published_devices,
+)
+from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, ResourceSlice
 from devalloc_solver.fleet.node_index import HeldItem, NodeIndex
 from devalloc_solver.fleet.resource_k8s.device_properties import PropertyNumbers, local_snapshot, published_device
 from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimRules, SharedDevices

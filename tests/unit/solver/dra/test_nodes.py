@@ -8,7 +8,7 @@ import pytest
 
 from devalloc_solver.dialects.resource_k8s.decode import read_node_selector
 from devalloc_solver.dialects.resource_k8s.fields import SelectorError
-from devalloc_solver.dialects.resource_k8s.node_selectors import ClusterNode, NodeAccess, is_reachable, merge_selectors
+from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, NodeAccess, is_reachable, merge_selectors
 
 NODE = ClusterNode("n1", {"zone": "a", "rack": "7", "example.com/gpu": ""})
 
