@@ -117,9 +117,12 @@ class NodeSelector(Strict):
     terms: Annotated[Items[NodeSelectorTerm], Field(alias="nodeSelectorTerms")] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class NodeAccess:
-    """Which nodes reach a slice or a device: at most one of the three says so."""
+    """Which nodes reach a slice or a device: at most one of the three says so.
+
+    Equal only to itself, as are the slices and devices that inherit from it.
+    """
 
     node_name: Annotated[Text | None, AfterValidator(lambda name: name or None), Field(alias="nodeName")] = None
     all_nodes: Annotated[Flag, Field(alias="allNodes")] = False

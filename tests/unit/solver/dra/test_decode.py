@@ -171,6 +171,13 @@ def test_parts_that_devices_share_are_read_as_all_others() -> None:
     assert errors > 200
 
 
+def test_devices_are_equal_only_to_themselves() -> None:
+    one, other = decode.read_slice(slice_("s", devices("d1", "d2"))).devices
+
+    assert one != other
+    assert len({one, other, one}) == 2
+
+
 def described(device: Any) -> list[object]:
     values = [(name, getattr(device, name)) for name in device.__slots__ if name != "consumes"]
     return [*values, [(one.counter_set, one.counters, one.groups) for one in device.consumes]]
