@@ -20,18 +20,28 @@ from typing import Any, Protocol
 from devalloc.api.cordon import apply_all_cordons, apply_cordons, is_node, unknown_nodes, unschedulable_nodes
 from devalloc.api.meta import NODE_LABEL, TRANSACTION
 from devalloc.api.reasons import STILL_SEARCHING
-from devalloc.controller.reconcile import foreign_objects, vm_scheduling
+from devalloc.controller.reconcile import vm_scheduling
 from devalloc.controller.reconcile.availability import count_pools
 from devalloc.controller.reconcile.claims import (
     allocation_entries,
     annotation_of,
     device_claims_in,
     effective_documents,
+    ignored_changes,
+    ignored_messages,
     is_deleting,
+    is_foreign,
 )
 from devalloc.controller.reconcile.decision import WriteUnit, decide_claims
-from devalloc.controller.reconcile.loop import AllocatorSettings, ReconcileLoop, Renewal, commit_units
-from devalloc.controller.reconcile.node_labels import MAX_REPAIRS, labelled_units, missing_labels
+from devalloc.controller.reconcile.loop import (
+    MAX_REPAIRS,
+    AllocatorSettings,
+    ReconcileLoop,
+    Renewal,
+    commit_units,
+    labelled_units,
+    missing_labels,
+)
 from devalloc.controller.reconcile.preconditions import (
     EXCLUSIVE_SPECS,
     EXCLUSIVE_STATUSES,
@@ -213,8 +223,8 @@ class DeviceClaimAllocator:
         units = vm_scheduling.decide_machines(solver_input, answer, claims_units, now, shown)
         units += vm_scheduling.node_service_units(objects.values(), {key for unit in units for key in unit.keys}, now)
         units = self._without_transient(units)
-        aside = [obj for obj in objects.values() if foreign_objects.is_foreign(obj)]
-        units += [WriteUnit((change,), granted=False) for change in foreign_objects.ignored_changes(aside)]
+        aside = [obj for obj in objects.values() if is_foreign(obj)]
+        units += [WriteUnit((change,), granted=False) for change in ignored_changes(aside)]
         if self._settings.labels_nodes:
             units = labelled_units(objects, units)
             missing = missing_labels(objects.items(), {key for unit in units for key in unit.keys}, self._made)
@@ -242,7 +252,7 @@ class DeviceClaimAllocator:
         claims = device_claims_in(state)
         waiting = [c for c in claims if not allocation_entries(c) and not is_deleting(c)]
         strangers = (_NO_NODE.format(*each) for each in unknown_nodes(objects.values()).items())
-        problems = (*map(_problem_message, answer["problems"]), *foreign_objects.ignored_messages(aside), *strangers)
+        problems = (*map(_problem_message, answer["problems"]), *ignored_messages(aside), *strangers)
         self._report(problems)
         done = DeviceClaimRound(
             resource_version=version,
@@ -294,7 +304,7 @@ class DeviceClaimAllocator:
         def cordoned(pool: Object, why: str | None) -> Object:
             return self._made.of("cordons", pool, partial(apply_cordons, pool, why), why)
 
-        own = (obj for obj in objects if not foreign_objects.is_foreign(obj))
+        own = (obj for obj in objects if not is_foreign(obj))
         return [obj for obj in apply_all_cordons(own, cordoned) if not is_node(obj)]
 
     def _has_quotas(self) -> bool:

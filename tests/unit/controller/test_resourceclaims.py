@@ -14,10 +14,10 @@ from devalloc.api.dedicated_pools import base_pool_name, dedicated_pool_name, is
 from devalloc.api.meta import LEADER
 from devalloc.api.reasons import STILL_SEARCHING
 from devalloc.controller.metrics import ControllerMetrics
+from devalloc.controller.reconcile import warm_solver as resourceclaims_solver
 from devalloc.controller.reconcile.events import ObjectEvent
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.controller.reconcile.resource_claims import ResourceClaimAllocator
-from devalloc.controller.reconcile.resource_claims import warm_solver as resourceclaims_solver
 from devalloc.controller.reconcile.resource_claims.cluster_state import (
     RESOURCES,
     ClusterState,
@@ -25,8 +25,8 @@ from devalloc.controller.reconcile.resource_claims.cluster_state import (
     effective_slice,
 )
 from devalloc.controller.reconcile.resource_claims.pending import PendingGroup, pending_groups
-from devalloc.controller.reconcile.resource_claims.warm_solver import IncrementalResourceSolver
 from devalloc.controller.reconcile.searches import BackgroundSearches
+from devalloc.controller.reconcile.warm_solver import IncrementalResourceSolver
 from devalloc.store import Forbidden, Key
 from devalloc.store.kubernetes import ApiError, KubernetesStore
 from devalloc_solver.cel import budget

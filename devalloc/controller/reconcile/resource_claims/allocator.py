@@ -35,9 +35,9 @@ from devalloc.controller.reconcile.resource_claims.pending import (
     is_for_devalloc,
     key_of,
 )
-from devalloc.controller.reconcile.resource_claims.warm_solver import IncrementalResourceSolver
 from devalloc.controller.reconcile.searches import BackgroundSearches, search_with_new_fleet
 from devalloc.controller.reconcile.snapshot import Snapshot, SnapshotReader
+from devalloc.controller.reconcile.warm_solver import IncrementalResourceSolver
 from devalloc.controller.reconcile.write_backoff import WriteBackoff
 from devalloc.store import Change, Fence
 from devalloc.store import Key as ObjectKey

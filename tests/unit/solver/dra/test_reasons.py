@@ -296,7 +296,7 @@ def test_explain_has_the_same_numbers_and_slips() -> None:
     pending = claim(request("r", 1, "device.attributes['gpu.io'].modle == 'A100'"))
     message = explain("n1", [pending], [CLASS], [slice_("s", CARD)])["message"]
 
-    assert "1 of 1 device cannot be judged by a selector; no device matches; `gpu.io/modle` exists on 0 of 1 " in message
+    assert "1 of 1 device cannot be judged by a selector; no device matches; `gpu.io/modle` exists on 0 of 1" in message
     assert "did you mean `gpu.io/model`?; it fits without" in message
 
 
