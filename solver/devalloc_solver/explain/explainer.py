@@ -164,7 +164,7 @@ class Explainer:
     # -- the reason ----------------------------------------------------------------------------------------------------
 
     def find(self, unit: PlacementUnit, key: Key) -> Finding:
-        """Why a unit is not placed, as its claim ``key`` is told."""
+        """Why a unit is not placed; ``key``: of its claim that gets the message."""
         try:
             empty = self.question(unit, ())
             if unmatched_requests(empty.unit) or not self.fits(empty):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from devalloc.api.reasons import Reason
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
@@ -70,20 +70,10 @@ def fewest_relaxations(
     for chosen in islice(relaxation_sets(edits), MAX_TRIES):
         if len(chosen) == len(edits) or works(chosen):
             return narrow_relaxations(question, chosen, finder)
-    return narrow_relaxations(question, drop_unneeded(edits, works), finder)
+    return narrow_relaxations(question, drop_unneeded(question, edits, finder), finder)
 
 
-class Removable(Protocol):
-    """Something that can be taken away."""
-
-    @property
-    def alike(self) -> object | None: ...
-
-
-R = TypeVar("R", bound=Removable)
-
-
-def relaxation_sets(edits: Sequence[R]) -> Iterator[Sequence[R]]:
+def relaxation_sets(edits: Sequence[Relaxation]) -> Iterator[Sequence[Relaxation]]:
     """All sets but the empty one, smaller ones first; of edits that are alike, the first so many stand for all."""
     before: dict[int, int] = {}
     last: dict[object, int] = {}
@@ -111,7 +101,9 @@ def _ordered_combinations(count: int, size: int, before: Mapping[int, int]) -> I
     return extend((), 0)
 
 
-def drop_unneeded(edits: Sequence[R], works: Callable[[Sequence[R]], bool]) -> list[R]:
+def drop_unneeded(
+    question: FeasibilityQuestion, edits: Sequence[Relaxation], finder: FeasibilityChecker
+) -> list[Relaxation]:
     """What is left of edits that work when each that is not needed is put back, the last ones first."""
     remaining = list(edits)
     indispensable: set[object] = set()
@@ -119,7 +111,7 @@ def drop_unneeded(edits: Sequence[R], works: Callable[[Sequence[R]], bool]) -> l
         if edit.alike is not None and edit.alike in indispensable:
             continue
         rest = [other for other in remaining if other is not edit]
-        if works(rest):
+        if finder.works(apply_relaxations(question, rest)):
             remaining = rest
         elif edit.alike is not None:
             indispensable.add(edit.alike)
@@ -138,7 +130,7 @@ def narrow_relaxations(
         assert edit.narrow is not None
         exact += edit.narrow(apply_relaxations(question, [*exact, *vague]), finder)
     # What one edit was narrowed to, others that were still too generous had a part in.
-    return drop_unneeded(exact, lambda chosen: finder.works(apply_relaxations(question, chosen))) if several else exact
+    return drop_unneeded(question, exact, finder) if several else exact
 
 
 # -- all that a unit offers --------------------------------------------------------------------------------------------

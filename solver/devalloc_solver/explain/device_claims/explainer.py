@@ -201,9 +201,7 @@ class DeviceClaimExplainer(Explainer):
             edits += self.why_impossible(eased, self.relaxations(eased, hopeless[0]))[1]
         # What one member needs, such as another node, may be all that another one needs too.
         self.finder.refill()
-        edits = drop_unneeded(
-            without_redundant(edits), lambda chosen: self.finder.works(apply_relaxations(whole, chosen))
-        )
+        edits = drop_unneeded(whole, without_redundant(edits), self.finder)
         names = ", ".join(f"{namespace}/{name}" for namespace, name in hopeless)
         others = f"group {unit.group} is all-or-nothing, and {names} cannot be satisfied"
         common = self.structural(unit, Reason.GROUP_UNSATISFIABLE, edits, others)

@@ -269,23 +269,23 @@ class CallExplainer(ResourceClaimExplainer):
     """as the node sees them"""
     holders: Sequence[Relaxation] = field(init=False, default=())
     """their claims are ``holder_key`` of their number"""
-    _asked: FeasibilityQuestion | None = field(init=False, default=None)
+    _call_question: FeasibilityQuestion | None = field(init=False, default=None)
 
     @property
-    def asked(self) -> FeasibilityQuestion:
+    def call_question(self) -> FeasibilityQuestion:
         """Whether the claims fit beside all holders, each of which may be released."""
-        if self._asked is None:
+        if self._call_question is None:
             listed = list_holders(self.source)
             self.holders = [relaxation for relaxation, _ in listed]
             self.source = replace(self.source, holders=tuple(usage for _, usage in listed))
-            self._asked = self.source.question()
-        return self._asked
+            self._call_question = self.source.question()
+        return self._call_question
 
     def make_finder(self) -> FeasibilityChecker:
-        return FeasibilityChecker(self.asked.snapshot, self.reads, self.ends, is_bounded=False)
+        return FeasibilityChecker(self.call_question.snapshot, self.reads, self.ends, is_bounded=False)
 
     def question(self, unit: PlacementUnit, held: tuple[Allocation, ...]) -> FeasibilityQuestion:
-        return self.asked if held else replace(self.asked, held=())
+        return self.call_question if held else replace(self.call_question, held=())
 
     def fits(self, question: FeasibilityQuestion) -> bool:
         return self.finder.fits(question)

@@ -29,7 +29,6 @@ from devalloc_solver.explain.relaxations import (
     RelaxationSet,
     RelaxationTier,
     UnitRelaxations,
-    apply_relaxations,
     drop_unneeded,
     most_that_fits,
     unmatched_requests,
@@ -309,7 +308,7 @@ def _needed_taints(question: FeasibilityQuestion, finder: FeasibilityChecker) ->
     requests = (request for demand in question.unit.demands for request in demand.requests)
     offers: Sequence[PublishedDevice] = next((request.spec.judge.offers for request in requests), ())
     edits = [_taint(offer.id, t) for offer in offers if offer.index in taken for t in offer.device.taints]
-    return drop_unneeded(edits, lambda some: finder.works(apply_relaxations(question, some)))
+    return drop_unneeded(question, edits, finder)
 
 
 def _taint(where: DeviceId, taint: DeviceTaint) -> Relaxation:
