@@ -12,6 +12,7 @@ from devalloc_solver import Fleet
 from devalloc_solver.check import cel_results, specs
 from devalloc_solver.explain.device_claims import typos
 from devalloc_solver.fleet import change_log, claim_reader, node_index, pool_states, unique_attribute_search
+from devalloc_solver.fleet import explainer as kept
 from devalloc_solver.fleet.device_claims import explainer, representative_nodes, rules
 from tests.support.manifests import Manifest, claim, device, device_class, pool
 
@@ -54,9 +55,9 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Fleet:
         (cel_results, "MAX_EXPRESSIONS", 8),
         (cel_results, "MAX_VERDICTS", 20),
         (typos, "MAX_DEMANDS", 8),
-        (explainer, "MAX_ANSWERS", 8),
+        (kept, "MAX_ANSWERS", 8),
         (explainer, "MAX_SCREENS", 4),
-        (explainer, "MAX_SUBSETS", 4),
+        (kept, "MAX_SUBSETS", 4),
         (explainer, "MAX_REFINEMENTS", 1),
         (representative_nodes, "MAX_BOUNDS", 20),
     ):
