@@ -40,6 +40,19 @@ def test_a_spec_that_was_read_before_is_not_read_again(monkeypatch: pytest.Monke
     assert names == ["a", "c"]
 
 
+def test_a_large_spec_is_read_anew_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tenants write takes no more room than MAX_SPECS times MAX_SPEC_SIZE."""
+    monkeypatch.setattr("devalloc_solver.fleet.claim_reader.MAX_SPEC_SIZE", 200)
+    reader = DeviceClaimReader()
+    for count, size in ((1, 1), (50, 1)):
+        details = [{"requests": {"count": 1}}] * count
+        for name in "ab":
+            _, parsed, _ = reader.read(claim(name, *details))
+            assert parsed is not None
+            assert len(parsed.spec.claims) == count
+        assert len(reader._specs) == size
+
+
 @pytest.mark.parametrize(
     ("expression", "expected"),
     [
