@@ -6,9 +6,9 @@ one of each kind with the least in use, and those where the fewest claims block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,21 +20,57 @@ from devalloc_solver.explain.device_claims.typos import TypoFinder
 from devalloc_solver.explain.feasibility import FeasibilityQuestion
 from devalloc_solver.explain.relaxations import Relaxation, apply_relaxations
 from devalloc_solver.explain.typos import MAX_VALUES
-from devalloc_solver.fleet.device_claims.refined_kinds import RefinedFunnels, RefinedKinds
+from devalloc_solver.fleet.device_claims.funnels import KindFunnels, RefinedFunnels, RefinedKinds
 from devalloc_solver.fleet.device_claims.representative_nodes import NodeSelection
 from devalloc_solver.fleet.device_claims.rules import DeviceClaimQuery, DeviceClaimRules
-from devalloc_solver.fleet.device_claims.subset import FleetSubset
 from devalloc_solver.fleet.explainer import MAX_KINDS, FleetExplainer
 from devalloc_solver.fleet.fleet_stats import NETWORK
-from devalloc_solver.fleet.funnels import KindFunnels
 from devalloc_solver.fleet.holders import Holders
-from devalloc_solver.fleet.node_index import NodeIndex
+from devalloc_solver.fleet.node_index import HeldItem, NodeIndex
 from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.fleet.shape_search import ShapeSearch
 from devalloc_solver.fleet.unique_attribute_search import UniqueAttributeSearch
 from devalloc_solver.gc_pause import gc_paused
-from devalloc_solver.problem.allocations import Key
+from devalloc_solver.problem.allocations import AllocatedDevice, Allocation, Key
 from devalloc_solver.problem.demand import AllocationMode, PlacementUnit
+from devalloc_solver.problem.snapshot import Pool, Snapshot, join_pools, renumber
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FleetSubset:
+    """Some nodes, in natural order, after the network where there is any."""
+
+    snapshot: Snapshot
+    offsets: Mapping[str | None, int]
+    """node -> index of its first device"""
+
+    @classmethod
+    def of(cls, records: Iterable[NodeRecord]) -> FleetSubset:
+        """``records`` come in the order of a snapshot: the network's first, then by rank."""
+        pools: list[Pool] = []
+        offsets: dict[str | None, int] = {}
+        first = 0
+        for record in records:
+            offsets[record.name] = first
+            pools += record.snapshot.pools
+            first += len(record.snapshot.devices)
+        return cls(join_pools(renumber(pools)), offsets)
+
+    def holdings(
+        self, held: Mapping[Hashable, Sequence[HeldItem]], keys: Iterable[Key], priority: Callable[[Key], int]
+    ) -> tuple[Allocation, ...]:
+        """What these claims hold here, by name of the claim; of other nodes nothing is said."""
+        offsets = self.offsets
+        holdings = []
+        for key in sorted(keys):
+            items = tuple(
+                AllocatedDevice(offsets[node] + device, amounts)
+                for node, device, amounts in held[key]
+                if node in offsets
+            )
+            holdings.append(Allocation(key, priority(key), items))
+        return tuple(holdings)
+
 
 FEW_NODES, MANY_NODES = 16, 128
 """Nodes with the fewest claims in the way that are looked at, first and where that does not prove the answer."""
