@@ -382,7 +382,12 @@ def test_a_search_of_one_unit_that_was_cut_short_proves_nothing(monkeypatch: pyt
     )
     one, *two = ready.units
     rest = remaining_units.RemainingUnits(
-        ready.snapshot, ready.holdings, Usage.of(ready.snapshot, ready.holdings), "pack", time.monotonic() + 100
+        ready.snapshot,
+        ready.holdings,
+        ready.units,
+        Usage.of(ready.snapshot, ready.holdings),
+        "pack",
+        time.monotonic() + 100,
     )
     if not alone:
         assert rest.place(one)

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from devalloc.api.cordon import apply_all_cordons, apply_cordons, is_node, unknown_nodes, unschedulable_nodes
 from devalloc.api.meta import NODE_LABEL, TRANSACTION
+from devalloc.api.reasons import STILL_SEARCHING
 from devalloc.controller.reconcile import vm_scheduling
 from devalloc.controller.reconcile.availability import count_pools
 from devalloc.controller.reconcile.claims import (
@@ -56,7 +57,6 @@ from devalloc.store import Change, Event, EventType, Fence, Key, Object, Store
 from devalloc.store.lifecycle import with_annotations, with_status
 from devalloc_solver.deadline import seconds_left
 from devalloc_solver.pipeline import admission, quota
-from devalloc_solver.reasons import STILL_SEARCHING
 
 log = logging.getLogger(__name__)
 
@@ -222,7 +222,7 @@ class DeviceClaimAllocator:
         claims_units = decide_claims(documents, answer, now, self._made, has_conditions=self._settings.has_conditions)
         units = vm_scheduling.decide_machines(solver_input, answer, claims_units, now, shown)
         units += vm_scheduling.node_service_units(objects.values(), {key for unit in units for key in unit.keys}, now)
-        units = self._without_passing(units)
+        units = self._without_transient(units)
         aside = [obj for obj in objects.values() if is_foreign(obj)]
         units += [WriteUnit((change,), granted=False) for change in ignored_changes(aside)]
         if self._settings.labels_nodes:
@@ -288,15 +288,14 @@ class DeviceClaimAllocator:
 
         return redact(message, namespace, is_owner) if self._settings.hides_names else message
 
-    def _without_passing(self, units: Sequence[WriteUnit]) -> list[WriteUnit]:
-        """Without refusals that others of the batch are the reason of, where these are given something: who has it then
-        is a reason that lasts, and is written by the round after, which comes at once. What a round left to the next is
-        written in that, whatever it gives, and a round comes after it as well."""
-        passing = {key for unit in units if unit.passing for key in unit.keys}
+    def _without_transient(self, units: Sequence[WriteUnit]) -> list[WriteUnit]:
+        """Drop refusals that only say another claim of this batch won. The next round, which follows at once, writes
+        the lasting reason. It also writes what this round left out, whatever it gives, and is followed by another."""
+        transient = {key for unit in units if unit.transient for key in unit.keys}
         gives = any(unit.granted or unit.grows for unit in units)
-        self._left = frozenset(passing - self._left) if gives else frozenset()
-        self._is_again = gives and bool(passing)
-        return [unit for unit in units if not (unit.passing and unit.keys & self._left)]
+        self._left = frozenset(transient - self._left) if gives else frozenset()
+        self._is_again = gives and bool(transient)
+        return [unit for unit in units if not (unit.transient and unit.keys & self._left)]
 
     def _documents(self, objects: Collection[Object]) -> list[Object]:
         """What is decided on: all but foreign objects, with what is cordoned unavailable; what of Nodes is to be known

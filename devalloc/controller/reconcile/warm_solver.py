@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from devalloc.api.meta import GROUP, PRIORITY
+from devalloc.api.reasons import Reason
 from devalloc.controller.reconcile.claims import allocation_entries, claim_key, group_of, is_deleting
 from devalloc.controller.reconcile.searches import QUICK_SECONDS, BackgroundSearches, search_with_new_fleet
 from devalloc.controller.reconcile.write_backoff import UNRELATED_KINDS
@@ -376,7 +377,7 @@ class IncrementalResourceSolver:
 
     def _is_left(self, answer: _Answer) -> bool:
         """Whether a single claim is to be searched for beside the loop."""
-        return self._searches.is_open and answer["reason"] == "SearchLimit" and "exceeded" not in answer
+        return self._searches.is_open and answer["reason"] == Reason.SEARCH_LIMIT and "exceeded" not in answer
 
 
 def _units(claims: Sequence[Object]) -> dict[_ClaimKey, list[Object]]:

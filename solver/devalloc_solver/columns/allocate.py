@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from devalloc_solver.bounds.minimum_use import min_devices, min_pools
+from devalloc_solver.bounds.minimum_use import MinimumUse, satisfied_counts
 from devalloc_solver.bounds.shared_amounts import make_shared_amount_bound
 from devalloc_solver.columns.claim_kinds import ClaimKind, group_units
 from devalloc_solver.columns.device_bound import make_device_bound
@@ -86,7 +86,7 @@ class _ColumnSolve:
         Whether there is an answer: always, but for a quick one.
         """
         ledger = Usage.of(self.snapshot, self.holdings)
-        self.singles = RemainingUnits(self.snapshot, self.holdings, ledger, self.placement, self.ends)
+        self.singles = RemainingUnits(self.snapshot, self.holdings, self.units, ledger, self.placement, self.ends)
         kinds, others = group_units(self.snapshot, self.units)
         if self.is_quick and others:
             return False
@@ -226,6 +226,7 @@ class _ColumnSolve:
         devices = {e.device.index for p in self.placements for e in p.entries}
         reached = {level.priority: level.value for level in levels if level.priority is not None}
         before = Usage.of(self.snapshot, self.holdings)
-        levels.append(GoalLevel("pools", len(pools), min_pools(self.snapshot, before, self.units, reached)))
-        levels.append(GoalLevel("devices", len(devices), min_devices(self.units, reached)))
+        least = MinimumUse(self.snapshot, before, self.units, satisfied_counts(self.units, reached))
+        levels.append(GoalLevel("pools", len(pools), least.pools()))
+        levels.append(GoalLevel("devices", len(devices), least.devices()))
         return levels

@@ -10,6 +10,8 @@ from devalloc_solver.exact.device_naming import name_devices
 from devalloc_solver.exact.goals import GoalSearch, optimize_goals
 from devalloc_solver.exact.model import build_model
 from devalloc_solver.place import StepsExhausted, place
+from devalloc_solver.place.node_order import BatchNodes, batch_nodes
+from devalloc_solver.place.search_context import SearchContext
 from devalloc_solver.problem.allocations import Allocation, Usage
 from devalloc_solver.problem.demand import PlacementUnit
 from devalloc_solver.problem.placement import Placement
@@ -23,6 +25,8 @@ class RemainingUnits:
     snapshot: Snapshot
     holdings: Sequence[Allocation]
     """what was in use before the batch"""
+    units: Sequence[PlacementUnit]
+    """the batch"""
     ledger: Usage
     placement: str
     ends: float | None
@@ -35,11 +39,19 @@ class RemainingUnits:
     _denied: dict[object, bool] = field(default_factory=dict)
     """kind of a unit that found no place -> whether it might have, before the batch: an equal one fares no better"""
     _before: Usage | None = None
+    _nodes: BatchNodes | None = None
+
+    def _nodes_left(self) -> BatchNodes:
+        if self._nodes is None:
+            self._nodes = batch_nodes(SearchContext(self.snapshot, self.ledger, self.placement), self.units)
+        return self._nodes
 
     def hold(self, placements: Sequence[Placement]) -> None:
         """Count these as in use."""
         for placement in placements:
             holding = placement.holding()
+            if self._nodes is not None:
+                self._nodes.use(placement.node)
             self.new.append(holding)
             self.ledger.add(holding)
 
@@ -69,7 +81,7 @@ class RemainingUnits:
         if self.ends is not None and time.monotonic() > self.ends:
             return [], False
         try:
-            placed = place(self.snapshot, self.ledger, unit, placement=self.placement)
+            placed = place(self.snapshot, self.ledger, unit, placement=self.placement, batch=self._nodes_left())
         except StepsExhausted:
             model = build_model(self.snapshot, [*self.holdings, *self.new], [unit], placement=self.placement)
             search, levels = optimize_goals(model, placement=self.placement, ends=self.ends)

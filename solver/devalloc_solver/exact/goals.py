@@ -6,17 +6,17 @@ There is always an incumbent (at first: no claim is satisfied), so running out o
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from devalloc_solver.bounds.minimum_use import min_pools
+from devalloc_solver.bounds.minimum_use import MinimumUse, satisfied_details
 from devalloc_solver.exact.claim_groups import request_key
 from devalloc_solver.exact.policy import order_cost, policy_cost, share_cost, spread_costs
 from devalloc_solver.exact.variables import BatchModel, ClaimGroupVars, LinearTerms, RequestVars
-from devalloc_solver.problem.demand import AllocationMode, Demand, Request
+from devalloc_solver.problem.demand import Demand, Request
 from devalloc_solver.problem.ordering import ClaimOrder, claim_order
 from devalloc_solver.problem.placement import GoalLevel
 
@@ -32,7 +32,9 @@ LARGE_MODEL_LIMIT = 1.0
 POOLS_LIMITS = ((400, STEP_LIMIT), (2 * SMALL_MODEL, 0.5))
 """(variables, the same for pools and devices) of models up to that size."""
 LARGE_POOLS_LIMIT = 0.2
-"""The same for larger models: what claims take that were placed one by one is few already (``warm_start``)."""
+"""The same for larger models."""
+PLACED_POOLS_LIMIT = 0.25
+"""The same for what was placed one by one: that takes few pools already (``warm_start``)."""
 UNITS_PER_STEP = 24
 """Units that are decided together."""
 MAX_TOGETHER = 2**24
@@ -54,6 +56,8 @@ class GoalSearch:
     """the incumbent: a value per variable"""
     is_warm: bool = False
     """whether the incumbent was no empty one at first"""
+    is_placed: bool = False
+    """whether it still is what was placed one by one, each as the placement policy prefers"""
 
     def __post_init__(self) -> None:
         self.values = [0] * len(self.model.cp.proto.variables)
@@ -77,6 +81,8 @@ class GoalSearch:
     def pools_limit(self) -> float:
         """The same for goals 3 and 4."""
         size = len(self.model.cp.proto.variables)
+        if self.is_placed:
+            return PLACED_POOLS_LIMIT if size <= SMALL_MODEL else LARGE_POOLS_LIMIT
         return next((limit for variables, limit in POOLS_LIMITS if size <= variables), LARGE_POOLS_LIMIT)
 
     @property
@@ -113,10 +119,13 @@ class GoalSearch:
         self.values.append(value)
         return variable
 
-    def minimize(self, terms: LinearTerms, *, best: int | None = 0, limit: float = STEP_LIMIT) -> tuple[int, int]:
+    def minimize(
+        self, terms: LinearTerms, *, best: int | None = 0, limit: float = STEP_LIMIT, is_kept: bool = True
+    ) -> tuple[int, int]:
         """Minimise, keep what was reached as a constraint, and return (value, bound).
 
-        ``best`` is a bound known beforehand: an incumbent that reaches it needs no search.
+        ``best`` is a bound known beforehand: an incumbent that reaches it needs no search. ``is_kept``: False for
+        what is no goal of its own, and must not bind the goals to come.
         """
         if not terms:
             return 0, 0
@@ -127,12 +136,15 @@ class GoalSearch:
             lower = self._solve(terms, limit)
             value = self.total(terms)
             bound = best if lower is None else max(best, min(lower, value))
-        self.model.cp.add(_sum(terms) <= value)
+        if is_kept:
+            self.model.cp.add(_sum(terms) <= value)
         return value, bound
 
-    def maximize(self, terms: LinearTerms, *, best: int, limit: float = STEP_LIMIT) -> tuple[int, int]:
+    def maximize(
+        self, terms: LinearTerms, *, best: int, limit: float = STEP_LIMIT, is_kept: bool = True
+    ) -> tuple[int, int]:
         """The same for the largest value."""
-        value, bound = self.minimize([(-weight, v) for weight, v in terms], best=-best, limit=limit)
+        value, bound = self.minimize([(-weight, v) for weight, v in terms], best=-best, limit=limit, is_kept=is_kept)
         return -value, -bound
 
     def _solve(self, terms: LinearTerms, limit: float) -> int | None:
@@ -147,7 +159,7 @@ class GoalSearch:
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             solved = list(solver.response_proto.solution)
             if self.improves(solved, terms):
-                self.values = solved
+                self.values, self.is_placed = solved, False
             # The response's objective is a float; the bound of an optimal answer is recomputed in integers.
             if status == cp_model.OPTIMAL:
                 return self.total(terms)
@@ -169,7 +181,7 @@ class GoalSearch:
         model.cp.minimize(sum(model.pools_used.values()) + sum(model.devices_used.values()))
         if self._run(solver, hints.items()) in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             self.values = list(solver.response_proto.solution)
-            self.is_warm = True
+            self.is_warm = self.is_placed = True
 
     def is_late(self) -> bool:
         """Whether the deadline is over."""
@@ -223,15 +235,12 @@ def optimize_goals(
     search = search or GoalSearch(model, ends)
     levels = _maximize_satisfied(search)
     levels += _alternatives(search)
+    minimum = _minimum_use(search, levels)
     limit = search.pools_limit
-    value, bound = search.minimize(
-        [(1, used) for used in model.pools_used.values()],
-        best=_min_pools(search, levels),
-        limit=limit,
-    )
+    value, bound = search.minimize([(1, used) for used in model.pools_used.values()], best=minimum.pools(), limit=limit)
     levels.append(GoalLevel("pools", value, bound))
     value, bound = search.minimize(
-        [(1, used) for used in model.devices_used.values()], best=_min_devices(search), limit=limit
+        [(1, used) for used in model.devices_used.values()], best=minimum.devices(), limit=limit
     )
     levels.append(GoalLevel("devices", value, bound))
     if placement == "spread":
@@ -239,30 +248,23 @@ def optimize_goals(
         if len(model.cp.proto.variables) <= SMALL_TO_SPREAD:
             for cost, least in spread_costs(search):
                 search.minimize(cost, best=least, limit=search.policy_limit)
-    search.minimize(policy_cost(model, placement), best=None, limit=search.policy_limit)
-    if len(model.units) > 1 and len(model.cp.proto.variables) <= SMALL_MODEL:
+    if len(model.cp.proto.variables) <= SMALL_MODEL or not search.is_placed:
+        search.minimize(policy_cost(model, placement), best=None, limit=search.policy_limit)
+    if len(model.units) > 1 and not search.is_warm:
         search.minimize(order_cost(model), limit=search.policy_limit)
     return search, levels
 
 
-def _min_pools(search: GoalSearch, levels: Sequence[GoalLevel]) -> int:
-    """One pool if any claim is satisfied; in larger models, where it pays, what free devices of all pools come to."""
-    if not search.is_warm:
-        return int(any(True for _ in search.filled()))
+def _minimum_use(search: GoalSearch, levels: Sequence[GoalLevel]) -> MinimumUse:
+    """What the satisfied claims take at least: by the alternatives that they have, where these are proven."""
     model = search.model
-    satisfied = {level.priority: level.value for level in levels if level.priority is not None}
-    return min_pools(model.snapshot, model.ledger, model.units, satisfied)
-
-
-def _min_devices(search: GoalSearch) -> int:
-    """Whole takers never share a device, so their counts add up; any other claim needs one device at least."""
-    filled = [*search.filled()]
-    whole = sum(
-        request.least * times
-        for request, times in filled
-        if request.mode is AllocationMode.WHOLE and not request.portions
-    )
-    return max(whole, int(bool(filled)))
+    details: list[tuple[Sequence[Request], int]] = [((request,), times) for request, times in search.filled()]
+    if not all(level.is_proven for level in levels if level.goal == "oneOf"):
+        demands = (
+            demand for n, unit in enumerate(model.units) if search.value(model.satisfied[n]) for demand in unit.demands
+        )
+        details = [(alternatives, 1) for demand in demands for alternatives in demand.details]
+    return MinimumUse(model.snapshot, model.ledger, model.units, satisfied_details(details))
 
 
 def _maximize_satisfied(search: GoalSearch) -> list[GoalLevel]:
@@ -273,24 +275,33 @@ def _maximize_satisfied(search: GoalSearch) -> list[GoalLevel]:
     levels: list[GoalLevel] = []
     settled: set[int] = set()
     denied: set[object] = set()
+    asked_at_once = not search.is_warm
     for position, priority in enumerate(priorities):
+        left = [number for order, number, _ in members if -order[0] <= priority]
+        if not asked_at_once and position + 1 < len(priorities) and not any(_satisfied(search, left)):
+            # Often nothing fits any more: one search for all levels that are left.
+            asked_at_once = True
+            if search.maximize(_claims(model, left), best=len(left), is_kept=False) == (0, 0):
+                certain = all(level.choice for level in levels)
+                certain &= _prefer_units(search, [*dict.fromkeys(left)], denied, proven=True)
+                return levels + [GoalLevel("satisfied", 0, 0, each, choice=certain) for each in priorities[position:]]
         numbers = [number for order, number, _ in members if -order[0] == priority]
-        terms = [(numbers.count(number), model.satisfied[number]) for number in dict.fromkeys(numbers)]
-        value, bound = search.maximize(terms, best=len(numbers))
+        value, bound = search.maximize(_claims(model, numbers), best=len(numbers))
         certain = value == bound and all(level.choice for level in levels)
         undecided = [number for number in dict.fromkeys(numbers) if number not in settled]
         certain &= _prefer_units(search, undecided, denied, proven=search.is_warm and value == bound == 0)
         settled.update(numbers)
         levels.append(GoalLevel("satisfied", value, bound, priority, choice=certain))
-        below = [number for order, number, _ in members if -order[0] < priority]
-        if search.is_warm and value == bound == 0 and position + 2 < len(priorities):
-            # Lower levels are often as empty: one search for all of them.
-            rest = [(below.count(number), model.satisfied[number]) for number in dict.fromkeys(below)]
-            if search.maximize(rest, best=len(below)) == (0, 0):
-                certain &= _prefer_units(search, [*dict.fromkeys(below)], denied, proven=True)
-                levels += [GoalLevel("satisfied", 0, 0, lower, choice=certain) for lower in priorities[position + 1 :]]
-                break
     return levels
+
+
+def _claims(model: BatchModel, numbers: Sequence[int]) -> LinearTerms:
+    """How many claims are satisfied. ``numbers``: of each claim its unit."""
+    return [(times, model.satisfied[number]) for number, times in Counter(numbers).items()]
+
+
+def _satisfied(search: GoalSearch, numbers: Iterable[int]) -> Iterator[int]:
+    return (search.value(search.model.satisfied[number]) for number in numbers)
 
 
 def _in_order(model: BatchModel) -> list[tuple[ClaimOrder, int, Demand]]:

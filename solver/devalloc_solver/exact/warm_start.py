@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from devalloc_solver.bounds.minimum_use import MinimumUse, satisfied_details
 from devalloc_solver.exact.builder import sum_terms
 from devalloc_solver.exact.goals import GoalSearch
 from devalloc_solver.exact.variables import ClaimGroupVars, GroupSiteVars, RequestVars
-from devalloc_solver.place.greedy import has_later_choice, place_compactly
+from devalloc_solver.place.greedy import close_pools, has_later_choice, place_compactly
 from devalloc_solver.problem.allocations import Allocation
 from devalloc_solver.problem.demand import AllocationMode, PlacementUnit
 from devalloc_solver.problem.ordering import ClaimOrder, claim_order
@@ -41,8 +42,34 @@ def start_search(search: GoalSearch, holdings: Sequence[Allocation], *, placemen
         best = max(best, answer, key=lambda placements: _value(in_order, placements))
         if len(best) == sum(len(unit.demands) for unit in units) and not has_later_choice(best):
             break  # all claims, by their first alternatives: other orders have only more pools
+    best = _with_fewer_pools(search, holdings, best, placement)
     if best:
         search.complete(_Hints(search, best).all(), limit=STEP_LIMIT)
+
+
+def _with_fewer_pools(
+    search: GoalSearch, holdings: Sequence[Allocation], answer: list[Placement], placement: str
+) -> list[Placement]:
+    """The same claims by the same alternatives in fewer pools, if there may be fewer and a first fit finds them."""
+    model, best = search.model, answer
+    filled = {(one.demand.key, entry.request.label): entry.request for one in answer for entry in one.entries}
+    least = MinimumUse(
+        model.snapshot, model.ledger, model.units, satisfied_details([((each,), 1) for each in filled.values()])
+    ).pools()
+    if has_later_choice(answer) or len(_pools(answer)) <= least:
+        return answer
+    placed = {one.demand.key for one in answer}
+    units = sorted((unit for unit in model.units if unit.demands[0].key in placed), key=_size, reverse=True)
+    roomy = place_compactly(model.snapshot, holdings, units, placement=placement, ends=search.ends, is_roomy=True)
+    for rival in (answer, roomy):
+        if len(rival) == len(answer) and not has_later_choice(rival):
+            closed = close_pools(model.snapshot, holdings, units, rival, placement=placement, ends=search.ends)
+            best = min(best, closed, key=lambda each: len(_pools(each)))
+    return best
+
+
+def _pools(placements: Sequence[Placement]) -> set[int]:
+    return {entry.device.pool for one in placements for entry in one.entries}
 
 
 def _order(unit: PlacementUnit) -> ClaimOrder:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from devalloc.api.problems import Problem
+from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import OutOfTime
 from devalloc_solver.deadline import ALLOCATE_SECONDS, end_time
 from devalloc_solver.fleet.holders import Holders
@@ -17,7 +18,6 @@ from devalloc_solver.pipeline.decomposition import SubproblemSummary, summarize_
 from devalloc_solver.problem.allocations import Allocation, Key
 from devalloc_solver.problem.demand import PlacementUnit
 from devalloc_solver.problem.snapshot import Snapshot
-from devalloc_solver.reasons import Reason
 
 Manifest = Mapping[str, Any]
 Name = tuple[str, str, str]

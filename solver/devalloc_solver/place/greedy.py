@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
 from devalloc_solver.place import StepsExhausted, place, place_on
+from devalloc_solver.place.node_order import BatchNodes, batch_nodes, unit_key
+from devalloc_solver.place.search_context import SearchContext
 from devalloc_solver.problem.allocations import Allocation, Usage
 from devalloc_solver.problem.balance import load_by_node
 from devalloc_solver.problem.demand import AllocationMode, Candidates, PlacementUnit, Request
@@ -19,6 +21,9 @@ from devalloc_solver.problem.snapshot import Snapshot
 
 MAX_SPREAD_UNITS = 200
 """Units up to which each is placed where it is best in all goals to spread them; beyond, where there is room first."""
+
+MAX_MOVES = 200
+"""Units that are tried elsewhere to close pools."""
 
 STEPS = 2_000
 """Search steps for one unit on one node; a node that takes more is passed over."""
@@ -43,7 +48,7 @@ def place_greedily(
         if ends is not None and time.monotonic() > ends:
             break
         nodes = _nodes(snapshot, unit) if loads is None else _by_load(snapshot, unit, loads)
-        kind = _unit_key(unit) if loads is None else None
+        kind = unit_key(unit) if loads is None else None
         start = hopeless.get(kind, 0) if kind is not None else 0
         wants = _whole_device_needs(unit)
         for position in range(start, len(nodes)):
@@ -72,9 +77,10 @@ def place_compactly(
     *,
     placement: str,
     ends: float | None,
+    is_roomy: bool = False,
 ) -> list[Placement]:
     """Each unit in pools that units before it have opened, as long as these have room for its first alternatives; else
-    where it is best on what those before it leave."""
+    where it is best on what those before it leave, or if ``is_roomy`` on the node where most is free."""
     ledger = Usage.of(snapshot, holdings)
     rooms = _FreeDevices(snapshot, ledger)
     placements: list[Placement] = []
@@ -84,10 +90,14 @@ def place_compactly(
     full: Counter[object] = Counter()
     """kind of units -> how many of these have no room for one"""
     denied: set[object] = set()
+    batch = batch_nodes(SearchContext(snapshot, ledger, placement), units)
+    roomiest = _roomiest_nodes(snapshot, ledger) if is_roomy else []
+    hopeless: Counter[object] = Counter()
+    """kind of units -> how many of the roomiest nodes have no room for one"""
     for unit in units:
         if ends is not None and time.monotonic() > ends:
             break
-        kind, needs = _unit_key(unit), _whole_device_needs(unit)
+        kind, needs = unit_key(unit), _whole_device_needs(unit)
         if kind is not None and kind in denied:
             continue
         placed: Sequence[Placement] = ()
@@ -99,10 +109,18 @@ def place_compactly(
             full[kind] = start + (not placed)
             if placed:
                 break
-        placed = placed or _best_node(snapshot, ledger, unit, placement)
+        for position in range(hopeless[kind], len(roomiest) if not placed and unit.pin is None else 0):
+            fits = rooms.may_have(roomiest[position], needs)
+            placed = _try_node(snapshot, ledger, unit, roomiest[position], placement) if fits else ()
+            if placed:
+                placed = () if has_later_choice(placed) else placed
+                break
+            hopeless[kind] += kind is not None and position == hopeless[kind]
+        placed = placed or _best_node(snapshot, ledger, unit, placement, batch)
         if not placed:
             denied.add(kind)
         for one in placed:
+            batch.use(one.node)
             ledger.add(one.holding())
             rooms.take(one)
             pools.update(entry.device.pool for entry in one.entries)
@@ -112,14 +130,79 @@ def place_compactly(
     return placements
 
 
+def _roomiest_nodes(snapshot: Snapshot, ledger: Usage) -> list[str]:
+    """The nodes with the most devices to be had first."""
+    free = {
+        node: sum(
+            not ledger.in_use(device) and not ledger.excludes(device)
+            for pool in snapshot.pools_by_node.get(node, ())
+            for device in pool.devices
+        )
+        for node in snapshot.nodes
+    }
+    return sorted(free, key=lambda node: -free[node])
+
+
+def close_pools(
+    snapshot: Snapshot,
+    holdings: Sequence[Allocation],
+    units: Sequence[PlacementUnit],
+    placements: Sequence[Placement],
+    *,
+    placement: str,
+    ends: float | None,
+) -> list[Placement]:
+    """The same units by the same alternatives in fewer pools: one pool after the other is closed, those with the fewest
+    devices given first, where all its units have room in the others."""
+    groups = {demand.key: unit for unit in units for demand in unit.demands}
+    best = list(placements)
+    closed = True
+    tries = MAX_MOVES
+    while closed:
+        closed = False
+        given = Counter(entry.device.pool for one in best for entry in one.entries)
+        for pool in sorted(given, key=lambda pool: (given[pool], pool)):
+            inside = [one for one in best if any(entry.device.pool == pool for entry in one.entries)]
+            moved = {id(groups[one.demand.key]): groups[one.demand.key] for one in inside}
+            stay = [one for one in best if id(groups[one.demand.key]) not in moved]
+            ledger = Usage.of(snapshot, [*holdings, *(one.holding() for one in stay)])
+            pools = {*given} - {pool}
+            nodes = [*dict.fromkeys(one.node for one in stay)]
+            for unit in sorted(moved.values(), key=min_whole_devices, reverse=True):
+                tries -= 1
+                if tries < 0 or (ends is not None and time.monotonic() > ends):
+                    return best
+                tried = (
+                    _try_node(snapshot, ledger, unit, node, placement) for node in nodes if unit.pin in (None, node)
+                )
+                placed = next(
+                    (new for new in tried if new and _is_inside(new, pools) and not has_later_choice(new)), ()
+                )
+                if not placed:
+                    break
+                for one in placed:
+                    ledger.add(one.holding())
+                stay += placed
+            else:
+                best, closed = stay, True
+                break
+    return best
+
+
+def _is_inside(placements: Iterable[Placement], pools: Collection[int]) -> bool:
+    return all(entry.device.pool in pools for one in placements for entry in one.entries)
+
+
 def has_later_choice(placements: Iterable[Placement]) -> bool:
     """Whether claims have other alternatives than their first ones."""
     return any(entry.request.alternative for one in placements for entry in one.entries)
 
 
-def _best_node(snapshot: Snapshot, ledger: Usage, unit: PlacementUnit, placement: str) -> Sequence[Placement]:
+def _best_node(
+    snapshot: Snapshot, ledger: Usage, unit: PlacementUnit, placement: str, batch: BatchNodes
+) -> Sequence[Placement]:
     try:
-        placed = place(snapshot, ledger, unit, placement=placement, steps=STEPS)
+        placed = place(snapshot, ledger, unit, placement=placement, steps=STEPS, batch=batch)
     except StepsExhausted:
         return ()
     return () if placed is None else placed.placements
@@ -150,7 +233,7 @@ def place_evenly(
     for unit in units:
         if ends is not None and time.monotonic() > ends:
             break
-        kind = _unit_key(unit)
+        kind = unit_key(unit)
         start = full.get(kind, 0) if fill and kind is not None else 0
         placed: Sequence[Placement] = ()
         while not placed and start < len(opened) and fill:
@@ -233,12 +316,6 @@ def _fewest_candidates(unit: PlacementUnit) -> int:
 
 def _is_whole(request: Request) -> bool:
     return request.mode is AllocationMode.WHOLE and not request.portions
-
-
-def _unit_key(unit: PlacementUnit) -> object | None:
-    """Equal for units that ask for the same, groups included."""
-    shapes = tuple(demand.shape for demand in unit.demands)
-    return None if None in shapes else (unit.pin, shapes)
 
 
 _WholeDeviceNeeds = list[list[tuple[Candidates, int]]]

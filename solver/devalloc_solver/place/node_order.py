@@ -3,18 +3,79 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from devalloc_solver.place.node_view import NodeView, Place, device_state
 from devalloc_solver.place.search_context import SearchContext
 from devalloc_solver.problem.balance import load_by_node
 from devalloc_solver.problem.demand import AllocationMode, PlacementUnit, Request
-from devalloc_solver.problem.snapshot import Snapshot
+from devalloc_solver.problem.device_groups import node_looks
+from devalloc_solver.problem.snapshot import Pool, Snapshot
 
 
-def candidate_nodes(ground: SearchContext, unit: PlacementUnit) -> list[Place]:
+@dataclass(slots=True, eq=False)
+class BatchNodes:
+    """Nodes for the units of a batch that are placed one after the other; what is in use only becomes more.
+
+    A unit fares alike on nodes that look alike (``node_looks``) while nothing of the batch is there. So the first of
+    these is enough, beside the nodes where something is. A node that has no room for a unit has none for an equal one.
+    """
+
+    looks: Mapping[str, object]
+    """node -> its look before the batch"""
+    cache: dict[object, Any] = field(default_factory=dict)
+    """what the candidates of a detail tell of nodes and pools"""
+    order: dict[str, int] = field(init=False)
+    _unused: dict[object, list[str]] = field(init=False)
+    """look -> nodes where nothing of the batch is, the first one last"""
+    _used: dict[str, None] = field(default_factory=dict)
+    _without_room: dict[object, set[Place]] = field(default_factory=lambda: defaultdict(set))
+
+    def __post_init__(self) -> None:
+        self.order = {node: rank for rank, node in enumerate(self.looks)}
+        self._unused = defaultdict(list)
+        for node, look in reversed([*self.looks.items()]):
+            self._unused[look].append(node)
+
+    def nodes(self, unit: PlacementUnit) -> list[str]:
+        """Nodes of which one is the best for a unit, if there is any with room."""
+        firsts = [nodes[-1] for nodes in self._unused.values() if nodes]
+        full = self._without_room.get(unit_key(unit), ())
+        return [node for node in (*self._used, *firsts) if node not in full]
+
+    def use(self, node: Place) -> None:
+        """Something is on a node from now on."""
+        if node is not None and node in self.looks and node not in self._used:
+            self._used[node] = None
+            self._unused[self.looks[node]].remove(node)
+
+    def note_full(self, unit: PlacementUnit, nodes: Iterable[Place]) -> None:
+        """These nodes have no room for a unit."""
+        if (key := unit_key(unit)) is not None:
+            self._without_room[key].update(nodes)
+
+
+def batch_nodes(ground: SearchContext, units: Sequence[PlacementUnit]) -> BatchNodes:
+    """The nodes of a batch of which nothing is placed yet."""
+
+    def use(pool: Pool) -> object:
+        shapes = ground.partitions(pool) if ground.packs and pool.resources else ()
+        return ground.load(pool.index), tuple(shapes)
+
+    return BatchNodes(node_looks(ground.snapshot, ground.ledger, units, use))
+
+
+def unit_key(unit: PlacementUnit) -> object | None:
+    """Equal for units that ask for the same, groups included."""
+    shapes = tuple(demand.shape for demand in unit.demands)
+    return None if None in shapes else (unit.pin, shapes)
+
+
+def candidate_nodes(ground: SearchContext, unit: PlacementUnit, batch: BatchNodes | None = None) -> list[Place]:
     """Nodes where every detail has some candidate, the preferred first: those in use to pack, those with the fewest
-    devices in use to spread.
+    devices in use to spread. ``batch``: of its nodes.
 
     A unit is always on some node, where there is any (S7).
     """
@@ -23,10 +84,10 @@ def candidate_nodes(ground: SearchContext, unit: PlacementUnit) -> list[Place]:
     snapshot = ground.snapshot
     if not snapshot.nodes:
         return [None]
-    common: dict[str, int] | None = None
-    cached: dict[object, dict[str, int] | None] = {}
+    among = snapshot.nodes if batch is None else batch.nodes(unit)
+    cached: dict[object, dict[str, int] | None] = {} if batch is None else batch.cache
     for detail in (detail for demand in unit.demands for detail in demand.details):
-        key = _detail_key(detail)
+        key = "nodes", _detail_key(detail)
         if key not in cached:
             cached[key] = _nodes_with(snapshot, detail)
         if (nodes := cached[key]) is not None:
@@ -34,15 +95,15 @@ def candidate_nodes(ground: SearchContext, unit: PlacementUnit) -> list[Place]:
                 request.least if request.mode in (AllocationMode.WHOLE, AllocationMode.ADMIN_COUNT) else 1
                 for request in detail
             )
-            enough = {node: count for node, count in nodes.items() if count >= least}
-            common = enough if common is None else {node: 0 for node in common if node in enough}
+            among = [node for node in among if nodes.get(node, 0) >= least]
+    if batch is not None and ground.packs:
+        return [*sorted(among, key=lambda node: (not ground.is_busy_node(node), batch.order[node]))]
     order = {node: rank for rank, node in enumerate(snapshot.nodes)}
-    names = [*(order if common is None else common)]
     if ground.packs:
         busy = {snapshot.pools[index].node for index in ground.ledger.pools_in_use()}
-        return [*sorted(names, key=lambda node: (node not in busy, order[node]))]
+        return [*sorted(among, key=lambda node: (node not in busy, order[node]))]
     loads = load_by_node(snapshot, ground.ledger.devices_in_use())
-    return [*sorted(names, key=lambda node: (loads[node], order[node]))]
+    return [*sorted(among, key=lambda node: (loads[node], order[node]))]
 
 
 def _detail_key(detail: Sequence[Request]) -> object:
@@ -62,15 +123,20 @@ def _nodes_with(snapshot: Snapshot, detail: Sequence[Request]) -> dict[str, int]
     return nodes
 
 
-def min_pools(snapshot: Snapshot, unit: PlacementUnit) -> int:
-    """No node has a placement on fewer pools: details whose candidates have no pool in common need one each."""
+def min_pools(snapshot: Snapshot, unit: PlacementUnit, cache: dict[object, Any]) -> int:
+    """No node has a placement on fewer pools: details whose candidates have no pool in common need one each.
+
+    ``cache``: of the pools that details have candidates in.
+    """
     count, used = 0, set[int]()
     seen: set[object] = set()
     for detail in (detail for demand in unit.demands for detail in demand.details):
         if (key := _detail_key(detail)) in seen:
             continue  # its pools are used, or there are none
         seen.add(key)
-        pools = {snapshot.devices[index].pool for request in detail for index in request.candidates.accepted}
+        if (pools := cache.get(("pools", key))) is None:
+            pools = {snapshot.devices[index].pool for request in detail for index in request.candidates.accepted}
+            cache["pools", key] = pools
         if not pools & used:
             count, used = count + 1, used | pools
     return count

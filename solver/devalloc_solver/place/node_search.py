@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from devalloc_solver.place.components import make_components
 from devalloc_solver.place.counting_bounds import CountingBounds
 from devalloc_solver.place.cover_dp import Cover, PolicyCost, improve_cover
 from devalloc_solver.place.device_assignment import assign_devices
 from devalloc_solver.place.match_values import MatchedCover, MatchValueSearch
-from devalloc_solver.place.node_order import candidate_nodes, min_pools, node_key
+from devalloc_solver.place.node_order import BatchNodes, candidate_nodes, min_pools, node_key
 from devalloc_solver.place.node_view import NodeView, Place, view_node
 from devalloc_solver.place.requests import UnitReader, UnitRequests
 from devalloc_solver.place.score import PlacementScore, score_of
@@ -163,7 +164,13 @@ class UnitPlacement:
 
 
 def place(
-    snapshot: Snapshot, ledger: Usage, unit: PlacementUnit, *, placement: str = "pack", steps: int = DEFAULT_STEPS
+    snapshot: Snapshot,
+    ledger: Usage,
+    unit: PlacementUnit,
+    *,
+    placement: str = "pack",
+    steps: int = DEFAULT_STEPS,
+    batch: BatchNodes | None = None,
 ) -> UnitPlacement | None:
     """The best placement of a unit on what is free: proven for goals 2 to 4 of S17. None: it fits nowhere, proven.
 
@@ -173,16 +180,21 @@ def place(
         unit: claims that share a node and are placed all or none.
         placement: ``pack`` or ``spread`` (goal 5).
         steps: the budget.
+        batch: the nodes of a batch, of which units were placed before this one.
 
     Raises:
         OutOfSteps: the budget is spent, or the unit has something that this search does not handle.
     """
     ground = SearchContext(snapshot, ledger, placement)
     seek = _NodeSearch(ground, unit, StepBudget(steps))
-    for node in candidate_nodes(ground, unit):
+    if batch is not None:
+        seek.cache = batch.cache
+    for node in candidate_nodes(ground, unit, batch):
         seek.look(node)
         if seek.is_over():
             break
+    if batch is not None:
+        batch.note_full(unit, seek.without_room)
     return seek.best
 
 
@@ -248,6 +260,9 @@ class _NodeSearch:
         self.reader = reader or UnitReader()
         self.requests = single_request_alternatives(unit)
         self.best: UnitPlacement | None = None
+        self.cache: dict[object, Any] = {}
+        self.without_room: list[Place] = []
+        """nodes where it is certain that there is none"""
         self.policy_sampled = 0
         """nodes looked at since goals 2 to 4 were reached"""
         self._floor: tuple[int, int] | None = None
@@ -265,6 +280,8 @@ class _NodeSearch:
             placed = UnitPlacement((answer[0],), answer[1])
         elif answer:
             placed = self._search(node)
+        if placed is None and self.best is None:
+            self.without_room.append(node)
         if placed is not None and (self.best is None or placed.score < self.best.score):
             self.best = placed
 
@@ -294,9 +311,8 @@ class _NodeSearch:
         """Whether goals 2 to 4 are as good as on any node could be."""
         if self._floor is None:
             requests = [detail[0] for demand in self.unit.demands for detail in demand.details]
-            plain = all(s.mode is AllocationMode.WHOLE and not (s.requests or s.limits or s.portions) for s in requests)
-            devices = sum(request.least for request in requests) if plain else 0
-            self._floor = min_pools(self.ground.snapshot, self.unit), devices
+            whole = sum(s.least for s in requests if s.mode is AllocationMode.WHOLE and not s.portions)
+            self._floor = min_pools(self.ground.snapshot, self.unit, self.cache), max(1, whole)
         return not any(score.one_of) and (score.pools, score.devices) == self._floor
 
     def _search(self, node: Place) -> UnitPlacement | None:

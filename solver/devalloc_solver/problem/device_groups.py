@@ -8,7 +8,7 @@ exact: they lose no value of goals 1 to 4.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from devalloc_solver.problem.allocations import Usage
@@ -165,38 +165,54 @@ def _representatives(view: _DeviceKeys, units: Sequence[PlacementUnit], order: S
     Of nodes that have no candidates of their own, one of each kind is enough, since network devices are no nearer to
     any other.
     """
-    snapshot, ledger = view.ledger.snapshot, view.ledger
     pinned = {unit.pin for unit in units if unit.pin is not None}
     free_units = sum(unit.pin is None for unit in units)
-    network_pools = (pool for pool in snapshot.pools_by_node.get(None, ()) if pool.index in view.pools)
-    network = [d for pool in network_pools for d in pool.devices if d.index in view.masks]
-    network_values = {value for device in network for name in view.attributes for value in device.values(name)}
-    reaches = [*dict.fromkeys(device.reach for device in network if device.reach is not None)]
-    in_use = ledger.pools_in_use()
-    requests = (request for unit in units for demand in unit.demands for request in demand.requests)
-    barred = [*dict.fromkeys(request.candidates.barred for request in requests if request.candidates.barred)]
+    pools_in_use = view.ledger.pools_in_use()
     chosen: set[str] = set()
     counts: dict[object, int] = defaultdict(int)
-    with_candidates = {snapshot.pools[index].node for index in view.pools}
-    for node in order:
-        useful = node in with_candidates
-        if not useful and not network:
-            continue
-        pools = snapshot.pools_by_node.get(node, ())
+    for node, look, useful in _node_looks(view, units, order, lambda pool: pool.index in pools_in_use):
         if node in pinned:
             chosen.add(node)
             continue
-        renamed: dict[object, int] = {}
-        own = tuple(_pool_key(view, pool, renamed, network_values, pool.index in in_use) for pool in pools if useful)
-        look = (own, tuple(node in some for some in (*reaches, *barred)))
         counts[look] += 1
         if counts[look] <= (free_units if useful else 1):
             chosen.add(node)
     return chosen
 
 
+def node_looks(
+    snapshot: Snapshot, ledger: Usage, units: Sequence[PlacementUnit], use: Callable[[Pool], object]
+) -> dict[str, object]:
+    """node -> how it looks to the units of a batch: equal for nodes where each of them fares alike. Nodes are left out
+    where no unit may be. ``use``: what the placement policy looks at of a pool's use."""
+    looks = _node_looks(_DeviceKeys.of(ledger, units), units, snapshot.nodes, use)
+    return {node: look for node, look, _ in looks}
+
+
+def _node_looks(
+    view: _DeviceKeys, units: Sequence[PlacementUnit], order: Iterable[str], use: Callable[[Pool], object]
+) -> Iterator[tuple[str, object, bool]]:
+    """(node, look, whether it has candidates of its own). ``use``: what to tell of the use of a pool."""
+    snapshot = view.ledger.snapshot
+    network_pools = (pool for pool in snapshot.pools_by_node.get(None, ()) if pool.index in view.pools)
+    network = [d for pool in network_pools for d in pool.devices if d.index in view.masks]
+    network_values = {value for device in network for name in view.attributes for value in device.values(name)}
+    reaches = [*dict.fromkeys(device.reach for device in network if device.reach is not None)]
+    requests = (request for unit in units for demand in unit.demands for request in demand.requests)
+    barred = [*dict.fromkeys(request.candidates.barred for request in requests if request.candidates.barred)]
+    with_candidates = {snapshot.pools[index].node for index in view.pools}
+    for node in order:
+        useful = node in with_candidates
+        if not useful and not network:
+            continue
+        renamed: dict[object, int] = {}
+        pools = snapshot.pools_by_node.get(node, ()) if useful else ()
+        own = tuple(_pool_key(view, pool, renamed, network_values, use(pool)) for pool in pools)
+        yield node, (own, tuple(node in some for some in (*reaches, *barred))), useful
+
+
 def _pool_key(
-    view: _DeviceKeys, pool: Pool, renamed: dict[object, int], kept_values: set[object], in_use: bool
+    view: _DeviceKeys, pool: Pool, renamed: dict[object, int], kept_values: set[object], use: object
 ) -> object:
     """What a pool looks like, but for the names of its values. Equal values on a node have equal names there."""
 
@@ -213,7 +229,7 @@ def _pool_key(
     ledger = view.ledger
     free = tuple((name, ledger.free_pool_blocks(pool.index, name)) for name in sorted(pool.resources))
     groups = tuple(sorted(map(repr, ledger.groups.get(pool.index, ()))))
-    return tuple(members), free, groups, in_use
+    return tuple(members), free, groups, use
 
 
 def _sorted_values(values: frozenset[object]) -> Iterable[object]:

@@ -10,6 +10,7 @@ from devalloc.api.claim import DeviceClaim
 from devalloc.api.device_class import DeviceClass
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
+from devalloc.api.reasons import Reason
 from devalloc_solver.cel import device_claims as cel
 from devalloc_solver.cel.budget import OutOfTime
 from devalloc_solver.dialects.device_claims.answers import ClaimAnswer, allocated_answer
@@ -39,7 +40,6 @@ from devalloc_solver.pipeline.device_claims import (
 from devalloc_solver.pipeline.solve_cache import SolveCache
 from devalloc_solver.problem.allocations import Key, read_allocations
 from devalloc_solver.problem.snapshot import take_snapshot
-from devalloc_solver.reasons import Reason
 
 
 def settled_answer(

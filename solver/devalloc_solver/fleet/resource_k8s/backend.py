@@ -10,6 +10,7 @@ from typing import Any
 
 from devalloc.api.meta import GROUP
 from devalloc.api.problems import Problem
+from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import BudgetExceeded, OutOfTime
 from devalloc_solver.deadline import CHECK_SECONDS
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
@@ -57,7 +58,6 @@ from devalloc_solver.pipeline.resource_k8s import (
     usage_of_claims,
 )
 from devalloc_solver.problem.allocations import Key
-from devalloc_solver.reasons import VERDICTS, Reason
 
 
 class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
@@ -102,7 +102,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
 
     def _timed_out(self, read: ReadResourceClaim, error: OutOfTime) -> Answer:
         assert isinstance(read.claim, ResourceClaim)
-        key, message = (read.claim.namespace, read.claim.name), f"{VERDICTS[Reason.SEARCH_LIMIT]}: {error}"
+        key, message = (read.claim.namespace, read.claim.name), f"{Reason.SEARCH_LIMIT.verdict}: {error}"
         return rejected_answer(RejectedResourceClaim(key, Reason.SEARCH_LIMIT, message, exceeded=error.bound))
 
     def _place(self, read: ReadResourceClaim) -> Answer:

@@ -333,8 +333,7 @@ class ClusterAvailability(Availability):
 
     counts: ClusterCounts
 
-    @property
-    def errors(self) -> Sequence[str]:
+    def errors(self, requests: Iterable[Request]) -> Sequence[str]:
         return self.counts.errors
 
     def funnel(self, request: Request) -> dict[str, Any]:
