@@ -18,7 +18,7 @@ from devalloc_solver.dialects.resource_k8s.objects import ResourceClaim
 from devalloc_solver.explain.blocking_claims import MAX_TRIES
 from devalloc_solver.explain.resource_k8s.explainer import ResourceClaimExplainer
 from devalloc_solver.explain.resource_k8s.typos import ResourceTypoFinder
-from devalloc_solver.fleet.explainer import MAX_ANSWERS, MAX_KINDS, FleetExplainer
+from devalloc_solver.fleet.explainer import MAX_KINDS, FleetExplainer
 from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.fleet.resource_k8s.cluster_counts import ClusterAvailability, ClusterCounts, FirstDevices
 from devalloc_solver.fleet.resource_k8s.device_properties import published_device
@@ -33,6 +33,8 @@ from devalloc_solver.problem.demand import PlacementUnit
 
 FEW_NODES, MANY_NODES = 8, 80
 """Nodes with the fewest claims in the way, first and where that does not prove the answer; no search asks so many."""
+MAX_COUNTS = 1_000
+"""Shapes of which counts are kept; when there are more, all are forgotten."""
 MAX_VERDICTS = 64
 """Requests of which a part remembers what they may take; when there are more, it is made anew."""
 
@@ -90,7 +92,7 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, dict[str, Any], Cluste
     def _counts_for(self, ask: ResourceClaimQuery) -> ClusterCounts | None:
         counts = self._counts.get(ask.shape)
         if counts is None or counts.ask.sight is not ask.sight:
-            if len(self._counts) >= MAX_ANSWERS:
+            if len(self._counts) >= MAX_COUNTS:
                 self._counts.clear()
             named = NamedDevices() if isinstance(self.index.shape(ask), ShapeSearch) else NamedDevices.of(ask)
             if named is None:

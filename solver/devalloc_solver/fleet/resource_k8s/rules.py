@@ -37,6 +37,8 @@ from devalloc_solver.problem.snapshot import Snapshot
 
 MAX_SHAPES = 1_000
 """Shapes remembered; when there are more, all are forgotten."""
+MAX_EXPRESSIONS = 4_000
+"""Expressions remembered; they outlive shapes, which are forgotten when kinds of devices come."""
 MAX_FAILURES = 200_000
 """Nodes remembered for all shapes, with their devices that expressions fail on; when there are more, all are forgotten.
 """
@@ -107,7 +109,7 @@ class ResourceClaimRules:
             self._of_kinds = self._judge_kinds()
             self._forget_sights()
         if shape not in self._sights:
-            if len(self._sights) >= MAX_SHAPES:
+            if len(self._sights) >= MAX_SHAPES or len(self._selectors) > MAX_EXPRESSIONS:
                 self._forget()
             self._sights[shape] = self._look(claim)
         sight = self._sights[shape]
