@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from devalloc_solver.bounds.device_bound import make_device_bound
 from devalloc_solver.bounds.minimum_use import MinimumUse, satisfied_counts
 from devalloc_solver.bounds.shared_amounts import make_shared_amount_bound
 from devalloc_solver.columns.claim_kinds import ClaimKind, group_units
-from devalloc_solver.columns.device_bound import make_device_bound
 from devalloc_solver.columns.device_naming import name_devices
 from devalloc_solver.columns.priority_levels import TOLERANCE, LevelSolver
 from devalloc_solver.columns.remaining_units import RemainingUnits

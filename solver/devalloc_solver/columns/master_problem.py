@@ -14,14 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from devalloc_solver.bounds.device_bound import GRID, MISSED_FLOOR_COST
 from devalloc_solver.columns.node_geometry import Ints
 from devalloc_solver.columns.packing import Packing, Path
-from devalloc_solver.columns.pricing import GRID, PathPricer, PathValues, Prices, StageGoal
+from devalloc_solver.columns.pricing import PathPricer, PathValues, Prices, StageGoal
 from devalloc_solver.columns.state_network import User
 from devalloc_solver.columns.state_space import StateSpace
 
-MISSED_FLOOR_COST = 10_000.0
-"""Cost in the linear program of a floor that is missed by one."""
 MAX_ROUNDS = 60
 """Rounds of column generation."""
 UNLIMITED_SECONDS = 1e6
