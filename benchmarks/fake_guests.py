@@ -15,7 +15,7 @@ import resource
 import sys
 import time
 
-from devalloc.scaling import health
+from devalloc.scaling import metrics
 from devalloc.scaling.messages import monitor as wire
 from devalloc.scaling.resources import Resources
 from devalloc_node.guest.sessions import AgentSessions
@@ -65,10 +65,10 @@ class Guest:
         values = {
             "host_load1": load,
             "host_load5": load,
-            health.MEMORY: self._has.memory,
+            metrics.MEMORY: self._has.memory,
             "host_memory_available_bytes": self._has.memory,
             "host_memory_cached_bytes": 0,
-            health.CPUS: max(1, -(-self._has.cpu // 1000)),
+            metrics.CPUS: max(1, -(-self._has.cpu // 1000)),
         }
         gauges = "".join(f"# TYPE {name} gauge\n{name} {value}\n" for name, value in values.items())
         if (needs := UNIT * self._units) != self._reported:

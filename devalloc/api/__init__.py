@@ -4,5 +4,6 @@
 - ``quantity``, ``semver``: exact amounts and versions
 - ``manifests``: from files to objects, with every problem and its path; ``validation`` finds the problems
 - ``crds``: from the models to CustomResourceDefinitions, with ``crd_rules``
+- ``reasons``: the codes that say why a claim or machine waits
 - ``meta``: annotations, labels and finalizers
 """

@@ -1,17 +1,48 @@
-"""The base of all verbs: how they log, and how their errors reach people."""
+"""The base of all verbs: how they log, and how their errors reach people. Programs get log lines as JSON objects."""
 
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import click
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class JsonFormatter(logging.Formatter):
+    """``time`` (RFC 3339), ``level``, ``logger``, ``message``, the fields of ``extra``, and ``exception``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {key: value for key, value in vars(record).items() if key not in _STANDARD}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def is_json() -> bool:
+    """Whether this process logs JSON (``--log-format json``)."""
+    return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
+
+
+def json_line(level: int, message: str) -> str:
+    """A line that is printed at every log level."""
+    return JsonFormatter().format(logging.LogRecord("devalloc", level, "", 0, message, None, None))
+
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -37,13 +68,11 @@ class CommandFailed(click.ClickException):
     exit_code = 1
 
     def __init__(self, message: str) -> None:
-        from devalloc.cli.logs import is_json
 
         super().__init__(message)
         self._in_json = is_json()  # the failed command's log handler is already gone when this is shown
 
     def show(self, file: Any = None) -> None:
-        from devalloc.cli.logs import json_line
 
         text = self.format_message()
         click.echo(json_line(logging.ERROR, text) if self._in_json else f"error: {text}", err=True)
@@ -243,8 +272,6 @@ def _logging_to_stderr(form: str, level: str) -> Iterator[None]:
     """Log to stderr while inside. A process that outlives the command, as in tests, may close the command's stderr."""
     handler = logging.StreamHandler(sys.stderr)
     if form == "json":
-        from devalloc.cli.logs import JsonFormatter
-
         handler.setFormatter(JsonFormatter())
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"))

@@ -1,23 +1,150 @@
-"""The manifests that a verb gets with -f, and their problems."""
+"""The manifests that a verb gets with -f, and their problems.
+
+Decoding finds most problems. This module also checks annotations of peers, amounts of quotas and CEL expressions
+that never compile, and warns about objects that devalloc ignores.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from devalloc.cli.command import BadInput, is_recursive
-from devalloc.cli.manifest_checks import annotation_problems, expression_problems, quota_problems
 from devalloc.cli.render.output import print_note, show_spinner
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from devalloc.api.manifests import Document
     from devalloc.api.problems import Problem
-    from devalloc.cli.ignored_objects import ManifestVerb
+
+Object = dict[str, Any]
+ManifestVerb = Literal["apply", "validate", "solve"]
+
+_MAX_NAMES = 3
+"""How many names of objects a line contains."""
+
+
+def ignored_warnings(documents: Sequence[Document], verb: ManifestVerb, stored: Iterable[Object] = ()) -> Iterator[str]:
+    """A warning for each kind that devalloc does not use. ``stored``: objects of the store to which they go."""
+    from devalloc.controller.reconcile.claims import ignored_reason, is_foreign
+    from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS, api_group_of
+
+    contents = [document.content for document in documents]
+    named: set[tuple[str, str]] | None = None
+    is_dra = any(api_group_of(content) == RESOURCE_CLAIMS for content in contents)
+    names: dict[tuple[str, str], list[str]] = {}
+    for content in contents:
+        names.setdefault((content["apiVersion"], content["kind"]), []).append(content["metadata"]["name"])
+    for (api_version, kind), of_kind in names.items():
+        group = api_version.rpartition("/")[0]
+        about = f"warning: {kind} {_listed(of_kind)}"
+        if is_foreign({"apiVersion": api_version, "kind": kind}):
+            if group != RESOURCE_CLAIMS or verb == "apply":
+                yield f"{about}: {ignored_reason(group)}"
+            continue
+        if _is_read(api_version, kind) or (verb != "apply" and is_dra and not group):
+            continue  # Nodes and Pods go with ResourceClaims
+        if named is None:
+            named = {*_configs([*contents, *stored])}
+        if (api_version, kind) in named:
+            continue
+        is_built_in = "." not in group or group.endswith(".k8s.io")
+        unless = "" if is_built_in else ", unless a class or a claim names the object in its configs"
+        yield f"{about}: devalloc does not use this kind{unless}"
+
+
+def _is_read(api_version: str, kind: str) -> bool:
+    from devalloc.api.kinds import KINDS
+
+    return (kind in KINDS and KINDS[kind].api_version == api_version) or (
+        api_version == "v1" and kind in ("Namespace", "ResourceQuota")
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_MAX_NAMES])
+    return shown if len(names) <= _MAX_NAMES else f"{shown} and {len(names) - _MAX_NAMES} more"
+
+
+def _configs(objects: Iterable[Object]) -> Iterator[tuple[str, str]]:
+    """The kinds that classes and claims name in their configs."""
+    for obj in objects:
+        spec = obj.get("spec")
+        if obj.get("kind") not in ("DeviceClass", "DeviceClaim") or not isinstance(spec, dict):
+            continue
+        entries = [spec, *(spec.get("claims") or [])]
+        for entry in [
+            *entries,
+            *(one for each in entries if isinstance(each, dict) for one in each.get("oneOf") or []),
+        ]:
+            for config in (entry.get("configs") or []) if isinstance(entry, dict) else []:
+                if isinstance(config, dict):
+                    yield str(config.get("apiVersion")), str(config.get("kind"))
+
+
+def annotation_problems(document: Document) -> Iterator[Problem]:
+    """Problems of a machine's scaling annotations, and warnings about those that are ignored."""
+    from devalloc.api.problems import Problem
+    from devalloc.scaling.config import ANNOTATION, ANNOTATION_PATH, read_config_annotation
+    from devalloc.scaling.resources import ANNOTATION as BOUNDS
+
+    content, metadata = document.content, document.content["metadata"]
+    annotations = metadata.get("annotations") or {}
+    if content["kind"] != "VirtualMachine":
+        return
+    here = document.place(Problem("", ANNOTATION_PATH, content["kind"], metadata.get("namespace"), metadata["name"]))
+    if BOUNDS in annotations:
+        message = "is ignored: set min and max in spec.cpu and spec.memory instead"
+        yield replace(here, message=message, path=f"metadata.annotations[{BOUNDS}]", severity="warning")
+    if (text := annotations.get(ANNOTATION)) is None:
+        return
+    if not content["spec"].get("scaling"):
+        yield replace(here, message="is ignored: the machine has no spec.scaling", severity="warning")
+    for problem in read_config_annotation(text, path=ANNOTATION_PATH).problems:
+        yield replace(here, message=problem.message, path=problem.path, severity=problem.severity)
+
+
+def quota_problems(document: Document) -> Iterator[Problem]:
+    """Problems of the amounts of a ResourceQuota."""
+    from devalloc_solver.pipeline import quota
+
+    if quota.is_quota(document.content):
+        yield from (document.place(problem) for problem in quota.problems_of(document.content))
+
+
+def expression_problems(document: Document) -> Iterator[Problem]:
+    """The CEL expressions that do not compile."""
+    from devalloc.api.problems import Problem
+    from devalloc_solver.cel.device_claims import CompileError, compile
+
+    content: dict[str, Any] = document.content
+    for path, text in _constraints(content):
+        try:
+            compile(text)
+        except CompileError as error:
+            metadata = content["metadata"]
+            what = f"line {error.line}, column {error.column}: {error.message}"
+            yield document.place(Problem(what, path, content["kind"], metadata.get("namespace"), metadata["name"]))
+
+
+def _constraints(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    spec = content.get("spec") or {}
+    if content["kind"] == "DeviceClass" and spec.get("constraints"):
+        yield "spec.constraints", spec["constraints"]
+    if content["kind"] != "DeviceClaim":
+        return
+    for i, entry in enumerate(spec["claims"]):
+        details = [(f"spec.claims[{i}]", entry)]
+        details += [(f"spec.claims[{i}].oneOf[{j}]", detail) for j, detail in enumerate(entry.get("oneOf") or [])]
+        for path, detail in details:
+            if detail.get("constraints"):
+                yield f"{path}.constraints", detail["constraints"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +210,6 @@ def read_manifests(
         good = [document for document in good if document.source not in twice]
     print_problems(problems)
     if verb in ("validate", "solve"):
-        from devalloc.cli.ignored_objects import ignored_warnings
-
         for line in ignored_warnings(good, verb):
             print_note(line)
     return ManifestDocuments(documents, good, problems)
@@ -126,7 +251,7 @@ def _group_of(document: Document) -> str:
 
 
 def _is_foreign(document: Document) -> bool:
-    from devalloc.controller.reconcile.foreign_objects import is_foreign
+    from devalloc.controller.reconcile.claims import is_foreign
 
     return is_foreign(document.content)
 

@@ -1,17 +1,84 @@
-"""Converting a VirtualMachine to a request to the node plugin: the same fields, with amounts as numbers."""
+"""Requests to the node plugin: from a VirtualMachine, with amounts as numbers, and from the deployment of an OpenFaaS
+function."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from devalloc.api.machine_start import MachineStart
 from devalloc.api.quantity import NANO
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.cli.command import BadInput
+from devalloc.cli.render.output import print_note
 from devalloc_node.pb import node_pb2 as pb
 
 if TYPE_CHECKING:
     from devalloc.api.machine_bounds import CpuBounds, MemoryBounds
+
+_READ = ("service", "image", "labels", "envVars")
+_MAX_NAME = 50
+"""Characters of a service name; replica numbers are appended to it."""
+_MAX_ERRORS = 10
+"""How many errors of a file or folder a message contains."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFaasFunction:
+    name: str
+    image: str
+    labels: Mapping[str, str]
+    environment: Mapping[str, str]
+    notes: Sequence[str]
+    """Fields of the deployment that replicas ignore."""
+
+
+def read_function(file: str) -> OpenFaasFunction:
+    """Read one from a file or ``-``. Raises BadInput with the problems."""
+    from devalloc.api.fields import quote_value
+    from devalloc.api.manifests import load
+    from devalloc_node.model.names import is_label
+
+    if Path(file).is_dir():
+        raise BadInput(f"{file} is a folder; name the file of one deployment")
+    manifests = load([file], stdin=sys.stdin.buffer if file == "-" else None)
+    for warning in (problem for problem in manifests.problems if problem.severity == "warning"):
+        print_note(str(warning))  # its text begins with "warning:"
+    if errors := [str(problem) for problem in manifests.problems if problem.severity == "error"]:
+        more = f"; and {len(errors) - _MAX_ERRORS} more" if len(errors) > _MAX_ERRORS else ""
+        raise BadInput("; ".join(errors[:_MAX_ERRORS]) + more)
+    if len(manifests.documents) != 1 or not isinstance(manifests.documents[0].content, dict):
+        raise BadInput(f"{file} must contain one deployment of a function, with {', '.join(_READ)}, and nothing else")
+    content: dict[str, Any] = manifests.documents[0].content
+    wrong = []
+    name, image = content.get("service"), content.get("image")
+    if not isinstance(name, str) or not is_label(name) or len(name) > _MAX_NAME:
+        wrong.append(
+            f"service must be a DNS label in lower case of at most {_MAX_NAME} characters, not {quote_value(name)}"
+        )
+    if not isinstance(image, str):
+        wrong.append(f"image must be the path of a disk image, not {quote_value(image)}")
+    labels, environment = (_text_map(content.get(key) or {}, key, wrong) for key in ("labels", "envVars"))
+    if wrong:
+        raise BadInput("; ".join(f"{file}: {each}" for each in wrong))
+    notes = [f"replicas ignore {key} of the deployment" for key in content if key not in _READ]
+    return OpenFaasFunction(str(name), str(image), labels, environment, notes)
+
+
+def _text_map(value: object, where: str, wrong: list[str]) -> Mapping[str, str]:
+    """A map of texts; YAML numbers without quotes become texts. Messages never contain the value of a variable."""
+    if not isinstance(value, dict):
+        wrong.append(f"{where} must be a map of strings")
+        return {}
+    texts = {}
+    for name, text in value.items():
+        if not isinstance(text, str | int) or isinstance(text, bool):
+            wrong.append(f"{where}.{name} must be a string or a whole number")
+        texts[str(name)] = str(text)
+    return texts
 
 
 def machine_request(manifest: dict[str, Any]) -> pb.CreateMachineRequest | pb.AdoptMachineRequest:

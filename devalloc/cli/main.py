@@ -69,6 +69,16 @@ VERBS: dict[str, dict[str, str]] = {
         "help": "show the help of a command",
     },
 }
+_MODULES = {
+    "completion": "help",
+    "drain": "cordon",
+    "replay": "snapshot",
+    "restore": "backup",
+    "uncordon": "cordon",
+    "uninstall": "install",
+    "version": "help",
+}
+"""Verbs that share a module with another one; each other verb has the module of its name."""
 _EDIT = (
     "change the manifest and apply it: devalloc get KIND/NAME -o yaml > object.yaml, edit it, "
     "devalloc apply -f object.yaml"
@@ -115,7 +125,7 @@ BEFORE_THE_VERB = {"-n", "--namespace", "--store", "--kubeconfig", "--log-level"
 
 
 class DevallocCommand(VerbGroup):
-    """Imports a verb's module (``devalloc.cli.<verb>``) when the verb is used, so that unused verbs cost nothing."""
+    """Imports a verb's module of ``devalloc.cli.verbs`` when the verb is used, so that unused verbs cost nothing."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for section in VERBS.values() for name in section]
@@ -123,10 +133,10 @@ class DevallocCommand(VerbGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):
             return None
-        module = cmd_name.replace("-", "_")
-        command = getattr(importlib.import_module(f"devalloc.cli.verbs.{module}"), module)
+        name = cmd_name.replace("-", "_")
+        command = getattr(importlib.import_module(f"devalloc.cli.verbs.{_MODULES.get(cmd_name, name)}"), name)
         assert isinstance(command, click.Command)
-        _add_variables(command, f"DEVALLOC_{module.upper()}")
+        _add_variables(command, f"DEVALLOC_{name.upper()}")
         return command
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:

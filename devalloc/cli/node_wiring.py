@@ -120,8 +120,8 @@ def store_publishing(
     """Publish what ``look`` finds on the node as DevicePools of the store. ``place``: a path beside which the locks are
     that processes of this host use to take turns. ``owner``: an owner reference for the pools."""
     from devalloc.controller.host_inventory import HostInventory, InventorySource
-    from devalloc.controller.publish_lock import PublishLock
-    from devalloc.inventory.device_events import UdevSource
+    from devalloc.controller.pool_publisher import PublishLock
+    from devalloc.inventory.watch import UdevSource
     from devalloc_node.daemon import Publisher
 
     settings = node.settings
@@ -416,7 +416,7 @@ def cluster_publishing(
 ) -> Iterator[Publisher]:
     """Publish what ``look`` finds on the node as ResourceSlices of the cluster."""
     from devalloc.inventory import DeviceRecords
-    from devalloc.inventory.device_events import UdevSource
+    from devalloc.inventory.watch import UdevSource
     from devalloc_node.daemon import Publisher
     from devalloc_node.kube.node_slices import NodeSlices
 

@@ -16,19 +16,19 @@ def complete_objects(ctx: click.Context, param: click.Parameter, incomplete: str
     written = ctx.params.get(param.name or "") or ()
     kind, slash, _ = incomplete.partition("/")
     if slash:
-        return [f"{kind}/{name}" for name in _names(ctx, kind) if f"{kind}/{name}".startswith(incomplete)]
+        return [f"{kind}/{name}" for name in _object_names(ctx, kind) if f"{kind}/{name}".startswith(incomplete)]
     if written:
-        return [name for name in _names(ctx, written[0]) if name.startswith(incomplete)]
+        return [name for name in _object_names(ctx, written[0]) if name.startswith(incomplete)]
     words = [word for each in KINDS.values() for word in (each.plural.removeprefix("device"), *each.short_names)]
     return [word for word in words if word.startswith(incomplete)]
 
 
 def complete_claims(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Names of claims."""
-    return [name for name in _names(ctx, "claims") if name.startswith(incomplete)]
+    return [name for name in _object_names(ctx, "claims") if name.startswith(incomplete)]
 
 
-def _names(ctx: click.Context, word: str) -> list[str]:
+def _object_names(ctx: click.Context, word: str) -> list[str]:
     """The names of a kind; none if the store or the kind does not exist, because completion must not fail."""
     from devalloc.cli.object_names import kind_of
     from devalloc.store.errors import StoreError

@@ -7,5 +7,5 @@
 - ``leader``: one of several controllers leads
 - ``permits``: the permit server
 - ``overview``, ``page``, ``fleet_monitor``: the fleet at a glance
-- ``site``, ``authorization``, ``health``, ``metrics``: what is served over HTTP, and to whom
+- ``site``, ``authorization``, ``metrics``: what is served over HTTP, and to whom
 """

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from aiohttp import web
 
 from devalloc.api.meta import LABELS_NODES
-from devalloc.controller import health
+from devalloc.controller import site
 from devalloc.controller.authorization import AUDIENCE, ClusterAuthorizer
 from devalloc.controller.fleet_monitor import FleetMonitor
 from devalloc.controller.leader.election import LEASE_NAME, LEASE_SECONDS, RENEW_DEADLINE, LeaderElection, Loop
@@ -296,14 +296,14 @@ class ClusterProcess:
         wrong = self._seen().unready(time.monotonic())
         return "" if wrong is None else f"Claims may not be answered: {wrong}. {self.controller.summary}"
 
-    def _seen(self) -> health.ProcessHealth:
+    def _seen(self) -> site.ProcessHealth:
         controller, others = self.controller, self._resource_claims
         loops = [_health("DeviceClaims", self.allocator.loop, self.store)]
         if others is not None:
             loops.append(_health("ResourceClaims", others.loop, self._resource_store))
         if self._permits is not None:
-            loops.append(health.LoopHealth("permits", None, self._permits.failing))
-        return health.ProcessHealth(
+            loops.append(site.LoopHealth("permits", None, self._permits.failing))
+        return site.ProcessHealth(
             controller.state, controller.beat, controller.taking_over, tuple(loops), controller.unanswered
         )
 
@@ -318,5 +318,5 @@ class ClusterProcess:
         return HttpResponse(503, b"no permits are given here") if shown is None else HttpResponse(200, shown, JSON)
 
 
-def _health(name: str, loop: ReconcileLoop, store: KubernetesStore) -> health.LoopHealth:
-    return health.LoopHealth(name, loop.began, loop.failing, store.silent_seconds)
+def _health(name: str, loop: ReconcileLoop, store: KubernetesStore) -> site.LoopHealth:
+    return site.LoopHealth(name, loop.began, loop.failing, store.silent_seconds)

@@ -9,12 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from devalloc.controller.pool_publisher import PoolPublisher, PublishResult
-from devalloc.controller.publish_lock import PublishLock
+from devalloc.controller.pool_publisher import PoolPublisher, PublishLock, PublishResult
 from devalloc.controller.reconcile.availability import device_names_held_on
 from devalloc.controller.reconcile.claims import effective_documents
 from devalloc.inventory import DeviceRecords, Discovery, watch
-from devalloc.inventory.device_events import EventSource
+from devalloc.inventory.watch import EventSource
 from devalloc.store import Expired, Store, StoreError, Unusable, log_failure
 
 log = logging.getLogger(__name__)

@@ -13,17 +13,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from devalloc.api.cordon import is_cordon_reason
 from devalloc.api.meta import parse_time
+from devalloc.api.reasons import find_reason
 from devalloc.controller.overview import STATES, Overview
 from devalloc.controller.overview.cache import CachedOverview
 from devalloc.controller.overview.model import Dialect
 from devalloc.controller.reconcile.device_claims import DeviceClaimRound
 from devalloc.controller.reconcile.events import EventRecorder
-from devalloc.controller.reconcile.resource_claims.allocator import SENT_BACK, UNSUITABLE
 from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimRound as ResourceRound
 from devalloc.controller.reconcile.searches import OTHER_NAMESPACES
-from devalloc.controller.reconcile.vm_scheduling.messages import NO_ROOM, TOO_SMALL
-from devalloc.controller.reconcile.write_backoff import REFUSED
-from devalloc_solver.reasons import Reason
 
 Object = dict[str, Any]
 
@@ -31,8 +28,7 @@ TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_NAMESPACES = 50
 """Values that have a label of their own; all others share one, which bounds the number of series."""
 UNKNOWN_REASON, UNANSWERED_REASON = "Other", "Unanswered"
-"""Labels of a reason that is none of ``REASONS``, and of no reason yet."""
-REASONS = frozenset({*(reason.value for reason in Reason), NO_ROOM, TOO_SMALL, REFUSED, SENT_BACK, UNSUITABLE})
+"""Labels of a reason that is not in the table of ``Reason``, and of no reason yet."""
 CORDONED = "cordoned"
 _WAITING_SECONDS = (0.5, 1, 2, 5, 10, 30, 60, 300, 900, 3600, 14400, 86400)
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -182,7 +178,7 @@ def _pending(overview: Overview) -> CountOf[tuple[str, str, str]]:
         (
             claim.kind,
             claim.namespace if claim.namespace in named else OTHER_NAMESPACES,
-            claim.reason if claim.reason in REASONS else UNKNOWN_REASON if claim.reason else UNANSWERED_REASON,
+            (find_reason(claim.reason) or UNKNOWN_REASON) if claim.reason else UNANSWERED_REASON,
         )
         for claim in claims
     )

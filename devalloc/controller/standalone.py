@@ -16,14 +16,13 @@ from typing import Literal, Protocol
 
 from devalloc.api.cordon import NODE_KIND
 from devalloc.controller.host_inventory import HostInventory, InventorySource
-from devalloc.controller.pool_publisher import PublishResult
-from devalloc.controller.publish_lock import PublishLock
+from devalloc.controller.pool_publisher import PublishLock, PublishResult
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator, DeviceClaimRound, SolveManifests
 from devalloc.controller.reconcile.loop import AllocatorSettings
-from devalloc.inventory.device_events import UdevSource
+from devalloc.inventory.watch import UdevSource
 from devalloc.store import Store, Unavailable, Unusable
+from devalloc.store.paths import hold_store
 from devalloc.store.sqlite import SQLiteStore
-from devalloc.store.store_lock import hold_store
 
 log = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from devalloc.install.kustomize import Object
 from devalloc.install.manifests import (
     LABEL,
     InstallOptions,
+    Object,
     collection_path,
     object_path,
     object_title,

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from devalloc.api.yaml_writer import dump_yaml
-from devalloc.install.kustomize import Object
 from devalloc.install.manifests import (
     IN_EDIT,
     MACHINES,
@@ -25,6 +24,7 @@ from devalloc.install.manifests import (
     PUBLISH,
     WORKER,
     InstallOptions,
+    Object,
     object_path,
     part_of,
     render_manifests,

@@ -8,9 +8,16 @@ from dataclasses import fields
 from typing import Any, Final
 
 from devalloc.install.apply import NotInstalled, get_or_none
-from devalloc.install.device_holders import format_names, holding_objects, list_objects
-from devalloc.install.kustomize import Object
-from devalloc.install.manifests import IMAGES, LABEL, InstallOptions, collection_path, object_path, render_manifests
+from devalloc.install.manifests import (
+    IMAGES,
+    LABEL,
+    InstallOptions,
+    Object,
+    collection_path,
+    object_path,
+    render_manifests,
+)
+from devalloc.install.remove import format_names, holding_objects, list_objects
 from devalloc.store.kubernetes.client import Client
 
 OPTIONS_ANNOTATION: Final = "devalloc.io/install-options"

@@ -1,10 +1,11 @@
 """What this host has: GPUs, network cards, accelerators and drives as DevicePools.
 
-- ``sysfs``: the one way to read a host; ``pci``, ``pci_ids``, ``iommu_groups``: what it says of functions
-- ``cards``: the table of kinds; ``gpu``, ``nic``, ``accelerator``, ``storage``, ``vgpu``: one module for each
+- ``sysfs``: the one way to read a host; ``pci``, ``pci_ids``: PCI functions, their IOMMU groups and their names
+- ``cards``: which functions belong to one card; ``nic``, ``storage``, ``vgpu``: what is special about them. The table
+  of kinds is ``devalloc.device_kinds``
 - ``unavailability``, ``device_users``: why a device is reserved, in use or withheld
 - ``discover``, ``pools``, ``attributes``: one pool per card
-- ``watch``, ``device_events``: discover again when devices may have changed
+- ``watch``: discover again when devices may have changed
 - ``locate``: from the name of a device back to the hardware
 - ``capacity``: what a host has for machines
 """

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from devalloc.api.pool import AttributeValue
-from devalloc.inventory import gpu, nic
+from devalloc.api.quantity import NANO, Format, Quantity
+from devalloc.inventory import nic
 from devalloc.inventory.cards import PciPort, VirtualFunction
 from devalloc.inventory.pci import Address, PciFunction
 from devalloc.inventory.pci_ids import DeviceModel, hex_id, vendor_name
@@ -107,6 +108,12 @@ def _kind_attributes(port: PciPort, function: PciFunction) -> Attributes:
                 del own["rdma"]  # without its network driver a VF does not show what it can do; its PF does
             return own
         case "gpu":
-            return gpu.gpu_attributes(function)
+            return _gpu_attributes(function)
         case _:
             return {}
+
+
+def _gpu_attributes(function: PciFunction) -> Attributes:
+    """The framebuffer, if the driver reports it (amdgpu)."""
+    memory = function.folder.number("mem_info_vram_total")
+    return {"framebuffer": Quantity(memory * NANO, Format.BINARY_SI)} if memory is not None and memory > 0 else {}

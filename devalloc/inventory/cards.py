@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from devalloc.inventory.accelerator import is_accelerator
-from devalloc.inventory.gpu import is_display, is_gpu
-from devalloc.inventory.nic import is_nic
+from devalloc.device_kinds import DEVICE_KINDS, NIC, kind_of_class
 from devalloc.inventory.pci import Address, PciFunction
-from devalloc.inventory.storage import is_nvme
-
-_KINDS: dict[str, Callable[[PciFunction], bool]] = {
-    "gpu": is_gpu,
-    "display": is_display,
-    "nic": is_nic,
-    "accelerator": is_accelerator,
-    "storage": is_nvme,
-}
-KINDS = frozenset(_KINDS)
-"""The kinds of devices: gpu, display (never offered), nic, accelerator, storage."""
 
 
 def kind_of(function: PciFunction) -> str | None:
     """The kind of a function, None for everything that is not published."""
-    return next((kind for kind, test in _KINDS.items() if test(function)), None)
+    return kind_of_class(function.subclass, function.vendor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +92,16 @@ def _ports(slot: list[PciFunction], vfs: Mapping[Address, list[VirtualFunction]]
         yield PciPort(function, kind, tuple(_members([pf for pf, _ in typed], kind, slot)), all_vfs, "whole")
         return
     for function, kind in typed:
-        role = "whole" if kind == "nic" and function.sriov is None else "pf"
+        role = "whole" if kind == NIC.name and function.sriov is None else "pf"
         yield PciPort(function, kind, tuple(_members([function], "", slot)), tuple(vfs[function.address]), role)
 
 
 def _members(own: list[PciFunction], kind: str, slot: list[PciFunction]) -> Iterator[PciFunction]:
     """The functions that go away together: all of a GPU's slot, else what the IOMMU cannot keep apart."""
     groups = {function.iommu_group for function in own} - {None}
+    takes_all = kind in DEVICE_KINDS and DEVICE_KINDS[kind].takes_whole_slot
     for function in slot:
-        if function in own or kind in ("gpu", "display") or function.iommu_group in groups:
+        if function in own or takes_all or function.iommu_group in groups:
             yield function
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from devalloc.inventory.cards import KINDS
+from devalloc.device_kinds import DEVICE_KINDS, check_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ class DeviceRecords:
 class InventoryConfig:
     """Settings of ``discover``; the defaults publish everything and offer what is safe."""
 
-    kinds: frozenset[str] = KINDS
-    """Kinds of devices to publish: gpu, nic, accelerator, storage, display. Default: all."""
+    kinds: frozenset[str] = frozenset(DEVICE_KINDS)
+    """Kinds of devices to publish. Default: all."""
     allow_shared_groups: bool = False
     """Offer devices whose IOMMU group holds devices of other slots. They go to a machine together, so only the first of
     a group is offered, and none while a host driver has one of the others. Default: not offered."""
@@ -86,8 +86,6 @@ class InventoryConfig:
         return replace(self, held=records.held, prepared=records.prepared, withheld=records.withheld, made=records.made)
 
     def __post_init__(self) -> None:
-        unknown = sorted(self.kinds - KINDS)
-        if unknown:
-            raise ValueError(f"no such kind of device: {', '.join(unknown)} (there are {', '.join(sorted(KINDS))})")
+        check_names(self.kinds, DEVICE_KINDS)
         if self.max_vfs is not None and self.max_vfs < 0:
             raise ValueError(f"max_vfs must not be negative, and is {self.max_vfs}")

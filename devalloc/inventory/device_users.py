@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from devalloc.inventory import accelerator
+from devalloc.device_kinds import DEVICE_KINDS, kind_of_class
 from devalloc.inventory.nic import network_interfaces
 from devalloc.inventory.pci import Address, PciFunction
 from devalloc.inventory.storage import block_devices, nvme_controllers
@@ -49,6 +49,7 @@ _NODES = (
     ("infiniband_mad", "/dev/infiniband"),
 )
 """Classes of the kernel's below a function's folder, and where the nodes of their devices are."""
+_UEVENT_NAME = re.compile(r"^DEVNAME=([A-Za-z0-9_-][A-Za-z0-9_./!-]{0,200})$", re.MULTILINE | re.ASCII)
 _DRM = re.compile(r"(?:card|renderD)[0-9]+", re.ASCII)
 _VDPA = re.compile(r"vdpa[0-9]+", re.ASCII)
 _VHOST_VDPA = re.compile(r"vhost-vdpa-[0-9]+", re.ASCII)
@@ -216,8 +217,9 @@ def device_node_paths(function: PciFunction) -> Iterator[str]:
             yield from (f"{folder}/{name}" for name in function.folder.names(kind))
     for vdpa in filter(_VDPA.fullmatch, function.entries):
         yield from (f"/dev/{name}" for name in function.folder.names(vdpa) if _VHOST_VDPA.fullmatch(name))
-    if accelerator.is_accelerator(function):
-        yield from accelerator.device_nodes(function)
+    device_kind = kind_of_class(function.subclass, function.vendor)
+    if device_kind is not None and DEVICE_KINDS[device_kind].has_vendor_nodes:
+        yield from _vendor_nodes(function)
     if "drm" in function.entries:
         yield from (f"/dev/dri/{name}" for name in function.folder.names("drm") if _DRM.fullmatch(name))
     for controller in nvme_controllers(function):
@@ -225,6 +227,15 @@ def device_node_paths(function: PciFunction) -> Iterator[str]:
         yield from (f"/dev/{name}" for name in function.folder.names("nvme", controller) if _GENERIC.fullmatch(name))
     yield from (f"/dev/{block.name}" for block in block_devices(function))
     yield from _nvidia_node(function)
+
+
+def _vendor_nodes(function: PciFunction) -> Iterator[str]:
+    """The device nodes that the driver has made, of whatever class."""
+    for node_class in function.folder.folders():
+        for device in node_class.folders():
+            named = _UEVENT_NAME.search(device.text("uevent") or "")
+            if named is not None:
+                yield f"/dev/{named[1].replace('!', '/')}"
 
 
 def _nvidia_node(function: PciFunction) -> Iterator[str]:

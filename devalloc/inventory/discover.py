@@ -14,8 +14,7 @@ from devalloc.inventory import pci_ids
 from devalloc.inventory.cards import PciCard, group_cards
 from devalloc.inventory.config import InventoryConfig
 from devalloc.inventory.device_users import DeviceUsers
-from devalloc.inventory.iommu_groups import IommuGroups
-from devalloc.inventory.pci import PciFunction, scan_functions
+from devalloc.inventory.pci import IommuGroups, PciFunction, scan_functions
 from devalloc.inventory.pools import build_pool
 from devalloc.inventory.sysfs import Tree
 from devalloc.inventory.unavailability import UnavailabilityReasons

@@ -6,10 +6,10 @@ import re
 
 from devalloc.api.pool import AttributeValue
 from devalloc.api.quantity import NANO, Quantity
+from devalloc.device_kinds import NIC
 from devalloc.inventory.pci import PciFunction
 from devalloc.inventory.sysfs import Folder
 
-_NETWORK = 0x02
 _LINK_BY_SUBCLASS = {0x0200: "ethernet", 0x0207: "infiniband"}
 _LINK_BY_TYPE = {1: "ethernet", 32: "infiniband"}  # ARPHRD_ETHER, ARPHRD_INFINIBAND
 _MEGABIT = 10**6
@@ -21,7 +21,7 @@ _VIRTIO = re.compile(r"virtio[0-9]+", re.ASCII)
 
 def is_nic(function: PciFunction) -> bool:
     """True for network controllers of any sort."""
-    return function.base_class == _NETWORK
+    return NIC.matches(function.subclass, function.vendor)
 
 
 def network_interfaces(function: PciFunction) -> list[Folder]:

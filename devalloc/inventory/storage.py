@@ -5,19 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from devalloc.device_kinds import STORAGE
 from devalloc.inventory.pci import PciFunction
 from devalloc.inventory.sysfs import Folder
 
-_NVM = 0x0108
 _STORAGE = 0x01
 _USB = 0x0C03
 _CONTROLLER = re.compile(r"nvme[0-9]+", re.ASCII)
 _NAMESPACE = re.compile(r"(nvme[0-9]+)(?:c[0-9]+)?(n[0-9]+)", re.ASCII)
-
-
-def is_nvme(function: PciFunction) -> bool:
-    """True for non-volatile memory controllers."""
-    return function.subclass == _NVM
 
 
 def nvme_controllers(function: PciFunction) -> list[str]:
@@ -29,7 +24,8 @@ def nvme_controllers(function: PciFunction) -> list[str]:
 def block_devices(function: PciFunction) -> Iterator[Folder]:
     """The disks and partitions on the function, also of a USB or disk controller. With multipath a disk of NVMe hangs
     below a virtual subsystem instead."""
-    if not is_nvme(function) and (function.base_class == _STORAGE or function.subclass == _USB):
+    is_nvme = STORAGE.matches(function.subclass, function.vendor)
+    if not is_nvme and (function.base_class == _STORAGE or function.subclass == _USB):
         yield from _block_devices_below(function)
     for controller in nvme_controllers(function):
         for name in function.folder.names("nvme", controller):

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
+from devalloc.device_kinds import DEVICE_KINDS
 from devalloc.inventory import nic
 from devalloc.inventory.cards import PciPort, VirtualFunction, kind_of
 from devalloc.inventory.config import DeviceRecords
 from devalloc.inventory.device_users import DeviceUsers
-from devalloc.inventory.iommu_groups import IommuGroups
-from devalloc.inventory.pci import BRIDGE, Address, PciFunction
+from devalloc.inventory.pci import BRIDGE, Address, IommuGroups, PciFunction
 from devalloc.inventory.vgpu import VgpuParent
 
 _NO_POLICY = "withheld: no erase policy for storage is set"
@@ -35,8 +35,8 @@ class UnavailabilityReasons:
 
     def port_reasons(self, port: PciPort) -> Iterator[str]:
         """Why the port as a whole is not offered, uses aside."""
-        if port.kind == "display":
-            yield "reserved: display of the host"
+        if not DEVICE_KINDS[port.kind].is_offered:
+            yield f"reserved: {port.kind} of the host"
         else:
             yield from self._allowance(port.kind)
         for member in port.members:
@@ -65,10 +65,11 @@ class UnavailabilityReasons:
         """Who uses the port itself."""
         if self._is_held(port.function.address):
             return
+        takes_whole_slot = DEVICE_KINDS[port.kind].takes_whole_slot
         for member in port.members:
             yield from self._users(member)
             # A GPU's audio function is free to go with it; a controller beside a network card may run the host's disks.
-            if port.kind not in ("gpu", "display") and kind_of(member) is None and member.driver and not member.on_vfio:
+            if not takes_whole_slot and kind_of(member) is None and member.driver and not member.on_vfio:
                 yield f"in use: {member.address} of its IOMMU group has the driver {member.driver}"
 
     def vf_reasons(self, port: PciPort, vf: VirtualFunction) -> Iterator[str]:
@@ -120,7 +121,7 @@ class UnavailabilityReasons:
 
     def _needed_below(self, port: PciPort) -> Iterator[str]:
         """What the host needs of the card under a part of it. The VFs of a network card stay usable (T4)."""
-        for member in port.members if port.kind != "nic" else ():
+        for member in () if DEVICE_KINDS[port.kind].shares_with_host else port.members:
             if (need := self.holders.reserved(member)) is not None:
                 yield f"reserved: {need}"
 
@@ -129,7 +130,7 @@ class UnavailabilityReasons:
             yield f"withheld: {offer} is not allowed on this node ({', '.join(sorted(self.allowed)) or 'nothing'} is)"
 
     def _policy(self, port: PciPort) -> Iterator[str]:
-        if port.kind == "storage" and not self.erase_policy:
+        if DEVICE_KINDS[port.kind].needs_erasing and not self.erase_policy:
             yield _NO_POLICY
 
     def _users(self, function: PciFunction) -> Iterator[str]:

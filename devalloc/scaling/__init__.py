@@ -3,10 +3,10 @@
 Pure: no I/O, and no clock but the one that is passed in. Amounts are integers, thousandths of a CPU and bytes;
 instants and durations are integers too, in milliseconds of any clock that the caller has.
 
-- ``goals``: how many units a machine should have; ``desired``: with its guest's requests and its bounds
+- ``goals``: how many units a machine should have, by its guest's load and requests and its bounds
 - ``state``, ``actions``: what the agent knows of one machine, and what it does next
 - ``resources``, ``config``, ``agentconfig``: what users and admins set
-- ``metrics``: what guests report; ``health``, ``report``: whether scaling is stuck, and how far it is
+- ``metrics``: what guests report; ``health``: how far scaling is, and whether it is stuck
 - ``messages``, ``versions``, ``peer_json``: the protocols
 - ``permits``: the arithmetic of the permit server
 """

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from devalloc.backoff import backoff_delay
-from devalloc.scaling.desired import DesiredResources, desired_resources
-from devalloc.scaling.goals import ScalingGoal, compute_goal
+from devalloc.scaling.goals import DesiredResources, ScalingGoal, compute_goal, desired_resources
 from devalloc.scaling.metrics import SystemMetrics
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.state import Direction, ScalingState

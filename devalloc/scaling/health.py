@@ -1,31 +1,13 @@
-"""Health of scaling: when scaling of a machine counts as stuck, and why. A guest that refuses to shrink is not stuck:
-it answered."""
+"""How far the scaling of a machine is, and when it counts as stuck, and why. A guest that refuses to shrink is not
+stuck: it answered."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 
-CPUS = "devalloc_guest_cpus_online"
-MEMORY = "host_memory_total_bytes"
-"""The gauges by which the guest monitor reports them."""
-_MAX_DIFFERENCE = 128 * 2**20
-"""Bytes: a block of memory, the least that a kernel brings online."""
-
-
-@dataclass(frozen=True, slots=True)
-class GuestReport:
-    """What a guest uses: ``cpus`` that are online, and ``memory`` in bytes, without what its kernel keeps from boot.
-    None: it does not say."""
-
-    cpus: int | None
-    memory: int | None
-
-    def is_behind(self, cpus: int, memory: int) -> bool:
-        """Whether it has not brought online what its machine has. A kernel keeps a 64th of its memory for the table of
-        its pages, and some more for itself; what is within twice that is not told apart from it."""
-        overhead = min(memory // 8, _MAX_DIFFERENCE) + memory // 32
-        few = self.cpus is not None and self.cpus < cpus
-        return few or (self.memory is not None and self.memory + overhead < memory)
+from devalloc.scaling.metrics import GuestReport, SystemMetrics
+from devalloc.scaling.resources import Resources
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +70,49 @@ def stuck_reasons(health: ChannelHealth, now: int, limits: HealthLimits | None =
         if now - (health.since if success is None else success) > limits.silence:
             reasons.append(StuckReason(code, f"{missing} for more than {limits.silence // 1000} s"))
     return reasons
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingReport:
+    """How far one machine is. The reason is None where it has what it should have."""
+
+    wanted: Resources
+    """By its goal, its guest's own words and its bounds."""
+    permitted: Resources | None
+    """None: no server was asked yet."""
+    applied: Resources
+    """What it was last brought to."""
+    observed: Resources | None
+    """What was last read back; None: it could not be, since something may have changed it."""
+    reason: StuckReason | None
+    stuck: tuple[StuckReason, ...] = ()
+    guest: GuestReport | None = None
+    """What its guest says that it has; None: it has not said so lately."""
+    load: SystemMetrics | None = field(default=None, compare=False)
+    """What its guest told last. It is always another one, which is no news."""
+
+
+MAX_PENDING = 64
+"""Decisions whose end is waited for; older ones are forgotten."""
+
+
+@dataclass(slots=True)
+class DecisionRevisions:
+    """Instants in milliseconds of any one clock. ``last`` is the number of the last decision, 0 before the first."""
+
+    last: int = 0
+    _began: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MAX_PENDING))
+
+    def next(self, now: int) -> int:
+        """A new decision is made now; its number."""
+        self.last += 1
+        self._began.append((self.last, now))
+        return self.last
+
+    def observed(self, revision: int, now: int) -> int | None:
+        """How long it took until this one was seen to be so; None where it, or a later one, was before."""
+        while self._began and self._began[0][0] < revision:
+            self._began.popleft()
+        if not self._began or self._began[0][0] != revision:
+            return None
+        return now - self._began.popleft()[1]

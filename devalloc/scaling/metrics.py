@@ -12,7 +12,6 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from devalloc.scaling.health import CPUS, GuestReport
 from devalloc.scaling.versions import ProtocolEra
 
 MAX_TEXT = 1 << 20
@@ -27,6 +26,27 @@ MAX_WINDOWS = 24 * 60
 """Working sets, one a minute."""
 MEMORY_OVERHEAD = 100 * 2**20
 """Bytes that are added to what a guest uses: its kernel's own."""
+CPUS = "devalloc_guest_cpus_online"
+MEMORY = "host_memory_total_bytes"
+"""The gauges by which the guest monitor reports them."""
+_MAX_DIFFERENCE = 128 * 2**20
+"""Bytes: a block of memory, the least that a kernel brings online."""
+
+
+@dataclass(frozen=True, slots=True)
+class GuestReport:
+    """What a guest uses: ``cpus`` that are online, and ``memory`` in bytes, without what its kernel keeps from boot.
+    None: it does not say."""
+
+    cpus: int | None
+    memory: int | None
+
+    def is_behind(self, cpus: int, memory: int) -> bool:
+        """Whether it has not brought online what its machine has. A kernel keeps a 64th of its memory for the table of
+        its pages, and some more for itself; what is within twice that is not told apart from it."""
+        overhead = min(memory // 8, _MAX_DIFFERENCE) + memory // 32
+        few = self.cpus is not None and self.cpus < cpus
+        return few or (self.memory is not None and self.memory + overhead < memory)
 
 
 class MetricsError(ValueError):

@@ -14,6 +14,17 @@ from typing import Any
 
 from devalloc.api.quantity import NANO, Quantity, QuantityError, ceil_units, type_name
 
+
+class RequestError(Exception):
+    """``status`` and ``text``, which is the body as text/plain; ``detail`` is for the log."""
+
+    def __init__(self, status: int, text: str, detail: str = "") -> None:
+        super().__init__(f"{text}: {detail}" if detail else text)
+        self.status = status
+        self.text = text
+        self.detail = detail
+
+
 MAX_CPU = 2**32 - 1
 """Thousandths of a CPU that fit on the wire."""
 MAX_BYTES = 2**64 - 1

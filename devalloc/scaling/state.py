@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from devalloc.scaling.config import ScalingConfig
-from devalloc.scaling.desired import DeniedDownscale, RequestedUpscale
+from devalloc.scaling.goals import DeniedDownscale, RequestedUpscale
 from devalloc.scaling.metrics import LfcMetrics, SystemMetrics
 from devalloc.scaling.resources import ResourceFlags, Resources, ScalingBounds
 from devalloc.scaling.versions import ProtocolEra

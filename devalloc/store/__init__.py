@@ -1,9 +1,9 @@
 """Where objects live: the ``Store`` protocol, the embedded store, and the Kubernetes API behind the same protocol.
 
 - ``protocol``: what every store offers, and where stores differ; ``lifecycle``: the rules of metadata
-- ``sqlite``, over ``database``, ``sql_statements`` and ``migrations``: the embedded store
+- ``sqlite``, over ``database`` and ``sql_statements``: the embedded store
 - ``disk_reserve``: space for changes that give something back on a full disk
-- ``store_lock``, ``paths``: one process runs the loops; private files
+- ``paths``: private files, and the lock that lets one process run the loops
 - ``database_copies``: backups
 - ``kubernetes``: a cluster as a store
 """

@@ -10,9 +10,8 @@ from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from devalloc.store.database import open_database, open_reader, store_error_for, translate_errors
+from devalloc.store.database import Schema, migrate, open_database, open_reader, store_error_for, translate_errors
 from devalloc.store.errors import Invalid, StoreError, Unavailable
-from devalloc.store.migrations import Schema, migrate
 from devalloc.store.paths import FILES, SMALLEST_DATABASE_BYTES, check_private, wal_path
 
 _LOGS = ("-shm", "-wal", "-journal")

@@ -25,7 +25,7 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from devalloc.store import disk_reserve, lifecycle, migrations
+from devalloc.store import database, disk_reserve, lifecycle
 from devalloc.store.database import (
     no_space_message,
     open_reader,
@@ -47,10 +47,9 @@ from devalloc.store.errors import (
     Unavailable,
 )
 from devalloc.store.lifecycle import changed_message, other_object_message, parse_version
-from devalloc.store.paths import file_identity, prepare_folder, wal_path
+from devalloc.store.paths import file_identity, hold_store, prepare_folder, wal_path
 from devalloc.store.protocol import Change, CommitOutcomes, CommitResult, Event, Fence, Listing
 from devalloc.store.sql_statements import SqlStatements
-from devalloc.store.store_lock import hold_store
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +129,7 @@ class SQLiteStore:
         self.path = path
         self._deletions_kept = deletions_kept
         self._lock = threading.RLock()
-        self._connection, self._file = open_with_identity(path, migrations.STORE_SCHEMA)
+        self._connection, self._file = open_with_identity(path, database.STORE_SCHEMA)
         self._log = file_identity(wal_path(path))
         self._refused: str | None = None
         """Why the store is not usable any more."""
@@ -161,7 +160,7 @@ class SQLiteStore:
             while stop is None or not stop.is_set():
                 if (now_there := file_identity(self.path)) != file:
                     raise self._removed() if now_there is None else Expired("the store was replaced; list again")
-                with translate_errors(self.path, migrations.STORE_SCHEMA):
+                with translate_errors(self.path, database.STORE_SCHEMA):
                     (now,) = connection.execute("PRAGMA data_version").fetchone()
                     events: list[Event] = []
                     if now != seen:
@@ -239,7 +238,7 @@ class SQLiteStore:
             return CommitOutcomes(done, str(rows.version()))
 
     def _no_space_for(self, unit: Sequence[Change]) -> SkippedForSpace:
-        why = no_space_message(self.path, migrations.STORE_SCHEMA)
+        why = no_space_message(self.path, database.STORE_SCHEMA)
         return SkippedForSpace({change.key: f"{change.key} is not written: {why}" for change in unit}, why)
 
     @_with_reserve
@@ -280,7 +279,7 @@ class SQLiteStore:
         """
         with self._lock:
             self._follow()
-        copy_database(self.path, path, migrations.STORE_SCHEMA, lambda copy: SqlStatements(copy).problems())
+        copy_database(self.path, path, database.STORE_SCHEMA, lambda copy: SqlStatements(copy).problems())
 
     def check(self) -> Sequence[str]:
         """Problems of the file and its objects; empty for a good store. Reads everything."""
@@ -304,7 +303,7 @@ class SQLiteStore:
             self._follow()
             rows = SqlStatements(self._connection)
             try:
-                with translate_errors(self.path, migrations.STORE_SCHEMA), transaction(self._connection, write=write):
+                with translate_errors(self.path, database.STORE_SCHEMA), transaction(self._connection, write=write):
                     yield rows
                     if (
                         write
@@ -312,7 +311,7 @@ class SQLiteStore:
                         and rows.grows
                         and not disk_reserve.refill(self.path)
                     ):
-                        raise NoSpace(no_space_message(self.path, migrations.STORE_SCHEMA))
+                        raise NoSpace(no_space_message(self.path, database.STORE_SCHEMA))
             except NoSpace as error:
                 if rows.grows:  # the reserve is not for writes that grow
                     raise Unavailable(str(error)) from error
@@ -326,7 +325,7 @@ class SQLiteStore:
         """Another connection, for reading, and the identity of its file."""
         with self._lock:
             self._follow()
-            return open_reader(self.path, migrations.STORE_SCHEMA), self._file
+            return open_reader(self.path, database.STORE_SCHEMA), self._file
 
     def _follow(self) -> None:
         """Switch to the file that now has the name: another file has replaced the old one, where writes would be lost.
@@ -357,7 +356,7 @@ class SQLiteStore:
             )
             raise Unavailable(self._refused)
         before = self._connection
-        self._connection, self._file = open_with_identity(self.path, migrations.STORE_SCHEMA)
+        self._connection, self._file = open_with_identity(self.path, database.STORE_SCHEMA)
         self._log = file_identity(wal_path(self.path))
         before.close()
         log.warning("a restore has replaced the store %s; continuing with the new one", self.path)
@@ -405,7 +404,7 @@ def restore(copy: Path, path: Path) -> Path | None:
         return restore_database(
             copy,
             path,
-            migrations.STORE_SCHEMA,
+            database.STORE_SCHEMA,
             lambda connection: SqlStatements(connection).problems(),
             _assign_new_identity,
         )

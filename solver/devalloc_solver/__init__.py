@@ -10,12 +10,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from devalloc.api.reasons import Reason
     from devalloc_solver.dialects.device_claims.answers import ClaimAnswer, Solution
     from devalloc_solver.errors import AnswerRefused
     from devalloc_solver.fleet.fleet import Fleet
     from devalloc_solver.pipeline.device_claims import solve, solve_manifests
     from devalloc_solver.pipeline.remaining_capacity import Capacity, capacity
-    from devalloc_solver.reasons import Reason
 
 __all__ = [
     "AnswerRefused",
@@ -30,20 +30,20 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AnswerRefused": "errors",
-    "Capacity": "pipeline.remaining_capacity",
-    "ClaimAnswer": "dialects.device_claims.answers",
-    "Fleet": "fleet.fleet",
-    "Reason": "reasons",
-    "Solution": "dialects.device_claims.answers",
-    "capacity": "pipeline.remaining_capacity",
-    "solve": "pipeline.device_claims",
-    "solve_manifests": "pipeline.device_claims",
+    "AnswerRefused": ".errors",
+    "Capacity": ".pipeline.remaining_capacity",
+    "ClaimAnswer": ".dialects.device_claims.answers",
+    "Fleet": ".fleet.fleet",
+    "Reason": "devalloc.api.reasons",
+    "Solution": ".dialects.device_claims.answers",
+    "capacity": ".pipeline.remaining_capacity",
+    "solve": ".pipeline.device_claims",
+    "solve_manifests": ".pipeline.device_claims",
 }
 
 
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    public = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    public = globals()[name] = getattr(import_module(_HOMES[name], __name__), name)
     return public

@@ -16,8 +16,13 @@ import yaml
 from devalloc.api.kinds import KINDS
 from devalloc.cli.main import run
 from devalloc.install import remove
-from devalloc.install.kustomize import render_folder
-from devalloc.install.manifests import InstallOptions, object_collection_path, object_path, render_manifests
+from devalloc.install.manifests import (
+    InstallOptions,
+    object_collection_path,
+    object_path,
+    render_folder,
+    render_manifests,
+)
 from devalloc.version import VERSION
 from tests.support import kube_build, kube_controllers
 from tests.support.go_build import Progress, Unavailable

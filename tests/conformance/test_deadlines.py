@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller.reconcile.resource_claims.warm_solver import IncrementalResourceSolver
 from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
-from devalloc.controller.reconcile.warm_solver import IncrementalSolver
+from devalloc.controller.reconcile.warm_solver import IncrementalResourceSolver, IncrementalSolver
 from devalloc_solver import Fleet, dra, solve_manifests
 from tests.support.manifests import Manifest, claim, device, device_class, pool
 

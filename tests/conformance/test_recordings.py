@@ -213,6 +213,30 @@ class TestGuest:
         )
 
 
+class TestH100Guest:
+    """A real H100 that a hypervisor without a virtual IOMMU has passed to a machine. NVIDIA's driver uses it."""
+
+    @pytest.fixture
+    def inventory(self, recorded: dict[str, Path]) -> DiscoveredPools:
+        return DiscoveredPools.on(recorded["h100-guest"])
+
+    def test_the_gpu_has_its_facts(self, inventory: DiscoveredPools) -> None:
+        gpu = inventory.attributes("0000-00-06-0")
+        assert (gpu["kind"], gpu["function"], gpu["vendor"], gpu["driver"]) == ("gpu", "whole", "nvidia", "nvidia")
+        assert (gpu["model"], gpu["pciModel"]) == ("H100 SXM5 80GB", "GH100 [H100 SXM5 80GB]")
+        assert (gpu["vendorID"], gpu["deviceID"], gpu["pcieRoot"]) == ("0x10de", "0x2330", "pci0000:00")
+        assert {"numa", "iommuGroup"} & {*gpu} == set()
+
+    def test_nothing_can_be_passed_on_without_an_iommu(self, inventory: DiscoveredPools) -> None:
+        assert inventory.unavailable("0000-00-06-0") == "no IOMMU group for 0000:00:06.0 (is the IOMMU switched on?)"
+
+    def test_disks_sockets_and_bridges_are_no_cards(self, inventory: DiscoveredPools) -> None:
+        assert {pool.metadata.name: pool.spec.driver for pool in inventory.pools} == {
+            "node-a-0000-00-03": "nic.devalloc.io",
+            "node-a-0000-00-06": "gpu.devalloc.io",
+        }
+
+
 class TestAcceleratorServer:
     def test_its_vector_engines(self, recorded: dict[str, Path]) -> None:
         inventory = DiscoveredPools.on(recorded["hwloc-32intel64-2p8co2t-8ve"])

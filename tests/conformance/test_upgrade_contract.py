@@ -26,7 +26,7 @@ SCRIPT = """
 import json, sys
 import tests.support
 from devalloc.api import meta
-from devalloc.store.migrations import STORE_STEPS
+from devalloc.store.database import STORE_STEPS
 from devalloc_node.binding.registry import step_kinds
 from devalloc_node.journal.schema import SCHEMA
 from devalloc_node.pb import node_pb2, warm_pb2

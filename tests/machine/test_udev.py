@@ -14,8 +14,7 @@ import pytest
 import pyudev
 
 from devalloc.inventory import Discovery
-from devalloc.inventory.device_events import UdevMonitor, UdevSource, open_monitor
-from devalloc.inventory.watch import InventoryWatcher, WatchSettings
+from devalloc.inventory.watch import InventoryWatcher, UdevMonitor, UdevSource, WatchSettings, open_monitor
 
 LONG = 60.0
 """Seconds after which a wait that should have ended is taken to hang."""

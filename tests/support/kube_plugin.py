@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from devalloc_node.binding.config import OFFERED_KINDS
+from devalloc.device_kinds import ALLOWABLE
 from tests.support.fake_host import FakeHost, RemoteHost, serving
 from tests.support.previous import PRESENT, Version
 
@@ -59,7 +59,7 @@ class Bed:
             "node",
             f"--sysfs-root={self.host.root}",
             f"--node-name={self.node}",
-            *(f"--allow={kind}" for kind in sorted(OFFERED_KINDS)),
+            *(f"--allow={kind}" for kind in sorted(ALLOWABLE)),
             f"--state={self.state}",
             f"--socket={self.state / 'node.sock'}",
             f"--cdi-dir={self.cdi}",

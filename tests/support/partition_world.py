@@ -20,10 +20,10 @@ from typing import Any, NoReturn
 from aiohttp import web
 
 from devalloc.scaling.config import ScalingConfig
+from devalloc.scaling.health import ScalingReport
 from devalloc.scaling.messages.monitor import DownscaleResult
 from devalloc.scaling.messages.plugin import PodName, RequestError
 from devalloc.scaling.metrics import LfcMetrics, SystemMetrics
-from devalloc.scaling.report import ScalingReport
 from devalloc.scaling.resources import Resources, ScalingBounds
 from devalloc.scaling.state import ScalingRules
 from devalloc_node.agent.actuator import MachineActuator

@@ -14,8 +14,8 @@ from pathlib import Path
 from devalloc.controller.permits import PermitServer, Settings
 from devalloc.controller.permits.server import ServerAddresses
 from devalloc.scaling.resources import Resources
+from devalloc.store.paths import hold_store
 from devalloc.store.sqlite import SQLiteStore
-from devalloc.store.store_lock import hold_store
 from tests.support.permit_bench import NODE, node_of
 
 

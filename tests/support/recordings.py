@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.support import reference_data
 
-NAMES = ("harvester-vgpu-node", "harvester-pcidevices", "igb-guest", "hwloc-32intel64-2p8co2t-8ve")
+NAMES = ("harvester-vgpu-node", "harvester-pcidevices", "igb-guest", "h100-guest", "hwloc-32intel64-2p8co2t-8ve")
 
 _UNREAD = {
     "power", "msi_irqs", "vpd", "resource", "config", "statistics", "local_cpus", "local_cpulist", "modalias", "irq",

@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import NoReturn
 
-from devalloc.scaling.health import GuestReport
 from devalloc.scaling.messages.monitor import DownscaleResult
-from devalloc.scaling.metrics import LfcMetrics, SystemMetrics
+from devalloc.scaling.metrics import GuestReport, LfcMetrics, SystemMetrics
 from devalloc.scaling.resources import Resources, ScalingBounds
 from devalloc_node.agent.channels import ChangeRefused, Channels
 from devalloc_node.agent.guest_monitor_client import MonitorStatus

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
 from devalloc.scaling.config import ScalingConfig
+from devalloc.scaling.health import ScalingReport
 from devalloc.scaling.messages.monitor import DownscaleResult
 from devalloc.scaling.metrics import LfcMetrics, SystemMetrics
-from devalloc.scaling.report import ScalingReport
 from devalloc.scaling.resources import Resources, ScalingBounds
 from devalloc.scaling.state import ScalingRules
 from devalloc_node.agent.channels import Channels

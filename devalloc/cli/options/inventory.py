@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from devalloc.cli.options.common import EXISTING_FOLDER
+from devalloc.device_kinds import DEVICE_KINDS
 from devalloc.settings import setting
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class InventoryOptions:
     kinds: tuple[str, ...] = setting(
         "Only devices of this kind. Repeatable.",
         flag="--kind",
-        type=click.Choice(["gpu", "nic", "accelerator", "storage", "display"]),
+        type=click.Choice(list(DEVICE_KINDS)),
         default=(),
         unset="all kinds",
     )

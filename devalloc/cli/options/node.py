@@ -16,6 +16,7 @@ from devalloc.cli.options.common import FOLDER
 from devalloc.cli.options.inventory import InventoryOptions
 from devalloc.cli.options.scaling import ScalingOptions, parse_networks, scaling_settings
 from devalloc.cli.options.warm import WarmOptions, warm_settings
+from devalloc.device_kinds import ALLOWABLE, DEFAULT_ALLOWED
 from devalloc.settings import group, setting
 
 if TYPE_CHECKING:
@@ -102,9 +103,9 @@ class PluginOptions:
     dry_run: bool = setting("Change nothing on the host: report each change, and refuse it.", default=False)
     allow: tuple[str, ...] = setting(
         "Kind of devices that may be taken from the host. Repeatable.",
-        type=click.Choice(["gpu", "vgpu", "vf", "nic", "accelerator", "storage"]),
+        type=click.Choice(ALLOWABLE),
         default=(),
-        unset="gpu, vgpu, vf",
+        unset=", ".join(DEFAULT_ALLOWED),
     )
     state: Path | None = setting(
         "Folder for the journal, locks and audit log of changes to the host.",
@@ -152,9 +153,7 @@ class PluginOptions:
 
     def allowed_kinds(self) -> frozenset[str]:
         """Kinds of devices that may be taken from the host."""
-        from devalloc_node.binding.config import BindingConfig
-
-        return frozenset(self.allow) or BindingConfig("").allowed
+        return frozenset(self.allow or DEFAULT_ALLOWED)
 
 
 def state_folders(state: Path | None, socket: Path, machine_dir: Path | None) -> tuple[Path, Path]:

@@ -7,38 +7,11 @@ from typing import Any
 
 import click
 
+from devalloc.api.reasons import find_reason
 from devalloc.api.summaries import format_devices
 from devalloc.cli.render.output import Cell, print_heading, print_table
 
 Answer = Mapping[str, Any]
-
-ADVICE = {
-    "ClaimInvalid": "Correct the claim and apply it again; `devalloc validate -f` shows every error of a file.",
-    "ClassNotFound": "Apply that class, or name one that exists (`devalloc get classes`). devalloc then tries the "
-    "claim again.",
-    "ClassInvalid": "Correct the class and apply it again.",
-    "ConfigNotFound": "Apply that object. devalloc tries the claim again when it exists.",
-    "Deleting": "The claim is being deleted; it gets no devices any more.",
-    "NoMatchingDevices": "Relax the rule above that excludes most devices, or add such devices (`devalloc get pools` "
-    "lists all).",
-    "NodeUnavailable": "Remove the pin (annotation devalloc.io/node), or pin to a node that has such devices.",
-    "NotEnoughDevices": "Ask for fewer devices, or split the claim: all devices of a claim come from one node.",
-    "InsufficientCapacity": "Ask for less, raise limits.count so that the amount can be split, or add capacity.",
-    "MatchAttributesConflict": "Drop an attribute from matchAttributes, or ask for fewer devices that share it.",
-    "PoolResourcesExhausted": "Ask for fewer or smaller partitions of a card, or allow several cards.",
-    "DevicesInUse": "Release or delete the claims that are in the way, or wait for them.",
-    "NoRoom": "Stop machines, make them smaller, or wait; `devalloc describe pool/NODE-host` shows what each one has.",
-    "NodesTooSmall": "Ask for less, or let nodes promise more (--oversub-cpu, --oversub-memory, the node's limits).",
-    "LostToHigherPriority": "Raise annotation devalloc.io/priority, or wait until the claims in the way are gone.",
-    "LostToCompetition": "Give the claim a priority, or wait until the claims in the way are gone.",
-    "GroupUnsatisfiable": "All members of a group must fit on one node. If the message names a member, explain that "
-    "one.",
-    "QuotaExceeded": "Release or delete claims of the namespace, ask for less, or ask an admin to raise the quota.",
-    "AdminAccessDenied": "Name a class without admin access, or ask an admin to label the namespace.",
-    "Refused": "Remove what the message names, or ask an admin; devalloc tries again after a change.",
-    "SearchLimit": "Give the search more time with --deadline. If the message names an expression, simplify it.",
-}
-"""What to do, by reason code."""
 
 
 def print_explanation(claim: Answer, *, only_would: bool = False, machine: bool = False, then: str = "") -> None:
@@ -71,8 +44,8 @@ def print_explanation(claim: Answer, *, only_would: bool = False, machine: bool 
         print_heading(f"Request {funnel['request']}{_alternative(funnel['request'])}")
         print_table(["DEVICES", "", "SUCH AS"], list(_funnel_rows(funnel)))
     print_blockers(claim.get("blockers", []))
-    if claim["reason"] in ADVICE:
-        click.echo(f"\nWhat to do: {ADVICE[claim['reason']]}")
+    if (reason := find_reason(claim["reason"])) is not None and reason.advice:
+        click.echo(f"\nWhat to do: {reason.advice}")
 
 
 def print_blockers(blockers: Sequence[Answer]) -> None:

@@ -1,4 +1,4 @@
-"""A host's pools, and its capacity for machines, as tables."""
+"""A host's pools, its capacity and its machines as tables, and amounts as they are written on the command line."""
 
 from __future__ import annotations
 
@@ -10,11 +10,141 @@ import click
 
 from devalloc.api import meta
 from devalloc.api.summaries import attribute_text
-from devalloc.cli.render.machines import format_size
-from devalloc.cli.render.output import Cell, StyledText, print_heading, print_note, print_table
+from devalloc.cli.render.output import Cell, StyledText, enum_text, print_heading, print_note, print_table
+from devalloc.device_kinds import offered_plurals
 
 if TYPE_CHECKING:
     from devalloc.inventory.capacity.status import HostStatus, ResourceStatus
+    from devalloc_node.pb.node_pb2 import Amounts, Machine, MachineDevice
+
+HEADERS = ("NAME", "PHASE", "VCPUS", "MEMORY", "DEVICES", "CLAIMS", "REASON")
+WIDE = ("PLUGGED IN", "PID", "ID", "QMP SOCKET", "MESSAGE")
+_STYLES = {"Running": "green", "Failed": "red", "Unknown": "red", "Stopped": ""}
+_UNITS = ((2**40, "Ti"), (2**30, "Gi"), (2**20, "Mi"), (2**10, "Ki"))
+
+
+def phase_text(machine: Machine) -> Cell:
+    """Its phase as a coloured word."""
+
+    name = enum_text(machine.DESCRIPTOR.enum_types_by_name["Phase"], machine.phase)
+    return StyledText(name, _STYLES.get(name, "yellow")) if _STYLES.get(name, "yellow") else name
+
+
+def full_name(machine: Machine) -> str:
+    """``namespace/name``."""
+    return f"{machine.machine.namespace}/{machine.machine.name}"
+
+
+def machine_row(machine: Machine, *, wide: bool, namespaces: bool) -> list[Cell]:
+    """Cells under HEADERS, and WIDE."""
+    name = full_name(machine) if namespaces else machine.machine.name
+    cells: list[Cell] = [
+        name,
+        phase_text(machine),
+        vcpus_text(machine.wanted, machine.observed),
+        memory_text(machine.wanted, machine.observed),
+        str(len(machine.devices)),
+        ", ".join(claim_names(machine)),
+        machine.reason,
+    ]
+    if wide:
+        plain = "; ".join(f"{each.name}: {plugged_device_text(each)}" for each in machine.devices if each.name)
+        cells += [plain, str(machine.pid or ""), machine.machine_id, machine.qmp_socket, machine.message]
+    return cells
+
+
+def machine_headers(*, wide: bool) -> list[str]:
+    return [*HEADERS, *(WIDE if wide else ())]
+
+
+def claim_names(machine: Machine) -> Sequence[str]:
+    """Names of the claims whose devices are in it."""
+    return list(dict.fromkeys(device.claim.name for device in machine.devices if device.HasField("claim")))
+
+
+def plugged_device_text(device: MachineDevice) -> str:
+    """A device without a claim, as text: ``/images/d (raw, virtio, read-only)``, ``tap0 52:54:00:00:00:01``."""
+    disk, nic = device.disk, device.nic
+    if device.HasField("disk"):
+        return f"{disk.path} ({disk.format}, {disk.device}{', read-only' if disk.read_only else ''})"
+    return f"{nic.interface or 'user network'} {nic.mac}".rstrip()
+
+
+def vcpus_text(wanted: Amounts, observed: Amounts) -> str:
+    """``2``, or ``2 of 4`` if it has less than wanted; ``(4)`` if it has none, or the number is unknown.
+
+    ``2 at 1500m`` if their CPU time is limited.
+    """
+    want = str(wanted.vcpus) if wanted.HasField("vcpus") else ""
+    text = _of_wanted(str(observed.vcpus) if observed.HasField("vcpus") else "", want)
+    return f"{text} at {format_cores(observed.cpu_milli)}" if is_bounded(observed) else text
+
+
+def memory_text(wanted: Amounts, observed: Amounts) -> str:
+    """``2Gi``, or ``1Gi of 2Gi`` if it has less than wanted."""
+    want = format_size(wanted.memory_bytes) if wanted.HasField("memory_bytes") else ""
+    return _of_wanted(format_size(observed.memory_bytes) if observed.HasField("memory_bytes") else "", want)
+
+
+def amounts_text(of: Amounts) -> str:
+    """``1500m 2Gi``: CPU time (vCPUs if the time is unknown) and memory; "-" if neither is known."""
+    cpu = format_cores(of.cpu_milli) if of.HasField("cpu_milli") else str(of.vcpus) if of.HasField("vcpus") else ""
+    memory = format_size(of.memory_bytes) if of.HasField("memory_bytes") else ""
+    return " ".join(each for each in (cpu, memory) if each) or "-"
+
+
+def is_bounded(amounts: Amounts) -> bool:
+    """Whether the CPU time of its vCPUs is limited."""
+    return amounts.HasField("cpu_milli") and amounts.cpu_milli < amounts.vcpus * 1000
+
+
+def format_cores(milli: int) -> str:
+    """Thousandths of a core as text: 1500m, 2."""
+    return f"{milli}m" if milli % 1000 else str(milli // 1000)
+
+
+def _of_wanted(have: str, want: str) -> str:
+    if not have:
+        return f"({want})" if want else ""
+    return f"{have} of {want}" if want and want != have else have
+
+
+def format_size(number: int) -> str:
+    """Bytes as text: 512Mi, 1.5Gi; fractions of the unit are rounded to a tenth."""
+    for factor, unit in _UNITS:
+        if number >= factor:
+            return f"{number // factor}{unit}" if number % factor == 0 else f"{number / factor:.1f}{unit}"
+    return str(number)
+
+
+def parse_bytes(text: str) -> int:
+    """``2Gi`` as a number of bytes. Raises BadParameter."""
+    return _whole(text, 1, "bytes, such as 512Mi or 2Gi")
+
+
+def parse_milli(text: str) -> int:
+    """``1500m`` or ``1.5`` as thousandths of a core. Raises BadParameter."""
+    return _whole(text, 1000, "cores, such as 2 or 1500m")
+
+
+def parse_bounds(text: str, amount: str) -> tuple[int, int]:
+    """``512Mi..2Gi``, or one amount for both. ``amount`` is memory or cpu. Raises BadParameter."""
+    parse = parse_bytes if amount == "memory" else parse_milli
+    least, dots, most = text.partition("..")
+    return (parse(least), parse(most)) if dots else (parse(text), parse(text))
+
+
+def _whole(text: str, per: int, what: str) -> int:
+    from devalloc.api.quantity import NANO, Quantity
+
+    try:
+        nano = Quantity.parse(text).nano * per
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} is not an amount of {what}: {error}") from None
+    if nano % NANO or nano < 0 or nano >= NANO << 62:
+        raise click.BadParameter(f"{text!r} is not an amount of {what}")
+    return nano // NANO
+
 
 Object = dict[str, Any]
 _RATED = ("network", "disk_io")
@@ -23,7 +153,7 @@ _RATED = ("network", "disk_io")
 def print_pools(pools: Sequence[Object], *, wide: bool) -> None:
     """Print a row for each card, or (wide) for each device."""
     if not pools:
-        click.echo("no GPUs, NICs, accelerators or NVMe devices found")
+        click.echo(f"no {offered_plurals()} found")
     elif wide:
         print_table(
             ["POOL", "DEVICE", "KIND", "FUNCTION", "MODEL OR PROFILE", "DRIVER", "NUMA", "IOMMU", "STATE"],

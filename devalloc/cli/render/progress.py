@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import click
 
-from devalloc.cli.logs import is_json, json_line
+from devalloc.cli.command import is_json, json_line
 
 if TYPE_CHECKING:
     from devalloc.controller.pool_publisher import PublishResult

@@ -1,5 +1,5 @@
-"""The verbs of the command, one module each, which is imported when the verb is used.
+"""The verbs of the command. A module is imported when one of its verbs is used.
 
-A module has the name of its verb, with ``_`` for ``-``, and a function of that name under ``@verb``.
-``devalloc.cli.main`` lists the verbs.
+A verb is a function of its name under ``@verb``, in the module of its name, with ``_`` for ``-``. Some share a module
+with a verb of the same subject: ``devalloc.cli.main`` lists the verbs and these modules.
 """

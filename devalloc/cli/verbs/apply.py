@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from devalloc.cli.command import verb
-from devalloc.cli.documents import read_manifests
-from devalloc.cli.ignored_objects import ignored_warnings
+from devalloc.cli.documents import ignored_warnings, read_manifests
 from devalloc.cli.object_names import format_key
 from devalloc.cli.options.common import manifests_option, namespace_option, store_option
 from devalloc.cli.render.output import print_note

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from devalloc.cli import shell_completion
 from devalloc.cli.command import BadInput, CommandFailed, verb
 from devalloc.cli.options.capacity import CapacityOptions
 from devalloc.cli.options.common import EXISTING_FOLDER, files_option, namespace_option, output_option
 from devalloc.cli.options.settings import settings_options
 from devalloc.cli.render.output import print_content, show_spinner
+from devalloc.cli.shell_completion import complete_claims
 from devalloc.cli.solver_input import load_solver_input, with_store_option
 from devalloc.cli.storage import store_path
 from devalloc.cli.target import StoreTarget, open_target, target_options
@@ -51,7 +51,7 @@ class HostOptions:
 
 
 @verb("capacity")
-@click.argument("name", required=False, shell_complete=shell_completion.complete_claims)
+@click.argument("name", required=False, shell_complete=complete_claims)
 @files_option(required=False, help="The claim, and what else to take into account: a file, a folder, or -.")
 @namespace_option
 @output_option("table", "json", "yaml")
@@ -88,7 +88,7 @@ def capacity(
         if name is not None or files:
             raise BadInput("--host shows the host's capacity and counts no claims: leave the claim out")
         return _host(host, place.store, output)
-    from devalloc.controller.reconcile.foreign_objects import is_foreign
+    from devalloc.controller.reconcile.claims import is_foreign
     from devalloc_solver import capacity as count
 
     question = load_solver_input(files, namespace, place, with_store)

@@ -111,7 +111,7 @@ def controller(options: ControllerOptions) -> int:
     must be started again. Exit code 0 after a clean stop.
     """
 
-    from devalloc.cli.cluster_access import connect_cluster
+    from devalloc.cli.target import connect_cluster
     from devalloc.controller.cluster_process import ClusterProcess, ClusterSettings
     from devalloc.controller.leader.lease import LeaseLost
     from devalloc.controller.page import FleetPage

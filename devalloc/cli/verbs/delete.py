@@ -7,12 +7,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from devalloc.cli import shell_completion
 from devalloc.cli.command import BadInput, verb
 from devalloc.cli.object_names import format_key, keys_of, kind_of, not_found_hint
-from devalloc.cli.options.common import all_namespaces_option, files_option, namespace_option, store_option
+from devalloc.cli.options.common import (
+    LabelTest,
+    all_namespaces_option,
+    files_option,
+    namespace_option,
+    selector_option,
+    store_option,
+)
 from devalloc.cli.render.output import print_note
-from devalloc.cli.selector import LabelTest, selector_option
+from devalloc.cli.shell_completion import complete_objects
 from devalloc.cli.storage import open_embedded_store
 
 if TYPE_CHECKING:
@@ -21,9 +27,7 @@ if TYPE_CHECKING:
 
 
 @verb("delete")
-@click.argument(
-    "what", nargs=-1, metavar="KIND NAME... | KIND/NAME...", shell_complete=shell_completion.complete_objects
-)
+@click.argument("what", nargs=-1, metavar="KIND NAME... | KIND/NAME...", shell_complete=complete_objects)
 @files_option(required=False)
 @click.option("--all", "everything", is_flag=True, help="Every object of the kind.")
 @selector_option

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from devalloc.cli import shell_completion
 from devalloc.cli.command import BadInput, verb
 from devalloc.cli.object_names import fetch_object, format_key, keys_of, kind_of
 from devalloc.cli.options.common import namespace_option
 from devalloc.cli.render.output import print_content, print_heading, print_table
+from devalloc.cli.shell_completion import complete_objects
 from devalloc.cli.solver_input import objects_for_solver
 from devalloc.cli.target import StoreTarget, missing_controller_note, open_readable_target, target_options
 from devalloc.store.errors import Forbidden, Key
@@ -32,7 +32,7 @@ DEADLINE = 10.0
     nargs=-1,
     required=True,
     metavar="KIND NAME... | KIND/NAME...",
-    shell_complete=shell_completion.complete_objects,
+    shell_complete=complete_objects,
 )
 @namespace_option
 @target_options
@@ -71,7 +71,7 @@ def _named(store: Store, name: str) -> list[str]:
 def _describe(store: Store, obj: Object) -> None:
     from devalloc.api.kinds import KINDS
     from devalloc.cli.render.columns import age_cell
-    from devalloc.controller.reconcile.foreign_objects import ignored_reason, is_foreign
+    from devalloc.controller.reconcile.claims import ignored_reason, is_foreign
     from devalloc_solver.dialects.api_groups import api_group_of
 
     metadata = obj["metadata"]
@@ -204,7 +204,7 @@ def _print_reason(store: Store, claim: Object) -> None:
     """Show why a claim has no devices, judging by the store as it is now rather than by the claim's last answer."""
     from devalloc.api import meta
     from devalloc.cli.render.explanation import print_explanation
-    from devalloc.controller.reconcile.foreign_objects import solver_documents
+    from devalloc.controller.reconcile.claims import solver_documents
     from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
     from devalloc.store.sqlite import SQLiteStore
 

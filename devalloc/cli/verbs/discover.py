@@ -17,7 +17,7 @@ from devalloc.cli.render.output import print_note, print_objects
 @settings_options(InventoryOptions, "inventory")
 @output_option()
 def discover(inventory: InventoryOptions, output: str) -> int:
-    """List this host's devices as DevicePools: GPUs, NICs, accelerators, NVMe, with their functions and profiles.
+    """List this host's devices as DevicePools, with their functions and profiles.
 
     \b
     devalloc discover

@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from devalloc.cli import shell_completion
 from devalloc.cli.command import BadInput, CommandFailed, verb
 from devalloc.cli.options.common import deadline_option, files_option, namespace_option, output_option, placement_option
 from devalloc.cli.render.output import print_content, show_spinner
+from devalloc.cli.shell_completion import complete_claims
 from devalloc.cli.solver_input import SolverInput, load_solver_input, with_store_option
 from devalloc.cli.target import StoreTarget, open_target, target_options
 from devalloc.store.errors import Key
@@ -23,7 +23,7 @@ RESOURCE_CLAIM = "ResourceClaim"
     "words",
     nargs=-1,
     metavar="NAME | KIND/NAME | KIND NAME | KIND.FIELD",
-    shell_complete=shell_completion.complete_claims,
+    shell_complete=complete_claims,
 )
 @files_option(required=False, help="Explain a claim of these manifests, on top of the store or alone (see --no-store).")
 @namespace_option
@@ -182,7 +182,7 @@ def _names_of_kind(contents: list[Any], kind: str) -> list[tuple[str, str]]:
 def _not_answered(place: StoreTarget, key: Key) -> str:
     """Why `explain` cannot explain a ResourceClaim of a store or cluster, and what to do instead."""
     from devalloc.cli.object_names import fetch_object
-    from devalloc.controller.reconcile.foreign_objects import ignored_reason
+    from devalloc.controller.reconcile.claims import ignored_reason
     from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS
 
     if place.is_cluster:

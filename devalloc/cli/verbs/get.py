@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from devalloc.api.kinds import KINDS
-from devalloc.cli import shell_completion
 from devalloc.cli.command import BadInput, verb
 from devalloc.cli.object_names import format_key, keys_of, kind_of, not_found_hint
 from devalloc.cli.options.common import (
+    LabelTest,
     all_namespaces_option,
     namespace_option,
     no_headers_option,
     output_option_with_jsonpath,
+    selector_option,
 )
 from devalloc.cli.render.jsonpath import render_template
 from devalloc.cli.render.output import GrowingTable, print_content, print_note, print_objects, print_table
-from devalloc.cli.selector import LabelTest, selector_option
+from devalloc.cli.shell_completion import complete_objects
 from devalloc.cli.target import StoreTarget, missing_controller_note, open_target, target_options
 from devalloc.store.errors import Key
 
@@ -37,7 +38,7 @@ Object = dict[str, Any]
     nargs=-1,
     required=True,
     metavar="KIND [NAME...] | KIND/NAME...",
-    shell_complete=shell_completion.complete_objects,
+    shell_complete=complete_objects,
 )
 @namespace_option
 @all_namespaces_option

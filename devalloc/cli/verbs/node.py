@@ -104,8 +104,8 @@ def node(options: NodeOptions) -> int:
     again. SIGHUP makes it check devices and claims at once. Exit code 0 after a clean stop.
     """
     from devalloc.cli import node_wiring as on
-    from devalloc.cli.cluster_access import connect_cluster
     from devalloc.cli.options.capacity import with_host_pool
+    from devalloc.cli.target import connect_cluster
     from devalloc.controller.standalone import handling_signals
     from devalloc.store.kubernetes.store import KubernetesStore
     from devalloc.store.sqlite import SQLiteStore

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from devalloc.cli import shell_completion
 from devalloc.cli.command import BadInput, parse_duration, verb
 from devalloc.cli.object_names import fetch_object, format_key, keys_of
 from devalloc.cli.options.common import namespace_option
 from devalloc.cli.render.output import print_note, show_spinner
+from devalloc.cli.shell_completion import complete_claims
 from devalloc.cli.target import StoreTarget, open_target, target_options
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @verb("release")
-@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=shell_completion.complete_claims)
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_claims)
 @click.option(
     "--force",
     is_flag=True,

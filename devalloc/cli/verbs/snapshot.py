@@ -1,16 +1,18 @@
-"""``devalloc snapshot``: everything on which an answer depends, in one file."""
+"""``devalloc snapshot`` and ``replay``: everything on which an answer depends, in one file, and the same answer from
+it."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from devalloc.cli.command import verb
+from devalloc.cli.command import BadInput, verb
 from devalloc.cli.options.common import deadline_option, files_option, namespace_option, placement_option
-from devalloc.cli.render.output import show_spinner
+from devalloc.cli.render.output import print_note, show_spinner
 from devalloc.cli.solver_input import load_solver_input, with_store_option
 from devalloc.cli.target import StoreTarget, target_options
 from devalloc.version import VERSION
@@ -62,3 +64,100 @@ def snapshot(
     )  # JSON escapes half a surrogate pair in the same way
     click.echo(f"{path}: {len(question.all)} objects, {len(answer['claims'])} claims answered")
     return question.code
+
+
+Answer = Mapping[str, Any]
+
+SNAPSHOT_FIELDS = frozenset({"format", "devalloc", "options", "documents", "answer"})
+"""The parts of a snapshot."""
+_MESSAGE_FIELDS = frozenset({"message", "warnings", "funnel", "blockers"})
+"""The parts of a claim's answer that explain it."""
+
+
+@verb("replay")
+@click.argument("path", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="PATH")
+def replay(path: Path) -> int:
+    """Solve the snapshot PATH again, with its options and without a store, and compare byte for byte.
+
+    Only the duration may differ, and if another version wrote the snapshot, the messages. Exit code 1 if anything else
+    differs.
+
+    \b
+    devalloc replay answer.json
+    """
+    from devalloc_solver import solve_manifests
+
+    content = _read(path)
+    options = content["options"]
+    try:
+        solve_manifests([], placement=options["placement"], deadline=options["deadline"])  # checks the options
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"{path} is not a snapshot: its options are damaged: {error}") from error
+    with show_spinner("solving"):
+        answer = solve_manifests(content["documents"], placement=options["placement"], deadline=options["deadline"])
+    before, now = _without_times(content["answer"]), _without_times(answer)
+    if json.dumps(before) == json.dumps(now):
+        click.echo(f"{path}: the same answer for {len(answer['claims'])} claims")
+        return 0
+    if content["devalloc"] != VERSION and json.dumps(_without_messages(before)) == json.dumps(_without_messages(now)):
+        words = f"with other messages than devalloc {content['devalloc']}"
+        click.echo(f"{path}: the same answer for {len(answer['claims'])} claims, {words}")
+        return 0
+    for line in _differences(before, now):
+        click.echo(line)
+    versions = f"{content['devalloc']}, this is {VERSION}"
+    print_note(f"error: {path}: the answer differs from the recorded one (of devalloc {versions})")
+    return 1
+
+
+def _read(path: Path) -> dict[str, Any]:
+
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise BadInput(f"{path} is not a snapshot: {error}") from error
+    if not isinstance(content, dict) or (missing := SNAPSHOT_FIELDS - content.keys()):
+        lacks = f": it has no {', '.join(sorted(missing))}" if isinstance(content, dict) else ""
+        raise BadInput(f"{path} is not a snapshot{lacks}; write one with: devalloc snapshot PATH")
+    shapes = {"options": dict, "documents": list, "answer": dict}
+    odd = [part for part, shape in shapes.items() if not isinstance(content[part], shape)]
+    if odd or not {"placement", "deadline"} <= content["options"].keys() or "claims" not in content["answer"]:
+        raise BadInput(f"{path} is not a snapshot: its {' and '.join(odd) or 'content'} is damaged")
+    if content["format"] != FORMAT:
+        made_by = f"format {content['format']} (of devalloc {content['devalloc']})"
+        raise BadInput(f"{path} has {made_by}, but this version reads format {FORMAT}")
+    return content
+
+
+def _without_times(answer: Answer) -> Answer:
+    return {key: value for key, value in answer.items() if key != "seconds"}
+
+
+def _without_messages(answer: Answer) -> Answer:
+    """The answer without its messages, which may change from version to version."""
+    claims = [
+        {name: value for name, value in claim.items() if name not in _MESSAGE_FIELDS} for claim in answer["claims"]
+    ]
+    return {**answer, "claims": claims, "problems": None}
+
+
+def _differences(before: Answer, now: Answer) -> Iterator[str]:
+    """A line for each claim whose answer differs, and for each other part that differs."""
+    claims = [{(c["namespace"], c["name"]): c for c in answer["claims"]} for answer in (before, now)]
+    for key in sorted(claims[0].keys() | claims[1].keys()):
+        if claims[0].get(key) != claims[1].get(key):
+            recorded, current = (_answer_text(answers.get(key)) for answers in claims)
+            yield f"{key[0]}/{key[1]}: recorded {recorded}; now {current}"
+    for part in sorted((before.keys() | now.keys()) - {"claims"}):
+        if before.get(part) != now.get(part):
+            yield f"{part}: recorded {json.dumps(before.get(part))}; now {json.dumps(now.get(part))}"
+
+
+def _answer_text(claim: Answer | None) -> str:
+    from devalloc.api.summaries import format_devices
+
+    if claim is None:
+        return "no such claim"
+    if claim["allocated"]:
+        return f"{claim['node']}: {format_devices(claim['allocations'])}"
+    return f"{claim['reason']}: {claim['message']}"

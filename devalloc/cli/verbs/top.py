@@ -48,8 +48,8 @@ def top(once: bool, interval: float, namespace: str | None, output: str, place: 
     devalloc top -n team-a
     devalloc top --kubeconfig ~/.kube/config
     """
-    from devalloc.cli.cluster_access import current_namespace
     from devalloc.cli.render.fleet import live_screen, overview_json, overview_lines
+    from devalloc.cli.target import current_namespace
     from devalloc.controller.overview.cache import MIN_SECONDS, OverviewCache
 
     own = namespace or (current_namespace(place.kubeconfig) if place.is_cluster else None) or "default"

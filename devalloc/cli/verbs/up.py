@@ -19,8 +19,7 @@ from devalloc.cli.options.inventory import InventoryOptions
 from devalloc.cli.options.node import PluginOptions
 from devalloc.cli.options.settings import settings_options
 from devalloc.cli.render.progress import ProgressDisplay, open_display, show_published
-from devalloc.cli.standalone_node import LoopsAndPlugin, StandaloneNode, missing_requirement
-from devalloc.cli.standalone_page import PAGE, StandalonePage
+from devalloc.cli.standalone import PAGE, LoopsAndPlugin, StandaloneNode, StandalonePage, missing_requirement
 from devalloc.cli.storage import is_default_store, node_state_folder, store_path
 from devalloc.settings import declared, group, setting, settings_of
 

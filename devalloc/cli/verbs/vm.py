@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,17 +22,144 @@ from devalloc.cli.node_client import (
     socket_option,
     timeout_option,
 )
+from devalloc.cli.node_machines import ProcessUsage, show_usage
 from devalloc.cli.options.common import all_namespaces_option, files_option, namespace_option, output_option
-from devalloc.cli.render.machines import format_cores, format_size, is_bounded, parse_bounds, parse_bytes, parse_milli
+from devalloc.cli.options.node import PluginOptions, state_folders
+from devalloc.cli.options.settings import option_of
+from devalloc.cli.render.host import (
+    format_cores,
+    format_size,
+    is_bounded,
+    machine_headers,
+    machine_row,
+    parse_bounds,
+    parse_bytes,
+    parse_milli,
+)
 from devalloc.cli.render.output import GrowingTable, enum_text, print_content, print_note, print_objects, print_table
 from devalloc.cli.verbs.vm_devices import attach, detach, plug, unplug, unprepare
-from devalloc.cli.verbs.vm_power_down import power_down
-from devalloc.cli.verbs.vm_top import top
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import NodeError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from devalloc.cli.render.output import Cell
     from devalloc_node.pb.node_pb2 import Machine
+
+
+@verb("power-down")
+@option_of(PluginOptions, "state")
+@option_of(PluginOptions, "machine_dir")
+@socket_option
+@click.option(
+    "--timeout", type=parse_duration, default="90s", metavar="DURATION", help="Time limit for all guests together."
+)
+def power_down(state: Path | None, machine_dir: Path | None, socket: Path, timeout: float) -> int:
+    """Ask the guests of all machines to power down, because the host does. Exit code 1 if one does not.
+
+    The node plugin must not run, because it would start them again. When the host comes back, the machines start again
+    by their restart policies. Adopted machines are left alone.
+
+    \b
+    devalloc vm power-down --timeout 2m
+    """
+    from devalloc_node.journal import open_journal
+    from devalloc_node.machine.paths import MachineConfig
+    from devalloc_node.machine.powerdown import power_down_all
+    from devalloc_node.machine.registry import MachineRegistry
+    from devalloc_node.net.unix_sockets import has_listener
+
+    home, run = state_folders(state, socket, machine_dir)
+    if has_listener(socket):
+        raise CommandFailed(f"the node plugin at {socket} is running and would start the machines again; stop it first")
+    if not home.is_dir():
+        return 0
+    with closing(open_journal(home)) as journal:
+        try:
+            problems = power_down_all(
+                MachineRegistry(MachineConfig(home / "machines", run), journal), Deadline.after(timeout)
+            )
+        except NodeError as error:
+            raise CommandFailed(error.message) from error
+    for name, problem in sorted(problems.items()):
+        if problem:
+            print_note(f"error: {name}: {problem}")
+        else:
+            click.echo(f"{name} powered down")
+    return 1 if any(problems.values()) else 0
+
+
+HEADERS = (
+    "NAME", "PHASE", "WANTED", "PERMITTED", "APPLIED", "OBSERVED", "GUEST", "LOAD", "CPU", "USED", "RSS", "REASON",
+)  # fmt: skip
+WIDE = ("DEVICES", "CLAIMS", "TAP", "PID")
+
+
+@verb("top")
+@namespace_option
+@all_namespaces_option
+@click.option("-w", "--watch", is_flag=True, help="Repeat until Ctrl-C.")
+@click.option(
+    "--interval",
+    type=parse_duration,
+    default="1s",
+    metavar="DURATION",
+    help="How long to measure CPU usage; with --watch also how often.",
+)
+@output_option("table", "wide", "json", "yaml")
+@socket_option
+def top(namespace: str, all_namespaces: bool, watch: bool, interval: float, output: str, socket: Path) -> int:
+    """Show CPU and memory of machines: wanted, permitted, set, actual, and as the guest sees them.
+
+    LOAD and USED are the load and memory usage that the guest of a scaled machine reports. CPU (percent of one core)
+    and RSS are what its QEMU uses of the host; "-" if they cannot be read. REASON: why the machine does not have what
+    it wants.
+
+    \b
+    devalloc vm top -A --watch
+    devalloc vm top -o wide
+    """
+    return show_usage(None if all_namespaces else namespace, watch, interval, output, socket, _table)
+
+
+def _table(machines: Sequence[Machine], uses: Mapping[int, ProcessUsage], wide: bool) -> None:
+    rows = [[*_row(machine, uses.get(machine.pid)), *(_more(machine) if wide else ())] for machine in machines]
+    print_table((*HEADERS, *(WIDE if wide else ())), rows)
+
+
+def _more(machine: Machine) -> list[Cell]:
+    from devalloc.cli.render import host as cells
+
+    return [
+        ", ".join(each.name or f"{each.pool}/{each.device}" for each in machine.devices),
+        ", ".join(cells.claim_names(machine)),
+        ", ".join(machine.taps),
+        str(machine.pid or ""),
+    ]
+
+
+def _row(machine: Machine, use: ProcessUsage | None) -> list[Cell]:
+    from devalloc.cli.render import host as cells
+
+    scaling = machine.scaling if machine.HasField("scaling") else None
+    applied = machine.applied if scaling is None or not scaling.HasField("applied") else scaling.applied
+    return [
+        cells.full_name(machine),
+        cells.phase_text(machine),
+        cells.amounts_text(machine.wanted),
+        cells.amounts_text(machine.permitted),
+        cells.amounts_text(applied),
+        cells.amounts_text(machine.observed),
+        "-" if scaling is None else cells.amounts_text(scaling.guest_observed),
+        f"{scaling.load1:.2f}" if scaling is not None and scaling.HasField("load1") else "-",
+        "-" if use is None else f"{use.cores * 100:.0f}%",
+        cells.format_size(scaling.memory_used_bytes)
+        if scaling is not None and scaling.HasField("memory_used_bytes")
+        else "-",
+        "-" if use is None else cells.format_size(use.rss_bytes),
+        machine.reason or ("" if scaling is None else scaling.reason),
+    ]
 
 
 @click.group(
@@ -325,7 +454,6 @@ def watch(namespace: str, all_namespaces: bool, output: str, socket: Path) -> in
     \b
     devalloc vm watch -A
     """
-    from devalloc.cli.render import machines
     from devalloc_node.pb import node_pb2 as pb
 
     feed, wide = GrowingTable(), output == "wide"
@@ -339,8 +467,8 @@ def watch(namespace: str, all_namespaces: bool, output: str, socket: Path) -> in
                 if output == "yaml":
                     click.echo("---")
             else:
-                row = machines.machine_row(event.machine, wide=wide, namespaces=all_namespaces)
-                feed.row(["CHANGE", *machines.machine_headers(wide=wide)], [change, *row])
+                row = machine_row(event.machine, wide=wide, namespaces=all_namespaces)
+                feed.row(["CHANGE", *machine_headers(wide=wide)], [change, *row])
     return 0
 
 
@@ -354,7 +482,7 @@ def _ms(seconds: float | None) -> int:
 
 
 def _print(machines: Sequence[Machine], output: str, *, namespaces: bool) -> None:
-    from devalloc.cli.render import machines as rows
+    from devalloc.cli.render import host as rows
 
     if output == "name":
         for machine in machines:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from devalloc.cli import shell_completion
 from devalloc.cli.command import BadInput, CommandFailed, parse_duration, verb
 from devalloc.cli.object_names import fetch_object, format_key, keys_of
 from devalloc.cli.options.common import namespace_option
 from devalloc.cli.render.output import print_note, show_spinner
+from devalloc.cli.shell_completion import complete_claims
 from devalloc.cli.target import StoreTarget, missing_controller_note, open_target, target_options
 
 if TYPE_CHECKING:
@@ -37,9 +37,7 @@ class _State(click.Choice[str]):
 
 
 @verb("wait")
-@click.argument(
-    "names", nargs=-1, required=True, metavar="NAME... | KIND/NAME...", shell_complete=shell_completion.complete_claims
-)
+@click.argument("names", nargs=-1, required=True, metavar="NAME... | KIND/NAME...", shell_complete=complete_claims)
 @click.option(
     "--for",
     "state",
@@ -82,7 +80,7 @@ def wait(names: tuple[str, ...], state: str | None, timeout: float, namespace: s
 
 def _check_can_happen(store: Store, key: Key) -> None:
     """Raises NotFound for a misspelled name, and Failed for a claim that devalloc does not allocate."""
-    from devalloc.controller.reconcile.foreign_objects import ignored_reason, is_foreign
+    from devalloc.controller.reconcile.claims import ignored_reason, is_foreign
     from devalloc_solver.dialects.api_groups import api_group_of
 
     obj = fetch_object(store, key)

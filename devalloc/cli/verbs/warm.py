@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from devalloc.cli.command import BadInput, VerbGroup, verb
+from devalloc.cli.machine_requests import read_function
 from devalloc.cli.node_client import (
     connect_warm_pool,
     failure_message,
@@ -16,7 +17,6 @@ from devalloc.cli.node_client import (
     socket_option,
     timeout_option,
 )
-from devalloc.cli.openfaas import read_function
 from devalloc.cli.options.common import namespace_option, output_option
 from devalloc.cli.render.output import print_content, print_note, print_objects, print_table
 from devalloc_node.errors import Denied

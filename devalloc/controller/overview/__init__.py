@@ -4,8 +4,8 @@
 devices comes from ``devalloc.controller.reconcile.availability``, as ``DevicePool.status.availableDevices`` does.
 
 - ``model``: what an overview consists of, in bounded, printable texts
-- ``pools``, ``slices``: cards of the two dialects (T1)
-- ``claims``, ``machines``, ``quotas``, ``alarms``: the rest of an overview
+- ``pools``: cards of the two dialects (T1)
+- ``claims``, ``alarms``: claims, machines and quotas; what is wrong
 - ``cache``: the overview of a store, computed again when something changed
 """
 
@@ -21,7 +21,8 @@ from devalloc.api.cordon import NODE_CORDONED, apply_all_cordons, is_cordon_reas
 from devalloc.api.decode import decode
 from devalloc.api.dedicated_pools import is_dedicated
 from devalloc.api.kinds import KINDS
-from devalloc.controller.overview import alarms, claims, machines, pools, slices
+from devalloc.controller.overview import alarms, claims, pools
+from devalloc.controller.overview.claims import summarize_quotas
 from devalloc.controller.overview.model import (
     MAX_TEXT,
     STATES,
@@ -41,7 +42,6 @@ from devalloc.controller.overview.model import (
     short_annotation,
     shorten,
 )
-from devalloc.controller.overview.quotas import summarize_quotas
 from devalloc.controller.reconcile.availability import CountedPool, FleetCounts, count_fleet
 from devalloc.controller.reconcile.claims import allocation_entries, device_claims_in
 from devalloc.controller.reconcile.snapshot import Memo
@@ -80,7 +80,7 @@ def build_overview(documents: Iterable[Object], notes: Sequence[str] = (), made:
     closed = unschedulable_nodes(documents)
     docs = apply_all_cordons(documents)
     counted = count_fleet(docs, made)
-    users = machines.machine_of_claims(docs)
+    users = claims.machine_of_claims(docs)
     holders = pools.device_holders(counted, users)
     by_node: dict[str, list[CardSummary]] = defaultdict(list)
     cordoned: dict[str, str] = {}
@@ -88,12 +88,12 @@ def build_overview(documents: Iterable[Object], notes: Sequence[str] = (), made:
         name = one.pool.spec.node_name or ""
         by_node[name].append(pools.pool_card(one, holders))
         cordoned[name] = cordoned.get(name) or _cordoned(one)
-    used, rules = slices.slice_device_uses(docs), slices.taint_rules(docs)
-    published = slices.slice_pools(docs)
+    used, rules = pools.slice_device_uses(docs), pools.taint_rules(docs)
+    published = pools.slice_pools(docs)
     for pool in published:
         why = closed.get(pool.node, "")  # taints and conditions of a Node are for pods to tolerate
         by_node[shorten(pool.node)].append(
-            slices.slice_card(pool, used, rules, NODE_CORDONED if is_cordon_reason(why) else "")
+            pools.slice_card(pool, used, rules, NODE_CORDONED if is_cordon_reason(why) else "")
         )
     whys = {name: "; ".join(filter(None, [cordoned.get(name), shorten(closed.get(name, ""))])) for name in by_node}
     nodes = tuple(_node(name, by_node[name], whys[name]) for name in sorted(by_node, key=natural_key))
@@ -108,7 +108,7 @@ def build_overview(documents: Iterable[Object], notes: Sequence[str] = (), made:
         claims=tuple(sorted(listed, key=claims.claim_order)),
         machines=tuple(
             sorted(
-                map(machines.summarize_machine, virtual_machines_in(docs)),
+                map(claims.summarize_machine, virtual_machines_in(docs)),
                 key=lambda m: (m.namespace, natural_key(m.name)),
             )
         ),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from devalloc.api.quantity import ceil_blocks, floor_blocks
 from devalloc.controller.overview.model import Alarm, Dialect, shorten
-from devalloc.controller.overview.slices import (
+from devalloc.controller.overview.pools import (
     CounterName,
     PoolName,
     SliceDeviceUses,

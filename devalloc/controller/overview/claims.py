@@ -1,23 +1,124 @@
-"""Claims of either dialect: what they want, what they have, or why not."""
+"""Claims of either dialect: what they want, what they have, or why not; VirtualMachines with the claims that are for
+them; ResourceQuotas, as far as they are about devices."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from devalloc.api import meta, summaries
 from devalloc.api.dedicated_pools import ALLOCATOR_KEY, DEVALLOC
 from devalloc.controller.overview.model import (
+    AmountTexts,
     ClaimSummary,
+    MachineSummary,
+    QuotaSummary,
     as_mapping,
     as_mappings,
     safe_text,
     short_annotation,
     shorten,
 )
-from devalloc.controller.reconcile.claims import ClaimKey, allocation_entries, claim_key, is_deleting
+from devalloc.controller.reconcile.claims import (
+    ClaimKey,
+    allocation_entries,
+    claim_key,
+    effective_documents,
+    is_deleting,
+)
+from devalloc.controller.reconcile.vm_scheduling.machines import (
+    claim_names,
+    machine_key,
+    spec_of,
+    status_of,
+    virtual_machines_in,
+)
 from devalloc.store import Object
+from devalloc_solver.pipeline import quota
 from devalloc_solver.problem.ordering import natural_key
+
+
+def machine_of_claims(documents: Iterable[Object]) -> dict[ClaimKey, str]:
+    """The machine of each claim that a machine names; where several do, the first."""
+    by_claim: dict[ClaimKey, str] = {}
+    for machine in virtual_machines_in(documents):
+        namespace, name = machine_key(machine)
+        for claim in claim_names(machine):
+            by_claim.setdefault((namespace, claim), name)
+    return by_claim
+
+
+def summarize_machine(doc: Object) -> MachineSummary:
+    namespace, name = machine_key(doc)
+    status = status_of(doc)
+    devices = as_mappings(status.get("devices"))
+    return MachineSummary(
+        namespace=namespace,
+        name=name,
+        phase=safe_text(summaries.machine_phase, doc),
+        node=safe_text(summaries.machine_node, doc),
+        wanted=_wanted_amounts(doc),
+        permitted=_amounts(status.get("permitted")),
+        applied=_amounts(status.get("applied")),
+        observed=_amounts(status.get("observed")),
+        claims=tuple(map(shorten, claim_names(doc))),
+        devices=tuple(shorten(f"{each.get('pool', '')}/{each.get('device', '')}") for each in devices),
+        reason=shorten(status.get("reason", "")),
+        message=shorten(status.get("message", "")),
+        created=str(doc["metadata"].get("creationTimestamp", "")),
+    )
+
+
+def _wanted_amounts(machine: Object) -> AmountTexts:
+    """What its node says that it wants; before that, what its spec says."""
+    reported = _amounts(status_of(machine).get("wanted"))
+    spec = spec_of(machine)
+    cpu, memory = as_mapping(spec.get("cpu")), as_mapping(spec.get("memory"))
+    return AmountTexts(
+        reported.cpus or shorten(cpu.get("use", cpu.get("min", ""))),
+        reported.memory or shorten(memory.get("use", memory.get("min", ""))),
+    )
+
+
+def _amounts(content: object) -> AmountTexts:
+    amounts = as_mapping(content)
+    return AmountTexts(*(shorten(amounts.get(name) or "") for name in ("cpus", "memory")))
+
+
+RESOURCE_CLAIM_SUFFIX = ".deviceclass.resource.k8s.io/devices"
+"""What Kubernetes' own quota controller counts, of ResourceClaims: `devalloc` only shows it."""
+
+
+def summarize_quotas(documents: Sequence[Object]) -> tuple[list[QuotaSummary], bool]:
+    """Those of DeviceClaims as they are now, those of ResourceClaims as their status says; and whether the status of
+    the first says the same."""
+    docs = [doc for doc in documents if quota.is_quota(doc)]
+    ours = [(doc, bounds) for doc in docs if (bounds := quota.bounds_of(doc))]
+    rows = [each for doc in docs for each in _resource_claim_quotas(doc)]
+    if ours:
+        names = [bound for _, of in ours for bound in of]
+        used = quota.count_allocated(effective_documents(documents), names, quota.classes_among(documents))
+        rows += [
+            QuotaSummary(
+                bound[0], bound[1], f"{bound[2]}{quota.SUFFIX}", str(used[bound]), str(most), used[bound] >= most
+            )
+            for _, of in ours
+            for bound, most in of.items()
+        ]
+    rows.sort(key=lambda each: (each.namespace, each.name, each.resource))
+    return rows, not quota.quota_statuses_to_write(effective_documents(documents))
+
+
+def _resource_claim_quotas(doc: Object) -> Iterable[QuotaSummary]:
+    metadata, status = doc["metadata"], as_mapping(doc.get("status"))
+    used = as_mapping(status.get("used"))
+    for name, most in as_mapping(status.get("hard")).items():
+        if isinstance(name, str) and name.endswith(RESOURCE_CLAIM_SUFFIX):
+            namespace = metadata.get("namespace") or "default"
+            now, hard = shorten(used.get(name, "")), shorten(most)
+            is_full = now.isdecimal() and hard.isdecimal() and int(now[:18]) >= int(hard[:18])
+            yield QuotaSummary(namespace, metadata["name"], shorten(name), now, hard, is_full)
+
 
 DRIVER = "devalloc.io"
 """The node plugin's, unless it was given another name."""

@@ -3,7 +3,7 @@
 The page works without scripts; ``static/page.js`` keeps it up to date.
 
 - ``pages``: requests and responses; ``login``: who may see it
-- ``view``, ``tree``: what is shown of an overview; ``pages``: requests, and HTML by ``templates/``
+- ``view``: what is shown of an overview, as values for the HTML of ``templates/``
 """
 
 from devalloc.controller.page.login import SingleTokenAuthorizer

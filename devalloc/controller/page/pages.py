@@ -22,8 +22,7 @@ from devalloc.controller.overview import AmountTexts, Overview
 from devalloc.controller.overview.cache import CachedOverview, OverviewCache
 from devalloc.controller.overview.model import count_noun, format_users
 from devalloc.controller.page import login
-from devalloc.controller.page.tree import holders_text
-from devalloc.controller.page.view import MAX_SEARCH, PageQuery, overview_view
+from devalloc.controller.page.view import MAX_SEARCH, PageQuery, holders_text, overview_view
 from devalloc.controller.site import SitePage
 from devalloc.net.http_server import HttpResponse, read_body
 from devalloc.store import Store, StoreError

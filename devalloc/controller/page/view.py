@@ -1,15 +1,139 @@
-"""What the page shows of an overview: values for its templates, narrowed by a search, and bounded."""
+"""What the page shows of an overview: values for its templates, narrowed by a search, and bounded; and the tree of
+nodes, their cards, and what these are cut into. What is closed is not sent."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlencode
 
-from devalloc.controller.overview import ClaimSummary, MachineSummary, Overview, QuotaSummary
-from devalloc.controller.overview.model import Alarm
-from devalloc.controller.page.tree import Branch, node_branches, node_words
+from devalloc.controller.overview import (
+    STATES,
+    CardSummary,
+    ClaimSummary,
+    DeviceCounts,
+    DeviceSummary,
+    MachineSummary,
+    NodeSummary,
+    Overview,
+    QuotaSummary,
+)
+from devalloc.controller.overview.model import Alarm, count_noun
+
+MAX_DEVICES = 512
+"""Of one card."""
+MAX_HOLDERS = 64
+"""Of one device."""
+MAX_SHOWN = 3
+"""So many nodes that a search finds something in are opened."""
+NETWORK = "(network)"
+"""Devices without a node, as `devalloc get pools` has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """Devices by state, as a picture with its words."""
+
+    title: str
+    parts: tuple[tuple[str, str, str], ...]
+    """State, place and width of each; the whole is 100 wide."""
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A row that can be opened: a node, or a card of one."""
+
+    id: str
+    name: str
+    what: str
+    counts: DeviceCounts
+    bar: Bar
+    cordoned: str
+    remarks: str
+    toggle: str
+    """The query that has it the other way."""
+    is_open: bool
+    cards: tuple[Branch, ...] = ()
+    """Of an open node."""
+    devices: tuple[DeviceSummary, ...] = ()
+    """Of an open card."""
+    more: int = 0
+    """Devices that are not shown."""
+
+
+def node_branches(
+    nodes: Sequence[NodeSummary], opened: Sequence[str], toggle: Callable[[str], str], needle: str, *, fits: int
+) -> tuple[Branch, ...]:
+    """The rows of nodes. ``toggle``: of a row's id, the query that has it the other way; ``needle``: what is searched,
+    in lower case; ``fits``: how many nodes have it."""
+
+    def branch_of_node(node: NodeSummary) -> Branch:
+        row, name = f"node:{node.name}", node.name or NETWORK
+        within = bool(needle) and needle not in name.lower()
+        is_opened = within and fits <= MAX_SHOWN
+        is_open = row in opened or is_opened
+        what = f"{count_noun(len(node.cards), 'card')} in {node.published_as}: {_models(node)}"
+        cards = [card for card in node.cards if not within or needle in _card_words(card)] if is_open else []
+        return Branch(
+            row, name, what, node.counts, _bar(node.counts), node.cordoned, "", toggle(row), is_open,
+            cards=tuple(branch_of_card(card, is_opened=is_opened) for card in cards),
+        )  # fmt: skip
+
+    def branch_of_card(card: CardSummary, *, is_opened: bool) -> Branch:
+        # A node that goes from one dialect to the other may have a card in both
+        row = f"card:{card.name}" if card.dialect == "DevicePool" else f"card:slices:{card.name}"
+        is_open = row in opened or is_opened
+        what = ", ".join(filter(None, (card.model, card.driver, f"NUMA {card.numa}" if card.numa else "")))
+        return Branch(
+            row, card.name, what, card.counts, _bar(card.counts), card.cordoned, "; ".join(card.remarks), toggle(row),
+            is_open,
+            devices=card.devices[:MAX_DEVICES] if is_open else (),
+            more=max(0, len(card.devices) - MAX_DEVICES) if is_open else 0,
+        )  # fmt: skip
+
+    return tuple(map(branch_of_node, nodes))
+
+
+def holders_text(device: DeviceSummary) -> str:
+    """Who has a device, or why no claim can."""
+    shown = [each.text for each in device.holders[:MAX_HOLDERS]]
+    more = len(device.holders) - len(shown)
+    return "; ".join([*shown, *([f"{more} more"] if more else []), *([device.why] if device.why else [])])
+
+
+@lru_cache(maxsize=4096)
+def _bar(counts: DeviceCounts) -> Bar:
+    words = ", ".join(f"{number} {state}" for state in STATES if (number := getattr(counts, state)))
+    start, parts = 0.0, []
+    for state in STATES:
+        width = 100 * getattr(counts, state) / max(1, counts.devices)
+        if width:
+            parts.append((state, f"{start:.2f}", f"{width:.2f}"))
+        start += width
+    return Bar(words or "no devices", tuple(parts))
+
+
+@lru_cache(maxsize=8192)
+def node_words(node: NodeSummary) -> str:
+    """What a search looks at; kept as long as the node is as it is."""
+    return "\n".join([(node.name or NETWORK).lower(), node.cordoned.lower(), *map(_card_words, node.cards)])
+
+
+@lru_cache(maxsize=8192)
+def _card_words(card: CardSummary) -> str:
+    devices = (f"{each.name}\n{each.what}\n{each.state}\n{holders_text(each)}" for each in card.devices)
+    words = (card.name, card.driver, card.model, card.dialect, card.cordoned, card.note)
+    return "\n".join([*words, *devices]).lower()
+
+
+def _models(node: NodeSummary) -> str:
+    counted = Counter(card.model or card.driver for card in node.cards)
+    named = [f"{number} {model}" if number > 1 else model for model, number in counted.items()]
+    return ", ".join(named[:4]) + (f", {len(named) - 4} more" if len(named) > 4 else "")
+
 
 T = TypeVar("T")
 

@@ -17,9 +17,9 @@ from devalloc.scaling.permits.ledger import (
     MachineAccount,
     MachineKey,
     NodeLedger,
+    all_to_migrate,
     make_ledger,
 )
-from devalloc.scaling.permits.pressure import all_to_migrate
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra
 from devalloc.store import Object

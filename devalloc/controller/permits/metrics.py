@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from devalloc.controller.permits.billing_usage import UsageTotal
 from devalloc.controller.permits.ledgers import PermitLedgers
 from devalloc.controller.permits.transaction import PermitGrant
-from devalloc.scaling.permits.pressure import is_under_pressure
+from devalloc.scaling.permits.ledger import is_under_pressure
 
 TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)

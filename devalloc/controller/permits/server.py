@@ -43,8 +43,7 @@ from devalloc.net.http_server import (
 from devalloc.net.localhost import is_loopback
 from devalloc.scaling.messages.plugin import MAX_BODY, RequestError, decode_request
 from devalloc.scaling.peer_json import MAX_BYTES, MAX_CPU, bytes_to_json, cpu_to_json
-from devalloc.scaling.permits.ledger import MachineAccount, NodeLedger
-from devalloc.scaling.permits.pressure import is_under_pressure, next_to_migrate
+from devalloc.scaling.permits.ledger import MachineAccount, NodeLedger, is_under_pressure, next_to_migrate
 from devalloc.scaling.resources import Resources
 from devalloc.store import Expired, Store, StoreError, Unavailable
 
@@ -134,7 +133,7 @@ class PermitServer:
         on_waiting: Callable[[str], None] = log.warning,
     ) -> None:
         """``node``: answer for the machines of this node only, beside the servers of other nodes; None: for those of
-        all. ``alone``: the caller holds a lock (``devalloc.store.store_lock.hold_store``), so that no other server runs
+        all. ``alone``: the caller holds a lock (``devalloc.store.paths.hold_store``), so that no other server runs
         on this store. ``still``: a context in which the hosts cannot change while a permit is written, if others take
         of the hosts too. ``right``: the leadership it grants by, instead of a lease of its own. ``config_map_store``,
         ``namespace``: where it stores what is billed; None: in the store. The server's thread calls ``on_ready`` each

@@ -22,8 +22,14 @@ from devalloc.scaling.messages.plugin import (
 )
 from devalloc.scaling.permits import ledger
 from devalloc.scaling.permits.grant import after_first_request, answer_request, grant_step
-from devalloc.scaling.permits.ledger import NO_RESOURCES, MachineAccount, MachineKey, NodeLedger
-from devalloc.scaling.permits.pressure import is_under_pressure, should_migrate
+from devalloc.scaling.permits.ledger import (
+    NO_RESOURCES,
+    MachineAccount,
+    MachineKey,
+    NodeLedger,
+    is_under_pressure,
+    should_migrate,
+)
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra
 from devalloc.store import Change, Object

@@ -2,10 +2,11 @@
 
 - ``device_claims``: the loop for DeviceClaims; ``resource_claims``: the same for ResourceClaims of dedicated nodes
 - ``vm_scheduling``: machines that wait for a node, as claims of the same solve
-- ``loop``: what both share: settings, pauses, the wait for a change, the fenced commit
+- ``loop``: what both share: settings, pauses, the wait for a change, the fenced commit, node labels
 - ``snapshot``: what changed in the store, and values computed from it
 - ``warm_solver``, ``searches``: a Fleet that stays in memory; long searches beside the loop
 - ``decision``, ``preconditions``, ``write_backoff``: what is written, when it may be, and what the store rejected
 - ``release``: take back the devices of a claim
-- ``availability``, ``events``, ``redaction``, ``foreign_objects``: what users see
+- ``claims``: read claims, and objects that devalloc only stores; ``availability``,
+  ``events``, ``redaction``: what users see
 """

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from devalloc.api import meta
 from devalloc.api.claim import DeviceClaimStatus
+from devalloc.api.reasons import STILL_SEARCHING, Reason, is_transient_reason
 from devalloc.api.summaries import format_devices
 from devalloc.controller.reconcile.claims import (
     ALLOCATION_ANNOTATIONS,
@@ -32,16 +33,9 @@ from devalloc.controller.reconcile.claims import (
 from devalloc.controller.reconcile.release import release_change
 from devalloc.controller.reconcile.snapshot import Memo
 from devalloc.store import Change, Key, Object
-from devalloc_solver.reasons import STILL_SEARCHING, Reason
 
-SPEC_CHANGED = "SpecChanged"
-"""Reason on an allocated claim: its spec was edited, which takes effect only after a release (S18)."""
-STILL_PREPARED = "StillPrepared"
-"""Reason on a claim that holds nothing any more: its node has not let go of what it held."""
 _MAX_MESSAGE = 300
 """Characters that a column shows of a claim's devices."""
-TRANSIENT_REASONS = frozenset({Reason.LOST_TO_HIGHER_PRIORITY.value, Reason.LOST_TO_COMPETITION.value})
-"""Reasons of claims that would have found a place, had others that are answered with them asked for less."""
 ALLOCATED = "Allocated"
 """Condition of a claim that has devices, and its reason."""
 DEVICE_LOST = "DeviceLost"
@@ -59,8 +53,8 @@ class WriteUnit:
     """It takes devices from a claim, so that another round is due."""
     grows: bool = False
     """It gives more to a machine that has some."""
-    passing: bool = False
-    """It says that others of the batch were given what is wanted: a reason that holds until these have it."""
+    transient: bool = False
+    """It only says that other claims of the batch won (``Reason.is_transient``)."""
 
     @property
     def keys(self) -> frozenset[Key]:
@@ -90,7 +84,7 @@ def decide_claims(
         verdict = answers.get(key)
         if verdict is None or verdict.get(STILL_SEARCHING):
             continue
-        granted = passing = False
+        granted = is_transient = False
         if allocation_entries(claim) and wants_release(claim) and not is_prepared(claim):
             units.append(WriteUnit((release_change(claim),), granted=False, released=True))
             continue
@@ -104,21 +98,21 @@ def decide_claims(
             continue
         elif _is_held_back(claim):
             change = _annotation_change(
-                claim, claim.get("status"), {meta.REASON: STILL_PREPARED, meta.MESSAGE: _STILL_PREPARED}
+                claim, claim.get("status"), {meta.REASON: Reason.STILL_PREPARED.value, meta.MESSAGE: _STILL_PREPARED}
             )
         elif verdict["allocated"] and group_of(claim) is not None and (key[0], group_of(claim)) in blocked:
             continue  # all of a group or none
         elif verdict["allocated"]:
             change, granted = _grant_change(claim, verdict, admin, now if has_conditions else None), True
         else:
-            change, passing = _refusal_change(claim, verdict), verdict["reason"] in TRANSIENT_REASONS
+            change, is_transient = _refusal_change(claim, verdict), is_transient_reason(verdict["reason"])
         if not _changes_object(change, claim):
             continue
         group = group_of(claim)
         if granted and group is not None:
             groups.setdefault((key[0], group), []).append(change)
         else:
-            units.append(WriteUnit((change,), granted, passing=passing))
+            units.append(WriteUnit((change,), granted, transient=is_transient))
     return units + [WriteUnit(tuple(changes), granted=True) for changes in groups.values()]
 
 
@@ -192,7 +186,7 @@ def _keep_change(claim: Object, answer: Mapping[str, Any], now: str) -> Change:
             reasons = {meta.REASON: reason, meta.MESSAGE: message}
     if allocated_spec(claim) != claim.get("spec") and not is_deleting(claim):
         namespace, name = claim_key(claim)
-        reasons[meta.REASON] = SPEC_CHANGED
+        reasons[meta.REASON] = Reason.SPEC_CHANGED.value
         reasons[meta.MESSAGE] = (
             "the spec was edited after the allocation, which stays as it is; "
             f"to apply the edit: devalloc release -n {namespace} {name}"

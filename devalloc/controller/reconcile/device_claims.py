@@ -19,18 +19,29 @@ from typing import Any, Protocol
 
 from devalloc.api.cordon import apply_all_cordons, apply_cordons, is_node, unknown_nodes, unschedulable_nodes
 from devalloc.api.meta import NODE_LABEL, TRANSACTION
-from devalloc.controller.reconcile import foreign_objects, vm_scheduling
+from devalloc.api.reasons import STILL_SEARCHING
+from devalloc.controller.reconcile import vm_scheduling
 from devalloc.controller.reconcile.availability import count_pools
 from devalloc.controller.reconcile.claims import (
     allocation_entries,
     annotation_of,
     device_claims_in,
     effective_documents,
+    ignored_changes,
+    ignored_messages,
     is_deleting,
+    is_foreign,
 )
 from devalloc.controller.reconcile.decision import WriteUnit, decide_claims
-from devalloc.controller.reconcile.loop import AllocatorSettings, ReconcileLoop, Renewal, commit_units
-from devalloc.controller.reconcile.node_labels import MAX_REPAIRS, labelled_units, missing_labels
+from devalloc.controller.reconcile.loop import (
+    MAX_REPAIRS,
+    AllocatorSettings,
+    ReconcileLoop,
+    Renewal,
+    commit_units,
+    labelled_units,
+    missing_labels,
+)
 from devalloc.controller.reconcile.preconditions import (
     EXCLUSIVE_SPECS,
     EXCLUSIVE_STATUSES,
@@ -46,7 +57,6 @@ from devalloc.store import Change, Event, EventType, Fence, Key, Object, Store
 from devalloc.store.lifecycle import with_annotations, with_status
 from devalloc_solver.deadline import seconds_left
 from devalloc_solver.pipeline import admission, quota
-from devalloc_solver.reasons import STILL_SEARCHING
 
 log = logging.getLogger(__name__)
 
@@ -212,9 +222,9 @@ class DeviceClaimAllocator:
         claims_units = decide_claims(documents, answer, now, self._made, has_conditions=self._settings.has_conditions)
         units = vm_scheduling.decide_machines(solver_input, answer, claims_units, now, shown)
         units += vm_scheduling.node_service_units(objects.values(), {key for unit in units for key in unit.keys}, now)
-        units = self._without_passing(units)
-        aside = [obj for obj in objects.values() if foreign_objects.is_foreign(obj)]
-        units += [WriteUnit((change,), granted=False) for change in foreign_objects.ignored_changes(aside)]
+        units = self._without_transient(units)
+        aside = [obj for obj in objects.values() if is_foreign(obj)]
+        units += [WriteUnit((change,), granted=False) for change in ignored_changes(aside)]
         if self._settings.labels_nodes:
             units = labelled_units(objects, units)
             missing = missing_labels(objects.items(), {key for unit in units for key in unit.keys}, self._made)
@@ -242,7 +252,7 @@ class DeviceClaimAllocator:
         claims = device_claims_in(state)
         waiting = [c for c in claims if not allocation_entries(c) and not is_deleting(c)]
         strangers = (_NO_NODE.format(*each) for each in unknown_nodes(objects.values()).items())
-        problems = (*map(_problem_message, answer["problems"]), *foreign_objects.ignored_messages(aside), *strangers)
+        problems = (*map(_problem_message, answer["problems"]), *ignored_messages(aside), *strangers)
         self._report(problems)
         done = DeviceClaimRound(
             resource_version=version,
@@ -278,15 +288,14 @@ class DeviceClaimAllocator:
 
         return redact(message, namespace, is_owner) if self._settings.hides_names else message
 
-    def _without_passing(self, units: Sequence[WriteUnit]) -> list[WriteUnit]:
-        """Without refusals that others of the batch are the reason of, where these are given something: who has it then
-        is a reason that lasts, and is written by the round after, which comes at once. What a round left to the next is
-        written in that, whatever it gives, and a round comes after it as well."""
-        passing = {key for unit in units if unit.passing for key in unit.keys}
+    def _without_transient(self, units: Sequence[WriteUnit]) -> list[WriteUnit]:
+        """Drop refusals that only say another claim of this batch won. The next round, which follows at once, writes
+        the lasting reason. It also writes what this round left out, whatever it gives, and is followed by another."""
+        transient = {key for unit in units if unit.transient for key in unit.keys}
         gives = any(unit.granted or unit.grows for unit in units)
-        self._left = frozenset(passing - self._left) if gives else frozenset()
-        self._is_again = gives and bool(passing)
-        return [unit for unit in units if not (unit.passing and unit.keys & self._left)]
+        self._left = frozenset(transient - self._left) if gives else frozenset()
+        self._is_again = gives and bool(transient)
+        return [unit for unit in units if not (unit.transient and unit.keys & self._left)]
 
     def _documents(self, objects: Collection[Object]) -> list[Object]:
         """What is decided on: all but foreign objects, with what is cordoned unavailable; what of Nodes is to be known
@@ -295,7 +304,7 @@ class DeviceClaimAllocator:
         def cordoned(pool: Object, why: str | None) -> Object:
             return self._made.of("cordons", pool, partial(apply_cordons, pool, why), why)
 
-        own = (obj for obj in objects if not foreign_objects.is_foreign(obj))
+        own = (obj for obj in objects if not is_foreign(obj))
         return [obj for obj in apply_all_cordons(own, cordoned) if not is_node(obj)]
 
     def _has_quotas(self) -> bool:

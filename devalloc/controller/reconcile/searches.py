@@ -23,8 +23,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from devalloc.api.reasons import STILL_SEARCHING, Reason
 from devalloc.store import Object
-from devalloc_solver.reasons import STILL_SEARCHING
 
 if TYPE_CHECKING:
     from devalloc_solver.pipeline.decomposition import SubproblemSummary
@@ -51,7 +51,6 @@ MAX_EVALUATION_ROUNDS = 40
 MAX_NAMESPACES = 64
 """Namespaces whose seconds are counted one by one; those of all others are counted as ``OTHER_NAMESPACES``."""
 OTHER_NAMESPACES = "(others)"
-_LIMIT = "SearchLimit"
 
 _Answer = dict[str, Any]
 _Key = tuple[str, str]
@@ -286,7 +285,7 @@ class BackgroundSearches:
         late = unproven | {
             key
             for key, each in quick.items()
-            if key in batch.claims and each["reason"] == _LIMIT and each.get("exceeded") != "time"
+            if key in batch.claims and each["reason"] == Reason.SEARCH_LIMIT and each.get("exceeded") != "time"
         }
         left = {_key(claim): claim for claim in batch.open}
         batch.answers |= quick
@@ -570,7 +569,7 @@ def _no_place_answer(key: _Key, message: str) -> _Answer:
         "node": None,
         "allocations": [],
         "oneOf": None,
-        "reason": _LIMIT,
+        "reason": Reason.SEARCH_LIMIT.value,
         "message": message,
     }
 

@@ -1,14 +1,17 @@
-"""The solver of the loop: a Fleet that is kept from round to round and receives only what has changed."""
+"""The solvers of the loops: a Fleet that is kept from round to round and receives only what has changed."""
 
 from __future__ import annotations
 
+import operator
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from devalloc.api.meta import GROUP, PRIORITY
+from devalloc.api.reasons import Reason
 from devalloc.controller.reconcile.claims import allocation_entries, claim_key, group_of, is_deleting
-from devalloc.controller.reconcile.searches import BackgroundSearches, search_with_new_fleet
+from devalloc.controller.reconcile.searches import QUICK_SECONDS, BackgroundSearches, search_with_new_fleet
 from devalloc.controller.reconcile.write_backoff import UNRELATED_KINDS
 from devalloc.store import Object
 from devalloc_solver.deadline import seconds_left
@@ -16,9 +19,75 @@ from devalloc_solver.deadline import seconds_left
 if TYPE_CHECKING:
     from devalloc_solver import Fleet
 
-_Name = tuple[str, str, str, str]
+ObjectName = tuple[str, ...]
+"""What an object is called among those of a loop: equal for the same object, and its kind is in it."""
 _ClaimKey = tuple[str, str]
 _Answer = dict[str, Any]
+
+_INCREMENTAL_KINDS = frozenset({"ResourceSlice", "ResourceClaim"})
+"""Kinds that the solver's parts of a batch say all of; answers are made of classes as well."""
+REST_FACTOR = 20.0
+"""How many times as long as the solver was busy with it a claim is left alone whose expressions were too expensive."""
+MAX_EXPENSIVE = 10_000
+"""Such claims that are remembered; of more the oldest are forgotten."""
+
+
+class WarmFleet:
+    """A fleet, and the documents that it was told. Not thread-safe.
+
+    What a round decided is not believed until the next one sees it in the documents: it may not have been written.
+    An error leaves nothing behind: then the next round begins with all documents.
+    """
+
+    def __init__(self) -> None:
+        self.loaded: Mapping[ObjectName, Object] = {}
+        self._fleet: Fleet | None = None
+        self._placement = ""
+
+    def update(
+        self,
+        documents: Mapping[ObjectName, Object],
+        placement: str,
+        is_unchanged: Callable[[Object | None, Object], bool],
+    ) -> dict[ObjectName, Object | None] | None:
+        """Tell the fleet of all documents; what of them is new, has changed, or (None) is gone. None: all is new."""
+        from devalloc_solver import Fleet  # takes a while to load
+
+        fleet, self._fleet = self._fleet, None
+        changed: dict[ObjectName, Object | None] | None = None
+        if fleet is None or placement != self._placement:
+            fleet = Fleet.from_manifests(documents.values(), placement=placement)
+        else:
+            changed = dict.fromkeys(name for name in self.loaded if name not in documents)
+            for name in changed:
+                fleet.delete(self.loaded[name])
+            for name, document in documents.items():
+                if not is_unchanged(self.loaded.get(name), document):
+                    fleet.update(document)
+                    changed[name] = document
+        self.loaded, self._placement, self._fleet = documents, placement, fleet
+        return changed
+
+    def take(self) -> Fleet:
+        """The fleet, for a question; ``put_back`` it afterwards."""
+        fleet, self._fleet = self._fleet, None
+        assert fleet is not None, "the fleet must be loaded first"
+        return fleet
+
+    def put_back(self, fleet: Fleet) -> None:
+        """Nothing went wrong."""
+        self._fleet = fleet
+
+
+def _withdraw(fleet: Fleet, claims: Iterable[Object], answers: Iterable[Mapping[str, Any]]) -> None:
+    """Forget what was given now: the documents of the next round say what of it was written."""
+    given = {(each["namespace"], each["name"]) for each in answers if each["allocated"]}
+    for claim in claims:
+        if claim_key(claim) in given:
+            fleet.delete(claim)
+
+
+# -- DeviceClaims ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -28,7 +97,7 @@ class _LastRound:
     answers: dict[_ClaimKey, _Answer]
     """Of the claims that hold something."""
     problems: list[_Answer]
-    about: frozenset[_Name] = field(init=False)
+    about: frozenset[ObjectName] = field(init=False)
     """What the problems are of."""
 
     def __post_init__(self) -> None:
@@ -41,76 +110,48 @@ class IncrementalSolver:
     """Called with all documents round after round; answers as ``solve_manifests`` does of each, but for ``objective``.
     Not thread-safe.
 
-    What a round decided is not believed until the next one sees it in the documents: it may not have been written. A
-    round that finds one simple claim more, or some fewer, than the last costs what these cost.
+    A round that finds one simple claim more, or some fewer, than the last costs what these cost.
     """
 
     def __init__(self, searches: BackgroundSearches | None = None) -> None:
         """``searches``: what is not answered at once is left to; None: all is answered at once."""
         self._searches = searches or BackgroundSearches(search_with_new_fleet("pack"))
-        self._fleet: Fleet | None = None
-        self._placement = ""
-        self._loaded: dict[_Name, Object] = {}
-        """what the fleet was told: everything but claims that hold nothing and have a spec"""
+        self._warm = WarmFleet()
+        """told everything but claims that hold nothing and have a spec"""
         self._standing: _LastRound | None = None
 
     def __call__(self, documents: Iterable[Object], *, placement: str, deadline: float | None) -> _Answer:
         """The dict of ``solve_manifests`` for these documents. An error leaves nothing behind."""
         ends = None if deadline is None else time.monotonic() + deadline
         documents = list(documents)
-        fleet, self._fleet = self._fleet, None
         standing, self._standing = self._standing, None
-        if fleet is None or placement != self._placement:
-            fleet, changed = self._load(documents, placement), None
-        else:
-            changed = self._update(fleet, documents)
-        waiting = [document for document in documents if _is_claim(document) and _name(document) not in self._loaded]
+        loaded = {_name(document): document for document in documents if _is_loaded_beforehand(document)}
+        changed = self._warm.update(loaded, placement, _is_unchanged)
+        fleet = self._warm.take()
+        waiting = [document for document in documents if _is_claim(document) and _name(document) not in loaded]
         answer = None
         if changed is not None and standing is not None and len(waiting) <= 1:
             answer = self._little(fleet, standing, changed, waiting, seconds_left(ends))
         if answer is None:
             claims = [document for document in documents if _is_claim(document)]
-            others = [claim for claim in claims if _name(claim) in self._loaded and not self._is_held(fleet, claim)]
+            others = [claim for claim in claims if _name(claim) in loaded and not fleet.holds(*claim_key(claim))]
             if changed is None or any(name[1] not in UNRELATED_KINDS for name in changed):
                 self._searches.forget()
-            answer = self._searches.solve(fleet, [*self._loaded.values()], waiting, seconds_left(ends), others)
-            claim_keys = {name[2:] for name in self._loaded if name[1] == "DeviceClaim"}
+            answer = self._searches.solve(fleet, [*loaded.values()], waiting, seconds_left(ends), others)
+            claim_keys = {name[2:] for name in loaded if name[1] == "DeviceClaim"}
             held = {key: each for each in answer["claims"] if (key := (each["namespace"], each["name"])) in claim_keys}
             standing = _LastRound(held, answer["problems"])
             if any(("", *_name(claim)[1:]) in standing.about for claim in waiting):
                 standing = None  # they may be gone next time
-        self._fleet, self._standing = fleet, standing
+        self._warm.put_back(fleet)
+        self._standing = standing
         return answer
-
-    def _is_held(self, fleet: Fleet, claim: Object) -> bool:
-        """Whether the fleet answers for it without being asked: as it was told."""
-        return _name(claim) in self._loaded and fleet.holds(*claim_key(claim))
-
-    def _load(self, documents: list[Object], placement: str) -> Fleet:
-        from devalloc_solver import Fleet  # takes a while to load
-
-        self._loaded = {_name(document): document for document in documents if _is_loaded_beforehand(document)}
-        self._placement = placement
-        return Fleet.from_manifests(self._loaded.values(), placement=placement)
-
-    def _update(self, fleet: Fleet, documents: list[Object]) -> dict[_Name, Object | None]:
-        """Tell the fleet of what is new, has changed, or (None) is gone."""
-        now = {_name(document): document for document in documents if _is_loaded_beforehand(document)}
-        changed: dict[_Name, Object | None] = dict.fromkeys(self._loaded.keys() - now.keys())
-        for name in changed:
-            fleet.delete(self._loaded[name])
-        for name, document in now.items():
-            if not _is_unchanged(self._loaded.get(name), document):
-                fleet.update(document)
-                changed[name] = document
-        self._loaded = now
-        return changed
 
     def _little(
         self,
         fleet: Fleet,
         standing: _LastRound,
-        changed: Mapping[_Name, Object | None],
+        changed: Mapping[ObjectName, Object | None],
         waiting: list[Object],
         deadline: float | None,
     ) -> _Answer | None:
@@ -122,16 +163,16 @@ class IncrementalSolver:
         if not all(_is_simple(claim) and group_of(claim) is None and not is_deleting(claim) for claim in waiting):
             return None
         for name, document in changed.items():
-            standing.answers.pop(name[2:], None)
+            standing.answers.pop((name[2], name[3]), None)
             if document is not None:
                 if not fleet.holds(*name[2:]) or not self._has_classes(document, standing):
                     return None
                 answer: Any = fleet.allocate(document)
                 if not answer["allocated"] or answer.get("lost") or answer.get("warnings"):
                     return None
-                standing.answers[name[2:]] = answer
+                standing.answers[name[2], name[3]] = answer
         given: list[Any] = [fleet.allocate(claim, deadline) for claim in waiting]
-        self._take_back(fleet, waiting, given)
+        _withdraw(fleet, waiting, given)
         if not all(each["allocated"] for each in given):
             return None
         answers = sorted([*standing.answers.values(), *given], key=lambda each: (each["namespace"], each["name"]))
@@ -144,14 +185,7 @@ class IncrementalSolver:
             return False
         named = claim["spec"]["claims"][0].get("deviceClass")
         place = (claim["apiVersion"], "DeviceClass", "default", str(named))
-        return not named or (place in self._loaded and ("", *place[1:]) not in standing.about)
-
-    def _take_back(self, fleet: Fleet, claims: list[Object], answers: Iterable[_Answer]) -> None:
-        """Forget what was given now: the documents of the next round say what of it was written."""
-        given = {(each["namespace"], each["name"]) for each in answers if each["allocated"]}
-        for claim in claims:
-            if _name(claim)[2:] in given:
-                fleet.delete(claim)
+        return not named or (place in self._warm.loaded and ("", *place[1:]) not in standing.about)
 
 
 def _is_claim(document: Object) -> bool:
@@ -193,7 +227,180 @@ def _without_status(document: Object) -> Object:
     return {**{name: value for name, value in document.items() if name != "status"}, "metadata": metadata}
 
 
-def _name(document: Object) -> _Name:
+def _name(document: Object) -> ObjectName:
     metadata = document["metadata"]
     namespace = metadata.get("namespace") or "default"
     return document.get("apiVersion", ""), document["kind"], namespace, metadata["name"]
+
+
+# -- ResourceClaims ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _ExpensiveClaims:
+    """What a claim was told whose expressions were too expensive, and those in a group with it."""
+
+    claims: Sequence[object]
+    """which claims these are: an edit of the spec makes another one"""
+    specs: Sequence[object]
+    """as they were asked for, with the nodes that suit their pods"""
+    answers: Sequence[_Answer]
+    until: float
+    """when they may be asked for again"""
+    is_stale: bool
+    """something has changed that they could use; or they were asked for with others, and may do with all of the time"""
+
+
+class IncrementalResourceSolver:
+    """What the solver knows of a cluster. Not thread-safe."""
+
+    def __init__(
+        self,
+        placement: str = "pack",
+        clock: Callable[[], float] = time.monotonic,
+        searches: BackgroundSearches | None = None,
+    ) -> None:
+        """``searches``: what is not answered at once is left to; None: all is answered at once."""
+        self._placement = placement
+        self._searches = searches or BackgroundSearches(search_with_new_fleet(placement))
+        self._clock = clock
+        self._left_alone: dict[_ClaimKey, _ExpensiveClaims] = {}
+        """by the group of the claims, or the one of them"""
+        self._warm = WarmFleet()
+        self.is_again = False
+        """whether what was asked since the last ``tell`` would be answered with more at once: there was no time for all
+        expressions"""
+
+    def tell(self, documents: Mapping[ObjectName, Object]) -> bool:
+        """All there is but claims that wait; whether anything of it is new."""
+        self.is_again = False  # a round in which nothing waits tells, and does not ask
+        changed = self._warm.update(dict(documents), self._placement, operator.eq)
+        if changed is None or any(name[0] not in _INCREMENTAL_KINDS for name in changed):
+            self._searches.forget()
+        if changed is None or any(name[0] != "ResourceClaim" for name in changed):
+            self._make_stale()
+        return changed is None or bool(changed)
+
+    def _make_stale(self) -> None:
+        for one in self._left_alone.values():
+            one.is_stale = True
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a claim that was left alone is to be asked for: what it can use has changed meanwhile."""
+        now = self._clock()
+        return any(one.is_stale and one.until <= now for one in self._left_alone.values())
+
+    def solve(self, claims: Sequence[Object], deadline: float | None) -> list[dict[str, Any]]:
+        """The answers to claims that wait, in the form of ``solve_manifests``.
+
+        Single ones one after the other, as long as all get devices: then there is no better answer. Else all jointly,
+        within the deadline; what takes long has ``SEARCHING`` in its answer (``BackgroundSearches.solve``). A claim
+        whose expressions were too expensive gets the same answer again, at no cost, until slices, classes or the nodes
+        for its pods change. Then it is asked for again, though not at once (``REST_FACTOR``).
+        """
+        units = _units(claims)
+        again = [record for key, unit in units.items() if (record := self._find_left_alone(key, unit)) is not None]
+        answered = {(each["namespace"], each["name"]) for one in again for each in one.answers}
+        fresh = [claim for claim in claims if claim_key(claim) not in answered]
+        began = self._clock()
+        self.is_again = False
+        answers = self._ask(fresh, deadline) if fresh else []
+        self._note(units, answers, self._clock() - began)
+        return [*answers, *(dict(each) for one in again for each in one.answers)]
+
+    def _find_left_alone(self, key: _ClaimKey, unit: Sequence[Object]) -> _ExpensiveClaims | None:
+        """What these claims were told, if they are to be left alone."""
+        record = self._left_alone.get(key)
+        if record is None or record.claims != [_identity(claim) for claim in unit]:
+            return None
+        record.is_stale |= record.specs != [claim.get("spec") for claim in unit]
+        return None if record.is_stale and record.until <= self._clock() else record
+
+    def _note(self, units: Mapping[_ClaimKey, Sequence[Object]], answers: Sequence[_Answer], seconds: float) -> None:
+        """Remember which claims were too expensive, and forget those that wait no more."""
+        for key in self._left_alone.keys() - units.keys():
+            del self._left_alone[key]
+        by_key = {(each["namespace"], each["name"]): each for each in answers}
+        until = self._clock() + REST_FACTOR * seconds
+        several = len(by_key.keys() & {claim_key(claim) for unit in units.values() for claim in unit[:1]}) > 1
+        for key, unit in units.items():
+            unit_answers = [by_key[claim_key(claim)] for claim in unit if claim_key(claim) in by_key]
+            if not unit_answers:
+                continue
+            self._left_alone.pop(key, None)
+            exceeded = {each.get("exceeded") for each in unit_answers} - {None}
+            if exceeded:
+                if len(self._left_alone) >= MAX_EXPENSIVE:
+                    del self._left_alone[next(iter(self._left_alone))]
+                specs = [claim.get("spec") for claim in unit]
+                stale = several and "expression" not in exceeded
+                self._left_alone[key] = _ExpensiveClaims(
+                    [_identity(claim) for claim in unit], specs, unit_answers, until, stale
+                )
+
+    def _ask(self, claims: Sequence[Object], deadline: float | None) -> list[_Answer]:
+        ends = None if deadline is None else time.monotonic() + deadline
+        fleet = self._warm.take()
+        by_key = {claim_key(claim): claim for claim in claims}
+        answers = self._one_by_one(fleet, claims, ends)
+        _withdraw(fleet, claims, answers)
+        is_answered = len(answers) == len(claims) and all(each["allocated"] for each in answers)
+        if not is_answered and (len(claims) > 1 or not answers or self._is_left(answers[0])):
+            answer = self._searches.solve(fleet, [*self._warm.loaded.values()], claims, seconds_left(ends))
+            self.is_again = bool(answer.get("again"))
+            answers = [each for each in answer["claims"] if (each["namespace"], each["name"]) in by_key]
+        self._warm.put_back(fleet)
+        return answers
+
+    def _one_by_one(self, fleet: Fleet, claims: Sequence[Object], ends: float | None) -> list[_Answer]:
+        """The answers up to the first refusal; none where there is a group, which is answered as a whole.
+
+        Of several claims each has its share of a quarter of the time: what takes longer is answered with the others,
+        and what takes longer than a round has beside the loop. Expressions of a single claim have all of the time.
+        """
+        answers: list[Any] = []
+        if any(claim["metadata"].get("annotations", {}).get(GROUP) for claim in claims):
+            return answers
+        several = len(claims) > 1
+        for number, claim in enumerate(sorted(claims, key=_priority_order)):
+            left = seconds_left(ends)
+            share = left / (4 * (len(claims) - number)) if left is not None and several else left
+            if self._searches.is_open:
+                share = QUICK_SECONDS if share is None else min(share, QUICK_SECONDS)
+            answers.append(fleet.allocate(claim, share))
+            if not several and answers[-1].get("exceeded") == "time":
+                answers = [fleet.allocate(claim, seconds_left(ends))]
+            if not answers[-1]["allocated"]:
+                break
+        return answers
+
+    def _is_left(self, answer: _Answer) -> bool:
+        """Whether a single claim is to be searched for beside the loop."""
+        return self._searches.is_open and answer["reason"] == Reason.SEARCH_LIMIT and "exceeded" not in answer
+
+
+def _units(claims: Sequence[Object]) -> dict[_ClaimKey, list[Object]]:
+    """Claims that are answered together, by group or name."""
+    by_key: dict[_ClaimKey, list[Object]] = {}
+    for claim in claims:
+        group = claim["metadata"].get("annotations", {}).get(GROUP)
+        key = claim_key(claim)
+        by_key.setdefault((key[0], f"group {group}" if group else key[1]), []).append(claim)
+    return by_key
+
+
+def _identity(claim: Object) -> object:
+    """Equal as long as it is the same claim: its spec cannot be edited."""
+    return claim["metadata"].get("uid") or claim.get("spec")
+
+
+def _priority_order(claim: Object) -> tuple[int, str, str, str]:
+    """The most urgent first, then the oldest."""
+    metadata = claim["metadata"]
+    return -_priority(claim), metadata.get("creationTimestamp", ""), metadata["namespace"], metadata["name"]
+
+
+def _priority(claim: Object) -> int:
+    text = claim["metadata"].get("annotations", {}).get(PRIORITY, "0")
+    return int(text) if text.removeprefix("-").isdecimal() and len(text) < 20 else 0

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from devalloc.api import meta
+from devalloc.api.reasons import Reason
 from devalloc.backoff import backoff_delay
 from devalloc.controller.reconcile.claims import ALLOCATION_ANNOTATIONS
 from devalloc.controller.reconcile.decision import WriteUnit
@@ -24,8 +25,6 @@ from devalloc.store import Key, Object
 
 log = logging.getLogger(__name__)
 
-REFUSED = "Refused"
-"""Reason of a claim or machine: the allocation could not be written."""
 MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 60.0, 3600.0
 """The first and the longest back-off before it is tried again though nothing of it has changed."""
 _MAX_MESSAGE = 1000
@@ -139,7 +138,7 @@ def rejection_messages(kept_out: Mapping[Key, str], placing: SchedulingInput) ->
         if key.kind == KIND:
             wish, growth = placing.wishes.get(name), placing.growing.get(name)
             parts = wish.parts if wish is not None else (growth.part,) if growth is not None else ()
-        reasons |= dict.fromkeys(parts, (REFUSED, f"the allocation could not be written: {why}"))
+        reasons |= dict.fromkeys(parts, (Reason.REFUSED.value, f"the allocation could not be written: {why}"))
     return reasons
 
 

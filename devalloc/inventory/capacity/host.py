@@ -1,19 +1,192 @@
-"""What a host has for machines: found, or configured, with what may be promised of it."""
+"""What a host has for machines, found or configured: CPUs, memory, disk and bandwidth, and how much may be promised.
+
+The limits of this process's cgroup do not bind machines, which get cgroups of their own. They are reported because they
+would bind them if that fails, and because the admin who set them may have meant machines, too.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from devalloc.api.problems import Problem
-from devalloc.inventory.capacity.cgroups import own_limits
-from devalloc.inventory.capacity.config import DEFAULT_DISK_IO, CapacityConfig
+from devalloc.inventory.capacity.config import (
+    DEFAULT_DISK_IO,
+    MILLI,
+    Capacity,
+    CapacityConfig,
+    Resource,
+    Source,
+    resource_named,
+)
 from devalloc.inventory.capacity.cpus import NumaNode, read_cpus
-from devalloc.inventory.capacity.disk import file_system_size
-from devalloc.inventory.capacity.memory import MemoryUnknown, read_memory
-from devalloc.inventory.capacity.network import read_uplink
-from devalloc.inventory.capacity.resource import MILLI, Capacity, Resource, Source, resource_named
-from devalloc.inventory.sysfs import Tree
+from devalloc.inventory.sysfs import Folder, Tree
+
+
+def file_system_size(folder: Path) -> int:
+    """Bytes of the file system that a folder is on, or will be on once it is made: all of them, not the free ones.
+
+    Raises OSError with the folder's name.
+    """
+    place = folder.absolute()
+    while True:
+        try:
+            status = os.statvfs(place)
+        except (FileNotFoundError, NotADirectoryError):
+            if place == place.parent:
+                raise
+            place = place.parent
+        else:
+            return status.f_blocks * status.f_frsize
+
+
+_KIB = 1024
+_DIGITS = re.compile(r"[0-9]{1,16}", re.ASCII)
+
+
+class MemoryUnknown(ValueError):
+    """The host's memory cannot be told. The message says which file is wrong, and how."""
+
+
+def read_memory(tree: Tree, nodes: Sequence[NumaNode]) -> tuple[int, tuple[str, ...]]:
+    """Bytes for machines, and what an admin should know of them. Without /proc they are those of the NUMA nodes.
+
+    Raises MemoryUnknown.
+    """
+    text = tree.proc.text("meminfo") if tree.proc else None
+    on_nodes = sum(node.memory for node in nodes)
+    if text is None:
+        if on_nodes:
+            return on_nodes, ()
+        raise MemoryUnknown("cannot read the host's memory: there is no readable /proc/meminfo")
+    total = parse_mem_total(text)
+    # The two differ by what the kernel keeps to itself, unless this process, and so its machines, may not have the
+    # memory of some nodes.
+    if on_nodes < total and any(node.forbidden for node in nodes):
+        return on_nodes, (f"this process, and so its machines, may use {on_nodes} of {total} bytes of memory",)
+    if on_nodes and abs(total - on_nodes) > total // 16:
+        return total, (f"/proc/meminfo reports {total} bytes of memory, its NUMA nodes of {on_nodes}",)
+    return total, ()
+
+
+def parse_mem_total(meminfo: str) -> int:
+    """Bytes by the text of /proc/meminfo. Raises MemoryUnknown."""
+    for line in meminfo.splitlines():
+        words = line.split()
+        if words and words[0] == "MemTotal:":
+            amount = words[1] if len(words) > 1 else ""
+            if _DIGITS.fullmatch(amount) is None:
+                raise MemoryUnknown(f"parse MemTotal: {amount[:20]!r} in /proc/meminfo is not a number")
+            return int(amount) * _KIB
+    raise MemoryUnknown("MemTotal not found in /proc/meminfo")
+
+
+_BITS_OF_MEGABIT = 10**6
+_INTERFACE = re.compile(r"[^/\s\x00]{1,15}", re.ASCII)
+_MAX_SPEED = 2**32 - 1
+"""-1 as an unsigned number, which some drivers give for "unknown"."""
+_DEFAULT_ROUTE = "00000000"
+_REJECT_INTERFACE = "*"
+"""The interface of a route that only refuses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Uplink:
+    """Where machines reach the network."""
+
+    interface: str | None
+    """None where there is no IPv4 default route."""
+    bandwidth: int | None
+    """Bytes per second; None where nothing tells."""
+    reason: str = ""
+    """Why the bandwidth is not known."""
+
+
+def read_uplink(tree: Tree, configured: str | None = None) -> Uplink:
+    """The configured interface, or that of the first IPv4 default route, and its speed."""
+    name = configured or default_interface(tree)
+    if name is None:
+        return Uplink(None, None, "there is no IPv4 default route; name the interface with --uplink")
+    if _INTERFACE.fullmatch(name) is None or name in (".", ".."):
+        return Uplink(None, None, f"invalid interface name {name[:40]!r}")
+    place = tree.sys.folder("class", "net", name) if tree.sys else None
+    if place is None:
+        return Uplink(name, None, f"there is no interface {name}")
+    speed = place.number("speed")
+    if speed is None or not 0 < speed < _MAX_SPEED:
+        problem = "does not report its speed" if speed is None else f"has the speed {speed} (no carrier, or virtual)"
+        return Uplink(name, None, f"{name} {problem}")
+    return Uplink(name, speed * _BITS_OF_MEGABIT // 8)
+
+
+def default_interface(tree: Tree) -> str | None:
+    """The interface of the first IPv4 default route, in the kernel's order: the least metric first."""
+    place = tree.proc.folder("net") if tree.proc else None
+    for line in ((place and place.text("route")) or "").splitlines()[1:]:
+        row = line.split()
+        if len(row) >= 8 and row[1] == _DEFAULT_ROUTE == row[7] and row[0] != _REJECT_INTERFACE:
+            return row[0]
+    return None
+
+
+_MAX = re.compile(r"([0-9]{1,15})\s+([0-9]{1,15})", re.ASCII)
+_UNLIMITED = 1 << 60
+"""What version 1 shows for "no limit" is a little below 2^63."""
+
+
+def own_limits(tree: Tree) -> list[str]:
+    """A sentence for each limit of this process's cgroup; none in a recording without /proc."""
+    place = tree.proc.folder("self") if tree.proc else None
+    top = tree.sys.folder("fs", "cgroup") if tree.sys else None
+    cpus: list[float] = []
+    memory: list[int] = []
+    for folder in _folders((place and place.text("cgroup")) or "", top):
+        cpus += _quota(folder)
+        memory += _memory(folder)
+    sentences = []
+    if cpus:
+        sentences.append(f"this process's cgroup has a quota of {min(cpus):g} CPUs, a limit not counted for machines")
+    if memory:
+        sentences.append(f"this process's cgroup has {min(memory)} bytes of memory, a limit not counted for machines")
+    return sentences
+
+
+def _folders(text: str, top: Folder | None) -> Iterator[Folder]:
+    """The cgroups that the process is in, each with those above it: ``<id>:<controllers>:<path>`` a line."""
+    for line in text.splitlines():
+        parts = line.split(":", 2)
+        if len(parts) != 3 or top is None:
+            continue
+        controllers = parts[1].split(",")
+        mounts = [top, top.folder("unified")] if parts[1] == "" else [top.folder(name) for name in controllers[:1]]
+        names = [name for name in parts[2].split("/") if name and name not in (".", "..")]
+        for mount in filter(None, mounts):
+            for depth in range(len(names) + 1):
+                folder = mount.folder(*names[:depth]) if depth else mount
+                if folder is not None and (parts[1] == "" or {"cpu", "memory"} & set(controllers)):
+                    yield folder
+
+
+def _quota(folder: Folder) -> Iterator[float]:
+    if folder.has("cpu.max"):
+        match = _MAX.fullmatch(folder.text("cpu.max") or "")
+        if match and int(match[2]):
+            yield int(match[1]) / int(match[2])
+    elif folder.has("cpu.cfs_quota_us"):
+        quota, period = folder.number("cpu.cfs_quota_us"), folder.number("cpu.cfs_period_us")
+        if quota and period and quota > 0 and period > 0:
+            yield quota / period
+
+
+def _memory(folder: Folder) -> Iterator[int]:
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        text = folder.text(name) if folder.has(name) else None
+        if text is not None and text.isascii() and text.isdigit() and len(text) < 20 and int(text) < _UNLIMITED:
+            yield int(text)
+
 
 _DEFAULT = CapacityConfig()
 

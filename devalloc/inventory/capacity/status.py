@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
+from devalloc.inventory.capacity.config import MILLI, RESOURCES, Capacity, Resource
 from devalloc.inventory.capacity.gpus import GpuProfile, GpuStatus, WholeGpu
 from devalloc.inventory.capacity.host import HostCapacity
 from devalloc.inventory.capacity.machines import MachineUsage
-from devalloc.inventory.capacity.resource import MILLI, RESOURCES, Capacity, Resource
 
 
 class UsageUnknown(RuntimeError):

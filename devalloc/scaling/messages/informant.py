@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from devalloc.scaling.messages.monitor import MAX_TEXT, DownscaleResult
-from devalloc.scaling.messages.request_error import RequestError
 from devalloc.scaling.peer_json import (
     JsonFields,
+    RequestError,
     Unreadable,
     bytes_to_quantity,
     cpu_to_quantity,

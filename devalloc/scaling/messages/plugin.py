@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from math import lcm
 from typing import Any
 
-from devalloc.scaling.messages.request_error import RequestError as RequestError
 from devalloc.scaling.peer_json import JsonFields, Unreadable, bytes_to_json, cpu_to_json, decode_body, encode_message
+from devalloc.scaling.peer_json import RequestError as RequestError
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import PLUGIN_VERSIONS, PluginVersion
 

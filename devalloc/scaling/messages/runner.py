@@ -6,8 +6,7 @@ body are 400, what could not be done is 500. Both bodies are ``{"VCPUs": 1}`` or
 
 from __future__ import annotations
 
-from devalloc.scaling.messages.request_error import RequestError
-from devalloc.scaling.peer_json import JsonFields, Unreadable, cpu_to_json, decode_body, encode_message
+from devalloc.scaling.peer_json import JsonFields, RequestError, Unreadable, cpu_to_json, decode_body, encode_message
 from devalloc.scaling.versions import RunnerVersion
 
 PORT = 25183

@@ -1,6 +1,6 @@
 """A cluster as a store: the Kubernetes API behind the ``Store`` protocol.
 
-- ``client``, ``credentials``, ``api_error``: requests and watches, bounded in time and size
+- ``client``, ``api_error``: requests and watches, bounded in time and size
 - ``reflector``, ``informer_cache``: each kind in memory, with an order of events of the process's own
 - ``object_writer``: one object, read back if the answer was lost, and objects on which a write may still arrive
 - ``transaction``: several objects as one, and what a crash left of that

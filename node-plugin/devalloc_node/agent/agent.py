@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from devalloc.scaling.config import ScalingConfig
-from devalloc.scaling.report import ScalingReport
+from devalloc.scaling.health import ScalingReport
 from devalloc.scaling.resources import ScalingBounds
 from devalloc.scaling.state import ScalingRules
 from devalloc_node.agent.channels import Channels

@@ -17,8 +17,8 @@ from aiohttp import ClientSession
 from prometheus_client import CollectorRegistry
 
 from devalloc.scaling.agentconfig import AgentConfig
+from devalloc.scaling.health import ScalingReport
 from devalloc.scaling.messages.plugin import PodName
-from devalloc.scaling.report import ScalingReport
 from devalloc.scaling.state import ScalingRules
 from devalloc_node.agent.actuator import MachineActuator
 from devalloc_node.agent.agent import Agent, ScalingTarget

@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from devalloc.scaling.report import ScalingReport
+from devalloc.scaling.health import ScalingReport
 from devalloc.scaling.resources import Resources
 from devalloc_node.agent.progress import Request, Result
 

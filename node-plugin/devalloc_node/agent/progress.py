@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
-from devalloc.scaling.health import ChannelHealth, GuestReport, HealthLimits, StuckReason, stuck_reasons
+from devalloc.scaling.health import ChannelHealth, DecisionRevisions, HealthLimits, StuckReason, stuck_reasons
+from devalloc.scaling.metrics import GuestReport
 from devalloc.scaling.peer_json import bytes_to_json, cpu_to_json
 from devalloc.scaling.rate import SlidingWindowCount
 from devalloc.scaling.resources import Resources
-from devalloc.scaling.revisions import DecisionRevisions
 from devalloc_node.agent.guest_monitor_client import MonitorStatus
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.machine.spec import whole_cpus

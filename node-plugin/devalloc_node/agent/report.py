@@ -9,10 +9,9 @@ from enum import Enum
 from typing import Any
 
 from devalloc.scaling.actions import Actions
-from devalloc.scaling.health import GuestReport, StuckReason
-from devalloc.scaling.metrics import LfcMetrics, SystemMetrics
+from devalloc.scaling.health import ScalingReport, StuckReason
+from devalloc.scaling.metrics import GuestReport, LfcMetrics, SystemMetrics
 from devalloc.scaling.peer_json import bytes_to_json, cpu_to_json
-from devalloc.scaling.report import ScalingReport
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.state import Direction, ScalingState, ScalingTiming
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from devalloc.scaling.messages import runner as wire
-from devalloc.scaling.messages.request_error import RequestError
-from devalloc.scaling.peer_json import Unreadable
+from devalloc.scaling.peer_json import RequestError, Unreadable
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.machine.records import MachineView

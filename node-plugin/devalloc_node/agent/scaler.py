@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 from devalloc.scaling import state as now_known
 from devalloc.scaling.actions import PluginRequest, ResourceChange, next_actions
 from devalloc.scaling.config import ScalingConfig
-from devalloc.scaling.health import StuckReason
-from devalloc.scaling.report import ScalingReport
+from devalloc.scaling.health import ScalingReport, StuckReason
 from devalloc.scaling.resources import ResourceFlags, Resources, ScalingBounds
 from devalloc.scaling.state import PermitError, ScalingRules, ScalingState
 from devalloc_node.agent.channels import ChangeRefused, Channels

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from devalloc.device_kinds import DEVICE_KINDS
 from devalloc.inventory import nic, storage, vgpu
 from devalloc.inventory.cards import PciPort, kind_of
 from devalloc.inventory.device_users import DeviceUsers, visibility_problem
-from devalloc.inventory.iommu_groups import IommuGroups
 from devalloc.inventory.locate import group_members
-from devalloc.inventory.pci import BRIDGE, Address, PciFunction
+from devalloc.inventory.pci import BRIDGE, Address, IommuGroups, PciFunction
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.binding.config import BindingConfig
 from devalloc_node.binding.device_users import refuse_kernel_use, refuse_open, vfio_nodes
@@ -21,17 +21,19 @@ from devalloc_node.errors import Denied
 
 def refuse_kind(config: BindingConfig, port: PciPort, offer: str) -> None:
     """``offer``: ``vgpu``, ``vf``, or the kind of a whole port."""
-    if port.kind == "display":
-        raise Denied("DeviceReserved", f"the host uses {port.function.address} as a display")
+    kind = DEVICE_KINDS[port.kind]
+    if not kind.is_offered:
+        raise Denied("DeviceReserved", f"the host uses {port.function.address} as a {port.kind}")
     if offer not in config.allowed:
         raise Denied(
             "KindNotAllowed",
             f"{port.function.address}: devices of kind {offer} may not be taken from this "
             f"host (allowed: {', '.join(sorted(config.allowed)) or 'none'})",
         )
-    if port.kind == "storage" and not config.erase_policy:
+    if kind.needs_erasing and not config.erase_policy:
         raise Denied(
-            "ErasePolicyMissing", f"{port.function.address} is storage, and no policy erases it between owners; set one"
+            "ErasePolicyMissing",
+            f"{port.function.address} is {port.kind}, and no policy erases it between owners; set one",
         )
 
 
@@ -42,7 +44,7 @@ def refuse_in_use(tree: Tree, port: PciPort, functions: Collection[PciFunction])
     For a part of a card that is no network card the need for the card counts too: its VFs do not work without it.
     """
     affected = {function.address: function for function in functions}
-    if port.kind != "nic":
+    if not DEVICE_KINDS[port.kind].shares_with_host:
         affected |= {member.address: member for member in port.members}
     # Monitors count as users: a driver does not leave a device that nvidia-persistenced has open.
     holders = DeviceUsers.read(tree, functions, passed_over=())
@@ -85,7 +87,7 @@ def _refuse_users(port: PciPort, function: PciFunction, holders: DeviceUsers) ->
     user = holders.user(function)
     if user is not None:
         raise _in_use(function, f"{user} has it open")
-    is_companion = port.kind != "gpu" and kind_of(function) is None
+    is_companion = not DEVICE_KINDS[port.kind].takes_whole_slot and kind_of(function) is None
     if is_companion and function.driver is not None and not function.on_vfio:
         raise _in_use(function, f"it is part of the card and has the driver {function.driver}")
 

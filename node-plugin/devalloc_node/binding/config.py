@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-OFFERED_KINDS = frozenset({"gpu", "vgpu", "vf", "nic", "accelerator", "storage"})
-"""What can be allowed: whole GPUs, vGPUs, virtual functions, and whole cards of the other kinds."""
+from devalloc.device_kinds import ALLOWABLE, DEFAULT_ALLOWED, check_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,8 +13,8 @@ class BindingConfig:
 
     node_name: str
     """The name that this node's pools begin with."""
-    allowed: frozenset[str] = frozenset({"gpu", "vgpu", "vf"})
-    """What may be taken from the host, of OFFERS; for anything else nothing is written (T4)."""
+    allowed: frozenset[str] = frozenset(DEFAULT_ALLOWED)
+    """What may be taken from the host, of ALLOWABLE; for anything else nothing is written (T4)."""
     allow_shared_groups: bool = False
     """Devices may go whose IOMMU group holds devices of other slots, where no host driver has one of those (T5)."""
     max_vfs: int | None = None
@@ -27,11 +26,7 @@ class BindingConfig:
     """Storage is erased between its owners by a policy of the admin's; without one it is never taken (T7)."""
 
     def __post_init__(self) -> None:
-        unknown = sorted(self.allowed - OFFERED_KINDS)
-        if unknown:
-            raise ValueError(
-                f"unknown kinds of devices: {', '.join(unknown)} (valid: {', '.join(sorted(OFFERED_KINDS))})"
-            )
+        check_names(self.allowed, ALLOWABLE)
 
     def vf_count(self, total: int) -> int:
         """How many VFs the first use of a PF creates that can have ``total``."""

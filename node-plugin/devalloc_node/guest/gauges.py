@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from devalloc.scaling import health
+from devalloc.scaling import metrics
 from devalloc_node.guest import cpus
 from devalloc_node.guest.memory import MemoryPolicy, read_memory
 from devalloc_node.guest.system import GuestSystem
@@ -16,10 +16,10 @@ def gauges(system: GuestSystem, guard: MemoryPolicy, is_connected: bool) -> str:
     values = [
         ("host_load1", "Processes that run or wait for a CPU or a disk, averaged over 1 minute.", load1),
         ("host_load5", "Processes that run or wait for a CPU or a disk, averaged over 5 minutes.", load5),
-        (health.MEMORY, "Memory that the guest has online.", now.total),
+        (metrics.MEMORY, "Memory that the guest has online.", now.total),
         ("host_memory_available_bytes", "Memory that is available without swapping.", now.available),
         ("host_memory_cached_bytes", "Page cache.", now.cached),
-        (health.CPUS, "CPUs that the guest uses.", len(cpus.online(system))),
+        (metrics.CPUS, "CPUs that the guest uses.", len(cpus.online(system))),
         ("devalloc_guest_cpus_present", "CPUs that the machine has.", len(cpus.present(system))),
         ("devalloc_guest_memory_used_bytes", "Memory in use as the monitor measures it.", guard.used),
         ("devalloc_guest_memory_threshold_bytes", "Usage at which the monitor requests more memory.", guard.threshold),

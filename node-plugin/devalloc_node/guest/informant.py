@@ -16,8 +16,7 @@ from uuid import UUID
 
 from devalloc.scaling.messages import informant as wire
 from devalloc.scaling.messages.monitor import DownscaleResult
-from devalloc.scaling.messages.request_error import RequestError
-from devalloc.scaling.peer_json import Unreadable
+from devalloc.scaling.peer_json import RequestError, Unreadable
 from devalloc.scaling.resources import ResourceFlags, Resources
 from devalloc.scaling.versions import INFORMANT_VERSIONS, InformantVersion, VersionRange
 from devalloc_node.errors import NodeError

@@ -14,7 +14,7 @@ Compatibility policy
 
 from __future__ import annotations
 
-from devalloc.store.migrations import Schema
+from devalloc.store.database import Schema
 
 APPLICATION_ID = 0x64_76_6E_6A
 """``PRAGMA application_id`` of journals: "dvnj"."""

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable
 from devalloc.api.dedicated_pools import dedicated_pool_name
 from devalloc.api.pool import DevicePool
 from devalloc.inventory import Discovery
-from devalloc.inventory.device_events import EventSource
-from devalloc.inventory.watch import InventoryWatcher, WatchSettings
+from devalloc.inventory.watch import EventSource, InventoryWatcher, WatchSettings
 from devalloc.store.kubernetes.client import Client
 from devalloc_node.kube.publisher import SlicePublisher
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from devalloc.api.virtual_machine import VirtualMachine
-from devalloc.scaling.report import ScalingReport
+from devalloc.scaling.health import ScalingReport
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.host.lock_folder import lock_purpose

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from devalloc.api.meta import UNAVAILABLE
 from devalloc.api.pool import Attribute, DevicePool
 from devalloc.api.pool import Device as PoolDevice
-from devalloc.scaling.report import ScalingReport
+from devalloc.scaling.health import ScalingReport
 from devalloc.scaling.resources import Resources
 from devalloc_node.binding.binding import HealthState
 from devalloc_node.errors import Denied, Failed, NodeError

@@ -11,7 +11,7 @@ from devalloc.api.decode import decode
 from devalloc.api.host_pool_names import node_of_host_pool
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.capacity import host_pool_name
-from devalloc.scaling.report import ScalingReport
+from devalloc.scaling.health import ScalingReport
 from devalloc.store import NotFound, Object, Store
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError

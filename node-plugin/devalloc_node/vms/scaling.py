@@ -18,8 +18,7 @@ from devalloc.scaling.config import (
     merge_overrides,
     read_config_annotation,
 )
-from devalloc.scaling.health import StuckReason
-from devalloc.scaling.report import ScalingReport
+from devalloc.scaling.health import ScalingReport, StuckReason
 from devalloc.scaling.resources import Resources, ScalingBounds
 from devalloc.store import Object
 from devalloc_node.agent.actuator import memory_rounded_down

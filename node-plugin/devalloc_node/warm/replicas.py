@@ -57,7 +57,7 @@ def replicas_of(
     read; else each has a copy of its own, which must exist before it starts. Raises Denied ``ReplicaInvalid``."""
     if number > MOST:
         raise Denied("ReplicaInvalid", f"replicas of a function must be at most {MOST}, got {number}")
-    if not _is_path(request.image):
+    if not _is_image_path(request.image):
         raise Denied(
             "ReplicaInvalid",
             f"the image must be the absolute path of a disk image on the node, not {shown(request.image)}: devalloc "
@@ -132,5 +132,5 @@ def _append(request: ReplicaRequest) -> str:
     return " ".join([*root, *words])
 
 
-def _is_path(text: str) -> bool:
+def _is_image_path(text: str) -> bool:
     return text.startswith("/") and posixpath.normpath(text) == text and not text.endswith("/")

@@ -1,21 +1,43 @@
-"""What the explainers of both dialects share: a fleet, who holds what, and what is found out about a unit (S19)."""
+"""Why a unit is not placed: which reason, in which order, verified by which relaxation (S19). For every dialect.
+
+1. If nothing matches, or the unit does not fit an empty fleet, the reason is the first tier of relaxations with which
+   it would. Claims may be in the way even then.
+2. If it fits beside what is in use, the search ended too early.
+3. Otherwise claims are in the way: those of this batch, or those that held their devices before.
+
+A dialect gives the tiers (``RelaxationSet``), field paths and words.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
-from devalloc_solver.explain.blocking_claims import BlockingClaimFinder
-from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
-from devalloc_solver.explain.relaxations import Relaxation, fewest_relaxations
+from devalloc.api.reasons import IMPOSSIBLE_VERDICT, Reason
+from devalloc_solver.cel.budget import OutOfTime
+from devalloc_solver.explain.blocking_claims import BlockingClaimFinder, BlockingClaims
+from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion, Undecided
+from devalloc_solver.explain.funnel import NO_USERS, SHOWN, Users, describe_funnel
+from devalloc_solver.explain.messages import describe_remedy, join_sentences
+from devalloc_solver.explain.relaxations import Relaxation, apply_relaxations, fewest_relaxations
+from devalloc_solver.explain.supply_relaxations import shares_limits
 from devalloc_solver.problem.allocations import Allocation, Key
 from devalloc_solver.problem.demand import PlacementUnit, Request
 from devalloc_solver.problem.placement import Placement
 from devalloc_solver.problem.snapshot import Snapshot
-from devalloc_solver.reasons import IMPOSSIBLE_VERDICT, VERDICTS, Reason
 
 NOT_PROVEN = "a smaller set may suffice; the search for it was cut short"
+CUT_SHORT = "time ran out before the solver found what would have to change"
+_OTHERS_UNKNOWN = "time ran out before the solver knew whether other claims block it too"
+_EXCLUSIVE = (
+    "the devices exclude each other: together they need more of their pool's resources than it has, "
+    "or are of different groups"
+)
+_DRAWN = "unclaimed devices need pool resources (or a compatibility group) that devices in use have taken"
+NOT_TOGETHER = "no single node has everything free that is requested together"
+_NOWHERE_TOGETHER = "no single node has everything that is requested together, even when nothing is in use"
 
 RelaxationTier = tuple[Reason, Sequence[Relaxation]]
 """Relaxations that are tried together, and the reason if they suffice."""
@@ -36,11 +58,37 @@ class Finding:
     @property
     def is_impossible(self) -> bool:
         """Whether it would not fit an empty fleet either."""
-        return VERDICTS[self.reason] == IMPOSSIBLE_VERDICT
+        return self.reason.verdict == IMPOSSIBLE_VERDICT
 
     def is_about(self, key: Key) -> bool:
         """Whether a member of the group is in the way, and it is this one."""
         return any(e.kind == "member" and (e.entry["namespace"], e.entry["name"]) == key for e in self.edits)
+
+
+SEARCH_LIMIT_FINDING = Finding(Reason.SEARCH_LIMIT, "the search ended before it found the reason")
+
+
+@dataclass(frozen=True, slots=True)
+class RelaxationSet:
+    """What a unit offers to be taken away, in the order in which it is tried."""
+
+    short: Reason
+    """if nothing more special than the number or the size of the devices is what is short"""
+    others: Iterable[RelaxationTier]
+    """rules and requests, in the order of the dialect, after these; may ask questions when it comes to them"""
+    pins: Sequence[Relaxation] = ()
+    matches: Sequence[Relaxation] = ()
+    """that devices agree on attributes, or differ"""
+    shared: Sequence[Relaxation] = ()
+    """what the devices of a pool share"""
+
+    def special_tiers(self) -> Iterator[RelaxationTier]:
+        """Those with a reason of their own."""
+        yield Reason.NODE_UNAVAILABLE, self.pins
+        yield Reason.MATCH_ATTRIBUTES_CONFLICT, self.matches
+        yield Reason.POOL_RESOURCES_EXHAUSTED, self.shared
+        if self.matches and self.shared:
+            yield Reason.MATCH_ATTRIBUTES_CONFLICT, [*self.matches, *self.shared]
 
 
 @dataclass(slots=True)
@@ -54,26 +102,27 @@ class Explainer:
     """given in this batch"""
     ends: float | None
     """monotonic time after which nothing is solved any more"""
+    before: tuple[Allocation, ...] = field(init=False)
     in_use: tuple[Allocation, ...] = field(init=False)
     """all that is held now: ``holdings``, then what was given"""
     by_kind: dict[object, Finding] = field(init=False, default_factory=dict)
     """kind of a unit -> what is found out about it, which holds for all its equals"""
     priorities: Mapping[Key, int] = field(init=False)
     """of the claims that hold anything"""
+    is_brief: bool = field(init=False, default=False)
+    """find the reason only, and not what is in the way"""
     _finder: FeasibilityChecker | None = field(init=False, default=None)
     _releases: BlockingClaimFinder | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
+        self.before = tuple(self.holdings)
         self.in_use = (*self.holdings, *(placement.holding() for placement in self.placements))
         self.priorities = {holding.claim: holding.priority for holding in self.in_use}
-
-    def reads(self, request: Request) -> frozenset[str] | None:
-        """The attributes that the expressions of a request read; None: any."""
 
     @property
     def finder(self) -> FeasibilityChecker:
         if self._finder is None:
-            self._finder = FeasibilityChecker(self.snapshot, self.reads, self.ends)
+            self._finder = self.make_finder()
         return self._finder
 
     @property
@@ -83,8 +132,195 @@ class Explainer:
             self._releases = BlockingClaimFinder(self.snapshot, self.in_use, given)
         return self._releases
 
+    # -- what a dialect gives ------------------------------------------------------------------------------------------
+
+    def make_finder(self) -> FeasibilityChecker:
+        return FeasibilityChecker(self.snapshot, self.reads, self.ends)
+
+    def reads(self, request: Request) -> frozenset[str] | None:
+        """The attributes that the expressions of a request read; None: any."""
+
     def question(self, unit: PlacementUnit, held: tuple[Allocation, ...]) -> FeasibilityQuestion:
         return FeasibilityQuestion(self.snapshot, unit, held)
+
+    def relaxations(self, question: FeasibilityQuestion, key: Key) -> RelaxationSet:
+        """Of a unit that does not fit an empty fleet; ``key``: of its claim that gets the message."""
+        raise NotImplementedError
+
+    def counted_reason(self, unit: PlacementUnit) -> Reason:
+        """The same reason as far as counting tells, without any search."""
+        raise NotImplementedError
+
+    def shared_limits(self) -> Sequence[Relaxation]:
+        """What the devices of a pool share."""
+        raise NotImplementedError
+
+    def shortage(self, unit: PlacementUnit, *, is_empty: bool) -> str:
+        """What the best node lacks, as far as counting tells; "" if it does not. ``is_empty``: if nothing is in use."""
+        raise NotImplementedError
+
+    def disagreement(self, unit: PlacementUnit) -> str:
+        """On which attributes the devices do not agree."""
+        raise NotImplementedError
+
+    def typos_of(self, unit: PlacementUnit) -> Sequence[str]:
+        """What was most likely mistyped, in words."""
+        raise NotImplementedError
+
+    def name_node(self, unit: PlacementUnit) -> str:
+        """That the node it is bound to does not exist; "" if it does."""
+        return ""
+
+    def mark(self, edit: Relaxation, unit: PlacementUnit) -> Relaxation:
+        """The edit with what was most likely meant, if what it takes away was mistyped."""
+        return edit
+
+    # -- the reason ----------------------------------------------------------------------------------------------------
+
+    def find(self, unit: PlacementUnit, key: Key) -> Finding:
+        """Why a unit is not placed, as its claim ``key`` is told."""
+        try:
+            empty = self.question(unit, ())
+            if unmatched_details(empty.unit) or not self.fits(empty):
+                return self._impossible(unit, key)
+            return self.find_beside_others(unit)
+        except (Undecided, OutOfTime):
+            return SEARCH_LIMIT_FINDING
+
+    def find_equal(self, unit: PlacementUnit, key: Key) -> Finding:
+        """The same, once for equal units."""
+        kind = unit.kind
+        finding = self.by_kind.get(kind) if kind is not None else None
+        if finding is None:
+            finding = self.by_kind[kind] = self.find(unit, key)
+        return finding
+
+    def fits(self, question: FeasibilityQuestion) -> bool:
+        """Whether the unit fits, for certain. Raises Undecided."""
+        return self.finder.fits(question)
+
+    def _impossible(self, unit: PlacementUnit, key: Key) -> Finding:
+        """Why it does not fit even when nothing is in use."""
+        try:
+            question = self.question(unit, ())
+            reason, edits = self.why_impossible(question, self.relaxations(question, key))
+        except Undecided:
+            reason = self.counted_reason(unit)
+            return Finding(reason, join_sentences(self.lack(unit, reason), CUT_SHORT))
+        return self.structural(unit, reason, edits)
+
+    def why_impossible(self, question: FeasibilityQuestion, offers: RelaxationSet) -> tuple[Reason, list[Relaxation]]:
+        """The reason, and which rules to take away: none can be left out, and without all of them it fits.
+
+        The question, on a fleet where nothing is held, has no answer. Raises Undecided.
+        """
+        tiers = chain(offers.special_tiers(), offers.others)
+        sufficient = None if self.is_brief else first_sufficient(question, tiers, self.finder)
+        if sufficient is not None:
+            return sufficient
+        if self.is_brief or self.finder.is_cut_short:
+            for reason, edits in offers.special_tiers():
+                if edits and self.fits(apply_relaxations(question, edits)):
+                    return reason, []
+        return offers.short, []
+
+    def structural(self, unit: PlacementUnit, reason: Reason, edits: Sequence[Relaxation], lack: str = "") -> Finding:
+        """The finding for a unit that fits an empty fleet after these edits; claims may be in the way even then."""
+        marked = tuple(self.mark(edit, unit) for edit in edits)
+        claims: tuple[Key, ...] = ()
+        try:
+            blocking = self._blocking_edited(unit, edits)
+            claims, note = blocking.claims, "" if blocking.smallest else NOT_PROVEN
+        except Undecided:
+            note = _OTHERS_UNKNOWN
+        remedy = self.describe_remedy(marked, claims)
+        if self.finder.is_cut_short and not note:
+            note = NOT_PROVEN if remedy else CUT_SHORT
+        text = join_sentences(lack or self.lack(unit, reason), *self.typos_of(unit), remedy, note)
+        return Finding(reason, text, marked, claims)
+
+    def _blocking_edited(self, unit: PlacementUnit, edits: Sequence[Relaxation]) -> BlockingClaims:
+        """Claims in the way of the edited unit."""
+        self.finder.refill()
+        question = apply_relaxations(self.question(unit, self.in_use), edits)
+        if not edits or not self.in_use or self.finder.works(question):
+            return BlockingClaims((), smallest=True)
+        return self.blocking(question)
+
+    def find_beside_others(self, unit: PlacementUnit) -> Finding:
+        """Who has what a unit needs that fits an empty fleet. Raises Undecided."""
+        if self.fits(self.question(unit, self.in_use)):
+            return Finding(Reason.SEARCH_LIMIT, "it fits, but the search ended before it found where")
+        in_batch = bool(self.placements) and self.fits(self.question(unit, self.before))
+        reason = Reason.LOST_TO_COMPETITION if in_batch else Reason.DEVICES_IN_USE
+        lack = self.shortage(unit, is_empty=False) or self.exhausted(unit)
+        try:
+            blocking = BlockingClaims((), smallest=True) if self.is_brief else self.blocking_unit(unit)
+        except Undecided:
+            text = join_sentences(lack, "time ran out before the solver found the claims that block it")
+            return Finding(reason, text)
+        own_priority = max(d.claim.priority for d in unit.demands)
+        if in_batch and any(self.priorities[key] > own_priority for key in blocking.claims):
+            reason = Reason.LOST_TO_HIGHER_PRIORITY
+        note = "" if blocking.smallest else NOT_PROVEN
+        text = join_sentences(lack, self.describe_remedy((), blocking.claims), note)
+        return Finding(reason, text, (), blocking.claims)
+
+    def blocking_unit(self, unit: PlacementUnit) -> BlockingClaims:
+        """Who must go so that the unit fits. It does not fit beside them."""
+        return self.blocking(self.question(unit, self.in_use))
+
+    def blocking(self, question: FeasibilityQuestion) -> BlockingClaims:
+        """The same for a question about all that is in use."""
+        return self.releases.find(question, self.finder)
+
+    # -- words ---------------------------------------------------------------------------------------------------------
+
+    def lack(self, unit: PlacementUnit, reason: Reason) -> str:
+        """What a node would need and none has, in an empty fleet."""
+        if unmatched := unmatched_details(self.question(unit, ()).unit):
+            several = sum(len(d.details) for d in unit.demands) > 1
+            return "no device matches" + (f" request {unmatched[0]}" if several else "")
+        short = self.shortage(unit, is_empty=True)
+        if reason is Reason.NODE_UNAVAILABLE:
+            bound = f"it would fit on another node, but is bound to {unit.pin}"
+            return join_sentences(bound, self.name_node(unit) or short)
+        if short:
+            return short
+        if reason is Reason.MATCH_ATTRIBUTES_CONFLICT:
+            return self.disagreement(unit)
+        if reason is Reason.POOL_RESOURCES_EXHAUSTED:
+            return _EXCLUSIVE
+        return _NOWHERE_TOGETHER
+
+    def exhausted(self, unit: PlacementUnit) -> str:
+        """Devices are free, and yet it does not fit."""
+        question = self.question(unit, self.in_use)
+        try:
+            if shares_limits(question):
+                shared = apply_relaxations(question, self.shared_limits())
+                return _DRAWN if self.finder.works(shared) else NOT_TOGETHER
+        except Undecided:
+            pass
+        return NOT_TOGETHER
+
+    def message(self, finding: Finding, funnels: Sequence[tuple[Request, Mapping[str, Any]]]) -> str:
+        """One sentence: how final it is, the numbers of the request that is worst off, and what stands in the way."""
+        column = "matching" if finding.is_impossible else "free"
+        worst = min(funnels, key=lambda each: (each[1][column] - each[0].least, each[0].detail), default=None)
+        counted = ""
+        if worst is not None:
+            label = f"request {worst[1]['request']}: " if len(funnels) > 1 else ""
+            users = NO_USERS if finding.is_impossible else self.users(*worst)
+            counted = label + describe_funnel(worst[1], users, is_empty=finding.is_impossible)
+        return f"{finding.reason.verdict}: {join_sentences(counted, finding.text)}"
+
+    def users(self, request: Request, funnel: Mapping[str, Any]) -> Users:
+        """(the first of the claims that hold devices for a request, how many hold any)"""
+        return [f"{one['namespace']}/{one['name']}" for one in funnel["usedBy"][:SHOWN]], funnel["users"]
+
+    def describe_remedy(self, edits: Sequence[Relaxation], claims: Sequence[Key]) -> str:
+        return describe_remedy(edits, claims)
 
     def blockers(self, finding: Finding) -> list[dict[str, Any]]:
         """What is in the way, as JSON."""

@@ -273,7 +273,7 @@ class FeasibilityChecker:
             return (), []
         if any(not any(request.candidates.accepted for request in detail) for detail in details):
             return None, []
-        ledger = self._ledger(question)
+        ledger = self.ledger(question)
         hard: list[str | None] = []
         for node in self._nodes(question):
             if self.ends is not None and time.monotonic() > self.ends:
@@ -308,7 +308,7 @@ class FeasibilityChecker:
                 names |= read | {*request.match}
         return self.alike.one_of_each(nodes, frozenset(names), question.touched)
 
-    def _ledger(self, question: FeasibilityQuestion) -> Usage:
+    def ledger(self, question: FeasibilityQuestion) -> Usage:
         """What is in use; that of all holdings is kept, and its parts are small."""
         pinned = question.unit.pin is not None
         if question.snapshot is self.snapshot and not pinned:

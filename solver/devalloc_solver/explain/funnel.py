@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from devalloc.api.quantity import Quantity
 from devalloc_solver.bounds.node_counts import NodeCounts, counts_whole_devices, match_attributes, max_on_node
+from devalloc_solver.explain.messages import count_devices
 from devalloc_solver.problem.allocations import Allocation, Key, Usage
 from devalloc_solver.problem.demand import AllocationMode, Demand, Request
 from devalloc_solver.problem.snapshot import Snapshot
@@ -19,6 +20,10 @@ ARE_EXCLUDED = "are excluded (the card or its counters are taken)"
 """Of devices without owner that cannot be allocated: others have what they need of their card."""
 MAX_USERS = 20
 """Claims that use matching devices, as far as they are listed; those with most devices first."""
+
+Users = tuple[Sequence[str], int]
+"""(the names of the first claims that hold devices, how many hold any)"""
+NO_USERS: Users = ((), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,25 +60,6 @@ class Funnel:
             "excluded": self.excluded,
             "free": self.free,
         }
-
-    def sentence(self, *, is_empty: bool = False) -> str:
-        """Such as "8 of 12 devices are of another driver, 2 are used by default/train-1".
-
-        ``is_empty``: of an empty fleet, where nothing is in use.
-        """
-        parts = [f"{count} {_agree_verb(what, count)}" for what, count, _, _ in self.steps]
-        if self.in_use and not is_empty:
-            names = ", ".join(f"{namespace}/{name}" for (namespace, name), _ in self.holders[:SHOWN])
-            more = f" and {len(self.holders) - SHOWN} more claims" if len(self.holders) > SHOWN else ""
-            parts.append(f"{self.in_use} {'is' if self.in_use == 1 else 'are'} used by {names}{more}")
-        if self.excluded and not is_empty:
-            parts.append(f"{self.excluded} {_agree_verb(ARE_EXCLUDED, self.excluded)}")
-        if not parts:
-            return f"all {self.total} devices match" if self.total else "the fleet has no devices"
-        first, *rest = parts
-        number, _, what = first.partition(" ")
-        noun = "device" if self.total == 1 else "devices"
-        return ", ".join([f"{number} of {self.total} {noun} {what}", *rest])
 
 
 class FunnelSource(Protocol):
@@ -155,20 +141,19 @@ def device_title(snapshot: Snapshot, index: int) -> str:
 
 
 def describe_shortage(
-    counting: NodeCounts, demand: Demand, request: Request, held: tuple[Allocation, ...], *, free: str, pin: str | None
+    counting: NodeCounts, demand: Demand, request: Request, held: tuple[Allocation, ...], *, pin: str | None
 ) -> str:
     """What the best node lacks, such as "no node has 2 free devices with one `numa` value (at most 1)".
 
-    Empty when counting alone does not show it. ``free`` is the word for devices, "free " or "".
+    Empty when counting alone does not show it.
     """
     match = match_attributes(demand, request)
-    where = f"node {pin} does not have" if pin else "no node has"
+    free, where = "free " if held else "", where_words(pin)
     together = f" with one {' and one '.join(f'`{name}`' for name in match)} value" if match else ""
     if counts_whole_devices(request):
         best = max_on_node(counting.devices(demand, request, held), pin)
         if best < request.least:
-            noun = "device" if request.least == 1 else "devices"
-            return f"{where} {request.least} {free}{noun}{together} (at most {best})"
+            return f"{where} {count_devices(request.least, free)}{together} (at most {best})"
     for name, amount in request.requests.items() if not request.portions else ():
         best = max_on_node(counting.amounts(demand, request, name, held), pin)
         if best < amount:
@@ -176,6 +161,11 @@ def describe_shortage(
             most = f" on {request.most} device{'s' if request.most != 1 else ''}" if request.most is not None else ""
             return f"{where} {shown} of {free}{name}{most}{together} (at most {Quantity(best, shown.format)})"
     return ""
+
+
+def where_words(pin: str | None) -> str:
+    """Where something is missing."""
+    return f"node {pin} does not have" if pin else "no node has"
 
 
 def has_room_for(request: Request, snapshot: Snapshot, index: int, ledger: Usage) -> bool:
@@ -214,16 +204,26 @@ _STEPS_WITH_EXAMPLE = ("have a taint", "have too little", "do not offer", "are o
 """Steps of which a sentence gives the example: those of selectors are expressions, which the claim has itself."""
 
 
-def describe_funnel(funnel: Mapping[str, Any], *, is_empty: bool = False) -> str:
-    """Such as "of 8 devices 6 fail a selector of the class, 2 are in use"; ``is_empty``: where nothing is in use."""
-    parts = [f"{step['count']} {step['what']}{_example(step)}" for step in funnel["steps"]]
+def describe_funnel(funnel: Mapping[str, Any], users: Users = NO_USERS, *, is_empty: bool = False) -> str:
+    """Such as "8 of 12 devices are of another driver, 2 are used by default/train-1".
+
+    ``users``: of matching devices; ``is_empty``: where nothing is in use.
+    """
+    parts = [f"{step['count']} {_agree_verb(step['what'], step['count'])}{_example(step)}" for step in funnel["steps"]]
+    if funnel["inUse"] and not is_empty:
+        first, count = users
+        more = f" and {count - len(first)} more claims" if count > len(first) else ""
+        used = f"used by {', '.join(first)}{more}" if first else "in use"
+        parts.append(f"{funnel['inUse']} {'is' if funnel['inUse'] == 1 else 'are'} {used}")
     if funnel["excluded"] and not is_empty:
-        parts.append(f"{funnel['excluded']} {ARE_EXCLUDED}")
-    losses = ", ".join(parts)
-    noun = "device" if funnel["devices"] == 1 else "devices"
-    if not funnel["devices"]:
-        return "there are no devices"
-    return f"of {funnel['devices']} {noun} {losses}" if losses else f"all {funnel['devices']} {noun} match"
+        parts.append(f"{funnel['excluded']} {_agree_verb(ARE_EXCLUDED, funnel['excluded'])}")
+    total = funnel["devices"]
+    if not parts:
+        matching = "the only device matches" if total == 1 else f"all {total} devices match"
+        return matching if total else "the fleet has no devices"
+    first_part, *rest = parts
+    number, _, what = first_part.partition(" ")
+    return ", ".join([f"{number} of {count_devices(total)} {what}", *rest])
 
 
 def _example(step: Mapping[str, Any]) -> str:

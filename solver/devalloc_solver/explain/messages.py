@@ -33,6 +33,6 @@ def join_sentences(*parts: str) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def count_devices(count: int) -> str:
-    """Such as "1 device"."""
-    return "1 device" if count == 1 else f"{count} devices"
+def count_devices(count: int, free: str = "") -> str:
+    """Such as "1 device", or "2 free devices"; ``free`` is the word before it."""
+    return f"{count} {free}{'device' if count == 1 else 'devices'}"

@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from devalloc.api.problems import Problem
 from devalloc_solver.answer_types import ClaimAnswerDict, ProblemDict, SolutionDict
 from devalloc_solver.deadline import ALLOCATE_SECONDS
 from devalloc_solver.dialects.api_groups import DEVICE_CLAIMS, RESOURCE_CLAIMS, api_group_of, as_manifest_list
 from devalloc_solver.exact.policy import PLACEMENTS
+from devalloc_solver.fleet.backend import FleetBackend, Manifest
 from devalloc_solver.fleet.device_claims.backend import DeviceClaimFleet
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline import admission, quota
 from devalloc_solver.pipeline.decomposition import SubproblemSummary
-
-Manifest = Mapping[str, Any]
-
-
-class FleetBackend(Protocol):
-    """What each dialect does; see ``Fleet``."""
-
-    def allocate(self, claim: Manifest, deadline: float | None) -> dict[str, Any]: ...
-    def allocate_all(
-        self, claims: Iterable[Manifest], deadline: float | None = None, *, is_quick: bool = False
-    ) -> dict[str, Any]: ...
-    def parts(self, claims: Iterable[Manifest], deadline: float | None = None) -> list[SubproblemSummary]: ...
-    def release(self, namespace: str, name: str) -> None: ...
-    def holds(self, namespace: str, name: str) -> bool: ...
-    def update(self, document: Manifest) -> list[dict[str, Any]]: ...
-    def delete(self, document: Manifest) -> None: ...
 
 
 class Fleet:
@@ -50,7 +35,7 @@ class Fleet:
     def __init__(self, placement: str) -> None:
         """Use ``from_manifests``."""
         self._placement = placement
-        self._backends: dict[str, FleetBackend] = {}
+        self._backends: dict[str, FleetBackend[Any, Any]] = {}
         """API group -> the back end of its dialect, as far as there is anything of it"""
         self._others: dict[tuple[object, ...], Manifest] = {}
         """objects of other groups (Nodes), for the back end that is yet to be made"""
@@ -84,7 +69,7 @@ class Fleet:
                     fleet._note_other(document)
         return fleet
 
-    def _make(self, group: str, documents: list[Manifest]) -> FleetBackend:
+    def _make(self, group: str, documents: list[Manifest]) -> FleetBackend[Any, Any]:
         if group == RESOURCE_CLAIMS:
             from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet  # with its CEL runtime
 
@@ -93,7 +78,7 @@ class Fleet:
             self._backends[group] = DeviceClaimFleet.from_manifests(documents, placement=self._placement)
         return self._backends[group]
 
-    def _backend(self, document: object) -> FleetBackend:
+    def _backend(self, document: object) -> FleetBackend[Any, Any]:
         """Of the dialect of a manifest, or of what is named by its kind; of anything else, that which has Nodes."""
         group = api_group_of(document)
         if group not in (RESOURCE_CLAIMS, DEVICE_CLAIMS):
@@ -173,7 +158,7 @@ class Fleet:
         claims = as_manifest_list(claims, "claims")
         return self._backend_of_all(claims).parts(claims, deadline)
 
-    def _backend_of_all(self, claims: list[Manifest]) -> FleetBackend:
+    def _backend_of_all(self, claims: list[Manifest]) -> FleetBackend[Any, Any]:
         backends = [*dict.fromkeys(map(self._backend, claims))]
         if len(backends) > 1:
             raise ValueError("the claims are of both dialects, which are solved separately: make a call for each")
@@ -199,7 +184,7 @@ class Fleet:
         with them."""
         return any(backend.holds(namespace, name) for backend in self._of_kind(kind))
 
-    def _of_kind(self, kind: str | None) -> list[FleetBackend]:
+    def _of_kind(self, kind: str | None) -> list[FleetBackend[Any, Any]]:
         return [*self._backends.values()] if kind is None else [self._backend({"kind": kind})]
 
     # -- objects -------------------------------------------------------------------------------------------------------

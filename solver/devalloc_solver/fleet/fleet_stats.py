@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import nsmallest
+from heapq import merge, nsmallest
+from itertools import islice
 from typing import Any
 
 from devalloc_solver.explain.funnel import MAX_USERS, SHOWN
@@ -284,6 +285,35 @@ class FleetStats:
                     counts[state] += node.count
             self._states = self.stamp, counts
         return self._states[1].items()
+
+    def used(self, kinds: Collection[int]) -> int:
+        """Devices of these kinds that are in use, whole or in part."""
+        total = 0
+        for state, count in self.states():
+            if state.in_use:
+                groups = zip(state.kind.kinds, state.kind.sizes, state.free, strict=True)
+                total += count * sum([size - free for kind, size, free in groups if kind.index in kinds])
+        return total
+
+    def excluded(self, kinds: Collection[int]) -> int:
+        """Free devices of these kinds that cannot be had, because others have what they need of the pool."""
+        states = [(state, count) for state, count in self.states() if state.excluded_free]
+        return sum(count * free for state, count in states for kind, free in state.excluded_free if kind in kinds)
+
+    def holders_of(self, kinds: Collection[int], most: int) -> tuple[list[tuple[Any, int]], int]:
+        """(the first ``most`` claims, of those that hold most devices of these kinds, how many claims hold any)
+
+        ``most`` is MAX_USERS at most.
+        """
+        by_count: dict[int, list[Sequence[Any]]] = defaultdict(list)
+        users = 0
+        for holds, claims in self.claims().items():
+            count = sum(number for kind, number in holds if kind in kinds)
+            if count:
+                by_count[count].append(claims.first())
+                users += len(claims.keys)
+        ranked = ((key, count) for count in sorted(by_count, reverse=True) for key in merge(*by_count[count]))
+        return [*islice(ranked, most)], users
 
     def sizes(self) -> Mapping[int, int]:
         """kind -> devices"""

@@ -108,34 +108,21 @@ class KindFunnels:
 
     def taken(self, request: Request, accepted: set[int]) -> int:
         """Devices of these kinds of which the request can have nothing now."""
-        shares = request.mode is AllocationMode.SHARE
-        total = 0
-        for state, count in self.census.states():
-            for group, (kind, size, free) in enumerate(
-                zip(state.kind.kinds, state.kind.sizes, state.free, strict=True)
-            ):
-                if free < size and kind.index in accepted:
-                    total += count * (size - free - (_devices_with_room(request, state, group, kind) if shares else 0))
-        return total
+        taken = self.census.used(accepted)
+        if taken and request.mode is AllocationMode.SHARE:
+            shared = ((state, count) for state, count in self.census.states() if state.shared)
+            taken -= sum(count * _devices_with_room(request, state, accepted) for state, count in shared)
+        return taken
 
     def excluded(self, accepted: set[int]) -> int:
         """Free devices of these kinds that cannot be had, because others have what they need of the pool."""
-        states = self.census.states()
-        return sum(count * count_excluded(state, accepted) for state, count in states if state.excluded_free)
+        return self.census.excluded(accepted)
 
     def holders(self, request: Request, accepted: set[int]) -> tuple[tuple[Key, int], ...]:
         """Who holds them: the first ones, and as many nameless ones as there are more."""
         if request.mode is AllocationMode.SHARE:
             return self._holders_of_shared(request, accepted)
-        by_count: dict[int, list[Sequence[Key]]] = defaultdict(list)
-        users = 0
-        for holds, claims in self.census.claims().items():
-            count = sum(number for kind, number in holds if kind in accepted)
-            if count:
-                by_count[count].append(claims.first())
-                users += len(claims.keys)
-        ranked = ((key, count) for count in sorted(by_count, reverse=True) for key in merge(*by_count[count]))
-        listed = [*islice(ranked, MAX_USERS)]
+        listed, users = self.census.holders_of(accepted, MAX_USERS)
         return (*listed, *((_UNNAMED,) * (users - len(listed))))
 
     def _holders_of_shared(self, request: Request, accepted: set[int]) -> tuple[tuple[Key, int], ...]:
@@ -162,18 +149,14 @@ def _order(step: StepKey, kinds: Sequence[DeviceKind], sizes: Mapping[int, int])
 _UNNAMED: tuple[Key, int] = (("", ""), 0)
 
 
-def count_excluded(state: PoolState, kinds: Collection[int]) -> int:
-    """Free devices of these kinds that cannot be had in a pool."""
-    return sum(free for kind, free in state.excluded_free if kind in kinds)
-
-
-def _devices_with_room(request: Request, state: PoolState, group: int, kind: DeviceKind) -> int:
-    """Devices of a group that are in use, and have something left for a request that shares."""
-    devices = 0
-    for number, (whole, amounts) in state.shared:
-        if number == group and not whole:
-            devices += _has_room_left(request, kind, dict(amounts))
-    return devices
+def _devices_with_room(request: Request, state: PoolState, kinds: Collection[int]) -> int:
+    """Devices of these kinds that are in use, and have something left for a request that shares."""
+    own = ((state.kind.kinds[group], use) for group, use in state.shared)
+    return sum(
+        not whole and _has_room_left(request, kind, dict(amounts))
+        for kind, (whole, amounts) in own
+        if kind.index in kinds
+    )
 
 
 def _has_room(request: Request, record: NodeRecord, device: int) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -63,6 +62,11 @@ class PoolKind:
     def sizes(self) -> tuple[int, ...]:
         return tuple(len(group) for group in self.groups)
 
+    @cached_property
+    def blocks(self) -> Mapping[str, int]:
+        """Blocks of each resource."""
+        return {name: resource.blocks for name, resource in self.resources.items()}
+
 
 @dataclass(frozen=True, eq=False)
 class PoolState:
@@ -82,12 +86,15 @@ class PoolState:
     @cached_property
     def left(self) -> Mapping[str, int]:
         """Free blocks of each resource of the pool (S12)."""
-        drawn: dict[str, int] = defaultdict(int)
+        left = {**self.kind.blocks}
+        if self.free == self.kind.sizes:
+            return left
         for kind, size, free in zip(self.kind.kinds, self.kind.sizes, self.free, strict=True):
             if free < size:
                 for name, blocks in kind.one.draws:
-                    drawn[name] += blocks * (size - free)
-        return {name: max(0, r.blocks - drawn[name]) for name, r in self.kind.resources.items()}
+                    if name in left:
+                        left[name] = max(0, left[name] - blocks * (size - free))
+        return left
 
     @cached_property
     def excluded(self) -> tuple[bool, ...]:

@@ -28,27 +28,19 @@ from devalloc.api.raw_claims import (
     group_of,
     is_deleting,
 )
+from devalloc.api.reasons import STILL_SEARCHING, Reason
 from devalloc_solver.pipeline import quota
 from devalloc_solver.pipeline.quota import Bound
-from devalloc_solver.reasons import STILL_SEARCHING, Reason
 
-QUOTA_EXCEEDED = "QuotaExceeded"
-"""Reason of a claim: a ResourceQuota of its namespace allows fewer devices of a class."""
-ADMIN_ACCESS_DENIED = "AdminAccessDenied"
-"""Reason of a claim: it names a class with admin access, and its namespace is not labelled for that."""
 AdminNamespaces = Literal["all", "labelled"]
 _PASSES = 16
 """How often claims that find no place let those behind them ask; the rest wait for the next round."""
 _SECONDS = 5.0
 """After which no further pass is begun."""
 _OF_THE_BATCH = {
-    reason.value
-    for reason in (
-        Reason.LOST_TO_HIGHER_PRIORITY,
-        Reason.LOST_TO_COMPETITION,
-        Reason.GROUP_UNSATISFIABLE,
-        Reason.SEARCH_LIMIT,
-    )
+    *(reason.value for reason in Reason if reason.is_transient),
+    Reason.GROUP_UNSATISFIABLE.value,
+    Reason.SEARCH_LIMIT.value,
 }
 """Reasons of claims that could have found a place if others of their batch, or of their group, had asked for less."""
 Answer = dict[str, Any]
@@ -266,7 +258,7 @@ def _quota_denial(bound: Bound, wants: Mapping[ClaimKey, int | str], bounds: Map
     for key, number in wants.items():
         if isinstance(number, str):
             which = number if len(wants) == 1 else f"{number} of {'/'.join(key)}"
-            return QUOTA_EXCEEDED, (
+            return Reason.QUOTA_EXCEEDED.value, (
                 f"{which}: {quota_named} counts devices of class {device_class}, "
                 "so limits.count must set how many it may get at most"
             )
@@ -274,7 +266,7 @@ def _quota_denial(bound: Bound, wants: Mapping[ClaimKey, int | str], bounds: Map
     who = "this claim" if len(wants) == 1 else f"{len(wants)} claims of its group"
     # How many are left is not said: whatever is given or released would have all that wait told anew.
     others = "" if requested > bounds[bound] else "; others hold them or come first"
-    return QUOTA_EXCEEDED, f"{quota_named} allows {most}{others}, and {who} may get up to {requested}"
+    return Reason.QUOTA_EXCEEDED.value, f"{quota_named} allows {most}{others}, and {who} may get up to {requested}"
 
 
 def _member_messages(unit: _Unit, why: Mapping[ClaimKey, tuple[str, str]]) -> dict[ClaimKey, tuple[str, str]]:
@@ -370,7 +362,7 @@ def _admin_denials(documents: Sequence[Object], unread: Sequence[Any]) -> dict[C
         for member in members:
             if named := sorted(admin & _class_names(member)):
                 why[claim_key(member)] = (
-                    ADMIN_ACCESS_DENIED,
+                    Reason.ADMIN_ACCESS_DENIED.value,
                     f"class {named[0]} gives admin access, which namespace {namespace} does not allow; "
                     f'an admin must label it {meta.ADMIN_ACCESS}: "true"',
                 )

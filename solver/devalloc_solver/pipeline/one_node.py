@@ -111,7 +111,7 @@ def _conflicts(task: AllocationTask) -> Iterator[tuple[ResourceClaim, str]]:
     """Requests for all devices that a constraint forbids: it makes no sense to ask so.
 
     What comes before the request fits, and then either its devices cannot be together under a constraint, or all
-    would fit without the constraints on the request.
+    would fit if no constraint covered the request.
     """
     for position, demand in enumerate(task.unit.demands):
         before = task.unit.demands[:position]
@@ -132,7 +132,7 @@ def _conflicts(task: AllocationTask) -> Iterator[tuple[ResourceClaim, str]]:
                 if not _preceding_requests_fit(task, before, demand, detail):
                     continue
                 if not broken and not _constraints_prevent(
-                    task, before, _demand_up_to(demand, detail, request), covering
+                    task, before, _demand_up_to(demand, detail, request), request
                 ):
                     continue
                 ask = request.spec.ask
@@ -160,11 +160,15 @@ def _preceding_requests_fit(task: AllocationTask, before: Sequence[Demand], dema
 
 
 def _constraints_prevent(
-    task: AllocationTask, before: Sequence[Demand], start: Demand, relations: Sequence[Constraint]
+    task: AllocationTask, before: Sequence[Demand], up_to_request: Demand, request: Request
 ) -> bool:
-    """Whether requests would fit without these relations, and do not with them."""
-    free = replace(start, relations=tuple(r for r in start.relations if r not in relations))
-    return not _fits(task, (*before, start)) and _fits(task, (*before, free))
+    """Whether requests would fit if no constraint covered this one, and do not with them.
+
+    The other requests stay under their constraints: these decide which devices are left for this one.
+    """
+    relations = tuple(replace(r, labels=r.labels - {request.label}) for r in up_to_request.relations)
+    free = replace(up_to_request, relations=tuple(r for r in relations if r.labels))
+    return not _fits(task, (*before, up_to_request)) and _fits(task, (*before, free))
 
 
 def _demand_up_to(demand: Demand, detail: int, request: Request) -> Demand:

@@ -142,8 +142,12 @@ def overuse_problems(overuses: Iterable[Overuse[D]], kind: str, device: Callable
 
 
 def overuse_of_allocations(snapshot: Snapshot, holdings: Iterable[Allocation]) -> list[Overuse[int]]:
-    """The same of holdings; devices are their numbers. What a claim only may hold is no alarm."""
+    """The same of holdings; devices are their numbers. What a claim only may hold is no alarm.
+
+    Devices are named in the order of the claims that hold them, not in that of the documents.
+    """
     devices, pools = snapshot.devices, snapshot.pools
+    ordered = sorted(holdings, key=lambda holding: holding.claim)
 
     def draws(index: int) -> Iterator[tuple[tuple[int, str], int]]:
         return (((devices[index].pool, name), blocks) for name, blocks in devices[index].draws)
@@ -153,7 +157,7 @@ def overuse_of_allocations(snapshot: Snapshot, holdings: Iterable[Allocation]) -
         return None if resource is None else resource.blocks
 
     return find_overuse(
-        (DeviceHold(holding.claim, i.device, i.sums) for holding in holdings for i in holding.items if i.is_certain),
+        (DeviceHold(one.claim, i.device, i.sums) for one in ordered for i in one.items if i.is_certain),
         lambda index: {name: resource.nano for name, resource in devices[index].resources.items()},
         draws,
         total,

@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from devalloc.scaling.desired import DeniedDownscale, RequestedUpscale, desired_resources
-from devalloc.scaling.goals import compute_goal
+from devalloc.scaling.goals import DeniedDownscale, RequestedUpscale, compute_goal, desired_resources
 from devalloc.scaling.resources import ResourceFlags
 from devalloc.scaling.versions import ProtocolEra
 from tests.support.tables.table_form import CaseVerdict, Failure, TableForm, differences, each, has_cases, verdict

@@ -17,10 +17,13 @@ from devalloc.scaling.permits.ledger import (
     MachineAccount,
     MachineKey,
     NodeLedger,
+    all_to_migrate,
     assume_unrecorded,
+    is_under_pressure,
     make_ledger,
+    next_to_migrate,
+    should_migrate,
 )
-from devalloc.scaling.permits.pressure import all_to_migrate, is_under_pressure, next_to_migrate, should_migrate
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra
 from tests.support.node_scoring import Curve, score

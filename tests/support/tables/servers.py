@@ -9,9 +9,9 @@ from fractions import Fraction
 from typing import Any
 
 from devalloc.controller.permits.settings import Settings
+from devalloc.scaling.health import DecisionRevisions
 from devalloc.scaling.peer_json import bytes_from_json, cpu_from_json
 from devalloc.scaling.resources import Resources
-from devalloc.scaling.revisions import DecisionRevisions
 from devalloc.scaling.versions import ProtocolEra
 from tests.support.node_scoring import Curve, spread
 from tests.support.tables.table_form import CaseVerdict, Failure, TableForm, section, unjudged, verdict

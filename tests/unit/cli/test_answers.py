@@ -10,7 +10,6 @@ import pytest
 from devalloc.version import VERSION
 from devalloc_solver import solve_manifests
 from tests.support.cli_shell import Shell, claim, device_class, pool, text
-from tests.support.repository import REPO
 
 FLEET = (pool(), device_class())
 
@@ -108,17 +107,6 @@ def test_explain_of_a_claim_that_is_not_there_says_where_it_is(devalloc: Shell) 
 
     assert output.code == 1
     assert "there is one in namespace team-a (-n)" in output.err
-
-
-def test_every_reason_has_advice() -> None:
-    from devalloc.cli.render.explanation import ADVICE
-    from devalloc.controller.reconcile.vm_scheduling.messages import NO_ROOM, TOO_SMALL
-    from devalloc.controller.reconcile.write_backoff import REFUSED
-    from devalloc_solver import Reason
-    from devalloc_solver.pipeline.admission import ADMIN_ACCESS_DENIED, QUOTA_EXCEEDED
-
-    of_namespaces = {ADMIN_ACCESS_DENIED, QUOTA_EXCEEDED}
-    assert ADVICE.keys() == {reason.value for reason in Reason} | {NO_ROOM, TOO_SMALL, REFUSED} | of_namespaces
 
 
 def test_validate_shows_errors_of_fields_and_of_expressions(devalloc: Shell) -> None:
@@ -276,16 +264,6 @@ def test_capacity_wants_one_claim(devalloc: Shell) -> None:
     assert several.code == 2
     assert "there are a, b" in several.err
     assert devalloc("capacity", "c", "-f", "-", stdin=text(*FLEET, claim("a"))).code == 1
-
-
-def test_the_page_of_reasons_lists_every_code_with_its_advice() -> None:
-    from devalloc.cli.render.explanation import ADVICE
-
-    page, _, _ = (REPO / "docs" / "reasons.md").read_text().partition("On a claim that *is* allocated")
-    rows = [line.split(" | ") for line in page.splitlines()]
-    listed = {row[0].strip("| `"): row[-1].removesuffix(" |") for row in rows if len(row) == 4 and "`" in row[0]}
-
-    assert listed == ADVICE
 
 
 def test_explain_ends_as_solve_does_where_a_manifest_is_wrong(devalloc: Shell) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from devalloc.cli.command import BadInput
 from devalloc.cli.main import ADVICE, VERB_SYNONYMS, VERBS
+from devalloc.cli.options.common import parse_selector
 from devalloc.cli.render import jsonpath, output
-from devalloc.cli.selector import parse_selector
 from devalloc.store.sqlite import SQLiteStore
 from devalloc.version import VERSION
 from tests.support.cli_shell import Shell, claim, device_class, pool, text

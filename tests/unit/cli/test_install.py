@@ -73,8 +73,7 @@ APPS = "/apis/apps/v1/namespaces/devalloc-system"
 def kube(monkeypatch: pytest.MonkeyPatch) -> FakeKube:
     """An API server that the command talks to."""
     kube = FakeKube()
-    for module in ("install", "uninstall"):
-        monkeypatch.setattr(f"devalloc.cli.verbs.{module}.connect_as_admin", lambda path: FakeClient(kube))
+    monkeypatch.setattr("devalloc.cli.verbs.install.connect_as_admin", lambda path: FakeClient(kube))
     for name, label in (("node-a", None), ("node-b", "pools")):
         labels = {"devalloc.io/publish": label} if label else {}
         kube.create("/api/v1/nodes", {"kind": "Node", "metadata": {"name": name, "labels": labels}})

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from devalloc.cli import cluster_access
+from devalloc.cli import target
 from devalloc.controller.standalone import Standalone
 from devalloc.store.kubernetes.resources import CORE_KINDS, OWN_KINDS
 from devalloc.store.sqlite import SQLiteStore
@@ -94,7 +94,7 @@ class TestOnACluster:
         waiting = claim("waiting", namespace="default")
         for obj in (pool(), device_class(), node("node-a", spec={"unschedulable": True}), waiting):
             kube.create(paths[obj["kind"]].within(obj["metadata"].get("namespace")), obj)
-        monkeypatch.setattr(cluster_access, "connect_cluster", lambda kubeconfig: FakeClient(kube))
+        monkeypatch.setattr(target, "connect_cluster", lambda kubeconfig: FakeClient(kube))
         (tmp_path / "kubeconfig").touch()
         monkeypatch.setenv("DEVALLOC_KUBECONFIG", str(tmp_path / "kubeconfig"))
         return kube

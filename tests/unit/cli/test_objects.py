@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from devalloc.store.paths import hold_store
 from devalloc.store.sqlite import SQLiteStore
-from devalloc.store.store_lock import hold_store
 from devalloc_node.journal import open_journal
 from tests.support.cli_shell import Shell, claim, device_class, pool, text
 

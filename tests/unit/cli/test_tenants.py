@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from devalloc.api.kinds import KINDS
-from devalloc.cli import cluster_access
+from devalloc.cli import target
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store.kubernetes import ApiError, KubernetesStore
 from tests.support import fast_yaml
@@ -81,7 +81,7 @@ def team(devalloc: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Te
     def connect(path: Path | None) -> FakeClient:
         return FakeClient(kube) if team.is_admin else Tenant(kube, "team-a")
 
-    monkeypatch.setattr(cluster_access, "connect_cluster", connect)
+    monkeypatch.setattr(target, "connect_cluster", connect)
     context = {"name": "c", "context": {"cluster": "c", "user": "u", "namespace": "team-a"}}
     named = {
         "clusters": [{"name": "c", "cluster": {"server": "https://nowhere"}}],

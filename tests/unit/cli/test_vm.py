@@ -17,12 +17,11 @@ from devalloc.cli import node_client
 from devalloc.cli.command import CommandFailed
 from devalloc.cli.machine_requests import machine_request
 from devalloc.cli.node_client import connect_plugin
-from devalloc.cli.process_usage import sample_process, usage_between
-from devalloc.cli.render.machines import format_size, parse_bounds, parse_bytes, parse_milli
-from devalloc.cli.verbs import vm_top
-from devalloc.scaling.health import GuestReport, StuckReason
-from devalloc.scaling.metrics import SystemMetrics
-from devalloc.scaling.report import ScalingReport
+from devalloc.cli.node_machines import sample_process, usage_between
+from devalloc.cli.render.host import format_size, parse_bounds, parse_bytes, parse_milli
+from devalloc.cli.verbs.vm import HEADERS
+from devalloc.scaling.health import ScalingReport, StuckReason
+from devalloc.scaling.metrics import GuestReport, SystemMetrics
 from devalloc.scaling.resources import Resources
 from devalloc_node.deadline import Deadline
 from devalloc_node.machine.records import UNKNOWN_AMOUNTS, MachineAmounts
@@ -366,8 +365,8 @@ class TestTop:
         machines["default/web"] = replace(machines["default/web"], pid=os.getpid())
         wide = ["vm", "top", "-o", "wide", "--interval", "10ms", "--socket", plugin.socket]
         header, row = devalloc(*wide).out.splitlines()
-        assert header.split() == [*vm_top.HEADERS, "DEVICES", "CLAIMS", "TAP", "PID"]
-        cells = dict(zip(vm_top.HEADERS, re.split(r" {2,}", row), strict=False))
+        assert header.split() == [*HEADERS, "DEVICES", "CLAIMS", "TAP", "PID"]
+        cells = dict(zip(HEADERS, re.split(r" {2,}", row), strict=False))
         assert (cells["NAME"], cells["PHASE"], cells["OBSERVED"]) == ("default/web", "Running", "2 1Gi")
         assert cells["CPU"].endswith("%")
         assert row.split()[-4:] == ["a/slot-0", "claim-uid-0", "tap7", str(os.getpid())]

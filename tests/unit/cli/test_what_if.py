@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from devalloc.cli import cluster_access
+from devalloc.cli import target
 from devalloc.store.kubernetes.resources import CORE_KINDS, OWN_KINDS
 from tests.support.cli_shell import Shell, claim, device_class, pool, text
 from tests.support.fake_kube import FakeClient, FakeKube
@@ -165,7 +165,7 @@ class TestOnACluster:
             resource = paths[obj["kind"]]
             namespace = obj["metadata"].get("namespace") if resource.namespaced else None
             kube.create(resource.within(namespace), obj)
-        monkeypatch.setattr(cluster_access, "connect_cluster", lambda kubeconfig: FakeClient(kube))
+        monkeypatch.setattr(target, "connect_cluster", lambda kubeconfig: FakeClient(kube))
         (tmp_path / "kubeconfig").touch()
         monkeypatch.setenv("DEVALLOC_KUBECONFIG", str(tmp_path / "kubeconfig"))
         return kube

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from devalloc.controller import host_inventory
-from devalloc.controller.publish_lock import PublishLock
+from devalloc.controller.pool_publisher import PublishLock
 from devalloc.inventory import watch
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fleet_manifests import gpu_pool

@@ -12,11 +12,12 @@ import pytest
 
 from devalloc.api.dedicated_pools import base_pool_name, dedicated_pool_name, is_dedicated
 from devalloc.api.meta import LEADER
+from devalloc.api.reasons import STILL_SEARCHING
 from devalloc.controller.metrics import ControllerMetrics
+from devalloc.controller.reconcile import warm_solver as resourceclaims_solver
 from devalloc.controller.reconcile.events import ObjectEvent
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.controller.reconcile.resource_claims import ResourceClaimAllocator
-from devalloc.controller.reconcile.resource_claims import warm_solver as resourceclaims_solver
 from devalloc.controller.reconcile.resource_claims.cluster_state import (
     RESOURCES,
     ClusterState,
@@ -24,14 +25,13 @@ from devalloc.controller.reconcile.resource_claims.cluster_state import (
     effective_slice,
 )
 from devalloc.controller.reconcile.resource_claims.pending import PendingGroup, pending_groups
-from devalloc.controller.reconcile.resource_claims.warm_solver import IncrementalResourceSolver
 from devalloc.controller.reconcile.searches import BackgroundSearches
+from devalloc.controller.reconcile.warm_solver import IncrementalResourceSolver
 from devalloc.store import Forbidden, Key
 from devalloc.store.kubernetes import ApiError, KubernetesStore
 from devalloc_solver.cel import budget
 from devalloc_solver.cel.budget import OUT_OF_TIME, TOO_EXPENSIVE_ONCE, Costs
 from devalloc_solver.dialects.resource_k8s import selectors
-from devalloc_solver.reasons import STILL_SEARCHING
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.waiting import until
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from devalloc.api.reasons import STILL_SEARCHING
 from devalloc.controller.reconcile import searches as searches_module
 from devalloc.controller.reconcile.searches import OTHER_NAMESPACES, BackgroundSearches, search_with_new_fleet
 from devalloc.controller.reconcile.warm_solver import IncrementalSolver
 from devalloc_solver.cel import budget
 from devalloc_solver.pipeline.decomposition import SubproblemSummary
-from devalloc_solver.reasons import STILL_SEARCHING
 from tests.support.manifests import claim, device, device_class, pool
 from tests.support.waiting import until
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from devalloc.install import kustomize
+from devalloc.install import manifests
 from devalloc.install import manifests as module
 from devalloc.install.manifests import PARTS, PUBLISH, InstallOptions, object_path, part_of, render_manifests
 from devalloc.version import VERSION
@@ -112,7 +112,7 @@ def test_the_tag_is_the_version_of_this_installation(monkeypatch: pytest.MonkeyP
 
 def test_the_images_of_the_files_are_of_this_version() -> None:
     """For those who apply the folder with kubectl."""
-    objects = kustomize.render_folder(ROOT / "deploy")
+    objects = manifests.render_folder(ROOT / "deploy")
     containers = [
         one["spec"]["template"]["spec"]["containers"][0] for one in objects if "template" in one.get("spec", {})
     ]
@@ -277,7 +277,7 @@ def test_the_wheel_holds_all_that_is_read(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_the_crds_are_all_of_crds() -> None:
-    (content,) = kustomize.load_documents(ROOT / "crds" / "Kustomization")
+    (content,) = manifests.load_documents(ROOT / "crds" / "Kustomization")
     assert content["resources"] == sorted(path.name for path in (ROOT / "crds").glob("*.yaml"))
 
 
@@ -296,7 +296,7 @@ def test_what_is_not_known_of_kustomize_is_an_error(text: str, what: str, tmp_pa
     (tmp_path / "a.yaml").write_text("kind: A\nmetadata: {name: a}\n")
     (tmp_path / "kustomization.yaml").write_text(f"resources: [a.yaml]\n{text}\n")
     with pytest.raises(ValueError, match=what):
-        kustomize.render_folder(tmp_path)
+        manifests.render_folder(tmp_path)
 
 
 # -- services of hosts -------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from devalloc.inventory.device_events import (
+from devalloc.inventory.watch import (
     DRAIN_LIMIT,
     MIN_LIFE_SECONDS,
     REOPEN_SECONDS,

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
 from devalloc.inventory import Discovery
-from devalloc.inventory.device_events import UdevMonitor, UdevSource
-from devalloc.inventory.watch import InventoryWatcher, WatchSettings, diff_pools
+from devalloc.inventory.watch import InventoryWatcher, UdevMonitor, UdevSource, WatchSettings, diff_pools
 
 SETTINGS = WatchSettings(quiet=0.2, longest_delay=2, min_interval=1, resync=60, retry=5)
 

@@ -9,9 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from devalloc.scaling.health import GuestReport
 from devalloc.scaling.messages.plugin import PodName
-from devalloc.scaling.metrics import MAX_TEXT, SystemMetrics
+from devalloc.scaling.metrics import MAX_TEXT, GuestReport, SystemMetrics
 from devalloc.scaling.resources import Resources
 from devalloc_node.agent.http_client import new_session
 from devalloc_node.agent.metrics_client import HttpMetrics

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from devalloc.scaling.report import ScalingReport
+from devalloc.scaling.health import ScalingReport
 from devalloc.scaling.state import ScalingRules
 from devalloc_node.agent import metrics as agent_metrics
 from devalloc_node.agent.agent import Agent, ScalingTarget

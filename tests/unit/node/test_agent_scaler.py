@@ -10,9 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from devalloc.scaling.health import GuestReport, StuckReason
-from devalloc.scaling.metrics import SystemMetrics
-from devalloc.scaling.report import ScalingReport
+from devalloc.scaling.health import ScalingReport, StuckReason
+from devalloc.scaling.metrics import GuestReport, SystemMetrics
 from devalloc.scaling.resources import ResourceFlags, Resources, ScalingBounds
 from devalloc.scaling.state import ScalingRules
 from devalloc_node.agent.agent import Agent, ScalingTarget

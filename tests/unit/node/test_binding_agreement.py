@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from devalloc.device_kinds import ALLOWABLE
 from devalloc.inventory.locate import DeviceGone, DeviceUnknown, locate
 from devalloc.inventory.sysfs import Tree
-from devalloc_node.binding.config import OFFERED_KINDS
 from devalloc_node.errors import NodeError
 from devalloc_node.model.names import is_label
 from tests.support import pci_cards
@@ -22,7 +22,7 @@ from tests.support.fake_host import FakeHost
 from tests.support.fake_tree import memory_folder
 from tests.support.pci_cards import Sriov
 
-EVERYTHING = {"allowed": OFFERED_KINDS, "erase_policy": True}
+EVERYTHING = {"allowed": frozenset(ALLOWABLE), "erase_policy": True}
 
 
 @pytest.fixture

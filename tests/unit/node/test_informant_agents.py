@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from devalloc.scaling.messages import informant as wire
-from devalloc.scaling.messages.request_error import RequestError
+from devalloc.scaling.peer_json import RequestError
 from devalloc.scaling.resources import ResourceFlags, Resources
 from devalloc.scaling.versions import INFORMANT_VERSIONS, InformantVersion, VersionRange
 from devalloc_node.guest.informant import MOST_AGENTS, AgentCall, AgentRegistry

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from devalloc.api.machine_bounds import MEMORY_BLOCK
 from devalloc.scaling.config import ANNOTATION
-from devalloc.scaling.health import GuestReport, StuckReason
-from devalloc.scaling.report import ScalingReport
+from devalloc.scaling.health import ScalingReport, StuckReason
+from devalloc.scaling.metrics import GuestReport
 from devalloc.scaling.resources import Resources, ScalingBounds
 from devalloc.scaling.versions import ProtocolEra
 from devalloc.store.sqlite import SQLiteStore

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from devalloc.scaling.health import GuestReport
+from devalloc.scaling.metrics import GuestReport
 
 MIB, GIB = 2**20, 2**30
 

@@ -9,8 +9,7 @@ import pytest
 
 from devalloc.scaling.messages import informant as wire
 from devalloc.scaling.messages.monitor import DownscaleResult
-from devalloc.scaling.messages.request_error import RequestError
-from devalloc.scaling.peer_json import Unreadable
+from devalloc.scaling.peer_json import RequestError, Unreadable
 from devalloc.scaling.resources import ResourceFlags, Resources
 from devalloc.scaling.versions import INFORMANT_VERSIONS, InformantVersion, VersionRange
 

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devalloc.scaling.health import CPUS, GuestReport
 from devalloc.scaling.metrics import (
+    CPUS,
     MAX_CPUS,
     MAX_TEXT,
     MAX_WINDOWS,
+    GuestReport,
     LfcMetrics,
     MetricsError,
     SystemMetrics,

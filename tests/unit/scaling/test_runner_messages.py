@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from devalloc.scaling.messages import runner
-from devalloc.scaling.messages.request_error import RequestError
-from devalloc.scaling.peer_json import Unreadable
+from devalloc.scaling.peer_json import RequestError, Unreadable
 
 
 def test_cpu_time_is_an_amount_of_cpu() -> None:

@@ -7,9 +7,13 @@ from copy import deepcopy
 from functools import cache
 from random import Random
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from devalloc_solver.check import resource_k8s
+from devalloc_solver.check.resource_k8s import cel_results, plain_answers
+from devalloc_solver.check.resource_k8s.pools import NodeDevice
 from devalloc_solver.check.resource_k8s.prior_allocations import PriorUsage
 from tests.support.dra_differential import ours, violations
 from tests.support.dra_instances import Instance, instance
@@ -262,6 +266,21 @@ def test_a_share_of_which_nobody_can_tell_how_much_it_takes_holds_all_of_the_dev
     assert (held.whole, held.shared) == (({}, {device: 1}) if is_share else ({device: 1}, {}))
 
 
+def test_what_selectors_said_is_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = {"MAX_EXPRESSIONS": 3, "MAX_VERDICTS": 4, "MAX_DEVICES": 5}
+    for name, number in most.items():
+        monkeypatch.setattr(cel_results, name, number)
+    results = cel_results.SelectorResults(frozenset())
+    devices = [NodeDevice("d.io", "p", {"name": f"g{n}", "attributes": {"n": {"int": n}}}, {}, False) for n in range(8)]
+    for number in range(24):
+        for position, device in enumerate(devices):
+            expression = f"device.attributes['d.io'].n == {number % 8}"
+            assert results.matches(expression, device) is (number % 8 == position)
+    assert len(results._programs) <= 3
+    assert len(results._evaluated) <= 4
+    assert len(results._of_devices) <= 5
+
+
 def test_answers_of_the_solver_pass() -> None:
     assert len(_answered()) > 70
     for given, results in _answered():
@@ -277,3 +296,53 @@ def test_a_spoiled_answer_is_noticed(name: str) -> None:
             spoiled += 1
             assert violations(other, changed), (number, given, changed)
     assert spoiled >= 3
+
+
+@pytest.mark.parametrize("name", [None, *sorted(MUTATIONS)])
+def test_the_quick_check_says_yes_only_where_the_rules_find_nothing_wrong(
+    name: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge, quick = plain_answers.PlainAnswers.is_right, []
+    monkeypatch.setattr(
+        plain_answers.PlainAnswers,
+        "is_right",
+        lambda *given: bool(quick.append(judge(*given))),  # says no, and notes
+    )
+    for number, (given, results) in enumerate(_answered()):
+        other, changed = deepcopy(given), deepcopy(results)
+        if name is not None:
+            MUTATIONS[name](other, changed, Random(number))
+        quick.clear()
+        wrong = violations(other, changed)
+        assert not (any(quick) and wrong), (number, wrong)
+
+
+def test_the_quick_check_knows_whole_devices_by_count_class_and_match(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource_k8s, "read_claim", Mock(side_effect=AssertionError("the rules were asked")))
+    entry = {"request": "r", "driver": "d.io", "pool": "p"}
+    draws = [{"counterSet": "c", "counters": {"units": {"value": "1"}}}]
+    devices = [{"name": f"g{n}", "attributes": {"numa": {"int": n // 2}}, "consumesCounters": draws} for n in range(3)]
+    pool = {"name": "p", "generation": 1, "resourceSliceCount": 2}
+    place = {"driver": "d.io", "nodeName": "n1", "pool": pool}
+    counters = [{"name": "c", "counters": {"units": {"value": "2"}}}]
+    slices = [{"spec": {**place, "devices": devices}}, {"spec": {**place, "sharedCounters": counters}}]
+    exactly = {"deviceClassName": "gpu", "allocationMode": "ExactCount", "count": 2}
+    spec = {"requests": [{"name": "r", "exactly": exactly}], "constraints": [{"matchAttribute": "d.io/numa"}]}
+    selector = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}
+    gpu = {"metadata": {"name": "gpu"}, "spec": {"selectors": [{"cel": {"expression": "device.driver == 'd.io'"}}]}}
+
+    def check(*names: str, used: str | None = None) -> list[str]:
+        given = [{**entry, "device": name} for name in names]
+        result = {"devices": {"results": given}, "nodeSelector": {"nodeSelectorTerms": [selector]}}
+        claim = {"metadata": {"name": "x"}, "spec": {"devices": spec}}
+        allocated = {"devices": [{"driver": "d.io", "pool": "p", "device": used}]} if used else None
+        return resource_k8s.check_results(
+            [result], "n1", [claim], [gpu], slices, allocated=allocated, features={"DRAPartitionableDevices"}
+        )
+
+    assert check("g0", "g1") == []
+    for names, used in ((("g1", "g2"), None), (("g0",), None), (("g0", "g0"), None), (("g0", "g1"), "g1")):
+        with pytest.raises(AssertionError, match="the rules were asked"):
+            check(*names, used=used)
+    with pytest.raises(AssertionError, match="the rules were asked"):
+        check("g0", "g1", used="g2")  # which leaves one unit of two

@@ -17,11 +17,10 @@ from typing import Any
 
 import pytest
 
-from devalloc.store import Expired, Invalid, StoreError, StoreLocked, Unavailable, Unusable, migrations
+from devalloc.store import Expired, Invalid, StoreError, StoreLocked, Unavailable, Unusable, database
 from devalloc.store import sqlite as sqlite_store
-from devalloc.store.paths import default_path
+from devalloc.store.paths import default_path, hold_store
 from devalloc.store.sqlite import FileWatch, SQLiteStore, restore
-from devalloc.store.store_lock import hold_store
 from tests.support.minimal_manifests import claim
 from tests.support.waiting import until
 
@@ -110,7 +109,7 @@ class TestSchema:
     def test_a_newer_schema_is_refused_and_left_alone(self, store: SQLiteStore, path: Path) -> None:
         store.create(claim())
         store.close()
-        newer = len(migrations.STORE_STEPS) + 1
+        newer = len(database.STORE_STEPS) + 1
         with closing(sqlite3.connect(path)) as raw:
             raw.execute(f"PRAGMA user_version = {newer}")
         before = path.read_bytes()
@@ -124,8 +123,8 @@ class TestSchema:
         made = store.create(claim())
         store.close()
         more = (("CREATE TABLE t (x)", "INSERT INTO t VALUES (1)"), ("INSERT INTO t SELECT x + 1 FROM t",))
-        schema = replace(migrations.STORE_SCHEMA, steps=migrations.STORE_STEPS + more)
-        monkeypatch.setattr(migrations, "STORE_SCHEMA", schema)
+        schema = replace(database.STORE_SCHEMA, steps=database.STORE_STEPS + more)
+        monkeypatch.setattr(database, "STORE_SCHEMA", schema)
         for _ in range(2):
             with closing(SQLiteStore(path)) as again:
                 assert again.get("DeviceClaim", "default", "a") == made
@@ -137,9 +136,9 @@ class TestSchema:
         self, store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         store.close()
-        good = migrations.STORE_STEPS
+        good = database.STORE_STEPS
         broken = (("CREATE TABLE whole (x)",), ("CREATE TABLE half (x)", "CREATE TABLE half (x)"))
-        monkeypatch.setattr(migrations, "STORE_SCHEMA", replace(migrations.STORE_SCHEMA, steps=good + broken))
+        monkeypatch.setattr(database, "STORE_SCHEMA", replace(database.STORE_SCHEMA, steps=good + broken))
         with pytest.raises(StoreError):
             SQLiteStore(path)
         with closing(sqlite3.connect(path)) as raw:
@@ -185,11 +184,11 @@ class TestSchema:
                 cursor = super().execute(statement, *parameters)
                 if statement == "COMMIT":
                     with closing(sqlite3.connect(path, isolation_level=None)) as other:
-                        migrations.migrate(other, migrations.STORE_SCHEMA)
+                        database.migrate(other, database.STORE_SCHEMA)
                 return cursor
 
         with closing(sqlite3.connect(path, isolation_level=None, factory=Overtaken)) as connection:
-            migrations.migrate(connection, migrations.STORE_SCHEMA)
+            database.migrate(connection, database.STORE_SCHEMA)
         with closing(SQLiteStore(path)) as store:
             assert store.check() == []
 
@@ -585,7 +584,7 @@ class TestLease:
     def test_a_second_holder_is_told_who_holds_it(self, path: Path, store: SQLiteStore) -> None:
         script = """
 import sys, pathlib
-from devalloc.store.store_lock import hold_store
+from devalloc.store.paths import hold_store
 with hold_store(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

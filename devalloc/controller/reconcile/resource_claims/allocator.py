@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from devalloc.api.reasons import STILL_SEARCHING, Reason
 from devalloc.controller.leader.election import ClusterStore
 from devalloc.controller.leader.fencing import FencingInterrupted, fence_objects
 from devalloc.controller.reconcile.decision import WriteUnit
@@ -34,13 +35,12 @@ from devalloc.controller.reconcile.resource_claims.pending import (
     is_for_devalloc,
     key_of,
 )
-from devalloc.controller.reconcile.resource_claims.warm_solver import IncrementalResourceSolver
 from devalloc.controller.reconcile.searches import BackgroundSearches, search_with_new_fleet
 from devalloc.controller.reconcile.snapshot import Snapshot, SnapshotReader
-from devalloc.controller.reconcile.write_backoff import REFUSED, WriteBackoff
+from devalloc.controller.reconcile.warm_solver import IncrementalResourceSolver
+from devalloc.controller.reconcile.write_backoff import WriteBackoff
 from devalloc.store import Change, Fence
 from devalloc.store import Key as ObjectKey
-from devalloc_solver.reasons import STILL_SEARCHING
 
 Object = dict[str, Any]
 
@@ -50,8 +50,6 @@ AVOID_SECONDS = 60.0
 """How long a claim is not given devices of a node from which kube-scheduler sent it back."""
 ALLOCATED = "Allocated"
 """Reason of the Event of a claim that was given devices."""
-SENT_BACK, UNSUITABLE = "SentBack", "NoSuitableNode"
-"""Reasons of Events of claims that wait."""
 _COPIED_KINDS = frozenset({KIND, "DeviceClass"})
 """Kinds whose change may let the API server accept what it refused."""
 
@@ -210,7 +208,7 @@ class ResourceClaimAllocator:
                 if given and notes.users & {pod["metadata"]["uid"] for pod in want.pods}:
                     notes.avoided[given] = now + AVOID_SECONDS
                     note = f"pod {_names(want)} found no place on node {given}, which is left out for a while"
-                    happened.append(object_event(claims[key], WARNING, SENT_BACK, "Allocate", note))
+                    happened.append(object_event(claims[key], WARNING, Reason.SENT_BACK.value, "Allocate", note))
         self._record(happened)
 
     # -- writing -------------------------------------------------------------------------------------------------------
@@ -245,7 +243,7 @@ class ResourceClaimAllocator:
                     self._of(written[key]).given = ""
                 happened += self._refused(each.want, claims, each.reason, each.message)
             if why := next((rejected[key] for key in keys if key in rejected), None):
-                happened += self._refused(each.want, claims, REFUSED, why)
+                happened += self._refused(each.want, claims, Reason.REFUSED.value, why)
         self._record(happened)
         return granted
 
@@ -292,10 +290,10 @@ def _decide(
         return _Decision(want)
     refusals = [answers[key] for key in want.claims if key in answers and not answers[key]["allocated"]]
     # Most members of a group only report that another member cannot be satisfied.
-    refused = min(refusals, key=lambda each: each["reason"] == "GroupUnsatisfiable", default=None)
+    refused = min(refusals, key=lambda each: each["reason"] == Reason.GROUP_UNSATISFIABLE, default=None)
     if request.misfit is None and refused is None:
         return _Decision(want, tuple(_grant(want, claims[key], answers[key], key) for key in want.claims))
-    reason = UNSUITABLE if refused is None else str(refused["reason"])
+    reason = Reason.NO_SUITABLE_NODE.value if refused is None else str(refused["reason"])
     message = request.misfit or str(refused and refused["message"])
     if request.expression:
         message = message.replace(request.expression, "<a node that suits the pod>")

@@ -22,8 +22,8 @@ from devalloc.controller.reconcile.resource_claims.pending import (
     pending_document,
     pending_groups,
 )
-from devalloc.controller.reconcile.resource_claims.warm_solver import ObjectName
 from devalloc.controller.reconcile.snapshot import Memo
+from devalloc.controller.reconcile.warm_solver import ObjectName
 from devalloc.store.kubernetes.resources import ApiResource
 from devalloc_solver.dialects.resource_k8s.fields import FieldError, Fields
 from devalloc_solver.dialects.resource_k8s.node_selectors import read_selector, selects

@@ -8,13 +8,13 @@ from typing import Any
 
 from devalloc.api.cordon import is_node, pool_node
 from devalloc.api.machine_reservation import FITS
+from devalloc.api.reasons import STILL_SEARCHING, is_transient_reason
 from devalloc.controller.reconcile.claims import ClaimKey
-from devalloc.controller.reconcile.decision import TRANSIENT_REASONS, WriteUnit
+from devalloc.controller.reconcile.decision import WriteUnit
 from devalloc.controller.reconcile.vm_scheduling import machines
 from devalloc.controller.reconcile.vm_scheduling.messages import MachineMessages
 from devalloc.controller.reconcile.vm_scheduling.solver_input import SchedulingInput
 from devalloc.store import Change, Key, Object
-from devalloc_solver.reasons import STILL_SEARCHING
 
 PLACED = "Placed"
 """Condition of a machine: whether a node was chosen that keeps for it what it needs. Where it is False, why."""
@@ -168,7 +168,7 @@ def condition_units(
     return (
         []
         if status == before
-        else [WriteUnit((_status_change(machine, status),), granted=False, passing=reason in TRANSIENT_REASONS)]
+        else [WriteUnit((_status_change(machine, status),), granted=False, transient=is_transient_reason(reason))]
     )
 
 

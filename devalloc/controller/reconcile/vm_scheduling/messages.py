@@ -13,14 +13,19 @@ from devalloc.api import host_pool_names, meta
 from devalloc.api.decode import decode
 from devalloc.api.machine_reservation import missing_amounts, parse_nano, required_amounts
 from devalloc.api.quantity import Format, Quantity
+from devalloc.api.reasons import Reason
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.controller.reconcile.claims import ClaimKey, allocation_entries, annotation_of, claim_key
 from devalloc.controller.reconcile.vm_scheduling import machines
 from devalloc.controller.reconcile.vm_scheduling.solver_input import SchedulingInput
 
-NO_ROOM, TOO_SMALL = "NoRoom", "NodesTooSmall"
-_CODES = {"DevicesInUse": NO_ROOM, "InsufficientCapacity": TOO_SMALL, "NotEnoughDevices": TOO_SMALL}
-_REPLACED_REASONS = {*_CODES, "LostToHigherPriority", "LostToCompetition", "NodeUnavailable"}
+_CODES = {
+    Reason.DEVICES_IN_USE: Reason.NO_ROOM,
+    Reason.INSUFFICIENT_CAPACITY: Reason.NODES_TOO_SMALL,
+    Reason.NOT_ENOUGH_DEVICES: Reason.NODES_TOO_SMALL,
+}
+"""What the solver's reasons mean for a machine."""
+_REPLACED_REASONS = {*_CODES, Reason.LOST_TO_HIGHER_PRIORITY, Reason.LOST_TO_COMPETITION, Reason.NODE_UNAVAILABLE}
 """Reasons that are about what there is of devices, and not about what was asked for."""
 _RESOURCE_NAMES = {
     host_pool_names.CPU: ("CPU", "", Format.DECIMAL_SI),
@@ -50,7 +55,7 @@ class MachineMessages:
     def why(self, key: machines.MachineKey, answer: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
         """Code, sentence and what else there is to tell. ``answer``: what the solver says of the claim that stands for
         the machine."""
-        code = _CODES.get(answer["reason"], answer["reason"])
+        code = str(_CODES.get(answer["reason"], answer["reason"]))
         short = self._short(key, code) if answer["reason"] in _REPLACED_REASONS else None
         details = {name: value for name, value in answer.items() if name in ("warnings", "funnel", "blockers")}
         if short is None:
@@ -59,7 +64,7 @@ class MachineMessages:
         blockers = [self._blocker(blocker) for blocker in answer.get("blockers", ())]
         if "blockers" in details:
             details["blockers"] = blockers
-        text = f"{'no node is large enough' if code == TOO_SMALL else 'there is no room for it'}: {short}"
+        text = f"{'no node is large enough' if code == Reason.NODES_TOO_SMALL else 'there is no room for it'}: {short}"
         freeing = [f"{one['kind']} {one['namespace']}/{one['name']}" for one in blockers if one["kind"] in _HOLDERS]
         own = f"machine {'/'.join(key)}"  # what is kept for it already is no help
         if freeing and len(freeing) == len(blockers) and own not in freeing:
@@ -136,8 +141,10 @@ def _shortage(rooms: Mapping[str, NodeRoom], wanted: Mapping[str, Quantity], cod
         short = []
         for resource, amount in wanted.items():
             total, free = room.get(resource, (0, 0))
-            if (total if code == TOO_SMALL else free) < amount.nano:
-                short.append(_text(resource, total, None if code == TOO_SMALL else free, amount.nano, is_whole))
+            if (total if code == Reason.NODES_TOO_SMALL else free) < amount.nano:
+                short.append(
+                    _text(resource, total, None if code == Reason.NODES_TOO_SMALL else free, amount.nano, is_whole)
+                )
         if not short:
             return None
         lines.append(f"node {node}: {' and '.join(short)}")

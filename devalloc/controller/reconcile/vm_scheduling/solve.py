@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 from devalloc.api.machine_reservation import reserved_entries
+from devalloc.api.reasons import Reason
 from devalloc.controller.reconcile.vm_scheduling import machines
 from devalloc.controller.reconcile.vm_scheduling.messages import MachineMessages, with_machine_names
 from devalloc.controller.reconcile.vm_scheduling.resize import MachineGrowth
@@ -14,7 +15,6 @@ from devalloc.controller.reconcile.vm_scheduling.solver_input import SchedulingI
 from devalloc.store import Object
 from devalloc_solver.deadline import end_time, seconds_left
 from devalloc_solver.pipeline import admission
-from devalloc_solver.reasons import Reason
 
 SolverAnswer = dict[str, Any]
 

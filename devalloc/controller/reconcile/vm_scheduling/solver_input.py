@@ -26,11 +26,11 @@ from devalloc.controller.reconcile.claims import (
     claim_key,
     device_claims_in,
     group_of,
+    is_deleting,
 )
 from devalloc.controller.reconcile.snapshot import Memo
 from devalloc.controller.reconcile.vm_scheduling import machines, resize
-from devalloc.controller.reconcile.vm_scheduling.machine_state import machine_states
-from devalloc.controller.reconcile.vm_scheduling.machines import MachineKey
+from devalloc.controller.reconcile.vm_scheduling.machines import MachineKey, machine_states
 from devalloc.store import Object
 
 _FUNCTION_EXPRESSION = "device.function == '{}'"
@@ -274,7 +274,7 @@ class _InputBuilder:
             or key in self.standing.freed
         ):
             return
-        if machines.is_deleting(doc) or machines.has_ended(machine) or machine.spec.node_name not in (None, node):
+        if is_deleting(doc) or machines.has_ended(machine) or machine.spec.node_name not in (None, node):
             return
         if short := missing_amounts(machine.spec, entries):
             details = _machine_details(short)

@@ -17,8 +17,7 @@ from uuid import uuid4
 
 from devalloc.scaling.messages import informant as wire
 from devalloc.scaling.messages.monitor import DownscaleResult
-from devalloc.scaling.messages.request_error import RequestError
-from devalloc.scaling.peer_json import Unreadable
+from devalloc.scaling.peer_json import RequestError, Unreadable
 from devalloc.scaling.rate import SlidingWindowCount
 from devalloc.scaling.resources import ResourceFlags, Resources
 from devalloc.scaling.versions import INFORMANT_VERSIONS, InformantVersion, VersionRange

@@ -10,7 +10,7 @@ from enum import Enum
 from uuid import UUID
 
 from devalloc.scaling.messages import informant as wire
-from devalloc.scaling.messages.request_error import RequestError
+from devalloc.scaling.peer_json import RequestError
 from devalloc.scaling.versions import InformantVersion
 
 

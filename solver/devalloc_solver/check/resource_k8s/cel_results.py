@@ -15,21 +15,36 @@ if TYPE_CHECKING:
     from devalloc_solver.cel.kubernetes import CelDevice, DeviceField, Program, Value
 
 
+MAX_EXPRESSIONS = 10_000
+"""Expressions remembered; when there are more, all are forgotten."""
+MAX_VERDICTS = 20_000
+"""Contents of devices of which it is remembered what an expression says; when there are more, all are forgotten."""
+MAX_DEVICES = 200_000
+"""Devices likewise, each with one expression."""
+
+
 class SelectorResults:
-    """Whether expressions hold; a device on which one fails, or that cannot be read, does not match."""
+    """Whether expressions hold; a device on which one fails, or that cannot be read, does not match.
+
+    It may live as long as its owner likes: what it remembers depends on nothing but its key, and is bounded.
+    """
 
     def __init__(self, features: Container[str]) -> None:
         self._features = features
         self._programs: dict[str, Program | None] = {}
         self._evaluated: dict[tuple[str, Hashable], bool] = {}
+        self._of_devices: dict[tuple[NodeDevice, str], bool] = {}
         self.ends: float | None = None
         """monotonic time after which nothing is evaluated any more: OutOfTime then"""
 
     def matches(self, expression: str, device: NodeDevice) -> bool:
         """Whether the expression is true of the device."""
-        verdict = device.verdicts.get(expression)
+        verdict = self._of_devices.get((device, expression))
         if verdict is None:
-            verdict = device.verdicts[expression] = self._matches(expression, device)
+            verdict = self._matches(expression, device)
+            if len(self._of_devices) >= MAX_DEVICES:
+                self._of_devices.clear()
+            self._of_devices[device, expression] = verdict
         return verdict
 
     def _matches(self, expression: str, device: NodeDevice) -> bool:
@@ -38,9 +53,13 @@ class SelectorResults:
         if program is None:
             return False
         key = (expression, _content(program, device))
-        if key not in self._evaluated:
-            self._evaluated[key] = self._evaluate(program, device)
-        return self._evaluated[key]
+        verdict = self._evaluated.get(key)
+        if verdict is None:
+            verdict = self._evaluate(program, device)
+            if len(self._evaluated) >= MAX_VERDICTS:
+                self._evaluated.clear()
+            self._evaluated[key] = verdict
+        return verdict
 
     def _program(self, expression: str) -> Program | None:
         """None for an expression that does not compile."""
@@ -48,6 +67,8 @@ class SelectorResults:
         from devalloc_solver.cel.kubernetes import CompileError, compile
 
         if expression not in self._programs:
+            if len(self._programs) >= MAX_EXPRESSIONS:
+                self._programs.clear()
             try:
                 self._programs[expression] = compile(expression, self._features)
             except CompileError:

@@ -115,6 +115,11 @@ def _match_entries(
     by_name: dict[str, list[AnsweredRequest]] = {}
     for request in requests:
         by_name.setdefault(request.name, []).append(request)
+    if len(by_name) == len(requests):
+        for entry in entries:
+            same = by_name.get(entry["request"])
+            yield entry, same[0] if same else None
+        return
     given: dict[str, int] = {}
     for entry in entries:
         name = entry["request"]
@@ -159,8 +164,9 @@ def _violations(own_devices: list[AllocatedResult], judge: _RequestJudge, offer:
     elif len(own_devices) != spec.get("count", 1):
         yield f"has {len(own_devices)} devices instead of {spec.get('count', 1)}"
     for one in own_devices:
-        for sentence in judge.violations(one):
-            yield f"{'/'.join(one.device.id)} {sentence}"
+        if not judge.is_plainly_right(one):
+            for sentence in judge.violations(one):
+                yield f"{'/'.join(one.device.id)} {sentence}"
 
 
 def duplicate_devices(given: Sequence[DeviceId]) -> list[tuple[DeviceId, int]]:
@@ -210,12 +216,19 @@ class _RequestJudge:
         except UncountableAmount:
             return True
 
+    def is_plainly_right(self, one: AllocatedResult) -> bool:
+        """Whether the entry says nothing but which device, which matches, and there is nothing else to say of it."""
+        return (
+            self.is_ordinary
+            and one.device.is_ordinary
+            and len(one.entry) == len(_NAMES)
+            and self._is_selected(one.device)
+        )
+
     def violations(self, one: AllocatedResult) -> Iterator[str]:
         device, manifest = one.device, one.device.manifest
         if not self._is_selected(device):
             yield "does not match the selectors, or its conditions are not supported"
-        if self.is_ordinary and device.is_ordinary and len(one.entry) == len(_NAMES):
-            return  # the entry says nothing but which device, and there is nothing else to say of it
         if self.taints:
             for taint in manifest.get("taints") or ():
                 if taint.get("effect") in ("NoSchedule", "NoExecute") and not self._tolerates(taint):
@@ -310,7 +323,11 @@ def node_selector_violations(answered: AnsweredClaim, offer: PublishedPools) -> 
     for one in answered.taken:
         place = one.device.place
         if place.get("nodeName") or one.device.manifest.get("bindsToNode"):
-            wanted = {("matchFields", "metadata.name", "In", (offer.node["metadata"]["name"],))}
+            name = offer.node["metadata"]["name"]
+            own = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [name]}]}
+            if answered.result.get("nodeSelector") == {"nodeSelectorTerms": [own]}:
+                return
+            wanted = {("matchFields", "metadata.name", "In", (name,))}
             break
         for term in (place.get("nodeSelector") or {}).get("nodeSelectorTerms") or ():
             wanted |= _requirements(term)

@@ -16,9 +16,7 @@ CounterId = tuple[str, str, str, str]
 """driver, pool, counter set, counter"""
 _TYPES = {"string": str, "int": int, "bool": bool}
 """of an attribute of one value"""
-_UNUSUAL = frozenset(
-    ("taints", "bindingConditions", "bindingFailureConditions", "allowMultipleAllocations", "consumesCounters")
-)
+_UNUSUAL = frozenset(("taints", "bindingConditions", "bindingFailureConditions", "allowMultipleAllocations"))
 """Fields of devices that few have."""
 
 
@@ -27,15 +25,14 @@ class NodeDevice:
 
     __slots__ = (
         "_draws",
-        "_is_ordinary",
         "_is_plain",
+        "_is_simple",
         "driver",
         "id",
         "manifest",
         "place",
         "pool",
         "skips_operations",
-        "verdicts",
     )
 
     def __init__(self, driver: str, pool: str, manifest: Manifest, place: Manifest, skips_operations: bool) -> None:
@@ -44,11 +41,9 @@ class NodeDevice:
         self.driver, self.pool, self.manifest, self.place = driver, pool, manifest, place
         self.skips_operations = skips_operations
         self.id: DeviceId = (driver, pool, manifest["name"])
-        self.verdicts: dict[str, bool] = {}
-        """what expressions said of it"""
         self._draws: tuple[tuple[CounterId, int], ...] | None = None
         self._is_plain: bool | None = None
-        self._is_ordinary: bool | None = None
+        self._is_simple: bool | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -60,12 +55,17 @@ class NodeDevice:
     @property
     def is_ordinary(self) -> bool:
         """Whether nothing but selectors can keep it from a request that takes it whole and asks for no amounts."""
-        if self._is_ordinary is None:
+        return self.is_simple and "consumesCounters" not in self.manifest
+
+    @property
+    def is_simple(self) -> bool:
+        """The same, but for what it draws on counters."""
+        if self._is_simple is None:
             policies = (one.get("requestPolicy") for one in (self.manifest.get("capacity") or {}).values())
-            self._is_ordinary = (
+            self._is_simple = (
                 self.is_plain and not self.skips_operations and _UNUSUAL.isdisjoint(self.manifest) and not any(policies)
             )
-        return self._is_ordinary
+        return self._is_simple
 
     @property
     def draws(self) -> tuple[tuple[CounterId, int], ...]:
@@ -121,6 +121,8 @@ class NodePool:
     devices: dict[str, NodeDevice] = field(default_factory=dict)
     """those that the node reaches, by name"""
     every: list[NodeDevice] = field(default_factory=list)
+    drawing: dict[str, dict[DeviceId, list[NodeDevice]]] = field(default_factory=dict)
+    """counter set -> what draws on it, reached or not; several of one name only where the pool is invalid"""
     counters: dict[CounterId, int] = field(default_factory=dict)
     """totals, in nano units"""
 
@@ -214,6 +216,8 @@ class PublishedPools:
             entries = device.manifest.get("consumesCounters")
             if not entries:
                 continue
+            for name_of_set in {entry["counterSet"] for entry in entries}:
+                pool.drawing.setdefault(name_of_set, {}).setdefault(device.id, []).append(device)
             lost = [entry["counterSet"] for entry in entries if entry["counterSet"] not in set_names]
             lost += [counter[3] for counter, _ in device.draws if counter not in pool.counters]
             if lost:

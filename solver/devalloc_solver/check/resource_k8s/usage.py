@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 from devalloc_solver.check.resource_k8s.claim import AllocatedResult, AnsweredClaim, duplicate_devices
 from devalloc_solver.check.resource_k8s.pools import CounterId, DeviceId, NodeDevice, PublishedPools
@@ -18,6 +18,33 @@ def use_violations(
     shareable = "DRAConsumableCapacity" in features
     ordinary = [one for answer in answered for one in answer.taken if not one.request.is_admin]
     devices: dict[DeviceId, NodeDevice] = {one.device.id: one.device for one in ordinary}
+    violations: list[str] = []
+    if not _are_free(answered, held):
+        violations = _owner_violations(answered, ordinary, devices, held, shareable)
+    if "DRAPartitionableDevices" in features:
+        violations += counter_violations(devices, offer, held)
+    return violations
+
+
+def _are_free(answered: Sequence[AnsweredClaim], held: PriorUsage) -> bool:
+    """Whether all devices are given whole and once, and none was in use: then no rule but that of counters matters."""
+    taken = [one for answer in answered for one in answer.taken]
+    ids = {one.device.id for one in taken}
+    return (
+        len(ids) == len(taken)
+        and held.whole.keys().isdisjoint(ids)
+        and held.shared.keys().isdisjoint(ids)
+        and not any("shareID" in one.entry or "consumedCapacity" in one.entry for one in taken)
+    )
+
+
+def _owner_violations(
+    answered: Sequence[AnsweredClaim],
+    ordinary: Sequence[AllocatedResult],
+    devices: Mapping[DeviceId, NodeDevice],
+    held: PriorUsage,
+    shareable: bool,
+) -> list[str]:
     violations = [*_claim_violations(answered, shareable), *_share_id_violations(answered, held)]
     times = dict(duplicate_devices([one.device.id for one in ordinary]))
     for key, device in devices.items():
@@ -29,10 +56,7 @@ def use_violations(
                 violations.append(f"{where} is not shareable, and shares of it are in use")
             if key in times:
                 violations.append(f"{where} is given {times[key]} times")
-    violations += _capacity_violations(ordinary, held)
-    if "DRAPartitionableDevices" in features:
-        violations += _counter_violations(devices, offer, held)
-    return violations
+    return [*violations, *_capacity_violations(ordinary, held)]
 
 
 def _claim_violations(answered: Sequence[AnsweredClaim], shareable: bool) -> Iterator[str]:
@@ -80,7 +104,7 @@ def _capacity_violations(ordinary: Sequence[AllocatedResult], held: PriorUsage) 
                 yield f"{'/'.join(key)}: {amounts[name]} of {total} {name} are consumed (nano units)"
 
 
-def _counter_violations(devices: dict[DeviceId, NodeDevice], offer: PublishedPools, held: PriorUsage) -> Iterator[str]:
+def counter_violations(devices: dict[DeviceId, NodeDevice], offer: PublishedPools, held: PriorUsage) -> Iterator[str]:
     """A device draws once, however many shares of it there are, and wherever it is reached from."""
     new = {key: device for key, device in devices.items() if key not in held and device.draws}
     for driver, name in sorted({key[:2] for key in new}):
@@ -88,17 +112,16 @@ def _counter_violations(devices: dict[DeviceId, NodeDevice], offer: PublishedPoo
         if pool is None:
             continue
         drawn: dict[CounterId, int] = defaultdict(int)
-        whole, shared = held.whole, held.shared
-        for device in pool.every:
-            if device.id in whole or device.id in shared:
-                for counter, amount in device.draws:
-                    drawn[counter] += amount
-        touched = set()
         for device in new.values():
             if device.id[:2] == (driver, name):
                 for counter, amount in device.draws:
                     drawn[counter] += amount
-                    touched.add(counter)
-        for counter in sorted(touched):
+        for counter_set in {counter[2] for counter in drawn}:
+            drawing = pool.drawing.get(counter_set, {})
+            for key in drawing.keys() & held.whole.keys() | drawing.keys() & held.shared.keys():
+                for counter, amount in (draw for device in drawing[key] for draw in device.draws):
+                    if counter[2] == counter_set and counter in drawn:
+                        drawn[counter] += amount
+        for counter in sorted(drawn):
             if drawn[counter] > pool.counters.get(counter, 0):
                 yield f"{'/'.join(counter)}: {drawn[counter]} of {pool.counters.get(counter, 0)} are drawn (nano units)"

@@ -32,7 +32,7 @@ class ClaimAnswer:
     one_of: tuple[int | None, ...] | None = None
     """chosen alternative per entry of spec.claims"""
     reason: str | None = None
-    """a code of ``devalloc_solver.reasons.Reason``"""
+    """a code of ``devalloc.api.reasons.Reason``"""
     message: str | None = None
     annotations: Mapping[str, str] = field(default_factory=dict)
     """to be written on the claim together with the allocation"""

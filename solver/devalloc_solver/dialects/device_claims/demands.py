@@ -10,6 +10,7 @@ from typing import Any
 
 from devalloc.api.claim import COUNT, DeviceClaim, DeviceClaimDetail
 from devalloc.api.meta import GROUP_MATCH, NODE
+from devalloc.api.reasons import Reason
 from devalloc.api.suggest import closest_match
 from devalloc_solver.cel.budget import (
     OUT_OF_TIME,
@@ -23,7 +24,6 @@ from devalloc_solver.problem.allocations import node_of
 from devalloc_solver.problem.demand import AllocationMode, Candidates, Demand, FunnelStep, PlacementUnit, Request
 from devalloc_solver.problem.ordering import claim_order
 from devalloc_solver.problem.snapshot import Device, Snapshot
-from devalloc_solver.reasons import VERDICTS, Reason
 
 
 def build_units(intake: ProblemInput, eligibility: CandidateFinder) -> tuple[list[PlacementUnit], list[RejectedClaim]]:
@@ -171,7 +171,7 @@ def _restricted_to(request: Request, name: str, fit: frozenset[int], snapshot: S
 
 def timeout_rejection(claim: DeviceClaim, why: OutOfTime) -> RejectedClaim:
     """The refusal of a claim for which the time of the call did not suffice."""
-    message = f"{VERDICTS[Reason.SEARCH_LIMIT]}: {why}"
+    message = f"{Reason.SEARCH_LIMIT.verdict}: {why}"
     return RejectedClaim(claim.key, Reason.SEARCH_LIMIT, message, group=claim.group, exceeded=why.bound)
 
 

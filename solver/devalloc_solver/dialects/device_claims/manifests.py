@@ -19,10 +19,10 @@ from devalloc.api.json_content import escape_invalid_unicode, is_valid_unicode
 from devalloc.api.pool import Attribute, Device, DevicePool
 from devalloc.api.problems import Problem
 from devalloc.api.raw_claims import claim_key_or_none
+from devalloc.api.reasons import Reason
 from devalloc.api.status_recovery import recover_status
 from devalloc_solver.cel.budget import Bound
 from devalloc_solver.problem.allocations import Key
-from devalloc_solver.reasons import Reason
 
 # Here rather than with the first object of each: every user of the solver needs them, and the first answer should take
 # no longer than the second.

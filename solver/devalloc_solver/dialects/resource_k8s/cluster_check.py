@@ -6,7 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from devalloc_solver.check.resource_k8s import PriorUsage, PublishedPools, SelectorResults, check_answers
+from devalloc_solver.check.resource_k8s import (
+    PlainAnswers,
+    PriorUsage,
+    PublishedPools,
+    SelectorResults,
+    check_answers,
+)
 from devalloc_solver.check.resource_k8s.prior_allocations import copy_allocation
 from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput, Key
 from devalloc_solver.dialects.resource_k8s.objects import ClusterNode
@@ -23,6 +29,7 @@ class ClusterChecker:
         """DeviceClasses by name"""
         self._gates = gates
         self._verdicts = SelectorResults(gates)
+        self._plain = PlainAnswers(self._verdicts, gates)
         self._labels: dict[str, Mapping[str, str]] = {}
         self._places: dict[PoolId, str | None] = {}
         """pool -> the one node of its slices; None when it spans nodes"""
@@ -75,6 +82,12 @@ class ClusterChecker:
         Raises OutOfTime where that is not known at the monotonic time ``ends``.
         """
         self._verdicts.ends = ends
+        if len(answers) == 1:
+            key, claim, result = answers[0]
+            if key not in self._allocations and self._plain.is_right(
+                claim, result, self._offer(node), self._held, self.classes
+            ):
+                return []
         own = [self._allocations[key] for key, _, _ in answers if key in self._allocations]
         for allocation in own:
             self._held.add(allocation, -1)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from devalloc.api.meta import ALLOCATED_NODE, GROUP, NODE
+from devalloc.api.reasons import Reason
 from devalloc.api.suggest import closest_match
 from devalloc_solver.cel.budget import OutOfTime, evaluate_in_turns
 from devalloc_solver.dialects.resource_k8s.candidates import RequestJudge
@@ -25,7 +26,6 @@ from devalloc_solver.dialects.resource_k8s.objects import ResourceClaim
 from devalloc_solver.dialects.resource_k8s.translate import MOST_DEVICES, ClaimMeta, PendingClaim, make_demand
 from devalloc_solver.problem.demand import Demand, PlacementUnit
 from devalloc_solver.problem.ordering import claim_order
-from devalloc_solver.reasons import VERDICTS, Reason
 
 
 def key_of(claim: ResourceClaim) -> Key:
@@ -70,7 +70,7 @@ def build_units(intake: ClusterInput, judge: RequestJudge) -> tuple[list[Placeme
 
 def timeout_rejection(one: PendingClaim, why: OutOfTime) -> RejectedResourceClaim:
     """The refusal of a claim for which the time of the call did not suffice."""
-    message = f"{VERDICTS[Reason.SEARCH_LIMIT]}: {why}"
+    message = f"{Reason.SEARCH_LIMIT.verdict}: {why}"
     group = one.claim.annotations.get(GROUP)
     return RejectedResourceClaim(one.key, Reason.SEARCH_LIMIT, message, group, exceeded=why.bound)
 

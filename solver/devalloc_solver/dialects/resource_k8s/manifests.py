@@ -16,6 +16,7 @@ from devalloc.api.fields import describe_value
 from devalloc.api.meta import GROUP, NODE, PRIORITY, parse_time
 from devalloc.api.problems import Problem
 from devalloc.api.quantity import type_name
+from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import Bound
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s.decode import (
@@ -35,7 +36,6 @@ from devalloc_solver.dialects.resource_k8s.objects import (
     ResourceDeviceClass,
     ResourceSlice,
 )
-from devalloc_solver.reasons import Reason
 
 MOST_REQUESTS = 32
 MOST_CONSTRAINTS = 32

@@ -10,9 +10,11 @@ from typing import Any
 from devalloc.api.claim import COUNT, DeviceClaimDetail
 from devalloc.api.meta import GROUP_MATCH
 from devalloc.api.quantity import NANO, Quantity
+from devalloc.api.reasons import Reason
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
 from devalloc_solver.dialects.device_claims.demands import make_request
 from devalloc_solver.explain import supply_relaxations
+from devalloc_solver.explain.explainer import RelaxationSet, RelaxationTier, unmatched_details
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
 from devalloc_solver.explain.relaxations import Relaxation
 from devalloc_solver.problem.allocations import Key
@@ -37,6 +39,55 @@ class DeviceClaimRelaxations:
     """members of the group that have their devices already, on the node that the others must go to"""
     pinned: Sequence[Key] = ()
     """members of the group that name its node"""
+
+    # -- the order -----------------------------------------------------------------------------------------------------
+
+    def in_order(
+        self, question: FeasibilityQuestion, finder: FeasibilityChecker, members: Sequence[Relaxation] = ()
+    ) -> RelaxationSet:
+        """All of them, for a unit that does not fit an empty fleet.
+
+        ``members`` of the unit's group may be left out, once no rule alone will do.
+        """
+        if unmatched := unmatched_details(question.unit):
+            return RelaxationSet(Reason.NO_MATCHING_DEVICES, self._without_match({str(number) for number in unmatched}))
+        others = self._rules_and_requests(question, finder, members)
+        return RelaxationSet(short_reason(question.unit), others, self.pins(), self.matches(), self.shared())
+
+    def _rules_and_requests(
+        self, question: FeasibilityQuestion, finder: FeasibilityChecker, members: Sequence[Relaxation]
+    ) -> Iterator[RelaxationTier]:
+        """One after the other: what to offer may take questions of its own, which are asked when it comes to them."""
+        short = short_reason(question.unit)
+        limits, withheld = self.limits(), self.withheld()
+        yield Reason.INSUFFICIENT_CAPACITY, limits
+        yield short, withheld
+        yield short, members
+        amounts, requests = self.amounts(), self.requests()
+        rules = [*self.pins(), *self.matches(), *self.shared(), *limits, *withheld, *amounts]
+        more = [*rules, *self.constraints(), *self.classes(), *members]
+        yield short, _too_much_alone(question, amounts, finder)
+        yield short, requests if len(requests) > 1 else []
+        yield short, rules
+        yield short, more
+        yield short, [*more, *requests]
+
+    def _without_match(self, unmatched: set[str]) -> Iterator[RelaxationTier]:
+        """Nothing matches: what is withheld, then the rules of the details that nothing matches, then all rules."""
+
+        def own(edits: list[Relaxation]) -> list[Relaxation]:
+            return [edit for edit in edits if _detail_of_relaxation(edit) in unmatched]
+
+        withheld, matches, constraints = self.withheld(), self.matches(), self.constraints()
+        classes, requests = self.classes(), self.requests()
+        requested = [*own(matches), *withheld, *own(constraints)]
+        rest = [*self.pins(), *self.shared(), *self.limits(), *self.amounts()]
+        rules = [*matches, *withheld, *constraints, *classes, *rest]
+        tiers = [withheld, own(matches), own(constraints), requested, own(classes), [*requested, *own(classes)]]
+        tiers += [own(requests) if len(requests) > 1 else [], rules, [*rules, *requests]]
+        return ((Reason.NO_MATCHING_DEVICES, edits) for edits in tiers)
+
+    # -- all of one sort -----------------------------------------------------------------------------------------------
 
     def matches(self) -> list[Relaxation]:
         """matchAttributes, of the spec and of each detail (S15)."""
@@ -319,3 +370,44 @@ def _of_claim(unit: PlacementUnit, demand: Demand) -> str:
 
 def _without_amount(amounts: dict[str, Quantity], name: str) -> dict[str, Quantity]:
     return {other: amount for other, amount in amounts.items() if other != name}
+
+
+def short_reason(unit: PlacementUnit) -> Reason:
+    """Too few devices, or too small ones?"""
+    details = [detail for demand in unit.demands for detail in demand.details]
+    amounts = any(request.requests for detail in details for request in detail)
+    counted = any(_too_few(detail) for detail in details)
+    return Reason.INSUFFICIENT_CAPACITY if amounts and not counted else Reason.NOT_ENOUGH_DEVICES
+
+
+def _too_few(detail: Sequence[Request]) -> bool:
+    """Counting alone shows it: fewer matching devices than needed."""
+    return all(len(s.candidates.accepted) < s.least for s in detail if s.mode is not AllocationMode.ADMIN_ALL)
+
+
+def _too_much_alone(
+    question: FeasibilityQuestion, amounts: list[Relaxation], finder: FeasibilityChecker
+) -> list[Relaxation]:
+    """Amounts of the details that fit nowhere even on their own."""
+    details = [(demand.key, detail) for demand in question.unit.demands for detail in demand.details]
+    if len(details) < 2:
+        return amounts
+    fits: dict[object, bool] = {}
+    for key, requests in details:
+        if (key, detail_key(requests)) not in fits:
+            fits[key, detail_key(requests)] = finder.works(_only_detail(question, key, requests[0].detail))
+    hopeless = [(key, requests[0].detail) for key, requests in details if not fits[key, detail_key(requests)]]
+    named = {(f"{namespace}/{name}", str(number)) for (namespace, name), number in hopeless}
+    one = f"{question.unit.demands[0].key[0]}/{question.unit.demands[0].key[1]}"
+    return [edit for edit in amounts if (edit.entry.get("claim", one), _detail_of_relaxation(edit)) in named]
+
+
+def _only_detail(question: FeasibilityQuestion, key: Key, number: int) -> FeasibilityQuestion:
+    """The question for one detail only."""
+    return question.with_requests(
+        lambda demand, request: request if (demand.key, request.detail) == (key, number) else None
+    )
+
+
+def _detail_of_relaxation(edit: Relaxation) -> str:
+    return str(edit.entry.get("request", "")).partition(".")[0]

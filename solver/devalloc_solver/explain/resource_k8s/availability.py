@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice
-from devalloc_solver.explain.funnel import FunnelCounter, has_room_for
+from devalloc_solver.explain.funnel import NO_USERS, FunnelCounter, Users, has_room_for, where_words
+from devalloc_solver.explain.messages import count_devices
 from devalloc_solver.problem.allocations import Allocation, Key
 from devalloc_solver.problem.demand import AllocationMode, Constraint, Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Snapshot
@@ -33,16 +34,16 @@ class Availability:
         """As JSON."""
         return self._counter.make(request).to_dict(request.spec.ask.name, with_users=False)
 
-    def users(self, request: Request) -> str:
-        """Such as "2 of the matching ones are used by default/a (2)"; empty if all are free."""
+    def users(self, request: Request) -> Users:
+        """Who has devices for a request, and how many, such as "default/a (2)"."""
         if request.mode.is_admin:
-            return ""
-        taken, first, users = self.taken(request)
-        if not taken:
-            return ""
-        names = ", ".join(f"{'/'.join(claim)} ({count})" for claim, count in first)
-        names += f" and {users - SHOWN} more claims" if users > SHOWN else ""
-        return f"{taken} of the matching {'is' if taken == 1 else 'are'} used by {names}"
+            return NO_USERS
+        _, first, users = self.taken(request)
+        return [f"{'/'.join(claim)} ({count})" for claim, count in first], users
+
+    def errors(self, requests: Iterable[Request]) -> Sequence[str]:
+        """The devices that could not be judged for these requests."""
+        return sorted({error for request in requests for error in request.spec.verdict.errors})
 
     def taken(self, request: Request) -> tuple[int, Sequence[tuple[Key, int]], int]:
         """(devices for a request that are in use, the first SHOWN of those who have most of them, how many have any)"""
@@ -55,12 +56,11 @@ class Availability:
 
     def shortage(self, unit: PlacementUnit, *, is_empty: bool) -> str:
         """Such as "no node has 4 free devices for request r (at most 3)"; empty when counting does not show it."""
-        where = f"node {unit.pin} does not have" if unit.pin else "no node has"
         for request in _counted_requests(unit):
             best = self.most(unit, request, is_empty=is_empty)
             if best < request.least:
-                noun = f"{'' if is_empty else 'free '}{'device' if request.least == 1 else 'devices'}"
-                return f"{where} {request.least} {noun} for request {request.spec.ask.name} (at most {best})"
+                wanted = count_devices(request.least, "" if is_empty else "free ")
+                return f"{where_words(unit.pin)} {wanted} for request {request.spec.ask.name} (at most {best})"
         return ""
 
     def most(self, unit: PlacementUnit, request: Request, *, is_empty: bool) -> int:
@@ -84,11 +84,8 @@ class Availability:
                         if text:
                             return text
         names = dict.fromkeys(relation.attribute for demand in unit.demands for relation in demand.relations)
-        return (
-            f"no combination of devices satisfies the constraints on {' and '.join(f'`{name}`' for name in names)}"
-            if names
-            else ""
-        )
+        which = f" on {' and '.join(f'`{name}`' for name in names)}" if names else ""
+        return f"no combination of devices satisfies the constraints{which}"
 
     def _disagreement(self, unit: PlacementUnit, relation: Constraint, request: Request) -> str:
         values = {i: self.snapshot.devices[i].values(relation.attribute) for i in request.candidates.accepted}
@@ -112,10 +109,8 @@ class Availability:
             return ""
         there, total = self.having(request, relation.attribute)
         without = f", {total - there} of {total} have no {name}" if there < total else ""
-        noun = "device" if request.least == 1 else "devices"
-        return (
-            f"no node has {request.least} {noun} {what} for request {request.spec.ask.name} (at most {best}{without})"
-        )
+        wanted = f"{count_devices(request.least)} {what} for request {request.spec.ask.name}"
+        return f"{where_words(unit.pin)} {wanted} (at most {best}{without})"
 
     def _best(self, unit: PlacementUnit, devices: Iterable[int], count: Callable[[Sequence[int]], int]) -> int:
         """The most that one node has, or the node that is allowed."""

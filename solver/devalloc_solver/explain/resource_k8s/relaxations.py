@@ -5,10 +5,11 @@ A relaxation finds what it changes by name, not by identity: the problem may hav
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from devalloc.api.reasons import Reason
 from devalloc_solver.dialects.resource_k8s.candidates import RequestCandidates, RequestJudge
 from devalloc_solver.dialects.resource_k8s.duplicate_devices import counter_name, is_counter
 from devalloc_solver.dialects.resource_k8s.errors import AllocationError
@@ -21,6 +22,7 @@ from devalloc_solver.dialects.resource_k8s.objects import (
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice
 from devalloc_solver.dialects.resource_k8s.quantities import Amount
 from devalloc_solver.dialects.resource_k8s.usage import DeviceId
+from devalloc_solver.explain.explainer import RelaxationSet, RelaxationTier, unmatched_details
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
 from devalloc_solver.explain.relaxations import Relaxation, apply_relaxations, drop_unneeded
 from devalloc_solver.explain.supply_relaxations import SharedLimits, quantity_format, relax_shared_limits
@@ -33,12 +35,78 @@ ANY_DEVICE = ResourceDeviceClass("", (), ())
 
 
 @dataclass(frozen=True, slots=True)
+class SourceRelaxations:
+    """Edits of the input of a call that is about one node, from which the problem is decoded anew."""
+
+    has_taints: bool = False
+    pools: Sequence[Relaxation] = ()
+    gates: Sequence[Relaxation] = ()
+    reaches: Sequence[Relaxation] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ResourceClaimRelaxations:
     """Makes the edits of one unit."""
 
     unit: PlacementUnit
     quotes_claims: bool = False
     """amounts as the claims have them, not in normal form: no equal claim gets this answer"""
+
+    # -- the order -----------------------------------------------------------------------------------------------------
+
+    def in_order(
+        self, shared: Sequence[Relaxation], members: Iterable[Relaxation], source: SourceRelaxations | None = None
+    ) -> RelaxationSet:
+        """All of them, for a unit that does not fit an empty fleet.
+
+        ``shared``: the counters, if there are any; ``source``: of a call, whose claims are bound to its node.
+        """
+        pins = self.pins() if source is None else []
+        tried = [*pins, *self.constraints(), *shared]
+        short = Reason.NO_MATCHING_DEVICES if unmatched_details(self.unit) else Reason.NOT_ENOUGH_DEVICES
+        others = self._rules_and_requests(short, tried, members, source)
+        if short is Reason.NO_MATCHING_DEVICES:
+            return RelaxationSet(short, others)
+        return RelaxationSet(short, others, pins, self.constraints(), shared)
+
+    def _rules_and_requests(
+        self,
+        short: Reason,
+        tried: Sequence[Relaxation],
+        members: Iterable[Relaxation],
+        source: SourceRelaxations | None,
+    ) -> Iterator[RelaxationTier]:
+        is_unmatched, is_call = short is Reason.NO_MATCHING_DEVICES, source is not None
+        capacities, counts, selectors, classes = self.capacities(), self.counts(), self.selectors(), self.classes()
+        requests = self.requests()
+        several = requests if len(requests) > 1 else []
+        if source is None:
+            requests, source = several, SourceRelaxations()
+        taints = self.taints() if source.has_taints else []
+        pools, gates, reaches = source.pools, source.gates, source.reaches
+        yield short, taints
+        yield short, pools
+        smaller: RelaxationTier = (short if is_unmatched else Reason.INSUFFICIENT_CAPACITY, capacities)
+        if is_call:
+            yield smaller
+        yield short, gates
+        fewer: list[RelaxationTier] = [
+            (Reason.GROUP_UNSATISFIABLE, [*members]),
+            (short, counts),
+            (short, several),
+        ]
+        other: list[RelaxationTier] = [(short, selectors), (Reason.NODE_UNAVAILABLE, reaches), (short, classes)]
+        if not is_call:
+            other.insert(0, smaller)
+        # To ask for less helps where there is something to have.
+        yield from (*other, *fewer) if is_unmatched else (*fewer, *other)
+        rules = [*tried, *taints, *pools, *capacities, *gates, *counts, *selectors]
+        yield short, rules
+        yield Reason.NODE_UNAVAILABLE, [*reaches, *rules] if reaches else []
+        yield short, [*rules, *reaches, *classes]
+        yield short, [*rules, *reaches, *classes, *requests]
+
+    # -- all of one sort -----------------------------------------------------------------------------------------------
 
     def constraints(self) -> list[Relaxation]:
         """Constraints, one by one; the relations of a demand are in the order of its claim's constraints."""
@@ -98,17 +166,6 @@ class ResourceClaimRelaxations:
 
     def _requests(self) -> Iterator[tuple[Demand, Request]]:
         return ((demand, request) for demand in self.unit.demands for request in demand.requests)
-
-    def counters(self) -> list[Relaxation]:
-        """All counters raised at once, narrowed to those that fall short, and by how much."""
-        return [relax_shared_limits(_COUNTERS)]
-
-    def draws_counters(self, question: FeasibilityQuestion) -> bool:
-        """Whether any device that the unit may take draws one."""
-        devices = question.snapshot.devices
-        requests = [request for demand in question.unit.demands for request in demand.requests]
-        accepted = {id(request.candidates.accepted): request.candidates.accepted for request in requests}.values()
-        return any(is_counter(name) for some in accepted for i in some for name, _ in devices[i].draws)
 
     # -- one edit each -------------------------------------------------------------------------------------------------
 
@@ -322,6 +379,11 @@ def _raise_counters(snapshot: Snapshot, short: Mapping[tuple[int, str], int]) ->
         title = pool.driver, pool.name.removeprefix(f"{pool.driver}/")
         entry, words = _counter_entry(title, name, wanted, missing)
         yield Relaxation(entry, words, _with_counter_raised(pool, name, wanted), 1)
+
+
+def relax_counters() -> Relaxation:
+    """All counters raised at once, narrowed to those that fall short, and by how much."""
+    return relax_shared_limits(_COUNTERS)
 
 
 _COUNTERS = SharedLimits({"kind": "counter"}, "with more of the counters", is_counter, _raise_counters, nodes=0)

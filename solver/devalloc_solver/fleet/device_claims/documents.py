@@ -19,10 +19,8 @@ from devalloc_solver.dialects.device_claims.manifests import (
     record_invalid,
     without_duplicates,
 )
+from devalloc_solver.fleet.backend import Name
 from devalloc_solver.problem.allocations import Key
-
-Name = tuple[str, str, str]
-"""(kind, namespace, name); the namespace is "" for kinds that have none"""
 
 _CLUSTER_SCOPED = ("DevicePool", "DeviceClass")
 
@@ -41,6 +39,11 @@ class ManifestRecord(NamedTuple):
     @property
     def kind(self) -> str:
         return self.name[0]
+
+    @property
+    def key(self) -> Key:
+        """Namespace and name."""
+        return self.name[1], self.name[2]
 
 
 def read_manifest(content: object) -> ManifestRecord:

@@ -6,7 +6,7 @@ one of each kind with the least in use, and those where the fewest claims block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,6 +26,7 @@ from devalloc_solver.fleet.device_claims.rules import DeviceClaimQuery, DeviceCl
 from devalloc_solver.fleet.device_claims.subset import FleetSubset
 from devalloc_solver.fleet.fleet_stats import NETWORK, FleetStats
 from devalloc_solver.fleet.funnels import KindFunnels
+from devalloc_solver.fleet.holders import Holders
 from devalloc_solver.fleet.node_index import NodeIndex
 from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.fleet.shape_search import ShapeSearch
@@ -51,7 +52,7 @@ class FleetExplainer:
     """Explains claims that the index finds no place for."""
 
     index: NodeIndex
-    holders: Mapping[str | None, set[Key]]
+    holders: Holders[Any]
     priority: Callable[[Key], int]
     census: FleetStats = field(init=False)
     _rules: DeviceClaimRules | None = None
@@ -65,7 +66,7 @@ class FleetExplainer:
     _splits: dict[tuple[str, ...], RefinedKinds] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.census = FleetStats(self.index, self.holders)
+        self.census = FleetStats(self.index, self.holders.on_node)
 
     def explain(self, ask: DeviceClaimQuery, warnings: Sequence[str]) -> dict[str, Any]:
         """The answer for a claim without a group that fits nowhere now."""
@@ -209,7 +210,7 @@ class FleetExplainer:
         if fleet is not None and self.index.network is not None:
             records = [self.census.record(NETWORK), *records]
         excerpt, eligibility = self._excerpt(tuple(records))
-        keys = {key for record in records for key in self.holders.get(record.name, ())}
+        keys = self.holders.on_nodes(record.name for record in records)
         holdings = excerpt.holdings(self.index.held, keys, self.priority)
         demand = ask.demand(eligibility)
         explainer = DeviceClaimExplainer(

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from devalloc.api.claim import DeviceAllocation, DeviceClaim, DeviceClaimStatus
 from devalloc.api.device_class import DeviceClass
@@ -19,10 +19,10 @@ from devalloc_solver.cel.device_claims.reads import attributes_read
 from devalloc_solver.check.incremental import IncrementalChecker
 from devalloc_solver.dialects.device_claims.config_copies import CONFIG_FIELDS, config_entries
 from devalloc_solver.dialects.device_claims.manifests import ProblemInput, RejectedClaim
+from devalloc_solver.fleet.backend import Name
 from devalloc_solver.fleet.device_claims.documents import (
     ManifestRecord,
     ManifestStore,
-    Name,
     full_name,
     pools_of,
     select_valid,
@@ -30,6 +30,7 @@ from devalloc_solver.fleet.device_claims.documents import (
 )
 from devalloc_solver.fleet.device_claims.explainer import FleetExplainer
 from devalloc_solver.fleet.device_claims.rules import DeviceClaimQuery, DeviceClaimRules
+from devalloc_solver.fleet.holders import Holders
 from devalloc_solver.fleet.interfaces import ChosenDevice, ChosenPlace
 from devalloc_solver.fleet.node_index import HeldItem, NodeIndex
 from devalloc_solver.problem.allocations import Key, admin_entries, allocated_amounts
@@ -113,9 +114,6 @@ def _share(claim: DeviceClaim, given: ChosenDevice) -> dict[str, Any]:
     }
 
 
-_N = TypeVar("_N", str, str | None)
-
-
 class RecordedDevice(NamedTuple):
     """One entry of an allocation: which device, and how much of it."""
 
@@ -132,6 +130,11 @@ class RecordedHolding(NamedTuple):
     entries: tuple[RecordedDevice, ...]
     """without those of admin details, which hold nothing (S14)"""
 
+    @property
+    def pools(self) -> set[str]:
+        """The names of pools."""
+        return {entry.pool for entry in self.entries}
+
 
 @dataclass(slots=True, eq=False)
 class DeviceFleetState:
@@ -141,18 +144,15 @@ class DeviceFleetState:
     documents: ManifestStore = field(default_factory=ManifestStore)
     granted: dict[Key, tuple[DeviceClaim, dict[str, Any]]] = field(default_factory=dict)
     """claims that were allocated here, with what their answers write on them"""
-    holdings: dict[Key, RecordedHolding] = field(default_factory=dict)
     pools: dict[str | None, dict[str, DevicePool]] = field(default_factory=lambda: defaultdict(dict))
     """by node and name, those that are valid together (S2)"""
     index: NodeIndex = field(init=False)
     rules: DeviceClaimRules = field(init=False)
     judge: IncrementalChecker = field(init=False)
+    holders: Holders[RecordedHolding] = field(init=False)
     refusals: FleetExplainer = field(init=False)
     _written: dict[Key, tuple[object, ManifestRecord]] = field(default_factory=dict)
     """claims with their answers written on them, as far as requested for these"""
-    _by_pool: dict[str, set[Key]] = field(default_factory=lambda: defaultdict(set))
-    """name of a pool -> claims that name it in what they hold"""
-    _on_node: dict[str | None, set[Key]] = field(default_factory=lambda: defaultdict(set))
 
     @classmethod
     def load(cls, documents: Iterable[ManifestRecord], placement: str) -> DeviceFleetState:
@@ -171,11 +171,17 @@ class DeviceFleetState:
         state.index = NodeIndex(placement, read=_read_by_classes(state.documents))
         state.index.load({node: state._snapshot(node) for node, pools in state.pools.items() if pools})
         state.rules = DeviceClaimRules(state.index.kinds, select_valid(state.documents.others()), state.index.allowance)
-        state.refusals = FleetExplainer(state.index, state._on_node, state._priority)
+        state.holders = Holders(state.index)
+        state.refusals = FleetExplainer(state.index, state.holders, state._priority)
         state.judge.set_classes(state.rules.intake.classes.values())
         for key in sorted({(name[1], name[2]) for name in state.documents.by_name if name[0] == "DeviceClaim"}):
             state._read_claim(key)
         return state
+
+    @property
+    def holdings(self) -> Mapping[Key, RecordedHolding]:
+        """What claims hold."""
+        return self.holders.by_claim
 
     def _snapshot(self, node: str | None) -> Snapshot:
         snapshot, _ = take_snapshot(self.pools[node].values())
@@ -247,9 +253,9 @@ class DeviceFleetState:
         nodes = {node for node, pools in self.pools.items() if name in pools}
         valid = {pool.spec.node_name: pool for pool in _valid_together(same)}
         nodes |= valid.keys()
-        keys = self._by_pool.get(name, set()) | {key for node in nodes for key in self._on_node.get(node, ())}
+        keys = self.holders.of_pools((name,)) | self.holders.on_nodes(nodes)
         for key in keys:
-            self._let_go(key)
+            self.holders.lift(key)
         for node in sorted(nodes, key=lambda n: n or ""):
             pools = self.pools[node]
             pools.pop(name, None)
@@ -261,7 +267,7 @@ class DeviceFleetState:
         self.judge.set_pools(name, same)
         self.rules.kinds = self.index.kinds
         for key in sorted(keys):
-            self._hold(key)
+            self.holders.put(key, [*self._items(self.holdings[key])])
 
     # -- what claims hold ----------------------------------------------------------------------------------------------
 
@@ -278,7 +284,7 @@ class DeviceFleetState:
                 entries = tuple(map(_recorded_device, refused.status.allocations))
                 old = self.holdings.get(key)
                 if old is not None:  # several of one name: all that any of them holds
-                    self._forget_holding(key)
+                    self.holders.leave(key)
                     entries = (*old.entries, *entries)
                 self._keep(key, RecordedHolding(refused.node, entries))
 
@@ -289,17 +295,11 @@ class DeviceFleetState:
         self.granted[key] = claim, status_of_answer(answer)
         entries: list[RecordedDevice] = []
         items: list[HeldItem] = []
-        last = None
         for request, pool, device, _, amounts in spot.given:
             if not request.mode.is_admin:
                 entries.append(RecordedDevice(pool.name, device.name, amounts or None))
                 items.append((pool.node, device.index, amounts or None))
-                if pool is not last:
-                    self._by_pool[pool.name].add(key)
-                    self._on_node[pool.node].add(key)
-                    last = pool
-        self.holdings[key] = RecordedHolding(spot.node, tuple(entries))
-        self.index.hold(key, items)
+        self.holders.enter(key, RecordedHolding(spot.node, tuple(entries)), items)
         self.judge.grant(claim, answer)
 
     def record(self, document: ManifestRecord, answer: dict[str, Any]) -> None:
@@ -313,43 +313,22 @@ class DeviceFleetState:
         self.judge.grant(claim, answer)
 
     def _keep(self, key: Key, holding: RecordedHolding) -> None:
-        self.holdings[key] = holding
-        for entry in holding.entries:
-            self._by_pool[entry.pool].add(key)
-        self._hold(key)
-
-    def _hold(self, key: Key) -> None:
-        items = list(self._items(self.holdings[key]))
-        for item in items:
-            self._on_node[item[0]].add(key)
-        self.index.hold(key, items)
-
-    def _let_go(self, key: Key) -> None:
-        for node, _, _ in self.index.held.get(key, ()):
-            _discard(self._on_node, node, key)
-        self.index.free(key)
+        self.holders.enter(key, holding, [*self._items(holding)])
 
     def _hold_again(self, key: Key) -> None:
         """What counts as held depends on classes: read it back."""
         if key in self.granted:
             claim = with_status(*self.granted[key])
-            self._forget_holding(key)
+            self.holders.leave(key)
             self._keep(key, _recorded_holding(claim, self.rules.intake))
             return
-        self._forget_holding(key)
+        self.holders.leave(key)
         self.judge.release(key)
         self._read_claim(key)
 
-    def _forget_holding(self, key: Key) -> None:
-        holding = self.holdings.pop(key, None)
-        if holding is not None:
-            self._let_go(key)
-            for entry in holding.entries:
-                _discard(self._by_pool, entry.pool, key)
-
     def _forget_claim(self, key: Key) -> None:
         """It holds nothing here any more."""
-        self._forget_holding(key)
+        self.holders.leave(key)
         self.granted.pop(key, None)
         self._written.pop(key, None)
         self.judge.release(key)
@@ -419,15 +398,6 @@ class DeviceFleetState:
             cached = granted, ManifestRecord(name, None, with_status(*granted), None, own.problems)
             self._written[key] = cached
         return cached[1]
-
-
-def _discard(keys: dict[_N, set[Key]], name: _N, key: Key) -> None:
-    """Nothing stays of names that have no keys any more."""
-    own_keys = keys.get(name)
-    if own_keys is not None:
-        own_keys.discard(key)
-        if not own_keys:
-            del keys[name]
 
 
 def _is_relevant(document: ManifestRecord, groups: Set[Key]) -> bool:

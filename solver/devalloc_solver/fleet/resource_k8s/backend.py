@@ -1,4 +1,4 @@
-"""The Fleet's back end for ResourceClaims: a cluster that stays in memory."""
+"""ResourceClaims in a fleet that stays in memory: a cluster."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from copy import deepcopy
 from typing import Any
 
 from devalloc.api.meta import GROUP
+from devalloc.api.problems import Problem
+from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import BudgetExceeded, OutOfTime
-from devalloc_solver.deadline import ALLOCATE_SECONDS, CHECK_SECONDS, end_time
+from devalloc_solver.deadline import CHECK_SECONDS
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s.allocation_result import (
     AllocatedRequestDevice,
@@ -39,97 +41,75 @@ from devalloc_solver.dialects.resource_k8s.manifests import (
     read_documents,
 )
 from devalloc_solver.dialects.resource_k8s.objects import ResourceClaim
-from devalloc_solver.exact.policy import PLACEMENTS
+from devalloc_solver.fleet.backend import Answer, FleetBackend, Manifest, Name
 from devalloc_solver.fleet.interfaces import ChosenPlace
 from devalloc_solver.fleet.resource_k8s.claim_reader import ReadResourceClaim, ResourceClaimReader
 from devalloc_solver.fleet.resource_k8s.device_properties import published_device
 from devalloc_solver.fleet.resource_k8s.explainer import ClusterExplainer
 from devalloc_solver.fleet.resource_k8s.full_solve import FullCluster
 from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimQuery
-from devalloc_solver.fleet.resource_k8s.state import ClusterState, GrantedDevice, Name, is_allocated
+from devalloc_solver.fleet.resource_k8s.state import ClusterState, GrantedDevice, is_allocated
 from devalloc_solver.gc_pause import gc_paused
-from devalloc_solver.pipeline.decomposition import SubproblemSummary, summarize_subproblems
-from devalloc_solver.pipeline.resource_k8s import node_of_placement, prepare, solve, usage_of_claims
-from devalloc_solver.reasons import VERDICTS, Reason
+from devalloc_solver.pipeline.resource_k8s import (
+    PreparedCluster,
+    node_of_placement,
+    prepare,
+    solve,
+    usage_of_claims,
+)
+from devalloc_solver.problem.allocations import Key
 
-Manifest = Mapping[str, Any]
 
+class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
+    """ResourceSlices, DeviceClasses, Nodes and ResourceClaims."""
 
-class ResourceClaimFleet:
-    """ResourceSlices, DeviceClasses, Nodes and ResourceClaims, kept and read once.
-
-    It has the methods of ``devalloc_solver.Fleet`` and answers as they do: every answer is what ``solve_manifests`` of
-    this dialect would say of the same state, passes the independent check, and is remembered until it is released.
-
-    Not thread-safe.
-    """
-
-    def __init__(self, state: ClusterState, placement: str, gates: frozenset[str]) -> None:
+    def __init__(self, state: ClusterState) -> None:
         """Use ``from_manifests``."""
-        self._state, self._placement, self._gates = state, placement, gates
-        self._reader = ResourceClaimReader(gates)
+        super().__init__(state)
+        self._gates = state.gates
+        self._reader = ResourceClaimReader(state.gates)
         self._refusals = ClusterExplainer(state)
         self._world: FullCluster | None = None
         """made when it is asked for, and stale with the next change of what there is"""
 
     @classmethod
-    def from_manifests(
-        cls, documents: Iterable[Manifest], *, placement: str = "pack", features: Iterable[str] | None = None
-    ) -> ResourceClaimFleet:
-        """A fleet of what ``dra.solve_manifests`` takes. Pending claims among it are kept, and not solved.
-
-        Raises ValueError when ``placement`` is neither ``pack`` nor ``spread``.
-        """
-        if placement not in PLACEMENTS:
-            raise ValueError(f"placement must be one of {', '.join(PLACEMENTS)}, not {placement!r}")
-        gates = read_gates(features)
+    def from_manifests(cls, documents: Iterable[Manifest], *, placement: str = "pack") -> ResourceClaimFleet:
+        """A fleet of what ``dra.solve_manifests`` takes. Pending claims among it are kept, and not solved."""
         named = ((_name(one), one) for document in documents for one in _flatten_list(document))
-        return cls(ClusterState.load(named, gates, placement), placement, gates)
+        return cls(ClusterState.load(named, read_gates(None), placement))
 
-    # -- claims --------------------------------------------------------------------------------------------------------
+    # -- one claim -----------------------------------------------------------------------------------------------------
 
-    def allocate(self, claim: Manifest, deadline: float | None = ALLOCATE_SECONDS) -> dict[str, Any]:
-        """Place one claim, have the answer checked, and keep what it got.
+    def _read(self, claim: Manifest) -> ReadResourceClaim:
+        return self._reader.read(self._manifest(claim))
 
-        Args:
-            claim: the manifest of a ResourceClaim; of one that is kept, kind and metadata will do. One that has an
-                allocation is answered with it.
-            deadline: seconds after which the claim is answered with ``SearchLimit`` where nothing is known yet; None
-                for as long as it takes.
+    def _settled(self, read: ReadResourceClaim) -> Answer | None:
+        claim = read.claim
+        if isinstance(claim, RejectedResourceClaim):
+            return rejected_answer(claim)
+        if claim.allocation is not None:
+            return allocated_answer((claim.namespace, claim.name), dict(claim.allocation), node_of(claim))
+        return None
 
-        Returns:
-            The dict of this claim as ``solve_manifests`` would have it. A member of a group is never placed here.
+    def _group_of(self, read: ReadResourceClaim) -> str | None:
+        assert isinstance(read.claim, ResourceClaim)
+        return read.claim.annotations.get(GROUP)
 
-        Raises ValueError when it is no ResourceClaim, KeyError when only its name is given and it is not kept.
-        """
-        started = time.monotonic()
-        self._state.index.allowance.begin(end_time(deadline, started), started, started)
-        read = self._reader.read(self._manifest(claim))
-        typed = read.claim
-        if isinstance(typed, RejectedResourceClaim):
-            return rejected_answer(typed)
-        if typed.allocation is not None:
-            return allocated_answer((typed.namespace, typed.name), dict(typed.allocation), node_of(typed))
-        if (group := typed.annotations.get(GROUP)) is not None:
-            message = f"is a member of group {group}, and a group is answered as a whole: use allocate_all"
-            return rejected_answer(
-                RejectedResourceClaim((typed.namespace, typed.name), Reason.GROUP_UNSATISFIABLE, message, group)
-            )
-        if (refusal := find_refusal(typed, self._state.classes)) is not None:
+    def _rejected(self, read: ReadResourceClaim, reason: Reason, message: str) -> Answer:
+        assert isinstance(read.claim, ResourceClaim)
+        key = read.claim.namespace, read.claim.name
+        return rejected_answer(RejectedResourceClaim(key, reason, message, self._group_of(read)))
+
+    def _timed_out(self, read: ReadResourceClaim, error: OutOfTime) -> Answer:
+        assert isinstance(read.claim, ResourceClaim)
+        key, message = (read.claim.namespace, read.claim.name), f"{Reason.SEARCH_LIMIT.verdict}: {error}"
+        return rejected_answer(RejectedResourceClaim(key, Reason.SEARCH_LIMIT, message, exceeded=error.bound))
+
+    def _place(self, read: ReadResourceClaim) -> Answer:
+        claim, rules = read.claim, self._state.rules
+        assert isinstance(claim, ResourceClaim)
+        if not rules.has_met(read.shape) and (refusal := find_refusal(claim, self._state.classes)) is not None:
             return rejected_answer(refusal)
-        try:
-            return self._place(read, typed)
-        except OutOfTime as error:
-            self._state.index.forget()
-            message = f"{VERDICTS[Reason.SEARCH_LIMIT]}: {error}"
-            refused = RejectedResourceClaim(
-                (typed.namespace, typed.name), Reason.SEARCH_LIMIT, message, exceeded=error.bound
-            )
-            return rejected_answer(refused)
-
-    def _place(self, read: ReadResourceClaim, claim: ResourceClaim) -> dict[str, Any]:
-        """The same for a valid claim that stands alone and holds nothing. Raises OutOfTime; nothing is changed then."""
-        rules = self._state.rules
         ask = None if read.shape is None else rules.ask(claim, read.shape)
         try:
             spot = None if ask is None else self._state.index.find(ask, pin_of(claim))
@@ -142,19 +122,14 @@ class ResourceClaimFleet:
             pass  # of one device or the other: the whole world is asked, and says of which
         return self._ask_world(read, claim)
 
+    # -- several claims ------------------------------------------------------------------------------------------------
+
     def allocate_all(
         self, claims: Iterable[Manifest], deadline: float | None = None, *, is_quick: bool = False
     ) -> dict[str, Any]:
-        """Place claims jointly, with the kept members of their groups, and keep what they got.
-
-        Returns what ``solve_manifests`` would for this state and these claims; ``deadline`` is in seconds. For
-        ``is_quick`` see ``Fleet``.
-
-        Raises ValueError and KeyError as ``allocate`` does.
-        """
         started = time.monotonic()
         intake = self._intake(claims)
-        answer = solve(intake, self._gates, self._placement, deadline, started, is_quick=is_quick)
+        answer = solve(intake, self._gates, self._state.placement, deadline, started, is_quick=is_quick)
         by_key = {(one["namespace"], one["name"]): one for one in answer["claims"]}
         for claim in intake.claims:
             key = claim.namespace, claim.name
@@ -165,12 +140,8 @@ class ResourceClaimFleet:
                 )
         return answer
 
-    @gc_paused()
-    def parts(self, claims: Iterable[Manifest], deadline: float | None = None) -> list[SubproblemSummary]:
-        """The parts of these claims that compete for no device with each other, without placing any."""
-        started = time.monotonic()
-        prepared = prepare(self._intake(claims), self._gates, end_time(deadline, started), started)
-        return summarize_subproblems(prepared.snapshot, prepared.holdings, prepared.units)
+    def _prepare(self, claims: Iterable[Manifest], ends: float | None, started: float) -> PreparedCluster:
+        return prepare(self._intake(claims), self._gates, ends, started)
 
     def _intake(self, claims: Iterable[Manifest]) -> ClusterInput:
         """All there is to decide on these claims, with the kept members of their groups."""
@@ -185,47 +156,33 @@ class ResourceClaimFleet:
         ]
         return read_documents([*documents, *requested], self._gates, self._state.read_slices())
 
-    def release(self, namespace: str, name: str) -> None:
-        """Take its devices from a claim; the claim itself is kept as pending.
-
-        Raises KeyError when no claim of that name has an allocation.
-        """
-        full = ("ResourceClaim", namespace, name)
-        held = [one for one in self._state.objects.get(full, ()) if is_allocated(one)]
-        if not held:
-            raise KeyError(f"no claim {namespace}/{name} has an allocation")
-        self._state.replace(full, [{**one, "status": _without_allocation(one)} for one in held])
-        if self._world is not None:
-            self._world.free((namespace, name))
-
-    def holds(self, namespace: str, name: str) -> bool:
-        """Whether a claim of that name has an allocation."""
-        return any(is_allocated(one) for one in self._state.objects.get(("ResourceClaim", namespace, name), ()))
-
     # -- objects -------------------------------------------------------------------------------------------------------
 
-    def update(self, document: Manifest) -> list[dict[str, Any]]:
-        """Take in an object that is new or has changed; it replaces the one of its kind, namespace and name.
+    def holds(self, namespace: str, name: str) -> bool:
+        return any(is_allocated(one) for one in self._state.objects.get(("ResourceClaim", namespace, name), ()))
 
-        Returns what is wrong with it, as in ``problems``. Raises ValueError when it has no kind or name.
-        """
-        self._replace(_checked_name(document), [document])
+    def _release(self, key: Key) -> None:
+        full = ("ResourceClaim", *key)
+        held = [one for one in self._state.objects[full] if is_allocated(one)]
+        self._state.replace(full, [{**one, "status": _without_allocation(one)} for one in held])
+        if self._world is not None:
+            self._world.free(key)
+
+    def _name_of(self, document: Manifest) -> Name:
+        return _name(document)
+
+    def _replace(self, name: Name, document: Manifest) -> Iterable[Problem]:
+        self._change(name, [document])
         intake = read_documents([document], self._gates)
-        return [problem.to_dict() for problem in (*intake.problems, *usage_of_claims(intake)[2])]
+        return (*intake.problems, *usage_of_claims(intake)[2])
 
-    def delete(self, document: Manifest) -> None:
-        """Forget an object; of a claim also what it holds. Only kind, namespace and name are looked at.
+    def _remove(self, name: Name) -> bool:
+        is_there = name in self._state.objects
+        if is_there:
+            self._change(name, [])
+        return is_there
 
-        Raises ValueError when kind or name is missing, KeyError when there is no such object.
-        """
-        name = _checked_name(document)
-        if name not in self._state.objects:
-            raise KeyError(f"no {name[0]} {'/'.join(part for part in name[1:] if part)}")
-        self._replace(name, [])
-
-    # -- inside --------------------------------------------------------------------------------------------------------
-
-    def _replace(self, name: Name, documents: list[Manifest]) -> None:
+    def _change(self, name: Name, documents: list[Manifest]) -> None:
         state, key = self._state, (name[1], name[2])
         is_more, world = state.replace(name, documents), self._world
         if world is None:
@@ -233,8 +190,8 @@ class ResourceClaimFleet:
         world.is_stale = world.is_stale or is_more
         if name[0] == "ResourceClaim":
             world.free(key)
-            if key in state.tenants:
-                world.hold(key, state.tenants[key])
+            if key in state.holdings:
+                world.hold(key, state.holdings[key])
 
     def _manifest(self, claim: Manifest) -> Manifest:
         if not isinstance(claim, Mapping) or claim.get("kind") != "ResourceClaim":
@@ -275,8 +232,11 @@ class ResourceClaimFleet:
         self._check(node, read, claim, result)
         self._keep(read, claim, result, granted)
         chosen = chosen_alternatives(claim, ((one.request.detail, one.request.alternative) for one in spot.given))
-        answer = allocated_answer((claim.namespace, claim.name), _deep_copy(result), node) | {"oneOf": chosen}
-        return answer | ({"warnings": [*warnings]} if warnings else {})
+        answer = allocated_answer((claim.namespace, claim.name), _copy_of_result(result), node)
+        answer["oneOf"] = chosen
+        if warnings:
+            answer["warnings"] = [*warnings]
+        return answer
 
     def _check(self, node: str, read: ReadResourceClaim, claim: ResourceClaim, result: Manifest) -> None:
         key, until = (claim.namespace, claim.name), self._state.index.allowance.until
@@ -297,7 +257,7 @@ class ResourceClaimFleet:
         else:
             state.grant(key, priority_of(claim), result, granted)
         if self._world is not None:
-            self._world.hold(key, state.tenants[key])
+            self._world.hold(key, state.holdings[key])
 
     # -- one claim by the whole world ----------------------------------------------------------------------------------
 
@@ -326,6 +286,20 @@ class ResourceClaimFleet:
         return placed_answer(placement, _deep_copy(result))
 
 
+def _copy_of_result(result: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy that shares nothing with the original, in less time than ``_deep_copy`` where entries are short texts."""
+    devices = result["devices"]
+    entries = [
+        {field: value if type(value) is str else _deep_copy(value) for field, value in one.items()}
+        for one in devices.get("results", ())
+    ]
+    copied = {"results": entries} if entries else {}
+    if "config" in devices:
+        copied["config"] = _deep_copy(devices["config"])
+    rest = {field: _deep_copy(value) for field, value in result.items() if field != "devices"}
+    return {"devices": copied, **rest}
+
+
 def _deep_copy(content: Any) -> Any:
     """A copy that shares nothing with the original."""
     try:
@@ -347,13 +321,6 @@ def _flatten_list(document: object) -> Iterator[Manifest]:
 
 def _name(document: Manifest) -> Name:
     return (short_text(document.get("kind") or ""), *key_of(document))
-
-
-def _checked_name(document: Manifest) -> Name:
-    name = _name(document) if isinstance(document, Mapping) else ("", "", "")
-    if not name[0] or not name[2]:
-        raise ValueError("to name an object, give its kind, its metadata.name, and its namespace if it has one")
-    return name
 
 
 def _without_allocation(document: Manifest) -> dict[str, Any]:

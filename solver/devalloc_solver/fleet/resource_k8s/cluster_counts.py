@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from heapq import merge, nsmallest
-from itertools import islice
+from heapq import nsmallest
 from typing import Any, NamedTuple
 
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice
 from devalloc_solver.explain.blocking_claims import IMPOSSIBLE, min_parts
 from devalloc_solver.explain.resource_k8s.availability import SHOWN, Availability
 from devalloc_solver.fleet.fleet_stats import FleetStats, UsageClass
-from devalloc_solver.fleet.funnels import count_excluded
 from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, NodeRecord, PoolKind, PoolState
 from devalloc_solver.fleet.resource_k8s.device_properties import published_device
 from devalloc_solver.fleet.resource_k8s.named_devices import NamedDevices
@@ -187,30 +185,15 @@ class ClusterCounts:
         return sum(sizes[kind] for kind in self._lots[label].kinds)
 
     def in_use(self, label: str) -> int:
-        kinds, total = self._lots[label].kinds, 0
-        for state, count in self.census.states():
-            if state.in_use:
-                groups = zip(state.kind.kinds, state.kind.sizes, state.free, strict=True)
-                total += count * sum(size - free for kind, size, free in groups if kind.index in kinds)
-        return total
+        return self.census.used(self._lots[label].kinds)
 
     def excluded(self, label: str) -> int:
         """Free devices that cannot be had: others have what they need of their counters."""
-        kinds = self._lots[label].kinds
-        states = self.census.states()
-        return sum(count * count_excluded(state, kinds) for state, count in states if state.excluded_free)
+        return self.census.excluded(self._lots[label].kinds)
 
     def users(self, label: str) -> tuple[Sequence[tuple[Key, int]], int]:
         """(the first SHOWN of the claims that hold most, how many hold any)"""
-        kinds, users = self._lots[label].kinds, 0
-        by_count: dict[int, list[Sequence[Key]]] = defaultdict(list)
-        for holds, claims in self.census.claims().items():
-            count = sum(number for kind, number in holds if kind in kinds)
-            if count:
-                by_count[count].append(claims.first())
-                users += len(claims.keys)
-        ranked = ((key, count) for count in sorted(by_count, reverse=True) for key in merge(*by_count[count]))
-        return [*islice(ranked, SHOWN)], users
+        return self.census.holders_of(self._lots[label].kinds, SHOWN)
 
     def most(self, label: str, pin: str | None, *, is_empty: bool) -> int:
         """The most devices of one node, or of the one it is bound to."""
@@ -350,8 +333,7 @@ class ClusterAvailability(Availability):
 
     counts: ClusterCounts
 
-    @property
-    def errors(self) -> Sequence[str]:
+    def errors(self, requests: Iterable[Request]) -> Sequence[str]:
         return self.counts.errors
 
     def funnel(self, request: Request) -> dict[str, Any]:

@@ -62,12 +62,12 @@ class ClusterExplainer:
     """of the first node of each kind"""
 
     def __post_init__(self) -> None:
-        self.census = FleetStats(self.state.index, self.state.holders)
+        self.census = FleetStats(self.state.index, self.state.holders.on_node)
 
     def explain(self, claim: ResourceClaim, ask: ResourceClaimQuery) -> dict[str, Any] | None:
         """The answer for a claim that fits nowhere now; None where a part of the cluster does not tell."""
         state, pin = self.state, pin_of(claim)
-        if state.scattered or ask.is_strange:
+        if state.holders.scattered or ask.is_strange:
             return None
         if not ask.rules.is_beside_commons(claim):
             return None
@@ -171,7 +171,7 @@ class ClusterExplainer:
         nodes = {node for key in claims for node, *_ in index.held[key]}
         if not nodes or not all(index.records[node or ""].rank in near for node in nodes):
             return False
-        searched = sum(bool(self.state.holders.get(index.by_rank[rank].name)) for rank in near)
+        searched = sum(bool(self.state.holders.on_node.get(index.by_rank[rank].name)) for rank in near)
         return len(claims) <= left or searched >= MAX_TRIES
 
     def _explain(

@@ -63,7 +63,7 @@ class FullCluster:
         """``selectors``: those of the world before, whose verdicts hold as long as devices do."""
         seen = view_cluster(state.all_slices(), state.nodes)
         usage = DeviceUsage()
-        for tenant in state.tenants.values():
+        for tenant in state.holdings.values():
             usage.whole |= tenant.usage.whole
             usage.shared.update(tenant.usage.shared)
         offers = list_published_devices(seen.views, None, state.gates)
@@ -73,7 +73,7 @@ class FullCluster:
         snapshot = make_snapshot(offers, seen.nodes, None, state.gates)
         shared_selectors = SelectorJudge(state.gates, state.index.allowance) if selectors is None else selectors
         world = cls(state.classes, seen, offers, snapshot, state.gates, state.placement, shared_selectors)
-        for key, tenant in state.tenants.items():
+        for key, tenant in state.holdings.items():
             world.hold(key, tenant)
         world.hidden = hidden
         return world

@@ -87,6 +87,11 @@ class ResourceClaimRules:
         self._of_kinds = self._judge_kinds()
         self._sights.clear()
 
+    def has_met(self, shape: Hashable | None) -> bool:
+        """Whether claims of a shape were solved under these rules: then their classes exist, and they are not too
+        large."""
+        return shape in self._sights
+
     def ask(self, claim: ResourceClaim, shape: Hashable) -> ResourceClaimQuery | None:
         """What a claim asks the index; None for what the index has no words for."""
         kinds = self.index.kinds

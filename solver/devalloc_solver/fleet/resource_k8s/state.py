@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s.cluster_check import ClusterChecker
@@ -19,14 +19,12 @@ from devalloc_solver.dialects.resource_k8s.objects import ClusterNode, ResourceS
 from devalloc_solver.dialects.resource_k8s.pools import PoolId, SliceBook
 from devalloc_solver.dialects.resource_k8s.published_devices import list_published_devices
 from devalloc_solver.dialects.resource_k8s.usage import DeviceId, DeviceUsage, add_allocation
+from devalloc_solver.fleet.backend import Manifest, Name
+from devalloc_solver.fleet.holders import Holders
 from devalloc_solver.fleet.node_index import HeldItem, NodeIndex
 from devalloc_solver.fleet.resource_k8s.device_properties import PropertyNumbers, local_snapshot, published_device
 from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimRules, SharedDevices
 from devalloc_solver.problem.snapshot import Device, Snapshot
-
-Manifest = Mapping[str, Any]
-Name = tuple[str, str, str]
-"""kind, namespace, name"""
 
 
 class HeldUsage(NamedTuple):
@@ -34,6 +32,10 @@ class HeldUsage(NamedTuple):
 
     priority: int
     usage: DeviceUsage
+
+    @property
+    def pools(self) -> set[PoolId]:
+        return {device[:2] for device in (*self.usage.whole, *self.usage.shared)}
 
 
 GrantedDevice = tuple[str | None, Device, tuple[tuple[str, int], ...] | None]
@@ -55,17 +57,13 @@ class ClusterState:
     slices: dict[Name, ResourceSlice] = field(default_factory=dict)
     """those that can be read"""
     classes: ClusterInput = field(default_factory=ClusterInput)
-    tenants: dict[Key, HeldUsage] = field(default_factory=dict)
     share_ids: dict[DeviceId, dict[str, int]] = field(default_factory=dict)
     """ids of shares in use, and how many claims have them"""
     index: NodeIndex = field(init=False)
+    holders: Holders[HeldUsage] = field(init=False)
     checker: ClusterChecker = field(init=False)
     layout: int = 0
     """changes with slices and nodes"""
-    holders: dict[str | None, set[Key]] = field(default_factory=lambda: defaultdict(set))
-    """node -> claims that hold any of its own devices"""
-    scattered: set[Key] = field(default_factory=set)
-    """claims that hold devices of several nodes, which no claim is given"""
     _rules: ResourceClaimRules | None = None
     _commons: SharedDevices | None = None
     _numbers: PropertyNumbers = field(default_factory=dict)
@@ -74,11 +72,10 @@ class ClusterState:
     """pool -> the node that it is of; None for one of the commons"""
     _own: dict[str | None, dict[PoolId, None]] = field(default_factory=lambda: defaultdict(dict))
     """node (None: the commons) -> its pools"""
-    _by_pool: dict[PoolId, set[Key]] = field(default_factory=lambda: defaultdict(set))
-    """pool -> claims that hold of it"""
 
     def __post_init__(self) -> None:
         self.index = NodeIndex(self.placement)
+        self.holders = Holders(self.index)
         self.checker = ClusterChecker(self.gates)
 
     @classmethod
@@ -101,6 +98,11 @@ class ClusterState:
             if name[0] == "ResourceClaim":
                 state._read_claim(name)
         return state
+
+    @property
+    def holdings(self) -> Mapping[Key, HeldUsage]:
+        """What claims hold."""
+        return self.holders.by_claim
 
     # -- changes -------------------------------------------------------------------------------------------------------
 
@@ -131,30 +133,30 @@ class ClusterState:
         new = self.slices.get(name)
         pools = dict.fromkeys(resource_slice.pool_id for resource_slice in (old, new) if resource_slice is not None)
         before = {self._places[pool] for pool in pools if pool in self._places}
-        keys = {key for pool in pools for key in self._by_pool.get(pool, ())}
+        keys = self.holders.of_pools(pools)
         names = self.node_names() if None in self._own else set()
         for place in before:
-            keys |= self._holders(place)
+            keys |= self._holders_at(place)
         for pool in pools:
             self._settle(pool)
         places = before | {self._places[pool] for pool in pools if pool in self._places}
         for place in places - before:
-            keys |= self._holders(place)
+            keys |= self._holders_at(place)
         for key in keys:
-            self._free_items(key)
+            self.holders.lift(key)
         for node in sorted(place for place in places if place is not None):
             if node in self._own:
                 self.index.put(node, self._snapshot(node))
             else:
                 self.index.drop(node)
         for key in sorted(keys):
-            self._hold_items(key, self._items(self.tenants[key].usage))
+            self.holders.put(key, self._items(self.holdings[key].usage))
         self.layout += 1
         if None in places or (None in self._own and names != self.node_names()):
             self._commons = self._rules = None
 
-    def _holders(self, place: str | None) -> set[Key]:
-        return {key for pool in self._own.get(place, ()) for key in self._by_pool.get(pool, ())} if place else set()
+    def _holders_at(self, node: str | None) -> set[Key]:
+        return self.holders.of_pools(self._own.get(node, ())) if node else set()
 
     def _node_changed(self, name: Name) -> bool:
         before = self.nodes.get(name[2])
@@ -233,7 +235,7 @@ class ClusterState:
     @property
     def common_holders(self) -> set[Key]:
         """Claims that hold devices which are not of one node alone."""
-        return {key for pool in self._own.get(None, ()) for key in self._by_pool.get(pool, ())}
+        return self.holders.of_pools(self._own.get(None, ()))
 
     def node_names(self) -> set[str]:
         """Of nodes that have pools of their own, or are known as objects."""
@@ -298,25 +300,20 @@ class ClusterState:
         self._enter(key, HeldUsage(priority, usage), items)
         self.checker.hold(key, allocation, is_own=True)
 
-    def _enter(self, key: Key, tenant: HeldUsage, items: list[HeldItem]) -> None:
+    def _enter(self, key: Key, holding: HeldUsage, items: list[HeldItem]) -> None:
         self.free(key)
-        self.tenants[key] = tenant
-        for device in (*tenant.usage.whole, *tenant.usage.shared):
-            self._by_pool[device[:2]].add(key)
-        for device, ids in tenant.usage.share_ids.items():
+        self.holders.enter(key, holding, items)
+        for device, ids in holding.usage.share_ids.items():
             counts = self.share_ids.setdefault(device, {})
             for one in ids:
                 counts[one] = counts.get(one, 0) + 1
-        self._hold_items(key, items)
 
     def free(self, key: Key) -> None:
         """A claim has nothing any more."""
-        tenant = self.tenants.pop(key, None)
-        if tenant is None:
+        holding = self.holders.leave(key)
+        if holding is None:
             return
-        for device in (*tenant.usage.whole, *tenant.usage.shared):
-            self._by_pool[device[:2]].discard(key)
-        for device, ids in tenant.usage.share_ids.items():
+        for device, ids in holding.usage.share_ids.items():
             counts = self.share_ids[device]
             for one in ids:
                 counts[one] -= 1
@@ -324,22 +321,7 @@ class ClusterState:
                     del counts[one]
             if not counts:
                 del self.share_ids[device]
-        self._free_items(key)
         self.checker.free(key)
-
-    def _hold_items(self, key: Key, items: list[HeldItem]) -> None:
-        self.index.hold(key, items)
-        nodes = {item[0] for item in items}
-        for node in nodes:
-            self.holders[node].add(key)
-        if len(nodes) > 1:
-            self.scattered.add(key)
-
-    def _free_items(self, key: Key) -> None:
-        for node in {item[0] for item in self.index.held.get(key, ())}:
-            self.holders[node].discard(key)
-        self.scattered.discard(key)
-        self.index.free(key)
 
     def _items(self, usage: DeviceUsage) -> list[HeldItem]:
         return [*self._own_items(usage)]

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from devalloc.scaling.permits import ledger
 from devalloc.scaling.permits.grant import after_first_request, answer_request
-from devalloc.scaling.permits.ledger import NO_RESOURCES, MachineAccount, NodeLedger, make_ledger
-from devalloc.scaling.permits.pressure import is_under_pressure
+from devalloc.scaling.permits.ledger import NO_RESOURCES, MachineAccount, NodeLedger, is_under_pressure, make_ledger
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra
 from tests.support.node_scoring import shortfall

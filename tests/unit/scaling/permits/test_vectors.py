@@ -15,9 +15,9 @@ from devalloc.scaling.permits.ledger import (
     assume_unrecorded,
     begin_migration,
     fraction_of,
+    is_under_pressure,
     make_ledger,
 )
-from devalloc.scaling.permits.pressure import is_under_pressure
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra
 from tests.support.node_scoring import Curve, score, spread

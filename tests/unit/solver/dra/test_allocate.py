@@ -166,6 +166,18 @@ def test_a_constraint_that_forbids_all_devices_is_an_error() -> None:
         answer(claim(request(count=None), match="gpu.io/numa"), slice_("s", content))
 
 
+def test_a_device_that_an_earlier_request_must_take_is_no_error_of_the_constraint() -> None:
+    """The first request needs the only device with the attribute; so it is in use, which is no contradiction."""
+    pools = [
+        slice_("s", [device("d1", {"model": "small"})], pool="a", driver="a.io"),
+        slice_("t", [device("d2")], pool="b", driver="b.io"),
+    ]
+    pending = claim(request("any"), request("all", None, "device.driver == 'a.io'"))
+    pending["spec"]["devices"]["constraints"] = [{"distinctAttribute": "a.io/model"}]
+
+    assert answer(pending, *pools) is None
+
+
 def test_such_a_constraint_is_no_error_as_long_as_something_fits() -> None:
     """Upstream gives up at the first NIC it tries."""
     content = [device("n0", {"numa": 0}), device("n1", {"numa": 1}), device("g1", {"numa": 1})]

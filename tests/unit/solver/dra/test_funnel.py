@@ -70,7 +70,7 @@ def test_the_funnel_adds_up_and_reads_as_a_sentence() -> None:
     rows = funnel(request("r", 3, IS_BIG), slice_("s", content), allocated=HELD)
 
     assert rows["devices"] == rows["matching"] + sum(step["count"] for step in rows["steps"])
-    assert describe_funnel(rows) == "of 4 devices 2 fail a selector of the request, 1 are in use"
+    assert describe_funnel(rows) == "2 of 4 devices fail a selector of the request, 1 is in use"
 
 
 def test_slices_that_were_left_out_and_pools_that_cannot_be_used_are_told() -> None:

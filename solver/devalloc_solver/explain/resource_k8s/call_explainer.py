@@ -1,17 +1,19 @@
-"""Relaxations of the input of ``dra.allocate`` that change what is decoded: pools, nodes, feature gates.
+"""Why ``dra.allocate`` returned None: the explainer of one call, and the relaxations of its input.
 
-Others change the decoded problem: ``relaxations``.
+These change what is decoded: pools, nodes, feature gates. Others change the decoded problem: ``relaxations``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from operator import itemgetter
 from typing import Any
 
+from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import Allowance
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s.allocation_task import AllocationTask, Manifest, holder_key, prepare
@@ -21,10 +23,23 @@ from devalloc_solver.dialects.resource_k8s.fields import FieldError, short_text
 from devalloc_solver.dialects.resource_k8s.pools import PoolId, PoolStatus, ResourcePool
 from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
 from devalloc_solver.dialects.resource_k8s.usage import DeviceId, DeviceUsage, add_allocation, read_usage
-from devalloc_solver.explain.feasibility import FeasibilityQuestion, ProblemSource
-from devalloc_solver.explain.relaxations import Relaxation
-from devalloc_solver.problem.allocations import Usage
-from devalloc_solver.problem.demand import AllocationMode, Demand, Request
+from devalloc_solver.explain.blocking_claims import BlockingClaimFinder, BlockingClaims
+from devalloc_solver.explain.explainer import Finding, RelaxationSet
+from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion, ProblemSource
+from devalloc_solver.explain.funnel import NO_USERS, Users
+from devalloc_solver.explain.messages import describe_remedy
+from devalloc_solver.explain.relaxations import (
+    MAX_TRIES,
+    Relaxation,
+    apply_relaxations,
+    drop_unneeded,
+    fewest_relaxations,
+    relaxation_sets,
+)
+from devalloc_solver.explain.resource_k8s.explainer import ResourceClaimExplainer
+from devalloc_solver.explain.resource_k8s.relaxations import ResourceClaimRelaxations, SourceRelaxations, relax_counters
+from devalloc_solver.problem.allocations import Allocation, Key, Usage
+from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
 
 ManifestContent = dict[str, Any]
 _REACH = ("nodeName", "nodeSelector", "perDeviceNodeSelection", "allNodes")
@@ -241,3 +256,95 @@ def _name_of(claim: Manifest) -> tuple[str, str]:
 
 def _device_of(item: Mapping[str, Any]) -> DeviceId:
     return item["driver"], item["pool"], item["device"]
+
+
+# -- the explainer -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, kw_only=True)
+class CallExplainer(ResourceClaimExplainer):
+    """Explains the claims of one call, which all fit on its node or none does; only the time of the call bounds it."""
+
+    source: CallInput
+    pools: Sequence[ResourcePool]
+    """as the node sees them"""
+    holders: Sequence[Relaxation] = field(init=False, default=())
+    """their claims are ``holder_key`` of their number"""
+    _asked: FeasibilityQuestion | None = field(init=False, default=None)
+
+    @property
+    def asked(self) -> FeasibilityQuestion:
+        """Whether the claims fit beside all holders, each of which may be released."""
+        if self._asked is None:
+            listed = list_holders(self.source)
+            self.holders = [relaxation for relaxation, _ in listed]
+            self.source = replace(self.source, holders=tuple(usage for _, usage in listed))
+            self._asked = self.source.question()
+        return self._asked
+
+    def make_finder(self) -> FeasibilityChecker:
+        return FeasibilityChecker(self.asked.snapshot, self.reads, self.ends, is_bounded=False)
+
+    def question(self, unit: PlacementUnit, held: tuple[Allocation, ...]) -> FeasibilityQuestion:
+        return self.asked if held else replace(self.asked, held=())
+
+    def fits(self, question: FeasibilityQuestion) -> bool:
+        return self.finder.fits(question)
+
+    def relaxations(self, question: FeasibilityQuestion, key: Key) -> RelaxationSet:
+        pools, gates = complete_pools(self.pools), switch_on_features(self.source)
+        source = SourceRelaxations(self.source.has_taints, pools, gates, reach_pools(self.source))
+        made = ResourceClaimRelaxations(question.unit, quotes_claims=True)
+        return made.in_order(self.shared_limits(), self._members_to_drop(question, made.members(None)), source)
+
+    def _members_to_drop(self, question: FeasibilityQuestion, members: Sequence[Relaxation]) -> Iterator[Relaxation]:
+        """The fewest claims without which the others fit; none when no part of them does."""
+        for some in islice(relaxation_sets(members), MAX_TRIES):
+            if len(some) < len(members) and self.finder.works(apply_relaxations(question, some)):
+                yield from some
+                return
+
+    def shared_limits(self) -> Sequence[Relaxation]:
+        return [relax_counters()] if self.source.has_counters else []
+
+    def counted_reason(self, unit: PlacementUnit) -> Reason:
+        return Reason.SEARCH_LIMIT
+
+    def blocking(self, question: FeasibilityQuestion) -> BlockingClaims:
+        """Found as in a cluster, and verified without its bounds."""
+        bounded = FeasibilityChecker(question.snapshot, self.reads, self.ends)
+        claims = BlockingClaimFinder(question.snapshot, question.held, frozenset()).find(question, bounded).claims
+        edits: Sequence[Relaxation] = [self.holders[int(number)] for _, number in claims]
+
+        def works(some: Sequence[Relaxation]) -> bool:
+            return self.finder.works(apply_relaxations(question, some))
+
+        if not edits or not works(edits):
+            edits = fewest_relaxations(question, self.holders, self.finder) or ()
+        elif len(edits) > 1:
+            edits = drop_unneeded(edits, works)
+        return BlockingClaims(tuple(holder_key(self.holders.index(edit)) for edit in edits), smallest=True)
+
+    def shortage(self, unit: PlacementUnit, *, is_empty: bool) -> str:
+        return ResourceClaimExplainer.shortage(self, unit, is_empty=False)  # devices in use are no candidates
+
+    def disagreement(self, unit: PlacementUnit) -> str:
+        in_use = any(holding.items for holding in self.in_use)
+        return "" if in_use else ResourceClaimExplainer.disagreement(self, unit)
+
+    def users(self, request: Request, funnel: Mapping[str, Any]) -> Users:
+        return NO_USERS
+
+    def describe_remedy(self, edits: Sequence[Relaxation], claims: Sequence[Key]) -> str:
+        names = [self.holders[int(number)].entry for _, number in claims]
+        return describe_remedy(edits, [_holder_name(entry) for entry in names])
+
+    def blockers(self, finding: Finding) -> list[dict[str, Any]]:
+        edits = (*finding.edits, *(self.holders[int(number)] for _, number in finding.claims))
+        return [dict(edit.entry) for edit in edits]
+
+
+def _holder_name(entry: Mapping[str, Any]) -> Key:
+    if entry["kind"] == "device":
+        return f"{entry['driver']}/{entry['pool']}", entry["device"]
+    return entry["namespace"], entry["name"]

@@ -1,0 +1,255 @@
+"""Why a claim or machine waits, or what is wrong with what it holds: one row for each code.
+
+The explainers, the metrics, the advice of the command and the tables in docs/reasons.md take what they say of a code
+from here. Once released, a code keeps its meaning for ever. The codes of the node plugin are in docs/node-codes.md.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+IMPOSSIBLE_VERDICT = "impossible even on an empty fleet"
+STILL_SEARCHING = "searching"
+"""Key of an answer without a reason yet: the search for its claim goes on beside the loop of a controller."""
+
+_DECODE = "solver/devalloc_solver/dialects"
+_EXPLAIN = "solver/devalloc_solver/explain"
+_ADMISSION = "solver/devalloc_solver/pipeline/admission.py"
+_RECONCILE = "devalloc/controller/reconcile"
+
+
+class Reason(StrEnum):
+    """A reason code (S19): where it is decided, how final it is, its meaning, what to do, and whether it is transient.
+
+    The meaning and the advice are sentences of docs/reasons.md, or of the table of Events in docs/kubernetes.md.
+    """
+
+    decided_in: str
+    """The module or package that decides it."""
+    verdict: str
+    """How final it is: the first words of the solver's message; empty if the message stands alone."""
+    meaning: str
+    advice: str
+    """What a user can do; empty if the message says it."""
+    is_transient: bool
+    """Another claim of the same batch won. The next round, which follows at once, writes the lasting reason."""
+
+    def __new__(
+        cls, code: str, decided_in: str, verdict: str, meaning: str, advice: str, is_transient: bool = False
+    ) -> Reason:
+        reason = str.__new__(cls, code)
+        reason._value_ = code
+        reason.decided_in, reason.verdict, reason.is_transient = decided_in, verdict, is_transient
+        reason.meaning, reason.advice = meaning, advice
+        return reason
+
+    # -- the claim, and what it names ----------------------------------------------------------------------------------
+
+    CLAIM_INVALID = (
+        "ClaimInvalid",
+        _DECODE,
+        "invalid",
+        "The claim itself is wrong; the message lists field paths. The claim is answered again after it is edited.",
+        "Correct the claim and apply it again; `devalloc validate -f` shows every error of a file.",
+    )
+    CLASS_NOT_FOUND = (
+        "ClassNotFound",
+        _DECODE,
+        "waits for a class",
+        "A class that the claim names does not exist (yet).",
+        "Apply that class, or name one that exists (`devalloc get classes`). devalloc then tries the claim again.",
+    )
+    CLASS_INVALID = (
+        "ClassInvalid",
+        _DECODE,
+        "waits for a valid class",
+        "A class that the claim names exists and is invalid.",
+        "Correct the class and apply it again.",
+    )
+    CONFIG_NOT_FOUND = (
+        "ConfigNotFound",
+        _DECODE,
+        "waits for a configuration object",
+        "A configuration object that the claim or its class refers to does not exist (yet).",
+        "Apply that object. devalloc tries the claim again when it exists.",
+    )
+    DELETING = (
+        "Deleting",
+        _DECODE,
+        "is being deleted",
+        "The claim is being deleted.",
+        "The claim is being deleted; it gets no devices any more.",
+    )
+
+    # -- devices -------------------------------------------------------------------------------------------------------
+
+    NO_MATCHING_DEVICES = (
+        "NoMatchingDevices",
+        _EXPLAIN,
+        IMPOSSIBLE_VERDICT,
+        "No device passes class, type and constraints, in use or not.",
+        "Relax the rule above that excludes most devices, or add such devices (`devalloc get pools` lists all).",
+    )
+    NODE_UNAVAILABLE = (
+        "NodeUnavailable",
+        _EXPLAIN,
+        IMPOSSIBLE_VERDICT,
+        "The node that the claim is pinned to lacks devices that other nodes have.",
+        "Remove the pin (annotation devalloc.io/node), or pin to a node that has such devices.",
+    )
+    NOT_ENOUGH_DEVICES = (
+        "NotEnoughDevices",
+        _EXPLAIN,
+        IMPOSSIBLE_VERDICT,
+        "Matching devices exist, but no single node has enough of them, even if nothing is in use.",
+        "Ask for fewer devices, or split the claim: all devices of a claim come from one node.",
+    )
+    INSUFFICIENT_CAPACITY = (
+        "InsufficientCapacity",
+        _EXPLAIN,
+        IMPOSSIBLE_VERDICT,
+        "On no single node do the devices reach the requested amounts within the limits, even if nothing is in use.",
+        "Ask for less, raise limits.count so that the amount can be split, or add capacity.",
+    )
+    MATCH_ATTRIBUTES_CONFLICT = (
+        "MatchAttributesConflict",
+        _EXPLAIN,
+        IMPOSSIBLE_VERDICT,
+        "Enough devices exist, but not with equal values of matchAttributes.",
+        "Drop an attribute from matchAttributes, or ask for fewer devices that share it.",
+    )
+    POOL_RESOURCES_EXHAUSTED = (
+        "PoolResourcesExhausted",
+        _EXPLAIN,
+        IMPOSSIBLE_VERDICT,
+        "The devices exclude each other: together they need more of a pool's resources than the pool has.",
+        "Ask for fewer or smaller partitions of a card, or allow several cards.",
+    )
+    DEVICES_IN_USE = (
+        "DevicesInUse",
+        _EXPLAIN,
+        "impossible now",
+        "It would fit, but claims that are already allocated hold the devices.",
+        "Release or delete the claims that are in the way, or wait for them.",
+    )
+    LOST_TO_HIGHER_PRIORITY = (
+        "LostToHigherPriority",
+        _EXPLAIN,
+        "lost to higher priority",
+        "It would fit, but claims of higher priority in the same batch got the devices.",
+        "Raise annotation devalloc.io/priority, or wait until the claims in the way are gone.",
+        True,
+    )
+    LOST_TO_COMPETITION = (
+        "LostToCompetition",
+        _EXPLAIN,
+        "lost to other claims of this batch",
+        "It would fit, but other claims in the same batch got the devices.",
+        "Give the claim a priority, or wait until the claims in the way are gone.",
+        True,
+    )
+    GROUP_UNSATISFIABLE = (
+        "GroupUnsatisfiable",
+        _EXPLAIN,
+        IMPOSSIBLE_VERDICT,
+        "A member of the claim's group cannot be satisfied, or no single node has room for all members, so none is "
+        "satisfied.",
+        "All members of a group must fit on one node. If the message names a member, explain that one.",
+    )
+    SEARCH_LIMIT = (
+        "SearchLimit",
+        _EXPLAIN,
+        "the search ended early",
+        "The search reached its deadline or its limit first; nothing is known to be in the way.",
+        "Give the search more time with --deadline. If the message names an expression, simplify it.",
+    )
+
+    # -- machines ------------------------------------------------------------------------------------------------------
+
+    NO_ROOM = (
+        "NoRoom",
+        f"{_RECONCILE}/vm_scheduling/messages.py",
+        "",
+        "The nodes' capacity for machines is reserved for other machines.",
+        "Stop machines, make them smaller, or wait; `devalloc describe pool/NODE-host` shows what each one has.",
+    )
+    NODES_TOO_SMALL = (
+        "NodesTooSmall",
+        f"{_RECONCILE}/vm_scheduling/messages.py",
+        "",
+        "No node has that much capacity, even if nothing runs there.",
+        "Ask for less, or let nodes promise more (--oversub-cpu, --oversub-memory, the node's limits).",
+    )
+
+    # -- quotas, admin access, and the API server ----------------------------------------------------------------------
+
+    QUOTA_EXCEEDED = (
+        "QuotaExceeded",
+        _ADMISSION,
+        "",
+        "A ResourceQuota of its namespace allows fewer devices of a class; other claims hold them, or come first.",
+        "Release or delete claims of the namespace, ask for less, or ask an admin to raise the quota.",
+    )
+    ADMIN_ACCESS_DENIED = (
+        "AdminAccessDenied",
+        _ADMISSION,
+        "",
+        "It names a class with admin access, and its namespace does not have the label for that.",
+        "Name a class without admin access, or ask an admin to label the namespace.",
+    )
+    REFUSED = (
+        "Refused",
+        f"{_RECONCILE}/write_backoff.py",
+        "",
+        "Its allocation could not be written to it, or to a member of its group, so devalloc stops trying to allocate "
+        "it for now.",
+        "Remove what the message names, or ask an admin; devalloc tries again after a change.",
+    )
+
+    # -- claims that have devices, or had them -------------------------------------------------------------------------
+
+    SPEC_CHANGED = (
+        "SpecChanged",
+        f"{_RECONCILE}/decision.py",
+        "",
+        "The spec was edited after the allocation; this does not change the allocation.",
+        "Restore the spec, or `devalloc release` the claim.",
+    )
+    STILL_PREPARED = (
+        "StillPrepared",
+        f"{_RECONCILE}/decision.py",
+        "",
+        "Its status was removed while its node had it prepared, and the node has not released the devices.",
+        "Wait for the node; if the node is permanently lost: `devalloc release --abandon`.",
+    )
+
+    # -- Events of ResourceClaims --------------------------------------------------------------------------------------
+
+    NO_SUITABLE_NODE = (
+        "NoSuitableNode",
+        f"{_RECONCILE}/resource_claims/allocator.py",
+        "",
+        "No node with devices that are set aside suits the pod.",
+        "",
+    )
+    SENT_BACK = (
+        "SentBack",
+        f"{_RECONCILE}/resource_claims/allocator.py",
+        "",
+        "kube-scheduler found no room for the pod on the node of its devices.",
+        "",
+    )
+
+
+def find_reason(code: str | None) -> Reason | None:
+    """The row of a code; None for a code that is not in the table, or none."""
+    return _BY_CODE.get(code or "")
+
+
+def is_transient_reason(code: str) -> bool:
+    """Whether it is a code that is transient."""
+    reason = find_reason(code)
+    return reason is not None and reason.is_transient
+
+
+_BY_CODE = {reason.value: reason for reason in Reason}

@@ -1,0 +1,119 @@
+"""The kinds of devices, one row for each. Discovery, options, messages and guides read this table.
+
+It imports only the standard library, because the command reads it for its help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+_NVIDIA, _AMD, _INTEL, _MOORE_THREADS = 0x10DE, 0x1002, 0x8086, 0x1ED5
+_GPU_VENDORS = frozenset({_NVIDIA, _AMD, _INTEL, _MOORE_THREADS})
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceKind:
+    """How devices of a kind are recognised, and what is special about them."""
+
+    name: str
+    """Its name in options, in the attribute ``kind``, and in the driver of its pools: ``gpu``."""
+    plural: str
+    """Its name in messages: ``GPUs``."""
+    classes: Mapping[str, frozenset[int] | None]
+    """The vendors of each PCI class; None: all vendors. ``02`` is a base class, ``0108`` also has the subclass."""
+    description: str
+    """Which devices it contains, for docs/inventory.md."""
+    offered: str
+    """Whether they are offered, for docs/inventory.md."""
+    is_offered: bool = True
+    """False: the host itself needs these devices, always."""
+    takes_whole_slot: bool = False
+    """All functions of the slot go with such a device, such as the audio function of a GPU."""
+    shares_with_host: bool = False
+    """Its virtual functions are usable while the host uses the card (T4)."""
+    needs_erasing: bool = False
+    """Not offered before a policy says how devices are erased between their owners (T7)."""
+    has_vendor_nodes: bool = False
+    """Each vendor's driver makes device nodes of a class of its own, so the nodes of all classes count."""
+
+    def matches(self, subclass: int, vendor: int) -> bool:
+        """True for a PCI function of this kind. ``subclass``: with the base class, such as 0x0302."""
+        code = f"{subclass:04x}"
+        return any(
+            each in self.classes and ((vendors := self.classes[each]) is None or vendor in vendors)
+            for each in (code, code[:2])
+        )
+
+
+NIC = DeviceKind(
+    "nic", "NICs", {"02": None}, "network controllers", "yes, unless the host needs them", shares_with_host=True
+)
+STORAGE = DeviceKind(
+    "storage",
+    "NVMe devices",
+    {"0108": None},
+    "NVMe",
+    "no, until a policy says how it is erased between owners",
+    needs_erasing=True,
+)
+DEVICE_KINDS = {
+    kind.name: kind
+    for kind in (
+        DeviceKind(
+            "gpu",
+            "GPUs",
+            {
+                "0300": frozenset({_NVIDIA, _AMD, _INTEL}),  # VGA: not that of a BMC or an emulator
+                "0302": _GPU_VENDORS,  # 3D controller
+                "0380": _GPU_VENDORS,  # other display controller
+                "1200": _GPU_VENDORS,  # processing accelerator
+            },
+            "PCI classes 0302, 0380, 1200 of GPU vendors; class 0300 of NVIDIA, AMD, Intel",
+            "yes, except the boot display",
+            takes_whole_slot=True,
+        ),
+        NIC,
+        DeviceKind(
+            "accelerator",
+            "accelerators",
+            {"12": None, "0b40": None},  # processing accelerators; co-processors such as QAT and vector engines
+            "processing accelerators",
+            "yes",
+            has_vendor_nodes=True,
+        ),
+        STORAGE,
+        DeviceKind(
+            "display",
+            "displays",
+            {"03": None},
+            "the VGA of a BMC or an emulator",
+            "never",
+            is_offered=False,
+            takes_whole_slot=True,
+        ),
+    )
+}
+"""By name. A function that several rows match has the kind of the first."""
+
+DEFAULT_ALLOWED = ("gpu", "vgpu", "vf")
+"""What a node plugin may take from its host by default: kinds of whole cards, vGPUs, virtual functions."""
+ALLOWABLE = tuple(dict.fromkeys((*DEFAULT_ALLOWED, *(kind.name for kind in DEVICE_KINDS.values() if kind.is_offered))))
+"""What an admin can allow."""
+
+
+def kind_of_class(subclass: int, vendor: int) -> str | None:
+    """The kind of a PCI function; None: devalloc does not publish it. ``subclass``: with the base class."""
+    return next((kind.name for kind in DEVICE_KINDS.values() if kind.matches(subclass, vendor)), None)
+
+
+def offered_plurals() -> str:
+    """The kinds that are offered, for a sentence: ``GPUs, NICs or accelerators``."""
+    *most, last = [kind.plural for kind in DEVICE_KINDS.values() if kind.is_offered]
+    return f"{', '.join(most)} or {last}"
+
+
+def check_names(names: Collection[str], valid: Collection[str]) -> None:
+    """Raise ValueError if a name is not among the valid ones."""
+    if unknown := sorted(set(names) - set(valid)):
+        raise ValueError(f"unknown kinds of devices: {', '.join(unknown)} (valid: {', '.join(sorted(valid))})")

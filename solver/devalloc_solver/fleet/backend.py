@@ -1,0 +1,159 @@
+"""What a fleet does with claims and objects. It is the same in both dialects, whose adapters fill in the steps."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from devalloc.api.problems import Problem
+from devalloc.api.reasons import Reason
+from devalloc_solver.cel.budget import OutOfTime
+from devalloc_solver.deadline import ALLOCATE_SECONDS, end_time
+from devalloc_solver.fleet.holders import Holders
+from devalloc_solver.fleet.node_index import NodeIndex
+from devalloc_solver.gc_pause import gc_paused
+from devalloc_solver.pipeline.decomposition import SubproblemSummary, summarize_subproblems
+from devalloc_solver.problem.allocations import Allocation, Key
+from devalloc_solver.problem.demand import PlacementUnit
+from devalloc_solver.problem.snapshot import Snapshot
+
+Manifest = Mapping[str, Any]
+Name = tuple[str, str, str]
+"""(kind, namespace, name); the namespace is "" for kinds that have none"""
+Answer = dict[str, Any]
+"""of one claim, as ``solve_manifests`` has it"""
+
+
+class FleetState(Protocol):
+    """The objects of one dialect, and all that is kept up to date with them."""
+
+    index: NodeIndex
+    holders: Holders[Any]
+
+
+class _Prepared(Protocol):
+    """A problem before it is solved."""
+
+    @property
+    def snapshot(self) -> Snapshot: ...
+    @property
+    def holdings(self) -> Sequence[Allocation]: ...
+    @property
+    def units(self) -> Sequence[PlacementUnit]: ...
+
+
+StateT = TypeVar("StateT", bound=FleetState)
+ReadT = TypeVar("ReadT")
+"""a claim as it was read"""
+
+
+class FleetBackend(ABC, Generic[StateT, ReadT]):
+    """Objects of one dialect, kept and indexed, and answers to claims; see ``Fleet``. Not thread-safe."""
+
+    def __init__(self, state: StateT) -> None:
+        self._state = state
+
+    # -- claims --------------------------------------------------------------------------------------------------------
+
+    def allocate(self, claim: Manifest, deadline: float | None = ALLOCATE_SECONDS) -> Answer:
+        """Place one claim, have the answer checked, and keep what it got."""
+        started = time.monotonic()
+        index = self._state.index
+        index.allowance.begin(end_time(deadline, started), started, started)
+        read = self._read(claim)
+        answer = self._settled(read)
+        if answer is not None:
+            return answer
+        group = self._group_of(read)
+        if group is not None:
+            message = f"is a member of group {group}, and a group is answered as a whole: use allocate_all"
+            return self._rejected(read, Reason.GROUP_UNSATISFIABLE, message)
+        try:
+            return self._place(read)
+        except OutOfTime as error:
+            index.forget()
+            return self._timed_out(read, error)
+
+    @abstractmethod
+    def allocate_all(self, claims: Iterable[Manifest], deadline: float | None = None, *, is_quick: bool = False) -> Any:
+        """Place claims jointly, with the kept members of their groups, and keep what they got."""
+
+    @gc_paused()
+    def parts(self, claims: Iterable[Manifest], deadline: float | None = None) -> list[SubproblemSummary]:
+        """The parts of these claims that compete for no device with each other, without placing any."""
+        started = time.monotonic()
+        prepared = self._prepare(claims, end_time(deadline, started), started)
+        return summarize_subproblems(prepared.snapshot, prepared.holdings, prepared.units)
+
+    def release(self, namespace: str, name: str) -> None:
+        """Take its devices from a claim; the claim itself is kept as pending."""
+        if not self.holds(namespace, name):
+            raise KeyError(f"no claim {namespace}/{name} holds devices")
+        self._release((namespace, name))
+
+    @abstractmethod
+    def holds(self, namespace: str, name: str) -> bool:
+        """Whether a claim of that name has devices."""
+
+    # -- objects -------------------------------------------------------------------------------------------------------
+
+    def update(self, document: Manifest) -> list[dict[str, Any]]:
+        """Take in an object that is new or has changed; what is wrong with it."""
+        return [problem.to_dict() for problem in self._replace(self._checked_name(document), document)]
+
+    def delete(self, document: Manifest) -> None:
+        """Forget an object; of a claim also what it holds."""
+        name = self._checked_name(document)
+        if not self._remove(name):
+            raise KeyError(f"no {name[0]} {'/'.join(part for part in name[1:] if part)}")
+
+    def _checked_name(self, document: Manifest) -> Name:
+        name = self._name_of(document) if isinstance(document, Mapping) else ("", "", "")
+        if not name[0] or not name[2]:
+            raise ValueError("to name an object, give its kind, its metadata.name, and its namespace if it has one")
+        return name
+
+    # -- what the dialects differ in -----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _read(self, claim: Manifest) -> ReadT:
+        """A claim, or the kept one of its name. Raises ValueError and KeyError as ``Fleet.allocate``."""
+
+    @abstractmethod
+    def _settled(self, read: ReadT) -> Answer | None:
+        """The answer to a claim that is invalid or has devices; None for one that is to be solved."""
+
+    @abstractmethod
+    def _group_of(self, read: ReadT) -> str | None: ...
+
+    @abstractmethod
+    def _rejected(self, read: ReadT, reason: Reason, message: str) -> Answer: ...
+
+    @abstractmethod
+    def _timed_out(self, read: ReadT, error: OutOfTime) -> Answer: ...
+
+    @abstractmethod
+    def _place(self, read: ReadT) -> Answer:
+        """The answer to a valid claim that stands alone and holds nothing.
+
+        Raises OutOfTime; nothing is changed then.
+        """
+
+    @abstractmethod
+    def _prepare(self, claims: Iterable[Manifest], ends: float | None, started: float) -> _Prepared:
+        """The problem of these claims, with the kept members of their groups."""
+
+    @abstractmethod
+    def _release(self, key: Key) -> None: ...
+
+    @abstractmethod
+    def _name_of(self, document: Manifest) -> Name: ...
+
+    @abstractmethod
+    def _replace(self, name: Name, document: Manifest) -> Iterable[Problem]: ...
+
+    @abstractmethod
+    def _remove(self, name: Name) -> bool:
+        """Whether there was such an object."""

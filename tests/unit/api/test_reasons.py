@@ -1,0 +1,77 @@
+"""Codes are an interface: each has one row in the table and one in the guides, and none is ever renamed."""
+
+from __future__ import annotations
+
+from devalloc.api.reasons import Reason, find_reason, is_transient_reason
+from tests.support.repository import REPO
+
+RELEASED = {
+    *("ClaimInvalid", "ClassNotFound", "ClassInvalid", "ConfigNotFound", "Deleting", "NoMatchingDevices"),
+    *("NodeUnavailable", "NotEnoughDevices", "InsufficientCapacity", "MatchAttributesConflict", "SearchLimit"),
+    *("PoolResourcesExhausted", "DevicesInUse", "LostToHigherPriority", "LostToCompetition", "GroupUnsatisfiable"),
+    *("NoRoom", "NodesTooSmall", "QuotaExceeded", "AdminAccessDenied", "Refused", "SpecChanged", "StillPrepared"),
+    *("NoSuitableNode", "SentBack"),
+}
+KINDS = {
+    *("claim", "amount", "request", "matchAttribute", "limit", "constraint", "class", "config", "poolResource"),
+    *("compatibilityGroup", "unavailable", "undefinedResource", "node", "member"),
+    *("selector", "capacity", "counter", "taint", "device", "pool", "feature"),
+}
+
+
+def cells_by_code() -> dict[str, list[str]]:
+    """The cells of each row of the guides' tables of codes of claims, after the code."""
+    pages = [(REPO / "docs" / name).read_text() for name in ("kubernetes.md", "reasons.md")]
+    rows = [line.strip("|").split(" | ") for page in pages for line in page.splitlines() if line.startswith("| `")]
+    return {cells[0].strip("` "): [cell.strip() for cell in cells[1:]] for cells in rows if "|" not in cells[0]}
+
+
+def test_released_codes_stay() -> None:
+    assert {str(reason) for reason in Reason} >= RELEASED
+
+
+def test_the_guides_list_each_code_with_the_meaning_and_the_advice_of_the_table() -> None:
+    cells = cells_by_code()
+    for reason in Reason:
+        assert reason.meaning in cells[reason.value], reason
+        assert reason.advice in (*cells[reason.value], ""), reason
+
+
+def test_the_guide_lists_no_code_that_the_table_lacks() -> None:
+    page = (REPO / "docs" / "reasons.md").read_text()
+    codes = page[page.index("## Codes of claims") : page.index("## What is in the way")]
+    listed = {line.split("`")[1] for line in codes.splitlines() if line.startswith("| `")}
+    on_devices = {"DeviceLost"}
+    assert listed - on_devices == {reason.value for reason in Reason} - {"NoSuitableNode", "SentBack"}
+
+
+def test_the_guide_explains_each_verdict_that_messages_begin_with() -> None:
+    page = (REPO / "docs" / "reasons.md").read_text()
+    explained = {reason for reason in Reason if reason.decided_in.endswith("explain")}
+    assert [reason for reason in explained if f"| `{reason.verdict}` |" not in page] == []
+
+
+def test_each_code_is_decided_where_the_table_says() -> None:
+    for reason in Reason:
+        place = REPO / reason.decided_in
+        modules = [place] if place.is_file() else [*place.rglob("*.py")]
+        assert any(f"Reason.{reason.name}" in module.read_text() for module in modules), reason
+
+
+def test_a_code_is_found_by_its_name_alone() -> None:
+    assert find_reason("NoRoom") is Reason.NO_ROOM
+    assert find_reason("Unheard") is None
+    assert find_reason(None) is None
+
+
+def test_transient_are_the_codes_of_claims_that_others_of_their_batch_won_against() -> None:
+    transient = {reason for reason in Reason if reason.is_transient}
+    assert transient == {Reason.LOST_TO_HIGHER_PRIORITY, Reason.LOST_TO_COMPETITION}
+    assert is_transient_reason("LostToCompetition")
+    assert not is_transient_reason("DevicesInUse")
+    assert not is_transient_reason("Unheard")
+
+
+def test_each_kind_of_blocker_is_in_the_guide() -> None:
+    guide = (REPO / "docs" / "reasons.md").read_text()
+    assert [kind for kind in sorted(KINDS) if f"`{kind}`" not in guide] == []
