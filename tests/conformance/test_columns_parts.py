@@ -273,7 +273,7 @@ def test_an_arc_takes_one_pattern_and_leaves_what_is_left(seed: int) -> None:
             row = lattice.rows[state]
             expected = set()
             for label, way in enumerate(lattice.ways):
-                patterns = shape.patterns[way] if isinstance(way, LocalChoice) else shape.opens[way][1]
+                patterns = shape.patterns[way] if isinstance(way, LocalChoice) else shape.child_bins[way][1]
                 for pattern in np.concatenate([patterns, patterns @ shape.draws], axis=1):
                     if all(a >= b for a, b in zip(row.tolist(), pattern.tolist(), strict=True)):
                         expected.add((state, label, int(lattice.find((row - pattern)[None])[0])))
