@@ -17,9 +17,9 @@ from devalloc_solver.columns.remaining_units import RemainingUnits
 from devalloc_solver.columns.state_space import Cache, StateSpace, build_state_space
 from devalloc_solver.place.greedy import candidate_orders, place_greedily
 from devalloc_solver.problem.allocations import Allocation, Usage
-from devalloc_solver.problem.balance import load_by_node
 from devalloc_solver.problem.demand import PlacementUnit
 from devalloc_solver.problem.placement import GoalLevel, Placement
+from devalloc_solver.problem.placement_policy import load_by_node
 from devalloc_solver.problem.snapshot import Snapshot
 
 GRACE_SECONDS = 0.2

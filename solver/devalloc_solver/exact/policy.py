@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 from devalloc_solver.exact.linear_constraints import add_at_most
 from devalloc_solver.exact.variables import BatchModel, LinearTerms
-from devalloc_solver.problem.balance import load_by_node, square_growth
+from devalloc_solver.problem.placement_policy import load_by_node, square_growth
 
 if TYPE_CHECKING:
     from devalloc_solver.exact.goals import GoalSearch
 
-PLACEMENTS = ("pack", "spread")
 MAX_WEIGHT = 2**40
 """A preference whose weight would pass this is left out rather than let sums overflow."""
 
