@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from devalloc.api.machine_bounds import MEMORY_BLOCK
+from devalloc.api.virtual_machine import MEMORY_BLOCK
 from devalloc.scaling.resources import Resources
 from devalloc_node.agent.channels import ChangeRefused
 from devalloc_node.agent.executors import MachineExecutors
