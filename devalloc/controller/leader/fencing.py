@@ -26,7 +26,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from devalloc.api import meta
-from devalloc.api.raw_claims import allocation_entries, annotation_of
+from devalloc.api.views import allocation_entries, annotation_of
 from devalloc.store import Change, Conflict, Invalid, Key, NotFound, Object, Store
 
 log = logging.getLogger(__name__)
