@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from devalloc.api import meta
-from devalloc.api.fields import PATTERN_MESSAGE
+from devalloc.api.claim import DeviceClaimDetail
+from devalloc.api.fields import PATTERN_MESSAGE, json_names
 from devalloc.api.kinds import KINDS, ApiKind
 from devalloc.api.reference import described_schema
 from devalloc.api.yaml_reader import dump_yaml
@@ -48,7 +49,7 @@ def _is_whole(field: str, key: str) -> str:
 
 
 _WARM = "self.nics.filter(nic, has(nic.backend) && nic.backend == 'warm').size()"
-_DETAIL_FIELDS = ("deviceType", "deviceClass", "constraints", "requests", "limits", "matchAttributes", "configs")
+_DETAIL_FIELDS = json_names(DeviceClaimDetail)
 _NAMES = "self.{field}.all(name, size(name) > 0 && size(name) <= 253)"
 
 

@@ -69,6 +69,11 @@ class ApiModel(BaseModel):
         return identity | content
 
 
+def json_names(model: type[ApiModel]) -> tuple[str, ...]:
+    """The names of a model's fields in JSON, in the order of the model."""
+    return tuple(field.alias or name for name, field in model.model_fields.items())
+
+
 _IDENTITY = (("api_version", "apiVersion"), ("kind", "kind"))
 """Fields that are written even if they have default values: without them, the content could not be read back."""
 

@@ -13,8 +13,8 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from devalloc.api.claim import DeviceClaimDetail, DeviceClaimSpec
-from devalloc.api.fields import REFUSED, RELATED, ApiModel, escape_unprintable, quote_value
+from devalloc.api.claim import DeviceClaimDetail, DeviceClaimInstance, DeviceClaimSpec
+from devalloc.api.fields import REFUSED, RELATED, ApiModel, escape_unprintable, json_names, quote_value
 from devalloc.api.quantity import type_name
 from devalloc.api.suggest import closest_match
 from devalloc.api.validation.lenient import Finding
@@ -46,7 +46,7 @@ _HINTS: dict[type[ApiModel], dict[str, str]] = {
         "constraints",
     },
     DeviceClaimSpec: dict.fromkeys(
-        ("deviceClass", "deviceType", "requests", "limits", "constraints", "oneOf", "configs", "count"),
+        {*json_names(DeviceClaimInstance), "count"} - {*json_names(DeviceClaimSpec)},
         "it belongs to an entry of spec.claims",
     ),
 }
