@@ -129,7 +129,7 @@ def _print_yaml(title: str, content: object) -> None:
 
 def _claim_facts(claim: Object) -> list[tuple[str, str]]:
     from devalloc.api import meta
-    from devalloc.api.summaries import claim_state
+    from devalloc.api.views import claim_state
 
     annotations = claim["metadata"].get("annotations", {})
     return [
@@ -147,7 +147,7 @@ def _claim_facts(claim: Object) -> list[tuple[str, str]]:
 
 def _machines_of(store: Store, claim: Object) -> list[str]:
     """The machines that name a claim, with their nodes. The claim is placed together with the first one."""
-    from devalloc.api.summaries import machine_node
+    from devalloc.api.views import machine_node
 
     name, namespace = claim["metadata"]["name"], claim["metadata"].get("namespace", "default")
     return [
@@ -158,7 +158,7 @@ def _machines_of(store: Store, claim: Object) -> list[str]:
 
 
 def _machine_facts(machine: Object) -> list[tuple[str, str]]:
-    from devalloc.api.summaries import machine_node, machine_phase
+    from devalloc.api.views import machine_node, machine_phase
 
     status = machine.get("status", {})
     return [

@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 
 from devalloc.api import meta
 from devalloc.api.kinds import ALLOCATABLE_KINDS
-from devalloc.api.raw_claims import allocation_entries, annotation_of
+from devalloc.api.views import allocation_entries, annotation_of
 from devalloc.store import Change, Conflict, Invalid, Key, NotFound, Object, Store
 from devalloc.store.lifecycle import with_labels
 

@@ -21,6 +21,7 @@ from functools import partial
 from devalloc.api.host_pool_names import node_of_host_pool
 from devalloc.api.kinds import ALLOCATABLE_KINDS
 from devalloc.api.meta import ALLOCATED_NODE, RELEASE
+from devalloc.api.views import ClaimView
 from devalloc.backoff import Backoff, backoff_delay
 from devalloc.inventory.capacity import host_pool_name
 from devalloc.store import Event, EventType, Expired, NotFound, Object, Store, StoreError, Unusable
@@ -289,7 +290,7 @@ class VirtualMachineLoop:
         if obj["kind"] == objects.KIND:
             name = f"vm {obj['metadata']['uid']}"
             return name in self._work or node in (objects.node_of(obj), objects.holder_of(obj))
-        return node in (finalizers.node_of_claim(obj), obj["metadata"].get("annotations", {}).get(ALLOCATED_NODE))
+        return node in (ClaimView(obj).holder, ClaimView(obj).node)
 
     def _read(self, kind: str, key: ClaimKey) -> Object | None:
         """An object by its name; None if it does not exist. Raises StoreError."""

@@ -9,19 +9,26 @@ from typing import Any
 import jsonschema
 import pytest
 
-from devalloc.api import json_schema
 from devalloc.api.decode import decode
-from devalloc.api.field_docs import annotation_docs, docs_by_field
 from devalloc.api.fields import ApiModel
 from devalloc.api.kinds import API_KINDS, ApiKind
 from devalloc.api.manifests import load, load_text
-from devalloc.api.reference import FieldReference, child_fields, field_at, kind_fields
+from devalloc.api.reference import (
+    DRAFT,
+    FieldReference,
+    annotation_docs,
+    child_fields,
+    docs_by_field,
+    field_at,
+    kind_fields,
+    manifest_schema,
+)
 from devalloc.api.validation.schema import NodeForm, SchemaNode, field_schemas, model_schema
 from tests.support import good_manifests
 from tests.support.repository import REPO
 from tools import reference
 
-VALIDATOR = jsonschema.Draft202012Validator(json_schema.manifest_schema())
+VALIDATOR = jsonschema.Draft202012Validator(manifest_schema())
 EXAMPLES = [document.content for document in load([REPO / "examples"]).documents]
 GOOD = [document.content for document in load_text(good_manifests.TEXT).documents]
 
@@ -132,8 +139,8 @@ def test_every_annotation_that_is_named_in_the_rules_is_described() -> None:
 
 
 def test_the_schema_is_a_schema() -> None:
-    jsonschema.Draft202012Validator.check_schema(json_schema.manifest_schema())
-    assert json_schema.manifest_schema()["$schema"] == json_schema.DRAFT
+    jsonschema.Draft202012Validator.check_schema(manifest_schema())
+    assert manifest_schema()["$schema"] == DRAFT
 
 
 def test_the_schema_accepts_every_example() -> None:
