@@ -219,7 +219,7 @@ def describe_funnel(funnel: Mapping[str, Any], users: Users = NO_USERS, *, is_em
     total = funnel["devices"]
     if not parts:
         matching = "the only device matches" if total == 1 else f"all {total} devices match"
-        return matching if total else "the fleet has no devices"
+        return matching if total else "there are no devices"
     first_part, *rest = parts
     number, _, what = first_part.partition(" ")
     return ", ".join([f"{number} of {count_devices(total)} {what}", *rest])

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from devalloc_solver.fleet.interfaces import ChosenDevice
 from devalloc_solver.fleet.pool_states import NodeRecord, ShareState
-from devalloc_solver.problem.balance import square_growth
 from devalloc_solver.problem.demand import Request
+from devalloc_solver.problem.placement_policy import square_growth
 
 Score = tuple[tuple[int, ...], int, int, int, int, int, int]
 """Smaller is better (S17, goals 2 to 5): alternatives, pools, devices, entries, then what the policy says of the node

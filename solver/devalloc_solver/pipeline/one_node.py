@@ -12,13 +12,13 @@ from devalloc_solver.answer_types import AllocationResult, ExplanationDict
 from devalloc_solver.cel.budget import Allowance, OutOfTime
 from devalloc_solver.check.resource_k8s import check_results
 from devalloc_solver.deadline import ALLOCATE_SECONDS, end_time
-from devalloc_solver.dialects.resource_k8s.allocation_result import ShareIds, devices_of_placement, make_result
 from devalloc_solver.dialects.resource_k8s.allocation_task import AllocationTask, Manifest, as_manifests, prepare
-from devalloc_solver.dialects.resource_k8s.errors import AllocationError, ResourceAnswerRefused
+from devalloc_solver.dialects.resource_k8s.answers import ShareIds, devices_of_placement, make_result
+from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim
+from devalloc_solver.dialects.resource_k8s.demands import PendingClaim, make_unit
 from devalloc_solver.dialects.resource_k8s.feature_gates import read_gates
-from devalloc_solver.dialects.resource_k8s.objects import ResourceClaim
+from devalloc_solver.dialects.resource_k8s.fields import AllocationError, ResourceAnswerRefused
 from devalloc_solver.dialects.resource_k8s.pools import PoolStatus, name_of
-from devalloc_solver.dialects.resource_k8s.translate import PendingClaim, make_unit
 from devalloc_solver.explain.resource_k8s.call_explainer import CallExplainer, CallInput, sort_slices
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline.unit_search import place_unit

@@ -13,16 +13,24 @@ from devalloc_solver.answer_types import ResourceSolutionDict
 from devalloc_solver.cel.budget import SEARCH_CUT_SHORT, SearchCutShort
 from devalloc_solver.deadline import end_time, quick_search_end
 from devalloc_solver.dialects.api_groups import as_manifest_list
-from devalloc_solver.dialects.resource_k8s.allocation_result import ShareIds, devices_of_placement, make_result
-from devalloc_solver.dialects.resource_k8s.answers import allocated_answer, placed_answer, rejected_answer
-from devalloc_solver.dialects.resource_k8s.candidates import RequestJudge, RequestVerdict
+from devalloc_solver.dialects.resource_k8s.answers import (
+    ShareIds,
+    allocated_answer,
+    devices_of_placement,
+    make_result,
+    placed_answer,
+    rejected_answer,
+)
+from devalloc_solver.dialects.resource_k8s.candidates import RequestJudge, RequestVerdict, SelectorJudge
 from devalloc_solver.dialects.resource_k8s.cluster_check import make_cluster_checker
-from devalloc_solver.dialects.resource_k8s.cluster_view import ClusterView, view_cluster
-from devalloc_solver.dialects.resource_k8s.demands import build_units, node_of, timeout_rejection
-from devalloc_solver.dialects.resource_k8s.duplicate_devices import duplicate_problems
-from devalloc_solver.dialects.resource_k8s.errors import ResourceAnswerRefused
+from devalloc_solver.dialects.resource_k8s.demands import (
+    build_units,
+    constrained_attributes,
+    node_of,
+    timeout_rejection,
+)
 from devalloc_solver.dialects.resource_k8s.feature_gates import read_gates
-from devalloc_solver.dialects.resource_k8s.fields import FieldError
+from devalloc_solver.dialects.resource_k8s.fields import FieldError, ResourceAnswerRefused
 from devalloc_solver.dialects.resource_k8s.manifests import (
     ClusterInput,
     Key,
@@ -30,19 +38,19 @@ from devalloc_solver.dialects.resource_k8s.manifests import (
     priority_of,
     read_documents,
 )
-from devalloc_solver.dialects.resource_k8s.pools import ResourcePool, SliceBook
+from devalloc_solver.dialects.resource_k8s.pools import ClusterView, ResourcePool, SliceBook, view_cluster
 from devalloc_solver.dialects.resource_k8s.published_devices import (
+    DeviceId,
     DevicesInUse,
+    DeviceUsage,
     PublishedDevice,
+    add_allocation,
     draws_of,
+    duplicate_problems,
     list_published_devices,
     make_snapshot,
     resources_of,
 )
-from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
-from devalloc_solver.dialects.resource_k8s.translate import constrained_attributes
-from devalloc_solver.dialects.resource_k8s.usage import DeviceId, DeviceUsage, add_allocation
-from devalloc_solver.exact.policy import PLACEMENTS
 from devalloc_solver.explain.resource_k8s.explainer import ResourceClaimExplainer
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline.decomposition import unproven_names
@@ -51,6 +59,7 @@ from devalloc_solver.problem import overuse
 from devalloc_solver.problem.allocations import Allocation
 from devalloc_solver.problem.demand import AllocationMode, PlacementUnit
 from devalloc_solver.problem.placement import Placement
+from devalloc_solver.problem.placement_policy import check_policy
 from devalloc_solver.problem.snapshot import Snapshot
 
 
@@ -97,8 +106,7 @@ def solve_manifests(
         ValueError: for an unknown ``placement``, or ``documents`` that are one manifest or text.
     """
     started = time.monotonic()
-    if placement not in PLACEMENTS:
-        raise ValueError(f"placement must be one of {', '.join(PLACEMENTS)}, not {placement!r}")
+    check_policy(placement)
     gates = read_gates(features)
     answer = solve(read_documents(as_manifest_list(documents), gates), gates, placement, deadline, started)
     return cast(ResourceSolutionDict, answer)

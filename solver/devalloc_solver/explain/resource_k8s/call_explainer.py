@@ -17,12 +17,11 @@ from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import Allowance
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s.allocation_task import AllocationTask, Manifest, holder_key, prepare
+from devalloc_solver.dialects.resource_k8s.candidates import SelectorJudge
 from devalloc_solver.dialects.resource_k8s.decode import read_slice
-from devalloc_solver.dialects.resource_k8s.errors import AllocationError
-from devalloc_solver.dialects.resource_k8s.fields import FieldError, short_text
+from devalloc_solver.dialects.resource_k8s.fields import AllocationError, FieldError, short_text
 from devalloc_solver.dialects.resource_k8s.pools import PoolId, PoolStatus, ResourcePool
-from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
-from devalloc_solver.dialects.resource_k8s.usage import DeviceId, DeviceUsage, add_allocation, read_usage
+from devalloc_solver.dialects.resource_k8s.published_devices import DeviceId, DeviceUsage, add_allocation, read_usage
 from devalloc_solver.explain.blocking_claims import BlockingClaimFinder, BlockingClaims
 from devalloc_solver.explain.explainer import Finding, describe_remedy
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion, ProblemSource
@@ -166,8 +165,9 @@ def sort_slices(slices: Iterable[Manifest]) -> tuple[tuple[Manifest, ...], tuple
         except FieldError:
             unread.append(content)
             continue
-        place = resource_slice.reach.node_name or "", [device.name for device in resource_slice.devices]
-        readable.append(((*resource_slice.pool_id, resource_slice.generation, resource_slice.name, *place), content))
+        spec = resource_slice.spec
+        place = spec.node_name or "", [device.name for device in spec.devices]
+        readable.append(((*resource_slice.pool_id, spec.pool.generation, resource_slice.name, *place), content))
     return tuple(content for _, content in sorted(readable, key=itemgetter(0))), tuple(unread)
 
 

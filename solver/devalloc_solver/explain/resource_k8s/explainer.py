@@ -13,8 +13,7 @@ from typing import Any
 
 from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import Bound
-from devalloc_solver.dialects.resource_k8s.duplicate_devices import is_counter
-from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice
+from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice, is_counter
 from devalloc_solver.explain.blocking_claims import BlockingClaims
 from devalloc_solver.explain.explainer import NOT_TOGETHER, Explainer, Finding
 from devalloc_solver.explain.feasibility import FeasibilityQuestion, Undecided

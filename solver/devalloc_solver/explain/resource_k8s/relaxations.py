@@ -11,17 +11,10 @@ from typing import Any
 
 from devalloc.api.reasons import Reason
 from devalloc_solver.dialects.resource_k8s.candidates import RequestCandidates, RequestJudge
-from devalloc_solver.dialects.resource_k8s.duplicate_devices import counter_name, is_counter
-from devalloc_solver.dialects.resource_k8s.errors import AllocationError
-from devalloc_solver.dialects.resource_k8s.objects import (
-    DeviceConstraint,
-    DeviceTaint,
-    ResourceDeviceClass,
-    SubRequest,
-)
-from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice
-from devalloc_solver.dialects.resource_k8s.quantities import Amount
-from devalloc_solver.dialects.resource_k8s.usage import DeviceId
+from devalloc_solver.dialects.resource_k8s.claims import DeviceConstraint, ResourceDeviceClass, SubRequest
+from devalloc_solver.dialects.resource_k8s.fields import AllocationError, Amount
+from devalloc_solver.dialects.resource_k8s.published_devices import DeviceId, PublishedDevice, counter_name, is_counter
+from devalloc_solver.dialects.resource_k8s.slices import DeviceTaint
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
 from devalloc_solver.explain.funnel import count_devices
 from devalloc_solver.explain.relaxations import (
