@@ -232,18 +232,18 @@ class ClusterCounts:
         }
 
     def _steps_of(self, request: Request) -> Iterator[dict[str, Any]]:
-        """In the order in which the first device of each falls."""
+        """In the order of the first device of each."""
         firsts: dict[str, list[FirstDevice]] = defaultdict(list)
         counts: Counter[str] = Counter()
-        for what, some, count in self._fallen(request):
+        for what, some, count in self._rejected(request):
             firsts[what] += some
             counts[what] += count
         rules = self.ask.rules
         numbers = {offer.index: number for number, offer in enumerate(rules.shared_devices.offers)}
-        for what, fallen in rules.judge_shared_devices(self.ask.claim, request.spec.ask).fallen.items():
-            there = ((numbers[index], rules.shared_devices.offers[numbers[index]]) for index, _ in fallen[:SHOWN])
+        for what, rejected in rules.judge_shared_devices(self.ask.claim, request.spec.ask).rejected.items():
+            there = ((numbers[index], rules.shared_devices.offers[numbers[index]]) for index, _ in rejected[:SHOWN])
             firsts[what] += [first_of_shared(number, offer) for number, offer in there]
-            counts[what] += len(fallen)
+            counts[what] += len(rejected)
         ordered = sorted((nsmallest(SHOWN, some), what, counts[what]) for what, some in firsts.items())
         for first, what, count in ordered:
             names = [self.firsts.offer(one).title for one in first]
@@ -251,12 +251,12 @@ class ClusterCounts:
             why = self._why(request, what, first[0])
             yield step | ({"example": why} if why else {})
 
-    def _fallen(self, request: Request) -> Iterator[tuple[str, Sequence[FirstDevice], int]]:
-        """(step, first devices, how many): some that fall there, which are of the index."""
+    def _rejected(self, request: Request) -> Iterator[tuple[str, Sequence[FirstDevice], int]]:
+        """(step, first devices, how many): some that it rejects, which are of the index."""
         sizes = self.census.sizes()
         if request.label not in self.named.labels:
-            for what, fallen in request.spec.verdict.fallen.items():
-                kinds = [kind for kind, _ in fallen if sizes.get(kind)]
+            for what, rejected in request.spec.verdict.rejected.items():
+                kinds = [kind for kind, _ in rejected if sizes.get(kind)]
                 if kinds:
                     yield what, self.firsts.of(kinds), sum(sizes[kind] for kind in kinds)
             return
@@ -266,15 +266,15 @@ class ClusterCounts:
         lots += [((first,), 1) for record in self.named.records for first in devices_of(record)]
         offers = [replace(self.firsts.offer(first[0]), index=number) for number, (first, _) in enumerate(lots)]
         verdict = self.ask.rules.judge(offers).choose(self.ask.claim, request.spec.ask).verdict
-        for what, fallen in verdict.fallen.items():
-            for number, _ in fallen:
+        for what, rejected in verdict.rejected.items():
+            for number, _ in rejected:
                 yield what, *lots[number]
 
     def _why(self, request: Request, what: str, first: FirstDevice) -> str:
         """What there is to say of a device, in its own words."""
         offer = replace(self.firsts.offer(first), index=0)
         verdict = self.ask.rules.judge([offer]).choose(self.ask.claim, request.spec.ask).verdict
-        ((_, why),) = verdict.fallen[what]
+        ((_, why),) = verdict.rejected[what]
         return why
 
     # -- claims in the way ---------------------------------------------------------------------------------------------
