@@ -26,9 +26,8 @@ from prometheus_client import CollectorRegistry
 from benchmarks.fake_guests import METRICS, MONITOR, address, many_files
 from devalloc_node.agent.agent_thread import AgentThread
 from devalloc_node.agent.channels import ScaledMachine
-from devalloc_node.agent.http_client import new_session
+from devalloc_node.agent.http_client import HttpMetrics, new_session
 from devalloc_node.agent.metrics import REQUESTS
-from devalloc_node.agent.metrics_client import HttpMetrics
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
 from devalloc_node.machine.records import MachineAmounts, MachineView

@@ -103,18 +103,8 @@ class DeviceClaimDetail(ApiModel):
 
     @property
     def is_empty(self) -> bool:
-        """Whether no field is set."""
-        return not any(
-            (
-                self.device_type,
-                self.device_class,
-                self.constraints,
-                self.requests,
-                self.limits,
-                self.match_attributes,
-                self.configs,
-            )
-        )
+        """Whether no field of a request is set."""
+        return not any(getattr(self, name) for name in DeviceClaimDetail.model_fields)
 
 
 class DeviceClaimInstance(DeviceClaimDetail):

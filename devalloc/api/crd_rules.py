@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from devalloc.api.claim import DeviceClaimDetail
+from devalloc.api.fields import json_names
+
 
 @dataclass(frozen=True, slots=True)
 class CrdRule:
@@ -39,7 +42,7 @@ def _is_whole(field: str, key: str) -> str:
 
 
 _WARM = "self.nics.filter(nic, has(nic.backend) && nic.backend == 'warm').size()"
-_DETAIL_FIELDS = ("deviceType", "deviceClass", "constraints", "requests", "limits", "matchAttributes", "configs")
+_DETAIL_FIELDS = json_names(DeviceClaimDetail)
 _NAMES = "self.{field}.all(name, size(name) > 0 && size(name) <= 253)"
 
 

@@ -11,11 +11,11 @@ import marshal
 import re
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from devalloc.api.fields import construct
+from devalloc.api.fields import ApiModel
 from devalloc.api.pool import Attribute, Device, DevicePool
 
 MAX_DEVICES = 1_000
@@ -32,6 +32,26 @@ _TEXT_SET = {"name", "string_value"}
 
 _attributes: dict[tuple[str, str, str | int, type], Attribute] = {}
 _device_templates: dict[bytes, Device] = {}
+
+
+M = TypeVar("M", bound=ApiModel)
+_set = object.__setattr__
+"""models are frozen"""
+
+
+def _construct(model: type[M], fields: dict[str, Any], given: set[str]) -> M:
+    """An object of valid fields, without validation; ``given`` may be shared by many.
+
+    The only place that sets what pydantic keeps private: a test compares the result with pydantic's own. For 48,000
+    devices, ``model_copy``, the public way, takes a fifth more time and 40 % more memory (126 MB instead of 89), since
+    each copy has a set of its own; ``model_construct`` takes five times as long, and validation twice.
+    """
+    made = model.__new__(model)
+    _set(made, "__dict__", fields)
+    _set(made, "__pydantic_fields_set__", given)
+    _set(made, "__pydantic_extra__", None)
+    _set(made, "__pydantic_private__", None)
+    return made
 
 
 class _Unusual(Exception):
@@ -64,11 +84,11 @@ def _device(content: Any) -> Device:
     rest = _device_template({key: value for key, value in content.items() if key != "name" and key != "attributes"})
     fields = dict(rest.__dict__)
     fields["name"] = name
-    given = rest.__pydantic_fields_set__
+    given = rest.model_fields_set
     if "attributes" in content:
         fields["attributes"] = _list_of_attributes(content["attributes"])
         given = _field_set(frozenset(given))
-    return construct(Device, fields, given)
+    return _construct(Device, fields, given)
 
 
 @cache
@@ -140,5 +160,5 @@ def _new_attribute(name: str, field: str, value: str | int) -> Attribute:
         raise _Unusual
     if field == "stringValue" and type(value) is str and len(value) <= 4096:
         # There may be one of these per device, such as uuids: build them directly.
-        return construct(Attribute, {**_NO_VALUE, "name": name, "string_value": value}, _TEXT_SET)
+        return _construct(Attribute, {**_NO_VALUE, "name": name, "string_value": value}, _TEXT_SET)
     return Attribute.model_validate({"name": name, field: value}, by_alias=True, by_name=False)

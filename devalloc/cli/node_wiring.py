@@ -65,7 +65,7 @@ def abandon_hung_threads(say: Say) -> Iterator[None]:
 def make_host(settings: NodeSettings, *, dry_run: bool, say: Say) -> Host:
     """This machine, or in a dry run one that only reports changes. Reports what the plugin will not be able to do."""
     from devalloc.inventory.device_users import visibility_problem
-    from devalloc_node.host.dry_run import DryRun
+    from devalloc_node.host.boundary import DryRun
     from devalloc_node.host.files import Files
     from devalloc_node.host.linux import LinuxHost
     from devalloc_node.machine.paths import MachineConfig
@@ -343,7 +343,7 @@ def store_permits(
 def _serve_ledgers(server: PermitServer, at: Path | None, stop: threading.Event) -> Iterator[None]:
     """While inside, until ``stop`` is set, serve state and metrics at a unix socket that only this user can open."""
     from devalloc.controller.permits.metrics import TYPE
-    from devalloc_node.agent.debug_server import page_served
+    from devalloc_node.agent.agent import page_served
     from devalloc_node.net.http import JSON, HttpRequest, HttpResponse
 
     async def respond(request: HttpRequest) -> HttpResponse:
@@ -418,7 +418,7 @@ def cluster_publishing(
     from devalloc.inventory import DeviceRecords
     from devalloc.inventory.watch import UdevSource
     from devalloc_node.daemon import Publisher
-    from devalloc_node.kube.node_slices import NodeSlices
+    from devalloc_node.kube.publisher import NodeSlices
 
     name, resync = node.settings.node_name, node.settings.resync
     with closing(UdevSource()) as events:

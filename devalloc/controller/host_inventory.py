@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from devalloc.backoff import Backoff
 from devalloc.controller.pool_publisher import PoolPublisher, PublishLock, PublishResult
 from devalloc.controller.reconcile.availability import device_names_held_on
 from devalloc.controller.reconcile.claims import effective_documents
@@ -118,6 +119,7 @@ class HostInventory:
         """Publish again what others overwrote or deleted: at once if an event shows it, and now and then in any
         case."""
         logged = ""
+        reread = Backoff(_RETRY_SECONDS, self._resync)
         while not stop.is_set():
             try:
                 for event in self._store.watch("DevicePool", self._since, timeout=self._resync, stop=stop):
@@ -125,10 +127,12 @@ class HostInventory:
                     if self._publishes.is_set() and self._publisher.is_overwritten(event):
                         self.rescan()
                 self.rescan()
+                reread.reset()
                 logged = ""
             except Expired:
                 self._since = self._store.list([]).resource_version
                 self.rescan()
+                stop.wait(reread.next_delay())
             except Unusable:
                 raise
             except Exception as error:

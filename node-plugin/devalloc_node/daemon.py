@@ -29,17 +29,15 @@ from devalloc_node.machine import lifecycle
 from devalloc_node.metrics import gauges
 from devalloc_node.metrics.registry import NodeMetrics, metrics_served
 from devalloc_node.node import Node
-from devalloc_node.service.kubelet_sockets import KubeletSockets
+from devalloc_node.service.kubelet_sockets import KubeletPaths, KubeletSockets, kubelet_paths
 from devalloc_node.service.node_service import NodeService, ServiceInfo
 from devalloc_node.service.peer_credentials import open_proxy
-from devalloc_node.service.registration import KubeletPaths, kubelet_paths
 from devalloc_node.service.server import Service
 from devalloc_node.service.socket_handover import ExclusiveEndpoint, hold_endpoint
 from devalloc_node.service.warm_service import WarmService
 from devalloc_node.settings import KubeletSettings
 from devalloc_node.vms.restarts import MachineRestarts
-from devalloc_node.warm.background import PoolBackground
-from devalloc_node.warm.pool import Pool
+from devalloc_node.warm.pool import Pool, PoolBackground
 
 log = logging.getLogger(__name__)
 

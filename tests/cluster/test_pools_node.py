@@ -16,7 +16,7 @@ from devalloc.api import meta
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store import Key, NotFound
 from devalloc.store.kubernetes import Client, KubernetesStore
-from devalloc_node.kube.features import SLICES
+from devalloc_node.kube.publisher import SLICES
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb.node_pb2_grpc import NodeStub
 from tests.support import kube_crds, kube_rights, pci_cards, waiting

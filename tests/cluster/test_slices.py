@@ -15,8 +15,7 @@ import pytest
 from devalloc.api.pool import DevicePool
 from devalloc.store.kubernetes.api_error import ApiError
 from devalloc.store.kubernetes.client import Client
-from devalloc_node.kube.features import SLICES, probe_features
-from devalloc_node.kube.publisher import SlicePublisher
+from devalloc_node.kube.publisher import SLICES, SlicePublisher, probe_features
 from devalloc_node.kube.slices import SliceFeatures
 from tests.support import kube_build, kube_rights, pci_cards
 from tests.support.discovery_view import DiscoveredPools

@@ -21,7 +21,7 @@ from devalloc_node.binding.config import BindingConfig
 from devalloc_node.daemon import run_daemon
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.host.dry_run import DryRun
+from devalloc_node.host.boundary import DryRun
 from devalloc_node.host.files import Files
 from devalloc_node.machine.paths import MachineConfig
 from devalloc_node.model.grant import ClaimRef, Grant, GrantedDevice

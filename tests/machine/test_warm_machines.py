@@ -19,8 +19,7 @@ from devalloc_node.machine.machine_files import process_of
 from devalloc_node.machine.process import process
 from devalloc_node.machine.qmp import QmpMonitor
 from devalloc_node.warm import network
-from devalloc_node.warm.background import PoolBackground
-from devalloc_node.warm.pool import Pool
+from devalloc_node.warm.pool import Pool, PoolBackground
 from devalloc_node.warm.setup import Setup
 from tests.support import warm_bed
 from tests.support.deadlines import soon

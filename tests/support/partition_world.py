@@ -26,11 +26,10 @@ from devalloc.scaling.messages.plugin import PodName, RequestError
 from devalloc.scaling.metrics import LfcMetrics, SystemMetrics
 from devalloc.scaling.resources import Resources, ScalingBounds
 from devalloc.scaling.state import ScalingRules
-from devalloc_node.agent.actuator import MachineActuator
+from devalloc_node.agent.actuator import MachineActuator, MachineExecutors
 from devalloc_node.agent.channels import Channels
-from devalloc_node.agent.executors import MachineExecutors
 from devalloc_node.agent.guest_monitor_client import MonitorConnection, MonitorStatus
-from devalloc_node.agent.metrics_client import HttpMetrics
+from devalloc_node.agent.http_client import HttpMetrics
 from devalloc_node.agent.permit_client import HttpPermits, StaticEndpoint
 from devalloc_node.agent.scaler import Scaler
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown

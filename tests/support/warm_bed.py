@@ -22,7 +22,7 @@ import pytest
 from devalloc.inventory.device_users import visibility_problem
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.errors import Denied
-from devalloc_node.warm import network, parts
+from devalloc_node.warm import builder, network
 from devalloc_node.warm.pool import Pool
 from devalloc_node.warm.records import SetupRecords
 from devalloc_node.warm.setup import WarmConfig
@@ -157,8 +157,8 @@ def gate_all(gate: FaultGate) -> None:
     gated(network, "make_tap", "make tap")
     gated(network, "remove_tap", "remove tap")
     for method in ("make", "remove"):
-        inner = getattr(parts.FolderPart, method)
-        setattr(parts.FolderPart, method, _gated_method(inner, gate, f"{method} folder"))
+        inner = getattr(builder.FolderPart, method)
+        setattr(builder.FolderPart, method, _gated_method(inner, gate, f"{method} folder"))
     from devalloc_node.errors import Failed
 
     for method in ("put", "drop"):

@@ -6,14 +6,15 @@ validates the copy again, until it finds nothing new; it leaves out errors that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from devalloc.api.claim import DeviceClaimDetail, DeviceClaimSpec
-from devalloc.api.fields import REFUSED, RELATED, ApiModel, escape_unprintable, quote_value
+from devalloc.api.claim import DeviceClaimDetail, DeviceClaimInstance, DeviceClaimSpec
+from devalloc.api.fields import REFUSED, RELATED, ApiModel, escape_unprintable, json_names, quote_value
 from devalloc.api.quantity import type_name
 from devalloc.api.suggest import closest_match
 from devalloc.api.validation.lenient import Finding
@@ -45,7 +46,7 @@ _HINTS: dict[type[ApiModel], dict[str, str]] = {
         "constraints",
     },
     DeviceClaimSpec: dict.fromkeys(
-        ("deviceClass", "deviceType", "requests", "limits", "constraints", "oneOf", "configs", "count"),
+        {*json_names(DeviceClaimInstance), "count"} - {*json_names(DeviceClaimSpec)},
         "it belongs to an entry of spec.claims",
     ),
 }
@@ -110,11 +111,50 @@ class _KnownErrors:
 
 # -- words ---------------------------------------------------------------------------------------------------------
 
+_FORMS = {
+    "string_type": "str",
+    "int_type": "int",
+    "int_parsing": "int",
+    "int_from_float": "int",
+    "bool_type": "bool",
+    "bool_parsing": "bool",
+    "model_type": "map",
+    "model_attributes_type": "map",
+    "dataclass_type": "map",
+    "dict_type": "map",
+    "mapping_type": "map",
+    "list_type": "list",
+}
+"""What a value must be, by the type of the error that it is something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """The words of a dialect. Messages complete the sentence "<path> ..."."""
+
+    wanted: Mapping[str, str]
+    """the names of the forms ``str``, ``int``, ``bool``, ``map`` and ``list``"""
+    describe: Callable[[str, Any], str]
+    """names a value that does not have the wanted form"""
+    unknown_field: Callable[[str, list[str], type | None], str]
+    """for this name, where these are the fields of this model"""
+    own: Callable[[ErrorDetails], str | None] = lambda _: None
+    """for errors that only this dialect words so; None for all others"""
+
+
+def first_error(error: ValidationError, model: type, wording: Wording) -> tuple[Loc, str]:
+    """(location, message) of the first error; of a wrong key, the location is the map's."""
+    first = error.errors(include_url=False)[0]
+    loc = first["loc"]
+    place = entry_location(loc)
+    text = _message(first, first["input"], _shape_at(model_schema(model), place[:-1]), place, wording)
+    return (place if place == loc else place[:-1]), text
+
 
 def _finding(error: ErrorDetails, shape: SchemaNode) -> Finding:
     loc, value = error["loc"], error["input"]
     place = entry_location(loc)
-    message = escape_unprintable(_message(error, value, _shape_at(shape, place[:-1]), place))
+    message = escape_unprintable(_message(error, value, _shape_at(shape, place[:-1]), place, _WORDING))
     return Finding(format_path(shape, place), message if place == loc else f"has a key that {message}")
 
 
@@ -124,28 +164,23 @@ def _shape_at(shape: SchemaNode, loc: Loc) -> SchemaNode:
     return shape
 
 
-def _message(error: ErrorDetails, value: Any, parent: SchemaNode, loc: Loc) -> str:
+def _message(error: ErrorDetails, value: Any, parent: SchemaNode, loc: Loc, wording: Wording) -> str:
     context = error.get("ctx", {})
+    form = _FORMS.get(error["type"])
+    if (own := wording.own(error)) is not None:
+        return own
+    if form is not None:
+        return f"must be {wording.wanted[form]}, not {wording.describe(form, value)}"
     match error["type"]:
         case "missing":
             return "is required"
-        case "extra_forbidden":
-            return _unknown_field(str(loc[-1]), parent)
+        case "extra_forbidden" | "unexpected_keyword_argument" | "invalid_key":
+            assert parent.model is not None
+            return wording.unknown_field(str(loc[-1]), list(field_schemas(parent.model)), parent.model)
         case _ if error["type"] in (REFUSED, RELATED):
             return str(context["message"])
         case "value_error":
             return str(context["error"])
-        case "string_type":
-            quotes = " (write it in quotes)" if isinstance(value, (int, float)) else ""
-            return f"must be a string, not {type_name(value)}{quotes}"
-        case "int_type" | "int_parsing" | "int_from_float":
-            return f"must be a whole number, not {_describe(value)}"
-        case "bool_type" | "bool_parsing":
-            return f"must be true or false, not {_describe(value)}"
-        case "model_type" | "model_attributes_type" | "dict_type" | "mapping_type":
-            return f"must be a map of fields, not {type_name(value)}"
-        case "list_type":
-            return f"must be a list, not {type_name(value)}"
         case "literal_error":
             return f"must be {context['expected']}, not {_describe(value)}"
         case "too_short":
@@ -164,11 +199,9 @@ def _message(error: ErrorDetails, value: Any, parent: SchemaNode, loc: Loc) -> s
             return f"{error['msg'][:1].lower()}{error['msg'][1:]}, not {_describe(value)}"
 
 
-def _unknown_field(name: str, parent: SchemaNode) -> str:
-    assert parent.model is not None
-    fields = list(field_schemas(parent.model))
-    for model in parent.model.__mro__:
-        if isinstance(model, type) and (hint := _HINTS.get(model, {}).get(name)):
+def _unknown_field(name: str, fields: list[str], model: type | None) -> str:
+    for ancestor in model.__mro__ if model is not None else ():
+        if hint := _HINTS.get(ancestor, {}).get(name):
             return f"unknown field; {hint}"
     near = closest_match(name, fields)
     if near:
@@ -182,3 +215,22 @@ def _entries(count: Any) -> str:
 
 def _describe(value: Any) -> str:
     return quote_value(value) if isinstance(value, (str, int, float)) else type_name(value)
+
+
+def _describe_wrong_form(form: str, value: Any) -> str:
+    if form == "str":
+        return type_name(value) + (" (write it in quotes)" if isinstance(value, (int, float)) else "")
+    return type_name(value) if form in ("map", "list") else _describe(value)
+
+
+_WORDING = Wording(
+    wanted={
+        "str": "a string",
+        "int": "a whole number",
+        "bool": "true or false",
+        "map": "a map of fields",
+        "list": "a list",
+    },
+    describe=_describe_wrong_form,
+    unknown_field=_unknown_field,
+)

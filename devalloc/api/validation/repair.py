@@ -11,7 +11,7 @@ from devalloc.api.quantity import Quantity
 from devalloc.api.semver import SemVer
 from devalloc.api.validation.schema import Loc, NodeForm, SchemaNode, child_schema, field_schemas, model_schema
 
-_KEY = "[key]"
+KEY = "[key]"
 """What pydantic appends to the location of a map entry if its key is wrong."""
 
 _MINIMAL_SCALARS: dict[Any, Any] = {int: 1, bool: False, Quantity: "1", SemVer: "0.0.0"}
@@ -19,7 +19,7 @@ _MINIMAL_SCALARS: dict[Any, Any] = {int: 1, bool: False, Quantity: "1", SemVer: 
 
 def entry_location(loc: Loc) -> Loc:
     """The entry to which an error belongs."""
-    return loc[:-1] if loc[-1:] == (_KEY,) else loc
+    return loc[:-1] if loc[-1:] == (KEY,) else loc
 
 
 def repair_places(content: dict[str, Any], model: type[ApiModel], places: Iterable[Loc]) -> dict[str, Any]:

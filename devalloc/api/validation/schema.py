@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import types
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from enum import Enum
 from functools import cache
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+
+from pydantic.fields import FieldInfo
 
 from devalloc.api.fields import ApiModel
 
 Loc = tuple[str | int, ...]
 """The location of a value: field names, map keys and list indexes from the top."""
+
+
+CONFIG: Final = "__pydantic_config__"
+"""The attribute that makes a dataclass part of a schema: pydantic's settings for it."""
 
 
 class NodeForm(Enum):
@@ -28,7 +34,7 @@ class SchemaNode:
     """One value: ``model`` of a MODEL, ``item`` of a LIST or MAP, Python type ``scalar`` or constant of a SCALAR."""
 
     form: NodeForm
-    model: type[ApiModel] | None = None
+    model: type | None = None
     item: SchemaNode | None = None
     scalar: Any = None
 
@@ -44,17 +50,30 @@ class FieldSchema:
     required: bool
 
 
-def model_schema(model: type[ApiModel]) -> SchemaNode:
+def model_schema(model: type) -> SchemaNode:
     return SchemaNode(NodeForm.MODEL, model=model)
 
 
 @cache
-def field_schemas(model: type[ApiModel]) -> dict[str, FieldSchema]:
-    """The fields by JSON name."""
+def field_schemas(model: type) -> dict[str, FieldSchema]:
+    """The fields by JSON name; of an ApiModel, or of a dataclass that pydantic validates."""
+    if not issubclass(model, ApiModel):
+        return _dataclass_schemas(model)
     return {
         field.alias or name: FieldSchema(_schema_of(field.annotation), field.is_required())
         for name, field in model.model_fields.items()
     }
+
+
+def _dataclass_schemas(model: type) -> dict[str, FieldSchema]:
+    hints = get_type_hints(model, include_extras=True)
+    schemas = {}
+    for field in fields(model):
+        details = getattr(hints[field.name], "__metadata__", ())
+        names = [detail.alias for detail in details if isinstance(detail, FieldInfo) and detail.alias is not None]
+        is_required = field.default is MISSING and field.default_factory is MISSING
+        schemas[names[0] if names else field.name] = FieldSchema(_schema_of(hints[field.name]), is_required)
+    return schemas
 
 
 def _schema_of(annotation: Any) -> SchemaNode:
@@ -65,11 +84,11 @@ def _schema_of(annotation: Any) -> SchemaNode:
         return _schema_of(next(argument for argument in arguments if argument is not type(None)))
     if origin is Literal:
         return SchemaNode(NodeForm.SCALAR, scalar=arguments[0])
-    if origin is list:
+    if origin in (list, tuple):
         return SchemaNode(NodeForm.LIST, item=_schema_of(arguments[0]))
     if origin is dict:
         return RAW if arguments[1] is Any else SchemaNode(NodeForm.MAP, item=_schema_of(arguments[1]))
-    if isinstance(annotation, type) and issubclass(annotation, ApiModel):
+    if isinstance(annotation, type) and (issubclass(annotation, ApiModel) or hasattr(annotation, CONFIG)):
         return model_schema(annotation)
     return RAW if annotation is Any else SchemaNode(NodeForm.SCALAR, scalar=annotation)
 

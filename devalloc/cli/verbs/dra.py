@@ -72,7 +72,7 @@ dra.add_command(allocate)
 
 def _readable_part(refused: RejectedResourceClaim) -> dict[str, Any]:
     """The part of an unreadable claim that says which devices it has."""
-    from devalloc_solver.dialects.resource_k8s.usage import readable_allocation
+    from devalloc_solver.dialects.resource_k8s.published_devices import readable_allocation
 
     namespace, name = refused.key
     status = {"allocation": readable_allocation(refused.allocation or {})}

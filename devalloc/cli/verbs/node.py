@@ -24,7 +24,7 @@ from devalloc_node.errors import NodeError
 if TYPE_CHECKING:
     from devalloc.store import Store
     from devalloc_node.daemon import Loop
-    from devalloc_node.host.plugin_lock import PublishMode
+    from devalloc_node.host.lock_folder import PublishMode
     from devalloc_node.node import Node
     from devalloc_node.settings import KubeletSettings, NodeSettings
 
@@ -110,7 +110,7 @@ def node(options: NodeOptions) -> int:
     from devalloc.store.kubernetes.store import KubernetesStore
     from devalloc.store.sqlite import SQLiteStore
     from devalloc_node.daemon import run_daemon
-    from devalloc_node.host import plugin_lock
+    from devalloc_node.host import lock_folder
     from devalloc_node.kube.own_objects import OwnObjects
     from devalloc_node.node import open_node
 
@@ -133,7 +133,7 @@ def node(options: NodeOptions) -> int:
             if client is not None and not dry_run:
                 way: PublishMode = ("set-aside" if settings.set_aside else "slices") if slices else "pools"
                 place = (settings.socket or settings.state / "node.sock").parent
-                stack.enter_context(plugin_lock.exclusive_host(place, way, display.say))
+                stack.enter_context(lock_folder.exclusive_host(place, way, display.say))
             if client is not None and slices:
                 display.say(f"node {name}, claims of the cluster; Ctrl-C stops")
                 plugin = stack.enter_context(

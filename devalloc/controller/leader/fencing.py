@@ -28,6 +28,7 @@ from collections.abc import Callable, Sequence
 from devalloc.api import meta
 from devalloc.api.raw_claims import allocation_entries, annotation_of
 from devalloc.store import Change, Conflict, Invalid, Key, NotFound, Object, Store
+from devalloc.store.lifecycle import with_labels
 
 log = logging.getLogger(__name__)
 
@@ -95,10 +96,8 @@ def fence_objects(
 def _is_labelled(store: Store, obj: Object) -> bool | None:
     """Sealed by a label that is another than before; None: retry, another writer was faster. Raises
     StoreError."""
-    metadata = obj["metadata"]
-    labels = {**metadata.get("labels", {}), meta.LEADER: secrets.token_hex(8)}
     try:
-        store.replace({**obj, "metadata": {**metadata, "labels": labels}})
+        store.replace(with_labels(obj, {meta.LEADER: secrets.token_hex(8)}))
     except (Conflict, NotFound):
         return None
     except Invalid as error:

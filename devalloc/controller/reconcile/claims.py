@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from devalloc.api import meta
 from devalloc.api.claim import DeviceClaim
@@ -39,6 +39,30 @@ ALLOCATION_ANNOTATIONS = (
     meta.MESSAGE,
 )
 """The annotations that the allocator writes, and takes away again."""
+
+
+_T = TypeVar("_T")
+
+
+class DisjointSets(Generic[_T]):
+    """Sets of claims and what else belongs together, which grow as they are joined (union-find)."""
+
+    def __init__(self) -> None:
+        self._set_of: dict[_T, set[_T]] = {}
+
+    def join(self, one: _T, other: _T) -> None:
+        small, large = sorted((self._set_of.setdefault(each, {each}) for each in (one, other)), key=len)
+        if small is not large:
+            large |= small
+            for member in small:
+                self._set_of[member] = large
+
+    def set_of(self, member: _T) -> set[_T] | None:
+        """The set of a member; None if it was never joined."""
+        return self._set_of.get(member)
+
+    def sets(self) -> list[set[_T]]:
+        return [*{id(each): each for each in self._set_of.values()}.values()]
 
 
 def is_prepared(claim: Object) -> bool:

@@ -157,6 +157,7 @@ class ReconcileLoop:
     def run(self, stop: threading.Event, act: Callable[[], object], wait: Callable[[], object]) -> None:
         """``act`` and then ``wait`` until ``stop`` is set. Raises Unusable; logs all other errors and tries again."""
         backoff, logged = Backoff(self._settings.retry, self._settings.resync), ""
+        reread = Backoff(self._settings.retry, self._settings.resync)
         while not stop.is_set():
             try:
                 self.began = self._clock()
@@ -164,8 +165,9 @@ class ReconcileLoop:
                 backoff.reset()
                 logged, self.began, self.failing = "", None, None
                 wait()
+                reread.reset()
             except Expired:
-                continue
+                stop.wait(reread.next_delay())
             except Unusable:
                 raise
             except Exception as error:

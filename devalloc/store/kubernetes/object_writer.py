@@ -86,8 +86,7 @@ class UncertainWrites:
                 try:
                     self._api.write(with_annotations(now, {LEADER: mark}))
                 except (Invalid, Forbidden):  # it may have the maximum of annotations
-                    labels = {**now["metadata"].get("labels", {}), LEADER: mark}
-                    self._api.write({**now, "metadata": {**now["metadata"], "labels": labels}})
+                    self._api.write(lifecycle.with_labels(now, {LEADER: mark}))
                 return
             except NotFound:
                 return

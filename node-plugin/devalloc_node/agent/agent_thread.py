@@ -20,16 +20,13 @@ from devalloc.scaling.agentconfig import AgentConfig
 from devalloc.scaling.health import ScalingReport
 from devalloc.scaling.messages.plugin import PodName
 from devalloc.scaling.state import ScalingRules
-from devalloc_node.agent.actuator import MachineActuator
-from devalloc_node.agent.agent import Agent, ScalingTarget
+from devalloc_node.agent.actuator import MachineActuator, MachineExecutors
+from devalloc_node.agent.agent import Agent, ScalingTarget, agent_dump_served
 from devalloc_node.agent.channels import Channels, ScaledMachine
-from devalloc_node.agent.debug_server import agent_dump_served
-from devalloc_node.agent.executors import MachineExecutors
 from devalloc_node.agent.guest_monitor_client import MonitorConnection, MonitorTimeouts
-from devalloc_node.agent.http_client import new_session
-from devalloc_node.agent.informant.connection import InformantConnection
+from devalloc_node.agent.http_client import HttpMetrics, new_session
+from devalloc_node.agent.informant_client import InformantConnection
 from devalloc_node.agent.metrics import ScalingMetrics
-from devalloc_node.agent.metrics_client import HttpMetrics
 from devalloc_node.agent.permit_client import HttpPermits, PermitEndpoint, StaticEndpoint
 from devalloc_node.agent.scaler import Scaler
 from devalloc_node.errors import Denied

@@ -4,6 +4,6 @@
 - ``vfio``, ``sriov``, ``mdev``, ``vgpu``: the bindings
 - ``drivers``, ``vf_count``, ``vf_settings``: kinds of steps; each reads and sets one property of the host
 - ``checks``, ``device_users``: refusals before the first step
-- ``vfio_handover``, ``vfio_drivers``, ``vgpu_parents``, ``vgpu_profiles``: choices of single bindings
+- ``vfio_handover``, ``vgpu_parents``: choices of single bindings
 - ``health``: whether a prepared device is still as it was left
 """

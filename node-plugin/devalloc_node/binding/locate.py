@@ -25,10 +25,14 @@ def locate_device(tree: Tree, config: BindingConfig, granted: GrantedDevice) -> 
 
 
 def locate_device_of_kind(
-    tree: Tree, config: BindingConfig, granted: GrantedDevice, wanted: type[Wanted], seen: LocatedDevice | None = None
+    tree: Tree,
+    config: BindingConfig,
+    granted: GrantedDevice,
+    wanted: type[Wanted],
+    located: LocatedDevice | None = None,
 ) -> Wanted:
-    """As ``locate_device``, for a binding that knows one form of devices. ``seen``: it was found already."""
-    location = seen or locate_device(tree, config, granted)
+    """As ``locate_device``, for a binding that knows one form of devices. ``located``: it was found already."""
+    location = located or locate_device(tree, config, granted)
     if not isinstance(location, wanted):
         raise Denied("DeviceUnknown", f"{granted.device!r} is now another kind of device than when it was allocated")
     return location

@@ -17,8 +17,7 @@ from devalloc_node.binding.device_users import refuse_open
 from devalloc_node.binding.health import HEALTHY, problem_with_function
 from devalloc_node.binding.locate import locate_device
 from devalloc_node.binding.vfio_handover import pci_location
-from devalloc_node.binding.vgpu_parents import choose_parent, recorded_parent
-from devalloc_node.binding.vgpu_profiles import refuse_other_profile
+from devalloc_node.binding.vgpu_parents import choose_parent, recorded_parent, refuse_other_profile
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.host.boundary import Host
@@ -40,12 +39,12 @@ class Mdev:
     config: BindingConfig
     name: str = "mdev"
     shares: bool = False
-    seen: LocatedDevice | None = None
+    located: LocatedDevice | None = None
     """The device as it was when this binding was chosen for it: enough for ``keys``; ``prepare`` looks again."""
 
     def keys(self, granted: GrantedDevice, owner: str, held: Collection[str]) -> tuple[str, ...]:
         tree = self.host.tree()
-        device = self.seen or locate_device(tree, self.config, granted)
+        device = self.located or locate_device(tree, self.config, granted)
         if isinstance(device, InstanceDevice):
             return (f"{_PREFIX}{device.uuid}",)
         if not isinstance(device, ProfileDevice):

@@ -52,18 +52,18 @@ class Bindings:
         tree = self.host.tree()
         # To choose, a VF that is there need only be looked at itself: its whole card is when it is prepared.
         if (vf := existing_vf(tree, granted.device)) is not None:
-            return Sriov(self.host, self.config, seen=vf)
-        seen = locate_device(tree, self.config, granted)
-        match seen:
+            return Sriov(self.host, self.config, located=vf)
+        located = locate_device(tree, self.config, granted)
+        match located:
             case PortDevice():
-                return Vfio(self.host, self.config, seen=seen)
+                return Vfio(self.host, self.config, located=located)
             case VfDevice():
-                return Sriov(self.host, self.config, seen=seen.vf)
+                return Sriov(self.host, self.config, located=located.vf)
             case InstanceDevice():
-                return Mdev(self.host, self.config, seen=seen)
+                return Mdev(self.host, self.config, located=located)
             case ProfileDevice(parent=parent):
                 vendor_layout = parent.folder.folder("nvidia") and not parent.folder.folder("mdev_supported_types")
-                return (Vgpu if vendor_layout else Mdev)(self.host, self.config, seen=seen)
+                return (Vgpu if vendor_layout else Mdev)(self.host, self.config, located=located)
 
     def observe(self, device: PreparedDevice) -> HealthState:
         """How a prepared device is. Reads only; never raises for the state of the device."""

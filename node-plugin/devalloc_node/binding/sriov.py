@@ -39,12 +39,12 @@ class Sriov:
     config: BindingConfig
     name: str = "sriov"
     shares: bool = False
-    seen: PciFunction | VirtualFunction | None = None
+    located: PciFunction | VirtualFunction | None = None
     """The VF as it was when this binding was chosen for it: enough for ``keys``; ``prepare`` looks again."""
 
     def keys(self, granted: GrantedDevice, owner: str, held: Collection[str]) -> tuple[str, ...]:
         tree = self.host.tree()
-        vf = self.seen or locate_device_of_kind(tree, self.config, granted, VfDevice).vf
+        vf = self.located or locate_device_of_kind(tree, self.config, granted, VfDevice).vf
         function = vf.function if isinstance(vf, VirtualFunction) else vf
         return (function_key(vf.address),) if function is None else tuple(function_keys(tree, [function]))
 

@@ -38,12 +38,12 @@ class Vfio:
     config: BindingConfig
     name: str = "vfio"
     shares: bool = False
-    seen: LocatedDevice | None = None
+    located: LocatedDevice | None = None
     """The device as it was when this binding was chosen for it: enough for ``keys``; ``prepare`` looks again."""
 
     def keys(self, granted: GrantedDevice, owner: str, held: Collection[str]) -> tuple[str, ...]:
         tree = self.host.tree()
-        port = locate_device_of_kind(tree, self.config, granted, PortDevice, self.seen).port
+        port = locate_device_of_kind(tree, self.config, granted, PortDevice, self.located).port
         keys = function_keys(tree, port.members)
         keys += [function_key(address) for address in _vf_addresses(port)]
         keys += [part for member in port.members for part in part_keys(member)]

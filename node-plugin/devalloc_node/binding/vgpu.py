@@ -15,8 +15,7 @@ from devalloc_node.binding.device_users import own_nodes, refuse_open
 from devalloc_node.binding.health import HEALTHY, problem_with_function
 from devalloc_node.binding.locate import locate_device_of_kind
 from devalloc_node.binding.vfio_handover import pci_location
-from devalloc_node.binding.vgpu_parents import choose_parent, recorded_parent
-from devalloc_node.binding.vgpu_profiles import refuse_other_profile
+from devalloc_node.binding.vgpu_parents import choose_parent, recorded_parent, refuse_other_profile
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.host.boundary import Host
@@ -36,12 +35,12 @@ class Vgpu:
     config: BindingConfig
     name: str = "vgpu"
     shares: bool = False
-    seen: LocatedDevice | None = None
+    located: LocatedDevice | None = None
     """The device as it was when this binding was chosen for it: enough for ``keys``; ``prepare`` looks again."""
 
     def keys(self, granted: GrantedDevice, owner: str, held: Collection[str]) -> tuple[str, ...]:
         tree = self.host.tree()
-        device = locate_device_of_kind(tree, self.config, granted, ProfileDevice, self.seen)
+        device = locate_device_of_kind(tree, self.config, granted, ProfileDevice, self.located)
         return (choose_parent(tree, device, held)[1],)
 
     def prepare(self, granted: GrantedDevice, keys: Collection[str], deadline: Deadline) -> Steps:

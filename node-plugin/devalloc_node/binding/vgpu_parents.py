@@ -1,15 +1,37 @@
-"""Choose the function on which a vGPU is created: the one in its name, or another one of the port with room (T2)."""
+"""Choose the function on which a vGPU is created: the one in its name, or another one of the port with room (T2); and
+check its profile against the one in a VgpuConfig.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from devalloc.api.configs import VgpuConfig
+from devalloc.api.decode import decode
 from devalloc.inventory import vgpu
 from devalloc.inventory.locate import ProfileDevice, existing_vfs
 from devalloc.inventory.pci import PciFunction
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.binding.vfio_handover import function_key
 from devalloc_node.errors import Denied
+from devalloc_node.model.grant import GrantedDevice
+
+
+def refuse_other_profile(granted: GrantedDevice, function: PciFunction, profile_id: str) -> None:
+    """Raises Denied ``ConfigInvalid`` where a config asks for another profile than was allocated."""
+    configs = [
+        config for config in (*granted.class_configs, *granted.claim_configs) if config.get("kind") == "VgpuConfig"
+    ]
+    if not configs:
+        return
+    parent = vgpu.read_parent(function, profile_id)
+    names = {profile.name for profile in parent.profiles if profile.id == profile_id} if parent else set()
+    for config in configs:
+        wanted = decode(dict(config)).object
+        if not isinstance(wanted, VgpuConfig) or wanted.spec.profile not in {profile_id, *names}:
+            requested = wanted.spec.profile if isinstance(wanted, VgpuConfig) else "something unreadable"
+            raise Denied("ConfigInvalid", f"a VgpuConfig requests {requested}, but {granted.device} is {profile_id}")
+
 
 MAX_PARTS = 64
 """vGPUs that a function without VFs can carry; more than any card has."""

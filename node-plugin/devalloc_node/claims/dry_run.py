@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from devalloc_node.binding.binding import Binding
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError
-from devalloc_node.host.boundary import Host
-from devalloc_node.host.dry_run import DryRun
+from devalloc_node.host.boundary import DryRun, Host
 from devalloc_node.journal import Journal
 from devalloc_node.model.grant import ClaimRef, Grant, GrantedDevice
 from devalloc_node.model.step import Step

@@ -1,4 +1,6 @@
-"""Grants and answers as JSON for the journal. Unknown members are ignored; missing ones have defaults."""
+"""Grants and answers as JSON for the journal, and a dump of it. Unknown members are ignored; missing ones have
+defaults.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,55 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from devalloc_node.errors import Failed
+from devalloc_node.journal.protocol import JournalReader
 from devalloc_node.model.grant import ClaimRef, Grant, GrantedDevice
 from devalloc_node.model.prepared import Prepared, PreparedDevice
+
+
+def journal_dump(journal: JournalReader) -> dict[str, Any]:
+    """Claims, what several share, and what is withheld, as JSON."""
+    held: dict[str, list[str]] = {}
+    for holding in journal.held().values():
+        held.setdefault(holding.uid, []).append(holding.key)
+    claims = [
+        {
+            "namespace": record.ref.namespace,
+            "name": record.ref.name,
+            "uid": record.ref.uid,
+            "kind": record.kind,
+            "state": str(record.state),
+            "since": record.changed,
+            "holds": held.get(record.ref.uid, []),
+            "answer": record.prepared,
+            "steps": _steps(journal, record.ref.uid),
+        }
+        for record in journal.claims()
+    ]
+    shared = [
+        {"name": name, "users": sorted({user.owner for user in journal.users(name)}), "steps": _steps(journal, name)}
+        for name in journal.shared()
+    ]
+    withheld = [
+        {"device": entry.device, "holds": list(entry.keys), "reason": entry.reason, "since": entry.since}
+        for entry in journal.withheld()
+    ]
+    return {"claims": claims, "shared": shared, "withheld": withheld}
+
+
+def _steps(journal: JournalReader, owner: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "device": record.device,
+            "kind": record.step.kind,
+            "target": record.step.target,
+            "before": record.step.before,
+            "after": record.step.after,
+            "state": record.state,
+            "problem": record.problem,
+        }
+        for record in journal.steps(owner)
+    ]
+
 
 Device = TypeVar("Device", GrantedDevice, PreparedDevice)
 

@@ -1,4 +1,4 @@
-"""Performing steps and undoing them, each with its line in the journal before and after."""
+"""Performing steps and undoing them, each with its line in the journal before and after; and settings of that."""
 
 from __future__ import annotations
 
@@ -8,14 +8,36 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from devalloc_node.claims.locks import ClaimLocks
-from devalloc_node.claims.options import PrepareOptions
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.host.lock_folder import lock_purpose
 from devalloc_node.journal import USE, Journal, StepRecord, WithheldDevice
 from devalloc_node.journal.audit_log import audit
 from devalloc_node.journal.records import WITHHELD
-from devalloc_node.model.step import ContestedKind, ForcibleKind, Step, StepKind
+from devalloc_node.model.step import ATTACHMENT, ContestedKind, ForcibleKind, Step, StepKind
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareOptions:
+    """Times are in seconds."""
+
+    prepare_seconds: float = 40.0
+    """What preparing or unpreparing gets whose caller does not say by when it wants an answer."""
+    undo_seconds: float = 10.0
+    """What undoing gets when preparing failed: of the caller's time, a quarter of it at most, and beyond it where that
+    is all used up."""
+    grace_seconds: float = 300.0
+    """How long a claim is seen to be gone before reconcile unprepares it."""
+    removals: int = 5
+    """The most claims that one pass of reconcile unprepares."""
+    persistent_kinds: frozenset[str] = frozenset({"file"})
+    """Kinds of steps that a reboot does not undo. None of them stands in the way of undoing another."""
+    cleaning: frozenset[str] = frozenset({"vf-settings"})
+    """Kinds of steps which, where they cannot be undone, leave traces of an owner who has let go: the device is
+    withheld."""
+    outer: frozenset[str] = frozenset({ATTACHMENT})
+    """Kinds of steps that may be undone while the device is in use: they are what ends its use."""
+
 
 LOG = logging.getLogger(__name__)
 

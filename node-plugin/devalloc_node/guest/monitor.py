@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from devalloc.scaling.messages import monitor as wire
 from devalloc.scaling.resources import ResourceFlags, Resources
-from devalloc_node.guest import cpus, memory, metrics_http
-from devalloc_node.guest.gauges import gauges
+from devalloc_node.guest import memory, metrics_http, system
 from devalloc_node.guest.memory import MemoryPolicy, ProgramCache, memory_measure, read_memory
+from devalloc_node.guest.metrics_http import gauges
 from devalloc_node.guest.sessions import AgentSessions
 from devalloc_node.guest.settings import Address, MonitorSettings, is_allowed
 from devalloc_node.guest.system import GuestSystem
@@ -168,7 +168,7 @@ class GuestMonitor:
             if self._settings.cpus != "leave":
                 count = None if self._settings.cpus == "plugged" else self._granted_cpus
                 if count is not None or self._settings.cpus == "plugged":
-                    failures += cpus.scale(self._system, count)
+                    failures += system.scale_cpus(self._system, count)
             if self._policy != "leave" and self._system.has(memory.FOLDER):
                 failures += memory.bring_online(self._system, self._policy)
         except (OSError, ValueError) as error:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from devalloc.store.database_copies import copy_database, restore_database
 from devalloc.store.errors import Damaged, StoreLocked
-from devalloc_node.journal.consistency import inconsistencies
-from devalloc_node.journal.schema import SCHEMA
+from devalloc_node.journal.schema import SCHEMA, inconsistencies
 from devalloc_node.journal.sqlite import FILE
 from devalloc_node.journal.state_folder import make_private, missing_wal, open_lock
 

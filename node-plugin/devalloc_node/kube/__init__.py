@@ -1,7 +1,6 @@
 """The node's side of Kubernetes: ResourceSlices of what it has, ResourceClaims as grants, and their status.
 
-- ``node_slices``, ``publisher``, ``slices``, ``counters``: from pools to ResourceSlices
-- ``features``: which fields of slices the API server keeps
+- ``publisher``, ``slices``: from pools to ResourceSlices, with the fields that the API server keeps
 - ``grants``, ``claim_status``: ResourceClaims, in and out
 - ``dialect_migration``: take back what the node published in the other dialect
 - ``credentials``: a token for a plugin that is a service of its host

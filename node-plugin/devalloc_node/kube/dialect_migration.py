@@ -25,7 +25,7 @@ from devalloc.inventory import DeviceRecords, Discovery
 from devalloc.inventory.pools import node_scoped_name
 from devalloc.store.kubernetes.api_error import ApiError, Object
 from devalloc.store.kubernetes.client import Client, path_segment
-from devalloc_node.kube.features import SLICES
+from devalloc_node.kube.publisher import SLICES
 
 log = logging.getLogger(__name__)
 

@@ -11,17 +11,69 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from devalloc.api.dedicated_pools import dedicated_pool_name
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
 from devalloc.backoff import Backoff
+from devalloc.inventory import Discovery
+from devalloc.inventory.watch import EventSource, InventoryWatcher, WatchSettings
 from devalloc.store.kubernetes.api_error import ApiError, Object
 from devalloc.store.kubernetes.client import Client, path_segment
-from devalloc_node.kube.features import SLICES, probe_features, slice_object
-from devalloc_node.kube.names import object_name
-from devalloc_node.kube.slices import SliceFeatures, SlicePool, slices_of_pool
+from devalloc_node.kube.slices import SliceFeatures, SlicePool, object_name, slices_of_pool
+
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+
+_COUNTER = {"probe": {"value": "1"}}
+
+
+def probe_features(client: Client, driver: str, node: str) -> SliceFeatures:
+    """Ask by creating a slice that is not stored. Raises ApiError."""
+    taint = {"key": "devalloc.io/probe", "effect": "NoSchedule"}
+    device = {"name": "probe", "taints": [taint]}
+    consumed = {"counterSet": "probe", "counters": _COUNTER, "compatibilityGroups": ["probe"]}
+    try:
+        stored = _stored_slice(client, driver, node, {"devices": [{**device, "consumesCounters": [consumed]}]})[
+            "devices"
+        ][0]
+    except ApiError as error:
+        if error.status != 422:
+            raise
+        # 1.34 wants counters in the slice of their devices, which ours are not.
+        stored = _stored_slice(client, driver, node, {"devices": [device]})["devices"][0]
+    counters = stored.get("consumesCounters") or []
+    return SliceFeatures(
+        counters=bool(counters),
+        taints=bool(stored.get("taints")),
+        groups=bool(counters and counters[0].get("compatibilityGroups")),
+    )
+
+
+def slice_object(driver: str, node: str, pool: Object, name: str, content: Object) -> Object:
+    """A ResourceSlice of this node. ``pool``: its name, generation and resourceSliceCount."""
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": name},
+        "spec": {"driver": driver, "nodeName": node, "pool": pool, **content},
+    }
+
+
+def _stored_slice(client: Client, driver: str, node: str, content: Object) -> Any:
+    pool = {"name": "probe", "generation": 1, "resourceSliceCount": 1}
+    body = slice_object(driver, node, pool, object_name(node, driver, "probe"), content)
+    try:
+        return client.create(SLICES, body, {"dryRun": "All"})["spec"]
+    except ApiError as error:
+        if error.status == 404:
+            raise ApiError(
+                404, error.reason, "the cluster does not serve resource.k8s.io/v1: Kubernetes 1.34 or newer is needed"
+            ) from None
+        raise
+
 
 log = logging.getLogger(__name__)
 
@@ -352,3 +404,54 @@ def _with_old_times(spec: Object, old: Object) -> None:
         {**device, "taints": [timed(device, taint) for taint in device["taints"]]} if "taints" in device else device
         for device in spec["devices"]
     ]
+
+
+class NodeSlices:
+    """Loops to be run in threads of their own, and a rescan."""
+
+    def __init__(
+        self,
+        client: Client,
+        driver: str,
+        node: str,
+        discover: Callable[[], Discovery],
+        events: EventSource,
+        *,
+        resync: float = 60.0,
+        failed: Callable[[], None] = lambda: None,
+        aside: bool = False,
+        held: Callable[[], Iterable[str]] = tuple,
+    ) -> None:
+        """``resync``: seconds between looks at the devices without any event. ``failed``: called for each look or
+        publication that failed. ``aside``: the devices are set aside for devalloc's controller. ``held``: the pools of
+        what is prepared, as its claims call them."""
+        self._aside = aside
+        self._held = held
+        self.publisher = SlicePublisher(client, driver, node, failed=failed)
+        settings = WatchSettings(resync=resync)
+        self._watcher = InventoryWatcher(discover, self._publish, source=events, settings=settings, failed=failed)
+
+    @property
+    def loops(self) -> tuple[Callable[[threading.Event], None], ...]:
+        return self._watcher.run, *self.publisher.loops
+
+    def rescan(self) -> None:
+        """Look at the devices now and publish them. From any thread or signal handler."""
+        self._watcher.rescan(republish=True)
+
+    def _publish(self, discovery: Discovery) -> None:
+        errors = [problem for problem in discovery.problems if problem.is_error]
+        if errors and not discovery.pools:
+            # A host that cannot be read is not a host without devices.
+            raise RuntimeError(f"found no devices, and left the published slices as they are: {errors[0]}")
+        held = frozenset(self._held())
+        self.publisher.set([_named(pool, held, aside=self._aside) for pool in discovery.pools])
+
+
+def _named(pool: DevicePool, held: frozenset[str], *, aside: bool) -> DevicePool:
+    """The pool by the name that tells its allocator. As long as something of it is prepared that is the one whose
+    claims hold it: only what is free changes hands (T1)."""
+    free, theirs = pool.metadata.name, dedicated_pool_name(pool.metadata.name)
+    wanted, other = (theirs, free) if aside else (free, theirs)
+    name = other if other in held else wanted
+    return pool.model_copy(update={"metadata": pool.metadata.model_copy(update={"name": name})})

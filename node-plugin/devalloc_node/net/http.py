@@ -8,7 +8,9 @@ followed and no proxy used: a peer could send us to another host.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -19,7 +21,22 @@ import h11
 from devalloc.net.localhost import MISDIRECTED, MISDIRECTED_MESSAGE, is_local_host_header
 from devalloc.scaling.rate import TokenBucket
 from devalloc_node.errors import Failed, Unknown
-from devalloc_node.net.accept import wait_for_connection
+
+
+async def wait_for_connection(door: socket.socket) -> None:
+    """Wait until a connection waits at a socket that listens. The loop's own ``sock_accept`` may take one just when it
+    is cancelled: then the connection is lost, and its peer waits in vain. Raises OSError if the socket is closed."""
+    loop = asyncio.get_running_loop()
+    waits = asyncio.Event()
+    number = door.fileno()  # another thread may close it meanwhile
+    if number < 0:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+    loop.add_reader(number, waits.set)
+    try:
+        await waits.wait()
+    finally:
+        loop.remove_reader(number)
+
 
 _log = logging.getLogger(__name__)
 PLAIN = "text/plain; charset=utf-8"

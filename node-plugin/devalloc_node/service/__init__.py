@@ -1,6 +1,7 @@
 """The gRPC services, and the unix sockets on which they listen.
 
 - ``node_service``, ``warm_service``: our own services; ``calls``, ``request_fields``, ``replies``: what they share
-- ``kubelet``, ``resource_health``, ``registration``: the services that the kubelet calls
-- ``server``, ``peer_credentials``, ``kubelet_sockets``, ``socket_handover``: sockets
+- ``kubelet``, ``resource_health``: the services that the kubelet calls
+- ``server``, ``peer_credentials``, ``socket_handover``: sockets; ``kubelet_sockets``: those of
+  the kubelet, and the registration
 """

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from devalloc_node.net import unix_sockets
-from devalloc_node.net.accept import wait_for_connection
+from devalloc_node.net.http import wait_for_connection
 from devalloc_node.service import server
 from devalloc_node.service.server import ClientLimits, Service, SocketServer
 

@@ -1,9 +1,9 @@
 """From the VirtualMachine objects of a store to the machines of this node, and back.
 
-- ``loop``: a queue of machines whose objects changed; ``reconciler``, ``outcome``: one machine
+- ``loop``: a queue of machines whose objects changed; ``reconciler``: one machine
 - ``objects``, ``machine_claims``: the objects, and the claims of machines
-- ``restarts``, ``restart_backoff``: machines that ended
-- ``scaling``, ``cpu_control``: machines that the agent or a controller scales
+- ``restarts``: machines that ended
+- ``scaling``: machines that the agent or a controller scales
 """
 
 from devalloc_node.vms.loop import LoopSettings, VirtualMachineLoop

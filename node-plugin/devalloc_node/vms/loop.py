@@ -20,7 +20,7 @@ from functools import partial
 
 from devalloc.api.host_pool_names import node_of_host_pool
 from devalloc.api.meta import ALLOCATED_NODE, RELEASE
-from devalloc.backoff import backoff_delay
+from devalloc.backoff import Backoff, backoff_delay
 from devalloc.inventory.capacity import host_pool_name
 from devalloc.store import Event, EventType, Expired, NotFound, Object, Store, StoreError, Unusable
 from devalloc_node.claims import finalizers
@@ -32,11 +32,10 @@ from devalloc_node.operations.claim_registry import HeldClaim
 from devalloc_node.operations.node_operations import NodeOperations
 from devalloc_node.vms import machine_claims as claimed
 from devalloc_node.vms import objects
-from devalloc_node.vms.cpu_control import RunnerControl
 from devalloc_node.vms.machine_claims import Claims
-from devalloc_node.vms.outcome import retry_delay
+from devalloc_node.vms.objects import retry_delay
 from devalloc_node.vms.reconciler import MachineReconciler
-from devalloc_node.vms.scaling import ScalingControl
+from devalloc_node.vms.scaling import RunnerControl, ScalingControl
 
 log = logging.getLogger(__name__)
 
@@ -245,6 +244,7 @@ class VirtualMachineLoop:
     def _watch(self, stop: threading.Event) -> None:
         """Have the loop hear of what changes in the store."""
         since, logged = "0", ""
+        reread = Backoff(self._settings.retry, self._settings.resync)
         while not stop.is_set():
             try:
                 if since == "0":
@@ -260,8 +260,10 @@ class VirtualMachineLoop:
                         if event.object["kind"] != _POOL or event.object["metadata"]["name"] == self._host_pool:
                             self._hear([event])
                 logged = ""
+                reread.reset()
             except Expired:
                 since = "0"
+                stop.wait(reread.next_delay())
             except Exception as error:
                 if stop.is_set():
                     break

@@ -17,7 +17,7 @@ from devalloc_node.model.grant import ClaimRef
 from devalloc_node.operations.claim_registry import HeldClaim
 from devalloc_node.operations.node_operations import NodeOperations
 from devalloc_node.vms import objects
-from devalloc_node.vms.outcome import Outcome
+from devalloc_node.vms.objects import Outcome
 
 log = logging.getLogger(__name__)
 

@@ -22,16 +22,17 @@ from devalloc_node.model.grant import ClaimRef
 from devalloc_node.operations.node_operations import FIRMWARE_SECONDS, STANDING, NodeOperations
 from devalloc_node.vms import machine_claims as claimed
 from devalloc_node.vms import objects
-from devalloc_node.vms.cpu_control import RunnerControl, offer_cpu_control
 from devalloc_node.vms.machine_claims import Claims
-from devalloc_node.vms.outcome import Outcome, retry_delay
-from devalloc_node.vms.restart_backoff import RestartBackoff
+from devalloc_node.vms.objects import Outcome, retry_delay
+from devalloc_node.vms.restarts import RestartBackoff
 from devalloc_node.vms.scaling import (
+    RunnerControl,
     ScalingControl,
     amounts_of,
     capped_by_permit,
     guest_amounts,
     limited_to_permit,
+    offer_cpu_control,
     scaled_machine,
     scaling_reason,
 )

@@ -1,7 +1,6 @@
 """Why a unit is not placed: the smallest sets of rules, devices and claims without which it fits (S19).
 
 - ``explainer``: which reason, in which order, verified by which relaxation, for every dialect; begin reading here
-- ``messages``: phrases of the sentences
 - ``feasibility``: whether a unit fits a fleet, for certain
 - ``relaxations``: rules that can be dropped, and the search for the fewest; ``supply_relaxations``: those of the supply
 - ``blocking_claims``: whose release makes room; ``supply_relaxations`` also finds what is short by how much

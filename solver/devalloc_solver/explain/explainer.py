@@ -10,7 +10,7 @@ A dialect gives the tiers (``RelaxationSet``), field paths and words.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -20,14 +20,21 @@ from devalloc_solver.cel.budget import OutOfTime
 from devalloc_solver.explain.blocking_claims import BlockingClaimFinder, BlockingClaims
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion, Undecided
 from devalloc_solver.explain.funnel import NO_USERS, SHOWN, Users, describe_funnel
-from devalloc_solver.explain.messages import describe_remedy, join_sentences
-from devalloc_solver.explain.relaxations import Relaxation, apply_relaxations, fewest_relaxations
+from devalloc_solver.explain.relaxations import (
+    Relaxation,
+    RelaxationSet,
+    apply_relaxations,
+    first_sufficient,
+    unmatched_requests,
+)
 from devalloc_solver.explain.supply_relaxations import shares_limits
 from devalloc_solver.problem.allocations import Allocation, Key
-from devalloc_solver.problem.demand import PlacementUnit, Request
+from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
 from devalloc_solver.problem.placement import Placement
 from devalloc_solver.problem.snapshot import Snapshot
 
+_MAX_NAMED = 6
+"""Things in the way that the sentence names; the blockers name all of them."""
 NOT_PROVEN = "a smaller set may suffice; the search for it was cut short"
 CUT_SHORT = "time ran out before the solver found what would have to change"
 _OTHERS_UNKNOWN = "time ran out before the solver knew whether other claims block it too"
@@ -38,9 +45,6 @@ _EXCLUSIVE = (
 _DRAWN = "unclaimed devices need pool resources (or a compatibility group) that devices in use have taken"
 NOT_TOGETHER = "no single node has everything free that is requested together"
 _NOWHERE_TOGETHER = "no single node has everything that is requested together, even when nothing is in use"
-
-RelaxationTier = tuple[Reason, Sequence[Relaxation]]
-"""Relaxations that are tried together, and the reason if they suffice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,29 +70,6 @@ class Finding:
 
 
 SEARCH_LIMIT_FINDING = Finding(Reason.SEARCH_LIMIT, "the search ended before it found the reason")
-
-
-@dataclass(frozen=True, slots=True)
-class RelaxationSet:
-    """What a unit offers to be taken away, in the order in which it is tried."""
-
-    short: Reason
-    """if nothing more special than the number or the size of the devices is what is short"""
-    others: Iterable[RelaxationTier]
-    """rules and requests, in the order of the dialect, after these; may ask questions when it comes to them"""
-    pins: Sequence[Relaxation] = ()
-    matches: Sequence[Relaxation] = ()
-    """that devices agree on attributes, or differ"""
-    shared: Sequence[Relaxation] = ()
-    """what the devices of a pool share"""
-
-    def special_tiers(self) -> Iterator[RelaxationTier]:
-        """Those with a reason of their own."""
-        yield Reason.NODE_UNAVAILABLE, self.pins
-        yield Reason.MATCH_ATTRIBUTES_CONFLICT, self.matches
-        yield Reason.POOL_RESOURCES_EXHAUSTED, self.shared
-        if self.matches and self.shared:
-            yield Reason.MATCH_ATTRIBUTES_CONFLICT, [*self.matches, *self.shared]
 
 
 @dataclass(slots=True)
@@ -149,13 +130,15 @@ class Explainer:
 
     def counted_reason(self, unit: PlacementUnit) -> Reason:
         """The same reason as far as counting tells, without any search."""
-        raise NotImplementedError
+        if unmatched_requests(unit):
+            return Reason.NO_MATCHING_DEVICES
+        return Reason.NOT_ENOUGH_DEVICES if self.shortage(unit, is_empty=True) else Reason.SEARCH_LIMIT
 
     def shared_limits(self) -> Sequence[Relaxation]:
         """What the devices of a pool share."""
         raise NotImplementedError
 
-    def shortage(self, unit: PlacementUnit, *, is_empty: bool) -> str:
+    def request_shortage(self, unit: PlacementUnit, demand: Demand, request: Request, *, is_empty: bool) -> str:
         """What the best node lacks, as far as counting tells; "" if it does not. ``is_empty``: if nothing is in use."""
         raise NotImplementedError
 
@@ -166,6 +149,9 @@ class Explainer:
     def typos_of(self, unit: PlacementUnit) -> Sequence[str]:
         """What was most likely mistyped, in words."""
         raise NotImplementedError
+
+    def request_name(self, request: Request) -> str:
+        return str(request.detail)
 
     def name_node(self, unit: PlacementUnit) -> str:
         """That the node it is bound to does not exist; "" if it does."""
@@ -178,10 +164,10 @@ class Explainer:
     # -- the reason ----------------------------------------------------------------------------------------------------
 
     def find(self, unit: PlacementUnit, key: Key) -> Finding:
-        """Why a unit is not placed, as its claim ``key`` is told."""
+        """Why a unit is not placed; ``key``: of its claim that gets the message."""
         try:
             empty = self.question(unit, ())
-            if unmatched_details(empty.unit) or not self.fits(empty):
+            if unmatched_requests(empty.unit) or not self.fits(empty):
                 return self._impossible(unit, key)
             return self.find_beside_others(unit)
         except (Undecided, OutOfTime):
@@ -278,9 +264,9 @@ class Explainer:
 
     def lack(self, unit: PlacementUnit, reason: Reason) -> str:
         """What a node would need and none has, in an empty fleet."""
-        if unmatched := unmatched_details(self.question(unit, ()).unit):
+        if unmatched := unmatched_requests(self.question(unit, ()).unit):
             several = sum(len(d.details) for d in unit.demands) > 1
-            return "no device matches" + (f" request {unmatched[0]}" if several else "")
+            return "no device matches" + (f" request {self.request_name(unmatched[0])}" if several else "")
         short = self.shortage(unit, is_empty=True)
         if reason is Reason.NODE_UNAVAILABLE:
             bound = f"it would fit on another node, but is bound to {unit.pin}"
@@ -292,6 +278,15 @@ class Explainer:
         if reason is Reason.POOL_RESOURCES_EXHAUSTED:
             return _EXCLUSIVE
         return _NOWHERE_TOGETHER
+
+    def shortage(self, unit: PlacementUnit, *, is_empty: bool) -> str:
+        """The same for a unit: of the first request all of whose alternatives are short."""
+        for demand in unit.demands:
+            for detail in demand.details:
+                shortages = [self.request_shortage(unit, demand, request, is_empty=is_empty) for request in detail]
+                if all(shortages):
+                    return shortages[0]
+        return ""
 
     def exhausted(self, unit: PlacementUnit) -> str:
         """Devices are free, and yet it does not fit."""
@@ -331,18 +326,23 @@ class Explainer:
         return [*(dict(edit.entry) for edit in finding.edits), *claims]
 
 
-def first_sufficient(
-    question: FeasibilityQuestion, tiers: Iterable[RelaxationTier], finder: FeasibilityChecker
-) -> tuple[Reason, list[Relaxation]] | None:
-    """The reason and the fewest relaxations of the first tier that makes the unit fit; None when no tier does."""
-    for reason, edits in tiers:
-        needed = fewest_relaxations(question, edits, finder)
-        if needed is not None:
-            return reason, needed
-    return None
+def describe_remedy(edits: Sequence[Relaxation], claims: Sequence[Key]) -> str:
+    """Such as "it fits without the pin to node n1 and once default/a is released"; empty for nothing in the way."""
+    if not edits:
+        return f"releasing {_claim_names(claims)} would make room" if claims else ""
+    words = [edit.words for edit in edits[:_MAX_NAMED]]
+    if len(edits) > _MAX_NAMED:
+        words.append(f"with {len(edits) - _MAX_NAMED} more changes")
+    if claims:
+        words.append(f"once {_claim_names(claims)} {'is' if len(claims) == 1 else 'are'} released")
+    return f"it fits {' and '.join(words)}"
 
 
-def unmatched_details(unit: PlacementUnit) -> list[int]:
-    """Details for which no device passes class, type and constraints."""
-    details = (detail for demand in unit.demands for detail in demand.details)
-    return [detail[0].detail for detail in details if not any(request.candidates.accepted for request in detail)]
+def _claim_names(claims: Sequence[Key]) -> str:
+    names = ", ".join(f"{namespace}/{name}" for namespace, name in claims[:_MAX_NAMED])
+    return names if len(claims) <= _MAX_NAMED else f"{names} and {len(claims) - _MAX_NAMED} more claims"
+
+
+def join_sentences(*parts: str) -> str:
+    """The parts that say something, as one sentence."""
+    return "; ".join(part for part in parts if part)

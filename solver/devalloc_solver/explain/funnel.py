@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 from devalloc.api.quantity import Quantity
 from devalloc_solver.bounds.node_counts import NodeCounts, counts_whole_devices, match_attributes, max_on_node
-from devalloc_solver.explain.messages import count_devices
 from devalloc_solver.problem.allocations import Allocation, Key, Usage
 from devalloc_solver.problem.demand import AllocationMode, Demand, Request
 from devalloc_solver.problem.snapshot import Snapshot
@@ -228,3 +227,8 @@ def describe_funnel(funnel: Mapping[str, Any], users: Users = NO_USERS, *, is_em
 
 def _example(step: Mapping[str, Any]) -> str:
     return f" ({step['example']})" if "example" in step and step["what"].startswith(_STEPS_WITH_EXAMPLE) else ""
+
+
+def count_devices(count: int, free: str = "") -> str:
+    """Such as "1 device", or "2 free devices"; ``free`` is the word before it."""
+    return f"{count} {free}{'device' if count == 1 else 'devices'}"

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
+from devalloc.api.reasons import Reason
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
+from devalloc_solver.problem.allocations import Key
+from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
 
+MAX_HALVINGS = 40
+"""Questions that the search for the largest amount that fits may ask."""
 MAX_TRIES = 64
 """Questions that the search for a smallest set may ask; beyond, the set is irreducible and may not be the smallest."""
 
@@ -65,20 +70,10 @@ def fewest_relaxations(
     for chosen in islice(relaxation_sets(edits), MAX_TRIES):
         if len(chosen) == len(edits) or works(chosen):
             return narrow_relaxations(question, chosen, finder)
-    return narrow_relaxations(question, drop_unneeded(edits, works), finder)
+    return narrow_relaxations(question, drop_unneeded(question, edits, finder), finder)
 
 
-class Removable(Protocol):
-    """Something that can be taken away."""
-
-    @property
-    def alike(self) -> object | None: ...
-
-
-R = TypeVar("R", bound=Removable)
-
-
-def relaxation_sets(edits: Sequence[R]) -> Iterator[Sequence[R]]:
+def relaxation_sets(edits: Sequence[Relaxation]) -> Iterator[Sequence[Relaxation]]:
     """All sets but the empty one, smaller ones first; of edits that are alike, the first so many stand for all."""
     before: dict[int, int] = {}
     last: dict[object, int] = {}
@@ -106,7 +101,9 @@ def _ordered_combinations(count: int, size: int, before: Mapping[int, int]) -> I
     return extend((), 0)
 
 
-def drop_unneeded(edits: Sequence[R], works: Callable[[Sequence[R]], bool]) -> list[R]:
+def drop_unneeded(
+    question: FeasibilityQuestion, edits: Sequence[Relaxation], finder: FeasibilityChecker
+) -> list[Relaxation]:
     """What is left of edits that work when each that is not needed is put back, the last ones first."""
     remaining = list(edits)
     indispensable: set[object] = set()
@@ -114,7 +111,7 @@ def drop_unneeded(edits: Sequence[R], works: Callable[[Sequence[R]], bool]) -> l
         if edit.alike is not None and edit.alike in indispensable:
             continue
         rest = [other for other in remaining if other is not edit]
-        if works(rest):
+        if finder.works(apply_relaxations(question, rest)):
             remaining = rest
         elif edit.alike is not None:
             indispensable.add(edit.alike)
@@ -133,4 +130,128 @@ def narrow_relaxations(
         assert edit.narrow is not None
         exact += edit.narrow(apply_relaxations(question, [*exact, *vague]), finder)
     # What one edit was narrowed to, others that were still too generous had a part in.
-    return drop_unneeded(exact, lambda chosen: finder.works(apply_relaxations(question, chosen))) if several else exact
+    return drop_unneeded(question, exact, finder) if several else exact
+
+
+# -- all that a unit offers --------------------------------------------------------------------------------------------
+
+RelaxationTier = tuple[Reason, Sequence[Relaxation]]
+"""Relaxations that are tried together, and the reason if they suffice."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelaxationSet:
+    """What a unit offers to be taken away, in the order in which it is tried."""
+
+    short: Reason
+    """if nothing more special than the number or the size of the devices is what is short"""
+    others: Iterable[RelaxationTier]
+    """rules and requests, in the order of the dialect, after these; may ask questions when it comes to them"""
+    pins: Sequence[Relaxation] = ()
+    matches: Sequence[Relaxation] = ()
+    """that devices agree on attributes, or differ"""
+    shared: Sequence[Relaxation] = ()
+    """what the devices of a pool share"""
+
+    def special_tiers(self) -> Iterator[RelaxationTier]:
+        """Those with a reason of their own."""
+        yield Reason.NODE_UNAVAILABLE, self.pins
+        yield Reason.MATCH_ATTRIBUTES_CONFLICT, self.matches
+        yield Reason.POOL_RESOURCES_EXHAUSTED, self.shared
+        if self.matches and self.shared:
+            yield Reason.MATCH_ATTRIBUTES_CONFLICT, [*self.matches, *self.shared]
+
+
+@dataclass(frozen=True, slots=True)
+class UnitRelaxations:
+    """What a unit of any dialect offers to be taken away. A dialect adds its rules, and names claims and requests."""
+
+    unit: PlacementUnit
+
+    def claim_name(self, demand: Demand) -> Key:
+        return demand.key
+
+    def claim_entry(self, demand: Demand) -> dict[str, Any]:
+        """Whose spec it is, where several claims are meant."""
+        return {"claim": "/".join(self.claim_name(demand))} if self._is_shared else {}
+
+    def of_claim(self, demand: Demand) -> str:
+        return f" of {'/'.join(self.claim_name(demand))}" if self._is_shared else ""
+
+    def request_place(self, demand: Demand, request: Request) -> tuple[str, str]:
+        """(name, path) of the whole request."""
+        raise NotImplementedError
+
+    @property
+    def _is_shared(self) -> bool:
+        return self.unit.group is not None or len(self.unit.demands) > 1
+
+    def members(self, but: Key | None) -> list[Relaxation]:
+        """Leaving out each claim of a unit but the one that gets the message."""
+        return [self._member(demand) for demand in self.unit.demands if demand.key != but]
+
+    def _member(self, demand: Demand) -> Relaxation:
+        name = self.claim_name(demand)
+        words = f"without member {'/'.join(name)} of the group" if self.unit.group else f"without {'/'.join(name)}"
+        entry = {"kind": "member", "namespace": name[0], "name": name[1]}
+        return Relaxation(entry, words, lambda question: question.without_member(demand.key))
+
+    def pins(self) -> list[Relaxation]:
+        """The node that the unit is bound to."""
+        pin = self.unit.pin
+        words = f"without the pin to node {pin}"
+        return [Relaxation({"kind": "node", "node": pin}, words, lambda question: question.pinned(None))] if pin else []
+
+    def requests(self) -> list[Relaxation]:
+        """Whole requests."""
+        return [self._request(demand, detail) for demand in self.unit.demands for detail in demand.details]
+
+    def _request(self, demand: Demand, detail: Sequence[Request]) -> Relaxation:
+        key, number = demand.key, detail[0].detail
+        name, path = self.request_place(demand, detail[0])
+        entry = {"kind": "request", **self.claim_entry(demand), "request": name, "path": path}
+
+        def apply(question: FeasibilityQuestion) -> FeasibilityQuestion:
+            return question.with_detail(key, number, lambda _: None)
+
+        words = f"without request {name}{self.of_claim(demand)}"
+        return Relaxation(entry, words, apply, alike=(key, detail_key(detail)))
+
+    def each_request(self) -> Iterator[tuple[Demand, Request]]:
+        return ((demand, request) for demand in self.unit.demands for request in demand.requests)
+
+
+def detail_key(requests: Sequence[Request]) -> object:
+    """Equal for details of a claim that ask for the same."""
+    return tuple(
+        (id(s.candidates), s.mode, s.least, s.most, s.match, tuple(s.requests.items()), tuple(s.limits.items()))
+        for s in requests
+    )
+
+
+def most_that_fits(most: int, fits_with: Callable[[int], bool]) -> int:
+    """The most below ``most`` with which a unit fits that fits with one, after ``MAX_HALVINGS`` questions."""
+    fits, fails = 1, most
+    for _ in range(MAX_HALVINGS):
+        if fails - fits <= 1:
+            break
+        middle = (fits + fails) // 2
+        fits, fails = (middle, fails) if fits_with(middle) else (fits, middle)
+    return fits
+
+
+def first_sufficient(
+    question: FeasibilityQuestion, tiers: Iterable[RelaxationTier], finder: FeasibilityChecker
+) -> tuple[Reason, list[Relaxation]] | None:
+    """The reason and the fewest relaxations of the first tier that makes the unit fit; None when no tier does."""
+    for reason, edits in tiers:
+        needed = fewest_relaxations(question, edits, finder)
+        if needed is not None:
+            return reason, needed
+    return None
+
+
+def unmatched_requests(unit: PlacementUnit) -> list[Request]:
+    """The first alternative of each request for which no device passes class, type and constraints."""
+    details = (detail for demand in unit.demands for detail in demand.details)
+    return [detail[0] for detail in details if not any(request.candidates.accepted for request in detail)]

@@ -10,7 +10,7 @@ from functools import partial
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
 from devalloc.api.quantity import Format, Quantity
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
-from devalloc_solver.explain.relaxations import Relaxation, apply_relaxations, drop_unneeded
+from devalloc_solver.explain.relaxations import Relaxation, drop_unneeded
 from devalloc_solver.problem.allocations import AllocatedDevice, Allocation, Key, Usage
 from devalloc_solver.problem.demand import AllocationMode, Candidates, Demand, Request
 from devalloc_solver.problem.placement import Placement
@@ -467,7 +467,7 @@ def _fewest_relaxations(
             break
     if best and len(best) > 1 and better is not None:
         best = min(edits_of(question, better(question, relaxed, where)), best, key=len)
-    return drop_unneeded(best or [], lambda chosen: finder.works(apply_relaxations(question, chosen)))
+    return drop_unneeded(question, best or [], finder)
 
 
 def _placements(relaxed: FeasibilityQuestion, finder: FeasibilityChecker, most: int) -> Iterator[Sequence[Placement]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from devalloc.api.suggest import closest_match
-from devalloc_solver.explain.messages import count_devices
+from devalloc_solver.explain.funnel import count_devices
 
 MAX_VALUES = 1_000
 """Values among which one is looked for that was meant; identifiers have more, and each is like the next."""

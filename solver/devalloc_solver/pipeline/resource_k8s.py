@@ -13,16 +13,24 @@ from devalloc_solver.answer_types import ResourceSolutionDict
 from devalloc_solver.cel.budget import SEARCH_CUT_SHORT, SearchCutShort
 from devalloc_solver.deadline import end_time, quick_search_end
 from devalloc_solver.dialects.api_groups import as_manifest_list
-from devalloc_solver.dialects.resource_k8s.allocation_result import ShareIds, devices_of_placement, make_result
-from devalloc_solver.dialects.resource_k8s.answers import allocated_answer, placed_answer, rejected_answer
-from devalloc_solver.dialects.resource_k8s.candidates import RequestJudge, RequestVerdict
+from devalloc_solver.dialects.resource_k8s.answers import (
+    ShareIds,
+    allocated_answer,
+    devices_of_placement,
+    make_result,
+    placed_answer,
+    rejected_answer,
+)
+from devalloc_solver.dialects.resource_k8s.candidates import RequestJudge, RequestVerdict, SelectorJudge
 from devalloc_solver.dialects.resource_k8s.cluster_check import make_cluster_checker
-from devalloc_solver.dialects.resource_k8s.cluster_view import ClusterView, view_cluster
-from devalloc_solver.dialects.resource_k8s.demands import build_units, node_of, timeout_rejection
-from devalloc_solver.dialects.resource_k8s.duplicate_devices import duplicate_problems
-from devalloc_solver.dialects.resource_k8s.errors import ResourceAnswerRefused
+from devalloc_solver.dialects.resource_k8s.demands import (
+    build_units,
+    constrained_attributes,
+    node_of,
+    timeout_rejection,
+)
 from devalloc_solver.dialects.resource_k8s.feature_gates import read_gates
-from devalloc_solver.dialects.resource_k8s.fields import FieldError
+from devalloc_solver.dialects.resource_k8s.fields import FieldError, ResourceAnswerRefused
 from devalloc_solver.dialects.resource_k8s.manifests import (
     ClusterInput,
     Key,
@@ -30,18 +38,19 @@ from devalloc_solver.dialects.resource_k8s.manifests import (
     priority_of,
     read_documents,
 )
-from devalloc_solver.dialects.resource_k8s.pools import ResourcePool, SliceBook
+from devalloc_solver.dialects.resource_k8s.pools import ClusterView, ResourcePool, SliceBook, view_cluster
 from devalloc_solver.dialects.resource_k8s.published_devices import (
+    DeviceId,
     DevicesInUse,
+    DeviceUsage,
     PublishedDevice,
+    add_allocation,
     draws_of,
+    duplicate_problems,
     list_published_devices,
     make_snapshot,
     resources_of,
 )
-from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
-from devalloc_solver.dialects.resource_k8s.translate import constrained_attributes
-from devalloc_solver.dialects.resource_k8s.usage import DeviceId, DeviceUsage, add_allocation
 from devalloc_solver.explain.resource_k8s.explainer import ResourceClaimExplainer
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline.decomposition import unproven_names

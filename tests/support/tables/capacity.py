@@ -9,7 +9,6 @@ from devalloc.api.quantity import Quantity
 from devalloc.inventory.capacity import (
     Capacity,
     CapacityConfig,
-    machines,
     parse_bandwidth,
     parse_ratio,
     parse_size,
@@ -19,7 +18,13 @@ from devalloc.inventory.capacity.admission import Admission, Request
 from devalloc.inventory.capacity.config import resource_named
 from devalloc.inventory.capacity.cpus import count_cpus
 from devalloc.inventory.capacity.host import HostCapacity, parse_mem_total
-from devalloc.inventory.capacity.machines import MachineUsage
+from devalloc.inventory.capacity.machines import (
+    MachineUsage,
+    default_disk_io,
+    default_network,
+    download_bucket,
+    upload_ceiling,
+)
 from devalloc.inventory.capacity.status import (
     DiskUsageSources,
     ResourceStatus,
@@ -92,8 +97,8 @@ def _status(row: Row) -> Any:
 def _default_bandwidth(row: Row) -> Any:
     capacity = host(cpu=row["cpus"], network=row["network"], disk_io=row["disk_io"])
     milli = int(1000 * row["machine"])
-    disk_io = machines.default_disk_io(capacity, milli)
-    return {"network": [*machines.default_network(capacity, milli)], "disk_io": [disk_io.sustained, disk_io.burst]}
+    disk_io = default_disk_io(capacity, milli)
+    return {"network": [*default_network(capacity, milli)], "disk_io": [disk_io.sustained, disk_io.burst]}
 
 
 def _images(row: Row) -> Any:
@@ -120,7 +125,7 @@ _SECTIONS: dict[str, Callable[[Row], Any]] = {
     "limit": _limit,
     "status": _status,
     "default_bandwidth": _default_bandwidth,
-    "shaping": lambda row: [machines.upload_ceiling(row["rate"]), machines.download_bucket(row["rate"])],
+    "shaping": lambda row: [upload_ceiling(row["rate"]), download_bucket(row["rate"])],
     "images": _images,
     "pull": _pull,
     "validate": lambda row: _admission(row).validate(_request(row["request"]), row.get("id", "")),

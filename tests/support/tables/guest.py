@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from devalloc.scaling.rate import SlidingWindowCount
-from devalloc_node.guest import cpus
+from devalloc_node.guest import system
 from tests.support.fake_guest_tree import GuestTree
 from tests.support.fake_tree import memory_folder
 from tests.support.tables.table_form import CaseVerdict, Failure, TableForm, section, verdict
@@ -19,7 +19,7 @@ _STEP = re.compile(r"(?:(?P<adds>inc(?:,inc)*) at )?(?:read )?t0(?:\+(?P<seconds
 
 def _lists(content: dict[str, Any]) -> Iterator[CaseVerdict]:
     for text, expected in content["cpu_range_parse"]:
-        yield verdict(f"cpu_range_parse {text}", expected, lambda text=text: cpus.parse_cpus(text))
+        yield verdict(f"cpu_range_parse {text}", expected, lambda text=text: system.parse_cpus(text))
 
 
 def _scaler(content: dict[str, Any]) -> Iterator[CaseVerdict]:
@@ -52,8 +52,8 @@ def _active(case: dict[str, Any], goals: list[int]) -> list[int]:
         guest = GuestTree(Path(folder), cpus=case["cpus"], online=case.get("start", 1))
         active = []
         for count in goals:
-            cpus.scale(guest, count)
-            online = cpus.online(guest)
+            system.scale_cpus(guest, count)
+            online = system.online_cpus(guest)
             active.append(len(online) if 0 in online else -1)
         return active
 

@@ -304,12 +304,14 @@ def test_pending_claims_are_counted_by_reason_and_namespace() -> None:
         gpu_claim("b", namespace="x", reason="DevicesInUse", message="m"),
         gpu_claim("c", namespace="y"),
         gpu_claim("d", namespace="y", reason="written by somebody", message="m"),
+        gpu_claim("f", namespace="y", reason="QuotaExceeded", message="m"),
         resource_claim("e", namespace="y"),
     )
     assert labelled(metrics, "devalloc_pending_claims") == {
         '{kind="DeviceClaim",namespace="x",reason="DevicesInUse"}': 2,
         '{kind="DeviceClaim",namespace="y",reason="Unanswered"}': 1,
         '{kind="DeviceClaim",namespace="y",reason="Other"}': 1,
+        '{kind="DeviceClaim",namespace="y",reason="QuotaExceeded"}': 1,
         '{kind="ResourceClaim",namespace="y",reason="Unanswered"}': 1,
     }
 

@@ -31,7 +31,7 @@ from devalloc.store import Forbidden, Key
 from devalloc.store.kubernetes import ApiError, KubernetesStore
 from devalloc_solver.cel import budget
 from devalloc_solver.cel.budget import OUT_OF_TIME, TOO_EXPENSIVE_ONCE, Costs
-from devalloc_solver.dialects.resource_k8s import selectors
+from devalloc_solver.dialects.resource_k8s import candidates
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.waiting import until
 
@@ -709,7 +709,7 @@ def test_an_expensive_claim_keeps_nobody_waiting(bound: str, monkeypatch: pytest
     """Its selectors cost more than they may: it is told so, once, and the next claim has its device. The
     time suffices without any bound in steps."""
     if bound == "time":
-        for module, name in ((budget, "EXPRESSION_BUDGET"), (budget, "COMMON_BUDGET"), (selectors, "COST_LIMIT")):
+        for module, name in ((budget, "EXPRESSION_BUDGET"), (budget, "COMMON_BUDGET"), (candidates, "COST_LIMIT")):
             monkeypatch.setattr(module, name, 10**15)
     client, stop = FakeClient(FakeKube()), threading.Event()
     events: list[ObjectEvent] = []

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from devalloc_node.net.accept import wait_for_connection
+from devalloc_node.net.http import wait_for_connection
 
 
 @pytest.mark.parametrize("turns", range(5))

@@ -13,12 +13,12 @@ from devalloc.scaling.config import ScalingConfig
 from devalloc.scaling.resources import ScalingBounds
 from devalloc.scaling.state import ScalingRules
 from devalloc.scaling.versions import INFORMANT_VERSIONS, ProtocolEra
+from devalloc_node.agent.actuator import MachineExecutors
 from devalloc_node.agent.agent_thread import ChannelFactory
 from devalloc_node.agent.channels import Channels, ScaledMachine
-from devalloc_node.agent.executors import MachineExecutors
 from devalloc_node.agent.guest_monitor_client import MonitorConnection
 from devalloc_node.agent.http_client import new_session
-from devalloc_node.agent.informant.connection import InformantConnection, local_address_to
+from devalloc_node.agent.informant_client import InformantConnection, local_address_to
 from devalloc_node.agent.scaler import Scaler
 from devalloc_node.errors import Failed
 from devalloc_node.guest.informant import Informant

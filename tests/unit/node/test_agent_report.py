@@ -17,8 +17,7 @@ from prometheus_client import CollectorRegistry
 from devalloc.scaling.health import ScalingReport
 from devalloc.scaling.state import ScalingRules
 from devalloc_node.agent import metrics as agent_metrics
-from devalloc_node.agent.agent import Agent, ScalingTarget
-from devalloc_node.agent.debug_server import agent_dump_served
+from devalloc_node.agent.agent import Agent, ScalingTarget, agent_dump_served
 from devalloc_node.agent.metrics import REQUESTS, RESULTS, ScalingMetrics
 from devalloc_node.errors import Denied, Failed, Unknown
 from tests.support.ports import free_ports

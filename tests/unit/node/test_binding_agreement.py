@@ -22,7 +22,7 @@ from tests.support.fake_host import FakeHost
 from tests.support.fake_tree import memory_folder
 from tests.support.pci_cards import Sriov
 
-EVERYTHING = {"allowed": frozenset(ALLOWABLE), "erase_policy": True}
+EVERYTHING = {"allowed": ALLOWABLE, "erase_policy": True}
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from pyroute2.requests.link import LinkIPRouteFilter
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, Unknown
 from devalloc_node.host import linux
-from devalloc_node.host.dry_run import DryRun
+from devalloc_node.host.boundary import DryRun
 from devalloc_node.host.files import Files
 from devalloc_node.host.linux import LinuxHost
 from tests.support import pci_cards

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from devalloc_node.claims.cdi import claim_spec
-from devalloc_node.claims.container_metadata import metadata_files
+from devalloc_node.claims.files import claim_spec, metadata_files
 from devalloc_node.errors import Denied
 from devalloc_node.model.grant import ClaimRef, Grant
 from devalloc_node.model.prepared import PreparedDevice

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from devalloc_node.guest import cpus, memory
-from devalloc_node.guest.gauges import gauges
+from devalloc_node.guest import memory, system
 from devalloc_node.guest.memory import (
     GuestMemory,
     MemoryPolicy,
@@ -17,6 +16,7 @@ from devalloc_node.guest.memory import (
     memory_measure,
     read_memory,
 )
+from devalloc_node.guest.metrics_http import gauges
 from devalloc_node.guest.system import GuestSystem
 from tests.support.fake_guest_tree import GIB, MIB, GuestTree
 
@@ -30,17 +30,17 @@ def test_lists_of_cpus() -> None:
         "": [],
         "2,1-2\n": [1, 2],
     }
-    assert {text: cpus.parse_cpus(text) for text in lists} == lists
+    assert {text: system.parse_cpus(text) for text in lists} == lists
     for text in ("x", "1-", "-1", "3-1", "0-9999999999", "1,,2", "0x1", "1 2"):
         with pytest.raises(ValueError, match="CPU"):
-            cpus.parse_cpus(text)
+            system.parse_cpus(text)
 
 
 def test_cpus_go_online_from_the_lowest_and_offline_from_the_highest(tmp_path: Path) -> None:
     guest = GuestTree(tmp_path, cpus=4, online=1)
     for count, online in ((3, {0, 1, 2}), (2, {0, 1}), (4, {0, 1, 2, 3}), (1, {0}), (0, {0}), (99, {0, 1, 2, 3})):
-        assert cpus.scale(guest, count) == []
-        assert guest.online_cpus == online == set(cpus.online(guest))
+        assert system.scale_cpus(guest, count) == []
+        assert guest.online_cpus == online == set(system.online_cpus(guest))
     assert not any("cpu0" in name for name, _ in guest.written), "the first CPU is never touched"
 
 
@@ -48,30 +48,30 @@ def test_the_first_cpu_stays_online_where_it_could_be_switched_off_too(tmp_path:
     guest = GuestTree(tmp_path, cpus=2, online=2)
     guest.put("sys/devices/system/cpu/cpu0/online", "1\n")  # as on ARM
     for count in (1, 0):
-        cpus.scale(guest, count)
+        system.scale_cpus(guest, count)
         assert guest.online_cpus == {0}
 
 
 def test_what_is_online_stays_where_it_is_enough(tmp_path: Path) -> None:
     guest = GuestTree(tmp_path, cpus=4, online=1)
     guest.write("sys/devices/system/cpu/cpu3/online", "1")
-    cpus.scale(guest, 2)
+    system.scale_cpus(guest, 2)
     assert guest.online_cpus == {0, 3}
 
 
 def test_a_cpu_that_is_plugged_later_is_brought_online(tmp_path: Path) -> None:
     guest = GuestTree(tmp_path, cpus=1)
-    assert cpus.scale(guest, None) == []
+    assert system.scale_cpus(guest, None) == []
     guest.plug_cpu(5)
-    assert cpus.scale(guest, None) == []
+    assert system.scale_cpus(guest, None) == []
     assert guest.online_cpus == {0, 5}
-    assert (cpus.present(guest), cpus.online(guest)) == ([0, 5], [0, 5])
+    assert (system.present_cpus(guest), system.online_cpus(guest)) == ([0, 5], [0, 5])
 
 
 def test_a_cpu_that_the_kernel_refuses_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     guest = GuestTree(tmp_path, cpus=4)
     guest.refuses["sys/devices/system/cpu/cpu1/online"] = errno.EIO
-    (failure,) = cpus.scale(guest, None)
+    (failure,) = system.scale_cpus(guest, None)
     assert failure.startswith("CPU 1 cannot be brought online")
     assert guest.online_cpus == {0, 2, 3}
 
@@ -196,11 +196,11 @@ def test_gauges_are_what_agents_read(tmp_path: Path) -> None:
 
 
 def test_this_machines_own_kernel_is_read_as_well() -> None:
-    system = GuestSystem()
-    now = read_memory(system)
+    guest = GuestSystem()
+    now = read_memory(guest)
     assert 0 < now.anonymous < now.total
     assert 0 < now.available <= now.total
-    assert 0 in cpus.online(system)
-    assert set(cpus.online(system)) <= set(cpus.present(system))
-    guard = MemoryPolicy(memory_measure(system, "system"), now.total, None)
-    assert "host_load1 " in gauges(system, guard, is_connected=False)
+    assert 0 in system.online_cpus(guest)
+    assert set(system.online_cpus(guest)) <= set(system.present_cpus(guest))
+    guard = MemoryPolicy(memory_measure(guest, "system"), now.total, None)
+    assert "host_load1 " in gauges(guest, guard, is_connected=False)

@@ -21,8 +21,7 @@ from devalloc.scaling.resources import ResourceFlags, Resources, ScalingBounds
 from devalloc.scaling.state import ScalingRules
 from devalloc.scaling.versions import INFORMANT_VERSIONS, InformantVersion, VersionRange
 from devalloc_node.agent.channels import Channels
-from devalloc_node.agent.informant.connection import InformantConnection, InformantTimeouts
-from devalloc_node.agent.informant.session import RestartDelay, next_start
+from devalloc_node.agent.informant_client import InformantConnection, InformantTimeouts, RestartDelay, next_start
 from devalloc_node.agent.scaler import Scaler
 from devalloc_node.errors import Failed, NodeError, Unknown
 from devalloc_node.guest.informant import Informant

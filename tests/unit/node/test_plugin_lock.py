@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.host import plugin_lock
-from devalloc_node.host.plugin_lock import PUBLISH_MODES, PublishMode, exclusive_host
+from devalloc_node.host import lock_folder
+from devalloc_node.host.lock_folder import PUBLISH_MODES, PublishMode, exclusive_host
 from tests.support.waiting import until
 
 
@@ -48,7 +48,7 @@ def test_one_that_ends_is_waited_for(tmp_path: Path) -> None:
     assert over.wait(60)
     thread.join(60)
     assert len(messages) == 1
-    assert f"waiting {plugin_lock.WAIT_SECONDS:.0f} s" in messages[0]
+    assert f"waiting {lock_folder.WAIT_SECONDS:.0f} s" in messages[0]
 
 
 def test_a_lock_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:

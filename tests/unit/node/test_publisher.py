@@ -15,8 +15,7 @@ from devalloc.api.pool import DevicePool
 from devalloc.store.kubernetes.api_error import ApiError
 from devalloc.store.kubernetes.client import Client
 from devalloc_node.kube import publisher as publishing
-from devalloc_node.kube.features import SLICES
-from devalloc_node.kube.publisher import SlicePublisher
+from devalloc_node.kube.publisher import SLICES, SlicePublisher
 from tests.support import pci_cards
 from tests.support.discovery_view import DiscoveredPools
 from tests.support.fake_sysfs import FakeSysfs

@@ -11,7 +11,7 @@ import pytest
 
 from devalloc_node.errors import Denied
 from devalloc_node.net.unix_sockets import MAX_PATH_BYTES
-from devalloc_node.service.registration import Registration, kubelet_paths, registration_socket
+from devalloc_node.service.kubelet_sockets import Registration, kubelet_paths, registration_socket
 from devalloc_node.service.server import serve
 from tests.support.kubelet_client import kubelet_client
 

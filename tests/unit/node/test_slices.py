@@ -13,9 +13,17 @@ from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE, ObjectMeta
 from devalloc.api.pool import Attribute, AttributeValue, Device, DevicePool, DevicePoolSpec, ResourceCapacity
 from devalloc.api.quantity import Quantity
 from devalloc.api.semver import SemVer
-from devalloc_node.kube.names import dns_label, label_value, object_name, text_value
-from devalloc_node.kube.node_slices import _named
-from devalloc_node.kube.slices import COMPATIBILITY_TAINT, SliceFeatures, SlicePool, slices_of_pool
+from devalloc_node.kube.publisher import _named
+from devalloc_node.kube.slices import (
+    COMPATIBILITY_TAINT,
+    SliceFeatures,
+    SlicePool,
+    dns_label,
+    label_value,
+    object_name,
+    slices_of_pool,
+    text_value,
+)
 from devalloc_node.model.names import is_label, is_subdomain
 from tests.support import pci_cards
 from tests.support.discovery_view import DiscoveredPools

@@ -23,9 +23,8 @@ from devalloc.scaling.metrics import GuestReport
 from devalloc.scaling.resources import Resources, ScalingBounds
 from devalloc.scaling.versions import ProtocolEra
 from devalloc.store.sqlite import SQLiteStore
-from devalloc_node.agent.actuator import MachineActuator, memory_rounded_down, scaling_steps
+from devalloc_node.agent.actuator import MachineActuator, MachineExecutors, memory_rounded_down, scaling_steps
 from devalloc_node.agent.channels import ChangeRefused, ScaledMachine
-from devalloc_node.agent.executors import MachineExecutors
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.host.routes import Route

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from devalloc_node.warm.background import PoolBackground
+from devalloc_node.warm.pool import PoolBackground
 from devalloc_node.warm.setup import Setup
 from tests.support.toy_setups import ToyPart, opened
 

@@ -20,7 +20,7 @@ from devalloc_solver.cel.budget import (
     evaluate_in_turns,
 )
 from devalloc_solver.cel.kubernetes import program
-from devalloc_solver.dialects.resource_k8s import selectors
+from devalloc_solver.dialects.resource_k8s import candidates
 from tests.support.manifests import claim, device, device_class, pool
 from tests.unit.solver.dra.test_joint import CLASS, node_slice, wants
 
@@ -200,7 +200,7 @@ def test_a_selector_has_a_budget_over_all_devices(
 def test_a_selector_has_a_budget_on_each_device(cluster: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "EXPRESSION_BUDGET", ENDLESS)
     monkeypatch.setattr(budget, "COMMON_BUDGET", ENDLESS)
-    for module in (selectors, program):
+    for module in (candidates, program):
         monkeypatch.setattr(module, "COST_LIMIT", 5_000)
     pending = selecting("dear", costly(0))
     answers = [*dra.solve_manifests([*cluster, pending])["claims"], Fleet.from_manifests(cluster).allocate(pending)]
@@ -210,7 +210,7 @@ def test_a_selector_has_a_budget_on_each_device(cluster: list[dict[str, Any]], m
 def test_the_clock_alone_ends_selectors(cluster: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("EXPRESSION_BUDGET", "COMMON_BUDGET"):
         monkeypatch.setattr(budget, name, ENDLESS)
-    monkeypatch.setattr(selectors, "COST_LIMIT", ENDLESS)
+    monkeypatch.setattr(candidates, "COST_LIMIT", ENDLESS)
     deep = f"{NUMBERS}.all(v, {NUMBERS}.all(w, {costly(0)}))"
     (one,) = dra.solve_manifests([*cluster, selecting("dear", deep)], deadline=0.1)["claims"]
     assert (one["reason"], one["exceeded"]) == ("SearchLimit", "time")

@@ -6,8 +6,11 @@ import random
 
 import pytest
 
+from devalloc.api.claim import DeviceClaimDetail
+from devalloc.api.quantity import Quantity
 from devalloc_solver import Fleet, solve_manifests
 from devalloc_solver.cel import budget
+from devalloc_solver.dialects.device_claims.candidates import _SELECTING, _selection
 from devalloc_solver.dialects.device_claims.manifests import read_documents
 from devalloc_solver.pipeline.device_claims import prepare
 from tests.support.manifests import Manifest, claim, device, device_class, pool
@@ -191,3 +194,13 @@ def test_devices_that_are_gone_are_no_charge_on_the_budget(small_budgets: int, m
             fleet.delete(gone)
             manifests[n] = identified(f"p{n}-{turn}", f"n{n}")
             fleet.update(manifests[n])
+
+
+def test_requests_that_differ_in_a_selecting_field_are_judged_apart() -> None:
+    same = DeviceClaimDetail(device_class="gpu", requests={"count": Quantity.parse("2")})
+    assert _selection(DeviceClaimDetail(device_class="gpu")) == _selection(same)
+    for field in _SELECTING:
+        value = ["numa"] if field == "match_attributes" else "other"
+        assert _selection(same.model_copy(update={field: value})) != _selection(same)
+    twice = DeviceClaimDetail(device_class="gpu", match_attributes=["numa", "numa"])
+    assert _selection(twice) == _selection(twice.model_copy(update={"match_attributes": ["numa"]}))

@@ -25,9 +25,9 @@ from devalloc.controller.reconcile.resource_claims.pending import (
 from devalloc.controller.reconcile.snapshot import Memo
 from devalloc.controller.reconcile.warm_solver import ObjectName
 from devalloc.store.kubernetes.resources import ApiResource
-from devalloc_solver.dialects.resource_k8s.fields import FieldError, Fields
-from devalloc_solver.dialects.resource_k8s.node_selectors import read_selector, selects
-from devalloc_solver.dialects.resource_k8s.objects import ClusterNode
+from devalloc_solver.dialects.resource_k8s.decode import read_node_selector
+from devalloc_solver.dialects.resource_k8s.fields import FieldError
+from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, selects
 
 Object = dict[str, Any]
 
@@ -231,7 +231,7 @@ def can_run_on(pod: Object, node: Object) -> bool:
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
     if required is not None:
         try:
-            if not selects(read_selector(Fields(required, "")), ClusterNode(node["metadata"]["name"], labels)):
+            if not selects(read_node_selector(required), ClusterNode(node["metadata"]["name"], labels)):
                 return False
         except FieldError:
             return False

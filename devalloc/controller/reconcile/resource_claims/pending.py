@@ -9,6 +9,7 @@ from typing import Any
 
 from devalloc.api.dedicated_pools import ALLOCATOR_KEY, DEVALLOC
 from devalloc.api.meta import GROUP, NODE, PRIORITY
+from devalloc.controller.reconcile.claims import DisjointSets
 
 Object = dict[str, Any]
 Key = tuple[str, str]
@@ -83,13 +84,7 @@ def is_waiting(pod: Mapping[str, Any]) -> bool:
 
 def pending_groups(pods: Iterable[Object], claims: Mapping[Key, Object]) -> list[PendingGroup]:
     """All of them, ordered by the first claim of each."""
-    leader: dict[Key, Key] = {}
-
-    def root(key: Key) -> Key:
-        while leader.setdefault(key, key) != key:
-            key = leader[key]
-        return key
-
+    joined: DisjointSets[Key] = DisjointSets()
     using: list[tuple[Object, list[Key]]] = []
     groups: dict[Key, Key] = {}
     for pod in sorted((pod for pod in pods if is_waiting(pod)), key=key_of):
@@ -99,12 +94,13 @@ def pending_groups(pods: Iterable[Object], claims: Mapping[Key, Object]) -> list
             continue
         using.append((pod, keys))
         for key in pending:
-            leader[root(key)] = root(pending[0])
+            joined.join(key, pending[0])
             if (group := _annotation(claims[key], GROUP)) is not None:
-                leader[root(key)] = root(groups.setdefault((key[0], group), key))
-    together: dict[Key, list[tuple[Object, list[Key]]]] = defaultdict(list)
+                joined.join(key, groups.setdefault((key[0], group), key))
+    together: dict[int, list[tuple[Object, list[Key]]]] = defaultdict(list)
     for pod, keys in using:
-        together[next(root(key) for key in keys if key in leader)].append((pod, keys))
+        members = next(filter(None, map(joined.set_of, keys)))
+        together[id(members)].append((pod, keys))
     return sorted((_pending_group(members, claims) for members in together.values()), key=lambda want: want.claims)
 
 

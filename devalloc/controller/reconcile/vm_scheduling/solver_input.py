@@ -2,8 +2,6 @@
 
 The claims of a machine that waits are grouped with it. Those of a machine that cannot be placed yet, whatever there is
 room for, are kept back: devices on a node that the machine may never run on are of no use to it.
-
-Which machines and claims are decided together, because one leads to the other.
 """
 
 from __future__ import annotations
@@ -21,6 +19,7 @@ from devalloc.api.machine_reservation import missing_amounts, required_amounts
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.controller.reconcile.claims import (
     ClaimKey,
+    DisjointSets,
     allocation_entries,
     annotation_of,
     claim_key,
@@ -35,23 +34,6 @@ from devalloc.store import Object
 
 _FUNCTION_EXPRESSION = "device.function == '{}'"
 _COMPUTE_EXPRESSION = _FUNCTION_EXPRESSION.format(host_pool_names.FUNCTION_COMPUTE)
-
-
-class DisjointSets:
-    """Sets that grow together."""
-
-    def __init__(self) -> None:
-        self._of: dict[tuple[str, str, str], set[tuple[str, str, str]]] = {}
-
-    def join(self, one: tuple[str, str, str], other: tuple[str, str, str]) -> None:
-        own, theirs = self._of.setdefault(one, {one}), self._of.setdefault(other, {other})
-        if own is not theirs:
-            own |= theirs
-            for member in theirs:
-                self._of[member] = own
-
-    def sets(self) -> list[list[tuple[str, str, str]]]:
-        return sorted(sorted(members) for members in {id(group): group for group in self._of.values()}.values())
 
 
 Group = tuple[str, str]
@@ -188,14 +170,14 @@ class _InputBuilder:
 
         A group that claims name themselves takes in their machine, and with it its other claims.
         """
-        joined = DisjointSets()
+        joined: DisjointSets[tuple[str, str, str]] = DisjointSets()
         for claim, owner in self.standing.owners.items():
             joined.join(("machine", *owner), ("claim", *claim))
         for claim, doc in self.claims.items():
             if (group := group_of(doc)) is not None:
                 joined.join(("group", claim[0], group), ("claim", *claim))
         labels: dict[tuple[str, str, str], str] = {}
-        for members in joined.sets():
+        for members in sorted(map(sorted, joined.sets())):
             groups = [name for kind, _, name in members if kind == "group"]
             owners = [name for kind, _, name in members if kind == "machine"]
             if owners:

@@ -41,6 +41,16 @@ class ExpressionError(Exception):
     """An expression that is invalid, or too expensive to evaluate."""
 
 
+_SELECTING = tuple(name for name in DeviceClaimDetail.model_fields if name not in ("requests", "limits", "configs"))
+"""Fields of a request that can decide which devices it may take: all but those for amounts and configurations."""
+
+
+def _selection(detail: DeviceClaimDetail) -> tuple[object, ...]:
+    """Equal for requests that may take the same devices."""
+    values = (getattr(detail, name) for name in _SELECTING)
+    return tuple(tuple(dict.fromkeys(value)) if isinstance(value, list) else value or None for value in values)
+
+
 @dataclass(slots=True)
 class CandidateFinder:
     """Judges devices; keeps every verdict."""
@@ -230,10 +240,9 @@ class CandidateFinder:
 
     def candidates(self, detail: DeviceClaimDetail) -> Candidates:
         """The devices a detail may take, leaving aside what is in use. The detail's classes must be valid."""
-        match = tuple(dict.fromkeys(detail.match_attributes))
-        key = (detail.device_class or None, detail.device_type or None, detail.constraints or None, match)
+        key = _selection(detail)
         if key not in self._candidates:
-            self._candidates[key] = self._judge(detail, match)
+            self._candidates[key] = self._judge(detail, tuple(dict.fromkeys(detail.match_attributes)))
         return self._candidates[key]
 
     def accepts(self, detail: DeviceClaimDetail, device: Device) -> bool:

@@ -9,27 +9,10 @@ from typing import Any
 from devalloc.api.quantity import type_name
 from devalloc.api.suggest import closest_match
 from devalloc_solver.cel.budget import Allowance
-from devalloc_solver.dialects.resource_k8s.candidates import RequestCandidates, RequestJudge
+from devalloc_solver.dialects.resource_k8s.candidates import RequestCandidates, RequestJudge, SelectorJudge
+from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim, ResourceDeviceClass, claim_with_allocation
 from devalloc_solver.dialects.resource_k8s.decode import read_claim, read_class, read_node
-from devalloc_solver.dialects.resource_k8s.errors import AllocationError
-from devalloc_solver.dialects.resource_k8s.feature_gates import read_gates
-from devalloc_solver.dialects.resource_k8s.fields import FieldError, short_text
-from devalloc_solver.dialects.resource_k8s.objects import (
-    ClusterNode,
-    ResourceClaim,
-    ResourceDeviceClass,
-    claim_with_allocation,
-)
-from devalloc_solver.dialects.resource_k8s.pools import IgnoredObject, PoolStatus, ResourcePool, SliceBook, name_of
-from devalloc_solver.dialects.resource_k8s.published_devices import (
-    DevicesInUse,
-    PoolView,
-    PublishedDevice,
-    list_published_devices,
-    make_snapshot,
-)
-from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
-from devalloc_solver.dialects.resource_k8s.translate import (
+from devalloc_solver.dialects.resource_k8s.demands import (
     MOST_DEVICES,
     ClaimMeta,
     PendingClaim,
@@ -37,7 +20,25 @@ from devalloc_solver.dialects.resource_k8s.translate import (
     make_demand,
     make_unit,
 )
-from devalloc_solver.dialects.resource_k8s.usage import DeviceUsage, read_usage
+from devalloc_solver.dialects.resource_k8s.feature_gates import read_gates
+from devalloc_solver.dialects.resource_k8s.fields import AllocationError, FieldError, short_text
+from devalloc_solver.dialects.resource_k8s.pools import (
+    IgnoredObject,
+    PoolStatus,
+    PoolView,
+    ResourcePool,
+    SliceBook,
+    name_of,
+)
+from devalloc_solver.dialects.resource_k8s.published_devices import (
+    DevicesInUse,
+    DeviceUsage,
+    PublishedDevice,
+    list_published_devices,
+    make_snapshot,
+    read_usage,
+)
+from devalloc_solver.dialects.resource_k8s.slices import ClusterNode
 from devalloc_solver.problem.allocations import Allocation
 from devalloc_solver.problem.demand import PlacementUnit
 from devalloc_solver.problem.snapshot import Snapshot

@@ -1,14 +1,165 @@
-"""The answer to one claim of a cluster, in the form of ``solve_manifests`` (settled L2)."""
+"""The answer to one claim of a cluster (settled L2), and its AllocationResult: devices, configuration, selector."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from devalloc_solver.dialects.resource_k8s import feature_gates as gate
+from devalloc_solver.dialects.resource_k8s.candidates import RequestCandidates
+from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim, ResourceDeviceClass, SubRequest
 from devalloc_solver.dialects.resource_k8s.demands import selected_node
+from devalloc_solver.dialects.resource_k8s.fields import Amount
 from devalloc_solver.dialects.resource_k8s.manifests import Key, RejectedResourceClaim
-from devalloc_solver.dialects.resource_k8s.objects import ResourceClaim
-from devalloc_solver.problem.placement import Placement
+from devalloc_solver.dialects.resource_k8s.published_devices import DeviceId, PublishedDevice
+from devalloc_solver.dialects.resource_k8s.slices import merge_selectors, single_node_selector
+from devalloc_solver.problem.placement import PlacedDevice, Placement
+
+_SHARES = uuid.UUID("5b1d3c02-7b0f-5d7e-9c68-0d1f3c1e7a55")
+"""The namespace of share ids."""
+
+
+class ShareIds:
+    """Share ids derived from claim, request, device and number: the same every time, and new on their device."""
+
+    def __init__(self, used: Mapping[DeviceId, Iterable[str]]) -> None:
+        """``used``: the ids that shares of a device have already."""
+        self._used = used
+        self._taken_ids: dict[DeviceId, set[str]] = {}
+
+    def make(self, claim: ResourceClaim, ask: SubRequest, offer: PublishedDevice) -> str:
+        taken_ids = self._taken_ids.get(offer.id)
+        if taken_ids is None:
+            taken_ids = self._taken_ids[offer.id] = set(self._used.get(offer.id, ()))
+        number = 0
+        while (share_id := self._name(claim, ask, offer, number)) in taken_ids:
+            number += 1
+        taken_ids.add(share_id)
+        return share_id
+
+    @staticmethod
+    def _name(claim: ResourceClaim, ask: SubRequest, offer: PublishedDevice, number: int) -> str:
+        owner = claim.uid or claim.title
+        return str(uuid.uuid5(_SHARES, "\n".join((owner, ask.name, *offer.id, str(number)))))
+
+
+class AllocatedRequestDevice(NamedTuple):
+    """One device given to one request."""
+
+    number: int
+    """of the request in its claim"""
+    ask: SubRequest
+    offer: PublishedDevice
+    takes: Mapping[str, Amount] | None
+    """what a share takes; None for a device that is not shareable"""
+
+
+def devices_of_placement(
+    entries: Sequence[PlacedDevice], offers: Sequence[PublishedDevice]
+) -> list[AllocatedRequestDevice]:
+    """The entries of a placement: requests in order, the devices of each in order."""
+    chosen = []
+    for entry in sorted(entries, key=lambda e: (e.request.detail, e.device.index)):
+        choice: RequestCandidates = entry.request.spec
+        offer = offers[entry.device.index]
+        takes = choice.verdict.takes[offer.index] if offer.is_shareable else None
+        chosen.append(AllocatedRequestDevice(entry.request.detail, choice.ask, offer, takes))
+    return chosen
+
+
+def make_result(
+    claim: ResourceClaim,
+    given: Sequence[AllocatedRequestDevice],
+    classes: Mapping[str, ResourceDeviceClass],
+    node: str,
+    gates: frozenset[str],
+    shares: ShareIds,
+) -> dict[str, Any]:
+    """What goes to ``status.allocation``; fields that say nothing are left out (settled D2)."""
+    chosen: dict[int, SubRequest] = {}
+    results = []
+    for one in given:
+        chosen[one.number] = one.ask
+        results.append(_device_result(claim, one, gates, shares))
+    devices: dict[str, Any] = {"results": results} if results else {}
+    if config := _configs(claim, chosen, classes):
+        devices["config"] = config
+    allocation: dict[str, Any] = {"devices": devices}
+    if (selector := _node_selector([one.offer for one in given], node)) is not None:
+        allocation["nodeSelector"] = selector
+    return allocation
+
+
+def _device_result(
+    claim: ResourceClaim, given: AllocatedRequestDevice, gates: frozenset[str], shares: ShareIds
+) -> dict[str, Any]:
+    ask, offer, device = given.ask, given.offer, given.offer.device
+    entry: dict[str, Any] = {
+        "request": ask.name,
+        "driver": offer.pool.driver,
+        "pool": offer.pool.name,
+        "device": device.name,
+    }
+    if ask.admin:
+        entry["adminAccess"] = True
+    if ask.toleration_manifests:
+        entry["tolerations"] = [dict(toleration) for toleration in ask.toleration_manifests]
+    if gate.BINDING_CONDITIONS in gates:
+        if device.binding_conditions:
+            entry["bindingConditions"] = list(device.binding_conditions)
+        if device.binding_failure_conditions:
+            entry["bindingFailureConditions"] = list(device.binding_failure_conditions)
+    if given.takes is not None:
+        entry["shareID"] = shares.make(claim, ask, offer)
+        if given.takes:
+            entry["consumedCapacity"] = {name: str(amount) for name, amount in given.takes.items()}
+    return entry
+
+
+def _configs(
+    claim: ResourceClaim, chosen: Mapping[int, SubRequest], classes: Mapping[str, ResourceDeviceClass]
+) -> list[dict[str, Any]]:
+    """Configuration of the classes, each class once, then of the claim; of what was chosen only."""
+    users: dict[str, list[str]] = {}
+    for number in sorted(chosen):
+        users.setdefault(chosen[number].class_name, []).append(chosen[number].name)
+    sources: list[tuple[str, list[str], Mapping[str, Any]]] = []
+    for name, requests in users.items():
+        sources += [("FromClass", requests, config) for config in classes[name].config]
+    for config in claim.config:
+        requests = list(config.get("requests") or ())
+        if not requests or any(_applies_to(requests, claim, number, ask) for number, ask in chosen.items()):
+            sources.append(("FromClaim", requests, config))
+    return [
+        {"source": source}
+        | _requests_of(claim, chosen, requests)
+        | {k: v for k, v in config.items() if k != "requests"}
+        for source, requests, config in sources
+    ]
+
+
+def _applies_to(requests: Iterable[str], claim: ResourceClaim, number: int, ask: SubRequest) -> bool:
+    """Whether a list of names has a request, or the alternative that was chosen of it."""
+    return claim.requests[number].name in requests or ask.name in requests
+
+
+def _requests_of(claim: ResourceClaim, chosen: Mapping[int, SubRequest], requests: list[str]) -> dict[str, list[str]]:
+    """The requests a configuration is for; left out where it is for all."""
+    if not requests or all(_applies_to(requests, claim, number, ask) for number, ask in chosen.items()):
+        return {}
+    return {"requests": list(requests)}
+
+
+def _node_selector(offers: Sequence[PublishedDevice], node: str) -> dict[str, Any] | None:
+    """The nodes from which all devices can be reached; None for all nodes."""
+    if any(offer.reach.node_name is not None or offer.device.binds_to_node for offer in offers):
+        return single_node_selector(node)
+    return merge_selectors(_selectors(offers))
+
+
+def _selectors(offers: Sequence[PublishedDevice]) -> Iterator[Any]:
+    return (offer.reach.node_selector for offer in offers if offer.reach.node_selector is not None)
 
 
 def allocated_answer(key: Key, allocation: Mapping[str, Any], node: str | None) -> dict[str, Any]:

@@ -2,6 +2,10 @@
 
 The order of steps is upstream's, so that an error in the input is met on the same devices. A device that cannot be
 judged is skipped, and its error stored: it becomes the answer if nothing fits (settled D3).
+
+How much of a device's capacity a request takes is rounded up to what the policy of the device offers. Without a policy,
+and without a step, amounts are exact at any size; stepping happens in 64-bit whole units (thousandths behind
+DRAFractionalCapacityRange), and an amount that does not fit there is an error, never wrapped (settled D4).
 """
 
 from __future__ import annotations
@@ -9,32 +13,346 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
 
+from devalloc.api.quantity import NANO
+from devalloc.api.semver import SemVer
 from devalloc_solver.cel.budget import (
     COMMON_SPENT,
     OUT_OF_TIME,
     TOO_EXPENSIVE,
+    Allowance,
     Bound,
+    Budget,
     BudgetExceeded,
     CommonBudgetExceeded,
+    Costs,
     OutOfTime,
+    check_deadline,
+)
+from devalloc_solver.cel.kubernetes import (
+    COST_LIMIT,
+    CelDevice,
+    CompileError,
+    DeviceField,
+    EvaluationError,
+    ExhaustedError,
+    Program,
+    compile,
 )
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
-from devalloc_solver.dialects.resource_k8s.capacity_requests import CapacityOverflowError, amounts_to_take
-from devalloc_solver.dialects.resource_k8s.errors import AllocationError
-from devalloc_solver.dialects.resource_k8s.objects import (
-    DeviceTaint,
+from devalloc_solver.dialects.resource_k8s.claims import (
     DeviceToleration,
     ResourceClaim,
     ResourceDeviceClass,
     SubRequest,
 )
+from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES
+from devalloc_solver.dialects.resource_k8s.fields import MAX_INT64, MILLI, AllocationError, Amount
 from devalloc_solver.dialects.resource_k8s.pools import PoolStatus
-from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice, overdrawn_counters
-from devalloc_solver.dialects.resource_k8s.quantities import Amount
-from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
-from devalloc_solver.dialects.resource_k8s.usage import DeviceUsage
+from devalloc_solver.dialects.resource_k8s.published_devices import (
+    DeviceUsage,
+    PublishedDevice,
+    find_qualified,
+    overdrawn_counters,
+)
+from devalloc_solver.dialects.resource_k8s.slices import (
+    CapacityRange,
+    CapacityRequestPolicy,
+    DeviceAttribute,
+    DeviceCapacity,
+    DeviceTaint,
+    SliceDevice,
+)
 from devalloc_solver.problem.demand import Candidates, FunnelStep
+
+
+class CapacityOverflowError(Exception):
+    """An amount that cannot be counted: an error of the whole allocation."""
+
+
+def amounts_to_take(needs: Mapping[str, Amount], device: SliceDevice, *, fractional: bool) -> dict[str, Amount] | str:
+    """What a request takes of each capacity, or why the device does not do.
+
+    ``needs`` are the request's amounts by capacity name as the device publishes it. A capacity that is not asked for
+    is taken by its policy's default, or in full.
+
+    Raises AmountError for an amount that is negative or cannot be rounded.
+    """
+    if missing := next((name for name in sorted(needs) if name not in device.capacity), None):
+        return f"has no capacity {missing}"
+    takes = {
+        name: _amount_to_take(name, needs.get(name), device.capacity[name], fractional)
+        for name in sorted(device.capacity)
+    }
+    for name, amount in takes.items():
+        if amount.nano < 0:
+            raise CapacityOverflowError(
+                f"capacity {name}: {amount} is negative; correct the device's capacity or policy"
+            )
+    for name, amount in takes.items():
+        capacity = device.capacity[name]
+        if (why := _violation(amount, capacity.policy, fractional)) is not None:
+            return f"takes {amount} of {name}, {why}"
+        if amount.nano > capacity.value.nano:
+            return f"takes {amount} of {name}, which has {capacity.value}"
+    return takes
+
+
+def _amount_to_take(name: str, need: Amount | None, capacity: DeviceCapacity, fractional: bool) -> Amount:
+    policy = capacity.policy
+    if need is None:
+        return policy.default if policy is not None and policy.default is not None else capacity.value
+    if policy is None:
+        return need
+    if policy.range is not None:
+        return _round_to_step(name, need, policy.range, fractional)
+    return next((value for value in policy.values if need.nano <= value.nano), need)
+
+
+def _round_to_step(name: str, need: Amount, offered: CapacityRange, fractional: bool) -> Amount:
+    """The least amount of a range that is not below what is asked for."""
+    if need.nano < offered.least.nano:
+        return offered.least
+    if offered.step is None:
+        return need
+    if _counts_in_milli(offered, fractional):
+        unit, have = MILLI, need.milli
+    else:
+        unit, have = NANO, need.units if need.nano <= MAX_INT64 * NANO else None
+    if have is not None:
+        least, step = -(-offered.least.nano // unit), -(-offered.step.nano // unit)
+        rounded = least + step * -(-(have - least) // step)
+        if rounded <= MAX_INT64:
+            return Amount(rounded * unit, offered.step.format)
+    digits = "thousandths" if unit == MILLI else "whole units"
+    raise CapacityOverflowError(
+        f"capacity {name}: {need} cannot be rounded to steps of {offered.step} in 64-bit {digits}; ask for less"
+    )
+
+
+def _counts_in_milli(offered: CapacityRange, fractional: bool) -> bool:
+    """Whether a range is counted in thousandths: behind its gate, when all of it fits."""
+    parts = (offered.least, offered.most, offered.step)
+    return fractional and all(part is None or part.milli is not None for part in parts)
+
+
+def _violation(amount: Amount, policy: CapacityRequestPolicy | None, fractional: bool) -> str | None:
+    if policy is None or (policy.default is not None and amount.nano == policy.default.nano):
+        return None
+    if policy.range is not None:
+        return _range_violation(amount, policy.range, fractional)
+    if policy.values and all(amount.nano != value.nano for value in policy.values):
+        return f"more than any valid value (at most {policy.values[-1]})"
+    return None
+
+
+def _range_violation(amount: Amount, offered: CapacityRange, fractional: bool) -> str | None:
+    if offered.most is not None and amount.nano > offered.most.nano:
+        return f"more than one request may have ({offered.most})"
+    if offered.step is None:
+        return None
+    if _counts_in_milli(offered, fractional):
+        unit, have = MILLI, amount.milli
+    else:
+        unit, have = NANO, amount.units
+    least, step = -(-offered.least.nano // unit), -(-offered.step.nano // unit)
+    if have is None or (have - least) % step:
+        return f"which is not {offered.least} and a number of steps of {offered.step}"
+    return None
+
+
+compile("true", DEFAULT_GATES)  # loads the CEL runtime together with the dialect, so that no claim has to wait for it
+
+
+MAX_EXHAUSTED = 4
+"""Devices on which an expression may exceed its cost limit before it is not evaluated any more."""
+MAX_VERDICTS = 200_000
+"""Verdicts of an expression that are remembered; when there are more, all are forgotten."""
+
+
+class SelectorJudge:
+    """Judges devices by CEL expressions, under one set of feature gates.
+
+    An expression is evaluated once for all devices that agree in what it reads.
+    """
+
+    def __init__(self, gates: frozenset[str], allowance: Allowance | None = None) -> None:
+        """``allowance``: of the call that goes on."""
+        self._gates = gates
+        self.allowance = Allowance() if allowance is None else allowance
+        self._programs: dict[str, Program] = {}
+        self._verdicts: dict[str, dict[object, bool | str]] = {}
+        self._exhausted: dict[str, int] = {}
+        self._costs = Costs()
+        self._spent: set[str] = set()
+        """expressions whose budget is spent"""
+        self._anew: dict[str, int] = {}
+        """expression -> number of the call in which all was forgotten about it"""
+        self._of_classes: set[str] = set()
+        """expressions that no claim pays for"""
+        self.is_spent = False
+        """whether any expression was too expensive on some device: verdicts then depend on what was asked before"""
+
+    def __len__(self) -> int:
+        """Expressions that are remembered."""
+        return len(self._programs)
+
+    def check(self, expression: str, where: str, *, is_of_class: bool = False) -> None:
+        """Raises AllocationError for an expression that does not compile, OutOfTime where there is no time for that."""
+        if is_of_class:
+            self._of_classes.add(expression)
+        if expression in self._programs:
+            return
+        check_deadline(self.allowance.ends)
+        try:
+            self._programs[expression] = compile(expression, self._gates)
+        except CompileError as error:
+            raise AllocationError(f"{where}: CEL compile error: {error}; correct the expression") from None
+        self._verdicts[expression], self._exhausted[expression] = {}, 0
+        self._anew[expression] = self.allowance.serial
+
+    def verdict(self, expression: str, offer: PublishedDevice) -> bool | str:
+        """True, False, or why the expression cannot be evaluated on the device. It has passed ``check``.
+
+        Raises BudgetExceeded or CommonBudgetExceeded when it costs too much over all devices, OutOfTime when the time
+        of the call is over.
+        """
+        for attribute in offer.device.attributes.values():
+            if attribute.fault is not None:
+                return str(cel_device(offer))
+        program, verdicts = self._programs[expression], self._verdicts[expression]
+        key = offer.device if program.reads is None else tuple([_device_field(offer, read) for read in program.reads])
+        if key not in verdicts:
+            if len(verdicts) >= MAX_VERDICTS:
+                verdicts.clear()
+            device = cel_device(offer)
+            verdicts[key] = device if isinstance(device, str) else self._run(expression, device)
+        return verdicts[key]
+
+    def matches(self, expression: str, device: CelDevice) -> bool:
+        """Whether an expression that has passed ``check`` is true of a device, which need not exist.
+
+        Raises as ``verdict``.
+        """
+        return self._run(expression, device) is True
+
+    def charge(self, expression: str) -> None:
+        """Charge the call for cached results of an expression that has passed ``check``.
+
+        Raises BudgetExceeded or CommonBudgetExceeded when that costs too much.
+        """
+        if expression in self._spent and not self._begin_anew(expression):
+            raise BudgetExceeded
+        if expression in self._of_classes:
+            return
+        try:
+            self.allowance.charge(expression, self._costs.of(expression))
+        except CommonBudgetExceeded:
+            if not self._begin_anew(expression):
+                raise
+
+    def _begin_anew(self, expression: str) -> bool:
+        """Forget what an expression cost in earlier calls, on devices that may be gone; False where this is done."""
+        if self._anew.get(expression) == self.allowance.serial:
+            return False
+        self._verdicts[expression].clear()
+        self._exhausted[expression] = 0
+        self._costs.forget(expression)
+        self._spent.discard(expression)
+        self._anew[expression] = self.allowance.serial
+        return True
+
+    def program(self, expression: str) -> Program:
+        """An expression that has passed ``check``."""
+        return self._programs[expression]
+
+    def is_exhausting(self, expression: str) -> bool:
+        """Whether an expression that has passed ``check`` was too expensive on some device."""
+        return self._exhausted[expression] > 0 or expression in self._spent
+
+    def _run(self, expression: str, device: CelDevice) -> bool | str:
+        program, is_common = self._programs[expression], expression not in self._of_classes
+        if self._exhausted[expression] >= MAX_EXHAUSTED:
+            return f"not evaluated: the expression was too expensive on {MAX_EXHAUSTED} other devices"
+
+        def run(budget: Budget) -> bool:
+            return program.matches(device, budget)
+
+        verdict: bool | str
+        try:
+            verdict = self._costs.evaluate(
+                expression, run, self.allowance, is_common=is_common, base=program.cost, most=COST_LIMIT
+            )
+        except BudgetExceeded as error:
+            if self._begin_anew(expression):
+                return self._run(expression, device)
+            if not isinstance(error, CommonBudgetExceeded):
+                self._spent.add(expression)
+                self.is_spent = True
+                if is_common:
+                    self.allowance.charge(expression, self._costs.of(expression))
+            raise
+        except ExhaustedError as error:
+            self._exhausted[expression] += 1
+            self.is_spent = True
+            verdict = str(error)
+        except EvaluationError as error:
+            verdict = str(error)
+        if is_common and (cost := self._costs.of(expression)):
+            self.allowance.charge(expression, cost)
+        return verdict
+
+
+def _device_field(offer: PublishedDevice, read: DeviceField) -> object:
+    """One part of a device, such that equal parts are of one type."""
+    match read.kind:
+        case "driver":
+            return offer.pool.driver
+        case "allow_multiple":
+            return offer.device.allow_multiple
+        case "capacity":
+            capacity = find_qualified(offer, offer.device.capacity, f"{read.domain}/{read.id}")
+            return None if capacity is None else (capacity.value.nano, capacity.value.format)
+    attribute = find_qualified(offer, offer.device.attributes, f"{read.domain}/{read.id}")
+    return None if attribute is None else (attribute.kind, attribute.is_list, attribute.values)
+
+
+def cel_device(offer: PublishedDevice) -> CelDevice | str:
+    """A device as selectors see it, or which attribute cannot be read."""
+    device, driver = offer.device, offer.pool.driver
+    attributes: dict[str, dict[str, Any]] = {}
+    for name, domain, identifier in _by_domain(tuple(device.attributes), driver):
+        attribute = device.attributes[name]
+        if attribute.fault is not None:
+            return f"attribute {name}: {attribute.fault}"
+        attributes.setdefault(domain, {})[identifier] = _value(attribute)
+    capacity: dict[str, dict[str, Any]] = {}
+    for name, domain, identifier in _by_domain(tuple(device.capacity), driver):
+        capacity.setdefault(domain, {})[identifier] = device.capacity[name].value.quantity
+    return CelDevice(driver, attributes, capacity, device.allow_multiple)
+
+
+@lru_cache(maxsize=1024)
+def _by_domain(names: tuple[str, ...], driver: str) -> Sequence[tuple[str, str, str]]:
+    """Names with their domains and identifiers: many devices have the same. Full names come after short ones: if a
+    device has both, the full name counts, as in constraints."""
+    ordered = sorted(names, key=lambda name: ("/" in name, name))
+    return [(name, *_split(name, driver)) for name in ordered]
+
+
+def _split(name: str, driver: str) -> tuple[str, str]:
+    domain, slash, identifier = name.partition("/")
+    return (domain, identifier) if slash else (driver, name)
+
+
+def _value(attribute: DeviceAttribute) -> Any:
+    values: Sequence[Any] = attribute.values
+    if attribute.kind == "version":
+        values = tuple(SemVer(str(value)) for value in values)
+    return values if attribute.is_list else values[0]
+
 
 _BLOCKING = ("NoSchedule", "NoExecute")
 """Effects that keep a device from being allocated; None and effects of the future do not."""
@@ -290,7 +608,7 @@ class RequestJudge:
         device = offer.device
         if (used := self._in_use(ask, offer)) is not None:
             return used
-        if offer.slice.skip_node_operations:
+        if offer.slice.spec.skip_node_operations:
             return DeviceMismatch(
                 "skip node operations, an alpha feature that is not supported", gate.OPTIONAL_NODE_OPERATIONS
             )

@@ -15,7 +15,7 @@ from devalloc_solver.check.resource_k8s import (
 )
 from devalloc_solver.check.resource_k8s.prior_allocations import copy_allocation
 from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput, Key
-from devalloc_solver.dialects.resource_k8s.objects import ClusterNode
+from devalloc_solver.dialects.resource_k8s.slices import ClusterNode
 
 Manifest = Mapping[str, Any]
 PoolId = tuple[str, str]

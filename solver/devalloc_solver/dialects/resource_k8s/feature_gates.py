@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 from devalloc.api.quantity import type_name
-from devalloc_solver.dialects.resource_k8s.errors import AllocationError
+from devalloc_solver.dialects.resource_k8s.fields import AllocationError
 
 ADMIN_ACCESS = "DRAAdminAccess"
 BINDING_CONDITIONS = "DRADeviceBindingConditions"

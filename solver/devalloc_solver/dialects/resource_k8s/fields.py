@@ -1,29 +1,132 @@
-"""Reading manifest content field by field, with the path in every complaint."""
+"""The types of fields of ``resource.k8s.io/v1``, from which pydantic reads manifests; amounts; errors.
+
+Amounts are Kubernetes quantities, exact at any size (settled D4). They remember their form, binary or decimal, because
+answers write it in the same form.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import marshal
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from devalloc.api.json_content import (
-    INVALID_UNICODE,
-    ContentError,
-    content_faults,
-    escape_invalid_unicode,
-    is_valid_unicode,
-)
-from devalloc.api.quantity import QuantityError, type_name
-from devalloc.api.suggest import closest_match
-from devalloc.api.validation.schema import RAW, format_path
-from devalloc_solver.dialects.resource_k8s.quantities import Amount
+import pydantic
+from pydantic import BeforeValidator, ConfigDict, FailFast, Field, PlainValidator
 
-T = TypeVar("T")
+from devalloc.api.json_content import escape_invalid_unicode
+from devalloc.api.quantity import MAX_LENGTH, NANO, Format, Quantity, QuantityError, type_name
+from devalloc_solver import errors
+from devalloc_solver.cel.budget import Bound
+
+MILLI = NANO // 1000
+MAX_INT64 = 2**63 - 1
+
+_TEXT = re.compile(r"([+-]?)(\d+\.?\d*|\.\d+)([numkMGTPE]?|[KMGTPE]i|[eE][+-]?\d{1,3})", re.ASCII)
+_POWERS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_FACTORS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60}
+
+
+class _AnyQuantity(Quantity):
+    """A quantity that may be beyond 64 bits, as Kubernetes' own may."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        """Nothing is too large."""
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """A quantity: ``nano`` billionths of the unit."""
+
+    nano: int
+    format: Format = Format.DECIMAL_SI
+    text: str | None = field(default=None, compare=False)
+    """as it was written, where Kubernetes would write it so again"""
+
+    @classmethod
+    def parse(cls, value: object) -> Amount:
+        """Read a quantity as Kubernetes does: finer than one nano is rounded up, and only one with a binary suffix is
+        capped, at 64 bits.
+
+        Raises QuantityError with a message that completes the sentence "<field> ...".
+        """
+        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+            raise QuantityError(f"must be a quantity such as 2, '500m' or '10Gi', not {type_name(value)}")
+        text = value if isinstance(value, str) else getattr(value, "text", None) or repr(value)
+        match = _TEXT.fullmatch(text) if len(text) <= MAX_LENGTH else None
+        if match is None:
+            return cls.parse(str(Quantity.parse(text)))  # which says what is wrong with it
+        sign, number, suffix = match.groups()
+        whole, _, fraction = number.partition(".")
+        digits, power, factor, form = int(whole + fraction), 9 - len(fraction), 1, Format.DECIMAL_SI
+        if suffix in _FACTORS:
+            factor, form = _FACTORS[suffix], Format.BINARY_SI
+        elif suffix in _POWERS:
+            power += _POWERS[suffix]
+        else:
+            power, form = power + int(suffix[1:]), Format.DECIMAL_EXPONENT
+        nano: int = digits * factor * 10**power if power >= 0 else -(-digits * factor // 10**-power)
+        if form is Format.BINARY_SI:
+            nano = min(nano, MAX_INT64 * NANO)
+        as_written = text if _keeps_text(whole.lstrip("0") + fraction, power - 9, form) else None
+        return cls(-nano if sign == "-" else nano, form, as_written)
+
+    @property
+    def quantity(self) -> Quantity:
+        return _AnyQuantity(self.nano, self.format)
+
+    @property
+    def units(self) -> int:
+        """In whole units, rounded up."""
+        return -(-self.nano // NANO)
+
+    @property
+    def milli(self) -> int | None:
+        """In thousandths, or None where that is not exact within 64 bits."""
+        milli, rest = divmod(self.nano, MILLI)
+        return milli if rest == 0 and -MAX_INT64 <= milli <= MAX_INT64 else None
+
+    def __str__(self) -> str:
+        """As Kubernetes writes it: the canonical text, or what was read where that is close to it."""
+        return str(self.quantity) if self.text is None else self.text
+
+
+def _keeps_text(digits: str, power: int, form: Format) -> bool:
+    """Whether Kubernetes repeats a text as it was read."""
+    if form is Format.BINARY_SI:
+        return power == 0 and len(digits) < 5 and int(digits or "0") % 8 != 0
+    return power % 3 == 0 and 0 < len(digits) <= 18 and digits[0] != "0" and not digits.endswith("000")
+
+
+class AllocationError(Exception):
+    """The claims cannot be judged on this node: something in the input is wrong.
+
+    ``node_local`` tells that only this node's pools are at fault: other nodes may still do. Every other error would
+    come back on every node.
+    """
+
+    def __init__(self, message: str, *, node_local: bool = False, exceeded: Bound | None = None) -> None:
+        """``exceeded``: by expressions of the claims."""
+        super().__init__(message)
+        self.message = message
+        self.node_local = node_local
+        self.exceeded = exceeded
+
+
+class ResourceAnswerRefused(errors.AnswerRefused):
+    """The same for an answer of this dialect, told by its violations."""
+
+    def __init__(self, violations: Sequence[str]) -> None:
+        super().__init__("the check refuses this answer (please report it): " + "; ".join(violations[:10]))
+
 
 NUMBER_LIMIT = 2**64
 """The first whole number that no field can be."""
-
-_KINDS: dict[type, str] = {str: "a string", bool: "a boolean", int: "a whole number", Mapping: "a map", list: "a list"}
+MAX_SHARED = 4096
 
 
 class FieldError(ValueError):
@@ -35,6 +138,24 @@ class FieldError(ValueError):
         self.message = message
 
 
+class SelectorError(FieldError):
+    """A node selector that Kubernetes refuses: it is unknown which nodes it means."""
+
+
+class Strict:
+    """Base of parts of manifests in which an unknown field is an error: to ignore it may change the answer."""
+
+    __slots__ = ()
+    __pydantic_config__ = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+
+
+class Tolerant:
+    """Base of parts of manifests that may have any other fields."""
+
+    __slots__ = ()
+    __pydantic_config__ = ConfigDict(extra="ignore", arbitrary_types_allowed=True)
+
+
 def short_text(value: object) -> str:
     """A value of any kind as short text, whatever its size and depth."""
     if isinstance(value, str):
@@ -44,159 +165,71 @@ def short_text(value: object) -> str:
     return type_name(value)
 
 
-class Fields:
-    """One map of a manifest. Each method reads one field of it and raises FieldError for content of another kind.
-
-    Null means that the field is absent. After the last field, call ``finish``: it reports unknown fields.
-    """
-
-    __slots__ = ("content", "path", "seen")
-
-    def __init__(self, content: object, path: str) -> None:
-        if content is None:
-            content = {}
-        if type(content) is not dict and not isinstance(content, Mapping):
-            raise FieldError(path, f"must be a map, not {type_name(content)}")
-        self.content: Mapping[str, Any] = content
-        self.path = path
-        self.seen: set[str] = set()
-
-    def at(self, name: str) -> str:
-        return f"{self.path}.{name}" if self.path else name
-
-    def has(self, name: str) -> bool:
-        return self.content.get(name) is not None
-
-    def _value(self, name: str, kind: type) -> Any:
-        self.seen.add(name)
-        value = self.content.get(name)
-        if value is None:
-            return None
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise FieldError(self.at(name), f"must be {_KINDS[kind]}, not {type_name(value)}")
-        if isinstance(value, int) and abs(value) >= NUMBER_LIMIT:
-            raise FieldError(self.at(name), "must be a whole number within 64 bits")
-        if isinstance(value, str) and not is_valid_unicode(value):
-            raise FieldError(self.at(name), INVALID_UNICODE)
-        return value
-
-    def text(self, name: str, default: str = "") -> str:
-        value = self._value(name, str)
-        return default if value is None else value
-
-    def needed(self, name: str) -> str:
-        value = self.text(name)
-        if not value:
-            raise FieldError(self.at(name), "is missing: every object of this kind has it")
-        return value
-
-    def optional(self, name: str) -> str | None:
-        value: str | None = self._value(name, str)
-        return value
-
-    def flag(self, name: str) -> bool | None:
-        value: bool | None = self._value(name, bool)
-        return value
-
-    def number(self, name: str, default: int) -> int:
-        value = self._value(name, int)
-        return default if value is None else value
-
-    def amount(self, name: str) -> Amount | None:
-        self.seen.add(name)
-        value = self.content.get(name)
-        return None if value is None else read_amount(value, self.at(name))
-
-    def texts(self, name: str) -> tuple[str, ...]:
-        items = self._value(name, list) or ()
-        for index, item in enumerate(items):
-            if not isinstance(item, str):
-                raise FieldError(f"{self.at(name)}[{index}]", f"must be a string, not {type_name(item)}")
-            if not is_valid_unicode(item):
-                raise FieldError(f"{self.at(name)}[{index}]", INVALID_UNICODE)
-        return tuple(items)
-
-    def items(self, name: str) -> Iterator[tuple[Any, str]]:
-        """The members of a list, each with its path."""
-        for item, path in self.members(name):
-            if item is None:
-                raise FieldError(path, "must not be null")
-        return self.members(name)
-
-    def members(self, name: str) -> Iterator[tuple[Any, str]]:
-        """The same where some may be null."""
-        items = self._value(name, list) or ()
-        return ((item, f"{self.at(name)}[{i}]") for i, item in enumerate(items))
-
-    def pairs(self, name: str) -> Iterator[tuple[str, Any, str]]:
-        """The entries of a map, each with its path."""
-        mapping = self._value(name, Mapping) or {}
-        for key in mapping:
-            if not isinstance(key, str):
-                raise FieldError(
-                    self.at(name), f"has the key {short_text(key)}, which must be a string: write it in quotes"
-                )
-            if not is_valid_unicode(key):
-                raise FieldError(self.at(name), f"has a key that {INVALID_UNICODE}: {key!r}")
-        return ((key, value, f"{self.at(name)}[{key!r}]") for key, value in mapping.items())
-
-    def labels(self, name: str) -> dict[str, str]:
-        """A map of strings; an entry that is null is absent."""
-        texts = {key: (value, path) for key, value, path in self.pairs(name) if value is not None}
-        for value, path in texts.values():
-            if not isinstance(value, str):
-                raise FieldError(path, f"must be a string, not {type_name(value)}: write it in quotes")
-        return {key: short_text(value) for key, (value, _) in texts.items()}
-
-    def amounts(self, name: str) -> dict[str, Amount]:
-        return {key: read_amount(value, path) for key, value, path in self.pairs(name)}
-
-    def within(self, name: str) -> Fields:
-        self.seen.add(name)
-        return Fields(self.content.get(name), self.at(name))
-
-    def given(self, name: str, read: Callable[[Fields], T]) -> T | None:
-        """What ``read`` makes of a map, or None where there is none."""
-        self.seen.add(name)
-        return read(self.within(name)) if self.has(name) else None
-
-    def copied(self, name: str) -> None:
-        """A field that goes into answers as it is, so that it has to be JSON content that can be written."""
-        self.seen.add(name)
-        try:
-            faults = content_faults(self.content.get(name))
-        except ContentError as error:
-            faults = [(error.loc, error.message)]
-        for loc, message in faults:
-            raise FieldError(format_path(RAW, (self.at(name), *loc)), message)
-
-    def skip(self, *names: str) -> None:
-        """Fields that are known and have no part in an allocation."""
-        self.seen.update(names)
-
-    def unknown(self) -> str | None:
-        """The path of a field that was not read, or None."""
-        return next((self.at(short_text(name)) for name in self.content if name not in self.seen), None)
-
-    def finish(self) -> None:
-        """Raises FieldError when something is left that no release up to 1.37 has."""
-        if (path := self.unknown()) is not None:
-            near = closest_match(path.rpartition(".")[2], self.seen)
-            hint = "the solver cannot know what it means" if near is None else f"did you mean {near}?"
-            raise FieldError(path, f"is not a known field of resource.k8s.io/v1: {hint}")
-
-
-def read_amount(value: object, path: str) -> Amount:
-    """A quantity. Raises FieldError."""
+def read_amount(value: object) -> Amount:
+    """A quantity. Raises QuantityError."""
     if isinstance(value, int) and abs(value) >= 10**30:
-        raise FieldError(path, "is too large for a quantity")
-    try:
-        return _parse_quantity(value) if type(value) is str else Amount.parse(value)
-    except QuantityError as error:
-        raise FieldError(path, str(error)) from None
+        raise QuantityError("is too large for a quantity")
+    return _parse_quantity(value) if type(value) is str else Amount.parse(value)
 
 
 @lru_cache(maxsize=4096)
 def _parse_quantity(text: str) -> Amount:
     """Devices have much the same amounts."""
     return Amount.parse(text)
+
+
+def _require_list(value: object) -> object:
+    if not isinstance(value, list):
+        raise ValueError(f"must be a list, not {type_name(value)}")
+    return value
+
+
+def _read_label(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"must be a string, not {type_name(value)}: write it in quotes")
+    return short_text(value)
+
+
+def _is_given(value: object) -> bool:
+    return value is not None
+
+
+def _ignore(_: object) -> None:
+    return None
+
+
+T = TypeVar("T")
+Text = Annotated[str, pydantic.Strict(), Field(min_length=0)]
+"""Any text that can be encoded: pydantic looks at a text only if its length is limited."""
+Needed = Annotated[str, pydantic.Strict(), Field(min_length=1)]
+Flag = Annotated[bool, pydantic.Strict()]
+Number = Annotated[int, pydantic.Strict(), Field(gt=-NUMBER_LIMIT, lt=NUMBER_LIMIT)]
+AmountField = Annotated[Amount, PlainValidator(read_amount)]
+Items = Annotated[tuple[T, ...], FailFast(), BeforeValidator(_require_list)]
+Texts = Items[Text]
+Amounts = dict[Text, AmountField]
+Labels = dict[Text, Annotated[str, PlainValidator(_read_label)]]
+Given = Annotated[bool, PlainValidator(_is_given)]
+"""Whether the field is there, whatever it has."""
+Ignored = Annotated[None, PlainValidator(_ignore)]
+"""A field that has no part in an allocation."""
+
+_shared: dict[bytes, Any] = {}
+
+
+def share(content: Any, read: Callable[[Any], Any]) -> Any:
+    """What ``read`` makes of a field; equal content is read once. For fields that many devices have alike.
+
+    The fields that use this differ in their type of content, so that what one has is nothing that another reads.
+    """
+    try:
+        key = marshal.dumps(content, 0)
+    except ValueError:
+        return read(content)
+    value = _shared.get(key)
+    if value is None:
+        value = read(content)
+        if len(_shared) >= MAX_SHARED:
+            _shared.clear()
+        _shared[key] = value
+    return value

@@ -19,23 +19,24 @@ from devalloc.api.quantity import type_name
 from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import Bound
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
+from devalloc_solver.dialects.resource_k8s.claims import (
+    DeviceConstraint,
+    DeviceRequest,
+    NamedObject,
+    ResourceClaim,
+    ResourceDeviceClass,
+)
 from devalloc_solver.dialects.resource_k8s.decode import (
     API_VERSION,
     check_version,
+    read,
     read_claim,
     read_class,
     read_node,
     read_slice,
 )
-from devalloc_solver.dialects.resource_k8s.fields import FieldError, Fields, short_text
-from devalloc_solver.dialects.resource_k8s.objects import (
-    ClusterNode,
-    DeviceConstraint,
-    DeviceRequest,
-    ResourceClaim,
-    ResourceDeviceClass,
-    ResourceSlice,
-)
+from devalloc_solver.dialects.resource_k8s.fields import FieldError, short_text
+from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, ResourceSlice
 
 MOST_REQUESTS = 32
 MOST_CONSTRAINTS = 32
@@ -142,9 +143,9 @@ def _check_selectors(selectors: Sequence[str], path: str) -> None:
 def check_slice(resource_slice: ResourceSlice) -> None:
     """Raises FieldError for a slice that the API server refuses."""
     _check_length(resource_slice.devices, MOST_DEVICES, "spec.devices")
-    _check_length(resource_slice.counter_sets, MOST_COUNTER_SETS, "spec.sharedCounters")
-    for number, (_, counters) in enumerate(resource_slice.counter_sets):
-        _check_length(counters, MOST_COUNTERS, f"spec.sharedCounters[{number}].counters")
+    _check_length(resource_slice.spec.counter_sets, MOST_COUNTER_SETS, "spec.sharedCounters")
+    for number, own in enumerate(resource_slice.spec.counter_sets):
+        _check_length(own.counters, MOST_COUNTERS, f"spec.sharedCounters[{number}].counters")
     for number, device in enumerate(resource_slice.devices):
         path = f"spec.devices[{number}]"
         _check_length([*device.attributes, *device.capacity], MOST_PROPERTIES, f"{path}.attributes and capacity")
@@ -281,7 +282,7 @@ def _read(intake: ClusterInput, content: Manifest, gates: frozenset[str], *, twi
 
 def _read_slice(intake: ClusterInput, content: Manifest, gates: frozenset[str]) -> None:
     parsed = intake.read.get(id(content)) or read_slice(content)
-    if gate.COMPATIBILITY_GROUPS in gates and any(device.uses_groups for device in parsed.devices):
+    if gate.COMPATIBILITY_GROUPS in gates and parsed.uses_groups:
         message = f"has compatibilityGroups, an alpha feature ({gate.COMPATIBILITY_GROUPS}) that is not supported"
         raise FieldError("spec.devices.consumesCounters", message)
     intake.slices.append(content)
@@ -298,7 +299,7 @@ def _read_claim(intake: ClusterInput, content: Manifest, gates: frozenset[str], 
     filled = with_defaults(content)
     try:
         check_version(content)
-        Fields(content.get("metadata"), "metadata").needed("name")
+        read(NamedObject, content)
         if twice:
             raise FieldError("metadata.name", "is the name of two claims in this namespace; rename one")
         claim = read_claim(filled, gates)

@@ -1,4 +1,4 @@
-"""Pools as one node sees them: which slices count, and which pools are incomplete or invalid.
+"""Pools as nodes see them: which slices count, and which pools are incomplete or invalid.
 
 A pool's devices come in slices; a newer generation replaces an older one. A node judges a pool by the slices that
 reach it, and looks at the others only when these alone are not all: slices of other nodes cost nothing before.
@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s.decode import read_slice
-from devalloc_solver.dialects.resource_k8s.errors import AllocationError
-from devalloc_solver.dialects.resource_k8s.fields import FieldError, short_text
-from devalloc_solver.dialects.resource_k8s.node_selectors import SelectorError, is_reachable
-from devalloc_solver.dialects.resource_k8s.objects import ClusterNode, ResourceSlice
+from devalloc_solver.dialects.resource_k8s.fields import AllocationError, FieldError, SelectorError, short_text
+from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, ResourceSlice, is_reachable
+from devalloc_solver.problem.ordering import natural_key
 
 PoolId = tuple[str, str]
 Manifest = Mapping[str, Any]
@@ -63,6 +62,14 @@ class ResourcePool:
         return any(device.binding_conditions for one in self.slices for device in one.devices)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PoolView:
+    """A pool, and the nodes that see it so."""
+
+    pool: ResourcePool
+    nodes: tuple[ClusterNode, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class IgnoredObject:
     """A slice that is left out, or a claim of which only what it holds counts, and why."""
@@ -102,7 +109,7 @@ class SliceBook:
     def node_names(self) -> list[str]:
         """The nodes that slices or their devices name."""
         devices = (device for entry in self._shared if (s := self._read(entry)) is not None for device in s.devices)
-        return sorted({*self._local} | {d.reach.node_name for d in devices if d.reach.node_name is not None})
+        return sorted({*self._local} | {d.node_name for d in devices if d.node_name is not None})
 
     @property
     def ignored(self) -> tuple[IgnoredObject, ...]:
@@ -146,7 +153,7 @@ class SliceBook:
         except FieldError as error:
             self._ignored.add(IgnoredObject(name, str(error)))
             return None
-        if not any(device.uses_groups for device in resource_slice.devices):
+        if not resource_slice.uses_groups:
             return resource_slice
         if gate.COMPATIBILITY_GROUPS in self._gates:
             raise AllocationError(
@@ -158,26 +165,27 @@ class SliceBook:
 
     def _is_near(self, node: ClusterNode, resource_slice: ResourceSlice) -> bool:
         """Whether a slice is for the node, as far as it can be told."""
-        partitions = resource_slice.per_device is not None or bool(resource_slice.counter_sets)
+        spec = resource_slice.spec
+        partitions = spec.per_device is not None or bool(spec.counter_sets)
         if partitions and gate.PARTITIONABLE_DEVICES not in self._gates:
             return False
-        if resource_slice.per_device:
-            return any(is_reachable(node, device.reach) for device in resource_slice.devices)
-        if not resource_slice.reach.is_specified:
+        if spec.per_device:
+            return any(is_reachable(node, device) for device in spec.devices)
+        if not spec.is_specified:
             self._ignored.add(
                 IgnoredObject(resource_slice.name, "does not select the nodes that reach it in any supported way")
             )
-        return is_reachable(node, resource_slice.reach)
+        return is_reachable(node, spec)
 
     def _pool(self, key: PoolId, near: Sequence[ResourceSlice]) -> ResourcePool | None:
         """The pool of the newest slices that reach a node; None when a newer generation has left the node."""
-        generation = max(resource_slice.generation for resource_slice in near)
+        generation = max(resource_slice.spec.pool.generation for resource_slice in near)
         newest = sorted(
-            (resource_slice for resource_slice in near if resource_slice.generation == generation),
+            (resource_slice for resource_slice in near if resource_slice.spec.pool.generation == generation),
             key=lambda resource_slice: (resource_slice.name, [device.name for device in resource_slice.devices]),
         )
         hidden: list[ResourceSlice] = []
-        counts = {resource_slice.slice_count for resource_slice in newest}
+        counts = {resource_slice.spec.pool.slice_count for resource_slice in newest}
         if counts != {len(newest)}:
             newer, total, hidden = self._others(key, generation, newest)
             if newer:
@@ -219,7 +227,8 @@ class SliceBook:
                 total += 1
             elif (resource_slice := self._read(entry)) is not None:
                 total += 1
-                says = resource_slice.counter_sets or any(device.consumes for device in resource_slice.devices)
+                spec = resource_slice.spec
+                says = spec.counter_sets or any(device.consumes for device in spec.devices)
                 hidden += [resource_slice] if says and id(resource_slice) not in seen else []
         return False, total, hidden
 
@@ -278,11 +287,11 @@ def _duplicate_device(slices: Iterable[ResourceSlice]) -> str:
 def _read_counters(slices: Sequence[ResourceSlice], counters: dict[tuple[str, str], int]) -> str:
     """Fill in the counters of a pool; what is wrong with them, or nothing."""
     sets: set[str] = set()
-    for name, members in (entry for resource_slice in slices for entry in resource_slice.counter_sets):
-        if name in sets:
-            return f"two counter sets are named {name}"
-        sets.add(name)
-        counters |= {(name, counter): amount.nano for counter, amount in members.items()}
+    for own in (own for resource_slice in slices for own in resource_slice.spec.counter_sets):
+        if own.name in sets:
+            return f"two counter sets are named {own.name}"
+        sets.add(own.name)
+        counters |= {(own.name, name): counter.value.nano for name, counter in own.counters.items()}
     for device in (device for resource_slice in slices for device in resource_slice.devices):
         for use in device.consumes:
             if use.counter_set not in sets:
@@ -293,3 +302,57 @@ def _read_counters(slices: Sequence[ResourceSlice], counters: dict[tuple[str, st
                         f"device {device.name} consumes the counter {use.counter_set}/{counter}, which does not exist"
                     )
     return ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """What all nodes see."""
+
+    nodes: Mapping[str, ClusterNode]
+    views: tuple[PoolView, ...]
+    broken: Mapping[str, ResourcePool]
+    """node -> a pool of it that is incomplete or invalid"""
+
+
+def view_cluster(book: SliceBook, nodes: Mapping[str, ClusterNode]) -> ClusterView:
+    """See the pools from every node: those given, and those that slices name.
+
+    Raises AllocationError for a slice whose nodes cannot be told.
+    """
+    named = {**{name: ClusterNode(name) for name in book.node_names}, **nodes}
+    order = sorted(named, key=natural_key)
+    views: list[PoolView] = []
+    shared: dict[object, list[tuple[ResourcePool, ClusterNode]]] = {}
+    broken: dict[str, ResourcePool] = {}
+    for name in order:
+        for pool in book.pools(named[name]):
+            if pool.state is not PoolStatus.COMPLETE:
+                broken.setdefault(name, pool)
+            if _is_local_to_one_node(pool):
+                views.append(PoolView(pool, (named[name],)))
+            else:
+                shared.setdefault((pool.driver, pool.name, pool.generation, pool.state), []).append((pool, named[name]))
+    views += [_merged_pool(sightings) for sightings in shared.values()]
+    position = {name: number for number, name in enumerate(order)}
+    views.sort(key=lambda v: (v.pool.has_binding_conditions, v.pool.driver, v.pool.name, position[v.nodes[0].name]))
+    return ClusterView({name: named[name] for name in order}, tuple(views), broken)
+
+
+def _is_local_to_one_node(pool: ResourcePool) -> bool:
+    """Whether all devices that have a say are of one node."""
+    return not pool.hidden and all(resource_slice.spec.node_name is not None for resource_slice in pool.slices)
+
+
+def _merged_pool(sightings: list[tuple[ResourcePool, ClusterNode]]) -> PoolView:
+    """One pool of what several nodes see of it."""
+    first = sightings[0][0]
+    near = _distinct_slices(one for pool, _ in sightings for one in pool.slices)
+    near_ids = {id(one) for one in near}
+    hidden = _distinct_slices(one for pool, _ in sightings for one in pool.hidden if id(one) not in near_ids)
+    counters = {key: nano for pool, _ in sightings for key, nano in pool.counters.items()}
+    pool = replace(first, slices=near, hidden=hidden, counters=counters)
+    return PoolView(pool, tuple(node for _, node in sightings))
+
+
+def _distinct_slices(slices: Iterable[ResourceSlice]) -> tuple[ResourceSlice, ...]:
+    return tuple(sorted({id(one): one for one in slices}.values(), key=lambda one: one.name))

@@ -1,35 +1,144 @@
-"""The devices that nodes see, numbered, and their form in the solver's snapshot.
+"""The devices that nodes see, numbered, their form in the snapshot of the solver, and which of them are in use.
 
 Order of devices: pools, slices and devices as upstream goes through them; it is the last word on which device is taken.
+
+Driver, pool and name identify a device in the whole cluster. A driver that names its pools alike on every node
+publishes one device several times; each node sees its own, and a claim that takes one has taken all. The solver
+treats such twins as devices of one pool that draw on a resource with a capacity of one.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from devalloc.api.problems import Problem
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
-from devalloc_solver.dialects.resource_k8s.duplicate_devices import (
-    counter_in_view,
-    find_duplicates,
-    marker_resource,
-    merge_duplicate,
+from devalloc_solver.dialects.resource_k8s.claims import (
+    AllocationEntries,
+    DeviceName,
+    DeviceResult,
+    DevicesInUseSpec,
+    ResourceClaim,
 )
-from devalloc_solver.dialects.resource_k8s.node_selectors import is_reachable
-from devalloc_solver.dialects.resource_k8s.objects import (
-    ClusterNode,
+from devalloc_solver.dialects.resource_k8s.decode import read
+from devalloc_solver.dialects.resource_k8s.fields import Amount, FieldError
+from devalloc_solver.dialects.resource_k8s.pools import PoolId, PoolStatus, PoolView, ResourcePool
+from devalloc_solver.dialects.resource_k8s.slices import (
+    REACH,
     CounterConsumption,
     DeviceAttribute,
     NodeAccess,
     ResourceSlice,
     SliceDevice,
+    is_reachable,
 )
-from devalloc_solver.dialects.resource_k8s.pools import PoolId, PoolStatus, ResourcePool
-from devalloc_solver.dialects.resource_k8s.usage import DeviceId, DeviceUsage
 from devalloc_solver.problem import snapshot as core
 from devalloc_solver.problem.allocations import AllocatedDevice
+
+DeviceId = tuple[str, str, str]
+"""driver, pool, device"""
+
+
+@dataclass(slots=True)
+class DeviceUsage:
+    """Devices that are taken, and what shares take of the others."""
+
+    whole: set[DeviceId] = field(default_factory=set)
+    shared: dict[DeviceId, dict[str, int]] = field(default_factory=dict)
+    """capacity -> nano units; empty where shares take none"""
+    share_ids: dict[DeviceId, set[str]] = field(default_factory=lambda: defaultdict(set))
+
+    def is_used(self, device: DeviceId) -> bool:
+        return device in self.whole or device in self.shared
+
+    def add_share(self, device: DeviceId, share: str | None, consumed: Mapping[str, int]) -> None:
+        amounts = self.shared.setdefault(device, {})
+        for name, nano in consumed.items():
+            amounts[name] = amounts.get(name, 0) + nano
+        if share:
+            self.share_ids[device].add(share)
+
+
+def read_usage(allocated: Mapping[str, Any] | None, claims: Iterable[ResourceClaim]) -> DeviceUsage:
+    """Read ``{"devices": [...], "shares": [...], "consumedCapacity": [...]}``, and what claims with a status hold.
+
+    Devices of admin access hold nothing. Raises FieldError.
+    """
+    usage = DeviceUsage()
+    listed = read(DevicesInUseSpec, allocated, "allocated")
+    usage.whole.update(device.id for device in listed.devices)
+    for share in listed.shares:
+        usage.add_share(share.id, share.share, {})
+    for use in listed.consumed:
+        usage.add_share(use.id, None, _nano(use.consumed))
+    for claim in claims:
+        if claim.allocation is not None:
+            add_allocation(usage, claim.allocation, f"claim {claim.title}: status.allocation")
+    return usage
+
+
+def add_allocation(usage: DeviceUsage, allocation: Mapping[str, Any], path: str) -> None:
+    """Add what a claim's ``status.allocation`` holds. Raises FieldError; all that names a device is added before.
+
+    A device whose held amount is unknown counts as held whole: unreadable content releases nothing.
+    """
+    faults = []
+    for entry, at in _results(allocation, path):
+        try:
+            _add_result(usage, entry, at)
+        except FieldError as error:
+            faults.append(error)
+    if faults:
+        raise faults[0]
+
+
+def _results(allocation: Mapping[str, Any], path: str) -> Iterator[tuple[Any, str]]:
+    """The entries of an allocation, readable or not, each with its path."""
+    read(AllocationEntries, allocation, path)
+    entries = (allocation.get("devices") or {}).get("results") or ()
+    where = f"{path}.devices.results" if path else "devices.results"
+    return ((entry, f"{where}[{number}]") for number, entry in enumerate(entries))
+
+
+def _add_result(usage: DeviceUsage, entry: object, path: str) -> None:
+    try:
+        result = read(DeviceResult, entry, path)
+    except FieldError:
+        device = read(DeviceName, entry, path).id
+        if not isinstance(entry, Mapping) or entry.get("adminAccess") is not True:
+            usage.whole.add(device)
+        raise
+    if result.admin:
+        return
+    if result.share:
+        usage.add_share(result.id, result.share, _nano(result.consumed))
+    else:
+        usage.whole.add(result.id)
+
+
+def readable_allocation(allocation: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``add_allocation`` adds of an allocation, as an allocation that can be read."""
+    results: list[Any] = []
+    try:
+        for entry, at in _results(allocation, ""):
+            own = DeviceUsage()
+            try:
+                _add_result(own, entry, at)
+                results.append(entry)
+            except FieldError:
+                results += [dict(zip(("driver", "pool", "device"), device, strict=True)) for device in own.whole]
+    except FieldError:
+        pass
+    return {"devices": {"results": results}}
+
+
+def _nano(amounts: Mapping[str, Amount]) -> dict[str, int]:
+    return {name: amount.nano for name, amount in amounts.items()}
+
 
 Draws = tuple[tuple[str, int], ...]
 """(counter, nano units)"""
@@ -63,15 +172,7 @@ class PublishedDevice:
     @property
     def reach(self) -> NodeAccess:
         """Which nodes reach it: said by the device or by its slice."""
-        return self.device.reach if self.slice.per_device else self.slice.reach
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PoolView:
-    """A pool, and the nodes that see it so."""
-
-    pool: ResourcePool
-    nodes: tuple[ClusterNode, ...]
+        return self.device if self.slice.spec.per_device else self.slice.spec
 
 
 def list_published_devices(
@@ -88,7 +189,7 @@ def list_published_devices(
         pool = view.pool
         reach, nodes = None, frozenset[str]()
         for resource_slice, device in _devices(pool):
-            own_reach = device.reach if resource_slice.per_device else resource_slice.reach
+            own_reach = device if resource_slice.spec.per_device else resource_slice.spec
             if own_reach is not reach:  # devices of one slice are mostly reached alike
                 reach, nodes = own_reach, frozenset(node.name for node in view.nodes if is_reachable(node, own_reach))
             device_id = pool.driver, pool.name, device.name
@@ -265,9 +366,9 @@ def draws_of(offer: PublishedDevice, gates: frozenset[str]) -> Draws:
 def _draws(consumes: tuple[CounterConsumption, ...]) -> Draws:
     total: dict[str, int] = {}
     for use in consumes:
-        for counter, amount in use.counters.items():
-            name = f"{use.counter_set}/{counter}"
-            total[name] = total.get(name, 0) + amount.nano
+        for name, counter in use.counters.items():
+            key = f"{use.counter_set}/{name}"
+            total[key] = total.get(key, 0) + counter.value.nano
     return tuple((name, nano) for name, nano in sorted(total.items()) if nano > 0)
 
 
@@ -311,3 +412,87 @@ def overdrawn_counters(offers: Sequence[PublishedDevice], usage: DeviceUsage) ->
         if worst is not None:
             worst_counters[id(pool)] = worst
     return worst_counters
+
+
+_MARK = "the name "
+"""How the resources begin that twins draw; no counter has a space in its name."""
+_VIEW = "\0"
+"""What is before the number of a pool among those of one name that are one; no counter has it in its name."""
+SHOWN = 3
+
+
+def find_duplicates(offers: Iterable[PublishedDevice]) -> dict[DeviceId, list[PublishedDevice]]:
+    """The devices that are there more than once."""
+    first: dict[DeviceId, PublishedDevice] = {}
+    twins: dict[DeviceId, list[PublishedDevice]] = {}
+    for offer in offers:
+        name = offer.id
+        if (earlier := first.setdefault(name, offer)) is not offer:
+            twins.setdefault(name, [earlier]).append(offer)
+    return twins
+
+
+def marker_resource(name: str) -> str:
+    """The resource that all devices of a name draw."""
+    return f"{_MARK}{name}"
+
+
+def is_counter(resource: str) -> bool:
+    """Whether a resource of a pool is a counter that its slices have."""
+    return not resource.startswith(_MARK)
+
+
+def counter_in_view(counter: str, number: int) -> str:
+    """A counter of the pool of that number among those of one name, which nodes see differently."""
+    return f"{counter}{_VIEW}{number}" if number else counter
+
+
+def counter_name(resource: str) -> str:
+    """The counter that a resource of a pool stands for, as the slices call it."""
+    return resource.partition(_VIEW)[0]
+
+
+def merge_duplicate(one: PublishedDevice, other: PublishedDevice) -> PublishedDevice | None:
+    """Two of a name as one device that the nodes of both reach; None where their nodes see different devices.
+
+    Only what is taken in shares needs it: shares of one are shares of the other.
+    """
+    if not one.is_shareable or one.device.consumes or one.nodes & other.nodes:
+        return None
+    if None in (one.reach.node_name, other.reach.node_name) or one.slice.spec.skip_node_operations:
+        return None
+    if other.slice.spec.skip_node_operations or one.pool.state is not other.pool.state:
+        return None
+    same = all(
+        getattr(one.device, field.name) == getattr(other.device, field.name)
+        for field in fields(one.device)
+        if field.name not in REACH
+    )
+    return replace(one, nodes=one.nodes | other.nodes) if same else None
+
+
+def duplicate_problems(offers: Sequence[PublishedDevice]) -> Iterator[Problem]:
+    """One warning for each pool with devices that are published more than once."""
+    pools: dict[tuple[str, str], dict[str, set[str]]] = {}
+    for (driver, pool, device), same in _published_by_several(offers).items():
+        pools.setdefault((driver, pool), {})[device] = same
+    for (driver, pool), devices in sorted(pools.items()):
+        name = min(devices)
+        nodes = sorted(devices[name])
+        shown = ", ".join(nodes[:SHOWN]) + (f" and {len(nodes) - SHOWN} more" if len(nodes) > SHOWN else "")
+        more = "" if len(devices) == 1 else f" and {len(devices) - 1} more of the pool"
+        message = (
+            f"device {driver}/{pool}/{name}{more} is published by the nodes {shown}: driver, pool and name "
+            "identify a device, so only one claim at a time can have it; give each node's pool its own name"
+        )
+        yield Problem(message, kind="ResourceSlice", severity="warning")
+
+
+def _published_by_several(offers: Iterable[PublishedDevice]) -> Mapping[DeviceId, set[str]]:
+    """The devices that several nodes have for their own, and these nodes."""
+    same = [(offer,) for offer in offers if len(offer.nodes) > 1] + [*map(tuple, find_duplicates(offers).values())]
+    nodes_by_id: dict[DeviceId, set[str]] = {}
+    for offer in (offer for some in same for offer in some):
+        if offer.reach.node_name is not None and offer.pool.is_complete:
+            nodes_by_id.setdefault(offer.id, set()).update(offer.nodes)
+    return {name: nodes for name, nodes in nodes_by_id.items() if len(nodes) > 1}

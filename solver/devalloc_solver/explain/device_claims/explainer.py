@@ -17,24 +17,18 @@ from devalloc_solver.dialects.device_claims.answers import ClaimAnswer
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
 from devalloc_solver.dialects.device_claims.manifests import ProblemInput
 from devalloc_solver.explain.blocking_claims import BlockingClaimFinder, BlockingClaims
-from devalloc_solver.explain.device_claims.relaxations import (
-    DeviceClaimRelaxations,
-    member_relaxations,
-    short_reason,
-    without_redundant,
-)
+from devalloc_solver.explain.device_claims.relaxations import DeviceClaimRelaxations, short_reason, without_redundant
 from devalloc_solver.explain.device_claims.typos import TypoFinder
-from devalloc_solver.explain.explainer import (
-    SEARCH_LIMIT_FINDING,
-    Explainer,
-    Finding,
-    RelaxationSet,
-    unmatched_details,
-)
+from devalloc_solver.explain.explainer import SEARCH_LIMIT_FINDING, Explainer, Finding, join_sentences
 from devalloc_solver.explain.feasibility import FeasibilityQuestion, Undecided
 from devalloc_solver.explain.funnel import FunnelCounter, FunnelSource, describe_shortage
-from devalloc_solver.explain.messages import join_sentences
-from devalloc_solver.explain.relaxations import Relaxation, apply_relaxations, drop_unneeded
+from devalloc_solver.explain.relaxations import (
+    Relaxation,
+    RelaxationSet,
+    apply_relaxations,
+    drop_unneeded,
+    unmatched_requests,
+)
 from devalloc_solver.explain.supply_relaxations import POOL_RESOURCES, relax_shared_limits, withheld_devices
 from devalloc_solver.problem.allocations import Key, node_of
 from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
@@ -126,7 +120,7 @@ class DeviceClaimExplainer(Explainer):
         return [self.limits]
 
     def counted_reason(self, unit: PlacementUnit) -> Reason:
-        if unmatched_details(unit):
+        if unmatched_requests(unit):
             return Reason.NO_MATCHING_DEVICES
         loose = self.question(unit, ()).with_requests(lambda _, request: replace(request, match=()))
         loose = loose.with_demands(lambda demand: replace(demand, match=()))
@@ -141,7 +135,7 @@ class DeviceClaimExplainer(Explainer):
         if self.held_back is None:
             self.held_back = withheld_devices(self.snapshot)
         pinned = [d.key for d in unit.demands if unit.group is not None and d.claim.pinned_node]
-        return DeviceClaimRelaxations(self.eligibility, part, self.held_back, self.limits, self._bound_by(unit), pinned)
+        return DeviceClaimRelaxations(part, self.eligibility, self.held_back, self.limits, self._bound_by(unit), pinned)
 
     def _bound_by(self, unit: PlacementUnit) -> tuple[Key, ...]:
         """The members of a group that are on its node already, and so bind the others."""
@@ -207,9 +201,7 @@ class DeviceClaimExplainer(Explainer):
             edits += self.why_impossible(eased, self.relaxations(eased, hopeless[0]))[1]
         # What one member needs, such as another node, may be all that another one needs too.
         self.finder.refill()
-        edits = drop_unneeded(
-            without_redundant(edits), lambda chosen: self.finder.works(apply_relaxations(whole, chosen))
-        )
+        edits = drop_unneeded(whole, without_redundant(edits), self.finder)
         names = ", ".join(f"{namespace}/{name}" for namespace, name in hopeless)
         others = f"group {unit.group} is all-or-nothing, and {names} cannot be satisfied"
         common = self.structural(unit, Reason.GROUP_UNSATISFIABLE, edits, others)
@@ -222,23 +214,16 @@ class DeviceClaimExplainer(Explainer):
     def _apart(self, unit: PlacementUnit, key: Key) -> Finding:
         """Each member fits some node, and no node has room for all: as the member ``key`` sees it."""
         question = self.question(unit, ())
-        offers = self._offers(unit).in_order(question, self.finder, member_relaxations(unit, key))
-        reason, edits = self.why_impossible(question, offers)
+        made = self._offers(unit)
+        reason, edits = self.why_impossible(question, made.in_order(question, self.finder, made.members(key)))
         message = f"group {unit.group} is all-or-nothing and shares a node: {self.lack(unit, reason)}"
         return self.structural(unit, Reason.GROUP_UNSATISFIABLE, edits, message)
 
     # -- words ---------------------------------------------------------------------------------------------------------
 
-    def shortage(self, unit: PlacementUnit, *, is_empty: bool) -> str:
+    def request_shortage(self, unit: PlacementUnit, demand: Demand, request: Request, *, is_empty: bool) -> str:
         held = () if is_empty else self.in_use
-        for demand in unit.demands:
-            for detail in demand.details:
-                shortages = [
-                    describe_shortage(self.finder.counting, demand, request, held, pin=unit.pin) for request in detail
-                ]
-                if all(shortages):
-                    return shortages[0]
-        return ""
+        return describe_shortage(self.finder.counting, demand, request, held, pin=unit.pin)
 
     def disagreement(self, unit: PlacementUnit) -> str:
         named = ((*d.match, *d.shared, *(n for s in d.requests for n in s.match)) for d in unit.demands)

@@ -14,23 +14,26 @@ from devalloc.api.reasons import Reason
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
 from devalloc_solver.dialects.device_claims.demands import make_request
 from devalloc_solver.explain import supply_relaxations
-from devalloc_solver.explain.explainer import RelaxationSet, RelaxationTier, unmatched_details
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
-from devalloc_solver.explain.relaxations import Relaxation
+from devalloc_solver.explain.relaxations import (
+    Relaxation,
+    RelaxationSet,
+    RelaxationTier,
+    UnitRelaxations,
+    detail_key,
+    most_that_fits,
+    unmatched_requests,
+)
 from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Device
 
-MAX_HALVINGS = 40
-"""Questions that the search for the largest amount that fits may ask."""
-
 
 @dataclass(frozen=True, slots=True)
-class DeviceClaimRelaxations:
+class DeviceClaimRelaxations(UnitRelaxations):
     """What a unit of DeviceClaims offers to be taken away, and what of the fleet concerns it."""
 
     eligibility: CandidateFinder
-    unit: PlacementUnit
     held_back: Sequence[Device]
     """``supply_relaxations.withheld_devices`` of the fleet"""
     limits_of_pools: Relaxation
@@ -49,8 +52,8 @@ class DeviceClaimRelaxations:
 
         ``members`` of the unit's group may be left out, once no rule alone will do.
         """
-        if unmatched := unmatched_details(question.unit):
-            return RelaxationSet(Reason.NO_MATCHING_DEVICES, self._without_match({str(number) for number in unmatched}))
+        if unmatched := {str(request.detail) for request in unmatched_requests(question.unit)}:
+            return RelaxationSet(Reason.NO_MATCHING_DEVICES, self._without_match(unmatched))
         others = self._rules_and_requests(question, finder, members)
         return RelaxationSet(short_reason(question.unit), others, self.pins(), self.matches(), self.shared())
 
@@ -91,17 +94,17 @@ class DeviceClaimRelaxations:
 
     def matches(self) -> list[Relaxation]:
         """matchAttributes, of the spec and of each detail (S15)."""
-        edits = [_drop_spec_match(self.unit, d, name) for d in self.unit.demands for name in d.match]
+        edits = [self._spec_match(d, name) for d in self.unit.demands for name in d.match]
         shared = dict.fromkeys(name for demand in self.unit.demands for name in demand.shared)
         edits += [_drop_group_match(name) for name in shared]
-        for demand, request in self._requests():
+        for demand, request in self.each_request():
             edits += [self._match(demand, request, name) for name in dict.fromkeys(request.spec.match_attributes)]
         return edits
 
     def limits(self) -> list[Relaxation]:
         """Limits that bind: that of count only where the count is not fixed (S9, S14)."""
         edits = []
-        for demand, request in self._requests():
+        for demand, request in self.each_request():
             capped = request.mode in (AllocationMode.SHARE, AllocationMode.ADMIN_ALL)
             names = [n for n in request.spec.limits if (capped if n == COUNT else not request.mode.is_admin)]
             edits += [self._limit(demand, request, name) for name in names]
@@ -110,7 +113,7 @@ class DeviceClaimRelaxations:
     def amounts(self) -> list[Relaxation]:
         """Requested amounts that could be less; narrowed to the most that fits."""
         edits = []
-        for demand, request in self._requests():
+        for demand, request in self.each_request():
             for name, amount in request.spec.requests.items():
                 if (amount.nano > NANO) if name == COUNT else not request.mode.is_admin:
                     edits.append(self._amount(demand, request, name))
@@ -119,26 +122,34 @@ class DeviceClaimRelaxations:
     def constraints(self) -> list[Relaxation]:
         """Expressions of details."""
         return [
-            self._constraints(d, request) for d, request in self._requests() if (request.spec.constraints or "").strip()
+            self._constraints(d, request)
+            for d, request in self.each_request()
+            if (request.spec.constraints or "").strip()
         ]
 
     def classes(self) -> list[Relaxation]:
         """Class and type; a class with admin access is what makes a detail an admin one, so it stays."""
         return [
             self._class(demand, request)
-            for demand, request in self._requests()
+            for demand, request in self.each_request()
             if not request.mode.is_admin and (request.spec.device_class or request.spec.device_type)
         ]
 
-    def requests(self) -> list[Relaxation]:
-        """Whole details."""
-        return [
-            _reduce_request(self.unit, demand, requests) for demand in self.unit.demands for requests in demand.details
-        ]
+    def request_place(self, demand: Demand, request: Request) -> tuple[str, str]:
+        return str(request.detail), f"spec.claims[{request.detail}]"
 
     def pins(self) -> list[Relaxation]:
-        """The node that the unit is bound to."""
-        return [] if self.unit.pin is None else [_pin_relaxation(self.unit, self.bound_by, self.pinned)]
+        """The node that the unit is bound to, and by whom."""
+        if not self.bound_by and not self.pinned:
+            return UnitRelaxations.pins(self)
+        pin, names = self.unit.pin, ", ".join("/".join(key) for key in self.bound_by or self.pinned)
+        listed = [{"namespace": namespace, "name": name} for namespace, name in self.bound_by or self.pinned]
+        entry = {"kind": "node", "node": pin, "boundBy" if self.bound_by else "pinned": listed}
+        words = f"without the pin to node {pin} of {names}"
+        if self.bound_by:
+            words = f"on a node other than {pin}, where {names} of group {self.unit.group} already is"
+        released = frozenset(self.bound_by)
+        return [Relaxation(entry, words, lambda question: question.without(released).pinned(None))] if pin else []
 
     def withheld(self) -> list[Relaxation]:
         """Devices that are withheld and would do (S6a, S12)."""
@@ -151,10 +162,18 @@ class DeviceClaimRelaxations:
         """Also where the candidates share nothing: other rules taken away may bring in devices that do."""
         return [self.limits_of_pools]
 
-    def _requests(self) -> Iterator[tuple[Demand, Request]]:
-        return ((demand, request) for demand in self.unit.demands for request in demand.requests)
-
     # -- one edit each -------------------------------------------------------------------------------------------------
+
+    def _spec_match(self, demand: Demand, name: str) -> Relaxation:
+        def change(other: Demand) -> Demand:
+            if other.key != demand.key:
+                return other
+            return replace(other, match=tuple(n for n in other.match if n != name), shape=None)
+
+        path = "spec.matchAttributes"
+        entry = {"kind": "matchAttribute", **self.claim_entry(demand), "attribute": name, "path": path}
+        words = f"without `{name}` in {path}{self.of_claim(demand)}"
+        return Relaxation(entry, words, lambda question: question.with_demands(change))
 
     def _match(self, demand: Demand, request: Request, name: str) -> Relaxation:
         path = f"{path_of(request)}.matchAttributes"
@@ -208,15 +227,9 @@ class DeviceClaimRelaxations:
 
         def narrow(question: FeasibilityQuestion, finder: FeasibilityChecker) -> Sequence[Relaxation]:
             step = NANO if name == COUNT else _amount_granularity(question, demand, request, name)
-            fits, fails = 1, -(-requested.nano // step)
-            for _ in range(MAX_HALVINGS):
-                if fails - fits <= 1:
-                    break
-                middle = (fits + fails) // 2
-                if finder.works(asking(middle * step)(question)):
-                    fits = middle
-                else:
-                    fails = middle
+            fits = most_that_fits(
+                -(-requested.nano // step), lambda count: finder.works(asking(count * step)(question))
+            )
             return [shown(fits * step)]
 
         def shown(nano: int) -> Relaxation:
@@ -224,8 +237,8 @@ class DeviceClaimRelaxations:
             path = f"{path_of(request)}.requests.{name}"
             entry = {"kind": "amount", **self._about(demand, request), "resource": name, "path": path}
             noun = "device" if nano == NANO else "devices"
-            what = f"{most} {noun}" if name == COUNT else f"{most} of {name}"
-            words = f"with at most {what} in request {request.label}{_of_claim(self.unit, demand)}"
+            what = f"{most} {noun if name == COUNT else f'of {name}'}"
+            words = f"with at most {what} in request {request.label}{self.of_claim(demand)}"
             return Relaxation({**entry, "requested": str(requested), "most": str(most)}, words, asking(nano))
 
         return replace(shown(NANO if name == COUNT else 1), narrow=narrow)
@@ -240,7 +253,7 @@ class DeviceClaimRelaxations:
         words: str,
         change: Callable[[DeviceClaimDetail], dict[str, Any]],
     ) -> Relaxation:
-        return Relaxation(entry, words + _of_claim(self.unit, demand), self._change(demand, request, change))
+        return Relaxation(entry, words + self.of_claim(demand), self._change(demand, request, change))
 
     def _change(
         self, demand: Demand, request: Request, change: Callable[[DeviceClaimDetail], dict[str, Any]]
@@ -259,32 +272,7 @@ class DeviceClaimRelaxations:
         return apply
 
     def _about(self, demand: Demand, request: Request) -> dict[str, str]:
-        return _member(self.unit, demand.key) | {"request": request.label}
-
-
-def _pin_relaxation(unit: PlacementUnit, binding: Sequence[Key], pinned: Sequence[Key]) -> Relaxation:
-    """The node that a unit is bound to; see ``DeviceClaimRelaxations`` for by whom."""
-    entry: dict[str, Any] = {"kind": "node", "node": unit.pin}
-    words = f"without the pin to node {unit.pin}"
-    if pinned and not binding:
-        words += f" of {', '.join(f'{namespace}/{name}' for namespace, name in pinned)}"
-        entry["pinned"] = [{"namespace": namespace, "name": name} for namespace, name in pinned]
-    if binding:
-        names = ", ".join(f"{namespace}/{name}" for namespace, name in binding)
-        entry["boundBy"] = [{"namespace": namespace, "name": name} for namespace, name in binding]
-        words = f"on a node other than {unit.pin}, where {names} of group {unit.group} already is"
-    return Relaxation(entry, words, lambda question: question.without(frozenset(binding)).pinned(None))
-
-
-def member_relaxations(unit: PlacementUnit, but: Key) -> list[Relaxation]:
-    """Leaving out each member of a group but the one that gets the message."""
-    edits = []
-    for demand in unit.demands:
-        if demand.key != but:
-            namespace, name = demand.key
-            entry = {"kind": "member", "namespace": namespace, "name": name}
-            edits.append(Relaxation(entry, f"without member {namespace}/{name} of the group", _drop_detail(demand.key)))
-    return edits
+        return self.claim_entry(demand) | {"request": request.label}
 
 
 def without_redundant(edits: Sequence[Relaxation]) -> list[Relaxation]:
@@ -312,22 +300,6 @@ def _amount_granularity(question: FeasibilityQuestion, demand: Demand, request: 
     return gcd(*(d.resources[name].block for d in devices if name in d.resources)) or 1
 
 
-def _drop_detail(key: Key) -> Callable[[FeasibilityQuestion], FeasibilityQuestion]:
-    return lambda question: question.without_member(key)
-
-
-def _drop_spec_match(unit: PlacementUnit, demand: Demand, name: str) -> Relaxation:
-    def change(other: Demand) -> Demand:
-        if other.key != demand.key:
-            return other
-        return replace(other, match=tuple(n for n in other.match if n != name), shape=None)
-
-    path = "spec.matchAttributes"
-    entry = {"kind": "matchAttribute", **_member(unit, demand.key), "attribute": name, "path": path}
-    words = f"without `{name}` in {path}{_of_claim(unit, demand)}"
-    return Relaxation(entry, words, lambda question: question.with_demands(change))
-
-
 def _drop_group_match(name: str) -> Relaxation:
     """Among the members that are still to be placed: what others hold is not edited."""
     path = f"metadata.annotations[{GROUP_MATCH}]"
@@ -337,35 +309,6 @@ def _drop_group_match(name: str) -> Relaxation:
         return replace(other, shared=tuple(n for n in other.shared if n != name))
 
     return Relaxation(entry, f"without `{name}` in {path}", lambda question: question.with_demands(change))
-
-
-def _reduce_request(unit: PlacementUnit, demand: Demand, requests: Sequence[Request]) -> Relaxation:
-    key, detail = demand.key, requests[0].detail
-    entry = {"kind": "request", **_member(unit, demand.key), "request": str(detail), "path": f"spec.claims[{detail}]"}
-    words = f"without request {detail}{_of_claim(unit, demand)}"
-    return Relaxation(
-        entry,
-        words,
-        lambda question: question.with_detail(key, detail, lambda _: None),
-        alike=(key, detail_key(requests)),
-    )
-
-
-def detail_key(requests: Sequence[Request]) -> object:
-    """Equal for details of a claim that ask for the same."""
-    return tuple(
-        (id(s.candidates), s.mode, s.least, s.most, s.match, tuple(s.requests.items()), tuple(s.limits.items()))
-        for s in requests
-    )
-
-
-def _member(unit: PlacementUnit, key: Key) -> dict[str, str]:
-    """Whose spec it is, where the unit is a group."""
-    return {"claim": f"{key[0]}/{key[1]}"} if unit.group is not None else {}
-
-
-def _of_claim(unit: PlacementUnit, demand: Demand) -> str:
-    return f" of {demand.key[0]}/{demand.key[1]}" if unit.group is not None else ""
 
 
 def _without_amount(amounts: dict[str, Quantity], name: str) -> dict[str, Quantity]:

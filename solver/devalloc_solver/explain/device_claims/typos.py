@@ -16,7 +16,7 @@ from devalloc_solver.cel.errors import CompileError
 from devalloc_solver.cel.syntax_tree import Call, ListOf, Literal, Name, Node, Select, children
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
 from devalloc_solver.explain.device_claims.relaxations import path_of
-from devalloc_solver.explain.messages import count_devices
+from devalloc_solver.explain.funnel import count_devices
 from devalloc_solver.explain.relaxations import Relaxation
 from devalloc_solver.explain.typos import (
     SHOWN,

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice
-from devalloc_solver.explain.funnel import NO_USERS, FunnelCounter, Users, has_room_for, where_words
-from devalloc_solver.explain.messages import count_devices
+from devalloc_solver.explain.funnel import NO_USERS, FunnelCounter, Users, count_devices, has_room_for, where_words
 from devalloc_solver.problem.allocations import Allocation, Key
-from devalloc_solver.problem.demand import AllocationMode, Constraint, Demand, PlacementUnit, Request
+from devalloc_solver.problem.demand import AllocationMode, Constraint, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Snapshot
 
 SHOWN = 3
@@ -54,14 +53,13 @@ class Availability:
         """Free devices for a request that cannot be had: others have what they need of their counters."""
         return self._counter.make(request).excluded
 
-    def shortage(self, unit: PlacementUnit, *, is_empty: bool) -> str:
+    def shortage(self, unit: PlacementUnit, request: Request, *, is_empty: bool) -> str:
         """Such as "no node has 4 free devices for request r (at most 3)"; empty when counting does not show it."""
-        for request in _counted_requests(unit):
-            best = self.most(unit, request, is_empty=is_empty)
-            if best < request.least:
-                wanted = count_devices(request.least, "" if is_empty else "free ")
-                return f"{where_words(unit.pin)} {wanted} for request {request.spec.ask.name} (at most {best})"
-        return ""
+        best = self.most(unit, request, is_empty=is_empty) if counts_devices(request) else request.least
+        if best >= request.least:
+            return ""
+        wanted = count_devices(request.least, "" if is_empty else "free ")
+        return f"{where_words(unit.pin)} {wanted} for request {request.spec.ask.name} (at most {best})"
 
     def most(self, unit: PlacementUnit, request: Request, *, is_empty: bool) -> int:
         """The most devices for a request that one node has, free or not (``is_empty``)."""
@@ -78,11 +76,10 @@ class Availability:
         """Such as "no node has 3 devices with one `d/numa` value for request r (at most 2)"; empty as above."""
         for demand in unit.demands:
             for relation in demand.relations:
-                for request in demand.requests:
-                    if request.label in relation.labels and request in _counted_requests(unit):
-                        text = self._disagreement(unit, relation, request)
-                        if text:
-                            return text
+                alone = (detail[0] for detail in demand.details if len(detail) == 1)
+                for request in (request for request in alone if request.label in relation.labels):
+                    if counts_devices(request) and (text := self._disagreement(unit, relation, request)):
+                        return text
         names = dict.fromkeys(relation.attribute for demand in unit.demands for relation in demand.relations)
         which = f" on {' and '.join(f'`{name}`' for name in names)}" if names else ""
         return f"no combination of devices satisfies the constraints{which}"
@@ -124,8 +121,6 @@ class Availability:
         return max((count(some) for node, some in by_node.items() if unit.pin in (None, node)), default=0)
 
 
-def _counted_requests(unit: PlacementUnit) -> list[Request]:
-    """Requests without an alternative that take so many devices."""
-    demands: Iterable[Demand] = unit.demands
-    alone = (detail[0] for demand in demands for detail in demand.details if len(detail) == 1)
-    return [request for request in alone if request.mode in (AllocationMode.WHOLE, AllocationMode.ADMIN_COUNT)]
+def counts_devices(request: Request) -> bool:
+    """Whether it takes so many devices."""
+    return request.mode in (AllocationMode.WHOLE, AllocationMode.ADMIN_COUNT)

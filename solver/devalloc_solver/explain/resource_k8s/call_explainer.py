@@ -17,22 +17,20 @@ from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import Allowance
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s.allocation_task import AllocationTask, Manifest, holder_key, prepare
+from devalloc_solver.dialects.resource_k8s.candidates import SelectorJudge
 from devalloc_solver.dialects.resource_k8s.decode import read_slice
-from devalloc_solver.dialects.resource_k8s.errors import AllocationError
-from devalloc_solver.dialects.resource_k8s.fields import FieldError, short_text
+from devalloc_solver.dialects.resource_k8s.fields import AllocationError, FieldError, short_text
 from devalloc_solver.dialects.resource_k8s.pools import PoolId, PoolStatus, ResourcePool
-from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
-from devalloc_solver.dialects.resource_k8s.usage import DeviceId, DeviceUsage, add_allocation, read_usage
+from devalloc_solver.dialects.resource_k8s.published_devices import DeviceId, DeviceUsage, add_allocation, read_usage
 from devalloc_solver.explain.blocking_claims import BlockingClaimFinder, BlockingClaims
-from devalloc_solver.explain.explainer import Finding, RelaxationSet
+from devalloc_solver.explain.explainer import Finding, describe_remedy
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion, ProblemSource
 from devalloc_solver.explain.funnel import NO_USERS, Users
-from devalloc_solver.explain.messages import describe_remedy
 from devalloc_solver.explain.relaxations import (
     MAX_TRIES,
     Relaxation,
+    RelaxationSet,
     apply_relaxations,
-    drop_unneeded,
     fewest_relaxations,
     relaxation_sets,
 )
@@ -167,8 +165,9 @@ def sort_slices(slices: Iterable[Manifest]) -> tuple[tuple[Manifest, ...], tuple
         except FieldError:
             unread.append(content)
             continue
-        place = resource_slice.reach.node_name or "", [device.name for device in resource_slice.devices]
-        readable.append(((*resource_slice.pool_id, resource_slice.generation, resource_slice.name, *place), content))
+        spec = resource_slice.spec
+        place = spec.node_name or "", [device.name for device in spec.devices]
+        readable.append(((*resource_slice.pool_id, spec.pool.generation, resource_slice.name, *place), content))
     return tuple(content for _, content in sorted(readable, key=itemgetter(0))), tuple(unread)
 
 
@@ -270,23 +269,23 @@ class CallExplainer(ResourceClaimExplainer):
     """as the node sees them"""
     holders: Sequence[Relaxation] = field(init=False, default=())
     """their claims are ``holder_key`` of their number"""
-    _asked: FeasibilityQuestion | None = field(init=False, default=None)
+    _call_question: FeasibilityQuestion | None = field(init=False, default=None)
 
     @property
-    def asked(self) -> FeasibilityQuestion:
+    def call_question(self) -> FeasibilityQuestion:
         """Whether the claims fit beside all holders, each of which may be released."""
-        if self._asked is None:
+        if self._call_question is None:
             listed = list_holders(self.source)
             self.holders = [relaxation for relaxation, _ in listed]
             self.source = replace(self.source, holders=tuple(usage for _, usage in listed))
-            self._asked = self.source.question()
-        return self._asked
+            self._call_question = self.source.question()
+        return self._call_question
 
     def make_finder(self) -> FeasibilityChecker:
-        return FeasibilityChecker(self.asked.snapshot, self.reads, self.ends, is_bounded=False)
+        return FeasibilityChecker(self.call_question.snapshot, self.reads, self.ends, is_bounded=False)
 
     def question(self, unit: PlacementUnit, held: tuple[Allocation, ...]) -> FeasibilityQuestion:
-        return self.asked if held else replace(self.asked, held=())
+        return self.call_question if held else replace(self.call_question, held=())
 
     def fits(self, question: FeasibilityQuestion) -> bool:
         return self.finder.fits(question)
@@ -295,7 +294,7 @@ class CallExplainer(ResourceClaimExplainer):
         pools, gates = complete_pools(self.pools), switch_on_features(self.source)
         source = SourceRelaxations(self.source.has_taints, pools, gates, reach_pools(self.source))
         made = ResourceClaimRelaxations(question.unit, quotes_claims=True)
-        return made.in_order(self.shared_limits(), self._members_to_drop(question, made.members(None)), source)
+        return made.in_order(self.shared_limits(), self._members_to_drop(question, made.members(None)[::-1]), source)
 
     def _members_to_drop(self, question: FeasibilityQuestion, members: Sequence[Relaxation]) -> Iterator[Relaxation]:
         """The fewest claims without which the others fit; none when no part of them does."""
@@ -311,22 +310,16 @@ class CallExplainer(ResourceClaimExplainer):
         return Reason.SEARCH_LIMIT
 
     def blocking(self, question: FeasibilityQuestion) -> BlockingClaims:
-        """Found as in a cluster, and verified without its bounds."""
-        bounded = FeasibilityChecker(question.snapshot, self.reads, self.ends)
-        claims = BlockingClaimFinder(question.snapshot, question.held, frozenset()).find(question, bounded).claims
-        edits: Sequence[Relaxation] = [self.holders[int(number)] for _, number in claims]
-
-        def works(some: Sequence[Relaxation]) -> bool:
-            return self.finder.works(apply_relaxations(question, some))
-
-        if not edits or not works(edits):
-            edits = fewest_relaxations(question, self.holders, self.finder) or ()
-        elif len(edits) > 1:
-            edits = drop_unneeded(edits, works)
+        """Found as in a cluster; without its bounds if these rule out too much."""
+        checker = FeasibilityChecker(question.snapshot, self.reads, self.ends, is_bounded=False)
+        blocking = BlockingClaimFinder(question.snapshot, question.held, frozenset()).find(question, checker)
+        if blocking.claims:
+            return blocking
+        edits = fewest_relaxations(question, self.holders, self.finder) or ()
         return BlockingClaims(tuple(holder_key(self.holders.index(edit)) for edit in edits), smallest=True)
 
-    def shortage(self, unit: PlacementUnit, *, is_empty: bool) -> str:
-        return ResourceClaimExplainer.shortage(self, unit, is_empty=False)  # devices in use are no candidates
+    def request_shortage(self, unit: PlacementUnit, demand: Demand, request: Request, *, is_empty: bool) -> str:
+        return ResourceClaimExplainer.request_shortage(self, unit, demand, request, is_empty=False)
 
     def disagreement(self, unit: PlacementUnit) -> str:
         in_use = any(holding.items for holding in self.in_use)

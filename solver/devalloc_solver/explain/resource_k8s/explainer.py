@@ -13,13 +13,12 @@ from typing import Any
 
 from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import Bound
-from devalloc_solver.dialects.resource_k8s.duplicate_devices import is_counter
-from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice
+from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice, is_counter
 from devalloc_solver.explain.blocking_claims import BlockingClaims
-from devalloc_solver.explain.explainer import NOT_TOGETHER, Explainer, Finding, RelaxationSet, unmatched_details
+from devalloc_solver.explain.explainer import NOT_TOGETHER, Explainer, Finding
 from devalloc_solver.explain.feasibility import FeasibilityQuestion, Undecided
 from devalloc_solver.explain.funnel import Users
-from devalloc_solver.explain.relaxations import Relaxation
+from devalloc_solver.explain.relaxations import Relaxation, RelaxationSet
 from devalloc_solver.explain.resource_k8s.availability import Availability
 from devalloc_solver.explain.resource_k8s.relaxations import ResourceClaimRelaxations, relax_counters
 from devalloc_solver.explain.resource_k8s.typos import ResourceTypoFinder
@@ -122,18 +121,13 @@ class ResourceClaimExplainer(Explainer):
 
     def relaxations(self, question: FeasibilityQuestion, key: Key) -> RelaxationSet:
         made = ResourceClaimRelaxations(question.unit)
-        return made.in_order(self.shared_limits(), made.members(key))
+        return made.in_order(self.shared_limits(), made.members(key)[::-1])
 
     def shared_limits(self) -> Sequence[Relaxation]:
         if self._counters is None:
             has_counters = any(is_counter(name) for pool in self.snapshot.pools for name in pool.resources)
             self._counters = [relax_counters()] if has_counters else []
         return self._counters
-
-    def counted_reason(self, unit: PlacementUnit) -> Reason:
-        if unmatched_details(unit):
-            return Reason.NO_MATCHING_DEVICES
-        return Reason.NOT_ENOUGH_DEVICES if self.shortage(unit, is_empty=True) else Reason.SEARCH_LIMIT
 
     def blocking(self, question: FeasibilityQuestion) -> BlockingClaims:
         self.crowded = question.unit
@@ -144,8 +138,11 @@ class ResourceClaimExplainer(Explainer):
 
     # -- words ---------------------------------------------------------------------------------------------------------
 
-    def shortage(self, unit: PlacementUnit, *, is_empty: bool) -> str:
-        return self._numbers.shortage(unit, is_empty=is_empty)
+    def request_shortage(self, unit: PlacementUnit, demand: Demand, request: Request, *, is_empty: bool) -> str:
+        return self._numbers.shortage(unit, request, is_empty=is_empty)
+
+    def request_name(self, request: Request) -> str:
+        return str(request.spec.ask.name)
 
     def disagreement(self, unit: PlacementUnit) -> str:
         return self._numbers.disagreement(unit)

@@ -11,23 +11,24 @@ from typing import Any
 
 from devalloc.api.reasons import Reason
 from devalloc_solver.dialects.resource_k8s.candidates import RequestCandidates, RequestJudge
-from devalloc_solver.dialects.resource_k8s.duplicate_devices import counter_name, is_counter
-from devalloc_solver.dialects.resource_k8s.errors import AllocationError
-from devalloc_solver.dialects.resource_k8s.objects import (
-    DeviceConstraint,
-    DeviceTaint,
-    ResourceDeviceClass,
-    SubRequest,
-)
-from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice
-from devalloc_solver.dialects.resource_k8s.quantities import Amount
-from devalloc_solver.dialects.resource_k8s.usage import DeviceId
-from devalloc_solver.explain.explainer import RelaxationSet, RelaxationTier, unmatched_details
+from devalloc_solver.dialects.resource_k8s.claims import DeviceConstraint, ResourceDeviceClass, SubRequest
+from devalloc_solver.dialects.resource_k8s.fields import AllocationError, Amount
+from devalloc_solver.dialects.resource_k8s.published_devices import DeviceId, PublishedDevice, counter_name, is_counter
+from devalloc_solver.dialects.resource_k8s.slices import DeviceTaint
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
-from devalloc_solver.explain.relaxations import Relaxation, apply_relaxations, drop_unneeded
+from devalloc_solver.explain.funnel import count_devices
+from devalloc_solver.explain.relaxations import (
+    Relaxation,
+    RelaxationSet,
+    RelaxationTier,
+    UnitRelaxations,
+    drop_unneeded,
+    most_that_fits,
+    unmatched_requests,
+)
 from devalloc_solver.explain.supply_relaxations import SharedLimits, quantity_format, relax_shared_limits
 from devalloc_solver.problem.allocations import Key
-from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
+from devalloc_solver.problem.demand import AllocationMode, Demand, Request
 from devalloc_solver.problem.snapshot import Pool, Resource, Snapshot
 
 ANY_DEVICE = ResourceDeviceClass("", (), ())
@@ -45,10 +46,9 @@ class SourceRelaxations:
 
 
 @dataclass(frozen=True, slots=True)
-class ResourceClaimRelaxations:
-    """Makes the edits of one unit."""
+class ResourceClaimRelaxations(UnitRelaxations):
+    """What a unit of ResourceClaims offers to be taken away."""
 
-    unit: PlacementUnit
     quotes_claims: bool = False
     """amounts as the claims have them, not in normal form: no equal claim gets this answer"""
 
@@ -63,7 +63,7 @@ class ResourceClaimRelaxations:
         """
         pins = self.pins() if source is None else []
         tried = [*pins, *self.constraints(), *shared]
-        short = Reason.NO_MATCHING_DEVICES if unmatched_details(self.unit) else Reason.NOT_ENOUGH_DEVICES
+        short = Reason.NO_MATCHING_DEVICES if unmatched_requests(self.unit) else Reason.NOT_ENOUGH_DEVICES
         others = self._rules_and_requests(short, tried, members, source)
         if short is Reason.NO_MATCHING_DEVICES:
             return RelaxationSet(short, others)
@@ -125,37 +125,30 @@ class ResourceClaimRelaxations:
             if request.mode in (AllocationMode.WHOLE, AllocationMode.ADMIN_COUNT) and request.least > 1
         ]
 
-    def requests(self) -> list[Relaxation]:
-        """Whole requests."""
-        return [
-            self._request(demand, requests[0].detail) for demand in self.unit.demands for requests in demand.details
-        ]
+    def claim_name(self, demand: Demand) -> Key:
+        """Claims of one call may share a name (D1)."""
+        claim = demand.claim.claim
+        return claim.namespace or "default", claim.name
 
-    def members(self, key: Key | None) -> list[Relaxation]:
-        """The other claims of a group, as the claim ``key`` sees it; None: all of them."""
-        return [self._member(demand) for demand in reversed(self.unit.demands) if demand.key != key]
+    def claim_entry(self, demand: Demand) -> dict[str, Any]:
+        return {"claim": "/".join(self.claim_name(demand))}
 
-    def pins(self) -> list[Relaxation]:
-        """The node that the unit is bound to."""
-        if self.unit.pin is None:
-            return []
-        entry = {"kind": "node", "node": self.unit.pin}
-        words = f"if it were not bound to node {self.unit.pin}"
-        return [Relaxation(entry, words, lambda question: question.pinned(None))]
+    def request_place(self, demand: Demand, request: Request) -> tuple[str, str]:
+        return demand.claim.claim.requests[request.detail].name, f"spec.devices.requests[{request.detail}]"
 
     def selectors(self) -> list[Relaxation]:
         """The selectors of a request."""
-        return [self._selectors(d, request) for d, request in self._requests() if request.spec.ask.selectors]
+        return [self._selectors(d, request) for d, request in self.each_request() if request.spec.ask.selectors]
 
     def classes(self) -> list[Relaxation]:
         """The selectors of a class, for all requests that name it."""
-        names = dict.fromkeys(request.spec.ask.class_name for _, request in self._requests())
+        names = dict.fromkeys(request.spec.ask.class_name for _, request in self.each_request())
         return [self._class(name) for name in names]
 
     def capacities(self) -> list[Relaxation]:
         """Requested capacities, one by one."""
         return [
-            self._capacity(d, request, name) for d, request in self._requests() for name in request.spec.ask.capacity
+            self._capacity(d, request, name) for d, request in self.each_request() for name in request.spec.ask.capacity
         ]
 
     def taints(self) -> list[Relaxation]:
@@ -164,17 +157,14 @@ class ResourceClaimRelaxations:
             Relaxation({"kind": "taint"}, "without the taints", _changing_devices(_without_taints), 0, _needed_taints)
         ]
 
-    def _requests(self) -> Iterator[tuple[Demand, Request]]:
-        return ((demand, request) for demand in self.unit.demands for request in demand.requests)
-
     # -- one edit each -------------------------------------------------------------------------------------------------
 
     def _constraint(self, demand: Demand, index: int, constraint: DeviceConstraint) -> Relaxation:
         relation = demand.relations[index]
         name = "distinctAttribute" if constraint.distinct else "matchAttribute"
         path = f"spec.devices.constraints[{index}]"
-        entry = {"kind": "constraint", **_claim_entry(demand), "path": path, name: constraint.attribute}
-        words = f"without {path} ({name} {constraint.attribute}){self._of(demand)}"
+        entry = {"kind": "constraint", **self.claim_entry(demand), "path": path, name: constraint.attribute}
+        words = f"without {path} ({name} {constraint.attribute}){self.of_claim(demand)}"
 
         def change(other: Demand) -> Demand:
             if other.key != demand.key or relation not in other.relations:
@@ -186,7 +176,7 @@ class ResourceClaimRelaxations:
 
     def _count(self, demand: Demand, request: Request) -> Relaxation:
         path = f"{request.spec.ask.path}.count"
-        entry = {"kind": "amount", **_claim_entry(demand), "path": path, "requested": str(request.spec.ask.count)}
+        entry = {"kind": "amount", **self.claim_entry(demand), "path": path, "requested": str(request.spec.ask.count)}
 
         def asking(count: int) -> Callable[[FeasibilityQuestion], FeasibilityQuestion]:
             def changed(other: Demand, now: Request) -> Request:
@@ -196,21 +186,22 @@ class ResourceClaimRelaxations:
             return lambda question: question.with_requests(changed)
 
         def narrow(question: FeasibilityQuestion, finder: FeasibilityChecker) -> Sequence[Relaxation]:
-            fits, fails = 1, request.least
-            while fails - fits > 1:
-                middle = (fits + fails) // 2
-                fits, fails = (middle, fails) if finder.works(asking(middle)(question)) else (fits, middle)
-            noun = "device" if fits == 1 else "devices"
-            words = f"with at most {fits} {noun} for request {request.spec.ask.name}{self._of(demand)}"
+            fits = most_that_fits(request.least, lambda count: finder.works(asking(count)(question)))
+            words = f"with at most {count_devices(fits)} for request {request.spec.ask.name}{self.of_claim(demand)}"
             return [Relaxation({**entry, "most": str(fits)}, words, asking(fits))]
 
         return Relaxation(entry, f"with {path} of 1", asking(1), narrow=narrow)
 
     def _selectors(self, demand: Demand, request: Request) -> Relaxation:
         path = f"{request.spec.ask.path}.selectors"
-        entry = {"kind": "selector", **_claim_entry(demand), "path": path, "expressions": [*request.spec.ask.selectors]}
+        entry = {
+            "kind": "selector",
+            **self.claim_entry(demand),
+            "path": path,
+            "expressions": [*request.spec.ask.selectors],
+        }
         change = _asking(_same_request(demand, request), lambda ask: replace(ask, selectors=()))
-        return Relaxation(entry, f"without {path}{self._of(demand)}", change)
+        return Relaxation(entry, f"without {path}{self.of_claim(demand)}", change)
 
     def _class(self, name: str) -> Relaxation:
         def change(ask: SubRequest) -> SubRequest:
@@ -222,30 +213,19 @@ class ResourceClaimRelaxations:
     def _capacity(self, demand: Demand, request: Request, name: str) -> Relaxation:
         amount = _written_amount(demand, request, name) if self.quotes_claims else request.spec.ask.capacity[name]
         path = f"{request.spec.ask.path}.capacity.requests[{name}]"
-        entry = {"kind": "capacity", **_claim_entry(demand), "path": path, "capacity": name, "requested": str(amount)}
+        entry = {
+            "kind": "capacity",
+            **self.claim_entry(demand),
+            "path": path,
+            "capacity": name,
+            "requested": str(amount),
+        }
 
         def change(ask: SubRequest) -> SubRequest:
             return replace(ask, capacity={other: a for other, a in ask.capacity.items() if other != name})
 
-        words = f"without {path}{self._of(demand)}"
+        words = f"without {path}{self.of_claim(demand)}"
         return Relaxation(entry, words, _asking(_same_request(demand, request), change))
-
-    def _request(self, demand: Demand, detail: int) -> Relaxation:
-        name = demand.claim.claim.requests[detail].name
-        entry = {"kind": "request", **_claim_entry(demand), "request": name, "path": f"spec.devices.requests[{detail}]"}
-
-        def change(other: Demand, request: Request) -> Request | None:
-            return None if other.key == demand.key and request.detail == detail else request
-
-        return Relaxation(entry, f"without request {name}{self._of(demand)}", lambda q: q.with_requests(change))
-
-    def _member(self, demand: Demand) -> Relaxation:
-        entry = {"kind": "member", **dict(zip(("namespace", "name"), _name_of(demand), strict=True))}
-        words = f"without {'/'.join(_name_of(demand))}"
-        return Relaxation(entry, words, lambda question: question.without_member(demand.key))
-
-    def _of(self, demand: Demand) -> str:
-        return f" of {'/'.join(_name_of(demand))}" if len(self.unit.demands) > 1 else ""
 
 
 def _same_request(demand: Demand, request: Request) -> Callable[[Demand, Request], bool]:
@@ -285,20 +265,10 @@ def _with_candidates(request: Request, choice: RequestCandidates) -> Request:
     return replace(request, spec=choice, candidates=choice.candidates(), portions=portions)
 
 
-def _name_of(demand: Demand) -> Key:
-    """The name of a claim, which claims of one call may share (D1)."""
-    claim = demand.claim.claim
-    return claim.namespace or "default", claim.name
-
-
 def _written_amount(demand: Demand, request: Request, name: str) -> object:
     written = demand.claim.claim.spec["devices"]["requests"][request.detail]
     ask = written["exactly"] if request.alternative is None else written["firstAvailable"][request.alternative]
     return ask["capacity"]["requests"][name]
-
-
-def _claim_entry(demand: Demand) -> dict[str, Any]:
-    return {"claim": "/".join(_name_of(demand))}
 
 
 # -- taints ------------------------------------------------------------------------------------------------------------
@@ -331,7 +301,7 @@ def _needed_taints(question: FeasibilityQuestion, finder: FeasibilityChecker) ->
     requests = (request for demand in question.unit.demands for request in demand.requests)
     offers: Sequence[PublishedDevice] = next((request.spec.judge.offers for request in requests), ())
     edits = [_taint(offer.id, t) for offer in offers if offer.index in taken for t in offer.device.taints]
-    return drop_unneeded(edits, lambda some: finder.works(apply_relaxations(question, some)))
+    return drop_unneeded(question, edits, finder)
 
 
 def _taint(where: DeviceId, taint: DeviceTaint) -> Relaxation:

@@ -14,8 +14,8 @@ from functools import lru_cache, partial
 from devalloc.api.semver import SemVer
 from devalloc.api.suggest import closest_match
 from devalloc_solver.cel.kubernetes import CompileError, compile
+from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim
 from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES
-from devalloc_solver.dialects.resource_k8s.objects import ResourceClaim
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice, find_attribute
 from devalloc_solver.explain.typos import (
     SHOWN,

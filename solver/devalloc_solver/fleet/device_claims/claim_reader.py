@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from devalloc.api.claim import DeviceClaim, check_annotations
-from devalloc.api.fields import copy_with, label_name, subdomain_name
+from devalloc.api.fields import label_name, subdomain_name
 from devalloc.api.meta import DEVMGMT, ObjectMeta
 from devalloc.api.problems import Problem
 from devalloc_solver.fleet.claim_reader import ClaimReader
@@ -55,7 +55,7 @@ class DeviceClaimReader(ClaimReader[ReadDeviceClaim, _CachedSpec]):
         if not _is_ascii(metadata):
             return None
         try:
-            claim = copy_with(template.claim, {"metadata": _read_metadata(metadata)})
+            claim = template.claim.model_copy(update={"metadata": _read_metadata(metadata)})
             check_annotations(claim.metadata.annotations)
         except ValueError:  # pydantic's own error among them
             return None
@@ -80,7 +80,7 @@ def _read_metadata(content: dict[str, Any]) -> ObjectMeta:
     if not all(type(value) is str for value in annotations.values()):
         raise ValueError("annotations must be strings")
     own = {**content, "annotations": {**annotations}} if "annotations" in content else content
-    return copy_with(_MINIMAL_METADATA, own)
+    return _MINIMAL_METADATA.model_copy(update=own)
 
 
 def _is_ascii(content: dict[str, Any]) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from devalloc.api.claim import DeviceClaim
 from devalloc.api.decode import decode
 from devalloc.api.device_class import DeviceClass
-from devalloc.api.fields import ApiModel, copy_with
+from devalloc.api.fields import ApiModel
 from devalloc.api.json_content import escape_invalid_unicode
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
@@ -64,7 +64,7 @@ def without_status(document: ManifestRecord) -> ManifestRecord:
         return read_manifest({field: value for field, value in document.manifest.items() if field != "status"})
     claim = document.object
     assert isinstance(claim, DeviceClaim)
-    return document if claim.status is None else document._replace(object=copy_with(claim, {"status": None}))
+    return document if claim.status is None else document._replace(object=claim.model_copy(update={"status": None}))
 
 
 def name_of(manifest: Mapping[str, Any]) -> Name:

@@ -14,23 +14,21 @@ from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import BudgetExceeded, OutOfTime
 from devalloc_solver.deadline import CHECK_SECONDS
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
-from devalloc_solver.dialects.resource_k8s.allocation_result import (
+from devalloc_solver.dialects.resource_k8s.answers import (
     AllocatedRequestDevice,
     ShareIds,
-    devices_of_placement,
-    make_result,
-)
-from devalloc_solver.dialects.resource_k8s.answers import (
     allocated_answer,
     chosen_alternatives,
+    devices_of_placement,
+    make_result,
     placed_answer,
     rejected_answer,
 )
-from devalloc_solver.dialects.resource_k8s.capacity_requests import amounts_to_take
+from devalloc_solver.dialects.resource_k8s.candidates import amounts_to_take
+from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim
 from devalloc_solver.dialects.resource_k8s.demands import find_refusal, node_of
-from devalloc_solver.dialects.resource_k8s.errors import AllocationError, ResourceAnswerRefused
 from devalloc_solver.dialects.resource_k8s.feature_gates import read_gates
-from devalloc_solver.dialects.resource_k8s.fields import short_text
+from devalloc_solver.dialects.resource_k8s.fields import AllocationError, ResourceAnswerRefused, short_text
 from devalloc_solver.dialects.resource_k8s.manifests import (
     KINDS,
     ClusterInput,
@@ -40,7 +38,6 @@ from devalloc_solver.dialects.resource_k8s.manifests import (
     priority_of,
     read_documents,
 )
-from devalloc_solver.dialects.resource_k8s.objects import ResourceClaim
 from devalloc_solver.fleet.backend import Answer, FleetBackend, Manifest, Name
 from devalloc_solver.fleet.interfaces import ChosenPlace
 from devalloc_solver.fleet.resource_k8s.claim_reader import ReadResourceClaim, ResourceClaimReader

@@ -7,6 +7,7 @@ from copy import deepcopy
 from typing import Any, NamedTuple
 
 from devalloc.api.meta import PRIORITY, parse_time
+from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim
 from devalloc_solver.dialects.resource_k8s.decode import API_VERSION
 from devalloc_solver.dialects.resource_k8s.manifests import (
     Manifest,
@@ -14,7 +15,6 @@ from devalloc_solver.dialects.resource_k8s.manifests import (
     read_documents,
     with_defaults,
 )
-from devalloc_solver.dialects.resource_k8s.objects import ResourceClaim
 from devalloc_solver.fleet.claim_reader import ClaimReader, spec_text
 
 

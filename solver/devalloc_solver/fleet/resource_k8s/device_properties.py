@@ -10,10 +10,10 @@ from typing import Any
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
 from devalloc.api.semver import SemVer
 from devalloc_solver.cel.kubernetes import Scalar
-from devalloc_solver.dialects.resource_k8s.objects import ClusterNode, SliceDevice
-from devalloc_solver.dialects.resource_k8s.pools import PoolStatus, ResourcePool
+from devalloc_solver.dialects.resource_k8s.candidates import cel_device
+from devalloc_solver.dialects.resource_k8s.pools import PoolStatus, PoolView, ResourcePool
 from devalloc_solver.dialects.resource_k8s.published_devices import (
-    PoolView,
+    DeviceUsage,
     PublishedDevice,
     constraint_value,
     draws_of,
@@ -23,8 +23,7 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
     qualified_attributes,
     resources_of,
 )
-from devalloc_solver.dialects.resource_k8s.selectors import cel_device
-from devalloc_solver.dialects.resource_k8s.usage import DeviceUsage
+from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, SliceDevice
 from devalloc_solver.problem import snapshot as core
 
 RESERVED = frozenset((COMPATIBILITY_GROUP, UNAVAILABLE))
@@ -123,7 +122,7 @@ def _read(offer: PublishedDevice, gates: frozenset[str]) -> tuple[Mapping[str, A
     return attributes, (
         types,
         cel_device(offer) if is_faulty else None,
-        offer.slice.skip_node_operations,
+        offer.slice.spec.skip_node_operations,
         offer.pool.state,
         _own_device(device),
     )

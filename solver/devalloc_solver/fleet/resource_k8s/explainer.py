@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim
 from devalloc_solver.dialects.resource_k8s.demands import make_claim_demand, pending_claim, single_claim_unit
 from devalloc_solver.dialects.resource_k8s.manifests import RejectedResourceClaim, pin_of
-from devalloc_solver.dialects.resource_k8s.objects import ResourceClaim
 from devalloc_solver.explain.blocking_claims import MAX_TRIES
 from devalloc_solver.explain.resource_k8s.explainer import ResourceClaimExplainer
 from devalloc_solver.explain.resource_k8s.typos import ResourceTypoFinder

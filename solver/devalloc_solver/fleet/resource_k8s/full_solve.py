@@ -6,19 +6,19 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
-from devalloc_solver.dialects.resource_k8s.candidates import RequestJudge
-from devalloc_solver.dialects.resource_k8s.cluster_view import ClusterView, view_cluster
+from devalloc_solver.dialects.resource_k8s.candidates import RequestJudge, SelectorJudge
+from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim
 from devalloc_solver.dialects.resource_k8s.demands import make_claim_demand, pending_claim, single_claim_unit
 from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput, Key, RejectedResourceClaim
-from devalloc_solver.dialects.resource_k8s.objects import ResourceClaim
+from devalloc_solver.dialects.resource_k8s.pools import ClusterView, view_cluster
 from devalloc_solver.dialects.resource_k8s.published_devices import (
+    DeviceId,
     DevicesInUse,
+    DeviceUsage,
     PublishedDevice,
     list_published_devices,
     make_snapshot,
 )
-from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
-from devalloc_solver.dialects.resource_k8s.usage import DeviceId, DeviceUsage
 from devalloc_solver.explain.resource_k8s.explainer import ResourceClaimExplainer
 from devalloc_solver.explain.resource_k8s.typos import ResourceTypoFinder
 from devalloc_solver.fleet.resource_k8s.state import ClusterState, HeldUsage

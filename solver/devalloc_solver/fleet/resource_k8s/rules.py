@@ -13,15 +13,17 @@ from typing import Any
 from devalloc_solver.cel.budget import BudgetExceeded
 from devalloc_solver.cel.kubernetes import CelDevice, Program
 from devalloc_solver.cel.kubernetes import DeviceField as CelRead
-from devalloc_solver.dialects.resource_k8s.candidates import SELECTOR_FAILED, RequestJudge, RequestVerdict
-from devalloc_solver.dialects.resource_k8s.demands import pending_claim
-from devalloc_solver.dialects.resource_k8s.errors import AllocationError
+from devalloc_solver.dialects.resource_k8s.candidates import (
+    SELECTOR_FAILED,
+    RequestJudge,
+    RequestVerdict,
+    SelectorJudge,
+)
+from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim, SubRequest
+from devalloc_solver.dialects.resource_k8s.demands import make_demand, pending_claim
+from devalloc_solver.dialects.resource_k8s.fields import AllocationError
 from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput
-from devalloc_solver.dialects.resource_k8s.objects import ResourceClaim, SubRequest
-from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice
-from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
-from devalloc_solver.dialects.resource_k8s.translate import make_demand
-from devalloc_solver.dialects.resource_k8s.usage import DeviceUsage
+from devalloc_solver.dialects.resource_k8s.published_devices import DeviceUsage, PublishedDevice
 from devalloc_solver.fleet.device_kinds import DeviceKind
 from devalloc_solver.fleet.node_index import NodeIndex
 from devalloc_solver.fleet.pool_states import NodeRecord

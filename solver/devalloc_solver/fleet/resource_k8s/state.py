@@ -11,14 +11,17 @@ from typing import NamedTuple
 
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s.cluster_check import ClusterChecker
-from devalloc_solver.dialects.resource_k8s.cluster_view import view_cluster
 from devalloc_solver.dialects.resource_k8s.decode import read_slice
 from devalloc_solver.dialects.resource_k8s.fields import FieldError
 from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput, Key, priority_of, read_documents
-from devalloc_solver.dialects.resource_k8s.objects import ClusterNode, ResourceSlice
-from devalloc_solver.dialects.resource_k8s.pools import PoolId, SliceBook
-from devalloc_solver.dialects.resource_k8s.published_devices import list_published_devices
-from devalloc_solver.dialects.resource_k8s.usage import DeviceId, DeviceUsage, add_allocation
+from devalloc_solver.dialects.resource_k8s.pools import PoolId, SliceBook, view_cluster
+from devalloc_solver.dialects.resource_k8s.published_devices import (
+    DeviceId,
+    DeviceUsage,
+    add_allocation,
+    list_published_devices,
+)
+from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, ResourceSlice
 from devalloc_solver.fleet.backend import Manifest, Name
 from devalloc_solver.fleet.holders import Holders
 from devalloc_solver.fleet.node_index import HeldItem, NodeIndex
@@ -194,7 +197,7 @@ class ClusterState:
             resource_slice = read_slice(documents[0])
         except FieldError:
             return
-        if gate.COMPATIBILITY_GROUPS in self.gates and any(device.uses_groups for device in resource_slice.devices):
+        if gate.COMPATIBILITY_GROUPS in self.gates and resource_slice.uses_groups:
             return
         self.slices[name] = resource_slice
         self._pools.setdefault(resource_slice.pool_id, {})[name] = None
@@ -211,7 +214,7 @@ class ClusterState:
         if not names:
             self._pools.pop(pool, None)
             return
-        nodes = {self.slices[name].reach.node_name for name in names}
+        nodes = {self.slices[name].spec.node_name for name in names}
         place = self._places[pool] = nodes.pop() if len(nodes) == 1 else None
         self._own[place][pool] = None
 

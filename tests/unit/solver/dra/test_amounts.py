@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devalloc.api.quantity import NANO, QuantityError
-from devalloc_solver.dialects.resource_k8s.quantities import MAX_INT64, Amount
+from devalloc_solver.dialects.resource_k8s.fields import MAX_INT64, Amount
 
 SUFFIXES = {
     "n": Fraction(1, 10**9),

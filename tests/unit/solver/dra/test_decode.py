@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from random import Random
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from pydantic import PlainValidator, TypeAdapter, ValidationError
 
-from devalloc_solver.dialects.resource_k8s import decode
-from devalloc_solver.dialects.resource_k8s.fields import FieldError
+from devalloc_solver.dialects.resource_k8s import decode, fields
+from devalloc_solver.dialects.resource_k8s.fields import FieldError, Text
+from devalloc_solver.dialects.resource_k8s.slices import (
+    DeviceAttribute,
+    SliceDevice,
+    read_attribute,
+    share_attributes,
+)
 from devalloc_solver.dra import AllocationError
 from tests.support.dra_builders import answer, ask, claim, devices, first_of, request, slice_
 
@@ -121,8 +128,30 @@ PARTS: dict[str, list[Any]] = {
 }
 
 
-def test_devices_of_the_usual_form_are_read_as_all_others() -> None:
-    random, plain, errors = Random(1), 0, 0
+def test_attributes_of_the_usual_form_are_read_as_all_others() -> None:
+    read = TypeAdapter(dict[Text, Annotated[DeviceAttribute, PlainValidator(read_attribute)]]).validate_python
+    others = 0
+
+    def read_others(content: Any) -> dict[str, DeviceAttribute]:
+        nonlocal others
+        others += 1
+        return read(content)
+
+    for content in PARTS["attributes"]:
+        try:
+            expected: object = read(content)
+        except ValidationError as error:
+            expected = error.errors(include_url=False)
+        try:
+            attributes: object = share_attributes(content, read_others)
+        except ValidationError as error:
+            attributes = error.errors(include_url=False)
+        assert attributes == expected, content
+    assert 0 < others < len(PARTS["attributes"])
+
+
+def test_parts_that_devices_share_are_read_as_all_others() -> None:
+    random, equal, errors = Random(1), 0, 0
     for _ in range(3000):
         likely = random.random() < 0.5
         content = {
@@ -130,20 +159,25 @@ def test_devices_of_the_usual_form_are_read_as_all_others() -> None:
             for name, values in PARTS.items()
             if name == "name" or random.random() < (0.7 if name in ("attributes", "capacity") else 0.3)
         }
+        fields._shared.clear()
         try:
-            expected = described(decode._read_device(content, "at"))
+            expected = described(decode.read(SliceDevice, content, "at"))
         except FieldError:
-            assert decode._plain_device(content) is None, content
             errors += 1
             continue
-        device = decode._plain_device(content)
-        if device is not None:
-            assert described(device) == expected, content
-            plain += 1
-    assert plain > 200
+        assert described(decode.read(SliceDevice, content, "at")) == expected, content
+        equal += 1
+    assert equal > 200
     assert errors > 200
+
+
+def test_devices_are_equal_only_to_themselves() -> None:
+    one, other = decode.read_slice(slice_("s", devices("d1", "d2"))).devices
+
+    assert one != other
+    assert len({one, other, one}) == 2
 
 
 def described(device: Any) -> list[object]:
     values = [(name, getattr(device, name)) for name in device.__slots__ if name != "consumes"]
-    return [*values, [(one.counter_set, one.counters) for one in device.consumes]]
+    return [*values, [(one.counter_set, one.counters, one.groups) for one in device.consumes]]

@@ -6,20 +6,15 @@ from typing import Any
 
 import pytest
 
-from devalloc_solver.dialects.resource_k8s.fields import Fields
-from devalloc_solver.dialects.resource_k8s.node_selectors import (
-    SelectorError,
-    is_reachable,
-    merge_selectors,
-    read_selector,
-)
-from devalloc_solver.dialects.resource_k8s.objects import ClusterNode, NodeAccess
+from devalloc_solver.dialects.resource_k8s.decode import read_node_selector
+from devalloc_solver.dialects.resource_k8s.fields import SelectorError
+from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, NodeAccess, is_reachable, merge_selectors
 
 NODE = ClusterNode("n1", {"zone": "a", "rack": "7", "example.com/gpu": ""})
 
 
 def selector(*terms: dict[str, Any]) -> Any:
-    return read_selector(Fields({"nodeSelectorTerms": list(terms)}, "spec.nodeSelector"))
+    return read_node_selector({"nodeSelectorTerms": list(terms)}, "spec.nodeSelector")
 
 
 def label(key: str, operator: str, *values: str) -> dict[str, Any]:
@@ -58,15 +53,15 @@ def field(operator: str, *values: str, key: str = "metadata.name") -> dict[str, 
     ],
 )
 def test_a_term_holds_or_not(term: dict[str, Any], holds: bool) -> None:
-    assert is_reachable(NODE, NodeAccess(selector=selector(term))) is holds
+    assert is_reachable(NODE, NodeAccess(node_selector=selector(term))) is holds
 
 
 def test_requirements_of_a_term_hold_together_and_terms_are_alternatives() -> None:
     both = {**label("zone", "In", "a"), **field("In", "n2")}
 
-    assert not is_reachable(NODE, NodeAccess(selector=selector(both)))
-    assert is_reachable(NODE, NodeAccess(selector=selector(both, label("rack", "Exists"))))
-    assert not is_reachable(NODE, NodeAccess(selector=selector()))
+    assert not is_reachable(NODE, NodeAccess(node_selector=selector(both)))
+    assert is_reachable(NODE, NodeAccess(node_selector=selector(both, label("rack", "Exists"))))
+    assert not is_reachable(NODE, NodeAccess(node_selector=selector()))
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES, PARTITIONABLE_DEVICES
-from devalloc_solver.dialects.resource_k8s.objects import ClusterNode
 from devalloc_solver.dialects.resource_k8s.pools import PoolStatus, ResourcePool, SliceBook
+from devalloc_solver.dialects.resource_k8s.slices import ClusterNode
 from devalloc_solver.dra import AllocationError
 from tests.support.dra_builders import counter_slice, device, devices, slice_
 

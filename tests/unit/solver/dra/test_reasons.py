@@ -11,6 +11,7 @@ import pytest
 
 from devalloc_solver import Fleet
 from devalloc_solver.dra import AllocationError, explain, solve_manifests
+from devalloc_solver.explain.resource_k8s import explainer as resource_explainer
 from devalloc_solver.explain.resource_k8s.typos import nearest_name
 from tests.support.dra_builders import claim, counter_slice, device, devices, request, slice_
 
@@ -170,6 +171,53 @@ def test_without_its_blockers_a_claim_fits_and_with_any_one_of_them_it_does_not(
         assert not fits(documents, part)
 
 
+# -- the reason is the first relaxation with which it would fit ----------------------------------------------------
+
+PLAIN = "!('kind' in device.attributes['gpu.io'])"
+
+
+def test_more_devices_than_there_are_is_no_matter_of_their_counters() -> None:
+    many = [device(name, counters={"s": {"m": "1"}}) for name in "ab"]
+    counters = counter_slice("c", {"s": {"m": "6"}}, pool="n1", nodeName="n1", count=2)
+    documents = [pool("n1", many, count=2), object_("ResourceSlice", counters)]
+
+    answer = solved(*documents, wants("x", request("r", 3)))["x"]
+
+    assert answer["reason"] == "NotEnoughDevices"
+    assert [blocker["kind"] for blocker in answer["blockers"]] == ["amount"]
+
+
+def test_a_claim_loses_to_a_higher_priority_only_if_a_claim_of_it_is_in_the_way() -> None:
+    answers = solved(
+        pool("n1", devices("a")),
+        pool("n2", devices("g", kind="gpu")),
+        wants("gpu", request("r", 1, class_name="gpu"), priority="7"),
+        wants("first", request("r", 1, PLAIN)),
+        wants("second", request("r", 1, PLAIN)),
+    )
+
+    assert answers["gpu"]["allocated"]
+    assert answers["first"]["allocated"]
+    assert answers["second"]["reason"] == "LostToCompetition"
+    assert [blocker["name"] for blocker in answers["second"]["blockers"]] == ["first"]
+
+
+@pytest.mark.parametrize("name", ["count", "pin", "match"])
+def test_beyond_the_bound_on_searches_the_reason_is_the_same_without_blockers(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, documents = CASES[name]
+    full = solved(*documents)["x"]
+    monkeypatch.setattr(resource_explainer, "MAX_FINDINGS", 0)
+
+    brief = solved(*documents)["x"]
+
+    assert brief["reason"] == full["reason"]
+    assert full["blockers"]
+    assert not brief["blockers"]
+    assert brief["funnel"] == full["funnel"]
+
+
 @pytest.mark.parametrize("counts", [(3, 3), (3, 1), (2, 1), (1, 1, 1), (2, 2, 2), (1, 3, 2)])
 def test_what_is_in_the_way_of_a_member_is_never_the_member_itself(counts: tuple[int, ...]) -> None:
     named = dict(zip("xyz", counts, strict=False))
@@ -296,9 +344,7 @@ def test_explain_has_the_same_numbers_and_slips() -> None:
     pending = claim(request("r", 1, "device.attributes['gpu.io'].modle == 'A100'"))
     message = explain("n1", [pending], [CLASS], [slice_("s", CARD)])["message"]
 
-    assert (
-        "1 of 1 device cannot be judged by a selector; no device matches; `gpu.io/modle` exists on 0 of 1 " in message
-    )
+    assert "1 of 1 device cannot be judged by a selector; no device matches; `gpu.io/modle` exists on 0 of 1" in message
     assert "did you mean `gpu.io/model`?; it fits without" in message
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devalloc_solver.dialects.resource_k8s.capacity_requests import CapacityOverflowError, amounts_to_take
+from devalloc_solver.dialects.resource_k8s.candidates import CapacityOverflowError, amounts_to_take
 from devalloc_solver.dialects.resource_k8s.decode import read_slice
-from devalloc_solver.dialects.resource_k8s.quantities import MAX_INT64, Amount
+from devalloc_solver.dialects.resource_k8s.fields import MAX_INT64, Amount
 from tests.support.dra_builders import device, slice_
 
 MAX = str(MAX_INT64)

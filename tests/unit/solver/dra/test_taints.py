@@ -7,7 +7,8 @@ import itertools
 import pytest
 
 from devalloc_solver.dialects.resource_k8s.candidates import blocking_taint, tolerates
-from devalloc_solver.dialects.resource_k8s.objects import DeviceTaint, DeviceToleration
+from devalloc_solver.dialects.resource_k8s.claims import DeviceToleration
+from devalloc_solver.dialects.resource_k8s.slices import DeviceTaint
 
 TAINT = DeviceTaint("broken", "fan", "NoSchedule")
 

@@ -14,8 +14,8 @@ from devalloc_solver.check.resource_k8s import check_results
 from devalloc_solver.check.resource_k8s.quantities import UncountableAmount, to_nano
 from devalloc_solver.dialects.resource_k8s.decode import read_claim
 from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES
-from devalloc_solver.dialects.resource_k8s.quantities import Amount
-from devalloc_solver.dialects.resource_k8s.usage import read_usage
+from devalloc_solver.dialects.resource_k8s.fields import Amount
+from devalloc_solver.dialects.resource_k8s.published_devices import read_usage
 from devalloc_solver.dra import AllocationError, solve_manifests
 from tests.support.dra_builders import ANY, answer, claim, device, devices, request, slice_
 from tests.unit.solver.dra.test_joint import CLASS, object_
