@@ -9,10 +9,9 @@ import re
 from functools import cache
 from pathlib import Path
 
-from devalloc.api import json_schema
-from devalloc.api.field_docs import annotation_docs
-from devalloc.api.kinds import KINDS, ApiKind
-from devalloc.api.reference import FieldReference, kind_fields
+from devalloc.api import reference
+from devalloc.api.kinds import API_KINDS, ApiKind
+from devalloc.api.reference import FieldReference, annotation_docs, kind_fields
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "reference"
@@ -27,8 +26,8 @@ _PARTS = (("", "The object"), ("spec", "spec"), ("status", "status"))
 
 def render() -> dict[str, str]:
     """The texts of all files of docs/reference by name."""
-    pages = {page_name(kind): _kind_page(kind) for kind in KINDS.values()}
-    return {"README.md": _index(), METADATA: _metadata_page(), **pages, json_schema.FILE: json_schema.render()}
+    pages = {page_name(kind): _kind_page(kind) for kind in API_KINDS.values()}
+    return {"README.md": _index(), METADATA: _metadata_page(), **pages, reference.FILE: reference.render()}
 
 
 def page_name(kind: ApiKind) -> str:
@@ -38,7 +37,7 @@ def page_name(kind: ApiKind) -> str:
 def _index() -> str:
     rows = "\n".join(
         f"| [{kind.kind}]({page_name(kind)}) | `{kind.api_version}` | {_names(kind)} | {_about(kind)} |"
-        for kind in KINDS.values()
+        for kind in API_KINDS.values()
     )
     return f"""{_GENERATED}
 # Reference of all kinds
@@ -64,7 +63,7 @@ The command shows the same: `devalloc explain claim.spec.claims.limits`, or `-o 
 
 ## Editors
 
-[{json_schema.FILE}]({json_schema.FILE}) is a JSON Schema (draft 2020-12) of all kinds; `devalloc crds --json-schema`
+[{reference.FILE}]({reference.FILE}) is a JSON Schema (draft 2020-12) of all kinds; `devalloc crds --json-schema`
 prints it. Editors with the [YAML language server](https://github.com/redhat-developer/yaml-language-server) complete
 fields, show their meaning and mark errors in files that begin with this comment, which names the path of the schema:
 
@@ -102,7 +101,7 @@ def _kind_page(kind: ApiKind) -> str:
 
 
 def _metadata_page() -> str:
-    some = next(iter(KINDS.values()))
+    some = next(iter(API_KINDS.values()))
     fields = [field for field in kind_fields(some) if field.path.startswith("metadata.")]
     rows = "\n".join(f"| `{name}` | {_linked(text)} |" for name, text in sorted(annotation_docs().items()))
     return f"""{_GENERATED}

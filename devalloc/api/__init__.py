@@ -3,7 +3,7 @@
 - ``pool``, ``device_class``, ``claim``, ``configs``, ``virtual_machine``: the kinds; ``kinds`` lists them
 - ``quantity``, ``semver``: exact amounts and versions
 - ``manifests``: from files to objects, with every problem and its path; ``validation`` finds the problems
-- ``crds``: from the models to CustomResourceDefinitions, with ``crd_rules``
+- ``crds``: from the models to CustomResourceDefinitions, with their rules
 - ``reasons``: the codes that say why a claim or machine waits
 - ``meta``: annotations, labels and finalizers
 """

@@ -21,7 +21,7 @@ from devalloc.api.json_content import MAX_DEPTH, MAX_FIELDS, DecimalFloat
 from devalloc.api.problems import Problem
 from devalloc.api.validation.schema import RAW, Loc, format_path
 from devalloc.api.yaml_reader import YamlError, line_numbers, read_yaml
-from devalloc.api.yaml_writer import dump_yaml as dump_yaml
+from devalloc.api.yaml_reader import dump_yaml as dump_yaml
 
 _MAX_DIGITS = 400
 

@@ -1,15 +1,196 @@
-"""The fields of each kind: type, unit, default and meaning, for `devalloc explain KIND.FIELD` and docs/reference."""
+"""The fields of each kind: type, unit, default and meaning.
+
+For `devalloc explain KIND.FIELD` and docs/reference; editors get them as a JSON Schema. Descriptions of fields are the
+docstrings below them in the models.
+"""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
+import textwrap
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
-from devalloc.api.field_docs import described_schema, unit_of
-from devalloc.api.fields import PATTERN_MESSAGE
-from devalloc.api.kinds import ApiKind
+from devalloc.api import meta
+from devalloc.api.fields import PATTERN_MESSAGE, UNIT, ApiModel
+from devalloc.api.kinds import API_KINDS, ApiKind
+from devalloc.api.validation.schema import field_schemas, model_schema
+
+_OF_EVERY_OBJECT = {
+    "apiVersion": "The API and its version.",
+    "kind": "The kind of the object.",
+    "metadata": "Name, namespace, labels and annotations of the object.",
+}
+
+
+def described_schema(model: type[ApiModel], *, with_units: bool = True) -> dict[str, Any]:
+    """The JSON schema of a model as pydantic generates it, in which every field has a description of one line.
+
+    ``with_units``: the descriptions end with the unit.
+    """
+    schema = model.model_json_schema(by_alias=True)
+    for node in (schema, *schema.get("$defs", {}).values()):
+        docs = docs_by_field(_models()[node["title"]])
+        for name, field in node.get("properties", {}).items():
+            if name in docs:
+                field["description"] = docs[name]
+            if with_units and (unit := unit_of(field)):
+                field["description"] += f" Unit: {unit}."
+    return schema
+
+
+def unit_of(node: dict[str, Any]) -> str:
+    """The unit of a number in a JSON schema; "" if it has none."""
+    return next((option[UNIT] for option in (node, *node.get("anyOf", ())) if UNIT in option), "")
+
+
+@cache
+def docs_by_field(model: type[ApiModel]) -> dict[str, str]:
+    """The description of each field, in one line, by JSON name; includes inherited fields.
+
+    A field that contains another model can do without one: the description of that model is enough.
+    """
+    docs: dict[str, str] = dict(_OF_EVERY_OBJECT) if model in _objects() else {}
+    for base in reversed(model.__mro__):
+        if isinstance(base, type) and issubclass(base, ApiModel) and base is not ApiModel:
+            own = _texts_below(inspect.getsource(base))
+            docs |= {base.model_fields[name].alias or name: text for name, text in own.items()}
+    return docs
+
+
+@cache
+def annotation_docs() -> dict[str, str]:
+    """The description of each name that starts with devalloc.io/: annotations, labels, finalizers, attributes."""
+    docs: dict[str, str] = {}
+    for constant, text in _texts_below(inspect.getsource(meta)).items():
+        name = getattr(meta, constant)
+        if isinstance(name, str) and name.startswith("devalloc.io/") and name != meta.DEVALLOC:
+            docs[name] = f"{docs[name]} {text}" if name in docs else text
+    return docs
+
+
+def _texts_below(source: str) -> dict[str, str]:
+    """The text below each field of a class, or each constant of a module, by its name."""
+    body = ast.parse(textwrap.dedent(source)).body
+    if isinstance(body[0], ast.ClassDef):
+        body = body[0].body
+    docs: dict[str, str] = {}
+    for field, text in pairwise(body):
+        targets: list[ast.expr] = []
+        if isinstance(field, ast.AnnAssign):
+            targets = [field.target]
+        elif isinstance(field, ast.Assign):
+            targets = field.targets
+        for target in targets:
+            if isinstance(target, ast.Name) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                docs[target.id] = " ".join(str(text.value.value).split())
+    return docs
+
+
+def _objects() -> set[type[ApiModel]]:
+    return {kind.model for kind in API_KINDS.values()}
+
+
+@cache
+def _models() -> dict[str, type[ApiModel]]:
+    """Every model that an object contains, by name."""
+    models: dict[str, type[ApiModel]] = {}
+    waiting = [model_schema(kind.model) for kind in API_KINDS.values()]
+    while waiting:
+        shape = waiting.pop()
+        if shape.item is not None:
+            waiting.append(shape.item)
+        if shape.model is not None and shape.model.__name__ not in models:
+            models[shape.model.__name__] = shape.model
+            waiting += [field.shape for field in field_schemas(shape.model).values()]
+    return models
+
+
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+_INT_OR_STRING = "x-kubernetes-int-or-string"
+
+
+FILE = "devalloc.schema.json"
+
+
+def render() -> str:
+    """The schema as text."""
+    return json.dumps(manifest_schema(), indent=1, ensure_ascii=False) + "\n"
+
+
+def manifest_schema() -> dict[str, Any]:
+    """The schema of one manifest of any kind. Manifests of other APIs are valid, too: a file may contain both."""
+    definitions: dict[str, Any] = {}
+    for kind in API_KINDS.values():
+        schema = _kind_schema(kind)
+        definitions |= schema.pop("$defs", {})
+        definitions[kind.kind] = schema
+    versions = sorted({kind.api_version for kind in API_KINDS.values()})
+    return {
+        "$schema": DRAFT,
+        "title": "Manifests of devalloc",
+        "type": "object",
+        "required": ["apiVersion", "kind"],
+        "properties": {
+            "apiVersion": {"type": "string", "examples": versions},
+            "kind": {"type": "string", "examples": list(API_KINDS)},
+        },
+        "allOf": [
+            *({"if": _has(version), "then": _has_kind_of(version)} for version in versions),
+            *(
+                {
+                    "if": _has(kind.api_version, kind.kind),
+                    "then": {"$ref": f"#/$defs/{kind.kind}"},
+                }
+                for kind in API_KINDS.values()
+            ),
+        ],
+        "$defs": dict(sorted(definitions.items())),
+    }
+
+
+def _has(api_version: str, kind: str | None = None) -> dict[str, Any]:
+    """The condition that a manifest is of this API and kind. The API includes its other versions, which are errors."""
+    group = api_version.partition("/")[0].replace(".", r"\.")
+    properties: dict[str, Any] = {"apiVersion": {"pattern": f"^{group}/"}}
+    if kind is not None:
+        properties["kind"] = {"const": kind}
+    return {"properties": properties, "required": [*properties]}
+
+
+def _has_kind_of(api_version: str) -> dict[str, Any]:
+    kinds = [kind.kind for kind in API_KINDS.values() if kind.api_version == api_version]
+    return {"properties": {"apiVersion": {"const": api_version}, "kind": {"enum": kinds}}}
+
+
+def _kind_schema(kind: ApiKind) -> dict[str, Any]:
+    schema: dict[str, Any] = _plain(described_schema(kind.model))
+    schema["required"] = ["apiVersion", "kind", *schema["required"]]  # the models have defaults for the first two
+    return schema
+
+
+def _plain(node: Any) -> Any:
+    """The node without what only CRDs need; amounts as numbers or texts."""
+    if isinstance(node, list):
+        return [_plain(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    # A "title" that is a text is a keyword, which pydantic derives from a name; otherwise it is a field.
+    skipped = {UNIT, PATTERN_MESSAGE, _INT_OR_STRING, *(("title",) if isinstance(node.get("title"), str) else ())}
+    result = {key: _plain(value) for key, value in node.items() if key not in skipped}
+    if isinstance(node.get(PATTERN_MESSAGE), str):
+        result["patternErrorMessage"] = node[PATTERN_MESSAGE]  # of the YAML language server and of VS Code
+    if node.get(_INT_OR_STRING) is True:
+        del result["anyOf"]
+        result["type"] = ["number", "string"]
+        if result.pop("minimum", None) is not None:
+            result["exclusiveMinimum" if node["minimum"] else "minimum"] = 0
+    return result
+
 
 _LIMITS = {
     "maxLength": "at most {} characters",

@@ -1,12 +1,15 @@
-"""VirtualMachine: a machine on one node."""
+"""VirtualMachine: a machine on one node; how it starts, and how far it scales."""
 
 from __future__ import annotations
 
+import ipaddress
+import re
+from collections.abc import Callable
 from functools import reduce
 from operator import add
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from devalloc.api.claim import DeviceAllocation
 from devalloc.api.fields import (
@@ -15,18 +18,399 @@ from devalloc.api.fields import (
     ApiModel,
     FieldFault,
     Int64,
+    Mac,
     PlainName,
+    Positive,
     SubdomainName,
     Text,
     Unit,
+    pattern_schema,
+    quote_value,
     raise_faults,
     unique_by,
 )
-from devalloc.api.machine_bounds import Bytes, BytesPerSecond, CpuBounds, MemoryBounds
-from devalloc.api.machine_scaling import MachineRunner, MachineScaling
-from devalloc.api.machine_start import MAX_NUMA_NODES, MachineAdopt, MachineNic, MachineStart
 from devalloc.api.meta import DEVALLOC, Condition, ObjectMeta
-from devalloc.api.quantity import Quantity
+from devalloc.api.quantity import NANO, Quantity
+
+MIB = 2**20
+MEMORY_BLOCK = 2 * MIB
+"""Block size of virtio-mem in bytes."""
+SLOT_BLOCK = 128 * MIB
+"""Bytes of a block of DIMM memory that a guest brings online."""
+MAX_SLOTS = 255
+"""Maximum DIMM slots of a machine."""
+MAX_CPUS = 1024
+MIN_CPU = NANO // 100
+"""The minimum share of a CPU, in nano: kernels limit CPU time in steps of at least 1 ms per 100 ms."""
+
+
+def _reject_zero(amount: Quantity) -> Quantity:
+    if amount.nano <= 0:
+        raise ValueError(f"must be more than zero, but is {amount}")
+    return amount
+
+
+PositiveAmount = Annotated[Positive, AfterValidator(_reject_zero)]
+Cpus = Annotated[PositiveAmount, Unit("CPUs")]
+Bytes = Annotated[PositiveAmount, Unit("bytes")]
+BytesPerSecond = Annotated[PositiveAmount, Unit("bytes/s")]
+
+
+def _bounds_faults(least: Quantity, most: Quantity, use: Quantity | None) -> list[FieldFault]:
+    """The violations of min <= use <= max."""
+    if most < least:
+        return [(("max",), f"must not be below min ({least}), but is {most}")]
+    if use is not None and use < least:
+        return [(("use",), f"must not be below min ({least}), but is {use}")]
+    if use is not None and most < use:
+        return [(("use",), f"must not be above max ({most}), but is {use}")]
+    return []
+
+
+class CpuBounds(ApiModel):
+    """CPUs of a machine: the guest sees whole CPUs, and gets the CPU time of ``use``, which may be a fraction such as
+    500m."""
+
+    min: Cpus
+    """The minimum, at least 10m."""
+    max: Cpus
+    """The maximum. The machine starts with room for that many CPUs, rounded up."""
+    use: Cpus | None = None
+    """The current amount; min by default."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> CpuBounds:
+        faults = _bounds_faults(self.min, self.max, self.use)
+        if self.min.nano < MIN_CPU:
+            faults.append(
+                (("min",), f"must be at least 10m, the smallest limit that a host can enforce, but is {self.min}")
+            )
+        if self.max.nano > MAX_CPUS * NANO:
+            faults.append((("max",), f"must not be above {MAX_CPUS}, but is {self.max}"))
+        raise_faults(faults, RELATED)
+        return self
+
+    @property
+    def wanted(self) -> Quantity:
+        """``use``, or min."""
+        return self.use or self.min
+
+    @property
+    def slots(self) -> int:
+        """The maximum, as whole CPUs."""
+        return whole_cpus(self.max)
+
+
+def whole_cpus(amount: Quantity) -> int:
+    """The whole CPUs that a guest needs for an amount."""
+    return -(-amount.nano // NANO)
+
+
+class MemoryBounds(ApiModel):
+    """Bytes of memory of a machine. It starts with min; memory above min is added and removed by the method."""
+
+    min: Bytes
+    """The minimum, a multiple of 2Mi."""
+    max: Bytes
+    """The maximum."""
+    use: Bytes | None = None
+    """The current amount; min by default."""
+    method: Literal["virtio-mem", "dimm"] = "virtio-mem"
+    """How memory is added: in blocks of 2Mi (virtio-mem), or in DIMMs of slotSize, which older guests support."""
+    slot_size: Bytes | None = None
+    """The size of a DIMM, a multiple of 128Mi; only with method dimm."""
+
+    @model_validator(mode="after")
+    def _fit(self) -> MemoryBounds:
+        faults: list[FieldFault] = []
+        for name, amount in (("min", self.min), ("max", self.max), ("use", self.use)):
+            if amount is not None and not _is_multiple(amount, MEMORY_BLOCK):
+                faults.append(((name,), f"must be a multiple of 2Mi, but is {amount}"))
+        raise_faults(faults or _bounds_faults(self.min, self.max, self.use) or self._slot_faults(), RELATED)
+        return self
+
+    def _slot_faults(self) -> list[FieldFault]:
+        slot = self.slot_size
+        if self.method != "dimm":
+            return [] if slot is None else [(("slotSize",), "needs method dimm")]
+        if slot is None:
+            return [(("slotSize",), "is required with method dimm")]
+        if not _is_multiple(slot, SLOT_BLOCK):
+            return [(("slotSize",), f"must be a multiple of 128Mi, but is {slot}")]
+        above = [("max", self.max - self.min)] + ([] if self.use is None else [("use", self.use - self.min)])
+        faults: list[FieldFault] = [
+            ((name,), f"must be min ({self.min}) plus a multiple of slotSize ({slot})")
+            for name, amount in above
+            if amount.nano % slot.nano
+        ]
+        if above[0][1].nano // slot.nano > MAX_SLOTS:
+            faults.append((("max",), f"must be at most {MAX_SLOTS} times slotSize ({slot}) above min ({self.min})"))
+        return faults
+
+    @property
+    def wanted(self) -> Quantity:
+        """``use``, or min."""
+        return self.use or self.min
+
+    @property
+    def slots(self) -> int:
+        """The number of DIMM slots; 0 with virtio-mem."""
+        return (self.max - self.min).nano // self.slot_size.nano if self.slot_size is not None else 0
+
+
+def _is_multiple(amount: Quantity, of: int) -> bool:
+    return amount.nano % (of * NANO) == 0
+
+
+MAX_NUMA_NODES = 1024
+"""Maximum NUMA nodes of a kernel."""
+MAX_LINE = 2047
+"""Maximum characters of a kernel's command line."""
+MAX_SOCKET_PATH = 107
+"""Maximum bytes of a socket's path."""
+
+# Components other than "." and "..", in a syntax that RE2 supports, too.
+_BLANK = r"\x00-\x1f\x7f"
+_COMPONENT = rf"([^/.{_BLANK}][^/{_BLANK}]*|\.[^/.{_BLANK}][^/{_BLANK}]*|\.\.[^/{_BLANK}]+)"
+_PATH = re.compile(rf"(/{_COMPONENT})+")
+_LINE = re.compile(rf"[^{_BLANK}]*")
+_INTERFACE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,14}", re.ASCII)
+
+
+def _path(value: object) -> object:
+    if not isinstance(value, str) or len(value) > 4096 or _PATH.fullmatch(value) is None:
+        raise ValueError(f"must be an absolute path without '.', '..' and doubled '/', not {quote_value(value)}")
+    return value
+
+
+def _socket(value: object) -> object:
+    if isinstance(value, str) and len(value.encode("utf-8", "replace")) > MAX_SOCKET_PATH:
+        raise ValueError(f"must have at most {MAX_SOCKET_PATH} bytes, the maximum for a socket's path")
+    return _path(value)
+
+
+def _line(value: object) -> object:
+    if isinstance(value, str) and len(value) > MAX_LINE:
+        raise ValueError(f"must have at most {MAX_LINE} characters, but has {len(value)}")
+    if isinstance(value, str) and _LINE.fullmatch(value) is None:
+        raise ValueError("must be one line without control characters")
+    return value
+
+
+def _interface(value: object) -> object:
+    if not isinstance(value, str) or _INTERFACE.fullmatch(value) is None:
+        raise ValueError(f"must be the name of a network interface (at most 15 characters), not {quote_value(value)}")
+    return value
+
+
+_PATH_WORDS = "must be an absolute path without '.', '..' and doubled '/'"
+Path = Annotated[
+    str,
+    BeforeValidator(_path),
+    pattern_schema(_PATH.pattern, _PATH_WORDS, maxLength=4096),
+]
+SocketPath = Annotated[
+    str,
+    BeforeValidator(_socket),
+    pattern_schema(_PATH.pattern, _PATH_WORDS, maxLength=MAX_SOCKET_PATH),
+]
+CommandLine = Annotated[
+    str,
+    BeforeValidator(_line),
+    pattern_schema(_LINE.pattern, "must be one line without control characters", maxLength=MAX_LINE),
+]
+InterfaceName = Annotated[
+    str,
+    BeforeValidator(_interface),
+    pattern_schema(_INTERFACE.pattern, "must be the name of a network interface", maxLength=15),
+]
+
+
+class MachineDisk(ApiModel):
+    """A disk image or block device of the host."""
+
+    path: Path
+    """A path below one of the folders that the node's admin lists."""
+    format: Literal["raw", "qcow2"]
+    """The image's format. It is never guessed: a guest can make a raw image look like another format."""
+    read_only: bool = False
+    """Whether the guest can only read it."""
+    device: Literal["virtio", "nvme"] = "virtio"
+    """The type of controller that the guest sees."""
+
+
+class MachineStart(ApiModel):
+    """How the machine starts: with a kernel, from its first disk, or with a kernel and disks."""
+
+    kernel: Path | None = None
+    """The kernel image, below one of the folders that the node's admin lists."""
+    initrd: Path | None = None
+    """The initial RAM disk of the kernel, below one of the same folders."""
+    append: CommandLine = ""
+    """The kernel's command line."""
+    iommu: bool = False
+    """Give the guest an IOMMU, so that it can pass devices on to its own machines."""
+    numa_node: Annotated[int, Field(ge=0, lt=MAX_NUMA_NODES)] | None = None
+    """The host's NUMA node that provides its memory; any by default."""
+    pci_window: Bytes | None = None
+    """The 64-bit prefetchable addresses that each of its PCI slots reserves for the memory of a device that is
+    plugged in while it runs: at least twice the device's largest BARs. By default enough for every device of its node.
+    """
+    pinned: bool = False
+    """Run its CPUs only on host CPUs that are chosen for it when it starts, as many as its maximum. Needs a network
+    card with backend warm, whose setup names the CPUs."""
+    disks: Annotated[list[MachineDisk], Field(max_length=16), AfterValidator(unique_by("path"))] = Field(
+        default_factory=list
+    )
+    """The disks, in the order in which the guest sees them."""
+
+    @model_validator(mode="after")
+    def _something_to_boot(self) -> MachineStart:
+        faults: list[FieldFault] = []
+        if self.kernel is None:
+            if not self.disks:
+                faults.append((("kernel",), "is required without disks: there is nothing to start"))
+            if self.initrd is not None:
+                faults.append((("initrd",), "needs a kernel"))
+            if self.append:
+                faults.append((("append",), "needs a kernel"))
+        raise_faults(faults, RELATED)
+        return self
+
+
+class MachineAdopt(ApiModel):
+    """A QEMU that is already running."""
+
+    qmp_socket: SocketPath
+    """Its QMP socket, below one of the folders that the node's admin lists, and owned by the plugin's user."""
+
+
+class MachineNic(ApiModel):
+    """An emulated network card, in addition to the devices of claims."""
+
+    model: Literal["virtio", "e1000e"] = "virtio"
+    """The card that the guest sees."""
+    backend: Literal["user", "tap", "warm"] = "user"
+    """``user``: through the host's own sockets; nothing can reach the guest from outside. ``tap``: a TAP interface.
+    ``warm``: the TAP interface of one of the node's warm setups, in whose network namespace the machine runs."""
+    interface: InterfaceName | None = None
+    """The TAP interface, which must exist."""
+    bandwidth: BytesPerSecond | None = None
+    """The rate in each direction that its node reserves for it. By default it shares the unreserved bandwidth.
+    """
+    mac: Mac | None = None
+    """A unicast MAC address; by default one that is derived from the machine's identity and never changes."""
+
+    @model_validator(mode="after")
+    def _interface_of_tap(self) -> MachineNic:
+        if self.backend == "tap" and self.interface is None:
+            raise_faults([(("interface",), "is required with backend tap")], RELATED)
+        if self.backend != "tap" and self.interface is not None:
+            raise_faults([(("interface",), "needs backend tap")], RELATED)
+        return self
+
+
+MAX_MINUTES = 24 * 60
+"""Guests report one working set per minute, for at most a day."""
+
+
+def _address(value: object) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    try:
+        if not isinstance(value, str) or "%" in value:
+            raise ValueError
+        return ipaddress.ip_address(value)
+    except ValueError:
+        raise ValueError(f"must be an IPv4 or IPv6 address, not {quote_value(value)}") from None
+
+
+def _guest_address(value: object) -> object:
+    address = _address(value)
+    if address.is_loopback or address.is_unspecified or address.is_multicast or address.is_link_local:
+        raise ValueError(f"must be an address that only a guest can have, not {address}")
+    return str(address)
+
+
+def _own_address(value: object) -> object:
+    address = _address(value)
+    if address.is_unspecified or address.is_multicast:
+        raise ValueError(f"must be an address of the node, not {address}")
+    return str(address)
+
+
+OwnAddress = Annotated[str, BeforeValidator(_own_address), WithJsonSchema({"type": "string", "maxLength": 45})]
+GuestAddress = Annotated[str, BeforeValidator(_guest_address), WithJsonSchema({"type": "string", "maxLength": 45})]
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+def _between_zero_and(most: int | None) -> Callable[[Quantity], Quantity]:
+    def check(amount: Quantity) -> Quantity:
+        if amount.nano <= 0 or (most is not None and amount.nano >= most * NANO):
+            bound = "" if most is None else f" and less than {most}"
+            raise ValueError(f"must be more than 0{bound}, but is {amount}")
+        return amount
+
+    return check
+
+
+Fraction = Annotated[Positive, AfterValidator(_between_zero_and(1))]
+
+
+class MachineScaling(ApiModel):
+    """CPUs and memory follow the guest's load, between min and max, as far as permits allow. The guest runs
+    ``devalloc guest-monitor``, or another monitor and exporter with the same protocols.
+
+    Fields without a value take it from the node's settings."""
+
+    address: GuestAddress
+    """The address at which the node reaches the guest."""
+    protocol: Literal["monitor", "informant"] = "monitor"
+    """The guest's protocol: that of the guest monitor, or that of informants, which older guests run. An informant also
+    sends requests to the node, so it must be able to reach it."""
+    monitor_port: Port = 10301
+    """The port of the guest's monitor or informant. It must agree before memory is removed, and can request more."""
+    metrics_port: Port = 9100
+    """The port of the guest's metrics: load and memory. An informant names this port itself."""
+    load_average_fraction_target: Annotated[Positive, AfterValidator(_between_zero_and(2))] | None = None
+    """The load average to aim for, as a fraction of its CPUs, below 2, such as 900m."""
+    memory_usage_fraction_target: Fraction | None = None
+    """The memory usage to aim for, as a fraction of its memory, below 1."""
+    memory_total_fraction_target: Fraction | None = None
+    """The sum of memory usage and the cached part of its cache's working set to aim for, as a fraction of its memory,
+    below 1."""
+    enable_lfc_metrics: Annotated[bool | None, Field(alias="enableLFCMetrics")] = None
+    """Whether to include its local file cache (LFC), whose metrics are then read."""
+    lfc_metrics_port: Port = 9499
+    """The port of the metrics of its local file cache."""
+    lfc_to_memory_ratio: Annotated[Positive, AfterValidator(_between_zero_and(None))] | None = None
+    """The fraction of its memory that its local file cache may use."""
+    lfc_window_size_minutes: Annotated[int, Field(ge=2, le=MAX_MINUTES), Unit("minutes")] | None = None
+    """The width of the windows for comparing the growth of the cache's working set."""
+    lfc_min_wait_before_downscale_minutes: Annotated[int, Field(ge=1, le=MAX_MINUTES), Unit("minutes")] | None = None
+    """The minimum time for which a working set counts; at least the window, if windows are compared."""
+    lfc_use_largest_window: bool | None = None
+    """Use the working set of the longest known time, instead of comparing windows."""
+    cpu_stable_zone_ratio: AmountField | None = None
+    """Ignore the load over 1 minute while it differs from the load over 5 minutes by at most this fraction."""
+    cpu_mixed_zone_ratio: AmountField | None = None
+    """The range beyond the stable zone, as a fraction of the load over 5 minutes, in which the two are mixed."""
+
+    @model_validator(mode="after")
+    def _window_within_wait(self) -> MachineScaling:
+        window, wait = self.lfc_window_size_minutes, self.lfc_min_wait_before_downscale_minutes
+        if window is not None and wait is not None and wait < window and not self.lfc_use_largest_window:
+            what = f"must be at least lfcWindowSizeMinutes ({window}), but is {wait}"
+            raise_faults([(("lfcMinWaitBeforeDownscaleMinutes",), what)], RELATED)
+        return self
+
+
+class MachineRunner(ApiModel):
+    """A controller sets the CPU time of its CPUs with the protocol of runners: ``/cpu_change`` and ``/cpu_current``."""
+
+    address: OwnAddress
+    """An address of the node, for this machine alone, in a network that the node's admin lists. The runner obeys
+    everyone who can connect."""
+    port: Port = 25183
+    """The port of the protocol at that address."""
 
 
 class MachineAmounts(ApiModel):

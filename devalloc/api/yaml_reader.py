@@ -1,4 +1,4 @@
-"""Reading YAML text as JSON content, like kubectl, with bounds.
+"""Reading YAML text as JSON content, like kubectl, with bounds; and writing it.
 
 Differences from PyYAML's YAML 1.1: dates, ``yes``, ``no``, ``on``, ``off`` and ``1:30`` are texts; ``1e3`` is a number;
 numbers keep their text; keys are texts; a duplicate key is an error; the result is always JSON content. Aliases and
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import yaml
 
-from devalloc.api.fields import quote_value
+from devalloc.api.fields import ApiModel, quote_value
 from devalloc.api.json_content import MAX_DEPTH, MAX_FIELDS, MAX_NODES, DecimalFloat
 from devalloc.api.validation.schema import Loc
 
@@ -342,3 +342,48 @@ def resolve_scalar(text: str) -> Any:
 def _is_old_octal(text: str) -> bool:
     digits = text.lstrip("+-").replace("_", "")
     return len(digits) > 1 and digits[0] == "0" and digits.isdigit() and set(digits) <= set("01234567")
+
+
+def dump_yaml(objects: Iterable[ApiModel | dict[str, Any]]) -> str:
+    """The objects as YAML documents, with fields in their order."""
+    contents = [obj.to_manifest() if isinstance(obj, ApiModel) else obj for obj in objects]
+    return "---\n".join(
+        yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False, width=120)
+        for content in contents
+    )
+
+
+_Base: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+class _Dumper(_Base):  # type: ignore[misc]
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    if "\n" in text and _fits_block(text):
+        style: str | None = "|"
+    else:
+        style = None if _is_plain(text) else "'"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+def _fits_block(text: str) -> bool:
+    return all(line.isprintable() and line == line.rstrip() for line in text.split("\n"))
+
+
+def _is_plain(text: str) -> bool:
+    """Whether the text needs no quotes. Our own reader accepts more numbers than PyYAML does, such as 1e3."""
+    try:
+        return not text or isinstance(resolve_scalar(text), str)
+    except ValueError:
+        return False
+
+
+def _number(dumper: yaml.SafeDumper, number: DecimalFloat) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:float", number.text)
+
+
+_Dumper.add_representer(str, _text)
+_Dumper.add_representer(DecimalFloat, _number)

@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from devalloc.api.machine_start import MachineStart
 from devalloc.api.quantity import NANO
-from devalloc.api.virtual_machine import VirtualMachine
+from devalloc.api.virtual_machine import MachineStart, VirtualMachine
 from devalloc.cli.command import BadInput
 from devalloc.cli.render.output import print_note
 from devalloc_node.pb import node_pb2 as pb
 
 if TYPE_CHECKING:
-    from devalloc.api.machine_bounds import CpuBounds, MemoryBounds
+    from devalloc.api.virtual_machine import CpuBounds, MemoryBounds
 
 _READ = ("service", "image", "labels", "envVars")
 _MAX_NAME = 50

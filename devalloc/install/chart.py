@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from devalloc.api.yaml_writer import dump_yaml
+from devalloc.api.yaml_reader import dump_yaml
 from devalloc.install.manifests import (
     IN_EDIT,
     MACHINES,

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from devalloc.api import meta
-from devalloc.api.kinds import KINDS
+from devalloc.api.kinds import API_KINDS
+from devalloc.api.views import ClaimView
 from devalloc.controller.permits import leadership
 from devalloc.install.manifests import InstallOptions, object_collection_path, render_manifests
 from devalloc.inventory.pools import node_scoped_name
@@ -168,7 +169,7 @@ def place(body: dict[str, Any]) -> str:
     """Where objects of its kind are created."""
     if body["kind"] == "ResourceSlice":
         return "/apis/resource.k8s.io/v1/resourceslices"
-    return kube_crds.path_of(KINDS[body["kind"]], body["metadata"].get("namespace"))
+    return kube_crds.path_of(API_KINDS[body["kind"]], body["metadata"].get("namespace"))
 
 
 def as_node(cluster: Cluster, name: str) -> Cluster:
@@ -376,9 +377,9 @@ def test_a_node_keeps_its_pools_claims_and_machines(
         finalizers.set_users(store, ref, ["vm"])
         ready = {"type": "Ready", "status": "True", "reason": "Prepared", "message": ""}
         finalizers.set_conditions(store, ref, {("of-a", "d0"): [ready]})
-        assert finalizers.has_node_finalizer(store.get("DeviceClaim", "default", "held"))
+        assert ClaimView(store.get("DeviceClaim", "default", "held")).is_held
         finalizers.remove_finalizer(store, "node-a", ref)
-        assert not finalizers.has_node_finalizer(store.get("DeviceClaim", "default", "held"))
+        assert not ClaimView(store.get("DeviceClaim", "default", "held")).is_held
 
         held = objects.take_object(store, machine, "node-a")
         assert held is not None

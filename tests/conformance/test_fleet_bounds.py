@@ -10,9 +10,16 @@ import pytest
 
 from devalloc_solver import Fleet
 from devalloc_solver.check import cel_results, specs
+from devalloc_solver.check.resource_k8s import cel_results as resource_results
+from devalloc_solver.check.resource_k8s import plain_answers
 from devalloc_solver.explain.device_claims import typos
 from devalloc_solver.fleet import change_log, claim_reader, node_index, pool_states, unique_attribute_search
+from devalloc_solver.fleet import explainer as kept
 from devalloc_solver.fleet.device_claims import explainer, representative_nodes, rules
+from devalloc_solver.fleet.resource_k8s import explainer as resource_explainer
+from devalloc_solver.fleet.resource_k8s import full_solve
+from devalloc_solver.fleet.resource_k8s import rules as resource_rules
+from tests.support import dra_builders as dra
 from tests.support.manifests import Manifest, claim, device, device_class, pool
 
 NODES = 6
@@ -54,9 +61,9 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Fleet:
         (cel_results, "MAX_EXPRESSIONS", 8),
         (cel_results, "MAX_VERDICTS", 20),
         (typos, "MAX_DEMANDS", 8),
-        (explainer, "MAX_ANSWERS", 8),
+        (kept, "MAX_ANSWERS", 8),
         (explainer, "MAX_SCREENS", 4),
-        (explainer, "MAX_SUBSETS", 4),
+        (kept, "MAX_SUBSETS", 4),
         (explainer, "MAX_REFINEMENTS", 1),
         (representative_nodes, "MAX_BOUNDS", 20),
     ):
@@ -170,3 +177,92 @@ def test_shares_of_the_network_leave_nothing_behind(fleet: Fleet) -> None:
             fleet.delete({"kind": "DeviceClaim", "metadata": {"namespace": "default", "name": f"c{number - 5}"}})
 
     assert grows(fleet, step) < 1.15
+
+
+# -- resource.k8s.io ---------------------------------------------------------------------------------------------------
+
+
+def node_gpus(node: str, model: str = "m0") -> Manifest:
+    content = [
+        dra.device(
+            f"g{n}",
+            {"model": model, "numa": n // 2, "uuid": f"{node}-{n}", "card": hash_of(node, n)},
+            capacity={"memory": "8Gi"},
+        )
+        for n in range(4)
+    ]
+    return resource_object("ResourceSlice", dra.slice_(node, content, pool=node, nodeName=node, driver="gpu.io"))
+
+
+def resource_object(kind: str, manifest: Manifest) -> Manifest:
+    return {"apiVersion": "resource.k8s.io/v1", "kind": kind, **manifest}
+
+
+def resource_claim(name: str, expression: str = "true", count: int = 1) -> Manifest:
+    manifest = dra.claim(dra.request("r", count, expression, class_name="gpu"), name=name)
+    return resource_object("ResourceClaim", manifest)
+
+
+@pytest.fixture
+def cluster(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Fleet:
+    """The same of resource.k8s.io."""
+    for module, name, most in (
+        (resource_rules, "MAX_SHAPES", 8),
+        (resource_rules, "MAX_EXPRESSIONS", 12),
+        (resource_rules, "MAX_FAILURES", 20),
+        (resource_explainer, "MAX_VERDICTS", 4),
+        (resource_explainer, "MAX_COUNTS", 4),
+        (full_solve, "MAX_VERDICTS", 4),
+        (full_solve, "MAX_EXPRESSIONS", 8),
+        (full_solve, "MAX_EXPLANATIONS", 8),
+        (resource_results, "MAX_EXPRESSIONS", 8),
+        (resource_results, "MAX_VERDICTS", 20),
+        (resource_results, "MAX_DEVICES", 20),
+        (plain_answers, "MAX_SPECS", 8),
+    ):
+        monkeypatch.setattr(module, name, most)
+    gpu = {"metadata": {"name": "gpu"}, "spec": {"selectors": [{"cel": {"expression": "device.driver == 'gpu.io'"}}]}}
+    slices = [node_gpus(f"n{n}", f"m{n % 3}") for n in range(NODES)]
+    return Fleet.from_manifests([*slices, resource_object("DeviceClass", gpu)])
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "device.attributes['gpu.io'].numa < {} + 5",
+        "device.attributes['gpu.io'].card != {} + 50",
+        "device.attributes['gpu.io'].uuid != 'u{}'",
+        "device.attributes['gpu.io'].model == 'x{}'",
+        "device.attributes['gpu.io'].uuid == 'x{}'",
+        "device.attributes['gpu.io'].numa{} == 1",
+        "device.attributes['gpu.io'].numa == {} +",
+    ],
+)
+def test_resource_claims_that_never_ask_for_the_same_leave_nothing_behind(cluster: Fleet, expression: str) -> None:
+    def step(number: int) -> None:
+        if cluster.allocate(resource_claim("c", expression.format(number)))["allocated"]:
+            cluster.delete(resource_claim("c"))
+
+    assert grows(cluster, step) < 1.15
+
+
+def test_resource_claims_that_come_and_go_leave_nothing_behind(cluster: Fleet) -> None:
+    def step(number: int) -> None:
+        assert cluster.allocate(resource_claim(f"c{number}", count=1 + number % 4))["allocated"]
+        cluster.allocate(resource_claim(f"large-{number}", count=5))
+        cluster.delete(resource_claim(f"c{number}"))
+
+    assert grows(cluster, step) < 1.15
+
+
+def test_slices_that_come_and_go_leave_nothing_behind(cluster: Fleet) -> None:
+    def step(number: int) -> None:
+        cluster.update(node_gpus(f"node-{number}"))
+        cluster.update(node_gpus("n0", f"model-{number}"))
+        named = resource_claim("c", f"device.attributes['gpu.io'].uuid == 'node-{number}-1'")
+        assert cluster.allocate(named)["allocated"]
+        cluster.allocate(resource_claim("d", count=9))
+        cluster.delete(node_gpus(f"node-{number}"))
+        cluster.delete(resource_claim("c"))
+
+    assert grows(cluster, step) < 1.15

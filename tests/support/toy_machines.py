@@ -7,8 +7,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from devalloc.api.machine_bounds import whole_cpus
-from devalloc.api.virtual_machine import VirtualMachine
+from devalloc.api.virtual_machine import VirtualMachine, whole_cpus
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.journal import StepRecord

@@ -262,7 +262,7 @@ def _unit(text: str) -> Resources:
 
 
 def _whole(unit: Resources, name: str) -> Resources:
-    from devalloc.api.machine_bounds import MEMORY_BLOCK
+    from devalloc.api.virtual_machine import MEMORY_BLOCK
     from devalloc.scaling.peer_json import bytes_to_quantity, cpu_to_quantity
 
     if unit.cpu == 0 or unit.memory == 0 or unit.memory % MEMORY_BLOCK:

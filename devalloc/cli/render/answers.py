@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from devalloc.api.summaries import format_devices
+from devalloc.api.views import format_devices
 from devalloc.cli.render.output import Cell, StyledText, print_table
 
 if TYPE_CHECKING:

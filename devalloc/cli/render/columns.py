@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from devalloc.api import meta
-from devalloc.api.summaries import (
+from devalloc.api.views import (
     annotation_text,
     claim_state,
     format_devices,

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from devalloc.api.reasons import find_reason
-from devalloc.api.summaries import format_devices
+from devalloc.api.views import format_devices
 from devalloc.cli.render.output import Cell, print_heading, print_table
 
 Answer = Mapping[str, Any]

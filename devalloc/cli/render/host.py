@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from devalloc.api import meta
-from devalloc.api.summaries import attribute_text
+from devalloc.api.views import attribute_text
 from devalloc.cli.render.output import Cell, StyledText, enum_text, print_heading, print_note, print_table
 from devalloc.device_kinds import offered_plurals
 

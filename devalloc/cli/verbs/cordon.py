@@ -199,7 +199,7 @@ def _claims_on(store: Store, node: str) -> list[Object]:
 
 
 def _machines_on(store: Store, node: str) -> list[Object]:
-    from devalloc.api.summaries import machine_node, machine_phase
+    from devalloc.api.views import machine_node, machine_phase
 
     machines = store.list("VirtualMachine").objects
     return [

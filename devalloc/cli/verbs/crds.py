@@ -33,7 +33,7 @@ def crds(directory: Path | None, json_schema: bool) -> int:
     `# yaml-language-server: $schema=devalloc.schema.json`.
     """
     from devalloc.api import crds as definitions
-    from devalloc.api import json_schema as editors
+    from devalloc.api import reference as editors
 
     files = {editors.FILE: editors.render()} if json_schema else definitions.render()
     if directory is None:

@@ -73,7 +73,7 @@ def _fleet(store: Store) -> None:
 
 
 def _claims(store: Store) -> None:
-    from devalloc.api.summaries import format_devices
+    from devalloc.api.views import format_devices
     from devalloc.cli.render.explanation import print_explanation
     from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
     from devalloc_solver import solve_manifests

@@ -69,14 +69,14 @@ def _named(store: Store, name: str) -> list[str]:
 
 
 def _describe(store: Store, obj: Object) -> None:
-    from devalloc.api.kinds import KINDS
+    from devalloc.api.kinds import API_KINDS
     from devalloc.cli.render.columns import age_cell
     from devalloc.controller.reconcile.claims import ignored_reason, is_foreign
     from devalloc_solver.dialects.api_groups import api_group_of
 
     metadata = obj["metadata"]
     facts = [("Name", metadata["name"]), ("Namespace", metadata.get("namespace", "")), ("Kind", obj["kind"])]
-    facts += [("API version", obj["apiVersion"])] if Key.of(obj).kind not in KINDS else []
+    facts += [("API version", obj["apiVersion"])] if Key.of(obj).kind not in API_KINDS else []
     facts += [("Created", f"{metadata.get('creationTimestamp', '')} ({age_cell(obj)} ago)")]
     facts += [("Deleting since", metadata.get("deletionTimestamp", ""))]
     facts += [("Finalizers", ", ".join(metadata.get("finalizers", [])))]
@@ -129,7 +129,7 @@ def _print_yaml(title: str, content: object) -> None:
 
 def _claim_facts(claim: Object) -> list[tuple[str, str]]:
     from devalloc.api import meta
-    from devalloc.api.summaries import claim_state
+    from devalloc.api.views import claim_state
 
     annotations = claim["metadata"].get("annotations", {})
     return [
@@ -147,7 +147,7 @@ def _claim_facts(claim: Object) -> list[tuple[str, str]]:
 
 def _machines_of(store: Store, claim: Object) -> list[str]:
     """The machines that name a claim, with their nodes. The claim is placed together with the first one."""
-    from devalloc.api.summaries import machine_node
+    from devalloc.api.views import machine_node
 
     name, namespace = claim["metadata"]["name"], claim["metadata"].get("namespace", "default")
     return [
@@ -158,7 +158,7 @@ def _machines_of(store: Store, claim: Object) -> list[str]:
 
 
 def _machine_facts(machine: Object) -> list[tuple[str, str]]:
-    from devalloc.api.summaries import machine_node, machine_phase
+    from devalloc.api.views import machine_node, machine_phase
 
     status = machine.get("status", {})
     return [

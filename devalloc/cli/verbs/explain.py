@@ -214,7 +214,7 @@ def _no_such(place: StoreTarget, question: SolverInput, key: Key, names: list[st
 
 def _why_not_placed(objects: list[Any], answer: dict[str, Any], namespace: str, name: str) -> str:
     """The message for a machine that devalloc does not place, because its spec names its node; "" for all others."""
-    from devalloc.api.summaries import machine_node, machine_phase
+    from devalloc.api.views import machine_node, machine_phase
 
     if any((one["namespace"], one["name"]) == (namespace, name) for one in answer.setdefault("machines", [])):
         return ""

@@ -158,7 +158,7 @@ def install(
     """
     given = {name: value for name, value in chosen.items() if value is not None}
     if dry_run == "client":
-        from devalloc.api.yaml_writer import dump_yaml
+        from devalloc.api.yaml_reader import dump_yaml
 
         click.echo(dump_yaml(_manifests(given, namespace, only)), nl=False)
         return 0

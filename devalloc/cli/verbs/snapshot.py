@@ -154,7 +154,7 @@ def _differences(before: Answer, now: Answer) -> Iterator[str]:
 
 
 def _answer_text(claim: Answer | None) -> str:
-    from devalloc.api.summaries import format_devices
+    from devalloc.api.views import format_devices
 
     if claim is None:
         return "no such claim"

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from devalloc.api import meta, summaries
+from devalloc.api import meta, views
 from devalloc.api.dedicated_pools import ALLOCATOR_KEY, DEVALLOC
 from devalloc.controller.overview.model import (
     AmountTexts,
@@ -55,8 +55,8 @@ def summarize_machine(doc: Object) -> MachineSummary:
     return MachineSummary(
         namespace=namespace,
         name=name,
-        phase=safe_text(summaries.machine_phase, doc),
-        node=safe_text(summaries.machine_node, doc),
+        phase=safe_text(views.machine_phase, doc),
+        node=safe_text(views.machine_node, doc),
         wanted=_wanted_amounts(doc),
         permitted=_amounts(status.get("permitted")),
         applied=_amounts(status.get("applied")),
@@ -133,10 +133,10 @@ def summarize_device_claim(doc: Object, users: Mapping[ClaimKey, str]) -> ClaimS
     return ClaimSummary(
         namespace=namespace,
         name=name,
-        state=safe_text(summaries.claim_state, doc),
-        wants=safe_text(summaries.request_summary, doc),
+        state=safe_text(views.claim_state, doc),
+        wants=safe_text(views.request_summary, doc),
         node=short_annotation(doc, meta.ALLOCATED_NODE),
-        devices=safe_text(lambda claim: summaries.format_devices(allocation_entries(claim), limit=_MAX_DEVICES), doc),
+        devices=safe_text(lambda claim: views.format_devices(allocation_entries(claim), limit=_MAX_DEVICES), doc),
         reason=short_annotation(doc, meta.REASON),
         message=short_annotation(doc, meta.MESSAGE),
         machine=users.get((namespace, name), ""),
@@ -297,4 +297,4 @@ def _devices(doc: Object) -> str:
         }
         for each in allocated_results(doc)
     ]
-    return summaries.format_devices(entries, limit=_MAX_DEVICES)
+    return views.format_devices(entries, limit=_MAX_DEVICES)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from devalloc.api import summaries
+from devalloc.api import views
 from devalloc.api.fields import escape_unprintable
 from devalloc.store import Object
 from devalloc_solver.problem.ordering import natural_key
@@ -35,7 +35,7 @@ def safe_text(tell: Callable[[Object], str], doc: Object) -> str:
 
 
 def short_annotation(doc: Object, name: str) -> str:
-    return safe_text(lambda doc: summaries.annotation_text(doc, name), doc)
+    return safe_text(lambda doc: views.annotation_text(doc, name), doc)
 
 
 def shorten(value: object) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from devalloc.api import summaries
+from devalloc.api import views
 from devalloc.api.cordon import ALL_DEVICES, CORDONED, cordon_reasons
 from devalloc.api.dedicated_pools import ALLOCATOR_KEY, is_dedicated
 from devalloc.api.meta import UNAVAILABLE
@@ -367,8 +367,8 @@ def pool_card(one: CountedPool, holders: Mapping[DeviceName, Sequence[DeviceHold
     return CardSummary(
         name=name,
         driver=spec.driver,
-        model=safe_text(summaries.pool_model, one.manifest),
-        numa=safe_text(summaries.pool_numa_nodes, one.manifest),
+        model=safe_text(views.pool_model, one.manifest),
+        numa=safe_text(views.pool_numa_nodes, one.manifest),
         cordoned=shorten(cordon_reasons(one.manifest).get(ALL_DEVICES, "")),
         devices=devices,
         counts=DeviceCounts(**{state: sum(device.state == state for device in devices) for state in STATES}),

@@ -14,9 +14,9 @@ from typing import Any
 
 from devalloc.api import meta
 from devalloc.api.host_pool_names import CPU, MEMORY
-from devalloc.api.machine_bounds import MEMORY_BLOCK
 from devalloc.api.machine_reservation import reserved_entries, sum_nano
 from devalloc.api.quantity import NANO, Format, Quantity, QuantityError
+from devalloc.api.virtual_machine import MEMORY_BLOCK
 from devalloc.scaling.permits.ledger import NO_RESOURCES, MachineKey
 from devalloc.scaling.resources import Resources
 from devalloc.store import Change, Object

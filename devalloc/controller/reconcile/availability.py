@@ -13,7 +13,7 @@ from devalloc.api.device_class import DeviceClass
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
 from devalloc.api.pool import AttributeValue, Device, DevicePool
 from devalloc.api.quantity import ceil_blocks, floor_blocks
-from devalloc.api.status_recovery import recover_status
+from devalloc.api.views import recover_status
 from devalloc.controller.reconcile import vm_scheduling
 from devalloc.controller.reconcile.claims import ClaimKey, claim_key, device_claims_in, effective_documents
 from devalloc.controller.reconcile.snapshot import Memo

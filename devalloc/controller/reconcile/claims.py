@@ -16,15 +16,16 @@ from devalloc.api import meta
 from devalloc.api.claim import DeviceClaim
 from devalloc.api.cordon import apply_all_cordons, is_node
 from devalloc.api.decode import decode
-from devalloc.api.kinds import KINDS, qualified_kind
-from devalloc.api.raw_claims import ClaimKey as ClaimKey
-from devalloc.api.raw_claims import admin_class_names as admin_class_names
-from devalloc.api.raw_claims import allocation_entries as allocation_entries
-from devalloc.api.raw_claims import annotation_of as annotation_of
-from devalloc.api.raw_claims import claim_key as claim_key
-from devalloc.api.raw_claims import device_claims_in as device_claims_in
-from devalloc.api.raw_claims import group_of as group_of
-from devalloc.api.raw_claims import is_deleting as is_deleting
+from devalloc.api.kinds import API_KINDS, qualified_kind
+from devalloc.api.views import ClaimKey as ClaimKey
+from devalloc.api.views import ClaimView
+from devalloc.api.views import admin_class_names as admin_class_names
+from devalloc.api.views import allocation_entries as allocation_entries
+from devalloc.api.views import annotation_of as annotation_of
+from devalloc.api.views import claim_key as claim_key
+from devalloc.api.views import device_claims_in as device_claims_in
+from devalloc.api.views import group_of as group_of
+from devalloc.api.views import is_deleting as is_deleting
 from devalloc.controller.reconcile.snapshot import Memo
 from devalloc.store import Change, Key, Object
 from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS, api_group_of
@@ -67,12 +68,12 @@ class DisjointSets(Generic[_T]):
 
 def is_prepared(claim: Object) -> bool:
     """True while its node holds the claim's devices, or is about to: no other claim can get them."""
-    return meta.NODE_FINALIZER in claim["metadata"].get("finalizers", ())
+    return ClaimView(claim).is_held
 
 
 def wants_release(claim: Object) -> bool:
     """True if its devices must be released, even if they are in use."""
-    return annotation_of(claim, meta.RELEASE) is not None
+    return ClaimView(claim).wants_release
 
 
 def canonical_spec(claim: Object) -> str:
@@ -178,7 +179,7 @@ def is_foreign(obj: Any) -> bool:
     if group == RESOURCE_CLAIMS:
         return True
     kind = obj.get("kind") if isinstance(obj, dict) else None
-    return isinstance(kind, str) and kind in KINDS and qualified_kind(kind, obj.get("apiVersion")) != kind
+    return isinstance(kind, str) and kind in API_KINDS and qualified_kind(kind, obj.get("apiVersion")) != kind
 
 
 def ignored_messages(objects: Iterable[Object]) -> list[str]:

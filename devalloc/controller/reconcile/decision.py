@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from devalloc.api import meta
 from devalloc.api.claim import DeviceClaimStatus
 from devalloc.api.reasons import STILL_SEARCHING, Reason, is_transient_reason
-from devalloc.api.summaries import format_devices
+from devalloc.api.views import format_devices
 from devalloc.controller.reconcile.claims import (
     ALLOCATION_ANNOTATIONS,
     ClaimKey,

@@ -19,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from devalloc.api.machine_bounds import MEMORY_BLOCK
+from devalloc.api.virtual_machine import MEMORY_BLOCK
 from devalloc.scaling.resources import Resources
 from devalloc_node.agent.channels import ChangeRefused
 from devalloc_node.deadline import Deadline

@@ -26,6 +26,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from devalloc.api import meta
+from devalloc.api.views import ClaimView
 from devalloc.store import Conflict, NotFound, Object, Store, StoreError
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.model.grant import ClaimRef
@@ -44,11 +45,14 @@ def add_finalizer(store: Store, node_name: str, ref: ClaimRef) -> Object:
 
     def marked(claim: Object) -> Object:
         _check(claim, node_name, ref)
-        if has_node_finalizer(claim):
+        if ClaimView(claim).is_held:
             return claim
         metadata = claim["metadata"]
         annotations = {**metadata.get("annotations", {}), meta.PREPARED_ON: node_name}
-        changes = {"finalizers": [*finalizers(claim), meta.NODE_FINALIZER], "annotations": annotations}
+        changes = {
+            "finalizers": [*claim["metadata"].get("finalizers", []), meta.NODE_FINALIZER],
+            "annotations": annotations,
+        }
         return {**claim, "metadata": {**metadata, **changes}}
 
     return _update_with_retry(store, ref, marked, store.replace)
@@ -66,18 +70,18 @@ def claim_as_is(store: Store, node_name: str, ref: ClaimRef) -> Object:
 
 def _check(claim: Object, node_name: str, ref: ClaimRef) -> None:
     metadata = claim["metadata"]
-    if has_node_finalizer(claim) and node_of_claim(claim) != node_name:
+    if ClaimView(claim).is_held and ClaimView(claim).holder != node_name:
         raise Denied(
-            "ClaimElsewhere", f"claim {ref} is prepared on {node_of_claim(claim)}, not on this node ({node_name})"
+            "ClaimElsewhere", f"claim {ref} is prepared on {ClaimView(claim).holder}, not on this node ({node_name})"
         )
-    if not claim.get("status", {}).get("allocations"):
+    if not ClaimView(claim).entries:
         raise Denied("ClaimNotAllocated", f"claim {ref} has no devices (yet)", retryable=True)
     if is_group_pending(claim):
         raise Denied("ClaimNotAllocated", f"claim {ref} is being allocated together with others", retryable=True)
-    node = metadata.get("annotations", {}).get(meta.ALLOCATED_NODE)
+    node = ClaimView(claim).node
     if node is not None and node != node_name:
         raise Denied("ClaimElsewhere", f"claim {ref} has devices of node {node}, not of this node ({node_name})")
-    if not has_node_finalizer(claim) and "deletionTimestamp" in metadata:
+    if not ClaimView(claim).is_held and "deletionTimestamp" in metadata:
         raise Denied("ClaimBeingDeleted", f"claim {ref} is being deleted, so it is no longer prepared")
 
 
@@ -88,9 +92,9 @@ def remove_finalizer(store: Store, node_name: str, ref: ClaimRef) -> None:
     """
 
     def unmarked(claim: Object) -> Object:
-        if not has_node_finalizer(claim) or node_of_claim(claim) != node_name:
+        if not ClaimView(claim).is_held or ClaimView(claim).holder != node_name:
             return claim
-        left = [name for name in finalizers(claim) if name != meta.NODE_FINALIZER]
+        left = [name for name in claim["metadata"].get("finalizers", []) if name != meta.NODE_FINALIZER]
         annotations = {k: v for k, v in claim["metadata"]["annotations"].items() if k != meta.PREPARED_ON}
         return {**claim, "metadata": {**claim["metadata"], "finalizers": left, "annotations": annotations}}
 
@@ -115,36 +119,16 @@ def set_conditions(store: Store, ref: ClaimRef, devices: Devices, now: datetime 
     _set_status(store, ref, lambda status: _with_field(status, "deviceStatuses", _statuses(status, devices, text)))
 
 
-def has_node_finalizer(claim: Object) -> bool:
-    """Whether a node holds the claim's devices, or is about to."""
-    return meta.NODE_FINALIZER in finalizers(claim)
-
-
 def is_group_pending(claim: Object) -> bool:
     """Whether what the claim holds may still be taken back, because others that are given theirs with it are not
     written yet. What is marked stays as it is."""
-    return meta.TRANSACTION in claim["metadata"].get("annotations", {}) and not has_node_finalizer(claim)
-
-
-def node_of_claim(claim: Object) -> str | None:
-    """The node whose mark it is."""
-    name: str | None = claim["metadata"].get("annotations", {}).get(meta.PREPARED_ON)
-    return name
-
-
-def is_being_reclaimed(claim: Object) -> bool:
-    """Whether the claim's devices must be reclaimed, even if they are in use."""
-    return meta.RELEASE in claim["metadata"].get("annotations", {})
+    view = ClaimView(claim)
+    return view.is_unsettled and not view.is_held
 
 
 def claims_of_node(claims: Iterable[Object], node_name: str) -> Iterator[Object]:
     """The claims that this node has marked: prepared ones, and those that a crash left."""
-    return (claim for claim in claims if has_node_finalizer(claim) and node_of_claim(claim) == node_name)
-
-
-def finalizers(claim: Object) -> list[str]:
-    names: list[str] = claim["metadata"].get("finalizers", [])
-    return names
+    return (claim for claim in claims if ClaimView(claim).is_held and ClaimView(claim).holder == node_name)
 
 
 def _update_with_retry(

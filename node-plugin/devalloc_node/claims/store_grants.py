@@ -7,7 +7,7 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from devalloc.api import meta
-from devalloc.api.status_recovery import recover_status
+from devalloc.api.views import ClaimView, recover_status
 from devalloc.store import NotFound, Object, Store, StoreError
 from devalloc_node.claims import finalizers
 from devalloc_node.errors import Denied, Failed
@@ -31,7 +31,7 @@ class StoreGrants:
         return self._granted(finalizers.claim_as_is(self._store, self._node_name, ref), ref)
 
     def _granted(self, claim: Object, ref: ClaimRef) -> Grant:
-        return Grant(ref, KIND, self._devices(claim, ref), tuple(_texts(claim.get("status", {}).get("podNames"))))
+        return Grant(ref, KIND, self._devices(claim, ref), tuple(_texts(ClaimView(claim).status.get("podNames"))))
 
     def is_gone(self, ref: ClaimRef) -> bool:
         try:
@@ -160,7 +160,7 @@ def _claim_configs(claim: Object, detail: Mapping[str, Any] | None) -> Configs:
 
 
 def _configs(claim: Object, name: str) -> Configs:
-    configs = claim.get("status", {}).get(name)
+    configs = ClaimView(claim).status.get(name)
     return tuple(config for config in configs if isinstance(config, dict)) if isinstance(configs, list) else ()
 
 
@@ -178,8 +178,8 @@ def _class_of(detail: Mapping[str, Any]) -> str | None:
 def _json(claim: Object, annotation: str) -> Any:
     """The content of an annotation; None if it is missing, or if others wrote there."""
     try:
-        return json.loads(claim["metadata"].get("annotations", {}).get(annotation, "null"))
-    except (ValueError, TypeError, AttributeError):
+        return json.loads(ClaimView(claim).annotation(annotation) or "null")
+    except ValueError:
         return None
 
 

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from devalloc.api.meta import ALLOCATED_NODE
+from devalloc.api.views import ClaimView
 from devalloc.store import Object, Store, StoreError
 from devalloc_node.binding.binding import HealthState
 from devalloc_node.claims.finalizers import set_conditions
@@ -112,7 +112,7 @@ class ClaimConditions:
 def _ready_before(claims: Iterable[Object], node_name: str) -> Iterator[tuple[ClaimRef, _Conditions]]:
     """Of the node's claims those that are called ready: what a crash or a reboot undid must not stay so."""
     for claim in claims:
-        if claim["metadata"].get("annotations", {}).get(ALLOCATED_NODE) != node_name:
+        if ClaimView(claim).node != node_name:
             continue
         by_device: _Conditions = {}
         try:

@@ -13,9 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal, Protocol
 
-from devalloc.api.machine_start import MachineNic
 from devalloc.api.quantity import NANO, Format, Quantity
-from devalloc.api.virtual_machine import VirtualMachine
+from devalloc.api.virtual_machine import MachineNic, VirtualMachine
 from devalloc_node.errors import Denied
 
 DiskFormat = Literal["raw", "qcow2"]

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from devalloc.api.decode import decode
-from devalloc.api.machine_bounds import MAX_CPUS
 from devalloc.api.meta import DEVALLOC
-from devalloc.api.virtual_machine import MAX_CLAIMS, VirtualMachine
+from devalloc.api.virtual_machine import MAX_CLAIMS, MAX_CPUS, VirtualMachine
 from devalloc_node.machine.spec import MAX_EMULATED_NAME, EmulatedDevice, spec_of
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.names import is_label, is_subdomain, is_uid, shown

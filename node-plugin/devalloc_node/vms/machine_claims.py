@@ -6,7 +6,7 @@ import logging
 from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from devalloc.api import meta
+from devalloc.api.views import ClaimView
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.store import NotFound, Object, Store
 from devalloc_node.claims import finalizers
@@ -62,16 +62,16 @@ def ready_claims(vm: VirtualMachine, claims: Claims, node_name: str) -> tuple[li
 
 def _not_ready(claim: Object, node_name: str) -> Outcome | None:
     ref = claim_ref(claim)
-    if not claim.get("status", {}).get("allocations"):
+    if not ClaimView(claim).entries:
         return Outcome("ClaimNotAllocated", f"claim {ref} has no devices yet")
     if finalizers.is_group_pending(claim):
         return Outcome("ClaimNotAllocated", f"claim {ref} is being allocated together with others")
-    if finalizers.is_being_reclaimed(claim):
+    if ClaimView(claim).wants_release:
         return Outcome("ClaimReleased", f"claim {ref} is being released")
-    node = claim["metadata"].get("annotations", {}).get(meta.ALLOCATED_NODE)
+    node = ClaimView(claim).node
     if node not in (None, node_name):
         return Outcome("ClaimElsewhere", f"claim {ref} has devices of node {node}")
-    if objects.is_deleting(claim) and not finalizers.has_node_finalizer(claim):
+    if ClaimView(claim).is_deleting and not ClaimView(claim).is_held:
         return Outcome("ClaimBeingDeleted", f"claim {ref} is being deleted")
     return None
 
@@ -109,15 +109,15 @@ def due_unprepares(
     claims, to_unprepare = list(claims), []
     for claim in claims:
         ref = claim_ref(claim)
-        if ref.uid in here and not here[ref.uid].plugs and not claim.get("status", {}).get("allocations"):
+        if ref.uid in here and not here[ref.uid].plugs and not ClaimView(claim).entries:
             to_unprepare.append(DueUnprepare(ref, False, "it no longer has devices", unless_allocated=True))
     for claim in finalizers.claims_of_node(claims, node_name):
         ref = claim_ref(claim)
         inside = ref.uid in here and bool(here[ref.uid].plugs)
         was_kept = any(user in owned for user in claim.get("status", {}).get("podNames", []))
-        if finalizers.is_being_reclaimed(claim):
+        if ClaimView(claim).wants_release:
             to_unprepare.append(DueUnprepare(ref, True, "it is being reclaimed"))
-        elif objects.is_deleting(claim) and not inside:
+        elif ClaimView(claim).is_deleting and not inside:
             to_unprepare.append(DueUnprepare(ref, False, "it is being deleted, and no machine uses it"))
         elif ref.uid in here and not inside and was_kept and (ref.namespace, ref.name) not in wanted:
             to_unprepare.append(DueUnprepare(ref, False, "its machine was deleted"))
@@ -144,15 +144,15 @@ def _is_allocated(store: Store, ref: ClaimRef) -> bool:
         claim = store.get("DeviceClaim", ref.namespace, ref.name)
     except NotFound:
         return False
-    return bool(claim["metadata"]["uid"] == ref.uid and claim.get("status", {}).get("allocations"))
+    return bool(claim["metadata"]["uid"] == ref.uid and ClaimView(claim).entries)
 
 
 def write_users(store: Store, claims: Iterable[Object], held: Iterable[HeldClaim], node_name: str) -> None:
     """Write on the claims of this node which machines their devices are in (``status.podNames``)."""
     users = {one.record.ref.uid: sorted({plug.machine for plug in one.plugs}) for one in held}
     for claim in claims:
-        node = claim["metadata"].get("annotations", {}).get(meta.ALLOCATED_NODE)
-        if node != node_name and finalizers.node_of_claim(claim) != node_name:
+        node = ClaimView(claim).node
+        if node != node_name and ClaimView(claim).holder != node_name:
             continue
         ref = claim_ref(claim)
         now = users.get(ref.uid, [])

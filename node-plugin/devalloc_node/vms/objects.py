@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from devalloc.api import meta
+from devalloc.api import meta, views
 from devalloc.api.host_pool_names import CPU, MEMORY
 from devalloc.api.machine_reservation import FITS, missing_amounts, parse_nano, sum_nano
 from devalloc.api.machine_reservation import reserved_entries as reserved
@@ -66,17 +66,12 @@ def namespace_of(obj: Object) -> str:
 
 def node_of(obj: Object) -> str | None:
     """The node that is to run it: the one its spec names, else the one that was chosen for it."""
-    is_chosen = not is_unsettled(obj) or meta.NODE_FINALIZER in obj["metadata"].get("finalizers", [])
-    for part in (obj.get("spec"), obj.get("status") if is_chosen else None):
-        name = part.get("nodeName") if isinstance(part, dict) else None
-        if isinstance(name, str) and name:
-            return name
-    return None
+    return views.MachineView(obj).node
 
 
 def is_unsettled(obj: Object) -> bool:
     """Whether what the allocator says of it may still be taken back: what belongs to it is not written yet."""
-    return meta.TRANSACTION in obj["metadata"].get("annotations", {})
+    return views.MachineView(obj).is_unsettled
 
 
 def reserved_entries(obj: Object, node_name: str) -> list[Any]:
@@ -121,21 +116,16 @@ def announce_amounts(
 
 def holder_of(obj: Object) -> str | None:
     """The node that holds it; None if no node does. If the name was removed, that of its spec."""
-    metadata = obj["metadata"]
-    if meta.NODE_FINALIZER not in metadata.get("finalizers", []):
-        return None
-    return metadata.get("annotations", {}).get(meta.PREPARED_ON) or node_of(obj)
+    return views.MachineView(obj).holder or None
 
 
 def claim_names(obj: Object) -> list[str]:
     """What its spec says, also where the rest of it makes no sense."""
-    spec = obj.get("spec")
-    names = spec.get("claims") if isinstance(spec, dict) else None
-    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    return views.MachineView(obj).claim_names
 
 
 def is_deleting(obj: Object) -> bool:
-    return "deletionTimestamp" in obj["metadata"]
+    return views.MachineView(obj).is_deleting
 
 
 def take_object(store: Store, obj: Object, node_name: str) -> Object | None:

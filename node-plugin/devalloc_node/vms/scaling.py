@@ -7,10 +7,9 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any, Protocol
 
-from devalloc.api.machine_scaling import MachineScaling
 from devalloc.api.problems import Problem
 from devalloc.api.quantity import NANO, Format, Quantity, QuantityError
-from devalloc.api.virtual_machine import VirtualMachine
+from devalloc.api.virtual_machine import MachineScaling, VirtualMachine
 from devalloc.scaling.config import (
     ANNOTATION,
     ANNOTATION_PATH,

@@ -9,6 +9,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 MAX_SPECS = 4_096
 """Specs remembered; when there are more, all are forgotten."""
+MAX_SPEC_SIZE = 16_384
+"""Bytes of a spec that is remembered; a tenant may write larger ones, which are read anew each time."""
 
 OutcomeT = TypeVar("OutcomeT")
 TemplateT = TypeVar("TemplateT")
@@ -55,7 +57,8 @@ class ClaimReader(ABC, Generic[OutcomeT, TemplateT]):
         """A text of the spec; None when it has what no text tells apart, or the claim is of an uncommon form."""
         if type(manifest) is not dict or not manifest.keys() <= _FIELDS:
             return None
-        return spec_text(manifest.get("spec")) if manifest.get("apiVersion") == self.api_version else None
+        text = spec_text(manifest.get("spec")) if manifest.get("apiVersion") == self.api_version else None
+        return None if text is None or len(text) > MAX_SPEC_SIZE else text
 
     @abstractmethod
     def _read_anew(self, manifest: Mapping[str, Any], *, is_kept: bool) -> tuple[OutcomeT, TemplateT | None]:

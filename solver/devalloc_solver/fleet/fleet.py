@@ -1,4 +1,4 @@
-"""``Fleet``: the public class of a fleet that stays in memory. It delegates to the back end of each dialect."""
+"""``Fleet``: the public class of a fleet that stays in memory. It delegates to the back end of a dialect."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ from devalloc.api import host_pool_names, meta
 from devalloc.api.claim import DeviceClaim
 from devalloc.api.decode import decode, normalize
 from devalloc.api.json_content import is_valid_unicode
-from devalloc.api.raw_claims import (
+from devalloc.api.reasons import STILL_SEARCHING, Reason
+from devalloc.api.views import (
     ClaimKey,
     admin_class_names,
     allocation_entries,
@@ -28,7 +29,6 @@ from devalloc.api.raw_claims import (
     group_of,
     is_deleting,
 )
-from devalloc.api.reasons import STILL_SEARCHING, Reason
 from devalloc_solver.pipeline import quota
 from devalloc_solver.pipeline.quota import Bound
 

@@ -20,8 +20,7 @@ from devalloc.api.device_class import DeviceClass
 from devalloc.api.json_content import escape_invalid_unicode
 from devalloc.api.problems import Problem
 from devalloc.api.quantity import Quantity
-from devalloc.api.raw_claims import allocation_entries, claim_key, claim_key_or_none
-from devalloc.api.status_recovery import recover_status
+from devalloc.api.views import allocation_entries, claim_key, claim_key_or_none, recover_status
 
 Object = dict[str, Any]
 KIND = "ResourceQuota"

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from devalloc.api.meta import RELEASE
-from devalloc.api.summaries import claim_state
+from devalloc.api.views import ClaimView, claim_state
 from devalloc.store.sqlite import SQLiteStore
-from devalloc_node.claims.finalizers import add_finalizer, is_being_reclaimed, remove_finalizer, set_users
+from devalloc_node.claims.finalizers import add_finalizer, remove_finalizer, set_users
 from devalloc_node.model.grant import ClaimRef
 from tests.support.cli_shell import Shell, pool, text
 from tests.support.resource_manifests import slice_of
@@ -60,7 +60,7 @@ def test_it_is_released_by_force_alone_and_when_its_node_has_let_go(devalloc: Sh
     def node() -> None:
         with stored(devalloc) as store:
             for event in store.watch("DeviceClaim"):
-                if is_being_reclaimed(event.object):
+                if ClaimView(event.object).wants_release:
                     return remove_finalizer(store, "node-a", prepared)
 
     plugin = threading.Thread(target=node)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from devalloc.api.decode import decode
-from devalloc.api.machine_scaling import MachineScaling
 from devalloc.api.quantity import NANO, Quantity
+from devalloc.api.virtual_machine import MachineScaling
 from devalloc.scaling.config import ANNOTATION, ScalingOverrides, read_overrides
 from tests.support.cli_shell import Shell, text
 from tests.support.toy_machines import vm

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from devalloc.api import meta
+from devalloc.api.views import ClaimView
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.release import InUse, release_claim
 from devalloc.store import NotFound, Object, Store
@@ -18,7 +19,6 @@ from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.claims.finalizers import (
     add_finalizer,
     claims_of_node,
-    has_node_finalizer,
     remove_finalizer,
     set_conditions,
     set_users,
@@ -65,13 +65,13 @@ def ref(store: Store, name: str = "a") -> ClaimRef:
 class TestMarking:
     def test_a_marked_claim_is_returned_as_it_now_stays(self, store: SQLiteStore) -> None:
         marked_claim = add_finalizer(store, "n", ref(store))
-        assert has_node_finalizer(marked_claim)
+        assert ClaimView(marked_claim).is_held
         assert marked_claim == claim(store)
         assert [each["metadata"]["name"] for each in claims_of_node(store.list("DeviceClaim").objects, "n")] == ["a"]
         assert list(claims_of_node(store.list("DeviceClaim").objects, "other")) == []
         assert add_finalizer(store, "n", ref(store)) == marked_claim, "a second mark writes nothing"
         remove_finalizer(store, "n", ref(store))
-        assert not has_node_finalizer(claim(store))
+        assert not ClaimView(claim(store)).is_held
 
     def test_only_the_node_that_set_a_mark_removes_it(self, store: SQLiteStore) -> None:
         add_finalizer(store, "n", which := ref(store))
@@ -176,7 +176,7 @@ class TestReleasing:
     def test_a_claim_that_is_taken_from_a_node_that_is_gone_is_free(self, store: SQLiteStore) -> None:
         add_finalizer(store, "n", ref(store))
         assert release_claim(store, "default", "a", abandon=True) == "released"
-        assert (held(store, "a"), has_node_finalizer(claim(store))) == ([], False)
+        assert (held(store, "a"), ClaimView(claim(store)).is_held) == ([], False)
 
     def test_so_is_one_that_is_being_deleted(self, store: SQLiteStore) -> None:
         add_finalizer(store, "n", ref(store))
@@ -222,10 +222,10 @@ class TestRaces:
         if method in ("replace", "get"):
             with pytest.raises(Denied, match="has no devices"):
                 add_finalizer(between, "n", which)  # type: ignore[arg-type]
-            assert (held(store, "a"), has_node_finalizer(claim(store))) == ([], False)
+            assert (held(store, "a"), ClaimView(claim(store)).is_held) == ([], False)
         else:
             assert add_finalizer(between, "n", which)["status"]["allocations"]  # type: ignore[arg-type]
-            assert (held(store, "a"), has_node_finalizer(claim(store))) == (["p/d0"], True)
+            assert (held(store, "a"), ClaimView(claim(store)).is_held) == (["p/d0"], True)
 
     def test_a_mark_while_somebody_releases(self, store: SQLiteStore, method: str) -> None:
         which = ref(store)
@@ -233,10 +233,10 @@ class TestRaces:
         if method in ("commit", "get"):
             with pytest.raises(InUse):
                 release_claim(between, "default", "a")  # type: ignore[arg-type]
-            assert (held(store, "a"), has_node_finalizer(claim(store))) == (["p/d0"], True)
+            assert (held(store, "a"), ClaimView(claim(store)).is_held) == (["p/d0"], True)
         else:
             assert release_claim(between, "default", "a") == "released"  # type: ignore[arg-type]
-            assert (held(store, "a"), has_node_finalizer(claim(store))) == ([], False)
+            assert (held(store, "a"), ClaimView(claim(store)).is_held) == ([], False)
 
     def test_a_mark_while_an_allocator_releases(self, store: SQLiteStore, method: str) -> None:
         add_finalizer(store, "n", which := ref(store))
@@ -244,7 +244,7 @@ class TestRaces:
         remove_finalizer(store, "n", which)
         between = Interrupted(store, method, lambda: add_finalizer(store, "n", which))
         DeviceClaimAllocator(between).round()  # type: ignore[arg-type]
-        assert (held(store, "a"), has_node_finalizer(claim(store))) in ((["p/d0"], True), ([], False))
+        assert (held(store, "a"), ClaimView(claim(store)).is_held) in ((["p/d0"], True), ([], False))
 
     def test_a_deletion_while_the_node_marks(self, store: SQLiteStore, method: str) -> None:
         which = ref(store)
@@ -253,7 +253,7 @@ class TestRaces:
             with pytest.raises(Denied, match="does not exist"):
                 add_finalizer(between, "n", which)  # type: ignore[arg-type]
         else:
-            assert has_node_finalizer(add_finalizer(between, "n", which))  # type: ignore[arg-type]
+            assert ClaimView(add_finalizer(between, "n", which)).is_held  # type: ignore[arg-type]
             store.delete("DeviceClaim", "default", "a")
             assert held(store, "a") == ["p/d0"], "a deletion waits for the node"
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devalloc.api.machine_bounds import MEMORY_BLOCK
+from devalloc.api.virtual_machine import MEMORY_BLOCK
 from devalloc.scaling.config import ANNOTATION
 from devalloc.scaling.health import ScalingReport, StuckReason
 from devalloc.scaling.metrics import GuestReport

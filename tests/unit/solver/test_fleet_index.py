@@ -15,8 +15,7 @@ from devalloc_solver.cel.device_claims.reads import equalities
 from devalloc_solver.explain.funnel import MAX_USERS
 from devalloc_solver.fleet import change_log
 from devalloc_solver.fleet.device_claims.backend import DeviceClaimFleet
-from devalloc_solver.fleet.device_claims.claim_reader import DeviceClaimReader
-from devalloc_solver.fleet.device_claims.documents import ManifestRecord, read_manifest
+from devalloc_solver.fleet.device_claims.documents import DeviceClaimReader, ManifestRecord, read_manifest
 from devalloc_solver.fleet.fleet_stats import NAMED_PER_KIND, NETWORK, EqualClaims, FleetStats
 from tests.support.manifests import claim
 from tests.support.random_fleets import documents
@@ -30,7 +29,7 @@ def test_a_spec_that_was_read_before_is_not_read_again(monkeypatch: pytest.Monke
         names.append(manifest["metadata"]["name"])
         return read_manifest(manifest)
 
-    monkeypatch.setattr("devalloc_solver.fleet.device_claims.claim_reader.read_manifest", note)
+    monkeypatch.setattr("devalloc_solver.fleet.device_claims.documents.read_manifest", note)
     reader = DeviceClaimReader()
     for name, count in (("a", 1), ("b", 1), ("c", 2), ("d", 2), ("e", 1)):
         document, parsed, _ = reader.read(claim(name, {"requests": {"count": count}}))
@@ -38,6 +37,19 @@ def test_a_spec_that_was_read_before_is_not_read_again(monkeypatch: pytest.Monke
         assert parsed is not None
         assert (parsed.metadata.name, str(parsed.spec.claims[0].requests["count"])) == (name, str(count))
     assert names == ["a", "c"]
+
+
+def test_a_large_spec_is_read_anew_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tenants write takes no more room than MAX_SPECS times MAX_SPEC_SIZE."""
+    monkeypatch.setattr("devalloc_solver.fleet.claim_reader.MAX_SPEC_SIZE", 200)
+    reader = DeviceClaimReader()
+    for count, size in ((1, 1), (50, 1)):
+        details = [{"requests": {"count": 1}}] * count
+        for name in "ab":
+            _, parsed, _ = reader.read(claim(name, *details))
+            assert parsed is not None
+            assert len(parsed.spec.claims) == count
+        assert len(reader._specs) == size
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from devalloc_solver import Fleet, solve_manifests
 from devalloc_solver.dra import explain
 from devalloc_solver.dra import solve_manifests as solve_resource_claims
-from devalloc_solver.fleet.device_claims.refined_kinds import RefinedFunnels
+from devalloc_solver.fleet.device_claims.funnels import RefinedFunnels
 from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet
 from devalloc_solver.fleet.resource_k8s.cluster_counts import ClusterAvailability
 from devalloc_solver.fleet.resource_k8s.full_solve import FullCluster

@@ -12,6 +12,7 @@ from devalloc.api import host_pool_names, meta
 from devalloc.api.decode import decode
 from devalloc.api.machine_reservation import missing_amounts, parse_nano, required_amounts, reserved_entries, sum_nano
 from devalloc.api.quantity import Quantity
+from devalloc.api.views import MachineView
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.controller.reconcile.claims import ClaimKey, allocation_entries, is_deleting, is_prepared, wants_release
 from devalloc.store import Object
@@ -37,34 +38,27 @@ def virtual_machines_in(documents: Iterable[Object]) -> list[Object]:
 
 def machine_key(machine: Object) -> MachineKey:
     """(namespace, name)"""
-    return machine["metadata"].get("namespace") or "default", machine["metadata"]["name"]
+    return MachineView(machine).key
 
 
 def status_of(machine: Object) -> Mapping[str, Any]:
     """Its status; empty where it has none that can be read."""
-    status = machine.get("status")
-    return status if isinstance(status, dict) else {}
+    return MachineView(machine).status
 
 
 def spec_of(machine: Object) -> Mapping[str, Any]:
     """Its spec; empty where it has none that can be read."""
-    spec = machine.get("spec")
-    return spec if isinstance(spec, dict) else {}
+    return MachineView(machine).spec
 
 
 def holding_node(machine: Object) -> str | None:
     """The node that has something of it; None where none does. Where its name was taken off, that of the spec."""
-    metadata = machine["metadata"]
-    if meta.NODE_FINALIZER not in metadata.get("finalizers", ()):
-        return None
-    noted = metadata.get("annotations", {}).get(meta.PREPARED_ON)
-    return noted or spec_of(machine).get("nodeName") or status_of(machine).get("nodeName") or ""
+    return MachineView(machine).holder
 
 
 def claim_names(machine: Object) -> list[str]:
     """What its spec says, also where the rest of it makes no sense."""
-    names = spec_of(machine).get("claims")
-    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    return MachineView(machine).claim_names
 
 
 def claims_of(machine: Object) -> list[ClaimKey]:

@@ -19,6 +19,8 @@ Manifest = Mapping[str, Any]
 
 MAX_SPECS = 4_096
 """Specs remembered; when there are more, all are forgotten."""
+MAX_SPEC_SIZE = 16_384
+"""Bytes of a spec that is remembered; larger ones are not plain."""
 
 _REQUEST_FIELDS = {"name", "exactly"}
 _EXACTLY_FIELDS = {"deviceClassName", "allocationMode", "count", "selectors"}
@@ -100,6 +102,8 @@ class PlainAnswers:
         try:
             key = marshal.dumps(spec, 0)
         except ValueError:
+            return None
+        if len(key) > MAX_SPEC_SIZE:
             return None
         if key not in self._specs:
             if len(self._specs) >= MAX_SPECS:

@@ -18,9 +18,8 @@ from devalloc.api.fields import ApiModel
 from devalloc.api.json_content import escape_invalid_unicode, is_valid_unicode
 from devalloc.api.pool import Attribute, Device, DevicePool
 from devalloc.api.problems import Problem
-from devalloc.api.raw_claims import claim_key_or_none
 from devalloc.api.reasons import Reason
-from devalloc.api.status_recovery import recover_status
+from devalloc.api.views import claim_key_or_none, recover_status
 from devalloc_solver.cel.budget import Bound
 from devalloc_solver.problem.allocations import Key
 

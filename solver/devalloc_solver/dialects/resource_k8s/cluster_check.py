@@ -47,6 +47,8 @@ class ClusterChecker:
         places = {self._places.pop(pool)} if pool in self._places else set()
         for place in places:
             del self._slices[place][pool]
+            if not self._slices[place]:
+                del self._slices[place]
         if slices:
             place = self._places[pool] = nodes.pop() if len(nodes) == 1 else None
             self._slices[place][pool] = slices
@@ -58,7 +60,10 @@ class ClusterChecker:
 
     def set_node(self, name: str, labels: Mapping[str, str]) -> None:
         """A node has these labels now."""
-        self._labels[name] = labels
+        if labels:
+            self._labels[name] = labels
+        else:
+            self._labels.pop(name, None)
         self._offers.pop(name, None)
 
     # -- who has it ----------------------------------------------------------------------------------------------------

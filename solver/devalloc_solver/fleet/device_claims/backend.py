@@ -18,10 +18,11 @@ from devalloc_solver.dialects.device_claims.candidates import ExpressionError
 from devalloc_solver.dialects.device_claims.demands import timeout_rejection
 from devalloc_solver.dialects.device_claims.manifests import RejectedClaim
 from devalloc_solver.fleet.backend import Answer, FleetBackend, Manifest, Name
-from devalloc_solver.fleet.device_claims.claim_reader import DeviceClaimReader, ReadDeviceClaim
 from devalloc_solver.fleet.device_claims.documents import (
+    DeviceClaimReader,
     ManifestRecord,
     ManifestStore,
+    ReadDeviceClaim,
     full_name,
     name_of,
     pools_of,

@@ -6,9 +6,9 @@ one of each kind with the least in use, and those where the fewest claims block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,77 +20,89 @@ from devalloc_solver.explain.device_claims.typos import TypoFinder
 from devalloc_solver.explain.feasibility import FeasibilityQuestion
 from devalloc_solver.explain.relaxations import Relaxation, apply_relaxations
 from devalloc_solver.explain.typos import MAX_VALUES
-from devalloc_solver.fleet.device_claims.refined_kinds import RefinedFunnels, RefinedKinds
-from devalloc_solver.fleet.device_claims.representative_nodes import MAX_KINDS, NodeSelection
+from devalloc_solver.fleet.device_claims.funnels import KindFunnels, RefinedFunnels, RefinedKinds
+from devalloc_solver.fleet.device_claims.representative_nodes import NodeSelection
 from devalloc_solver.fleet.device_claims.rules import DeviceClaimQuery, DeviceClaimRules
-from devalloc_solver.fleet.device_claims.subset import FleetSubset
-from devalloc_solver.fleet.fleet_stats import NETWORK, FleetStats
-from devalloc_solver.fleet.funnels import KindFunnels
+from devalloc_solver.fleet.explainer import MAX_KINDS, FleetExplainer
+from devalloc_solver.fleet.fleet_stats import NETWORK
 from devalloc_solver.fleet.holders import Holders
-from devalloc_solver.fleet.node_index import NodeIndex
+from devalloc_solver.fleet.node_index import HeldItem, NodeIndex
 from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.fleet.shape_search import ShapeSearch
 from devalloc_solver.fleet.unique_attribute_search import UniqueAttributeSearch
 from devalloc_solver.gc_pause import gc_paused
-from devalloc_solver.problem.allocations import Key
+from devalloc_solver.problem.allocations import AllocatedDevice, Allocation, Key
 from devalloc_solver.problem.demand import AllocationMode, PlacementUnit
+from devalloc_solver.problem.snapshot import Pool, Snapshot, join_pools, renumber
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FleetSubset:
+    """Some nodes, in natural order, after the network where there is any."""
+
+    snapshot: Snapshot
+    offsets: Mapping[str | None, int]
+    """node -> index of its first device"""
+
+    @classmethod
+    def of(cls, records: Iterable[NodeRecord]) -> FleetSubset:
+        """``records`` come in the order of a snapshot: the network's first, then by rank."""
+        pools: list[Pool] = []
+        offsets: dict[str | None, int] = {}
+        first = 0
+        for record in records:
+            offsets[record.name] = first
+            pools += record.snapshot.pools
+            first += len(record.snapshot.devices)
+        return cls(join_pools(renumber(pools)), offsets)
+
+    def holdings(
+        self, held: Mapping[Hashable, Sequence[HeldItem]], keys: Iterable[Key], priority: Callable[[Key], int]
+    ) -> tuple[Allocation, ...]:
+        """What these claims hold here, by name of the claim; of other nodes nothing is said."""
+        offsets = self.offsets
+        holdings = []
+        for key in sorted(keys):
+            items = tuple(
+                AllocatedDevice(offsets[node] + device, amounts)
+                for node, device, amounts in held[key]
+                if node in offsets
+            )
+            holdings.append(Allocation(key, priority(key), items))
+        return tuple(holdings)
+
 
 FEW_NODES, MANY_NODES = 16, 128
 """Nodes with the fewest claims in the way that are looked at, first and where that does not prove the answer."""
-MAX_ANSWERS = 1_000
-"""Answers remembered; when there are more, all is forgotten that was found out for them."""
 MAX_SCREENS = 64
 """Shapes whose view of the nodes is remembered; when there are more, all are forgotten."""
-MAX_SUBSETS = 16
-"""Parts of the fleet that are kept."""
 MAX_REFINEMENTS = 4
 """Sets of attributes by whose values the fleet is kept split; each takes time and room for all devices."""
 
 
-@dataclass(slots=True, eq=False)
-class FleetExplainer:
-    """Explains claims that the index finds no place for."""
+class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, tuple[FleetSubset, CandidateFinder]]):
+    """Explains DeviceClaims."""
 
-    index: NodeIndex
-    holders: Holders[Any]
-    priority: Callable[[Key], int]
-    census: FleetStats = field(init=False)
-    _rules: DeviceClaimRules | None = None
-    _layout: int = 0
-    """of the census, when what is kept here began"""
-    _answers: dict[object, tuple[int, ClaimAnswer]] = field(default_factory=dict)
-    _excerpts: dict[tuple[NodeRecord, ...], tuple[FleetSubset, CandidateFinder]] = field(default_factory=dict)
-    _sample: CandidateFinder | None = None
-    _slips: TypoFinder | None = None
-    _screens: dict[object, NodeSelection] = field(default_factory=dict)
-    _splits: dict[tuple[str, ...], RefinedKinds] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.census = FleetStats(self.index, self.holders.on_node)
+    def __init__(self, index: NodeIndex, holders: Holders[Any], priority: Callable[[Key], int]) -> None:
+        super().__init__(index, holders)
+        self._priority = priority
+        self._sample: CandidateFinder | None = None
+        self._slips: TypoFinder | None = None
+        self._screens: dict[object, NodeSelection] = {}
+        self._splits: dict[tuple[str, ...], RefinedKinds] = {}
 
     def explain(self, ask: DeviceClaimQuery, warnings: Sequence[str]) -> dict[str, Any]:
         """The answer for a claim without a group that fits nowhere now."""
         claim = ask.claim
-        self.census.update()
-        if ask.rules is not self._rules or self.census.layout != self._layout:
-            self._rules, self._layout = ask.rules, self.census.layout
-            self._forget()
-        key = ask.shape, claim.pinned_node, claim.priority
-        cached = self._answers.get(key)
-        if cached is None or cached[0] != self.census.stamp:
-            if len(self._answers) >= MAX_ANSWERS:
-                self._forget()
-            cached = self.census.stamp, self._find(ask, claim)
-            if not self.index.allowance.is_over:
-                self._answers[key] = cached
+        self._catch_up(ask.rules)
+        answer = self._remembered((ask.shape, claim.pinned_node, claim.priority), lambda: self._find(ask, claim))
+        assert answer is not None
         namespace, name = claim.key
-        own = replace(cached[1], namespace=namespace, name=name, warnings=tuple(warnings))
-        return deepcopy(own.to_dict())
+        return deepcopy(replace(answer, namespace=namespace, name=name, warnings=tuple(warnings)).to_dict())
 
     def _forget(self) -> None:
-        """Whatever is kept here, judges and slips too: they remember each shape that was ever explained."""
-        self._answers.clear()
-        self._excerpts.clear()
+        """Judges and slips too: they remember each shape that was ever explained."""
+        super()._forget()
         self._screens.clear()
         self._splits.clear()
         self._sample = self._slips = None
@@ -144,7 +156,7 @@ class FleetExplainer:
         emptiest = self.census.emptiest()
         if split is None or len(emptiest) > MAX_KINDS:
             return None
-        judge = self._rules_now().on(split.kinds.sample())
+        judge = self.rules.on(split.kinds.sample())
         ranks = {*emptiest.values()}
         for request in ask.demand(judge).requests:
             devices = split.devices({*request.candidates.accepted})
@@ -186,10 +198,6 @@ class FleetExplainer:
             self._splits[names] = RefinedKinds(self.census, names, None)
         return self._splits[names]
 
-    def _rules_now(self) -> DeviceClaimRules:
-        assert self._rules is not None
-        return self._rules
-
     def _edited(self, ask: DeviceClaimQuery, edits: Sequence[Relaxation]) -> NodeSelection:
         """For what the claim asks for once its spec is edited."""
         judge = self._judge_of_kinds()
@@ -209,9 +217,9 @@ class FleetExplainer:
         """The answer, and what would have to change besides what claims hold; ``fleet`` unless these are all nodes."""
         if fleet is not None and self.index.network is not None:
             records = [self.census.record(NETWORK), *records]
-        excerpt, eligibility = self._excerpt(tuple(records))
+        excerpt, eligibility = self._subset(tuple(records))
         keys = self.holders.on_nodes(record.name for record in records)
-        holdings = excerpt.holdings(self.index.held, keys, self.priority)
+        holdings = excerpt.holdings(self.index.held, keys, self._priority)
         demand = ask.demand(eligibility)
         explainer = DeviceClaimExplainer(
             excerpt.snapshot,
@@ -227,14 +235,9 @@ class FleetExplainer:
         finding = explainer.by_kind.get(unit.kind)
         return answer, () if finding is None else finding.edits
 
-    def _excerpt(self, records: tuple[NodeRecord, ...]) -> tuple[FleetSubset, CandidateFinder]:
-        if records not in self._excerpts:
-            if len(self._excerpts) >= MAX_SUBSETS:
-                del self._excerpts[next(iter(self._excerpts))]
-            assert self._rules is not None
-            excerpt = FleetSubset.of(records)
-            self._excerpts[records] = excerpt, self._rules.on(excerpt.snapshot)
-        return self._excerpts[records]
+    def _make_subset(self, records: tuple[NodeRecord, ...]) -> tuple[FleetSubset, CandidateFinder]:
+        excerpt = FleetSubset.of(records)
+        return excerpt, self.rules.on(excerpt.snapshot)
 
     def _fleetwide(self) -> FleetTotals:
         if self._slips is None:
@@ -246,9 +249,8 @@ class FleetExplainer:
 
     def _judge_of_kinds(self) -> CandidateFinder:
         """Judges one device of each kind."""
-        assert self._rules is not None
         if self._sample is None:
-            self._sample = self._rules.on(self.index.kinds.sample())
+            self._sample = self.rules.on(self.index.kinds.sample())
         return self._sample
 
 

@@ -9,14 +9,13 @@ from heapq import nsmallest
 from devalloc_solver.bounds.node_counts import match_attributes
 from devalloc_solver.explain.blocking_claims import IMPOSSIBLE, min_parts
 from devalloc_solver.fleet.device_kinds import UNSHARED
+from devalloc_solver.fleet.explainer import MAX_KINDS
 from devalloc_solver.fleet.fleet_stats import FleetStats, HeldKinds, UsageClass
 from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, PoolKind, PoolState, ShareState
 from devalloc_solver.problem.demand import AllocationMode, Demand, Request
 
 MAX_BOUNDS = 50_000
 """Ways in which nodes are held that are remembered; when there are more, all are forgotten."""
-MAX_KINDS = 64
-"""Kinds of nodes that are all looked at."""
 
 
 @dataclass(frozen=True, slots=True)

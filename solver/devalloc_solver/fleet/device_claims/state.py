@@ -28,7 +28,7 @@ from devalloc_solver.fleet.device_claims.documents import (
     select_valid,
     without_status,
 )
-from devalloc_solver.fleet.device_claims.explainer import FleetExplainer
+from devalloc_solver.fleet.device_claims.explainer import DeviceClaimsExplainer
 from devalloc_solver.fleet.device_claims.rules import DeviceClaimQuery, DeviceClaimRules
 from devalloc_solver.fleet.holders import Holders
 from devalloc_solver.fleet.interfaces import ChosenDevice, ChosenPlace
@@ -150,7 +150,7 @@ class DeviceFleetState:
     rules: DeviceClaimRules = field(init=False)
     judge: IncrementalChecker = field(init=False)
     holders: Holders[RecordedHolding] = field(init=False)
-    refusals: FleetExplainer = field(init=False)
+    refusals: DeviceClaimsExplainer = field(init=False)
     _written: dict[Key, tuple[object, ManifestRecord]] = field(default_factory=dict)
     """claims with their answers written on them, as far as requested for these"""
 
@@ -172,7 +172,7 @@ class DeviceFleetState:
         state.index.load({node: state._snapshot(node) for node, pools in state.pools.items() if pools})
         state.rules = DeviceClaimRules(state.index.kinds, select_valid(state.documents.others()), state.index.allowance)
         state.holders = Holders(state.index)
-        state.refusals = FleetExplainer(state.index, state.holders, state._priority)
+        state.refusals = DeviceClaimsExplainer(state.index, state.holders, state._priority)
         state.judge.set_classes(state.rules.intake.classes.values())
         for key in sorted({(name[1], name[2]) for name in state.documents.by_name if name[0] == "DeviceClaim"}):
             state._read_claim(key)

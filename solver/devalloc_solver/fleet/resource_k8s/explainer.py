@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -19,7 +18,7 @@ from devalloc_solver.dialects.resource_k8s.manifests import RejectedResourceClai
 from devalloc_solver.explain.blocking_claims import MAX_TRIES
 from devalloc_solver.explain.resource_k8s.explainer import ResourceClaimExplainer
 from devalloc_solver.explain.resource_k8s.typos import ResourceTypoFinder
-from devalloc_solver.fleet.fleet_stats import FleetStats
+from devalloc_solver.fleet.explainer import MAX_KINDS, FleetExplainer
 from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.fleet.resource_k8s.cluster_counts import ClusterAvailability, ClusterCounts, FirstDevices
 from devalloc_solver.fleet.resource_k8s.device_properties import published_device
@@ -32,37 +31,25 @@ from devalloc_solver.place import StepsExhausted, fits
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import PlacementUnit
 
-MAX_KINDS = 64
-"""Kinds of nodes that are all looked at."""
 FEW_NODES, MANY_NODES = 8, 80
 """Nodes with the fewest claims in the way, first and where that does not prove the answer; no search asks so many."""
-MAX_ANSWERS = 1_000
-"""Answers and shapes remembered; when there are more, all are forgotten."""
-MAX_SUBSETS = 16
-"""Parts of the cluster that are kept."""
+MAX_COUNTS = 1_000
+"""Shapes of which counts are kept; when there are more, all are forgotten."""
 MAX_VERDICTS = 64
 """Requests of which a part remembers what they may take; when there are more, it is made anew."""
 
 
-@dataclass(slots=True, eq=False)
-class ClusterExplainer:
-    """Explains claims that the index finds no place for."""
+class ClusterExplainer(FleetExplainer[ResourceClaimRules, dict[str, Any], ClusterSubset]):
+    """Explains ResourceClaims."""
 
-    state: ClusterState
-    census: FleetStats = field(init=False)
-    _rules: ResourceClaimRules | None = None
-    _layout: int = -1
-    _answers: dict[object, tuple[int, dict[str, Any]]] = field(default_factory=dict)
-    """(claim, what it asks for, node) -> (stamp of the census, answer)"""
-    _parts: dict[tuple[NodeRecord, ...], ClusterSubset] = field(default_factory=dict)
-    _counts: dict[Hashable, ClusterCounts] = field(default_factory=dict)
-    _firsts: FirstDevices = field(default_factory=FirstDevices)
-    _slips: ResourceTypoFinder | None = None
-    _ranks: tuple[int, ...] = ()
-    """of the first node of each kind"""
-
-    def __post_init__(self) -> None:
-        self.census = FleetStats(self.state.index, self.state.holders.on_node)
+    def __init__(self, state: ClusterState) -> None:
+        super().__init__(state.index, state.holders)
+        self.state = state
+        self._counts: dict[Hashable, ClusterCounts] = {}
+        self._firsts = FirstDevices()
+        self._slips: ResourceTypoFinder | None = None
+        self._ranks: tuple[int, ...] = ()
+        """of the first node of each kind"""
 
     def explain(self, claim: ResourceClaim, ask: ResourceClaimQuery) -> dict[str, Any] | None:
         """The answer for a claim that fits nowhere now; None where a part of the cluster does not tell."""
@@ -80,41 +67,34 @@ class ClusterExplainer:
         counts.layout = state.layout
         if not counts.is_exact:
             return None
-        key = claim.namespace, claim.name, ask.shape, pin
-        cached = self._answers.get(key)
-        if cached is None or cached[0] != self.census.stamp:
-            answer = self._find(claim, counts, pin)
-            if answer is None or ask.is_strange or self._may_need_commons(answer):
-                return None
-            if len(self._answers) >= MAX_ANSWERS:
-                self._answers.clear()
-            cached = self.census.stamp, answer
-            if not state.index.allowance.is_over:
-                self._answers[key] = cached
-        return deepcopy(cached[1])
 
-    def _catch_up(self, rules: ResourceClaimRules) -> None:
-        self.census.update()
-        if rules is self._rules and self.census.layout == self._layout:
-            return
-        if self.census.layout != self._layout:
-            self._firsts.update(self.state.index.by_rank)
+        def find() -> dict[str, Any] | None:
+            answer = self._find(claim, counts, pin)
+            return None if answer is None or ask.is_strange or self._may_need_commons(answer) else answer
+
+        return deepcopy(self._remembered((claim.namespace, claim.name, ask.shape, pin), find))
+
+    def _catch_up(self, rules: ResourceClaimRules) -> bool:
+        is_other_layout = super()._catch_up(rules)
+        if is_other_layout:
+            self._firsts.update(self.index.by_rank)
             first: dict[int, int] = {}
             for node, rank in self.census.classes():
                 first[node.kind.index] = min(rank, first.get(node.kind.index, rank))
             self._ranks = tuple(first.values())
-        self._rules, self._layout = rules, self.census.layout
-        self._answers.clear()
-        self._parts.clear()
+        return is_other_layout
+
+    def _forget(self) -> None:
+        super()._forget()
         self._counts.clear()
         self._slips = None
 
     def _counts_for(self, ask: ResourceClaimQuery) -> ClusterCounts | None:
         counts = self._counts.get(ask.shape)
         if counts is None or counts.ask.sight is not ask.sight:
-            if len(self._counts) >= MAX_ANSWERS:
+            if len(self._counts) >= MAX_COUNTS:
                 self._counts.clear()
-            named = NamedDevices() if isinstance(self.state.index.shape(ask), ShapeSearch) else NamedDevices.of(ask)
+            named = NamedDevices() if isinstance(self.index.shape(ask), ShapeSearch) else NamedDevices.of(ask)
             if named is None:
                 return None
             counts = self._counts[ask.shape] = ClusterCounts(self.census, self._firsts, ask, self.state.layout, named)
@@ -126,7 +106,7 @@ class ClusterExplainer:
         ranks = {*self._ranks, *self.census.emptiest().values(), *counts.named.ranks}
         if pin in index.records:
             ranks.add(index.records[pin].rank)
-        part = self._part(ranks, rules)
+        part = self._part(ranks)
         crowded = _unit(claim, part, rules)
         try:
             is_full = pin is None and crowded is not None and fits(part.snapshot, Usage(part.snapshot), crowded)
@@ -149,7 +129,7 @@ class ClusterExplainer:
         for most in (FEW_NODES, MANY_NODES):
             near, left = counts.fewest_claims(lots, most)
             ranks.update(near, () if is_full else counts.roomy(lots, most))
-            answer, crowded = self._explain(claim, self._part(ranks, rules), counts)
+            answer, crowded = self._explain(claim, self._part(ranks), counts)
             if answer is None or crowded is None or self._is_proven(answer, near, left):
                 return answer
         return None
@@ -166,12 +146,12 @@ class ClusterExplainer:
 
     def _is_proven(self, answer: Mapping[str, Any], near: Collection[int], left: int) -> bool:
         """Whether these are the claims that the whole cluster would tell, which asks nodes in the order of ``near``."""
-        index = self.state.index
+        index = self.index
         claims = [(b["namespace"], b["name"]) for b in answer["blockers"] if b["kind"] == "claim"]
         nodes = {node for key in claims for node, *_ in index.held[key]}
         if not nodes or not all(index.records[node or ""].rank in near for node in nodes):
             return False
-        searched = sum(bool(self.state.holders.on_node.get(index.by_rank[rank].name)) for rank in near)
+        searched = sum(bool(self.holders.on_node.get(index.by_rank[rank].name)) for rank in near)
         return len(claims) <= left or searched >= MAX_TRIES
 
     def _explain(
@@ -182,30 +162,31 @@ class ClusterExplainer:
         if unit is None:
             return None, None
         holdings = part.holdings(self.state)
-        ends = self.state.index.allowance.until
+        ends = self.index.allowance.until
         numbers = ClusterAvailability(part.snapshot, part.offers, holdings, counts)
         explainer = ResourceClaimExplainer(part.snapshot, holdings, [], ends, part.offers, self._get_slips(), numbers)
         (answer,) = explainer.explain(unit)
         return answer, explainer.crowded
 
-    def _part(self, ranks: Iterable[int], rules: ResourceClaimRules) -> ClusterSubset:
-        records = tuple(self.state.index.by_rank[rank] for rank in sorted(ranks))
-        part = self._parts.pop(records, None)
-        if part is None or part.judge.size > MAX_VERDICTS:
-            if len(self._parts) >= MAX_SUBSETS:
-                del self._parts[next(iter(self._parts))]
-            part = ClusterSubset.of(records, rules)
-        self._parts[records] = part  # the last one asked for is the last of the dict
-        return part
+    def _part(self, ranks: Iterable[int]) -> ClusterSubset:
+        records = tuple(self.index.by_rank[rank] for rank in sorted(ranks))
+        part = self._subset(records)
+        if part.judge.size <= MAX_VERDICTS:
+            return part
+        del self._subsets[records]
+        return self._subset(records)
+
+    def _make_subset(self, records: tuple[NodeRecord, ...]) -> ClusterSubset:
+        return ClusterSubset.of(records, self.rules)
 
     def _get_slips(self) -> ResourceTypoFinder:
         if self._slips is None:
             sizes = self.census.sizes()
-            kinds = [kind for kind in self.state.index.kinds.kinds if sizes.get(kind.index)]
+            kinds = [kind for kind in self.index.kinds.kinds if sizes.get(kind.index)]
             offers, copies = [published_device(kind.one) for kind in kinds], [sizes[kind.index] for kind in kinds]
             commons = self.state.rules.shared_devices.offers
             copies += [1] * len(commons)
-            all_kinds = self.state.index.kinds
+            all_kinds = self.index.kinds
             unique = {name: partial(all_texts, all_kinds, commons, name) for name in all_kinds.varied}
             self._slips = ResourceTypoFinder([*offers, *commons], copies, unique)
         return self._slips

@@ -31,6 +31,9 @@ from devalloc_solver.problem.snapshot import Snapshot
 MAX_VERDICTS = 64
 """Requests of which it is remembered what they may take; when there are more, all are forgotten."""
 
+MAX_EXPLANATIONS = 1_000
+"""Answers remembered, likewise."""
+
 MAX_EXPRESSIONS = 256
 """Expressions of which the verdicts are remembered, likewise."""
 
@@ -135,5 +138,7 @@ class FullCluster:
             explainer = ResourceClaimExplainer(self.snapshot, holdings, [], allowance.until, self.offers, self._slips)
             (answer,) = explainer.explain(unit)
             if unit.kind is not None and not allowance.is_over:
+                if len(self._explanations) >= MAX_EXPLANATIONS:
+                    self._explanations.clear()
                 self._explanations[cache_key] = answer
         return deepcopy(answer)

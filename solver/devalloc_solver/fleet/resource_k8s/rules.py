@@ -39,7 +39,12 @@ from devalloc_solver.problem.snapshot import Snapshot
 
 MAX_SHAPES = 1_000
 """Shapes remembered; when there are more, all are forgotten."""
-MAX_TEXT = 1_000
+MAX_EXPRESSIONS = 4_000
+"""Expressions remembered; they outlive shapes, which are forgotten when kinds of devices come."""
+MAX_FAILURES = 200_000
+"""Nodes remembered for all shapes, with their devices that expressions fail on; when there are more, all are forgotten.
+"""
+MAX_TEXT = 100
 """Characters of an attribute that are compared with a literal at no cost to speak of."""
 
 
@@ -52,7 +57,7 @@ class SharedDevices:
     """nodes with a pool among these that is incomplete or invalid"""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _ShapeFacts:
     """What is known of a shape, as long as kinds and rules are the same."""
 
@@ -60,8 +65,6 @@ class _ShapeFacts:
     """its candidates are kinds"""
     warned: tuple[int, tuple[str, ...]] = (-1, ())
     """(layout of the fleet, devices that could not be judged)"""
-    failures: dict[tuple[int, str], tuple[NodeRecord, tuple[str, ...]]] = field(default_factory=dict)
-    """(number of a request, node) -> the same of the node as it was then"""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,6 +78,8 @@ class ResourceClaimRules:
     shared_devices: SharedDevices = field(default_factory=SharedDevices)
     _selectors: SelectorJudge = field(init=False)
     _sights: dict[Hashable, _ShapeFacts | None] = field(default_factory=dict)
+    _failed: dict[tuple[_ShapeFacts, int, str], tuple[NodeRecord, tuple[str, ...]]] = field(default_factory=dict)
+    """(shape, number of a request, node) -> devices of the node, as it was then, that could not be judged"""
     _seen: tuple[object, int] | None = None
     """the kinds that sights are of"""
     _of_kinds: RequestJudge = field(init=False)
@@ -87,7 +92,11 @@ class ResourceClaimRules:
         self._selectors = SelectorJudge(self.gates, self.index.allowance)
         self._of_commons = self.judge(self.shared_devices.offers, self.shared_devices.broken)
         self._of_kinds = self._judge_kinds()
+        self._forget_sights()
+
+    def _forget_sights(self) -> None:
         self._sights.clear()
+        self._failed.clear()
 
     def has_met(self, shape: Hashable | None) -> bool:
         """Whether claims of a shape were solved under these rules: then their classes exist, and they are not too
@@ -100,9 +109,9 @@ class ResourceClaimRules:
         if self._seen is None or self._seen[0] is not kinds or self._seen[1] != len(kinds.kinds):
             self._seen = kinds, len(kinds.kinds)
             self._of_kinds = self._judge_kinds()
-            self._sights.clear()
+            self._forget_sights()
         if shape not in self._sights:
-            if len(self._sights) >= MAX_SHAPES:
+            if len(self._sights) >= MAX_SHAPES or len(self._selectors) > MAX_EXPRESSIONS:
                 self._forget()
             self._sights[shape] = self._look(claim)
         sight = self._sights[shape]
@@ -294,7 +303,7 @@ class ResourceClaimRules:
         failures: list[str] = []
         for name in records if kinds else sorted(nodes & records.keys()):
             record = records[name]
-            cached = sight.failures.get((number, name))
+            cached = self._failed.get((sight, number, name))
             if cached is None or cached[0] is not record:
                 offers = [
                     published_device(device)
@@ -302,7 +311,9 @@ class ResourceClaimRules:
                     if name in nodes or kind.index in kinds
                 ]
                 errors = self.judge(offers, frozenset()).choose(claim, ask).verdict.errors if offers else ()
-                cached = sight.failures[number, name] = record, tuple(errors)
+                if len(self._failed) >= MAX_FAILURES:
+                    self._failed.clear()
+                cached = self._failed[sight, number, name] = record, tuple(errors)
             failures += cached[1]
         return failures
 

@@ -1,0 +1,327 @@
+"""Tolerant reading of claims and machines as a store has them: another program, or another version, may have written
+them.
+
+``ClaimView`` and ``MachineView`` read plain manifests: what is not there, or has another type than the API's, is empty.
+A store guarantees metadata with a name. The one-line summaries, the same in every table and on the page, are less
+tolerant: for content that does not match the API, they raise AttributeError, KeyError, TypeError or ValueError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from devalloc.api import meta
+from devalloc.api.claim import DeviceAllocation, DeviceClaimStatus
+from devalloc.api.json_content import ContentError, content_faults, escape_invalid_unicode
+
+Object = dict[str, Any]
+
+
+def _map(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectView:
+    """What every object has."""
+
+    content: Mapping[str, Any]
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        return _map(self.content.get("metadata"))
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        return _map(self.content.get("spec"))
+
+    @property
+    def status(self) -> Mapping[str, Any]:
+        return _map(self.content.get("status"))
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Namespace and name, the namespace never empty."""
+        return self.metadata.get("namespace") or "default", self.metadata["name"]
+
+    def annotation(self, name: str) -> str | None:
+        """The value of an annotation."""
+        value = _map(self.metadata.get("annotations")).get(name)
+        return value if isinstance(value, str) else None
+
+    @property
+    def is_deleting(self) -> bool:
+        """Whether its deletion was requested."""
+        return self.metadata.get("deletionTimestamp") is not None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a node has something of it, or is about to."""
+        return meta.NODE_FINALIZER in (self.metadata.get("finalizers") or ())
+
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether its latest content may still be taken back: what belongs to it is not written yet."""
+        return self.annotation(meta.TRANSACTION) is not None
+
+
+class ClaimView(ObjectView):
+    """A DeviceClaim."""
+
+    __slots__ = ()
+
+    @property
+    def entries(self) -> list[Any]:
+        """The entries of status.allocations, well formed or not; empty for a claim that is not allocated."""
+        entries = self.status.get("allocations")
+        return entries if isinstance(entries, list) else []
+
+    @property
+    def group(self) -> str | None:
+        """The claim's group within its namespace; its members are satisfied all or none (S7)."""
+        return self.annotation(meta.GROUP) or None
+
+    @property
+    def node(self) -> str | None:
+        """The node of its devices."""
+        return self.annotation(meta.ALLOCATED_NODE)
+
+    @property
+    def holder(self) -> str | None:
+        """The node that put its finalizer on it."""
+        return self.annotation(meta.PREPARED_ON)
+
+    @property
+    def wants_release(self) -> bool:
+        """Whether its devices must be released, even if they are in use."""
+        return self.annotation(meta.RELEASE) is not None
+
+
+class MachineView(ObjectView):
+    """A VirtualMachine."""
+
+    __slots__ = ()
+
+    @property
+    def claim_names(self) -> list[str]:
+        """The claims that its spec names, also if the rest of it makes no sense."""
+        names = self.spec.get("claims")
+        return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+    @property
+    def node(self) -> str | None:
+        """The node that is to run it: the one its spec names, else the one that was chosen for it."""
+        is_chosen = self.is_held or not self.is_unsettled
+        for part in (self.spec, self.status if is_chosen else {}):
+            if isinstance(name := part.get("nodeName"), str) and name:
+                return name
+        return None
+
+    @property
+    def holder(self) -> str | None:
+        """The node that has something of it; None if no node does. If the name was removed, the node that is to run
+        it, or ""."""
+        return (self.annotation(meta.PREPARED_ON) or self.node or "") if self.is_held else None
+
+
+def format_devices(entries: Sequence[Object] | Object, *, limit: int | None = 4) -> str:
+    """Allocation entries, or those of an AllocationResult, as "pool/device (memory 3Gi)", at most ``limit`` of them.
+
+    Consecutive devices of a pool name the pool once.
+    """
+    if isinstance(entries, Mapping):
+        entries = [_allocation_entry(one) for one in entries.get("devices", {}).get("results", [])]
+    shown = entries if limit is None or len(entries) <= limit else entries[: limit - 1]
+    texts, last = [], None
+    for entry in shown:
+        pool = entry["devicePoolName"]
+        amounts = ", ".join(f"{amount['name']} {amount['allocation']}" for amount in entry.get("allocations", []))
+        name = entry["deviceName"] if pool == last else f"{pool}/{entry['deviceName']}"
+        texts.append(f"{name} ({amounts})" if amounts else name)
+        last = pool
+    if len(shown) < len(entries):
+        texts.append(f"{len(entries) - len(shown)} more")
+    return ", ".join(texts)
+
+
+def _allocation_entry(result: Object) -> Object:
+    """A device of an AllocationResult in the form of an allocation entry."""
+    amounts = [{"name": name, "allocation": amount} for name, amount in result.get("consumedCapacity", {}).items()]
+    pool = f"{result['driver']}/{result['pool']}"
+    return {"devicePoolName": pool, "deviceName": result["device"], "allocations": amounts}
+
+
+def attribute_text(device_or_spec: Object, name: str) -> str:
+    """The value of an attribute as text; "" if there is none."""
+    for entry in device_or_spec.get("attributes", []):
+        if entry["name"] == name:
+            return next(str(value) for key, value in entry.items() if key != "name")
+    return ""
+
+
+def claim_state(claim: Object) -> str:
+    """Allocated, Prepared (its node has bound the devices), Pending, Releasing or Deleting."""
+    if claim["metadata"].get("deletionTimestamp"):
+        return "Deleting"
+    is_prepared = meta.NODE_FINALIZER in claim["metadata"].get("finalizers", [])
+    holds = bool(claim.get("status", {}).get("allocations"))
+    if annotation_text(claim, meta.RELEASE) and (holds or is_prepared):
+        return "Releasing"
+    if is_prepared:
+        return "Prepared"
+    return "Allocated" if holds else "Pending"
+
+
+def annotation_text(obj: Object, name: str) -> str:
+    """The value of an annotation; "" if there is none."""
+    return str(obj["metadata"].get("annotations", {}).get(name, ""))
+
+
+def request_summary(claim: Object) -> str:
+    """The devices that a claim requests: "4 gpu, 1 vf"."""
+    return ", ".join(_detail_summary(entry) for entry in claim.get("spec", {}).get("claims", []))
+
+
+def _detail_summary(detail: Object) -> str:
+    if detail.get("oneOf"):
+        return " or ".join(_detail_summary(alternative) for alternative in detail["oneOf"])
+    what = detail.get("deviceClass") or detail.get("deviceType") or "any device"
+    requests = dict(detail.get("requests", {}))
+    count = requests.pop("count", None)
+    amounts = " ".join(f"{amount} {name}" for name, amount in requests.items())
+    if amounts and count is None:
+        return f"{amounts} of {what}"
+    return f"{count or 1} {what}" + (f" with {amounts}" if amounts else "")
+
+
+def machine_node(machine: Object) -> str:
+    """The node of its spec, or else the node on which it was placed."""
+    return str(machine["spec"].get("nodeName") or machine.get("status", {}).get("nodeName") or "")
+
+
+def machine_phase(machine: Object) -> str:
+    """Its phase; Deleting once its deletion was requested, Pending until a node reports its status."""
+    if machine["metadata"].get("deletionTimestamp"):
+        return "Deleting"
+    return str(machine.get("status", {}).get("phase", "Pending"))
+
+
+def machine_amount(machine: Object, name: str) -> str:
+    """The actual and the wanted amount: "2/4"."""
+    bounds = machine["spec"]["cpu" if name == "cpus" else name]
+    requested = str(bounds.get("use", bounds["min"]))
+    observed = machine.get("status", {}).get("observed", {}).get(name)
+    return requested if observed is None or str(observed) == requested else f"{observed}/{requested}"
+
+
+def pool_model(pool: Object) -> str:
+    """The card's model; its virtual functions, which follow in the list, often have another one."""
+    spec = pool.get("spec", {})
+    models = [attribute_text(spec, "model"), *(attribute_text(device, "model") for device in spec.get("devices", []))]
+    return next((model for model in models if model), "")
+
+
+def pool_numa_nodes(pool: Object) -> str:
+    """The NUMA nodes of its devices: "0,1"."""
+    spec = pool.get("spec", {})
+    values = [attribute_text(spec, "numa"), *(attribute_text(device, "numa") for device in spec.get("devices", []))]
+    return ",".join(dict.fromkeys(value for value in values if value))
+
+
+_DEVICE = ("devicePoolName", "deviceName")
+_OTHER_FIELDS = DeviceClaimStatus.model_fields.keys() - {"allocations"}
+"""Fields of the status that are lists."""
+
+
+def recover_status(content: object) -> DeviceClaimStatus | None:
+    """The devices that the status of a claim names, regardless of its other errors; None if it names none.
+
+    Each entry is read separately. An entry with unreadable amounts has the whole device, which includes whatever it was
+    meant to have. An entry that names no device is ignored.
+    """
+    listed = content.get("allocations") if isinstance(content, Mapping) else None
+    entries = [_entry(entry) for entry in listed] if isinstance(listed, list) else []
+    held = [entry for entry in entries if entry is not None]
+    if not held:
+        return None
+    # All fields are given: to find a default, pydantic inspects signatures, which costs a tenth of a prepare.
+    rest: dict[str, list[object]] = {name: [] for name in _OTHER_FIELDS}
+    return DeviceClaimStatus.model_construct({"allocations"}, allocations=held, **rest)
+
+
+def _entry(content: object) -> DeviceAllocation | None:
+    if not isinstance(content, Mapping):
+        return None
+    device = {name: content.get(name) for name in _DEVICE}
+    amounts = content.get("allocations")
+    whole = _recovered_entry(device)
+    return whole if whole is None or not amounts else _recovered_entry({**device, "allocations": amounts}) or whole
+
+
+def _recovered_entry(content: dict[str, object]) -> DeviceAllocation | None:
+    try:
+        return (
+            None if content_faults(content) else DeviceAllocation.model_validate(content, by_alias=True, by_name=False)
+        )
+    except (ContentError, ValidationError):
+        return None
+
+
+ClaimKey = tuple[str, str]
+"""Namespace and name, the namespace never empty, as the solver answers."""
+
+
+def device_claims_in(documents: Iterable[Object]) -> list[Object]:
+    """The DeviceClaims among documents."""
+    return [doc for doc in documents if doc.get("kind") == "DeviceClaim" and doc.get("apiVersion") == meta.DEVMGMT]
+
+
+def claim_key(claim: Object) -> ClaimKey:
+    """(namespace, name)"""
+    return ClaimView(claim).key
+
+
+def claim_key_or_none(document: object) -> ClaimKey | None:
+    """The key of a claim, even if the rest is unreadable; None if it has no name or is of another kind."""
+    if not isinstance(document, Mapping) or document.get("kind") != "DeviceClaim":
+        return None
+    metadata = document.get("metadata")
+    if not isinstance(metadata, Mapping) or not isinstance(name := metadata.get("name"), str):
+        return None
+    namespace = metadata.get("namespace")
+    return escape_invalid_unicode(namespace) if isinstance(
+        namespace, str
+    ) and namespace else "default", escape_invalid_unicode(name)
+
+
+def annotation_of(claim: Object, name: str) -> str | None:
+    """The value of an annotation."""
+    return ClaimView(claim).annotation(name)
+
+
+def allocation_entries(claim: Object) -> list[Any]:
+    """The entries of status.allocations, well formed or not; empty for a claim that is not allocated."""
+    return ClaimView(claim).entries
+
+
+def is_deleting(claim: Object) -> bool:
+    """Whether its deletion was requested."""
+    return ClaimView(claim).is_deleting
+
+
+def group_of(claim: Object) -> str | None:
+    """The claim's group within its namespace."""
+    return ClaimView(claim).group
+
+
+def admin_class_names(documents: Iterable[Object]) -> frozenset[str]:
+    """Names of the classes that have admin access."""
+    return frozenset(
+        doc["metadata"]["name"]
+        for doc in documents
+        if doc.get("kind") == "DeviceClass" and isinstance(spec := doc.get("spec"), dict) and spec.get("adminAccess")
+    )

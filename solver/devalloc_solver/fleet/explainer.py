@@ -1,0 +1,85 @@
+"""What explainers of both dialects keep of a fleet: answers, parts of it, and when these hold no longer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, TypeVar
+
+from devalloc_solver.fleet.fleet_stats import FleetStats
+from devalloc_solver.fleet.holders import Holders
+from devalloc_solver.fleet.node_index import NodeIndex
+from devalloc_solver.fleet.pool_states import NodeRecord
+
+MAX_ANSWERS = 1_000
+"""Answers remembered; when there are more, all is forgotten that was found out for them."""
+MAX_SUBSETS = 16
+"""Parts of the fleet that are kept; the one not asked for longest is forgotten first."""
+MAX_KINDS = 64
+"""Kinds of nodes that are all looked at."""
+
+RulesT = TypeVar("RulesT")
+AnswerT = TypeVar("AnswerT")
+SubsetT = TypeVar("SubsetT")
+
+
+class FleetExplainer(ABC, Generic[RulesT, AnswerT, SubsetT]):
+    """Explains claims that the index finds no place for, from a part of the fleet: as from all of it, but faster.
+
+    Answers hold until anything changes; all else holds until the rules or the pools change.
+    """
+
+    def __init__(self, index: NodeIndex, holders: Holders[Any]) -> None:
+        self.index, self.holders = index, holders
+        self.census = FleetStats(index, holders.on_node)
+        self._rules: RulesT | None = None
+        self._layout = -1
+        """of the census, when what is kept here began"""
+        self._answers: dict[Hashable, tuple[int, AnswerT]] = {}
+        """what was asked -> (stamp of the census, answer)"""
+        self._subsets: dict[tuple[NodeRecord, ...], SubsetT] = {}
+
+    @property
+    def rules(self) -> RulesT:
+        """Those of the claim that is explained."""
+        assert self._rules is not None
+        return self._rules
+
+    def _catch_up(self, rules: RulesT) -> bool:
+        """Take note of all changes; whether pools are among them."""
+        self.census.update()
+        is_other_layout = self.census.layout != self._layout
+        if rules is not self._rules or is_other_layout:
+            self._rules, self._layout = rules, self.census.layout
+            self._forget()
+        return is_other_layout
+
+    def _forget(self) -> None:
+        """Whatever is kept here."""
+        self._answers.clear()
+        self._subsets.clear()
+
+    def _remembered(self, key: Hashable, find: Callable[[], AnswerT | None]) -> AnswerT | None:
+        """The answer that was given to the same, or the one that is found now, if any."""
+        cached = self._answers.get(key)
+        if cached is not None and cached[0] == self.census.stamp:
+            return cached[1]
+        if len(self._answers) >= MAX_ANSWERS:
+            self._forget()
+        answer = find()
+        if answer is not None and not self.index.allowance.is_over:
+            self._answers[key] = self.census.stamp, answer
+        return answer
+
+    def _subset(self, records: tuple[NodeRecord, ...]) -> SubsetT:
+        """Some nodes as a problem of its own."""
+        subset = self._subsets.pop(records, None)
+        if subset is None:
+            if len(self._subsets) >= MAX_SUBSETS:
+                del self._subsets[next(iter(self._subsets))]
+            subset = self._make_subset(records)
+        self._subsets[records] = subset
+        return subset
+
+    @abstractmethod
+    def _make_subset(self, records: tuple[NodeRecord, ...]) -> SubsetT: ...

@@ -1,0 +1,72 @@
+"""Who holds what of a fleet, whatever comes and goes: as a count of all that is held tells."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from random import Random
+from typing import NamedTuple
+
+import pytest
+
+from devalloc_solver.fleet.holders import Holders
+from devalloc_solver.fleet.node_index import HeldItem, NodeIndex
+from devalloc_solver.problem.snapshot import Device, Pool, join_pools
+
+NODES, DEVICES = ("n0", "n1", "n2"), 4
+
+
+class Holding(NamedTuple):
+    """Devices by node and number."""
+
+    items: tuple[HeldItem, ...]
+
+    @property
+    def pools(self) -> set[str]:
+        return {f"of {node}" for node, _, _ in self.items}
+
+
+def index_of_nodes() -> NodeIndex:
+    index = NodeIndex()
+    for node in NODES:
+        devices = tuple(Device(number, 0, f"d{number}", {}, {}, (), None) for number in range(DEVICES))
+        index.put(node, join_pools([Pool(0, node, f"of {node}", "gpu", {}, devices)], (node,)))
+    return index
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_kept_is_what_claims_hold(seed: int) -> None:
+    rng, index = Random(seed), index_of_nodes()
+    holders: Holders[Holding] = Holders(index)
+    held: dict[tuple[str, str], Holding] = {}
+    for number in range(200):
+        key = ("default", f"c{rng.randrange(12)}")
+        if key in held:
+            if rng.random() < 0.3:  # out of the index, and back again
+                holders.lift(key)
+                assert key not in index.held
+                holders.put(key, held[key].items)
+            else:
+                assert holders.leave(key) is held.pop(key)
+        else:
+            count = rng.choice((0, 1, 1, 2, 3))
+            items = [(rng.choice(NODES), rng.randrange(DEVICES), None) for _ in range(count)]
+            held[key] = Holding(tuple(dict.fromkeys(items)))
+            holders.enter(key, held[key], held[key].items)
+        assert holders.by_claim == held, number
+        on_node = defaultdict(set)
+        for one, holding in held.items():
+            for node, _, _ in holding.items:
+                on_node[node].add(one)
+        assert holders.on_node == on_node
+        assert holders.scattered == {one for one, holding in held.items() if len(holding.pools) > 1}
+        for node in NODES:
+            assert holders.of_pools((f"of {node}",)) == holders.on_nodes((node,)) == on_node[node]
+    for key in held:
+        holders.leave(key)
+    left = (holders.by_claim, holders.on_node, holders.scattered, holders._by_pool, index.held)
+    assert not any(left)
+
+
+def test_who_holds_nothing_leaves_nothing() -> None:
+    holders: Holders[Holding] = Holders(index_of_nodes())
+    assert holders.leave(("default", "unknown")) is None
