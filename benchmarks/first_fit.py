@@ -80,6 +80,6 @@ def _take(
                 continue
             group = fitting.setdefault(device.attributes.get(request.match[0]) if request.match else None, [])
             group.append(device)
-            if len(group) == request.least:
+            if len(group) == request.min_count:
                 return group
     return None

@@ -83,7 +83,7 @@ def _build(model: cp_model.CpModel, prepared: PreparedProblem) -> list[cp_model.
                         if names:
                             value = tuple(device.attributes.get(name) for name in names)
                             model.add_implication(use, values.setdefault(value, model.new_bool_var("")))
-                model.add(sum(taken) == request.least * picked)
+                model.add(sum(taken) == request.min_count * picked)
                 if request.match:
                     model.add_at_most_one(own.values())
         if demand.match:

@@ -71,7 +71,7 @@ def partition_claim(snapshot: Snapshot, wanted: Sequence[Sequence[tuple[str, int
     }
 
     def slot(detail: int, number: int | None, profile: str, count: int) -> Request:
-        return a_slot(by_profile[profile], detail=detail, alternative=number, least=count, most=count)
+        return a_slot(by_profile[profile], detail=detail, alternative=number, min_count=count, max_count=count)
 
     details = tuple(
         tuple(

@@ -87,9 +87,9 @@ def _slot_objections(
     if request.mode in (AllocationMode.EVERY, AllocationMode.ADMIN_ALL):
         if {*devices} != {i for i in request.candidates.accepted if _reaches(instance, place, i)} or not devices:
             yield "not all candidates"
-        if request.most is not None and len(devices) > request.most:
+        if request.max_count is not None and len(devices) > request.max_count:
             yield "more than the limit"
-    elif not request.least <= len(devices) <= (request.most or len(devices)):
+    elif not request.min_count <= len(devices) <= (request.max_count or len(devices)):
         yield "not as many as asked for"
     for name in request.match:
         if not _agree(instance.snapshot.devices[i].attributes.get(name) for i in devices):
@@ -249,5 +249,7 @@ def _sets(instance: SearchInstance, request: Request, place: Place) -> list[Take
     reached = [index for index in sorted(request.candidates.accepted) if _reaches(instance, place, index)]
     if request.mode in (AllocationMode.EVERY, AllocationMode.ADMIN_ALL):
         return [(request, tuple(reached))]
-    most = len(reached) if request.most is None else min(request.most, len(reached))
-    return [(request, devices) for size in range(request.least, most + 1) for devices in combinations(reached, size)]
+    most = len(reached) if request.max_count is None else min(request.max_count, len(reached))
+    return [
+        (request, devices) for size in range(request.min_count, most + 1) for devices in combinations(reached, size)
+    ]

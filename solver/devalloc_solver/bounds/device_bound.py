@@ -128,10 +128,10 @@ def takes_exclusively(request: Request) -> bool:
 
 def _minimum_need(unit: PlacementUnit, numbers: Mapping[int, int]) -> MinimumNeed:
     details = [
-        tuple(sorted({(numbers[id(request.candidates)], request.least) for request in alternatives}))
+        tuple(sorted({(numbers[id(request.candidates)], request.min_count) for request in alternatives}))
         for demand in unit.demands
         for alternatives in demand.details
-        if all(takes_exclusively(request) and request.least for request in alternatives)
+        if all(takes_exclusively(request) and request.min_count for request in alternatives)
     ]
     claims = Counter(demand.claim.priority for demand in unit.demands)
     return MinimumNeed(unit.pin, tuple(sorted(claims.items())), tuple(sorted(details)))

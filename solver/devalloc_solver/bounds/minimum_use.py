@@ -30,8 +30,8 @@ Measure = tuple[Callable[[Request], int], list[int]]
 
 def satisfied_details(details: Iterable[tuple[Alternatives, int]]) -> Satisfied:
     """Of claims that are known: the possible alternatives of their details, and how many details have these."""
-    known = list(details)
-    return lambda cost: sum(times * cost(alternatives) for alternatives, times in known)
+    listed = list(details)
+    return lambda cost: sum(times * cost(alternatives) for alternatives, times in listed)
 
 
 def satisfied_counts(units: Sequence[PlacementUnit], counts: Mapping[int, int]) -> Satisfied:
@@ -176,7 +176,7 @@ def _weight_of_block(blocks: int) -> int:
 
 def _whole_devices(request: Request, parcel: int = 1) -> int:
     """Devices that no other request has, in full parcels of so many."""
-    return request.least // parcel if request.mode is AllocationMode.WHOLE and not request.portions else 0
+    return request.min_count // parcel if request.mode is AllocationMode.WHOLE and not request.portions else 0
 
 
 def _share(request: Request, resource: str) -> int:

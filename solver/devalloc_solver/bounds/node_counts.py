@@ -89,7 +89,7 @@ class NodeCounts:
 
     def _enough(self, demand: Demand, request: Request, held: tuple[Allocation, ...]) -> set[Node]:
         """Nodes with enough for a request; None among them means every node."""
-        least = request.least if counts_whole_devices(request) else 1
+        least = request.min_count if counts_whole_devices(request) else 1
         enough = {node for node, count in self.devices(demand, request, held).items() if count >= least}
         for name, nano in request.requests.items() if not request.portions else ():
             here = {node for node, amount in self.amounts(demand, request, name, held).items() if amount >= nano}
@@ -112,7 +112,7 @@ class NodeCounts:
     def amounts(self, demand: Demand, request: Request, name: str, held: tuple[Allocation, ...]) -> CountByNode:
         """The most nano units of a resource for a request, with equal match values, within its limit of devices."""
         state, names = self.state(held), match_attributes(demand, request)
-        key = id(request.candidates), names, request.mode, name, request.most
+        key = id(request.candidates), names, request.mode, name, request.max_count
         if key not in state.counted or state.counted[key][0] is not request.candidates:
             spots, devices, ledger = self._spots_of(names), self.snapshot.devices, state.ledger
             parts: dict[MatchGroup, list[int]] = defaultdict(list)
@@ -122,7 +122,7 @@ class NodeCounts:
                     whole = request.mode is not AllocationMode.SHARE or state.free[i]
                     amount = resource.nano if whole else ledger.free_blocks(devices[i], name) * resource.block
                     parts[spot].append(amount)
-            state.counted[key] = request.candidates, _max_by_node(parts, request.most)
+            state.counted[key] = request.candidates, _max_by_node(parts, request.max_count)
         return state.counted[key][1]
 
     def _spots_of(self, names: tuple[str, ...]) -> list[MatchGroup | None]:

@@ -43,7 +43,7 @@ class AlternativeChoice:
     @property
     def devices(self) -> int:
         """How many it takes at least."""
-        return sum(request.least for request in self.requests)
+        return sum(request.min_count for request in self.requests)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

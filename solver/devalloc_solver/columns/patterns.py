@@ -96,8 +96,8 @@ def _localize(
         requests.append(
             LocalRequest(
                 colors,
-                request.least,
-                request.least if request.most is None else request.most,
+                request.min_count,
+                request.min_count if request.max_count is None else request.max_count,
                 tuple(sorted(attributes[name] for name in request.match)),
                 tuple(sorted((resources[name], amount) for name, amount in request.requests.items())),
                 tuple(sorted((resources[name], amount) for name, amount in request.limits.items())),

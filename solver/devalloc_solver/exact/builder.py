@@ -89,7 +89,7 @@ class ModelBuilder:
     def room(self, request: Request, b: int, members: int = 1) -> int:
         """How many devices or portions of a group equal requests may take, each of them a device at most once."""
         device_group = self.model.device_groups[b]
-        most = device_group.size if request.most is None else min(request.most, device_group.size)
+        most = device_group.size if request.max_count is None else min(request.max_count, device_group.size)
         if not device_group.one.shareable:
             return min(members * most, device_group.size)
         times = (

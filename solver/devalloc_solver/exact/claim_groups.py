@@ -35,7 +35,7 @@ MAX_BLOCKS = 2**40
 
 def are_shares_countable(request: Request, device_groups: Sequence[DeviceGroup]) -> bool:
     """Whether shares of equal requests can be counted: each on one device, or split in blocks of one size."""
-    if request.most not in (None, 1):
+    if request.max_count not in (None, 1):
         return False
     for name, amount in request.requests.items():
         accepted = (
@@ -46,7 +46,7 @@ def are_shares_countable(request: Request, device_groups: Sequence[DeviceGroup])
         resources = [resource for resource in accepted if resource is not None]
         if any(max(r.blocks, -(-amount // r.block)) > MAX_BLOCKS for r in resources):
             return False
-        if request.most is None and len({resource.block for resource in resources}) > 1:
+        if request.max_count is None and len({resource.block for resource in resources}) > 1:
             return False
     return True
 
@@ -63,7 +63,7 @@ class CountedShares:
 
     def room(self, device_groups: Sequence[int]) -> int:
         """How many members these devices are enough for, as far as counting tells."""
-        if self.request.most is not None:
+        if self.request.max_count is not None:
             return min(self.size, sum(self.whole(b) * self.draft.model.device_groups[b].size for b in device_groups))
         rooms = [self.size]
         for name in self.request.requests:
@@ -82,13 +82,13 @@ class CountedShares:
             for number in range(draft.bin_count(b)):
                 if whole := min(self.size, self.whole(b)):
                     self.add_undivided(cell, (b, number), whole)
-                for name in self.request.requests if self.request.most is None else ():
+                for name in self.request.requests if self.request.max_count is None else ():
                     if free := self.free(b, name):
                         needed[name] = self.needed(b, name)
                         most = min(free, self.size * needed[name])
                         supply[name].append(self.add_part(cell, (b, number), name, most))
         undivided = sum(cell.undivided.values())
-        if self.request.most is not None or not all(supply.values()):
+        if self.request.max_count is not None or not all(supply.values()):
             cp.add(undivided == here)
             return
         cell.split = draft.new_int(self.size)
@@ -176,7 +176,7 @@ def _can_be_counted(demand: Demand, device_groups: Sequence[DeviceGroup]) -> boo
     if prod(len(detail) for detail in demand.details) > MAX_PATTERNS:
         return False
     if demand.most is not None:
-        entries = sum(max(request.most or demand.most + 1 for request in detail) for detail in demand.details)
+        entries = sum(max(request.max_count or demand.most + 1 for request in detail) for detail in demand.details)
         if entries > demand.most:
             return False
     return all(_is_simple_constraint(relation, demand, device_groups) for relation in demand.relations)
@@ -187,7 +187,11 @@ def _is_counted(request: Request, device_groups: Sequence[DeviceGroup]) -> bool:
     if request.mode is AllocationMode.SHARE:
         return are_shares_countable(request, device_groups)
     together = request.requests or request.limits or request.portions
-    return request.mode is AllocationMode.WHOLE and request.most is not None and (request.most == 1 or not together)
+    return (
+        request.mode is AllocationMode.WHOLE
+        and request.max_count is not None
+        and (request.max_count == 1 or not together)
+    )
 
 
 def _is_simple_constraint(relation: Constraint, demand: Demand, device_groups: Sequence[DeviceGroup]) -> bool:
@@ -287,7 +291,7 @@ class _GroupBuilder:
         """How many members these devices are enough for, as far as counting tells."""
         if request.mode is AllocationMode.SHARE:
             return CountedShares(self.draft, self.amounts, request, self.size).room(device_groups)
-        return sum(self.draft.room(request, b, self.size) for b in device_groups) // request.least
+        return sum(self.draft.room(request, b, self.size) for b in device_groups) // request.min_count
 
     def new_cells(self, request: Request, by_own: dict[object, list[int]], members: LinearTerms) -> list[GroupCellVars]:
         cells = []
@@ -308,12 +312,12 @@ class _GroupBuilder:
         return cells
 
     def add_counts(self, cell: GroupCellVars, request: Request, device_groups: Sequence[int]) -> None:
-        assert request.most is not None
+        assert request.max_count is not None
         for b in device_groups:
             cell.takes |= self.draft.new_takes(request, b, self.size)
         taken, here = sum(cell.takes.values()), sum_terms(cell.members)
-        self.cp.add(taken >= request.least * here)
-        self.cp.add(taken <= request.most * here)
+        self.cp.add(taken >= request.min_count * here)
+        self.cp.add(taken <= request.max_count * here)
 
 
 def _values(device_group: DeviceGroup, names: Sequence[str], scalars: Sequence[str]) -> tuple[object, ...] | None:

@@ -120,9 +120,9 @@ def _deal_devices(search: GoalSearch, cell: GroupCellVars, asking: Iterator[_Req
                 del left[target]
 
     for member in members:
-        give(member, member.request.least)
+        give(member, member.request.min_count)
     for member in members:
-        give(member, (member.request.most or 0) - member.request.least)
+        give(member, (member.request.max_count or 0) - member.request.min_count)
     if members and members[0].request.mode is AllocationMode.SHARE:
         _deal_shares(search, cell, members)
     return members

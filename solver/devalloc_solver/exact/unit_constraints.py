@@ -195,12 +195,12 @@ class _UnitBuilder:
             else:
                 parts.takes |= self.draft.new_takes(request, b)
         cap = sum(self.draft.upper(variable) for variable in parts.takes.values())
-        cap = cap if request.most is None else min(cap, request.most)
-        if not parts.takes or cap < request.least:
+        cap = cap if request.max_count is None else min(cap, request.max_count)
+        if not parts.takes or cap < request.min_count:
             cp.add(parts.chosen == 0)
             return
         total = sum(parts.takes.values())
-        cp.add(total >= request.least * parts.chosen)
+        cp.add(total >= request.min_count * parts.chosen)
         cp.add(total <= cap * parts.chosen)
         for name, amount in request.requests.items():
             add_at_least(cp, [*parts.takes.values()], self.capacities(parts, name), amount, parts.chosen)
@@ -241,8 +241,8 @@ class _UnitBuilder:
                     supply[name][1].extend(resources[name].block * weight for weight, _ in terms)
         for name, amount in request.requests.items():
             add_at_least(cp, *supply[name], amount, parts.chosen)
-        if request.most is not None and parts.shares:
-            cp.add(sum(taken for taken, _ in parts.shares.values()) <= min(request.most, len(parts.shares)))
+        if request.max_count is not None and parts.shares:
+            cp.add(sum(taken for taken, _ in parts.shares.values()) <= min(request.max_count, len(parts.shares)))
 
     # -- all devices ---------------------------------------------------------------------------------------------------
 
@@ -254,7 +254,7 @@ class _UnitBuilder:
             reached = (b for b in self.draft.accepted(request) if self.model.device_groups[b].is_reached_from(place))
             own_bunches = [*reached] if place not in request.candidates.barred else []
             count = sum(self.model.device_groups[b].size for b in own_bunches)
-            too_many = request.most is not None and count > request.most
+            too_many = request.max_count is not None and count > request.max_count
             if not own_bunches or too_many or not eligible.issuperset(own_bunches):
                 self.cp.add_bool_or(literal.negated(), parts.chosen.negated())
                 continue

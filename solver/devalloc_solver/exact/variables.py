@@ -126,7 +126,7 @@ def max_bins(device_group: DeviceGroup, ledger: Usage, sharing: Iterable[Request
         if request.mode is AllocationMode.SHARE:
             need += max((-(-amount // free) for amount, free in _supply(request, device_group, ledger)), default=0)
         elif index in request.portions:
-            need += device_group.size if request.most is None else request.most
+            need += device_group.size if request.max_count is None else request.max_count
         if need >= device_group.size:
             return device_group.size
     return need

@@ -79,7 +79,7 @@ def _order(unit: PlacementUnit) -> ClaimOrder:
 def _size(unit: PlacementUnit) -> tuple[int, int]:
     """Units that need several kinds of devices come first, and large ones before small ones that fill gaps."""
     details = [detail for demand in unit.demands for detail in demand.details]
-    return len(details), sum(min(request.least for request in detail) for detail in details)
+    return len(details), sum(min(request.min_count for request in detail) for detail in details)
 
 
 def _value(units: Sequence[PlacementUnit], placements: Sequence[Placement]) -> tuple[object, ...]:

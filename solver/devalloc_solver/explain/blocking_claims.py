@@ -189,7 +189,7 @@ class BlockingClaimFinder:
         bounds: dict[Node, int] = {}
         if request.mode is AllocationMode.WHOLE:
             free = counting.devices(demand, request, self.held)
-            self._add_bounds(bounds, free, request.least, nodes, partial(_freed_devices, request=request))
+            self._add_bounds(bounds, free, request.min_count, nodes, partial(_freed_devices, request=request))
         for name, amount in request.requests.items():
             free = counting.amounts(demand, request, name, self.held)
             self._add_bounds(

@@ -302,7 +302,7 @@ class Explainer:
     def message(self, finding: Finding, funnels: Sequence[tuple[Request, Mapping[str, Any]]]) -> str:
         """One sentence: how final it is, the numbers of the request that is worst off, and what stands in the way."""
         column = "matching" if finding.is_impossible else "free"
-        worst = min(funnels, key=lambda each: (each[1][column] - each[0].least, each[0].detail), default=None)
+        worst = min(funnels, key=lambda each: (each[1][column] - each[0].min_count, each[0].detail), default=None)
         counted = ""
         if worst is not None:
             label = f"request {worst[1]['request']}: " if len(funnels) > 1 else ""

@@ -151,13 +151,17 @@ def describe_shortage(
     together = f" with one {' and one '.join(f'`{name}`' for name in match)} value" if match else ""
     if counts_whole_devices(request):
         best = max_on_node(counting.devices(demand, request, held), pin)
-        if best < request.least:
-            return f"{where} {count_devices(request.least, free)}{together} (at most {best})"
+        if best < request.min_count:
+            return f"{where} {count_devices(request.min_count, free)}{together} (at most {best})"
     for name, amount in request.requests.items() if not request.portions else ():
         best = max_on_node(counting.amounts(demand, request, name, held), pin)
         if best < amount:
             shown = request.spec.requests[name]
-            most = f" on {request.most} device{'s' if request.most != 1 else ''}" if request.most is not None else ""
+            most = (
+                f" on {request.max_count} device{'s' if request.max_count != 1 else ''}"
+                if request.max_count is not None
+                else ""
+            )
             return f"{where} {shown} of {free}{name}{most}{together} (at most {Quantity(best, shown.format)})"
     return ""
 

@@ -224,7 +224,15 @@ class UnitRelaxations:
 def detail_key(requests: Sequence[Request]) -> object:
     """Equal for details of a claim that ask for the same."""
     return tuple(
-        (id(s.candidates), s.mode, s.least, s.most, s.match, tuple(s.requests.items()), tuple(s.limits.items()))
+        (
+            id(s.candidates),
+            s.mode,
+            s.min_count,
+            s.max_count,
+            s.match,
+            tuple(s.requests.items()),
+            tuple(s.limits.items()),
+        )
         for s in requests
     )
 

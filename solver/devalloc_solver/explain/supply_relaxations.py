@@ -42,7 +42,7 @@ class _DetailPart:
     @property
     def count(self) -> int:
         """1 where it is served all or none."""
-        return self.request.least if self.is_divisible else 1
+        return self.request.min_count if self.is_divisible else 1
 
     def split(self, used: int, taken: Sequence[int], chosen: Sequence[int] | None) -> Iterator[Request]:
         """One request for what is kept, of the devices ``taken`` for it, and one for what is left out."""
@@ -53,7 +53,7 @@ class _DetailPart:
 
     def of(self, count: int, devices: Sequence[int] | None = None) -> Request:
         """The request for some of its devices, to be taken of these only."""
-        request = self.request if count == self.count else replace(self.request, least=count, most=count)
+        request = self.request if count == self.count else replace(self.request, min_count=count, max_count=count)
         if devices is None:
             return request
         accepted = {index: request.candidates.accepted[index] for index in devices}

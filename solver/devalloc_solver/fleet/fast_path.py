@@ -60,7 +60,7 @@ def has_fast_path(demand: Demand) -> bool:
             and not request.portions
             for request in demand.requests
         )
-        and (demand.most is None or sum(max(s.least for s in detail) for detail in demand.details) <= demand.most)
+        and (demand.most is None or sum(max(s.min_count for s in detail) for detail in demand.details) <= demand.most)
     )
 
 
@@ -133,12 +133,12 @@ class FastPath:
                 or any(_is_list_attribute(kind, n) for n in self._names(request))
             ):
                 return None
-            common = _values(kind, self.demand.match, comparable=self.several or request.least > 1)
-            own = _values(kind, request.match, comparable=request.least > 1)
+            common = _values(kind, self.demand.match, comparable=self.several or request.min_count > 1)
+            own = _values(kind, request.match, comparable=request.min_count > 1)
             draws.add(one.draws)
             if common is not None and own is not None:
                 valued.append((group, common, own))
-        return None if len(draws) > 1 and request.least > 1 else valued
+        return None if len(draws) > 1 and request.min_count > 1 else valued
 
     def _names(self, request: Request) -> Iterable[str]:
         return (*self.demand.match, *request.match)
@@ -195,7 +195,7 @@ class FastPath:
     def _choice(
         self, request: Request, states: Sequence[PoolState], offers: list[tuple[int, PoolOption]]
     ) -> RequestOption | None:
-        need = request.least
+        need = request.min_count
         enough = [
             (self._cost(states[number], need), offer.loss, number, offer)
             for number, offer in offers
@@ -212,7 +212,7 @@ class FastPath:
         self, request: Request, states: Sequence[PoolState], offers: list[tuple[int, PoolOption]]
     ) -> RequestOption | None:
         """The largest offers first, which needs the fewest pools; the last pool is any that has the rest."""
-        need = request.least
+        need = request.min_count
         if sum(offer.count for _, offer in offers) < need:
             return None
         left = sorted(offers, key=lambda e: (-e[1].count, self._cost(states[e[0]], 1), e[1].loss, e[0]))
@@ -235,7 +235,7 @@ class FastPath:
         )
 
     def _recipe(self, requests: Sequence[Request], choices: Sequence[RequestOption], node: NodeClass) -> NodeClassPlan:
-        devices = sum(request.least for request in requests)
+        devices = sum(request.min_count for request in requests)
         score = (
             tuple(request.alternative or 0 for request in requests),
             sum(c.pools for c in choices),
@@ -272,11 +272,11 @@ class FastPath:
         kinds = state.kind.kinds
         if not any(kinds[group].one.draws for group in groups):
             return PoolOption(sum(state.free[group] for group in groups), tuple(groups), 0)
-        if request.least > 1:  # all groups draw alike
+        if request.min_count > 1:  # all groups draw alike
             most = min(state.left[name] // blocks for name, blocks in kinds[groups[0]].one.draws)
             count = min(most, sum(state.free[group] for group in groups))
             return (
-                PoolOption(count, tuple(groups), self._loss(state, groups[0], min(count, request.least)))
+                PoolOption(count, tuple(groups), self._loss(state, groups[0], min(count, request.min_count)))
                 if count
                 else None
             )

@@ -51,7 +51,7 @@ class _PoolSearch:
         groups = [group for group, kind in enumerate(kinds) if kind.index in request.candidates.accepted]
         if request.mode is not AllocationMode.WHOLE or request.portions:
             return bool(groups) and self.details(details, number + 1)
-        return self.take(request, groups, request.least, details, number)
+        return self.take(request, groups, request.min_count, details, number)
 
     def take(
         self, request: Request, groups: list[int], count: int, details: tuple[tuple[Request, ...], ...], number: int
@@ -174,7 +174,7 @@ class CountBounds:
 
 def _min_devices(request: Request) -> int:
     return (
-        request.least
+        request.min_count
         if request.mode in (AllocationMode.WHOLE, AllocationMode.ADMIN_COUNT) and not request.portions
         else 1
     )

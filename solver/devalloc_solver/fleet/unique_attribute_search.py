@@ -204,7 +204,7 @@ class UniqueAttributeSearch:
 
     def _find_bound(self, node: NodeClass, alternatives: tuple[int, ...]) -> Score:
         requests = [detail[number] for detail, number in zip(self.demand.details, alternatives, strict=True)]
-        counted = [request.least for request in requests if request.mode is AllocationMode.WHOLE]
+        counted = [request.min_count for request in requests if request.mode is AllocationMode.WHOLE]
         shareable = any(request.portions for request in self.demand.requests) or self.index.kinds.shareable
         devices = max(1, max(counted, default=0) if shareable else sum(counted))
         entries = sum(_min_devices(request) for request in requests)
@@ -308,4 +308,4 @@ class UniqueAttributeSearch:
 
 
 def _min_devices(request: Request) -> int:
-    return request.least if request.mode in (AllocationMode.WHOLE, AllocationMode.ADMIN_COUNT) else 1
+    return request.min_count if request.mode in (AllocationMode.WHOLE, AllocationMode.ADMIN_COUNT) else 1

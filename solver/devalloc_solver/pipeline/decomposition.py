@@ -275,7 +275,7 @@ class _Fingerprints:
     def _of_demand(self, demand: Demand) -> object:
         requests = [
             (
-                *(request.label, request.mode.value, request.least, request.most, request.match),
+                *(request.label, request.mode.value, request.min_count, request.max_count, request.match),
                 *(sorted(request.requests.items()), sorted(request.limits.items())),
                 self._of_request(request.candidates),
                 [(_device_name(self._snapshot, index), portion) for index, portion in sorted(request.portions.items())],

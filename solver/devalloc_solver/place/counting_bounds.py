@@ -270,9 +270,9 @@ class CountingBounds:
         if not lots:
             return False
         if request.mode is AllocationMode.WHOLE or request.mode is AllocationMode.ADMIN_COUNT:
-            if sum(lot.size for lot in lots) < request.least:
+            if sum(lot.size for lot in lots) < request.min_count:
                 return False
-            most = request.most
+            most = request.max_count
             return request.mode is not AllocationMode.WHOLE or all(
                 _max_amount(lots, n, most) >= a for n, a in request.requests.items()
             )
@@ -340,7 +340,7 @@ class CountingBounds:
             if ask.is_fixed:
                 needs[(*key, (-1, ask.number))] = 0
             elif ask.request.mode is AllocationMode.WHOLE:
-                needs[key] = needs.get(key, 0) + ask.request.least
+                needs[key] = needs.get(key, 0) + ask.request.min_count
             else:
                 needs[key] = max(needs.get(key, 0), ask.need)
         parts = []

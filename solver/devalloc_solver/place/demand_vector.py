@@ -161,14 +161,14 @@ def _entry_key(stock: RemainingSupply, ask: IndexedRequest, kind: TakeKind, spot
     """Equal for asks that can be served as one; None for those that cannot be served with others."""
     demand = ask.demand if _must_stay_apart(stock, ask, watched) else None
     request = ask.request
-    if kind is TakeKind.TOTAL or (kind is TakeKind.SHARE and request.most is not None):
+    if kind is TakeKind.TOTAL or (kind is TakeKind.SHARE and request.max_count is not None):
         return None
     amounts: object = tuple(sorted(request.requests.items()))
     if kind is TakeKind.SHARE:
         amounts = None  # each resource is a question of its own, so different amounts simply add up
     elif shared := [lot.one.index for lot in stock.site.lots if spots >> lot.number & 1 and lot.one.shareable]:
         # A request has a device once, so what equal requests may take of one device is a matter of how many they are.
-        amounts = (request.least, *(request.portions.get(index) for index in shared))
+        amounts = (request.min_count, *(request.portions.get(index) for index in shared))
         if demand is not None and kind is TakeKind.ADMIN:
             return None
     return kind, request.mode, spots, amounts, _distincts(stock, ask), demand
@@ -177,12 +177,12 @@ def _entry_key(stock: RemainingSupply, ask: IndexedRequest, kind: TakeKind, spot
 def _needs(stock: RemainingSupply, lane: DemandEntry) -> list[int]:
     request = lane.ask.request
     if lane.kind is TakeKind.COUNT:
-        return [sum(ask.request.least if ask.request.mode is AllocationMode.WHOLE else 1 for ask in lane.asks)]
+        return [sum(ask.request.min_count if ask.request.mode is AllocationMode.WHOLE else 1 for ask in lane.asks)]
     if lane.kind is TakeKind.ADMIN:
-        counts = [ask.request.least for ask in lane.asks]
+        counts = [ask.request.min_count for ask in lane.asks]
         return [max(counts) if lane.overlaps else sum(counts)]
     if lane.kind is TakeKind.TOTAL:
-        return [request.least, *(request.requests[name] for name in sorted(request.requests))]
+        return [request.min_count, *(request.requests[name] for name in sorted(request.requests))]
     if len(lane.asks) == 1:
         return [request.requests[name] for name in sorted(request.requests)]
     names = share_names(lane)
@@ -217,6 +217,6 @@ def _common_block(stock: RemainingSupply, lane: DemandEntry, name: str) -> int:
 def _budgets(lane: DemandEntry) -> list[int]:
     request = lane.ask.request
     if lane.kind is TakeKind.TOTAL:
-        most = [] if request.most is None else [request.most]
+        most = [] if request.max_count is None else [request.max_count]
         return [*most, *(request.limits[name] for name in sorted(request.limits))]
-    return [request.most] if lane.kind is TakeKind.SHARE and request.most is not None else []
+    return [request.max_count] if lane.kind is TakeKind.SHARE and request.max_count is not None else []

@@ -84,7 +84,7 @@ def _make_use(
         if lane.kind is not TakeKind.COUNT:
             for offset, name in enumerate(names, first):
                 gain[offset] = min(given.get(name, 0), lanes.needs[offset])
-            caps = [] if request.most is None else [1]
+            caps = [] if request.max_count is None else [1]
             limits = [given.get(name, 0) for name in sorted(request.limits)] if lane.kind is TakeKind.TOTAL else []
             for offset, amount in enumerate([*caps, *limits], lane.budget):
                 spend[offset] = amount

@@ -295,7 +295,7 @@ def candidate_orders(units: Sequence[PlacementUnit], parts: Sequence[Fraction] =
 def min_whole_devices(unit: PlacementUnit) -> Fraction:
     """Devices that a unit takes whole at least, for each of its claims."""
     devices = sum(
-        min(request.least if _is_whole(request) else 0 for request in alternatives)
+        min(request.min_count if _is_whole(request) else 0 for request in alternatives)
         for demand in unit.demands
         for alternatives in demand.details
     )
@@ -325,7 +325,9 @@ _WholeDeviceNeeds = list[list[tuple[Candidates, int]]]
 def _whole_device_needs(unit: PlacementUnit) -> _WholeDeviceNeeds:
     details = (detail for demand in unit.demands for detail in demand.details)
     return [
-        [(request.candidates, request.least) for request in detail] for detail in details if all(map(_is_whole, detail))
+        [(request.candidates, request.min_count) for request in detail]
+        for detail in details
+        if all(map(_is_whole, detail))
     ]
 
 

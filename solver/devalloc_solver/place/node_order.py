@@ -92,7 +92,7 @@ def candidate_nodes(ground: SearchContext, unit: PlacementUnit, batch: BatchNode
             cached[key] = _nodes_with(snapshot, detail)
         if (nodes := cached[key]) is not None:
             least = min(
-                request.least if request.mode in (AllocationMode.WHOLE, AllocationMode.ADMIN_COUNT) else 1
+                request.min_count if request.mode in (AllocationMode.WHOLE, AllocationMode.ADMIN_COUNT) else 1
                 for request in detail
             )
             among = [node for node in among if nodes.get(node, 0) >= least]

@@ -311,7 +311,7 @@ class _NodeSearch:
         """Whether goals 2 to 4 are as good as on any node could be."""
         if self._floor is None:
             requests = [detail[0] for demand in self.unit.demands for detail in demand.details]
-            whole = sum(s.least for s in requests if s.mode is AllocationMode.WHOLE and not s.portions)
+            whole = sum(s.min_count for s in requests if s.mode is AllocationMode.WHOLE and not s.portions)
             self._floor = min_pools(self.ground.snapshot, self.unit, self.cache), max(1, whole)
         return not any(score.one_of) and (score.pools, score.devices) == self._floor
 

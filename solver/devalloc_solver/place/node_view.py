@@ -208,12 +208,12 @@ def _has_share(ask: IndexedRequest, device: Device, ledger: Usage) -> bool:
     """Whether a share may take something of the device; all of it where it must be a single device."""
     for name, nano in ask.request.requests.items():
         free = ledger.free_blocks(device, name)
-        if ask.request.most != 1:
+        if ask.request.max_count != 1:
             if free:
                 return True
         elif not free or free * device.resources[name].block < nano:
             return False
-    return ask.request.most == 1
+    return ask.request.max_count == 1
 
 
 def count_fixed(site: NodeView, ask: IndexedRequest) -> int:

@@ -63,7 +63,7 @@ def serve_fixed_requests(site: NodeView, takers: Sequence[int], chosen: int) -> 
         lots = devices_of_fixed(site, ask)
         if not lots or any(not takers[lot.number] & ask.bit for lot in lots):
             return None
-        if ask.request.most is not None and sum(lot.size for lot in lots) > ask.request.most:
+        if ask.request.max_count is not None and sum(lot.size for lot in lots) > ask.request.max_count:
             return None
         if not all(_serve_request(stock, ask, lot) for lot in lots):
             return None

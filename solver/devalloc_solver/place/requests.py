@@ -40,18 +40,20 @@ class IndexedRequest:
         request = self.request
         if request.mode is AllocationMode.WHOLE:
             return not request.requests and not request.limits
-        return request.mode is AllocationMode.SHARE and request.most == 1
+        return request.mode is AllocationMode.SHARE and request.max_count == 1
 
     @property
     def is_single(self) -> bool:
         """Whether it gets one device only."""
         request = self.request
-        return self.need == 1 and (self.is_counted or request.mode is AllocationMode.ADMIN_COUNT or request.most == 1)
+        return self.need == 1 and (
+            self.is_counted or request.mode is AllocationMode.ADMIN_COUNT or request.max_count == 1
+        )
 
     @property
     def need(self) -> int:
         """The fewest devices that it must have for itself."""
-        return self.request.least if self.request.mode in (AllocationMode.WHOLE, AllocationMode.ADMIN_COUNT) else 1
+        return self.request.min_count if self.request.mode in (AllocationMode.WHOLE, AllocationMode.ADMIN_COUNT) else 1
 
     def portion_of(self, device: Device) -> Portion:
         """What one take of a device consumes: of shares, whole blocks; nothing of a device that is taken whole."""
@@ -180,7 +182,7 @@ def read_unit(unit: PlacementUnit) -> UnitRequests:
         resources=tuple(sorted({n for s in amounts for n in (*s.requests, *s.limits)})),
         admin=sum(ask.bit for ask in asks if ask.request.mode.is_admin),
         share=sum(ask.bit for ask in asks if ask.request.mode is AllocationMode.SHARE),
-        least=tuple([ask.request.least if ask.request.mode is AllocationMode.WHOLE else 0 for ask in asks]),
+        least=tuple([ask.request.min_count if ask.request.mode is AllocationMode.WHOLE else 0 for ask in asks]),
         alone=sum([ask.bit for ask in asks if details[ask.detail] == ask.bit and ask.request.mode in open_to_all]),
         exact=sum(ask.bit for ask in asks if ask.request.mode is AllocationMode.WHOLE and ask.is_counted),
     )
@@ -266,8 +268,8 @@ def _request_key(request: Request, demand: Demand) -> tuple[object, ...]:
     return (
         id(request.candidates.accepted),
         request.mode,
-        request.least,
-        request.most,
+        request.min_count,
+        request.max_count,
         tuple(sorted(request.requests.items())) if request.requests else (),
         tuple(sorted(request.limits.items())) if request.limits else (),
         request.match,

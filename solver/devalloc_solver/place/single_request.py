@@ -33,9 +33,9 @@ def single_request_alternatives(unit: PlacementUnit) -> tuple[Request, ...]:
 def _is_single_request(request: Request, demand: Demand) -> bool:
     if request.mode is not AllocationMode.WHOLE or request.requests or request.limits or request.portions:
         return False
-    if request.least > 1 and (request.match or demand.match):
+    if request.min_count > 1 and (request.match or demand.match):
         return False
-    return demand.most is None or request.least <= demand.most
+    return demand.most is None or request.min_count <= demand.most
 
 
 def place_single_request(
@@ -56,21 +56,21 @@ def _place_request(
     best: tuple[tuple[int, ...], Pool, list[Device]] | None = None
     several = 0
     for pool, devices in _free(ground, request, node, names):
-        if request.least == 1:
+        if request.min_count == 1:
             loss, device = _least_partition_loss(ground, pool, devices)
             chosen = [device]
         elif any(device.draws or device.compatibility is not None for device in devices):
             return True
-        elif len(devices) < request.least:
+        elif len(devices) < request.min_count:
             several += len(devices)
             continue
         else:
-            loss, chosen = 0, devices[: request.least]
-        rank = (ground.cost_of_pool(pool.index, request.least), loss, pool.index)
+            loss, chosen = 0, devices[: request.min_count]
+        rank = (ground.cost_of_pool(pool.index, request.min_count), loss, pool.index)
         if best is None or rank < best[0]:
             best = rank, pool, chosen
     if best is None:
-        return several >= request.least
+        return several >= request.min_count
     (avoided, loss, _), pool, devices = best
     demand = unit.demands[0]
     placed = Placement(
@@ -80,7 +80,7 @@ def _place_request(
     )
     offsets = sum(device.index for device in devices) - len(devices) * pool.devices[0].index
     chosen_index = () if request.alternative is None else (request.alternative,)
-    own = 0 if pool.node is None else request.least
+    own = 0 if pool.node is None else request.min_count
     policy = (0, ground.cost_of_node(node, own), avoided, loss, ground.rank(node), pool.index, offsets)
     return placed, PlacementScore(chosen_index, 1, len(devices), policy)
 

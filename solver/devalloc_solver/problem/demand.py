@@ -81,9 +81,9 @@ class Request:
     spec: Any
     """the dialect's own object, which only that dialect reads (a DeviceClaimDetail here)"""
     mode: AllocationMode
-    least: int
+    min_count: int
     """fewest devices"""
-    most: int | None
+    max_count: int | None
     """most devices, or None for no cap"""
     requests: Mapping[str, int]
     limits: Mapping[str, int]

@@ -42,7 +42,7 @@ def want(
     every = mode in (AllocationMode.EVERY, AllocationMode.ADMIN_ALL)
     most = None if every else count
     request = a_slot(
-        candidates(d.index for d in snapshot.devices), mode=mode, least=count, most=most, portions=portions
+        candidates(d.index for d in snapshot.devices), mode=mode, min_count=count, max_count=most, portions=portions
     )
     return replace(request, **fields)
 

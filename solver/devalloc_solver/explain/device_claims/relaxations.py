@@ -325,7 +325,7 @@ def short_reason(unit: PlacementUnit) -> Reason:
 
 def _too_few(detail: Sequence[Request]) -> bool:
     """Counting alone shows it: fewer matching devices than needed."""
-    return all(len(s.candidates.accepted) < s.least for s in detail if s.mode is not AllocationMode.ADMIN_ALL)
+    return all(len(s.candidates.accepted) < s.min_count for s in detail if s.mode is not AllocationMode.ADMIN_ALL)
 
 
 def _too_much_alone(

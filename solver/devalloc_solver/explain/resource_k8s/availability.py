@@ -55,10 +55,10 @@ class Availability:
 
     def shortage(self, unit: PlacementUnit, request: Request, *, is_empty: bool) -> str:
         """Such as "no node has 4 free devices for request r (at most 3)"; empty when counting does not show it."""
-        best = self.most(unit, request, is_empty=is_empty) if counts_devices(request) else request.least
-        if best >= request.least:
+        best = self.most(unit, request, is_empty=is_empty) if counts_devices(request) else request.min_count
+        if best >= request.min_count:
             return ""
-        wanted = count_devices(request.least, "" if is_empty else "free ")
+        wanted = count_devices(request.min_count, "" if is_empty else "free ")
         return f"{where_words(unit.pin)} {wanted} for request {request.spec.ask.name} (at most {best})"
 
     def most(self, unit: PlacementUnit, request: Request, *, is_empty: bool) -> int:
@@ -102,11 +102,11 @@ class Availability:
 
             what = f"with one {name} value"
         best = self._best(unit, having, count)
-        if best >= request.least:
+        if best >= request.min_count:
             return ""
         there, total = self.having(request, relation.attribute)
         without = f", {total - there} of {total} have no {name}" if there < total else ""
-        wanted = f"{count_devices(request.least)} {what} for request {request.spec.ask.name}"
+        wanted = f"{count_devices(request.min_count)} {what} for request {request.spec.ask.name}"
         return f"{where_words(unit.pin)} {wanted} (at most {best}{without})"
 
     def _best(self, unit: PlacementUnit, devices: Iterable[int], count: Callable[[Sequence[int]], int]) -> int:

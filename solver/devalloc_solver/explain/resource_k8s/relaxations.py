@@ -122,7 +122,7 @@ class ResourceClaimRelaxations(UnitRelaxations):
             self._count(demand, request)
             for demand in self.unit.demands
             for request in demand.requests
-            if request.mode in (AllocationMode.WHOLE, AllocationMode.ADMIN_COUNT) and request.least > 1
+            if request.mode in (AllocationMode.WHOLE, AllocationMode.ADMIN_COUNT) and request.min_count > 1
         ]
 
     def claim_name(self, demand: Demand) -> Key:
@@ -181,12 +181,12 @@ class ResourceClaimRelaxations(UnitRelaxations):
         def asking(count: int) -> Callable[[FeasibilityQuestion], FeasibilityQuestion]:
             def changed(other: Demand, now: Request) -> Request:
                 same = other.key == demand.key and now.label == request.label
-                return replace(now, least=count, most=count) if same else now
+                return replace(now, min_count=count, max_count=count) if same else now
 
             return lambda question: question.with_requests(changed)
 
         def narrow(question: FeasibilityQuestion, finder: FeasibilityChecker) -> Sequence[Relaxation]:
-            fits = most_that_fits(request.least, lambda count: finder.works(asking(count)(question)))
+            fits = most_that_fits(request.min_count, lambda count: finder.works(asking(count)(question)))
             words = f"with at most {count_devices(fits)} for request {request.spec.ask.name}{self.of_claim(demand)}"
             return [Relaxation({**entry, "most": str(fits)}, words, asking(fits))]
 

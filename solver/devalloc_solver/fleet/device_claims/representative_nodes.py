@@ -98,7 +98,7 @@ class NodeSelection:
         sizes = self.census.sizes()
         for detail in self._requests:
             for _, request, _, kinds in detail:
-                missing = min(request.least, sum(sizes.get(kind, 0) for kind in kinds))
+                missing = min(request.min_count, sum(sizes.get(kind, 0) for kind in kinds))
                 missing -= sum(self._size(self.census.record(rank).pools, kinds) for rank in chosen)
                 if missing <= 0:
                     continue
@@ -249,4 +249,4 @@ class NodeSelection:
 
 
 def _requested_count(request: Request) -> int:
-    return request.requests[min(request.requests)] if request.mode is AllocationMode.SHARE else request.least
+    return request.requests[min(request.requests)] if request.mode is AllocationMode.SHARE else request.min_count

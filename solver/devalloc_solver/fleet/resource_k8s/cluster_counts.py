@@ -200,7 +200,7 @@ class _RequestKinds:
     @property
     def least(self) -> int:
         """Devices without which a node will not do."""
-        return self.request.least if self.request.mode in (AllocationMode.WHOLE, AllocationMode.ADMIN_COUNT) else 1
+        return self.request.min_count if self.request.mode in (AllocationMode.WHOLE, AllocationMode.ADMIN_COUNT) else 1
 
     def free(self, node: NodeClass) -> int:
         return sum(map(self._free_of, node.states))
@@ -403,7 +403,7 @@ def _min_released(lots: RequestKinds, sort: UsageClass) -> int:
 
 
 def _min_released_of(lot: _RequestKinds, sort: UsageClass) -> int:
-    missing = lot.request.least - lot.free(sort.node) if lot.request.mode is AllocationMode.WHOLE else 0
+    missing = lot.request.min_count - lot.free(sort.node) if lot.request.mode is AllocationMode.WHOLE else 0
     if missing <= 0:
         return 0
     return min_parts(missing, [sum(n for kind, n in holds if kind in lot.kinds) for holds in sort.tenants])
