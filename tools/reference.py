@@ -11,7 +11,7 @@ from pathlib import Path
 
 from devalloc.api import json_schema
 from devalloc.api.field_docs import annotation_docs
-from devalloc.api.kinds import KINDS, ApiKind
+from devalloc.api.kinds import API_KINDS, ApiKind
 from devalloc.api.reference import FieldReference, kind_fields
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,7 +27,7 @@ _PARTS = (("", "The object"), ("spec", "spec"), ("status", "status"))
 
 def render() -> dict[str, str]:
     """The texts of all files of docs/reference by name."""
-    pages = {page_name(kind): _kind_page(kind) for kind in KINDS.values()}
+    pages = {page_name(kind): _kind_page(kind) for kind in API_KINDS.values()}
     return {"README.md": _index(), METADATA: _metadata_page(), **pages, json_schema.FILE: json_schema.render()}
 
 
@@ -38,7 +38,7 @@ def page_name(kind: ApiKind) -> str:
 def _index() -> str:
     rows = "\n".join(
         f"| [{kind.kind}]({page_name(kind)}) | `{kind.api_version}` | {_names(kind)} | {_about(kind)} |"
-        for kind in KINDS.values()
+        for kind in API_KINDS.values()
     )
     return f"""{_GENERATED}
 # Reference of all kinds
@@ -102,7 +102,7 @@ def _kind_page(kind: ApiKind) -> str:
 
 
 def _metadata_page() -> str:
-    some = next(iter(KINDS.values()))
+    some = next(iter(API_KINDS.values()))
     fields = [field for field in kind_fields(some) if field.path.startswith("metadata.")]
     rows = "\n".join(f"| `{name}` | {_linked(text)} |" for name, text in sorted(annotation_docs().items()))
     return f"""{_GENERATED}

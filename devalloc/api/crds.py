@@ -13,7 +13,7 @@ from devalloc.api import meta
 from devalloc.api.crd_rules import RULES
 from devalloc.api.field_docs import described_schema
 from devalloc.api.fields import PATTERN_MESSAGE
-from devalloc.api.kinds import KINDS, ApiKind
+from devalloc.api.kinds import API_KINDS, ApiKind
 from devalloc.api.yaml_writer import dump_yaml
 
 
@@ -122,7 +122,7 @@ LIST_KEYS: dict[tuple[str, str], tuple[str, ...]] = {
 
 def render() -> dict[str, str]:
     """The CRDs as YAML text by file name, such as "devicepools.yaml"."""
-    return {f"{kind.plural}.yaml": _HEADER + dump_yaml([definition(kind)]) for kind in KINDS.values()}
+    return {f"{kind.plural}.yaml": _HEADER + dump_yaml([definition(kind)]) for kind in API_KINDS.values()}
 
 
 def definition(kind: ApiKind) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from devalloc.api.configs import ConfigObject
 from devalloc.api.fast_pool import read_fast
 from devalloc.api.fields import ApiModel, describe_value, quote_value
 from devalloc.api.json_content import ContentError, content_faults
-from devalloc.api.kinds import KINDS, ApiKind
+from devalloc.api.kinds import API_KINDS, ApiKind
 from devalloc.api.meta import DEVMGMT, ObjectMeta
 from devalloc.api.problems import Problem, Severity
 from devalloc.api.quantity import type_name
@@ -24,8 +24,8 @@ from devalloc.api.validation.lenient import Finding, read_leniently
 from devalloc.api.validation.repair import repair_places
 from devalloc.api.validation.schema import RAW, Loc, format_path, model_schema
 
-_ANNOTATIONS = {kind: frozenset(key_names(kind, "annotations")) for kind in KINDS}
-_LABELS = {kind: frozenset(key_names(kind, "labels")) for kind in KINDS}
+_ANNOTATIONS = {kind: frozenset(key_names(kind, "annotations")) for kind in API_KINDS}
+_LABELS = {kind: frozenset(key_names(kind, "labels")) for kind in API_KINDS}
 """Our annotations of each kind: most objects have no others, and need no closer look."""
 MAX_PROBLEMS = 500
 """How many problems of one document are kept; others are only counted."""
@@ -90,7 +90,7 @@ def _fast_pool(manifest: dict[str, Any]) -> ApiModel | None:
         return None
     shell = {**manifest, "spec": {key: value for key, value in spec.items() if key != "devices"}}
     try:
-        fit = not content_faults(shell) and _is_canonical(shell, KINDS["DevicePool"])
+        fit = not content_faults(shell) and _is_canonical(shell, API_KINDS["DevicePool"])
     except ContentError:
         return None
     return read_fast(shell, spec["devices"]) if fit else None
@@ -194,11 +194,11 @@ def _kind_of(manifest: dict[str, Any]) -> ApiKind | list[Finding] | None:
         return missing
     assert isinstance(api_version, str)
     assert isinstance(kind, str)
-    ours = KINDS.get(kind)
+    ours = API_KINDS.get(kind)
     if ours is not None and ours.api_version == api_version:
         return ours
     group = api_version.partition("/")[0]
-    if any(group == candidate.group for candidate in KINDS.values()):
+    if any(group == candidate.group for candidate in API_KINDS.values()):
         return [_unknown_in_group(api_version, kind, group)]
     if ours is not None and ("/" not in api_version or closest_match(group, [ours.group])):
         return [Finding("apiVersion", f"must be {ours.api_version} for a {kind}, not {quote_value(api_version)}")]
@@ -206,10 +206,10 @@ def _kind_of(manifest: dict[str, Any]) -> ApiKind | list[Finding] | None:
 
 
 def _unknown_in_group(api_version: str, kind: str, group: str) -> Finding:
-    ours = KINDS.get(kind)
+    ours = API_KINDS.get(kind)
     if ours is not None:
         return Finding("apiVersion", f"must be {ours.api_version} for a {kind}, not {quote_value(api_version)}")
-    kinds = [name for name, candidate in KINDS.items() if candidate.group == group]
+    kinds = [name for name, candidate in API_KINDS.items() if candidate.group == group]
     near = closest_match(kind, kinds)
     advice = f"did you mean {near}?" if near else f"the kinds are {', '.join(kinds)}"
     return Finding("kind", f"{quote_value(kind)} is not a kind of {group}; {advice}")

@@ -15,7 +15,7 @@ from typing import Any
 
 from devalloc.api import meta
 from devalloc.api.fields import UNIT, ApiModel
-from devalloc.api.kinds import KINDS
+from devalloc.api.kinds import API_KINDS
 from devalloc.api.validation.schema import field_schemas, model_schema
 
 _OF_EVERY_OBJECT = {
@@ -90,14 +90,14 @@ def _texts_below(source: str) -> dict[str, str]:
 
 
 def _objects() -> set[type[ApiModel]]:
-    return {kind.model for kind in KINDS.values()}
+    return {kind.model for kind in API_KINDS.values()}
 
 
 @cache
 def _models() -> dict[str, type[ApiModel]]:
     """Every model that an object contains, by name."""
     models: dict[str, type[ApiModel]] = {}
-    waiting = [model_schema(kind.model) for kind in KINDS.values()]
+    waiting = [model_schema(kind.model) for kind in API_KINDS.values()]
     while waiting:
         shape = waiting.pop()
         if shape.item is not None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from devalloc.api.field_docs import described_schema
 from devalloc.api.fields import PATTERN_MESSAGE, UNIT
-from devalloc.api.kinds import KINDS, ApiKind
+from devalloc.api.kinds import API_KINDS, ApiKind
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _INT_OR_STRING = "x-kubernetes-int-or-string"
@@ -28,11 +28,11 @@ def render() -> str:
 def manifest_schema() -> dict[str, Any]:
     """The schema of one manifest of any kind. Manifests of other APIs are valid, too: a file may contain both."""
     definitions: dict[str, Any] = {}
-    for kind in KINDS.values():
+    for kind in API_KINDS.values():
         schema = _kind_schema(kind)
         definitions |= schema.pop("$defs", {})
         definitions[kind.kind] = schema
-    versions = sorted({kind.api_version for kind in KINDS.values()})
+    versions = sorted({kind.api_version for kind in API_KINDS.values()})
     return {
         "$schema": DRAFT,
         "title": "Manifests of devalloc",
@@ -40,7 +40,7 @@ def manifest_schema() -> dict[str, Any]:
         "required": ["apiVersion", "kind"],
         "properties": {
             "apiVersion": {"type": "string", "examples": versions},
-            "kind": {"type": "string", "examples": list(KINDS)},
+            "kind": {"type": "string", "examples": list(API_KINDS)},
         },
         "allOf": [
             *({"if": _has(version), "then": _has_kind_of(version)} for version in versions),
@@ -49,7 +49,7 @@ def manifest_schema() -> dict[str, Any]:
                     "if": _has(kind.api_version, kind.kind),
                     "then": {"$ref": f"#/$defs/{kind.kind}"},
                 }
-                for kind in KINDS.values()
+                for kind in API_KINDS.values()
             ),
         ],
         "$defs": dict(sorted(definitions.items())),
@@ -66,7 +66,7 @@ def _has(api_version: str, kind: str | None = None) -> dict[str, Any]:
 
 
 def _has_kind_of(api_version: str) -> dict[str, Any]:
-    kinds = [kind.kind for kind in KINDS.values() if kind.api_version == api_version]
+    kinds = [kind.kind for kind in API_KINDS.values() if kind.api_version == api_version]
     return {"properties": {"apiVersion": {"const": api_version}, "kind": {"enum": kinds}}}
 
 

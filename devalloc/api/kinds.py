@@ -39,7 +39,7 @@ def _kind(model: type[ApiModel], api_version: str, short: tuple[str, ...], *, na
     return ApiKind(name, api_version, plural, name.lower(), short, namespaced, model)
 
 
-KINDS: dict[str, ApiKind] = {
+API_KINDS: dict[str, ApiKind] = {
     kind.kind: kind
     for kind in (
         _kind(DevicePool, DEVMGMT, ("dpool",), namespaced=False, plural="devicepools"),
@@ -52,9 +52,11 @@ KINDS: dict[str, ApiKind] = {
     )
 }
 """By kind, such as "DevicePool"."""
+ALLOCATABLE_KINDS = ("DeviceClaim", "VirtualMachine")
+"""Kinds of objects to which the controller allocates devices, or a node."""
 
 
-_GROUPS = {kind.kind: kind.group for kind in KINDS.values()}
+_GROUPS = {kind.kind: kind.group for kind in API_KINDS.values()}
 
 
 def qualified_kind(kind: str, api_version: object) -> str:
@@ -75,7 +77,7 @@ def find_kind(word: str) -> ApiKind | None:
     """The kind for "DevicePool", "devicepools", "dpool", "dpool.devmgmtproto.k8s.io" and the like."""
     name, _, group = word.lower().partition(".")
     name = _ALIASES.get(name, name)
-    for kind in KINDS.values():
+    for kind in API_KINDS.values():
         if name in (kind.singular, kind.plural, *kind.short_names) and group in ("", kind.group):
             return kind
     return None

@@ -60,9 +60,9 @@ def ignored_warnings(documents: Sequence[Document], verb: ManifestVerb, stored: 
 
 
 def _is_read(api_version: str, kind: str) -> bool:
-    from devalloc.api.kinds import KINDS
+    from devalloc.api.kinds import API_KINDS
 
-    return (kind in KINDS and KINDS[kind].api_version == api_version) or (
+    return (kind in API_KINDS and API_KINDS[kind].api_version == api_version) or (
         api_version == "v1" and kind in ("Namespace", "ResourceQuota")
     )
 
@@ -266,9 +266,9 @@ def _with_namespace(document: Document, namespace: str | None) -> Document:
     content: Any = document.content
     if namespace is None or not isinstance(content, dict) or not isinstance(content.get("metadata"), dict):
         return document
-    from devalloc.api.kinds import KINDS
+    from devalloc.api.kinds import API_KINDS
 
-    kind = KINDS.get(str(content.get("kind")))
+    kind = API_KINDS.get(str(content.get("kind")))
     if content["metadata"].get("namespace") or (kind is not None and not kind.namespaced):
         return document
     metadata = {**content["metadata"], "namespace": namespace}

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from devalloc.api.kinds import KINDS, ApiKind
+from devalloc.api.kinds import API_KINDS, ApiKind
 from devalloc.api.reference import FieldReference, child_fields, field_at, kind_fields
 from devalloc.cli.command import BadInput
 from devalloc.cli.object_names import kind_of
@@ -25,7 +25,7 @@ def parse_field_path(word: str) -> tuple[ApiKind, str] | None:
         kind = kind_of(head)
     except BadInput:
         return None
-    if kind.kind not in KINDS or path.lower() == kind.group:  # "dclaim.devmgmtproto.k8s.io" is a kind
+    if kind.kind not in API_KINDS or path.lower() == kind.group:  # "dclaim.devmgmtproto.k8s.io" is a kind
         return None
     steps = (step.partition("[")[0] for step in path.strip(".").split("."))
     return kind, ".".join(steps)

@@ -174,14 +174,14 @@ def capacity_status(
 ) -> HostStatus:
     """The host's status, with the machines and claims of the store if there is one, and the other machines of the node
     plugin at this socket. Raises CommandFailed."""
-    from devalloc.inventory import InventoryConfig, discover
+    from devalloc.inventory import DeviceRecords, InventoryConfig, discover
     from devalloc.inventory.capacity.gpus import gpu_status
     from devalloc.inventory.capacity.machines import machine_usage
     from devalloc.inventory.capacity.status import host_status
 
     host = discover_or_fail(root, config)
     machines, held, elsewhere = _machines_in_store(store, node_name)
-    pools = discover(root, node_name=node_name, config=InventoryConfig(held=held)).pools
+    pools = discover(root, node_name=node_name, config=InventoryConfig(records=DeviceRecords(held))).pools
     uses = [machine_usage(machine) for machine in machines]
     others = UnstoredMachines() if plugin is None else unstored_machines(plugin, node_name, {use.id for use in uses})
     problems = [others.problem] if others.problem else []

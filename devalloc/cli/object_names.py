@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from devalloc.api.configs import ConfigObject
-from devalloc.api.kinds import KINDS, ApiKind, find_kind
+from devalloc.api.kinds import API_KINDS, ApiKind, find_kind
 from devalloc.cli.command import BadInput
 from devalloc.cli.render.output import one_line
 from devalloc.store.errors import Forbidden, Key, NotFound, Object
@@ -39,9 +39,9 @@ def kind_of(word: str, store: Store | None = None) -> ApiKind:
         raise BadInput(f"unknown kind {word!r}: {why}")
     from devalloc.api.suggest import closest_match
 
-    words = [word for kind in KINDS.values() for word in (kind.plural, kind.plural.removeprefix("device"))]
+    words = [word for kind in API_KINDS.values() for word in (kind.plural, kind.plural.removeprefix("device"))]
     near = closest_match(word, words)
-    kinds = ", ".join("|".join((kind.plural, *kind.short_names)) for kind in KINDS.values())
+    kinds = ", ".join("|".join((kind.plural, *kind.short_names)) for kind in API_KINDS.values())
     raise BadInput(f"unknown kind {word!r}; " + (f"did you mean {near}?" if near else f"the kinds are: {kinds}"))
 
 
@@ -55,7 +55,7 @@ def _kind_in_store(word: str, store: Store) -> ApiKind | None:
             "",
             api_version.partition("/")[0],
         )
-        if in_store not in KINDS and is_meant:
+        if in_store not in API_KINDS and is_meant:
             suffix = in_store.removeprefix(obj["kind"])
             namespaced = "namespace" in obj["metadata"]
             return ApiKind(in_store, api_version, plural + suffix, singular + suffix, (), namespaced, ConfigObject)

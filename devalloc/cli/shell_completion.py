@@ -11,7 +11,7 @@ from devalloc.cli.target import StoreTarget, open_target
 
 def complete_objects(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """KIND first, then names of that kind; KIND/NAME in one word too."""
-    from devalloc.api.kinds import KINDS
+    from devalloc.api.kinds import API_KINDS
 
     written = ctx.params.get(param.name or "") or ()
     kind, slash, _ = incomplete.partition("/")
@@ -19,7 +19,7 @@ def complete_objects(ctx: click.Context, param: click.Parameter, incomplete: str
         return [f"{kind}/{name}" for name in _object_names(ctx, kind) if f"{kind}/{name}".startswith(incomplete)]
     if written:
         return [name for name in _object_names(ctx, written[0]) if name.startswith(incomplete)]
-    words = [word for each in KINDS.values() for word in (each.plural.removeprefix("device"), *each.short_names)]
+    words = [word for each in API_KINDS.values() for word in (each.plural.removeprefix("device"), *each.short_names)]
     return [word for word in words if word.startswith(incomplete)]
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from devalloc.api import meta
-from devalloc.api.kinds import KINDS
+from devalloc.api.kinds import ALLOCATABLE_KINDS, API_KINDS
 from devalloc.install.apply import (
     NotInstalled,
     Say,
@@ -33,7 +33,6 @@ from devalloc.store.kubernetes.api_error import ApiError
 from devalloc.store.kubernetes.client import Client
 
 CLAIMS_PATH = "/apis/resource.k8s.io/v1/resourceclaims"
-OWN_KINDS = ("VirtualMachine", "DeviceClaim")
 """Kinds for which nodes set a finalizer, in the order in which to delete them."""
 
 
@@ -52,8 +51,8 @@ class HoldingObject:
 
 def holding_objects(client: Client) -> Iterator[HoldingObject]:
     """All holders, of both dialects. Raises NotInstalled."""
-    for name in OWN_KINDS:
-        kind = KINDS[name]
+    for name in reversed(ALLOCATABLE_KINDS):
+        kind = API_KINDS[name]
         for one in list_objects(client, f"/apis/{kind.api_version}/{kind.plural}"):
             is_prepared = meta.NODE_FINALIZER in one["metadata"].get("finalizers", ())
             status: dict[str, Any] = one.get("status") or {}
@@ -153,7 +152,9 @@ def uninstall(
 def _refuse_in_use(client: Client, say: Say, *, crds: bool, force: bool) -> None:
     """Raises NotInstalled if a node has devices prepared for something that stays. ``crds``: our claims and machines do
     not stay; the caller waits for their nodes."""
-    stays = [each for each in holding_objects(client) if each.is_prepared and not (crds and each.kind in OWN_KINDS)]
+    stays = [
+        each for each in holding_objects(client) if each.is_prepared and not (crds and each.kind in ALLOCATABLE_KINDS)
+    ]
     if not stays:
         return
     titles = format_names(sorted(each.title for each in stays))
@@ -190,7 +191,7 @@ def _objects_to_remove(client: Client, namespace: str) -> Iterator[Object]:
 
 def _delete_ours(client: Client, say: Say, until: float, *, force: bool, dry_run: bool) -> None:
     """Delete machines, then claims: their nodes stop the machines and release the devices."""
-    for kind in (KINDS[name] for name in OWN_KINDS):
+    for kind in (API_KINDS[name] for name in reversed(ALLOCATABLE_KINDS)):  # machines use claims
         path = f"/apis/{kind.api_version}/{kind.plural}"
         for one in list_objects(client, path):
             title_of_one = f"{kind.singular}.{kind.group}/{one['metadata']['name']}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from devalloc.device_kinds import DEVICE_KINDS, check_names
 
@@ -49,43 +49,37 @@ class DeviceRecords:
         return self.held | self.prepared.keys() | self.backing_devices
 
 
-@dataclass(frozen=True, slots=True)
-class InventoryConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicePolicy:
+    """What the admin allows, for discovery and for bindings alike. The defaults touch nothing that the host might
+    miss."""
+
+    allow_shared_groups: bool = False
+    """Devices may go whose IOMMU group holds devices of other slots, if no host driver has one of those (T5). They go
+    to a machine together, so only the first of a group is offered."""
+    max_vfs: int | None = None
+    """Most VFs to create on a port. Default: as many as it can have."""
+    adopt: frozenset[str] = frozenset()
+    """Names of vGPUs (``mdev-<uuid>``) that others made, and that are offered and used as they are (T8)."""
+    erase_policy: bool = False
+    """Storage is erased between its owners by a policy of the admin's; without one it is never offered (T7)."""
+
+    def __post_init__(self) -> None:
+        if self.max_vfs is not None and self.max_vfs < 0:
+            raise ValueError(f"max_vfs must not be negative, and is {self.max_vfs}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InventoryConfig(DevicePolicy):
     """Settings of ``discover``; the defaults publish everything and offer what is safe."""
 
     kinds: frozenset[str] = frozenset(DEVICE_KINDS)
     """Kinds of devices to publish. Default: all."""
-    allow_shared_groups: bool = False
-    """Offer devices whose IOMMU group holds devices of other slots. They go to a machine together, so only the first of
-    a group is offered, and none while a host driver has one of the others. Default: not offered."""
-    max_vfs: int | None = None
-    """Most VFs to offer per port where none exist yet, and so to create. Default: as many as the port can have."""
-    adopt: frozenset[str] = frozenset()
-    """Names of vGPUs (``mdev-<uuid>``) that others made, and that are offered as they are while unused
-    (T8). Default: none is."""
-    erase_policy: bool = False
-    """A policy is set by which storage is erased between its owners. Default: none is, so storage is never offered."""
     allowed: frozenset[str] | None = None
     """What may be taken from the host: kinds of whole cards, ``vf``, ``vgpu`` (T4). None: no node plugin has said."""
-    held: frozenset[str] = frozenset()
-    """See Known."""
-    prepared: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """See Known."""
-    withheld: Mapping[str, str] = field(default_factory=dict)
-    """See Known."""
-    made: frozenset[str] = frozenset()
-    """See Known."""
-
-    @property
-    def records(self) -> DeviceRecords:
-        """What is known of the devices."""
-        return DeviceRecords(self.held, self.prepared, self.withheld, self.made)
-
-    def with_records(self, records: DeviceRecords) -> InventoryConfig:
-        """These settings with what is known of the devices."""
-        return replace(self, held=records.held, prepared=records.prepared, withheld=records.withheld, made=records.made)
+    records: DeviceRecords = DeviceRecords()
+    """What is known of the devices."""
 
     def __post_init__(self) -> None:
+        DevicePolicy.__post_init__(self)
         check_names(self.kinds, DEVICE_KINDS)
-        if self.max_vfs is not None and self.max_vfs < 0:
-            raise ValueError(f"max_vfs must not be negative, and is {self.max_vfs}")

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from devalloc.api.kinds import KINDS, qualified_kind
+from devalloc.api.kinds import API_KINDS, qualified_kind
 from devalloc.store import lifecycle
 from devalloc.store.errors import Conflict, Expired, Invalid, Key, NotFound, Object
 from devalloc.store.lifecycle import changed_message, other_object_message, parse_version
@@ -199,7 +199,7 @@ class SqlStatements:
 
     def call_by_group(self) -> None:
         """Rename objects of other groups, which versions before 0.2.0 stored under their kind, to the full name."""
-        where, parameters = _where(frozenset(KINDS))
+        where, parameters = _where(frozenset(API_KINDS))
         for kind, namespace, name, content in self._connection.execute(
             f"SELECT kind, namespace, name, content FROM objects WHERE {where}", parameters
         ).fetchall():

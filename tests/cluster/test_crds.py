@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from devalloc.api.decode import decode
-from devalloc.api.kinds import KINDS, ApiKind
+from devalloc.api.kinds import API_KINDS, ApiKind
 from devalloc.controller.reconcile.decision import decide_claims
 from devalloc_solver import solve_manifests
 from tests.conformance import case
@@ -38,13 +38,13 @@ def installed(cluster: Cluster) -> Cluster:
 
 def offer(cluster: Cluster, content: dict[str, Any]) -> ApiAnswer:
     """What the server says about creating it; nothing is stored."""
-    kind = KINDS[content["kind"]]
+    kind = API_KINDS[content["kind"]]
     metadata = content.get("metadata")
     namespace = metadata.get("namespace") if isinstance(metadata, dict) else None
     return cluster.create(path_of(kind, namespace), content, dry_run=True)
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.kind)
+@pytest.mark.parametrize("kind", API_KINDS.values(), ids=lambda kind: kind.kind)
 def test_the_crd_is_established_and_structural(installed: Cluster, kind: ApiKind) -> None:
     by_type = conditions(installed.get(f"{CRDS}/{kind.plural}.{kind.group}").content)
     assert by_type["Established"] == "True"
@@ -63,7 +63,7 @@ def test_what_is_good_is_accepted(installed: Cluster, content: dict[str, Any]) -
 def test_every_example_is_accepted(installed: Cluster) -> None:
     refused = {}
     for source, content in examples():
-        if content.get("kind") not in KINDS or decode(content).object is None:
+        if content.get("kind") not in API_KINDS or decode(content).object is None:
             continue  # examples of mistakes
         unnamed = deepcopy(content)
         unnamed["metadata"].pop("namespace", None)
@@ -152,7 +152,7 @@ def test_what_is_bad_is_refused_with_a_message(
 
 
 def test_status_is_a_subresource_and_fixes_the_spec_until_release(installed: Cluster) -> None:
-    kind = KINDS["DeviceClaim"]
+    kind = API_KINDS["DeviceClaim"]
     path = path_of(kind, "team-a")
     claim = next(content for content in good_manifests() if content["metadata"]["name"] == "held")
     created = installed.create(path, claim)
@@ -185,9 +185,9 @@ def test_status_is_a_subresource_and_fixes_the_spec_until_release(installed: Clu
 
 
 def test_discovery_tells_short_names_and_categories(installed: Cluster) -> None:
-    for version in {kind.api_version for kind in KINDS.values()}:
+    for version in {kind.api_version for kind in API_KINDS.values()}:
         resources = {entry["name"]: entry for entry in installed.get(f"/apis/{version}").content["resources"]}
-        for kind in (kind for kind in KINDS.values() if kind.api_version == version):
+        for kind in (kind for kind in API_KINDS.values() if kind.api_version == version):
             entry = resources[kind.plural]
             assert entry.get("shortNames", []) == list(kind.short_names)
             assert entry["categories"] == ["devalloc"]
@@ -208,7 +208,7 @@ def shown(cluster: Cluster, path: str) -> tuple[list[str], list[str], dict[str, 
 
 
 def test_pools_are_shown_and_selected_by_their_node(installed: Cluster) -> None:
-    pools = path_of(KINDS["DevicePool"])
+    pools = path_of(API_KINDS["DevicePool"])
     assert installed.create(pools, good("DevicePool")).ok
     try:
         narrow, wide, rows = shown(installed, pools)
@@ -224,7 +224,7 @@ def test_pools_are_shown_and_selected_by_their_node(installed: Cluster) -> None:
 
 def test_claims_show_what_they_hold_or_why_not(installed: Cluster) -> None:
     """As the allocator writes it: the columns are those that a user of kubectl reads."""
-    claims, gpus = path_of(KINDS["DeviceClaim"], "team-a"), good("DevicePool")
+    claims, gpus = path_of(API_KINDS["DeviceClaim"], "team-a"), good("DevicePool")
     detail = {"deviceClass": "gpu", "constraints": "device.function == 'whole'"}
     for name, count in (("one", 1), ("many", 9)):
         spec = {"claims": [{**detail, "requests": {"count": count}}]}
@@ -269,7 +269,7 @@ def test_what_an_object_is_known_by_never_changes(
     installed: Cluster, kind: str, where: str, value: Any, words: str
 ) -> None:
     body = good(kind)
-    path = path_of(KINDS[kind], body["metadata"].get("namespace"))
+    path = path_of(API_KINDS[kind], body["metadata"].get("namespace"))
     created = installed.create(path, body)
     assert created.ok, created.message
     name = f"{path}/{body['metadata']['name']}"
@@ -284,10 +284,10 @@ def test_what_an_object_is_known_by_never_changes(
 
 def test_our_short_names_are_nobody_elses(installed: Cluster) -> None:
     """kubectl looks a word up in all groups: one that a built-in kind has too would show that."""
-    ours = {word for kind in KINDS.values() for word in kind.short_names}
+    ours = {word for kind in API_KINDS.values() for word in kind.short_names}
     assert ours == {"dpool", "dclass", "dclaim", "vmachine"}
     versions = [f"/apis/{g['preferredVersion']['groupVersion']}" for g in installed.get("/apis").content["groups"]]
-    foreign = {kind.api_version for kind in KINDS.values()}
+    foreign = {kind.api_version for kind in API_KINDS.values()}
     for path in ("/api/v1", *(one for one in versions if one.removeprefix("/apis/") not in foreign)):
         for entry in installed.get(path).content["resources"]:
             taken = {entry["name"], entry["singularName"], *entry.get("shortNames", [])}
@@ -391,7 +391,7 @@ def test_decode_and_the_server_agree_on_mutated_objects(installed: Cluster) -> N
         content = mutated(original, random)
         if (content.get("kind"), content.get("apiVersion")) != (original["kind"], original["apiVersion"]):
             continue  # another URL: nothing to compare
-        path = path_of(KINDS[original["kind"]], original["metadata"].get("namespace"))
+        path = path_of(API_KINDS[original["kind"]], original["metadata"].get("namespace"))
         decoded, server = decode(content), installed.create(path, content, dry_run=True)
         assert server.status in (201, 400, 422), server.content
         if (decoded.object is not None) == server.ok:
@@ -409,7 +409,7 @@ def test_decode_and_the_server_agree_on_the_cases_of_the_solver(installed: Clust
     agreed: Counter[bool] = Counter()
     differ = []
     for document in documents:
-        kind, metadata = KINDS.get(str(document.get("kind"))), document.get("metadata", {})
+        kind, metadata = API_KINDS.get(str(document.get("kind"))), document.get("metadata", {})
         if kind is None or document.get("apiVersion") != kind.api_version or "name" not in metadata:
             continue
         place = {"namespace": "default"} if kind.namespaced else {}  # theirs are not there
@@ -430,7 +430,7 @@ def test_decode_and_the_server_agree_on_the_cases_of_the_solver(installed: Clust
 
 def test_decode_and_the_server_agree_on_mutated_statuses(installed: Cluster) -> None:
     random = Random("statuses")
-    path = path_of(KINDS["DeviceClaim"], "team-a")
+    path = path_of(API_KINDS["DeviceClaim"], "team-a")
     held = next(content for content in good_manifests() if content["metadata"]["name"] == "held")
     stored = installed.create(path, held).content
     agreed: Counter[bool] = Counter()

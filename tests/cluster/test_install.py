@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from devalloc.api.kinds import KINDS
+from devalloc.api.kinds import API_KINDS
 from devalloc.cli.main import run
 from devalloc.install import remove
 from devalloc.install.manifests import (
@@ -242,7 +242,7 @@ def test_what_kubectl_brought_is_taken_off_too_but_not_from_under_a_claim(
         "finalizers": ["devalloc.io/node"],
         "annotations": {"devalloc.io/prepared-on": "pools", "devalloc.io/allocated-node": "pools"},
     }
-    claim = {"apiVersion": KINDS["DeviceClaim"].api_version, "kind": "DeviceClaim", "metadata": metadata}
+    claim = {"apiVersion": API_KINDS["DeviceClaim"].api_version, "kind": "DeviceClaim", "metadata": metadata}
     body = {**claim, "spec": {"claims": [{"deviceType": "gpu.devalloc.io"}]}}
     until(lambda: own.create(CLAIMS, body).status in (201, 409), "claims are served")
 

@@ -14,7 +14,7 @@ import yaml
 
 from devalloc.api import meta
 from devalloc.api.decode import decode
-from devalloc.api.kinds import KINDS
+from devalloc.api.kinds import API_KINDS
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.install.manifests import InstallOptions, render_manifests
@@ -34,7 +34,7 @@ MANIFESTS = (FOLDER / "policies-objects.yaml", FOLDER / "policies-names.yaml")
 SHIPPED = render_manifests(InstallOptions(publish="pools"), ["rbac"])
 SECONDS = 120.0
 SPACE, WATCHERS, COUNTED = "policies", "policies-watchers", "policies-counted"
-CLAIMS, MACHINES = path_of(KINDS["DeviceClaim"], SPACE), path_of(KINDS["VirtualMachine"], SPACE)
+CLAIMS, MACHINES = path_of(API_KINDS["DeviceClaim"], SPACE), path_of(API_KINDS["VirtualMachine"], SPACE)
 ROLES: Mapping[str, tuple[str, ...]] = {
     # who: the cluster roles that are shipped for that
     "person": ("devalloc-view", "devalloc-edit", "devalloc-machines"),
@@ -107,7 +107,7 @@ def ruled(cluster: Cluster) -> Iterator[As]:
     tokens = {name: account(cluster, name) for name in USERS}
     tokens["admin"] = cluster.token
     made = [body for path in MANIFESTS for body in yaml.safe_load_all(path.read_text()) if ensure(cluster, body)]
-    classes = path_of(KINDS["DeviceClass"])
+    classes = path_of(API_KINDS["DeviceClass"])
     for body in (gpu_class("policies-gpu"), gpu_class("policies-watch", adminAccess=True)):
         assert cluster.create(classes, body).ok
 
@@ -121,7 +121,7 @@ def ruled(cluster: Cluster) -> Iterator[As]:
         for name in ("controller", "plugin"):
             until("rights", lambda name=name: as_user(name).get(CLAIMS), 200)  # type: ignore[misc]
         for body in refused_at_once():
-            path = path_of(KINDS[body["kind"]], SPACE)
+            path = path_of(API_KINDS[body["kind"]], SPACE)
             until("policies", lambda path=path, body=body: person.create(path, body, dry_run=True), 403)  # type: ignore[misc]
         for path, body in ((CLAIMS, a_claim("probe")), (MACHINES, a_machine("probe"))):
             full = deep_changed(body, "labels", {f"a{number}": "b" for number in range(65)})
@@ -492,7 +492,7 @@ def test_admin_access_needs_a_labelled_namespace(ruled: As, user: str) -> None:
         )
         assert refused.status == 403
         assert message in refused.message
-        answer = api.create(path_of(KINDS["DeviceClaim"], WATCHERS), moved(claim, WATCHERS), dry_run=True)
+        answer = api.create(path_of(API_KINDS["DeviceClaim"], WATCHERS), moved(claim, WATCHERS), dry_run=True)
         assert answer.ok, answer.message
     assert api.create(CLAIMS, a_claim("w"), dry_run=True).ok
     assert api.create(CLAIMS, a_claim("w", "no-such-class"), dry_run=True).ok, "a class may come later"
@@ -734,8 +734,8 @@ def test_kubernetes_counts_claims_itself(ruled: As) -> None:
 def test_the_controller_holds_claims_to_quotas_and_labels(ruled: As) -> None:
     """As it runs on a cluster: with its token and the store of the API server."""
     admin, person = ruled("admin"), ruled("person")
-    counted, watched = path_of(KINDS["DeviceClaim"], COUNTED), path_of(KINDS["DeviceClaim"], WATCHERS)
-    classes, pools = path_of(KINDS["DeviceClass"]), path_of(KINDS["DevicePool"])
+    counted, watched = path_of(API_KINDS["DeviceClaim"], COUNTED), path_of(API_KINDS["DeviceClaim"], WATCHERS)
+    classes, pools = path_of(API_KINDS["DeviceClass"]), path_of(API_KINDS["DevicePool"])
     quotas, name = (
         f"/api/v1/namespaces/{COUNTED}/resourcequotas",
         "policies-gpu.deviceclass.devmgmtproto.k8s.io/devices",

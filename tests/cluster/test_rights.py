@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from devalloc.api import meta
-from devalloc.api.kinds import KINDS
+from devalloc.api.kinds import API_KINDS
 from devalloc.controller.permits import leadership
 from devalloc.install.manifests import InstallOptions, object_collection_path, render_manifests
 from devalloc.inventory.pools import node_scoped_name
@@ -168,7 +168,7 @@ def place(body: dict[str, Any]) -> str:
     """Where objects of its kind are created."""
     if body["kind"] == "ResourceSlice":
         return "/apis/resource.k8s.io/v1/resourceslices"
-    return kube_crds.path_of(KINDS[body["kind"]], body["metadata"].get("namespace"))
+    return kube_crds.path_of(API_KINDS[body["kind"]], body["metadata"].get("namespace"))
 
 
 def as_node(cluster: Cluster, name: str) -> Cluster:

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from devalloc.api.kinds import KINDS
+from devalloc.api.kinds import API_KINDS
 from devalloc.api.meta import TRANSACTION
 from devalloc.store import Change, Conflict, EventType, Key, NotFound, StoreError, Unavailable, UnknownOutcome
 from devalloc.store.kubernetes import NAMESPACE, ApiError, Client, KubernetesStore, object_writer, transaction
@@ -34,7 +34,7 @@ from tests.support.store_contract import *  # noqa: F403
 from tests.support.waiting import until
 
 Object = dict[str, Any]
-ALL = (*KINDS, "Lease")
+ALL = (*API_KINDS, "Lease")
 
 
 def records(store: KubernetesStore) -> list[Object]:

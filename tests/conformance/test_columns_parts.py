@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.fleets import scenario
+from devalloc_solver.bounds.device_bound import GRID
 from devalloc_solver.columns import patterns
 from devalloc_solver.columns import state_network as networks
 from devalloc_solver.columns.bins import BinShape
@@ -18,7 +19,7 @@ from devalloc_solver.columns.neighbourhood import OpenPacking
 from devalloc_solver.columns.node_geometry import DeviceCell, Geometry
 from devalloc_solver.columns.packing import Packing
 from devalloc_solver.columns.patterns import LocalChoice, LocalClaim, LocalRequest, find_patterns
-from devalloc_solver.columns.pricing import GRID, PathPricer, Prices, StageGoal
+from devalloc_solver.columns.pricing import PathPricer, Prices, StageGoal
 from devalloc_solver.columns.priority_levels import LevelSolver
 from devalloc_solver.columns.state_network import build_lattice
 from devalloc_solver.columns.state_space import StateSpace, build_state_space
@@ -272,7 +273,7 @@ def test_an_arc_takes_one_pattern_and_leaves_what_is_left(seed: int) -> None:
             row = lattice.rows[state]
             expected = set()
             for label, way in enumerate(lattice.ways):
-                patterns = shape.patterns[way] if isinstance(way, LocalChoice) else shape.opens[way][1]
+                patterns = shape.patterns[way] if isinstance(way, LocalChoice) else shape.child_bins[way][1]
                 for pattern in np.concatenate([patterns, patterns @ shape.draws], axis=1):
                     if all(a >= b for a, b in zip(row.tolist(), pattern.tolist(), strict=True)):
                         expected.add((state, label, int(lattice.find((row - pattern)[None])[0])))

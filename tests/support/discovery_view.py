@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
 from devalloc.api.pool import AttributeValue, Device, DevicePool
 from devalloc.api.problems import Problem
 from devalloc.api.quantity import ceil_blocks, floor_blocks
-from devalloc.inventory import InventoryConfig, discover
+from devalloc.inventory import DeviceRecords, InventoryConfig, discover
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,9 @@ class DiscoveredPools:
 
     @classmethod
     def on(cls, root: Path, node_name: str = "node-a", **settings: Any) -> DiscoveredPools:
-        answer = discover(root, node_name=node_name, config=InventoryConfig(**settings))
+        records = {each.name: settings.pop(each.name) for each in fields(DeviceRecords) if each.name in settings}
+        config = InventoryConfig(records=DeviceRecords(**records), **settings)
+        answer = discover(root, node_name=node_name, config=config)
         inventory = cls(answer.pools, answer.problems)
         for pool in answer.pools:
             for device in pool.spec.devices:

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from devalloc.api import crds
-from devalloc.api.kinds import KINDS, ApiKind
+from devalloc.api.kinds import API_KINDS, ApiKind
 from tests.support.kube_api import Cluster
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -26,11 +26,11 @@ def conditions(content: dict[str, Any]) -> dict[str, str]:
 
 def install(cluster: Cluster) -> None:
     """Have all of them established and served; those that are there already stay."""
-    for kind in KINDS.values():
+    for kind in API_KINDS.values():
         answer = cluster.create(CRDS, crds.definition(kind))
         assert answer.ok or answer.status == 409, f"{kind.kind}: {answer.message}"
     deadline = time.monotonic() + SECONDS
-    for kind in KINDS.values():
+    for kind in API_KINDS.values():
         while conditions(crd := cluster.get(f"{CRDS}/{kind.plural}.{kind.group}").content).get("Established") != "True":
             assert time.monotonic() < deadline, crd.get("status")
             time.sleep(0.1)

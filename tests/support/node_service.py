@@ -17,9 +17,8 @@ from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.lifecycle import MachineLifecycle as RealMachines
 from devalloc_node.metrics.registry import NodeMetrics
 from devalloc_node.operations.change_feed import ChangeNotifier
-from devalloc_node.operations.claim_registry import ClaimRegistry
+from devalloc_node.operations.claim_registry import AttachmentControl, ClaimRegistry, MachineControl
 from devalloc_node.operations.node_operations import NodeOperations
-from devalloc_node.operations.protocols import AttachmentControl, MachineControl
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb.node_pb2_grpc import NodeStub
 from devalloc_node.service.node_service import NodeService, ServiceInfo

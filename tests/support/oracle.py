@@ -1,4 +1,4 @@
-"""The best answer to a small instance, by exhaustive search: goals 1 to 4 of claim-semantics S17, and 5 to spread.
+"""The best answer to a small instance, by exhaustive search: goals 1 to 4 of claim-semantics S17, and 5 of its policy.
 
 Everything that could be chosen is tried; what is left out is left out because it cannot be better:
 - devices that are alike and in the same state stand for each other;
@@ -34,10 +34,13 @@ class BestAnswer:
     devices: int
     squares: tuple[int, ...] = ()
     """To spread: the sum of the squares of the devices in use of each node, then that of each pool."""
+    new_places: tuple[int, ...] = ()
+    """To pack: the nodes that come into use, then the pools."""
 
 
-def solve(documents: Iterable[Mapping[str, Any]], *, nowhere: bool = False, spread: bool = False) -> BestAnswer:
-    """Goals 1 to 4 of S17 for these manifests; with ``spread`` goal 5 as well.
+def solve(documents: Iterable[Mapping[str, Any]], *, nowhere: bool = False, policy: str | None = None) -> BestAnswer:
+    """Goals 1 to 4 of S17 for these manifests; with a ``policy``, ``pack`` or ``spread``, goal 5 as well: of ``pack``
+    what it says of nodes and pools.
 
     With ``nowhere`` a claim without group and pin may be on no node at all even where there are nodes. That only makes
     a difference for admin details that take all devices "that its node reaches" (S14): the network devices, then.
@@ -53,7 +56,7 @@ def solve(documents: Iterable[Mapping[str, Any]], *, nowhere: bool = False, spre
                 choices[claim.key][position] = [alternative]
                 if len(alternatives) == 1 or _Search(instance, groups, choices).feasible():
                     break
-    pools, devices, *squares = _Search(instance, groups, choices, spread=spread).smallest()
+    pools, devices, *cost = _Search(instance, groups, choices, policy=policy).smallest()
     return BestAnswer(
         satisfied=frozenset(claim.key for claim in claims),
         one_of={
@@ -65,7 +68,8 @@ def solve(documents: Iterable[Mapping[str, Any]], *, nowhere: bool = False, spre
         },
         pools=pools,
         devices=devices,
-        squares=tuple(squares),
+        squares=tuple(cost) if policy == "spread" else (),
+        new_places=tuple(cost) if policy == "pack" else (),
     )
 
 
@@ -78,6 +82,14 @@ def squares(instance: Instance, given: Iterable[int]) -> tuple[int, int]:
         if (node := instance.pools[pool].node) is not None:
             nodes[node] += count
     return sum(count**2 for count in nodes.values()), sum(count**2 for count in pools.values())
+
+
+def new_places(instance: Instance, given: Iterable[int]) -> tuple[int, int]:
+    """Goal 5 to pack, from its words: nodes that come into use by devices that are ``given``, then pools."""
+    before = {device.pool for device in instance.devices if device.in_use}
+    pools = {instance.devices[index].pool for index in given} - before
+    nodes = {instance.pools[pool].node for pool in pools} - {instance.pools[pool].node for pool in before}
+    return len(nodes - {None}), len(pools)
 
 
 def satisfiable(documents: Iterable[Mapping[str, Any]], key: Key) -> bool:
@@ -127,10 +139,10 @@ class _Search:
         groups: Sequence[Group],
         choices: Mapping[Key, Choice] | None = None,
         *,
-        spread: bool = False,
+        policy: str | None = None,
     ) -> None:
         self.instance = instance
-        self.spread = spread
+        self.policy = policy
         self.pools = instance.pools
         self.devices = instance.devices
         self.groups = groups
@@ -215,7 +227,10 @@ class _Search:
     def _cost(self) -> tuple[int, ...]:
         used = self.whole | self.shares.keys() | self.admin.keys()
         cost = len({self.devices[index].pool for index in used}), len(used)
-        return (*cost, *squares(self.instance, self.whole | self.shares.keys())) if self.spread else cost
+        if self.policy is None:
+            return cost
+        measure = squares if self.policy == "spread" else new_places
+        return (*cost, *measure(self.instance, self.whole | self.shares.keys()))
 
     def _promising(self) -> bool:
         return self.first_only or self.best is None or self._cost() < self.best

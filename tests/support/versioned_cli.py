@@ -77,7 +77,7 @@ def _serve() -> None:
 
     from click.testing import CliRunner
 
-    from devalloc.api.kinds import KINDS
+    from devalloc.api.kinds import API_KINDS
     from devalloc.cli.main import cli
     from devalloc.controller.permits.vm_state import read_vm
     from devalloc.store.sqlite import SQLiteStore
@@ -100,7 +100,7 @@ def _serve() -> None:
                     before = record.previous if hasattr(record, "previous") else record.kept  # 0.1.0 calls it so
                     answer = {"use": astuple(record.use), "permit": astuple(record.permit), "previous": astuple(before)}
                 else:
-                    entries = [(each["kind"], each["metadata"], each) for each in store.list(tuple(KINDS)).objects]
+                    entries = [(each["kind"], each["metadata"], each) for each in store.list(tuple(API_KINDS)).objects]
                     answer = {f"{kind}/{m.get('namespace', '')}/{m['name']}": obj for kind, m, obj in entries}
         print(json.dumps(answer), flush=True)
 

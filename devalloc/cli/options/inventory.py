@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -57,11 +57,17 @@ class InventoryOptions:
         return self.node_name or socket.gethostname().lower()
 
     @property
+    def policy(self) -> dict[str, Any]:
+        """The fields of ``DevicePolicy`` that can be set."""
+        return {
+            "max_vfs": self.max_vfs,
+            "allow_shared_groups": self.allow_shared_groups,
+            "adopt": frozenset(self.adopt),
+        }
+
+    @property
     def config(self) -> InventoryConfig:
         """The inventory's settings."""
         from devalloc.inventory import InventoryConfig
 
-        config = InventoryConfig(
-            max_vfs=self.max_vfs, allow_shared_groups=self.allow_shared_groups, adopt=frozenset(self.adopt)
-        )
-        return replace(config, kinds=frozenset(self.kinds)) if self.kinds else config
+        return InventoryConfig(kinds=frozenset(self.kinds or DEVICE_KINDS), **self.policy)

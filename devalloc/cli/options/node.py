@@ -201,13 +201,7 @@ def node_settings(
         visible=tuple(folder.absolute() for folder in options.machines.qemu_path),
         dry_run=options.dry_run,
     )
-    bindings = BindingConfig(
-        inventory.node,
-        allowed=options.allowed_kinds(),
-        allow_shared_groups=inventory.allow_shared_groups,
-        max_vfs=inventory.max_vfs,
-        adopt=frozenset(inventory.adopt),
-    )
+    bindings = BindingConfig(inventory.node, allowed=options.allowed_kinds(), **inventory.policy)
     root = inventory.sysfs_root
     return NodeSettings(
         inventory.node,

@@ -69,14 +69,14 @@ def _named(store: Store, name: str) -> list[str]:
 
 
 def _describe(store: Store, obj: Object) -> None:
-    from devalloc.api.kinds import KINDS
+    from devalloc.api.kinds import API_KINDS
     from devalloc.cli.render.columns import age_cell
     from devalloc.controller.reconcile.claims import ignored_reason, is_foreign
     from devalloc_solver.dialects.api_groups import api_group_of
 
     metadata = obj["metadata"]
     facts = [("Name", metadata["name"]), ("Namespace", metadata.get("namespace", "")), ("Kind", obj["kind"])]
-    facts += [("API version", obj["apiVersion"])] if Key.of(obj).kind not in KINDS else []
+    facts += [("API version", obj["apiVersion"])] if Key.of(obj).kind not in API_KINDS else []
     facts += [("Created", f"{metadata.get('creationTimestamp', '')} ({age_cell(obj)} ago)")]
     facts += [("Deleting since", metadata.get("deletionTimestamp", ""))]
     facts += [("Finalizers", ", ".join(metadata.get("finalizers", [])))]

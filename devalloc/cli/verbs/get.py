@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from devalloc.api.kinds import KINDS
+from devalloc.api.kinds import API_KINDS
 from devalloc.cli.command import BadInput, verb
 from devalloc.cli.object_names import format_key, keys_of, kind_of, not_found_hint
 from devalloc.cli.options.common import (
@@ -77,7 +77,7 @@ def get(
     form = OutputForm(output, no_headers, show_labels, sort_by)
     if "/" not in what[0] and len(what) == 1:
         with open_target(place if all_namespaces else place.within(namespace)) as objects:
-            words = [kind for kind in KINDS if what[0] == "all"] or what[0].split(",")
+            words = [kind for kind in API_KINDS if what[0] == "all"] or what[0].split(",")
             kinds = [kind_of(word, objects) for word in words]
             return _list(objects, kinds, None if all_namespaces else namespace, form, watch, selected)
     if all_namespaces or selected:
@@ -235,7 +235,7 @@ def _print_change(feed: GrowingTable, change: str, obj: Object, form: OutputForm
 def _table(kind: str, objects: list[Object], form: OutputForm, namespaces: bool) -> tuple[list[str], list[list[Cell]]]:
     from devalloc.cli.render.columns import header_and_rows
 
-    namespaces = namespaces and (kind not in KINDS or KINDS[kind].namespaced)
+    namespaces = namespaces and (kind not in API_KINDS or API_KINDS[kind].namespaced)
     headers, rows = header_and_rows(kind, objects, wide=form.output == "wide", namespaces=namespaces)
     if form.show_labels:
         labels = [obj["metadata"].get("labels") or {} for obj in objects]

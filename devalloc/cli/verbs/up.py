@@ -80,7 +80,7 @@ def up(options: UpOptions) -> int:
         if plugin is not None and plugin.node is not None:
             return plugin.node.inventory.discover(records)
         more = records if plugin is None else replace(plugin.initial_records(), held=records.held)
-        config = inventory.config.with_records(more)
+        config = replace(inventory.config, records=more)
         if plugin is not None:  # do not offer devices that it will not bind, not even while it starts
             config = replace(config, allowed=plugin_options.allowed_kinds())
         return discover(root, node_name=name, config=config)

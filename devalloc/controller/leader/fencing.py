@@ -26,14 +26,13 @@ import threading
 from collections.abc import Callable, Sequence
 
 from devalloc.api import meta
+from devalloc.api.kinds import ALLOCATABLE_KINDS
 from devalloc.api.raw_claims import allocation_entries, annotation_of
 from devalloc.store import Change, Conflict, Invalid, Key, NotFound, Object, Store
 from devalloc.store.lifecycle import with_labels
 
 log = logging.getLogger(__name__)
 
-FENCED_KINDS = ("DeviceClaim", "VirtualMachine")
-"""On which leaders write grants."""
 RETRY_SECONDS = 0.1
 
 
@@ -46,7 +45,7 @@ def fence_objects(
     stamp: str,
     stop: threading.Event,
     *,
-    kinds: Sequence[str] = FENCED_KINDS,
+    kinds: Sequence[str] = ALLOCATABLE_KINDS,
     is_grantable: Callable[[Object], bool] | None = None,
     pause: Callable[[float], object] | None = None,
 ) -> int:

@@ -20,7 +20,7 @@ from devalloc.api import meta
 from devalloc.api.cordon import NODE_CORDONED, apply_all_cordons, is_cordon_reason, unknown_nodes, unschedulable_nodes
 from devalloc.api.decode import decode
 from devalloc.api.dedicated_pools import is_dedicated
-from devalloc.api.kinds import KINDS
+from devalloc.api.kinds import API_KINDS
 from devalloc.controller.overview import alarms, claims, pools
 from devalloc.controller.overview.claims import summarize_quotas
 from devalloc.controller.overview.model import (
@@ -152,7 +152,7 @@ def _problems(documents: Sequence[Object], counted: FleetCounts, made: Memo) -> 
     """One line for each object of ours that cannot be read, or is on no node."""
     readable = {id(one.manifest) for one in counted.pools}
     for doc in documents:
-        if doc["kind"] in KINDS and id(doc) not in readable:
+        if doc["kind"] in API_KINDS and id(doc) not in readable:
             problem = made.of("problem", doc, partial(_problem, doc))
             if problem:
                 yield problem

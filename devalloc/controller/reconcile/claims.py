@@ -16,7 +16,7 @@ from devalloc.api import meta
 from devalloc.api.claim import DeviceClaim
 from devalloc.api.cordon import apply_all_cordons, is_node
 from devalloc.api.decode import decode
-from devalloc.api.kinds import KINDS, qualified_kind
+from devalloc.api.kinds import API_KINDS, qualified_kind
 from devalloc.api.raw_claims import ClaimKey as ClaimKey
 from devalloc.api.raw_claims import admin_class_names as admin_class_names
 from devalloc.api.raw_claims import allocation_entries as allocation_entries
@@ -178,7 +178,7 @@ def is_foreign(obj: Any) -> bool:
     if group == RESOURCE_CLAIMS:
         return True
     kind = obj.get("kind") if isinstance(obj, dict) else None
-    return isinstance(kind, str) and kind in KINDS and qualified_kind(kind, obj.get("apiVersion")) != kind
+    return isinstance(kind, str) and kind in API_KINDS and qualified_kind(kind, obj.get("apiVersion")) != kind
 
 
 def ignored_messages(objects: Iterable[Object]) -> list[str]:

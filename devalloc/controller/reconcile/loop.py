@@ -18,6 +18,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 
+from devalloc.api.kinds import ALLOCATABLE_KINDS
 from devalloc.api.meta import ALLOCATED_NODE, NODE_LABEL, PREPARED_ON, node_label
 from devalloc.backoff import Backoff
 from devalloc.controller.reconcile.claims import allocation_entries, annotation_of, is_prepared
@@ -45,9 +46,6 @@ from devalloc.store import (
 from devalloc.store.lifecycle import with_change
 from devalloc_solver.pipeline import admission
 
-LABELLED_KINDS = frozenset({"DeviceClaim", machines.KIND})
-
-
 MAX_REPAIRS = 200
 """Labels that a round writes on objects that need nothing else: claims that wait must not wait for an upgrade."""
 
@@ -62,7 +60,7 @@ def missing_labels(objects: Iterable[tuple[Key, Object]], apart_from: Collection
     changes = (
         made.of("node label", obj, partial(_label_change, key, obj))
         for key, obj in objects
-        if key.kind in LABELLED_KINDS and key not in apart_from
+        if key.kind in ALLOCATABLE_KINDS and key not in apart_from
     )
     return [WriteUnit((change,), granted=False) for change in changes if change is not None]
 
@@ -84,7 +82,7 @@ def _label_change(key: Key, obj: Object) -> Change | None:
 
 def _labelled(obj: Object, change: Change) -> Change:
     """The change with the label that the object needs after it."""
-    if change.key.kind not in LABELLED_KINDS:
+    if change.key.kind not in ALLOCATABLE_KINDS:
         return change
     node = owning_node(with_change(obj, change))
     value = None if node is None else node_label(node)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from devalloc.api.kinds import KINDS, qualified_kind
+from devalloc.api.kinds import API_KINDS, qualified_kind
 from devalloc.store.errors import Invalid, Key, Object
 from devalloc.store.kubernetes.client import path_segment
 
@@ -83,7 +83,7 @@ class ApiResource:
 
 OWN_KINDS = tuple(
     ApiResource(kind.kind, kind.group, kind.version, kind.plural, kind.namespaced, "status" in kind.model.model_fields)
-    for kind in KINDS.values()
+    for kind in API_KINDS.values()
 )
 """The kinds of devalloc's own API, which "all kinds" stands for."""
 

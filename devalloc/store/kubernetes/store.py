@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
+from devalloc.api.kinds import ALLOCATABLE_KINDS
 from devalloc.store import lifecycle
 from devalloc.store.errors import (
     Conflict,
@@ -50,7 +51,6 @@ NAMESPACE = "devalloc-system"
 DELETIONS_KEPT = 10_000
 WRITER_THREADS = 8
 """How many units are written concurrently."""
-_GRANTED_KINDS = ("DeviceClaim", "VirtualMachine")
 """Kinds whose objects can be written several at a time."""
 _STOP_SECONDS = 0.2
 """How long a watch may take to stop, in seconds."""
@@ -284,7 +284,7 @@ class KubernetesStore:
         """Finish transactions that this or another process left unfinished, and remove marks without a transaction. The
         leader calls it before it decides anything; if it raises StoreError, it must not decide."""
         self._underway.finish_all()
-        for obj in self.list(_GRANTED_KINDS).objects:
+        for obj in self.list(ALLOCATABLE_KINDS).objects:
             self._underway.remove_stray_mark(obj)
 
     @contextmanager

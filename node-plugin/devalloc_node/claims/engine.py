@@ -9,12 +9,11 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from devalloc_node.binding.binding import Binding
-from devalloc_node.claims.errors import as_node_error, joined_errors
 from devalloc_node.claims.files import Rendered
 from devalloc_node.claims.journal_content import grant_of, journal_dump, prepared_content, prepared_of
 from devalloc_node.claims.locks import ClaimLocks
 from devalloc_node.claims.reserve import reserve_devices
-from devalloc_node.claims.steps import ClaimWork, PrepareOptions, StepRunner, UndoResult
+from devalloc_node.claims.steps import ClaimWork, PrepareOptions, StepRunner, UndoResult, as_node_error, joined_errors
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.host.lock_folder import lock_purpose

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -14,7 +14,23 @@ from devalloc_node.host.lock_folder import lock_purpose
 from devalloc_node.journal import USE, Journal, StepRecord, WithheldDevice
 from devalloc_node.journal.audit_log import audit
 from devalloc_node.journal.records import WITHHELD
+from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.step import ATTACHMENT, ContestedKind, ForcibleKind, Step, StepKind
+
+LOG = logging.getLogger(__name__)
+
+
+def as_node_error(ref: ClaimRef, error: Exception) -> NodeError:
+    """The error itself, or an unexpected one wrapped as an error of the claim."""
+    if isinstance(error, NodeError):
+        return error
+    LOG.error("preparing claim %s", ref, exc_info=error)
+    return Failed("InternalError", f"preparing claim {ref} failed: {error!r}; see the log")
+
+
+def joined_errors(errors: Iterable[NodeError]) -> str:
+    """All of them, with their codes."""
+    return "; ".join(f"{error.code}: {error.message}" for error in errors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +54,6 @@ class PrepareOptions:
     outer: frozenset[str] = frozenset({ATTACHMENT})
     """Kinds of steps that may be undone while the device is in use: they are what ends its use."""
 
-
-LOG = logging.getLogger(__name__)
 
 InUseCheck = Callable[[str], None]
 """Raises NodeError where a device (``pool/device``) is in use, so that it is not taken apart under its user."""

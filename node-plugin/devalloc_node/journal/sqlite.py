@@ -26,7 +26,6 @@ from devalloc.store.database_copies import flush_replaced
 from devalloc.store.errors import Damaged, NoSpace, StoreError, Unavailable, Unusable
 from devalloc.store.paths import file_identity, wal_path
 from devalloc_node.errors import Failed
-from devalloc_node.journal.frozen_json import frozen
 from devalloc_node.journal.records import (
     USE,
     WITHHELD,
@@ -37,6 +36,7 @@ from devalloc_node.journal.records import (
     StepRecord,
     StepState,
     WithheldDevice,
+    frozen,
 )
 from devalloc_node.journal.schema import CLAIM, SCHEMA, STEP, inconsistencies
 from devalloc_node.journal.state_folder import damaged_journals, make_private, missing_wal, move_aside, open_lock

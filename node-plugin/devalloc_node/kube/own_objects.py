@@ -11,13 +11,13 @@ import random
 import threading
 from typing import Any, Protocol
 
+from devalloc.api.kinds import ALLOCATABLE_KINDS
 from devalloc.api.meta import CONTROLLER_LEASE, LABELS_NODES, NODE_LABEL, is_promised, node_label
 from devalloc.store.kubernetes.api_error import ApiError
 from devalloc.store.kubernetes.client import path_segment
 
 log = logging.getLogger(__name__)
 
-SELECTED_KINDS = ("DeviceClaim", "VirtualMachine")
 POLL_SECONDS = 30.0
 """The mean pause between two looks at the Lease."""
 
@@ -62,5 +62,5 @@ class OwnObjects:
             is_labelled = False
         if is_labelled != self.is_selective:
             log.info("watching the claims and machines of %s", "this node" if is_labelled else "all nodes")
-            self._store.select(SELECTED_KINDS, self._label if is_labelled else "")
+            self._store.select(ALLOCATABLE_KINDS, self._label if is_labelled else "")
             self.is_selective = is_labelled

@@ -35,7 +35,7 @@ class InventoryCache:
         with self._looked:
             self._begun += 1
             number = self._begun
-        config = self._settings.inventory.with_records(self._extend(devices))
+        config = replace(self._settings.inventory, records=self._extend(devices))
         config = replace(config, allowed=self._settings.bindings.allowed)
         discovery = discover(self._settings.root, node_name=self._settings.node_name, config=config)
         with self._looked:

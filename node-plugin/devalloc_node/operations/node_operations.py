@@ -23,8 +23,7 @@ from devalloc_node.machine.spec import EmulatedDevice, spec_of
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.prepared import Prepared
 from devalloc_node.operations.change_feed import claim_change, machine_change
-from devalloc_node.operations.claim_registry import UNDO_SECONDS, ClaimRegistry, HeldClaim, undo_problem
-from devalloc_node.operations.protocols import MachineControl
+from devalloc_node.operations.claim_registry import UNDO_SECONDS, ClaimRegistry, HeldClaim, MachineControl, undo_problem
 
 log = logging.getLogger(__name__)
 

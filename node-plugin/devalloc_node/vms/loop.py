@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from devalloc.api.host_pool_names import node_of_host_pool
+from devalloc.api.kinds import ALLOCATABLE_KINDS
 from devalloc.api.meta import ALLOCATED_NODE, RELEASE
 from devalloc.backoff import Backoff, backoff_delay
 from devalloc.inventory.capacity import host_pool_name
@@ -42,9 +43,8 @@ log = logging.getLogger(__name__)
 WORK_SECONDS = 90.0
 """For removing a machine whose object is gone."""
 _IDENTITY = "identity/VirtualMachine"
-KINDS = (objects.KIND, "DeviceClaim")
 _POOL = "DevicePool"
-_WATCHED = (*KINDS, _POOL)
+_WATCHED = (*ALLOCATABLE_KINDS, _POOL)
 _GLANCES = 6
 """A machine that is as its object says, and of which nothing changed, is only asked whether it still runs when its turn
 comes: so many times, and then it is worked on all the same."""
@@ -277,7 +277,7 @@ class VirtualMachineLoop:
         """An object of this node that seems to be deleted may only have left what the node watches, because a user
         removed its label: then it is as it was. Raises StoreError."""
         obj = event.object
-        if event.type is not EventType.DELETED or obj["kind"] not in KINDS or not self._concerns(obj):
+        if event.type is not EventType.DELETED or obj["kind"] not in ALLOCATABLE_KINDS or not self._concerns(obj):
             return event
         now = self._read(obj["kind"], (objects.namespace_of(obj), obj["metadata"]["name"]))
         if now is None or now["metadata"]["uid"] != obj["metadata"]["uid"]:
@@ -306,7 +306,7 @@ class VirtualMachineLoop:
     def _list(self) -> None:
         """Take all objects as they are now."""
         machines, claims = {}, {}
-        for obj in self._store.list(KINDS).objects:
+        for obj in self._store.list(ALLOCATABLE_KINDS).objects:
             if obj["kind"] == objects.KIND:
                 machines[obj["metadata"]["uid"]] = obj
             else:

@@ -7,19 +7,19 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from devalloc_solver.bounds.device_bound import make_device_bound
 from devalloc_solver.bounds.minimum_use import MinimumUse, satisfied_counts
 from devalloc_solver.bounds.shared_amounts import make_shared_amount_bound
 from devalloc_solver.columns.claim_kinds import ClaimKind, group_units
-from devalloc_solver.columns.device_bound import make_device_bound
 from devalloc_solver.columns.device_naming import name_devices
 from devalloc_solver.columns.priority_levels import TOLERANCE, LevelSolver
 from devalloc_solver.columns.remaining_units import RemainingUnits
 from devalloc_solver.columns.state_space import Cache, StateSpace, build_state_space
 from devalloc_solver.place.greedy import candidate_orders, place_greedily
 from devalloc_solver.problem.allocations import Allocation, Usage
-from devalloc_solver.problem.balance import load_by_node
 from devalloc_solver.problem.demand import PlacementUnit
 from devalloc_solver.problem.placement import GoalLevel, Placement
+from devalloc_solver.problem.placement_policy import load_by_node
 from devalloc_solver.problem.snapshot import Snapshot
 
 GRACE_SECONDS = 0.2

@@ -27,10 +27,10 @@ class BinShape:
     """the state when nothing is in use"""
     patterns: dict[LocalChoice, Ints]
     """way -> devices of each cell; shape (patterns, cells)"""
-    opens: dict[int, tuple[BinShape, Ints]] = field(default_factory=dict)
-    """cell that stands for cards -> their shape, and the pattern that opens one"""
+    child_bins: dict[int, tuple[BinShape, Ints]] = field(default_factory=dict)
+    """cell that stands for cards -> their shape, and the pattern that child_bins one"""
     is_opened: bool = False
-    """whether such a bin, as long as it is full, belongs to the bin that opens it"""
+    """whether such a bin, as long as it is full, belongs to the bin that child_bins it"""
     symmetries: list[Ints] = field(default_factory=list)
     draws: Ints = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
     """(cells, counters)"""
@@ -45,7 +45,7 @@ class BinShape:
     @property
     def width(self) -> int:
         """Patterns of all ways, and of cards."""
-        return sum(map(len, self.patterns.values())) + len(self.opens)
+        return sum(map(len, self.patterns.values())) + len(self.child_bins)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +60,7 @@ class GeometryBin:
         """States of the bin, from states of whole nodes. Shape (nodes, columns)."""
         states = np.zeros((len(rows), len(self.columns)), dtype=np.int64)
         for number, parts in enumerate(self.columns):
-            if number in self.shape.opens:
+            if number in self.shape.child_bins:
                 states[:, number] = sum((rows[:, part] == full[list(part)]).all(axis=1) for part in map(list, parts))
             else:
                 states[:, number] = rows[:, parts[0][0]]
@@ -234,7 +234,7 @@ class _BinBuilder:
     ) -> GeometryBin:
         cells: list[DeviceCell] = []
         columns: list[tuple[tuple[int, ...], ...]] = []
-        opens: dict[int, tuple[BinShape, Ints]] = {}
+        child_bins: dict[int, tuple[BinShape, Ints]] = {}
         plain = [names[n][1] for n in part if names[n][0] == "cell"]
         counters = [column - len(self.cells) for column in self.columns_of(plain)[len(plain) :]]
         shapes = [*dict.fromkeys(id(b.shape) for b in inner)]
@@ -247,7 +247,7 @@ class _BinBuilder:
             shape = inner[inside[groups[which][0][0]]].shape
             color = len(self.geometry.amounts) + shapes.index(id(shape))
             first = self.cells[groups[which][0][0]]
-            opens[len(cells)] = (shape, np.array([[int(m == n) for m in part]], dtype=np.int64))
+            child_bins[len(cells)] = (shape, np.array([[int(m == n) for m in part]], dtype=np.int64))
             cells.append(DeviceCell(color, len(groups[which]), first.values, (), None))
             columns.append(tuple(tuple(self.columns_of(card)) for card in groups[which]))
         patterns: dict[LocalChoice, Ints] = {}
@@ -257,7 +257,7 @@ class _BinBuilder:
                 patterns[way] = np.array(counts, dtype=np.int64)
         numbered = self.renumbered(cells, {c + len(self.cells): n for n, c in enumerate(counters)})
         full = [*(cell.size for cell in cells), *(self.geometry.counters[c] for c in counters)]
-        shape = self.intern(numbered, full, patterns, opens, opened=False)
+        shape = self.intern(numbered, full, patterns, child_bins, opened=False)
         return GeometryBin(shape, (*columns, *(((len(self.cells) + c,),) for c in counters)))
 
     # -- shapes --------------------------------------------------------------------------------------------------------
@@ -285,23 +285,23 @@ class _BinBuilder:
         cells: tuple[DeviceCell, ...],
         columns: Sequence[int],
         patterns: dict[LocalChoice, Ints],
-        opens: dict[int, tuple[BinShape, Ints]],
+        child_bins: dict[int, tuple[BinShape, Ints]],
         opened: bool,
     ) -> BinShape:
-        return self.intern(cells, self.full[list(columns)].tolist(), patterns, opens, opened=opened)
+        return self.intern(cells, self.full[list(columns)].tolist(), patterns, child_bins, opened=opened)
 
     def intern(
         self,
         cells: tuple[DeviceCell, ...],
         full: Sequence[int],
         patterns: dict[LocalChoice, Ints],
-        opens: dict[int, tuple[BinShape, Ints]],
+        child_bins: dict[int, tuple[BinShape, Ints]],
         *,
         opened: bool,
     ) -> BinShape:
         content = tuple((way, tuple(sorted(map(tuple, rows.tolist())))) for way, rows in patterns.items())
-        key = (cells, tuple(full), content, tuple((c, id(shape)) for c, (shape, _) in opens.items()), opened)
+        key = (cells, tuple(full), content, tuple((c, id(shape)) for c, (shape, _) in child_bins.items()), opened)
         if key not in self.shapes:
             counters = len(full) - len(cells)
-            self.shapes[key] = BinShape(cells, counters, tuple(full), patterns, opens, opened)
+            self.shapes[key] = BinShape(cells, counters, tuple(full), patterns, child_bins, opened)
         return self.shapes[key]

@@ -126,7 +126,7 @@ class _PathNamer:
     chosen: dict[tuple[object, ...], int] = field(default_factory=dict)
 
     def name_all(self, packing: Packing) -> Iterator[UnitDevices]:
-        cards = {*self.board.opens.values()}
+        cards = {*self.board.child_bins.values()}
         paths = [*packing.all_paths()]
         # Cards come last: they may have to be opened by others first.
         for path in sorted(paths, key=lambda path: path[0] in cards):
@@ -141,7 +141,7 @@ class _PathNamer:
         before = start
         for user, target in steps:
             if user is None:
-                row = self.open(template, node, own, part, row, target, self.board.opens[before, target])
+                row = self.open(template, node, own, part, row, target, self.board.child_bins[before, target])
             else:
                 pattern, row = self.take(template, own, part, row, user, target)
                 devices = tuple(
@@ -158,7 +158,7 @@ class _PathNamer:
     ) -> Ints:
         """Take a card out of a bin: it is one of its own from now on."""
         full = empty_node_state(template)
-        for cell, (shape, _) in own.shape.opens.items():
+        for cell, (shape, _) in own.shape.child_bins.items():
             if part.opened[cell] != card:
                 continue
             for columns in map(list, own.columns[cell]):

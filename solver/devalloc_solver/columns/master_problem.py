@@ -14,14 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from devalloc_solver.bounds.device_bound import GRID, MISSED_FLOOR_COST
 from devalloc_solver.columns.node_geometry import Ints
 from devalloc_solver.columns.packing import Packing, Path
-from devalloc_solver.columns.pricing import GRID, PathPricer, PathValues, Prices, StageGoal
+from devalloc_solver.columns.pricing import PathPricer, PathValues, Prices, StageGoal
 from devalloc_solver.columns.state_network import User
 from devalloc_solver.columns.state_space import StateSpace
 
-MISSED_FLOOR_COST = 10_000.0
-"""Cost in the linear program of a floor that is missed by one."""
 MAX_ROUNDS = 60
 """Rounds of column generation."""
 UNLIMITED_SECONDS = 1e6
@@ -35,7 +34,7 @@ class Column:
 
     path: Path
     users: tuple[tuple[User, int], ...]
-    opens: tuple[tuple[int, int], ...]
+    child_bins: tuple[tuple[int, int], ...]
     """(state of a card, how many)"""
 
     def kinds(self) -> dict[int, int]:
@@ -57,14 +56,14 @@ class ColumnPool:
         """Whether it is new."""
         start, steps = path
         users = Counter(user for user, _ in steps if user is not None)
-        opens: Counter[int] = Counter()
+        child_bins: Counter[int] = Counter()
         before = start
         for user, target in steps:
             if user is None:
-                opens[self.board.opens[before, target]] += 1
+                child_bins[self.board.child_bins[before, target]] += 1
             before = target
-        column = Column(path, tuple(sorted(users.items())), tuple(sorted(opens.items())))
-        key = (start, column.users, column.opens)
+        column = Column(path, tuple(sorted(users.items())), tuple(sorted(child_bins.items())))
+        key = (start, column.users, column.child_bins)
         if not steps or key in self._seen:
             return False
         self._seen.add(key)
@@ -113,7 +112,7 @@ class MasterProgram:
         self._variables: dict[int, Any] = {}
         lp = self._lp = pywraplp.Solver.CreateSolver("GLOP")
         infinity = lp.infinity()
-        states = {*np.flatnonzero(supply).tolist(), *board.opens.values()}
+        states = {*np.flatnonzero(supply).tolist(), *board.child_bins.values()}
         self._bins = {state: lp.Constraint(-infinity, float(supply[state])) for state in sorted(states)}
         self._kinds = {kind: lp.Constraint(-infinity, float(self.wanted[kind])) for kind in sorted(part)}
         self._floors = {priority: lp.Constraint(float(floor), infinity) for priority, floor in goal.floors.items()}
@@ -180,7 +179,7 @@ class MasterProgram:
 
     def _generate(self, bins: Mapping[int, float], valuation: PathValues) -> int:
         """Add the best path of every state whose worth exceeds the price of a bin in it; returns how many are new."""
-        cards = {*self.board.opens.values()}
+        cards = {*self.board.child_bins.values()}
         return sum(
             self.pool.add((state, valuation.walk(state)))
             for state, price in bins.items()
@@ -196,7 +195,7 @@ class MasterProgram:
                 continue
             variable = self._variables[number] = self._lp.NumVar(0, infinity, "")
             self._bins[column.path[0]].SetCoefficient(variable, 1)
-            for state, count in column.opens:
+            for state, count in column.child_bins:
                 self._bins[state].SetCoefficient(variable, -count)
             levels: Counter[int] = Counter()
             for kind, count in column.kinds().items():

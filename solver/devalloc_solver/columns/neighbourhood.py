@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from devalloc_solver.bounds.device_bound import GRID
 from devalloc_solver.columns.master_problem import limit_in_milliseconds
 from devalloc_solver.columns.node_geometry import Ints
 from devalloc_solver.columns.packing import Packing, Path, Step
 from devalloc_solver.columns.patterns import LocalChoice
-from devalloc_solver.columns.pricing import GRID, PathValues
+from devalloc_solver.columns.pricing import PathValues
 from devalloc_solver.columns.state_network import NetworkPart, User
 from devalloc_solver.columns.state_space import StateSpace
 
@@ -46,7 +47,7 @@ class OpenPacking:
         board = packing.board
         paths = [*packing.all_paths()]
         gone = Counter(start for start, _ in paths)
-        cards = {*board.opens.values()}
+        cards = {*board.child_bins.values()}
         for state in np.flatnonzero(supply).tolist():
             paths += [(state, ())] * (int(supply[state]) - (0 if state in cards else gone[state]))
         counts = packing.counts()
@@ -67,7 +68,7 @@ class OpenPacking:
             own, before = 0, start
             for user, target in steps:
                 if user is None:
-                    own += int(valuation.worth[self.board.opens[before, target]])
+                    own += int(valuation.worth[self.board.child_bins[before, target]])
                 else:
                     own += valuation.values.get(user, 0)
                 before = target
@@ -141,7 +142,7 @@ class _RepairModel:
         before = start
         for user, target in steps:
             if user is None:
-                opened[self.pile.board.opens[before, target]] += 1
+                opened[self.pile.board.child_bins[before, target]] += 1
             before = target
         one = _RepairBin(start, part, part.lattice.rows[start - part.offset], opened)
         self.bins.append(one)

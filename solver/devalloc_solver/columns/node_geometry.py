@@ -6,13 +6,14 @@ the other. A template is a geometry with the candidate sets its devices are in; 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import gcd
 
 import numpy as np
 import numpy.typing as npt
 
+from devalloc_solver.bounds.device_bound import signatures_of
 from devalloc_solver.columns.claim_kinds import ClaimKind
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.snapshot import Device, Pool, Snapshot
@@ -98,35 +99,6 @@ def group_nodes(snapshot: Snapshot, ledger: Usage, kinds: Sequence[ClaimKind]) -
     for node in snapshot.nodes:
         surveyor.add(node)
     return ground
-
-
-def signatures_of(
-    devices: int, accepted: Sequence[Mapping[int, object]]
-) -> tuple[dict[int, int], list[int], list[frozenset[int]]]:
-    """(id of a mapping -> candidate set, device -> signature, signature -> candidate sets); signature 0 is of none"""
-    by_content: dict[bytes, int] = {}
-    numbers: dict[int, int] = {}
-    columns: list[npt.NDArray[np.bool_]] = []
-    for mapping in accepted:
-        if id(mapping) in numbers:
-            continue
-        column = np.zeros(devices, dtype=np.bool_)
-        column[np.fromiter(mapping, dtype=np.int64, count=len(mapping))] = True
-        number = by_content.setdefault(column.tobytes(), len(columns))
-        numbers[id(mapping)] = number
-        if number == len(columns):
-            columns.append(column)
-    codes = np.zeros(devices, dtype=np.int64)
-    for column in columns:
-        _, codes = np.unique(codes * 2 + column, return_inverse=True)
-    first = np.unique(codes, return_index=True)[1]
-    members = [frozenset(n for n, column in enumerate(columns) if column[device]) for device in first.tolist()]
-    order = sorted(range(len(members)), key=lambda code: (bool(members[code]), int(first[code])))
-    if not members or members[order[0]]:
-        order, members = [len(members), *order], [*members, frozenset()]
-    rank = np.empty(len(order), dtype=np.int64)
-    rank[order] = np.arange(len(order))
-    return numbers, rank[codes].tolist(), [members[code] for code in order]
 
 
 @dataclass(slots=True, eq=False)

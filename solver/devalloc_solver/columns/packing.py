@@ -66,11 +66,11 @@ class Packing:
         self.free[end] += count
         self.gone[end] += count
         self.paths.setdefault(end, []).extend([path] * count)
-        opens = self.board.opens
+        child_bins = self.board.child_bins
         before = start
         for user, target in steps:
             if user is None:
-                self.free[opens[before, target]] += count
+                self.free[child_bins[before, target]] += count
             else:
                 self.taken[user] = self.taken.get(user, 0) + count
             before = target

@@ -15,13 +15,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from devalloc_solver.bounds.device_bound import GRID
 from devalloc_solver.columns.node_geometry import Ints
 from devalloc_solver.columns.packing import Step
 from devalloc_solver.columns.state_network import User
 from devalloc_solver.columns.state_space import StateSpace
 
-GRID = 2**24
-"""Prices are multiples of one in this."""
 FORBIDDEN = -(2**56)
 """Worth of what must not be taken in."""
 

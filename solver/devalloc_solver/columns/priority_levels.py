@@ -58,13 +58,13 @@ def _fix(program: MasterProgram, packing: Packing, part: int) -> int:
                 if priority in floors:
                     floors[priority] -= claims * each * count
         supply[start] -= count
-        for state, each in column.opens:
+        for state, each in column.child_bins:
             supply[state] += each * count
         return count
 
     rest: list[tuple[float, int]] = []
     # Columns that open cards first, so that the cards are there for the columns that use them.
-    ordered = sorted(program.values, key=lambda value: (not program.pool.columns[value[0]].opens, value[0]))
+    ordered = sorted(program.values, key=lambda value: (not program.pool.columns[value[0]].child_bins, value[0]))
     for number, value in ordered:
         whole = int(value + EPSILON)
         fixed += put(number, whole) if whole else 0
@@ -258,7 +258,7 @@ class LevelSolver:
         room = [0] * len(kinds)
         alone = self.supply @ self._fits[: self.board.network.states]
         # How many cards can be opened is for the program to say.
-        opened = self._fits[[*self.board.opens.values()]].sum(axis=0)
+        opened = self._fits[[*self.board.child_bins.values()]].sum(axis=0)
         for label, users in enumerate(self.board.network.users):
             for kind, _ in users:
                 room[kind] += self.wanted[kind] if opened[label] else int(alone[label])

@@ -100,8 +100,8 @@ class _Explorer:
 
     def __init__(self, shape: BinShape) -> None:
         self.shape, self.count = shape, len(shape.cells)
-        self.ways: list[LocalChoice | int] = [*shape.patterns, *shape.opens]
-        blocks = [*shape.patterns.values(), *(pattern for _, pattern in shape.opens.values())]
+        self.ways: list[LocalChoice | int] = [*shape.patterns, *shape.child_bins]
+        blocks = [*shape.patterns.values(), *(pattern for _, pattern in shape.child_bins.values())]
         empty = np.zeros((0, self.count), dtype=np.int64)
         self.takes = np.concatenate([empty, *blocks])
         self.labels = np.repeat(np.arange(len(blocks)), [len(block) for block in blocks])
@@ -195,7 +195,7 @@ class Network:
     target: Ints
     label: Ints
     inner: Ints
-    """arc -> state of the card that it opens, or ``states``, which is worth nothing"""
+    """arc -> state of the card that it child_bins, or ``states``, which is worth nothing"""
     weight: Ints
     """state -> devices that are free, which every arc makes fewer"""
     stubs: Ints
@@ -289,7 +289,7 @@ def _free_devices(lattice: Lattice) -> Ints:
     """Devices that are free in each stub, a card's own counted apart."""
     shape = lattice.shape
     sizes = np.ones(len(shape.cells), dtype=np.int64)
-    for cell, (card, _) in shape.opens.items():
+    for cell, (card, _) in shape.child_bins.items():
         sizes[cell] = 1 + sum(card.full[: len(card.cells)])
     devices: Ints = lattice.rows[lattice.stubs][:, : len(shape.cells)] @ sizes
     return devices

@@ -171,7 +171,7 @@ class StateSpace:
     """(template, shape), by identity -> its part of the network"""
     ways_there: dict[int, dict[User, LocalChoice]]
     """template, by identity -> what a way is there"""
-    opens: dict[tuple[int, int], int]
+    child_bins: dict[tuple[int, int], int]
     """(source, target) of an arc that opens a card -> state of the card"""
     priorities: list[int]
     """highest first"""
@@ -289,7 +289,7 @@ class _StateSpaceBuilder:
                 for shape, lattice in lattices:
                     opened = {
                         cell: int(inner.lattice.find(np.array([card.full]))[0]) + inner.offset
-                        for cell, (card, _) in shape.opens.items()
+                        for cell, (card, _) in shape.child_bins.items()
                         for inner in (parts[id(template), id(card)],)
                     }
                     parts[id(template), id(shape)] = NetworkPart(lattice, users, opened, offset)
@@ -298,11 +298,20 @@ class _StateSpaceBuilder:
         network = join_lattices([*parts.values()])
         arcs = network.inner < network.states
         pairs = zip(network.source[arcs].tolist(), network.target[arcs].tolist(), strict=True)
-        opens = dict(zip(pairs, network.inner[arcs].tolist(), strict=True))
+        child_bins = dict(zip(pairs, network.inner[arcs].tolist(), strict=True))
         sites = self.sites(bin_states, parts, network)
         priorities = sorted({priority for kind in self.kinds for priority in kind.claims}, reverse=True)
         return StateSpace(
-            self.kinds, self.ground, network, sites, self.patterns, all_bins, parts, self.ways_there, opens, priorities
+            self.kinds,
+            self.ground,
+            network,
+            sites,
+            self.patterns,
+            all_bins,
+            parts,
+            self.ways_there,
+            child_bins,
+            priorities,
         )
 
     def users(self, template: NodeTemplate) -> dict[LocalChoice, tuple[User, ...]]:
@@ -321,7 +330,7 @@ class _StateSpaceBuilder:
         """One for each shape; those that are opened before those that open them."""
         shapes = {id(b.shape): b.shape for b in bins}
         by_shape = []
-        for shape in sorted(shapes.values(), key=lambda shape: bool(shape.opens)):
+        for shape in sorted(shapes.values(), key=lambda shape: bool(shape.child_bins)):
             starts = [states[id(t), id(b)] for t in templates for b in bins if b.shape is shape]
             starts += [np.array([shape.full], dtype=np.int64)] if shape.is_opened else []
             by_shape.append((shape, build_lattice(shape, np.concatenate(starts), room // len(shapes), self.ends)))

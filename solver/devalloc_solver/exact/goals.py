@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from devalloc_solver.bounds.minimum_use import MinimumUse, satisfied_details
+from devalloc_solver.bounds.shared_amounts import SharedAmountBound, make_shared_amount_bound
 from devalloc_solver.exact.claim_groups import request_key
 from devalloc_solver.exact.policy import order_cost, policy_cost, share_cost, spread_costs
 from devalloc_solver.exact.variables import BatchModel, ClaimGroupVars, LinearTerms, RequestVars
@@ -22,6 +23,8 @@ from devalloc_solver.problem.placement import GoalLevel
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
+
+    from devalloc_solver.bounds.device_bound import DeviceBound
 
 STEP_LIMIT = 20.0
 """CP-SAT's deterministic time (roughly seconds) that one goal may take when there is no deadline."""
@@ -276,23 +279,47 @@ def _maximize_satisfied(search: GoalSearch) -> list[GoalLevel]:
     settled: set[int] = set()
     denied: set[object] = set()
     asked_at_once = not search.is_warm
+    most_claims = _most_claims(model)
     for position, priority in enumerate(priorities):
         left = [number for order, number, _ in members if -order[0] <= priority]
-        if not asked_at_once and position + 1 < len(priorities) and not any(_satisfied(search, left)):
+        numbers = [number for order, number, _ in members if -order[0] == priority]
+        incumbent, most = sum(_satisfied(search, numbers)), len(numbers)
+        if search.is_warm and incumbent < most:
+            most = min(most, most_claims(priority, {level.priority or 0: level.value for level in levels}))
+        if (
+            not asked_at_once
+            and incumbent < most
+            and position + 1 < len(priorities)
+            and not any(_satisfied(search, left))
+        ):
             # Often nothing fits any more: one search for all levels that are left.
             asked_at_once = True
             if search.maximize(_claims(model, left), best=len(left), is_kept=False) == (0, 0):
                 certain = all(level.choice for level in levels)
                 certain &= _prefer_units(search, [*dict.fromkeys(left)], denied, proven=True)
                 return levels + [GoalLevel("satisfied", 0, 0, each, choice=certain) for each in priorities[position:]]
-        numbers = [number for order, number, _ in members if -order[0] == priority]
-        value, bound = search.maximize(_claims(model, numbers), best=len(numbers))
+        value, bound = search.maximize(_claims(model, numbers), best=most)
         certain = value == bound and all(level.choice for level in levels)
         undecided = [number for number in dict.fromkeys(numbers) if number not in settled]
         certain &= _prefer_units(search, undecided, denied, proven=search.is_warm and value == bound == 0)
         settled.update(numbers)
         levels.append(GoalLevel("satisfied", value, bound, priority, choice=certain))
     return levels
+
+
+def _most_claims(model: BatchModel) -> Callable[[int, Mapping[int, int]], int]:
+    """A bound of the claims of a priority beside so many of each higher one, by counting; often it is reached."""
+    bounds: list[DeviceBound | SharedAmountBound] = []
+
+    def most(priority: int, higher: Mapping[int, int]) -> int:
+        from devalloc_solver.bounds.device_bound import make_device_bound  # brings numpy
+
+        if not bounds:
+            bounds.append(make_device_bound(model.snapshot, model.ledger, model.units))
+            bounds.append(make_shared_amount_bound(model.snapshot, model.ledger, model.units))
+        return min(each.bound(priority, higher) for each in bounds)
+
+    return most
 
 
 def _claims(model: BatchModel, numbers: Sequence[int]) -> LinearTerms:

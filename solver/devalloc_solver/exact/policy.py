@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 from devalloc_solver.exact.linear_constraints import add_at_most
 from devalloc_solver.exact.variables import BatchModel, LinearTerms
-from devalloc_solver.problem.balance import load_by_node, square_growth
+from devalloc_solver.problem.placement_policy import load_by_node, square_growth
 
 if TYPE_CHECKING:
     from devalloc_solver.exact.goals import GoalSearch
 
-PLACEMENTS = ("pack", "spread")
 MAX_WEIGHT = 2**40
 """A preference whose weight would pass this is left out rather than let sums overflow."""
 
@@ -41,21 +40,21 @@ def spread_costs(search: GoalSearch) -> list[tuple[LinearTerms, int]]:
     in_use = ledger.devices_in_use()
     by_pool: dict[int, LinearTerms] = defaultdict(list)
     by_node: dict[str, LinearTerms] = defaultdict(list)
-    rooms: Counter[int] = Counter()
-    for b, users in model.users.items():
-        device_group = model.device_groups[b]
+    free_counts: Counter[int] = Counter()
+    for group_index, users in model.users.items():
+        device_group = model.device_groups[group_index]
         if not ledger.in_use(device_group.one):
             by_pool[device_group.pool] += users
-            rooms[device_group.pool] += device_group.size
+            free_counts[device_group.pool] += device_group.size
             if device_group.node is not None:
                 by_node[device_group.node] += users
-    nodes, rooms_of = load_by_node(snapshot, in_use), load_by_node(snapshot, rooms)
+    nodes, free_of_nodes = load_by_node(snapshot, in_use), load_by_node(snapshot, free_counts)
     most = sum(search.total(users) for users in by_pool.values())
     over_nodes = [
-        _square_growth(search, nodes[node], users, min(most, rooms_of[node])) for node, users in by_node.items()
+        _square_growth(search, nodes[node], users, min(most, free_of_nodes[node])) for node, users in by_node.items()
     ]
     over_pools = [
-        _square_growth(search, in_use[pool], users, min(most, rooms[pool])) for pool, users in by_pool.items()
+        _square_growth(search, in_use[pool], users, min(most, free_counts[pool])) for pool, users in by_pool.items()
     ]
     on_nodes = sum(search.total(users) for users in by_node.values())
     return [_with_minimum(over_nodes, 0 if on_nodes < most else most), _with_minimum(over_pools, most)]
@@ -90,7 +89,9 @@ def policy_cost(model: BatchModel, placement: str) -> LinearTerms:
         pools = [(1, used) for pool, used in model.pools_used.items() if pool not in busy_pools]
         shares, largest = share_cost(model), _largest_left(model)
     cost: LinearTerms = _order_of_devices(model)
-    weight = 1 + sum(w * model.device_groups[b].size for (w, _), b in zip(cost, model.devices_used, strict=True))
+    weight = 1 + sum(
+        w * model.device_groups[group_index].size for (w, _), group_index in zip(cost, model.devices_used, strict=True)
+    )
     for terms in (_natural_order(model), largest, pools, nodes, shares):
         if weight * max((abs(w) for w, _ in terms), default=0) < MAX_WEIGHT:
             cost += [(weight * w, v) for w, v in terms]
@@ -154,6 +155,9 @@ def _order_of_devices(model: BatchModel) -> LinearTerms:
     """Prefer the devices of a pool that come first, as far as they are not interchangeable; one term per group."""
     pools = model.snapshot.pools
     return [
-        (model.device_groups[b].one.index - pools[model.device_groups[b].pool].devices[0].index, used)
-        for b, used in model.devices_used.items()
+        (
+            model.device_groups[group_index].one.index - pools[model.device_groups[group_index].pool].devices[0].index,
+            used,
+        )
+        for group_index, used in model.devices_used.items()
     ]

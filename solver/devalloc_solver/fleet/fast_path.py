@@ -14,8 +14,8 @@ from devalloc_solver.fleet.device_kinds import UNSHARED, DeviceKind
 from devalloc_solver.fleet.fragmentation import PartitionLosses
 from devalloc_solver.fleet.node_class_plan import NodeClassPlan, PlanPart
 from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, PoolKind, PoolState
-from devalloc_solver.problem.balance import square_growth
 from devalloc_solver.problem.demand import AllocationMode, Demand, Request
+from devalloc_solver.problem.placement_policy import square_growth
 
 MAX_COMBINATIONS = 64
 """Choices of alternatives that are tried one after the other."""

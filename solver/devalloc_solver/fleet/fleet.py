@@ -9,12 +9,12 @@ from devalloc.api.problems import Problem
 from devalloc_solver.answer_types import ClaimAnswerDict, ProblemDict, SolutionDict
 from devalloc_solver.deadline import ALLOCATE_SECONDS
 from devalloc_solver.dialects.api_groups import DEVICE_CLAIMS, RESOURCE_CLAIMS, api_group_of, as_manifest_list
-from devalloc_solver.exact.policy import PLACEMENTS
 from devalloc_solver.fleet.backend import FleetBackend, Manifest
 from devalloc_solver.fleet.device_claims.backend import DeviceClaimFleet
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline import admission, quota
 from devalloc_solver.pipeline.decomposition import SubproblemSummary
+from devalloc_solver.problem.placement_policy import check_policy
 
 
 class Fleet:
@@ -54,8 +54,7 @@ class Fleet:
             ValueError: when ``placement`` is neither ``pack`` nor ``spread``, or ``documents`` are one manifest or
                 text.
         """
-        if placement not in PLACEMENTS:
-            raise ValueError(f"placement must be one of {', '.join(PLACEMENTS)}, not {placement!r}")
+        check_policy(placement)
         fleet = cls(placement)
         numbered = [(api_group_of(document), document) for document in as_manifest_list(documents)]
         met = {group for group, _ in numbered}

@@ -12,9 +12,9 @@ from devalloc_solver.pipeline.strategy import solve_unit
 from devalloc_solver.place import StepsExhausted, place_on
 from devalloc_solver.place.score import largest_partition_loss
 from devalloc_solver.problem.allocations import AllocatedDevice, Allocation, Usage
-from devalloc_solver.problem.balance import square_growth
 from devalloc_solver.problem.demand import PlacementUnit, Request
 from devalloc_solver.problem.placement import Placement
+from devalloc_solver.problem.placement_policy import square_growth
 from devalloc_solver.problem.snapshot import Snapshot
 
 

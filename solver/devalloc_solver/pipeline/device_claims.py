@@ -23,7 +23,6 @@ from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
 from devalloc_solver.dialects.device_claims.demands import build_units, timeout_rejection
 from devalloc_solver.dialects.device_claims.manifests import ProblemInput, RejectedClaim, read_documents, read_objects
 from devalloc_solver.errors import AnswerRefused as AnswerRefused
-from devalloc_solver.exact.policy import PLACEMENTS
 from devalloc_solver.explain.device_claims.explainer import DeviceClaimExplainer
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline import admission
@@ -33,6 +32,7 @@ from devalloc_solver.pipeline.strategy import SearchOutcome, add_rejected_claims
 from devalloc_solver.problem.allocations import Allocation, Key, MissingDevice, read_allocations, recover_allocation
 from devalloc_solver.problem.demand import PlacementUnit
 from devalloc_solver.problem.overuse import device_title, overuse_of_allocations, overuse_problems
+from devalloc_solver.problem.placement_policy import check_policy
 from devalloc_solver.problem.snapshot import Snapshot
 
 
@@ -217,8 +217,7 @@ def solve_input(
     Raises ValueError or TypeError for a ``placement`` or ``deadline`` that is none, AnswerRefused for a bug of the
     solver.
     """
-    if placement not in PLACEMENTS:
-        raise ValueError(f"placement must be one of {', '.join(PLACEMENTS)}, not {placement!r}")
+    check_policy(placement)
     ends, began, cpu_began = end_time(deadline, started), time.monotonic(), time.thread_time()
     prepared = prepare(intake, standing, ends=ends, started=started)
     if is_quick:

@@ -51,7 +51,6 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
     make_snapshot,
     resources_of,
 )
-from devalloc_solver.exact.policy import PLACEMENTS
 from devalloc_solver.explain.resource_k8s.explainer import ResourceClaimExplainer
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline.decomposition import unproven_names
@@ -60,6 +59,7 @@ from devalloc_solver.problem import overuse
 from devalloc_solver.problem.allocations import Allocation
 from devalloc_solver.problem.demand import AllocationMode, PlacementUnit
 from devalloc_solver.problem.placement import Placement
+from devalloc_solver.problem.placement_policy import check_policy
 from devalloc_solver.problem.snapshot import Snapshot
 
 
@@ -106,8 +106,7 @@ def solve_manifests(
         ValueError: for an unknown ``placement``, or ``documents`` that are one manifest or text.
     """
     started = time.monotonic()
-    if placement not in PLACEMENTS:
-        raise ValueError(f"placement must be one of {', '.join(PLACEMENTS)}, not {placement!r}")
+    check_policy(placement)
     gates = read_gates(features)
     answer = solve(read_documents(as_manifest_list(documents), gates), gates, placement, deadline, started)
     return cast(ResourceSolutionDict, answer)

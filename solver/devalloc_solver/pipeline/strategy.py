@@ -16,9 +16,9 @@ from devalloc_solver.pipeline.decomposition import Subproblem, join_subproblems,
 from devalloc_solver.place import StepsExhausted, place
 from devalloc_solver.place.greedy import place_evenly, place_greedily
 from devalloc_solver.problem.allocations import Allocation, Usage
-from devalloc_solver.problem.balance import unevenness
 from devalloc_solver.problem.demand import PlacementUnit
 from devalloc_solver.problem.placement import GoalLevel, Placement
+from devalloc_solver.problem.placement_policy import unevenness
 from devalloc_solver.problem.snapshot import Snapshot
 
 EXACT_SIZE = 4_000

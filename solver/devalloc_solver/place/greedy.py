@@ -14,9 +14,9 @@ from devalloc_solver.place import StepsExhausted, place, place_on
 from devalloc_solver.place.node_order import BatchNodes, batch_nodes, unit_key
 from devalloc_solver.place.search_context import SearchContext
 from devalloc_solver.problem.allocations import Allocation, Usage
-from devalloc_solver.problem.balance import load_by_node
 from devalloc_solver.problem.demand import AllocationMode, Candidates, PlacementUnit, Request
 from devalloc_solver.problem.placement import Placement
+from devalloc_solver.problem.placement_policy import load_by_node
 from devalloc_solver.problem.snapshot import Snapshot
 
 MAX_SPREAD_UNITS = 200

@@ -9,9 +9,9 @@ from typing import Any
 
 from devalloc_solver.place.node_view import NodeView, Place, device_state
 from devalloc_solver.place.search_context import SearchContext
-from devalloc_solver.problem.balance import load_by_node
 from devalloc_solver.problem.demand import AllocationMode, PlacementUnit, Request
 from devalloc_solver.problem.device_groups import node_looks
+from devalloc_solver.problem.placement_policy import load_by_node
 from devalloc_solver.problem.snapshot import Pool, Snapshot
 
 

@@ -23,9 +23,9 @@ from devalloc_solver.place.search_context import SearchContext
 from devalloc_solver.place.single_request import place_single_request, single_request_alternatives
 from devalloc_solver.place.step_budget import DEFAULT_STEPS, StepBudget, StepsExhausted
 from devalloc_solver.problem.allocations import Usage
-from devalloc_solver.problem.balance import sum_of_squares
 from devalloc_solver.problem.demand import AllocationMode, PlacementUnit
 from devalloc_solver.problem.placement import Placement
+from devalloc_solver.problem.placement_policy import sum_of_squares
 from devalloc_solver.problem.snapshot import Snapshot
 
 Vector = tuple[int, ...]

@@ -21,29 +21,32 @@ class ResourceFamily:
     """Integer weights: fractions with one denominator."""
 
     weights: tuple[int, ...]
-    """per lot, of one device"""
+    """per device group, of one device"""
     total: int
     """of all that is free"""
 
 
-def resource_families(site: NodeView) -> list[ResourceFamily]:
-    """The families that some lot draws on."""
+def resource_families(node_view: NodeView) -> list[ResourceFamily]:
+    """The families that some device group draws on."""
     named = _FamilyNames()
     capacities: dict[str, set[int]] = defaultdict(set)
-    for lot in site.lots:
-        for name, _ in lot.draws:
-            capacities[named[name]].add(site.pools[lot.pool].resources[name].blocks)
+    for device_group in node_view.lots:
+        for name, _ in device_group.draws:
+            capacities[named[name]].add(node_view.pools[device_group.pool].resources[name].blocks)
     drawn = []
     for family, sizes in capacities.items():
         unit = lcm(*(size for size in sizes if size))
         shares: list[dict[str, int]] = []
         total = 0
-        for pool in site.pools:
+        for pool in node_view.pools:
             # A resource without demand may have an odd size: leaving it out is no loss.
             own_blocks = {n: r.blocks for n, r in pool.resources.items() if r.blocks in sizes and named[n] == family}
             shares.append({name: unit // blocks for name, blocks in own_blocks.items() if blocks})
-            total += sum(s * site.ledger.free_pool_blocks(pool.index, name) for name, s in shares[-1].items())
-        weights = tuple(sum(blocks * shares[lot.pool].get(name, 0) for name, blocks in lot.draws) for lot in site.lots)
+            total += sum(s * node_view.ledger.free_pool_blocks(pool.index, name) for name, s in shares[-1].items())
+        weights = tuple(
+            sum(blocks * shares[device_group.pool].get(name, 0) for name, blocks in device_group.draws)
+            for device_group in node_view.lots
+        )
         drawn.append(ResourceFamily(weights, total))
     return drawn
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from devalloc_solver.bounds.largest_partition import Shapes, partition_shapes
 from devalloc_solver.problem.allocations import Usage
-from devalloc_solver.problem.balance import square_growth
+from devalloc_solver.problem.placement_policy import square_growth
 from devalloc_solver.problem.snapshot import Pool, Snapshot
 
 

@@ -3,6 +3,7 @@
 - ``snapshot``: pools and devices, interned, with amounts as whole blocks
 - ``allocations``, ``overuse``: what allocated claims hold, and what is allocated beyond what exists
 - ``demand``: requests, and placement units
-- ``device_groups``, ``balance``, ``ordering``: interchangeable devices, loads, and the order of names and claims
+- ``device_groups``, ``ordering``: interchangeable devices, and the order of names and claims
+- ``placement_policy``: what the placement policies measure
 - ``placement``: the node and the devices of a claim
 """

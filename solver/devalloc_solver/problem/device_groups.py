@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from devalloc_solver.problem.allocations import Usage
-from devalloc_solver.problem.balance import load_by_node
 from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
+from devalloc_solver.problem.placement_policy import load_by_node
 from devalloc_solver.problem.snapshot import Device, Pool, Snapshot
 
 MatchValue = tuple[object, ...]

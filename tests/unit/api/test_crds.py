@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from devalloc.api import crds
-from devalloc.api.kinds import KINDS
+from devalloc.api.kinds import API_KINDS
 from devalloc.api.manifests import load_text
 from devalloc.api.validation.schema import NodeForm, field_schemas, model_schema
 
 FOLDER = Path(__file__).parents[3] / "crds"
-DEFINITIONS = {kind.kind: crds.definition(kind) for kind in KINDS.values()}
+DEFINITIONS = {kind.kind: crds.definition(kind) for kind in API_KINDS.values()}
 RENDERED = crds.render()
 
 
@@ -89,7 +89,7 @@ def test_texts_lists_and_maps_below_rules_are_bounded() -> None:
                     assert "maxProperties" in inner, f"{kind}{below}"
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.kind)
+@pytest.mark.parametrize("kind", API_KINDS.values(), ids=lambda kind: kind.kind)
 def test_every_field_of_a_model_is_in_its_schema_and_no_other(kind: Any) -> None:
     def compare(model: Any, schema: dict[str, Any], path: str) -> None:
         assert set(schema["properties"]) == set(field_schemas(model)), path
@@ -127,7 +127,7 @@ def test_patterns_work_in_re2_too() -> None:
 
 
 def test_names_are_those_of_the_kinds() -> None:
-    for kind in KINDS.values():
+    for kind in API_KINDS.values():
         definition = DEFINITIONS[kind.kind]
         spec = definition["spec"]
         assert definition["metadata"]["name"] == f"{kind.plural}.{kind.group}"

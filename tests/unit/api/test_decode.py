@@ -14,7 +14,7 @@ from devalloc.api.configs import ConfigObject
 from devalloc.api.decode import MAX_PROBLEMS, decode
 from devalloc.api.device_class import DeviceClass
 from devalloc.api.json_content import MAX_DEPTH
-from devalloc.api.kinds import KINDS, find_kind
+from devalloc.api.kinds import API_KINDS, find_kind
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import errors
 from tests.support.good_manifests import good
@@ -75,7 +75,7 @@ def test_objects_of_other_apis_still_need_a_name() -> None:
     assert problem.path == "metadata.name"
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.kind)
+@pytest.mark.parametrize("kind", API_KINDS.values(), ids=lambda kind: kind.kind)
 def test_kinds_are_found_by_all_their_names(kind: Any) -> None:
     for word in (kind.kind, kind.plural, kind.singular, f"{kind.plural}.{kind.group}", *kind.short_names):
         assert find_kind(word) is kind

@@ -13,7 +13,7 @@ from devalloc.api import json_schema
 from devalloc.api.decode import decode
 from devalloc.api.field_docs import annotation_docs, docs_by_field
 from devalloc.api.fields import ApiModel
-from devalloc.api.kinds import KINDS, ApiKind
+from devalloc.api.kinds import API_KINDS, ApiKind
 from devalloc.api.manifests import load, load_text
 from devalloc.api.reference import FieldReference, child_fields, field_at, kind_fields
 from devalloc.api.validation.schema import NodeForm, SchemaNode, field_schemas, model_schema
@@ -59,19 +59,19 @@ def test_the_pages_are_what_the_models_say() -> None:
     assert written == reference.render(), "generate them with: python -m tools.reference"
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.kind)
+@pytest.mark.parametrize("kind", API_KINDS.values(), ids=lambda kind: kind.kind)
 def test_the_page_of_a_kind_lists_its_fields(kind: ApiKind) -> None:
     page = reference.render()[reference.page_name(kind)]
     listed = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
     assert sorted(listed) == sorted(path for path in paths_of(model_schema(kind.model)) if "metadata." not in path)
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.kind)
+@pytest.mark.parametrize("kind", API_KINDS.values(), ids=lambda kind: kind.kind)
 def test_the_reference_has_every_field_once(kind: ApiKind) -> None:
     assert [field.path for field in kind_fields(kind)] == ["", *paths_of(model_schema(kind.model))]
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.kind)
+@pytest.mark.parametrize("kind", API_KINDS.values(), ids=lambda kind: kind.kind)
 def test_every_field_has_a_sentence_and_a_type(kind: ApiKind) -> None:
     for field in kind_fields(kind):
         assert field.description.endswith("."), field
@@ -80,7 +80,7 @@ def test_every_field_has_a_sentence_and_a_type(kind: ApiKind) -> None:
 
 
 def test_every_field_of_a_model_has_its_own_text_or_that_of_its_model() -> None:
-    models = {each for kind in KINDS.values() for each in models_below(model_schema(kind.model))}
+    models = {each for kind in API_KINDS.values() for each in models_below(model_schema(kind.model))}
     assert len(models) > 30
     for model in models:
         for name, field in field_schemas(model).items():
@@ -89,7 +89,7 @@ def test_every_field_of_a_model_has_its_own_text_or_that_of_its_model() -> None:
 
 def test_what_a_field_of_each_form_looks_like() -> None:
     def field(kind: str, path: str) -> FieldReference:
-        entry = field_at(KINDS[kind], path)
+        entry = field_at(API_KINDS[kind], path)
         assert entry is not None
         return entry
 
@@ -105,11 +105,11 @@ def test_what_a_field_of_each_form_looks_like() -> None:
     assert field("DeviceClaim", "status.classConfigAllocations").type == "list of lists of integers"
     assert field("DevicePool", "spec.driver").limits == ("no control characters", "at most 253 characters")
     assert field("DevicePool", "kind").required
-    assert field_at(KINDS["DevicePool"], "spec.nodename") is None
+    assert field_at(API_KINDS["DevicePool"], "spec.nodename") is None
 
 
 def test_the_children_of_a_field() -> None:
-    kind = KINDS["DeviceClaim"]
+    kind = API_KINDS["DeviceClaim"]
     assert [field.name for field in child_fields(kind, "")] == ["apiVersion", "kind", "metadata", "spec", "status"]
     assert [field.name for field in child_fields(kind, "spec")] == ["matchAttributes", "claims"]
     assert "limits" in [field.name for field in child_fields(kind, "spec.claims[]")]
@@ -137,20 +137,22 @@ def test_the_schema_is_a_schema() -> None:
 
 
 def test_the_schema_accepts_every_example() -> None:
-    assert {content["kind"] for content in GOOD} >= KINDS.keys()
+    assert {content["kind"] for content in GOOD} >= API_KINDS.keys()
     for content in [*EXAMPLES, *GOOD]:
         assert errors(content) == [], content
 
 
-OURS = [content for content in [*EXAMPLES, *GOOD] if decode(content).object is not None and content["kind"] in KINDS]
+OURS = [
+    content for content in [*EXAMPLES, *GOOD] if decode(content).object is not None and content["kind"] in API_KINDS
+]
 
 
 def test_the_schema_refuses_a_misspelt_field_anywhere() -> None:
     tried = 0
     for content in OURS:
-        if content["apiVersion"] != KINDS[content["kind"]].api_version:
+        if content["apiVersion"] != API_KINDS[content["kind"]].api_version:
             continue
-        for misspelt in _misspelt(content, model_schema(KINDS[content["kind"]].model)):
+        for misspelt in _misspelt(content, model_schema(API_KINDS[content["kind"]].model)):
             tried += 1
             assert errors(misspelt), misspelt
     assert tried > 500

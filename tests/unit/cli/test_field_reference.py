@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from devalloc.api.json_schema import FILE, manifest_schema
-from devalloc.api.kinds import KINDS, ApiKind
+from devalloc.api.kinds import API_KINDS, ApiKind
 from devalloc.api.reference import kind_fields
 from devalloc.cli.field_reference import parse_field_path
 from tests.support.cli_shell import Shell, claim, device_class, pool, text
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.kind)
+@pytest.mark.parametrize("kind", API_KINDS.values(), ids=lambda kind: kind.kind)
 def test_every_field_of_every_kind_can_be_explained(devalloc: Shell, kind: ApiKind) -> None:
     for field in kind_fields(kind):
         if field.path:

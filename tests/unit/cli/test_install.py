@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from devalloc.api.kinds import KINDS
+from devalloc.api.kinds import API_KINDS
 from devalloc.api.manifests import load_text
 from devalloc.install import remove, upgrade
 from devalloc.install.manifests import PUBLISH, InstallOptions, object_path, render_manifests
@@ -259,7 +259,7 @@ def test_what_still_serves_claims_and_machines_does_not_go(devalloc: Shell, kube
 
 def test_a_machine_that_is_placed_keeps_the_controller(devalloc: Shell, kube: FakeKube) -> None:
     devalloc("install")
-    kind = KINDS["VirtualMachine"].kind
+    kind = API_KINDS["VirtualMachine"].kind
     kube.create(MACHINES, {"kind": kind, "metadata": {"name": "web", "namespace": "team-a"}, "spec": {}})
     kube.replace(f"{MACHINES}/web/status", {**kube.get(f"{MACHINES}/web"), "status": {"nodeName": "node-b"}})
     assert "virtualmachine team-a/web" in devalloc("install", "--publish=slices").err

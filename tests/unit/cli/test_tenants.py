@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from devalloc.api.kinds import KINDS
+from devalloc.api.kinds import API_KINDS
 from devalloc.cli import target
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store.kubernetes import ApiError, KubernetesStore
@@ -21,7 +21,7 @@ from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
 from tests.support.host_pools import machine
 
 __all__ = ["devalloc"]
-OURS = frozenset(kind.plural for kind in KINDS.values() if kind.namespaced)
+OURS = frozenset(kind.plural for kind in API_KINDS.values() if kind.namespaced)
 
 
 class Tenant(FakeClient):
@@ -68,7 +68,7 @@ class Team:
     def controller(self) -> None:
         store = KubernetesStore(FakeClient(self.kube))  # type: ignore[arg-type]
         try:
-            DeviceClaimAllocator(store, kinds=KINDS).round()
+            DeviceClaimAllocator(store, kinds=API_KINDS).round()
         finally:
             store.close()
 

@@ -271,7 +271,7 @@ class TestDevicesOfAHost:
         host.unbind("vfio-pci", VF)
         made = frozenset({"0000-41-00-0"})
         devices = DeviceRecords(frozenset({"0000-41-10-0"}), backing_devices(node.prepared), node.unhealthy(), made)
-        (pool,) = discover(host.root, node_name="n", config=InventoryConfig().with_records(devices)).pools
+        (pool,) = discover(host.root, node_name="n", config=InventoryConfig(records=devices)).pools
         withheld = [d.name for d in pool.spec.devices if any(a.name == "devalloc.io/unavailable" for a in d.attributes)]
         assert withheld == ["0000-41-10-0"]
 

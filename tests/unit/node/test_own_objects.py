@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from devalloc.api.kinds import ALLOCATABLE_KINDS
 from devalloc.api.meta import LABELS_NODES, NODE_LABEL
 from devalloc.store import Event, EventType, Key, Listing, Object, Store
 from devalloc.store.kubernetes import ApiError, KubernetesStore
-from devalloc_node.kube.own_objects import SELECTED_KINDS, OwnObjects
+from devalloc_node.kube.own_objects import OwnObjects
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.minimal_manifests import claim
 from tests.support.toy_machines import vm
@@ -42,7 +43,7 @@ class Controller:
         return {"metadata": {"name": "devalloc-controller", **noted}, "spec": {"leaseTransitions": transitions}}
 
     def select(self, kinds: tuple[str, ...], labels: str) -> None:
-        assert kinds == SELECTED_KINDS
+        assert kinds == ALLOCATABLE_KINDS
         self.selected.append(labels)
 
 
@@ -92,7 +93,7 @@ def listed(store: Store) -> list[str]:
 
 def test_only_what_has_the_label_is_listed_and_watched() -> None:
     with cluster() as (users, node):
-        node.select(SELECTED_KINDS, f"{NODE_LABEL}=n")
+        node.select(ALLOCATABLE_KINDS, f"{NODE_LABEL}=n")
         own, other = (users.create(labelled(claim(name), name)) for name in ("n", "m"))
         assert listed(node) == ["n"]
         since = node.list("DeviceClaim").resource_version
@@ -119,7 +120,7 @@ def test_the_selection_can_change_while_it_watches() -> None:
             users.create(labelled(claim(name), name))
         assert listed(node) == ["m", "n"]
         for selector, names in ((f"{NODE_LABEL}=n", ["n"]), ("", ["m", "n"]), (f"{NODE_LABEL}=n", ["n"])):
-            node.select(SELECTED_KINDS, selector)
+            node.select(ALLOCATABLE_KINDS, selector)
             until(lambda names=names: listed(node) == names)  # type: ignore[misc]
         users.create(labelled(claim("more"), "n"))
         until(lambda: listed(node) == ["more", "n"])
@@ -127,7 +128,7 @@ def test_the_selection_can_change_while_it_watches() -> None:
 
 def test_what_a_node_writes_on_an_object_of_another_is_not_its_own() -> None:
     with cluster() as (users, node):
-        node.select(SELECTED_KINDS, f"{NODE_LABEL}=n")
+        node.select(ALLOCATABLE_KINDS, f"{NODE_LABEL}=n")
         users.create(claim("a"))
         assert listed(node) == []
         node.get("DeviceClaim", "default", "a")
@@ -152,7 +153,7 @@ class OwnStore:
         chosen = [
             obj
             for obj in everything.objects
-            if obj["kind"] not in SELECTED_KINDS or obj["metadata"]["name"] in self.own
+            if obj["kind"] not in ALLOCATABLE_KINDS or obj["metadata"]["name"] in self.own
         ]
         return Listing(chosen, everything.resource_version)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.batches import BatchCase
+from devalloc_solver import solve_manifests
 from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.exact import warm_start
 from devalloc_solver.exact.device_naming import name_devices
 from devalloc_solver.exact.goals import GoalSearch, optimize_goals
 from devalloc_solver.exact.model import build_model
@@ -13,6 +15,7 @@ from devalloc_solver.exact.warm_start import LEAST_SIZE, start_search
 from devalloc_solver.pipeline.device_claims import PreparedProblem, prepare
 from devalloc_solver.problem.placement import GoalLevel
 from tests.support.column_batches import Batch
+from tests.support.manifests import claim, device, device_class, pool
 
 KINDS = ("mixed", "half full", "unlike", "groups", "oneOf", "partitions", "shares")
 
@@ -65,3 +68,18 @@ def test_goals_end_where_they_do_without_a_first_incumbent(kind: str) -> None:
     ]
     (devices,) = (level for level in warm if level.goal == "devices")
     assert devices.is_proven
+
+
+def test_lower_levels_do_not_outvote_a_higher_one_after_one_of_which_nothing_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """More claims of the lowest priority would fit without the one of the middle priority."""
+    monkeypatch.setattr(warm_start, "LEAST_SIZE", 0)
+    devices = [device(name) for name in "abc"]
+    waiting = [
+        claim(name, {"deviceClass": "gpu", "requests": {"count": count}}, priority=priority)
+        for name, count, priority in (("top", 4, 2), ("mid", 3, 1), ("x", 1, 0), ("y", 1, 0), ("z", 1, 0))
+    ]
+    answer = solve_manifests([device_class("gpu", driver="gpu"), pool("p", "n", "gpu", devices=devices), *waiting])
+    counts = {level["priority"]: level["value"] for level in answer["objective"]["levels"] if "priority" in level}
+    assert counts == {2: 0, 1: 1, 0: 0}

@@ -14,13 +14,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from devalloc_solver.columns.master_problem import MISSED_FLOOR_COST
-from devalloc_solver.columns.node_geometry import Ints, signatures_of
-from devalloc_solver.columns.pricing import GRID
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import AllocationMode, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Snapshot
 
+Ints = npt.NDArray[np.int64]
+GRID = 2**24
+"""Prices are multiples of one in this."""
+MISSED_FLOOR_COST = 10_000.0
+"""Cost in a linear program of a floor that is missed by one."""
 MAX_ROWS = 200_000
 """Up to so many rows, the linear program distinguishes nodes by the claims that may go there."""
 
@@ -88,6 +90,35 @@ def make_device_bound(snapshot: Snapshot, ledger: Usage, units: Sequence[Placeme
     members = [[np.flatnonzero(holds[number] * row) for number in range(width)] for row in supply]
     where = {wish: np.flatnonzero(row).tolist() for wish, row in zip(wishes, classes, strict=True)}
     return DeviceBound(dict(wishes), where, members, supply)
+
+
+def signatures_of(
+    devices: int, accepted: Sequence[Mapping[int, object]]
+) -> tuple[dict[int, int], list[int], list[frozenset[int]]]:
+    """(id of a mapping -> candidate set, device -> signature, signature -> candidate sets); signature 0 is of none"""
+    by_content: dict[bytes, int] = {}
+    numbers: dict[int, int] = {}
+    columns: list[npt.NDArray[np.bool_]] = []
+    for mapping in accepted:
+        if id(mapping) in numbers:
+            continue
+        column = np.zeros(devices, dtype=np.bool_)
+        column[np.fromiter(mapping, dtype=np.int64, count=len(mapping))] = True
+        number = by_content.setdefault(column.tobytes(), len(columns))
+        numbers[id(mapping)] = number
+        if number == len(columns):
+            columns.append(column)
+    codes = np.zeros(devices, dtype=np.int64)
+    for column in columns:
+        _, codes = np.unique(codes * 2 + column, return_inverse=True)
+    first = np.unique(codes, return_index=True)[1]
+    members = [frozenset(n for n, column in enumerate(columns) if column[device]) for device in first.tolist()]
+    order = sorted(range(len(members)), key=lambda code: (bool(members[code]), int(first[code])))
+    if not members or members[order[0]]:
+        order, members = [len(members), *order], [*members, frozenset()]
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order] = np.arange(len(order))
+    return numbers, rank[codes].tolist(), [members[code] for code in order]
 
 
 def takes_exclusively(request: Request) -> bool:

@@ -1,4 +1,12 @@
-"""How evenly devices in use are spread over nodes and pools: what the policy ``spread`` minimizes (S17, goal 5)."""
+"""The placement policies and how they measure (S17, goal 5).
+
+``pack`` counts nodes and pools that come into use, and what is lost of large partitions
+(``bounds.largest_partition``). ``spread`` sums the squares of the devices in use of each node, then of each pool.
+
+Each way to an answer applies them in one place: ``place.search_context`` and ``place.node_order`` to one unit,
+``exact.policy`` to a batch, ``columns.device_naming`` to a large batch, ``fleet.fast_path`` and
+``fleet.node_class_plan`` to a warm fleet.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +18,14 @@ if TYPE_CHECKING:
     from devalloc_solver.problem.allocations import Usage
     from devalloc_solver.problem.placement import Placement
     from devalloc_solver.problem.snapshot import Snapshot
+
+POLICIES = ("pack", "spread")
+
+
+def check_policy(placement: str) -> None:
+    """Raise ValueError for what is no placement policy."""
+    if placement not in POLICIES:
+        raise ValueError(f"placement must be one of {', '.join(POLICIES)}, not {placement!r}")
 
 
 def sum_of_squares(loads: Iterable[int]) -> int:

@@ -1,0 +1,66 @@
+"""Units of a batch that are placed one after the other: unlike nodes are enough to find the best one."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from benchmarks.batches import BatchCase
+from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.pipeline.device_claims import PreparedProblem, prepare
+from devalloc_solver.place import StepsExhausted, UnitPlacement, place
+from devalloc_solver.place.node_order import BatchNodes, batch_nodes
+from devalloc_solver.place.search_context import SearchContext
+from devalloc_solver.problem.allocations import Usage
+from devalloc_solver.problem.demand import PlacementUnit
+from tests.support import random_fleets
+
+
+def assert_nodes_suffice(ready: PreparedProblem, placement: str) -> None:
+    """Each unit of a batch goes where it would go if every node was looked at."""
+    ledger = Usage.of(ready.snapshot, ready.holdings)
+    batch = batch_nodes(SearchContext(ready.snapshot, ledger, placement), ready.units)
+
+    def best(unit: PlacementUnit, nodes: BatchNodes | None) -> UnitPlacement | None:
+        try:
+            return place(ready.snapshot, ledger, unit, placement=placement, batch=nodes)
+        except StepsExhausted:
+            return None
+
+    for unit in ready.units:
+        everywhere, among = best(unit, None), best(unit, batch)
+        assert (everywhere is None) == (among is None)
+        if everywhere is None or among is None:
+            continue
+        assert among.score <= everywhere.score  # the sample for the policy reaches further among fewer nodes
+        assert among.score.one_of == everywhere.score.one_of
+        assert (among.score.pools, among.score.devices) == (everywhere.score.pools, everywhere.score.devices)
+        for one in among.placements:
+            ledger.add(one.holding())
+            batch.use(one.node)
+
+
+@pytest.mark.parametrize("kind", ["mixed", "half full", "unlike", "groups", "partitions", "shares"])
+@pytest.mark.parametrize("placement", ["pack", "spread"])
+def test_nodes_of_a_batch_suffice(kind: str, placement: str) -> None:
+    assert_nodes_suffice(prepare(read_documents(BatchCase(kind, 12, 30).documents())), placement)
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_nodes_of_a_random_fleet_suffice(seed: int) -> None:
+    ready = prepare(read_documents(random_fleets.documents(Random(seed))))
+    assert_nodes_suffice(ready, ("pack", "spread")[seed % 2])
+
+
+def test_of_nodes_that_are_alike_the_first_unused_one_stands_for_all() -> None:
+    ready = prepare(read_documents(BatchCase("equal", 12, 4).documents()))
+    ground = SearchContext(ready.snapshot, Usage.of(ready.snapshot, ready.holdings), "pack")
+    batch = batch_nodes(ground, ready.units)
+    first = batch.nodes(ready.units[0])
+    assert len(first) < 12
+    batch.use(first[0])
+    after = batch.nodes(ready.units[0])
+    assert set(first) < set(after)
+    batch.note_full(ready.units[0], [first[0]])
+    assert first[0] not in batch.nodes(ready.units[0])
