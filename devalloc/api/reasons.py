@@ -7,6 +7,7 @@ from here. Once released, a code keeps its meaning for ever. The codes of the no
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any
 
 IMPOSSIBLE_VERDICT = "impossible even on an empty fleet"
 STILL_SEARCHING = "searching"
@@ -250,6 +251,12 @@ def is_transient_reason(code: str) -> bool:
     """Whether it is a code that is transient."""
     reason = find_reason(code)
     return reason is not None and reason.is_transient
+
+
+def refusal_answer(key: tuple[str, str], reason: Reason, message: str) -> dict[str, Any]:
+    """The solver's answer for a DeviceClaim (namespace, name) that it is not asked about."""
+    name = {"namespace": key[0], "name": key[1], "allocated": False, "node": None, "allocations": [], "oneOf": None}
+    return {**name, "reason": reason.value, "message": message}
 
 
 _BY_CODE = {reason.value: reason for reason in Reason}

@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from devalloc.api.reasons import STILL_SEARCHING, Reason
+from devalloc.api.reasons import STILL_SEARCHING, Reason, refusal_answer
 from devalloc.store import Object
 
 if TYPE_CHECKING:
@@ -554,24 +554,13 @@ def _parts_of(fleet: SearchableFleet, claims: Mapping[_Key, Object]) -> Iterator
 
 
 def _searching_answer(key: _Key) -> _Answer:
-    return {**_no_place_answer(key, "the search for a place is not finished"), STILL_SEARCHING: True}
+    answer = refusal_answer(key, Reason.SEARCH_LIMIT, "the search for a place is not finished")
+    return {**answer, STILL_SEARCHING: True}
 
 
 def _failed_answer(key: _Key) -> _Answer:
-    return _no_place_answer(key, "the search for a place failed; see the log of the controller")
-
-
-def _no_place_answer(key: _Key, message: str) -> _Answer:
-    return {
-        "namespace": key[0],
-        "name": key[1],
-        "allocated": False,
-        "node": None,
-        "allocations": [],
-        "oneOf": None,
-        "reason": Reason.SEARCH_LIMIT.value,
-        "message": message,
-    }
+    message = "the search for a place failed; see the log of the controller"
+    return refusal_answer(key, Reason.SEARCH_LIMIT, message)
 
 
 def _key(claim: Object) -> _Key:

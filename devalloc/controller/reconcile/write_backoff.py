@@ -129,16 +129,18 @@ class WriteBackoff:
         return members, sorted((each["uid"], each.get("generation", 0)) for each in around)
 
 
-def rejection_messages(kept_out: Mapping[Key, str], placing: SchedulingInput) -> dict[tuple[str, str], tuple[str, str]]:
+def rejection_messages(
+    kept_out: Mapping[Key, str], placing: SchedulingInput
+) -> dict[tuple[str, str], tuple[Reason, str]]:
     """Reason and message of each claim of the solver's input that is not to be asked for."""
-    reasons: dict[tuple[str, str], tuple[str, str]] = {}
+    reasons: dict[tuple[str, str], tuple[Reason, str]] = {}
     for key, why in kept_out.items():
         name = key.namespace or "default", key.name
         parts: tuple[tuple[str, str], ...] = (name,)
         if key.kind == KIND:
             wish, growth = placing.wishes.get(name), placing.growing.get(name)
             parts = wish.parts if wish is not None else (growth.part,) if growth is not None else ()
-        reasons |= dict.fromkeys(parts, (Reason.REFUSED.value, f"the allocation could not be written: {why}"))
+        reasons |= dict.fromkeys(parts, (Reason.REFUSED, f"the allocation could not be written: {why}"))
     return reasons
 
 

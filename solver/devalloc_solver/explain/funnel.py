@@ -32,7 +32,7 @@ class Funnel:
     request: Request
     total: int
     steps: tuple[tuple[str, int, tuple[str, ...], str | None], ...]
-    """(what, devices, first names, why the first one fell)"""
+    """(what, devices, first names, why it rejects the first one)"""
     matching: int
     """devices that pass all steps, in use or not"""
     holders: tuple[tuple[Key, int], ...]
@@ -111,12 +111,12 @@ class FunnelCounter:
         without = [i for i in request.candidates.accepted if i not in accepted]
         taken, excluded = count_unavailable(request, snapshot, accepted, self.ledger)
         users = Counter(claim for index in taken for claim in self._holders[index])
-        fallen = [(step.what, step.devices, step.example) for step in request.candidates.funnel]
+        rejected = [(step.what, step.devices, step.example) for step in request.candidates.funnel]
         if without:
-            fallen.append((f"have no {' or '.join(sorted(request.requests))} to share", tuple(without), None))
+            rejected.append((f"have no {' or '.join(sorted(request.requests))} to share", tuple(without), None))
         steps = tuple(
             (what, len(devices), tuple(device_title(snapshot, i) for i in devices[:SHOWN]), example)
-            for what, devices, example in fallen
+            for what, devices, example in rejected
         )
         ranked = tuple(sorted(users.items(), key=lambda item: (-item[1], item[0])))
         free = len(accepted) - len(taken) - excluded
@@ -223,7 +223,7 @@ def describe_funnel(funnel: Mapping[str, Any], users: Users = NO_USERS, *, is_em
     total = funnel["devices"]
     if not parts:
         matching = "the only device matches" if total == 1 else f"all {total} devices match"
-        return matching if total else "the fleet has no devices"
+        return matching if total else "there are no devices"
     first_part, *rest = parts
     number, _, what = first_part.partition(" ")
     return ", ".join([f"{number} of {count_devices(total)} {what}", *rest])

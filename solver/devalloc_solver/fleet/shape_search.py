@@ -15,10 +15,9 @@ from operator import add
 from typing import TYPE_CHECKING
 
 from devalloc_solver.fleet.device_kinds import DeviceKind, reachable_snapshot
-from devalloc_solver.fleet.exact_placement import place_exactly
 from devalloc_solver.fleet.fast_path import FastPath, has_fast_path
 from devalloc_solver.fleet.interfaces import ClaimQuery
-from devalloc_solver.fleet.node_class_plan import NodeClassPlan, PlanPick, Score, pick_of, plan_score
+from devalloc_solver.fleet.node_class_plan import NodeClassPlan, PlanPick, Score, pick_of, place_exactly, plan_score
 from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, NodeRecord, PoolKind, PoolState
 from devalloc_solver.problem.demand import AllocationMode, Candidates, Demand, PlacementUnit, Request
 from devalloc_solver.problem.placement_policy import square_growth

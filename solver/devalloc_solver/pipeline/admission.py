@@ -18,7 +18,7 @@ from devalloc.api import host_pool_names, meta
 from devalloc.api.claim import DeviceClaim
 from devalloc.api.decode import decode, normalize
 from devalloc.api.json_content import is_valid_unicode
-from devalloc.api.reasons import STILL_SEARCHING, Reason
+from devalloc.api.reasons import STILL_SEARCHING, Reason, refusal_answer
 from devalloc.api.views import (
     ClaimKey,
     admin_class_names,
@@ -44,6 +44,8 @@ _OF_THE_BATCH = {
 }
 """Reasons of claims that could have found a place if others of their batch, or of their group, had asked for less."""
 Answer = dict[str, Any]
+Refusal = tuple[Reason, str]
+"""Why a claim is not solved, and the message."""
 Object = dict[str, Any]
 
 
@@ -152,7 +154,7 @@ def solve_admitted(
     documents: Sequence[Object],
     solve: Callable[[list[Object]], Answer],
     admin_namespaces: AdminNamespaces = "all",
-    kept_out: Mapping[ClaimKey, tuple[str, str]] | None = None,
+    kept_out: Mapping[ClaimKey, Refusal] | None = None,
     unread: Sequence[Any] = (),
 ) -> Answer:
     """The solver's answers to admitted claims, and for the others an answer with a reason of admission.
@@ -196,7 +198,7 @@ def solve_admitted(
             hopeless = [unit for unit in units if not unit.keys & failed.keys() and _is_hopeless(unit, by_claim)]
             failed |= {key: by_claim[key] for unit in hopeless for key in unit.keys}
     reasons = {key: one.why for key, one in refused.items()} | denied
-    others = [_denied_answer(key, why) for key, why in reasons.items()]
+    others = [refusal_answer(key, *why) for key, why in reasons.items()]
     claims = sorted([*answer["claims"], *failed.values(), *others], key=lambda one: (one["namespace"], one["name"]))
     return _with_problems({**answer, "claims": claims, "seconds": seconds}, problems)
 
@@ -223,7 +225,7 @@ def _is_refused(unit: _Unit, by_claim: Mapping[ClaimKey, Answer]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Denial:
-    why: tuple[str, str]
+    why: Refusal
     bounds: frozenset[Bound]
 
 
@@ -251,14 +253,14 @@ def _admit_in_order(
     return admitted, refused
 
 
-def _quota_denial(bound: Bound, wants: Mapping[ClaimKey, int | str], bounds: Mapping[Bound, int]) -> tuple[str, str]:
+def _quota_denial(bound: Bound, wants: Mapping[ClaimKey, int | str], bounds: Mapping[Bound, int]) -> Refusal:
     namespace, name, device_class = bound
     quota_named = f"quota {namespace}/{name}"
     most = f"{bounds[bound]} {'device' if bounds[bound] == 1 else 'devices'} of class {device_class}"
     for key, number in wants.items():
         if isinstance(number, str):
             which = number if len(wants) == 1 else f"{number} of {'/'.join(key)}"
-            return Reason.QUOTA_EXCEEDED.value, (
+            return Reason.QUOTA_EXCEEDED, (
                 f"{which}: {quota_named} counts devices of class {device_class}, "
                 "so limits.count must set how many it may get at most"
             )
@@ -266,31 +268,17 @@ def _quota_denial(bound: Bound, wants: Mapping[ClaimKey, int | str], bounds: Map
     who = "this claim" if len(wants) == 1 else f"{len(wants)} claims of its group"
     # How many are left is not said: whatever is given or released would have all that wait told anew.
     others = "" if requested > bounds[bound] else "; others hold them or come first"
-    return Reason.QUOTA_EXCEEDED.value, f"{quota_named} allows {most}{others}, and {who} may get up to {requested}"
+    return Reason.QUOTA_EXCEEDED, f"{quota_named} allows {most}{others}, and {who} may get up to {requested}"
 
 
-def _member_messages(unit: _Unit, why: Mapping[ClaimKey, tuple[str, str]]) -> dict[ClaimKey, tuple[str, str]]:
+def _member_messages(unit: _Unit, why: Mapping[ClaimKey, Refusal]) -> dict[ClaimKey, Refusal]:
     """The message of each member if some have a reason of their own."""
     guilty = min(why)
     others = (
-        Reason.GROUP_UNSATISFIABLE.value,
+        Reason.GROUP_UNSATISFIABLE,
         f"its group is all-or-nothing, and claim {'/'.join(guilty)} cannot have its devices: {why[guilty][1]}",
     )
     return {key: why.get(key, others) for key in unit.keys}
-
-
-def _denied_answer(key: ClaimKey, why: tuple[str, str]) -> Answer:
-    reason, message = why
-    return {
-        "namespace": key[0],
-        "name": key[1],
-        "allocated": False,
-        "node": None,
-        "allocations": [],
-        "oneOf": None,
-        "reason": reason,
-        "message": message,
-    }
 
 
 # -- who asks ----------------------------------------------------------------------------------------------------------
@@ -348,12 +336,12 @@ def _claim_order(claim: DeviceClaim) -> tuple[int, bool, float, ClaimKey]:
     return -claim.priority, created is None, since, claim.key
 
 
-def _admin_denials(documents: Sequence[Object], unread: Sequence[Any]) -> dict[ClaimKey, tuple[str, str]]:
+def _admin_denials(documents: Sequence[Object], unread: Sequence[Any]) -> dict[ClaimKey, Refusal]:
     """Claims that want admin access in a namespace that is not for it, and who is in a group with them."""
     if not (admin := admin_class_names(documents)):
         return {}
     labelled = {doc["metadata"]["name"] for doc in documents if _is_namespace(doc) and _is_labelled(doc)}
-    denied: dict[ClaimKey, tuple[str, str]] = {}
+    denied: dict[ClaimKey, Refusal] = {}
     for members in _waiting(documents, unread):
         namespace = claim_key(members[0])[0]
         if namespace in labelled:
@@ -362,7 +350,7 @@ def _admin_denials(documents: Sequence[Object], unread: Sequence[Any]) -> dict[C
         for member in members:
             if named := sorted(admin & _class_names(member)):
                 why[claim_key(member)] = (
-                    Reason.ADMIN_ACCESS_DENIED.value,
+                    Reason.ADMIN_ACCESS_DENIED,
                     f"class {named[0]} gives admin access, which namespace {namespace} does not allow; "
                     f'an admin must label it {meta.ADMIN_ACCESS}: "true"',
                 )
@@ -372,10 +360,10 @@ def _admin_denials(documents: Sequence[Object], unread: Sequence[Any]) -> dict[C
 
 
 def _with_group_members(
-    documents: Sequence[Object], why: Mapping[ClaimKey, tuple[str, str]], unread: Sequence[Any]
-) -> dict[ClaimKey, tuple[str, str]]:
+    documents: Sequence[Object], why: Mapping[ClaimKey, Refusal], unread: Sequence[Any]
+) -> dict[ClaimKey, Refusal]:
     """Those of them that wait, and who is in a group with them."""
-    reasons: dict[ClaimKey, tuple[str, str]] = {}
+    reasons: dict[ClaimKey, Refusal] = {}
     for members in _waiting(documents, unread) if why else ():
         if own_reasons := {key: why[key] for key in map(claim_key, members) if key in why}:
             reasons |= _member_messages(_Unit(members, {}), own_reasons)

@@ -30,7 +30,7 @@ from devalloc_solver.problem.snapshot import Device, Snapshot
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """A device falls at this stage of the funnel; stages are shown in order."""
+    """A device is rejected at this stage of the funnel; stages are shown in order."""
 
     stage: int
     what: str
@@ -250,38 +250,38 @@ class CandidateFinder:
         match = tuple(dict.fromkeys(detail.match_attributes))
         try:
             outcome = self._class_for(device, self.classes_of(detail), detail)
-            return not isinstance(outcome, Mismatch) and not self._objection(
+            return not isinstance(outcome, Mismatch) and not self._find_mismatch(
                 device, detail, match, self.is_admin(detail)
             )
         except ExpressionError:
             return False
 
-    def fall(self, detail: DeviceClaimDetail, device: Device) -> Mismatch | None:
-        """Where a device of the snapshot falls, or None for one that passes. The detail's classes must be valid."""
+    def mismatch(self, detail: DeviceClaimDetail, device: Device) -> Mismatch | None:
+        """Why a device of the snapshot is rejected, or None for one that passes. The detail's classes must be valid."""
         outcome = self._class_for(device, self.classes_of(detail), detail)
         if isinstance(outcome, Mismatch):
             return outcome
-        return self._objection(device, detail, tuple(dict.fromkeys(detail.match_attributes)), self.is_admin(detail))
+        return self._find_mismatch(device, detail, tuple(dict.fromkeys(detail.match_attributes)), self.is_admin(detail))
 
     def _judge(self, detail: DeviceClaimDetail, match: tuple[str, ...]) -> Candidates:
         classes = self.classes_of(detail)
         admin = self.is_admin(detail)
         accepted: list[tuple[int, str | None]] = []
-        fallen: dict[tuple[int, str], list[int]] = {}
+        rejected: dict[tuple[int, str], list[int]] = {}
         examples: dict[tuple[int, str], str] = {}
         for alike in self._alike(self._reads(detail, classes or ()), () if admin else match):
             one = alike[0]
             outcome = self._class_for(one, classes, detail)
             if not isinstance(outcome, Mismatch):
-                outcome = self._objection(one, detail, match, admin) or outcome
+                outcome = self._find_mismatch(one, detail, match, admin) or outcome
             if not isinstance(outcome, Mismatch):
                 accepted += [(device.index, outcome) for device in alike]
                 continue
             step = (outcome.stage, outcome.what)
-            fallen.setdefault(step, []).extend(device.index for device in alike)
+            rejected.setdefault(step, []).extend(device.index for device in alike)
             if outcome.example and step not in examples:
                 examples[step] = f"{self._title(one)}: {outcome.example}"
-        steps = sorted(fallen.items(), key=lambda item: (item[0][0], -len(item[1]), item[0][1]))
+        steps = sorted(rejected.items(), key=lambda item: (item[0][0], -len(item[1]), item[0][1]))
         funnel = tuple(FunnelStep(key[1], tuple(sorted(devices)), examples.get(key)) for key, devices in steps)
         return Candidates(dict(sorted(accepted)), funnel)
 
@@ -313,7 +313,7 @@ class CandidateFinder:
     def _class_for(
         self, device: Device, classes: list[DeviceClass] | None, detail: DeviceClaimDetail
     ) -> str | Mismatch | None:
-        """The class that accepts the device, None where the detail asks for none, or the step at which it falls."""
+        """The class that accepts the device, None where the detail asks for none, or why it is rejected."""
         if classes is None:
             return None
         if not classes and detail.device_class:
@@ -335,7 +335,7 @@ class CandidateFinder:
             return Mismatch(2, f"fail {only.spec.constraints} of class {only.metadata.name}", error)
         return Mismatch(2, f"fail the constraints of all classes of type {detail.device_type}", error)
 
-    def _objection(
+    def _find_mismatch(
         self, device: Device, detail: DeviceClaimDetail, match: tuple[str, ...], admin: bool
     ) -> Mismatch | None:
         """What speaks against a device of the right class."""

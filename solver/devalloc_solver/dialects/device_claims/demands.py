@@ -156,16 +156,16 @@ def _with_candidates(
 def _restricted_to(request: Request, name: str, fit: frozenset[int], snapshot: Snapshot) -> Candidates:
     """Those of its candidates that fit. One that gets all there are gets none where one of them does not."""
     candidates = request.candidates
-    fallen = tuple(sorted(candidates.accepted.keys() - fit))
-    if not fallen:
+    rejected = tuple(sorted(candidates.accepted.keys() - fit))
+    if not rejected:
         return candidates
     accepted = {index: named for index, named in candidates.accepted.items() if index in fit}
     barred = candidates.barred
     if request.mode is AllocationMode.ADMIN_ALL:
-        nodes = {snapshot.pools[snapshot.devices[index].pool].node for index in fallen}
+        nodes = {snapshot.pools[snapshot.devices[index].pool].node for index in rejected}
         accepted = {} if None in nodes else accepted
         barred |= {node for node in nodes if node is not None}
-    step = FunnelStep(f"differ in {name} from the devices that members of the group hold", fallen)
+    step = FunnelStep(f"differ in {name} from the devices that members of the group hold", rejected)
     return replace(candidates, accepted=accepted, barred=barred, funnel=(*candidates.funnel, step))
 
 

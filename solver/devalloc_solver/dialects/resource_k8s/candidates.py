@@ -375,7 +375,7 @@ def blocking_taint(taints: Iterable[DeviceTaint], tolerations: Iterable[DeviceTo
 
 
 SELECTOR_FAILED = "cannot be judged by a selector"
-"""The step at which devices fall that an expression fails on."""
+"""The step that rejects devices that an expression fails on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,7 +398,7 @@ class RequestVerdict:
     """devices to be had; for ``All`` every one that it must take"""
     takes: dict[int, Mapping[str, Amount]] = field(default_factory=dict)
     """shareable device -> what one share takes of it"""
-    fallen: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
+    rejected: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
     """step -> (device, what there is to say)"""
     blocked: dict[int, DeviceMismatch] = field(default_factory=dict)
     """devices that ``All`` must take and cannot have"""
@@ -411,10 +411,11 @@ class RequestVerdict:
     def candidates(self, class_name: str) -> Candidates:
         """The same for the core, one object for all that ask for the same."""
         if self._candidates is None:
-            by_step = {what: [*falls] for what, falls in self.fallen.items()}
-            for index, fall in self.blocked.items():
-                by_step.setdefault(fall.what, []).append((index, fall.why))
-            steps = [FunnelStep(w, tuple(i for i, _ in falls), falls[0][1] or None) for w, falls in by_step.items()]
+            by_step = {what: [*devices] for what, devices in self.rejected.items()}
+            for index, mismatch in self.blocked.items():
+                by_step.setdefault(mismatch.what, []).append((index, mismatch.why))
+            rows = by_step.items()
+            steps = [FunnelStep(what, tuple(i for i, _ in devices), devices[0][1] or None) for what, devices in rows]
             barred = self._barred()
             # A device that a barred node shares with others is to be had on these.
             offered = [index for index in self.accepted if not self.nodes[index] <= barred] if barred else self.accepted
@@ -500,9 +501,9 @@ class RequestJudge:
         for offer in self.offers:
             if not offer.nodes:
                 continue
-            fall = self._fall(verdict, ask, offer, where)
-            if fall is not None:
-                verdict.fallen.setdefault(fall.what, []).append((offer.index, fall.why))
+            mismatch = self._find_mismatch(verdict, ask, offer, where)
+            if mismatch is not None:
+                verdict.rejected.setdefault(mismatch.what, []).append((offer.index, mismatch.why))
                 continue
             barred = self._bar(verdict, ask, offer)
             if barred is None or ask.is_all:
@@ -511,7 +512,7 @@ class RequestJudge:
             if barred is not None and ask.is_all:
                 verdict.blocked[offer.index] = barred
             elif barred is not None:
-                verdict.fallen.setdefault(barred.what, []).append((offer.index, barred.why))
+                verdict.rejected.setdefault(barred.what, []).append((offer.index, barred.why))
         return verdict
 
     def _check(self, ask: SubRequest, where: str) -> None:
@@ -543,7 +544,7 @@ class RequestJudge:
         except BudgetExceeded:
             raise AllocationError(f"{where}: {TOO_EXPENSIVE}", exceeded=Bound.EXPRESSION) from None
 
-    def _fall(
+    def _find_mismatch(
         self, verdict: RequestVerdict, ask: SubRequest, offer: PublishedDevice, where: str
     ) -> DeviceMismatch | None:
         """Why a device is not a candidate of the request, whether it is in use or not."""
@@ -558,11 +559,12 @@ class RequestJudge:
             return used
         chosen = self.classes[ask.class_name]
         of_class = f"class {chosen.name}"
-        fall = self._selected(
+        mismatch = self._selected(
             verdict, offer, chosen.selectors, "fail a selector of the class", of_class, f"{of_class}, "
         )
-        fall = fall or self._selected(verdict, offer, ask.selectors, "fail a selector of the request", where, "")
-        return fall or self._capacity(verdict, ask, offer, where)
+        of_request = "fail a selector of the request"
+        mismatch = mismatch or self._selected(verdict, offer, ask.selectors, of_request, where, "")
+        return mismatch or self._capacity(verdict, ask, offer, where)
 
     def _selected(
         self,

@@ -5,7 +5,7 @@ These change what is decoded: pools, nodes, feature gates. Others change the dec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -178,44 +178,50 @@ def _pool_of(spec: Mapping[str, Any]) -> PoolId:
 # -- what is decoded ---------------------------------------------------------------------------------------------------
 
 
-def _changing_source(change: Callable[[CallInput], CallInput]) -> Callable[[FeasibilityQuestion], FeasibilityQuestion]:
-    def apply(question: FeasibilityQuestion) -> FeasibilityQuestion:
-        assert isinstance(question.source, CallInput)
-        return replace(question, source=change(question.source))
+def _source_edit(entry: Mapping[str, Any], words: str, name: str, value: object) -> Relaxation:
+    """A value added to a set of what is changed."""
 
-    return apply
+    def apply(question: FeasibilityQuestion) -> FeasibilityQuestion:
+        source = question.source
+        assert isinstance(source, CallInput)
+        changes: dict[str, Any] = {name: getattr(source, name) | {value}}
+        return replace(question, source=replace(source, **changes))
+
+    return Relaxation(entry, words, apply, order=-1)
 
 
 def complete_pools(pools: Iterable[ResourcePool]) -> list[Relaxation]:
     """Pools that are incomplete: as if the slices there are were all."""
-    return [_complete_pool(pool) for pool in pools if pool.state is PoolStatus.INCOMPLETE]
-
-
-def _complete_pool(pool: ResourcePool) -> Relaxation:
-    entry = {"kind": "pool", "driver": pool.driver, "pool": pool.name, "state": pool.state.value, "why": pool.why}
-    change = _changing_source(lambda source: replace(source, complete=source.complete | {pool.id}))
-    return Relaxation(entry, f"once pool {pool.title} is complete", change, order=-1)
+    return [
+        _source_edit(
+            {"kind": "pool", "driver": pool.driver, "pool": pool.name, "state": pool.state.value, "why": pool.why},
+            f"once pool {pool.title} is complete",
+            "complete",
+            pool.id,
+        )
+        for pool in pools
+        if pool.state is PoolStatus.INCOMPLETE
+    ]
 
 
 def reach_pools(source: CallInput) -> list[Relaxation]:
     """Pools of other nodes: as if every node reached them."""
-    return [_reach_pool(source.node_name, pool) for pool in dict.fromkeys(_pool_of(s["spec"]) for s in source.slices)]
-
-
-def _reach_pool(node: str, pool: PoolId) -> Relaxation:
-    entry = {"kind": "node", "node": node, "driver": pool[0], "pool": pool[1]}
-    change = _changing_source(lambda source: replace(source, reached=source.reached | {pool}))
-    return Relaxation(entry, f"if node {node} reached pool {'/'.join(pool)}", change, order=-1)
+    node, pools = source.node_name, dict.fromkeys(_pool_of(one["spec"]) for one in source.slices)
+    return [
+        _source_edit(
+            {"kind": "node", "node": node, "driver": pool[0], "pool": pool[1]},
+            f"if node {node} reached pool {'/'.join(pool)}",
+            "reached",
+            pool,
+        )
+        for pool in pools
+    ]
 
 
 def switch_on_features(source: CallInput) -> list[Relaxation]:
     """Features that are off, of those that are on by default."""
-    return [_switch_on(name) for name in sorted(gate.DEFAULT_GATES - source.features)]
-
-
-def _switch_on(name: str) -> Relaxation:
-    change = _changing_source(lambda source: replace(source, features=source.features | {name}))
-    return Relaxation({"kind": "feature", "feature": name}, f"with feature {name}", change, order=-1)
+    names = sorted(gate.DEFAULT_GATES - source.features)
+    return [_source_edit({"kind": "feature", "feature": n}, f"with feature {n}", "features", n) for n in names]
 
 
 # -- what is in use ----------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ class KindFunnels:
         """The funnel of a request of any part of the fleet."""
         sample = self.eligibility.snapshot
         sizes, firsts = self.sizes(), self.firsts()
-        fallen: dict[StepKey, list[DeviceKind]] = defaultdict(list)
+        rejected: dict[StepKey, list[DeviceKind]] = defaultdict(list)
         examples: dict[StepKey, list[DevicePosition]] = defaultdict(list)
         accepted: set[int] = set()
         without: list[DeviceKind] = []
@@ -47,17 +47,17 @@ class KindFunnels:
         for kind in self.parts():
             if not sizes.get(kind.index):
                 continue
-            fall = self.eligibility.fall(request.spec, sample.devices[kind.index])
-            if fall is not None:
-                fallen[fall.stage, fall.what].append(kind)
-                if fall.example:
-                    examples[fall.stage, fall.what].append(firsts[kind.index][0])
+            mismatch = self.eligibility.mismatch(request.spec, sample.devices[kind.index])
+            if mismatch is not None:
+                rejected[mismatch.stage, mismatch.what].append(kind)
+                if mismatch.example:
+                    examples[mismatch.stage, mismatch.what].append(firsts[kind.index][0])
             elif has_room_for(request, sample, kind.index, nothing):
                 accepted.add(kind.index)
             else:
                 without.append(kind)
         steps = []
-        for (stage, what), kinds in sorted(fallen.items(), key=lambda item: _order(item[0], item[1], sizes)):
+        for (stage, what), kinds in sorted(rejected.items(), key=lambda item: _order(item[0], item[1], sizes)):
             example = self._example(request, examples[stage, what])
             steps.append((what, sum(sizes[k.index] for k in kinds), self._names(kinds), example))
         if without:
@@ -97,7 +97,7 @@ class KindFunnels:
         return f"{record.snapshot.pools[device.pool].name}/{device.name}"
 
     def _example(self, request: Request, places: Sequence[DevicePosition]) -> str | None:
-        """Why the first device fell, in its own values."""
+        """Why the first device is rejected, in its own values."""
         if not places:
             return None
         first = min(places)
@@ -107,8 +107,8 @@ class KindFunnels:
         same = type(device)(
             sample.index, sample.pool, device.name, device.attributes, device.resources, device.draws, device.undefined
         )
-        fall = self.eligibility.fall(request.spec, same)
-        return None if fall is None or not fall.example else f"{self._title(first)}: {fall.example}"
+        mismatch = self.eligibility.mismatch(request.spec, same)
+        return None if mismatch is None or not mismatch.example else f"{self._title(first)}: {mismatch.example}"
 
     # -- in use --------------------------------------------------------------------------------------------------------
 

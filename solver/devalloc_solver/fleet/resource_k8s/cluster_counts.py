@@ -1,6 +1,10 @@
 """What one claim can have of a whole cluster, counted by kind of device and class of nodes.
 
 It also lists the first devices of each kind, in the order in which a cluster numbers its devices.
+
+Devices that a claim selects by a unique attribute (a uuid) are judged one by one. This serves only claims whose
+expressions list the values. All other devices of a kind are treated together, because what is true of one is true of
+all: they fail the expressions that name others.
 """
 
 from __future__ import annotations
@@ -11,17 +15,95 @@ from dataclasses import dataclass, field, replace
 from heapq import nsmallest
 from typing import Any, NamedTuple
 
-from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice
+from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice, find_attribute
 from devalloc_solver.explain.blocking_claims import IMPOSSIBLE, min_parts
 from devalloc_solver.explain.resource_k8s.availability import SHOWN, Availability
+from devalloc_solver.explain.typos import MAX_VALUES
+from devalloc_solver.fleet.device_kinds import DeviceKinds
 from devalloc_solver.fleet.fleet_stats import FleetStats, UsageClass
 from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, NodeRecord, PoolKind, PoolState
 from devalloc_solver.fleet.resource_k8s.device_properties import published_device
-from devalloc_solver.fleet.resource_k8s.named_devices import NamedDevices
 from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimQuery
 from devalloc_solver.fleet.resource_k8s.subset import ClusterSubset, PoolOrder, has_binding_conditions
 from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
+
+MAX_NODES = 80
+"""Nodes that have what a claim names; where more have, the whole cluster is asked."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NamedDevices:
+    """What the expressions of one shape of claim name, for one layout of the cluster."""
+
+    expressions: frozenset[str] = frozenset()
+    """those that no device passes which is not on these nodes"""
+    labels: frozenset[str] = frozenset()
+    """of the requests that have such an expression"""
+    records: tuple[NodeRecord, ...] = ()
+    """the nodes that have devices with a value that is named, in natural order"""
+
+    @classmethod
+    def of(cls, ask: ResourceClaimQuery) -> NamedDevices | None:
+        """None where expressions tell devices of one kind apart in other ways, or name those of many nodes."""
+        index, demand = ask.rules.index, ask.sight.demand
+        related = {
+            *demand.match,
+            *(n for s in demand.requests for n in s.match),
+            *(r.attribute for r in demand.relations),
+        }
+        if not related.isdisjoint(index.kinds.choice.scattered):
+            return None
+        expressions: set[str] = set()
+        labels: set[str] = set()
+        nodes: set[str | None] = set()
+        for request in demand.requests:
+            for program in ask.rules.programs(request.spec.ask):
+                places = ask.rules.places(program)
+                if places is None:
+                    if ask.rules.is_of_kinds(program):
+                        continue
+                    return None
+                if request.mode is not AllocationMode.WHOLE:
+                    return None
+                expressions.add(program.text)
+                labels.add(request.label)
+                nodes.update(places)
+        if len(nodes) > MAX_NODES:
+            return None
+        records = sorted((index.records[node] for node in nodes if node is not None), key=lambda one: one.rank)
+        return cls(frozenset(expressions), frozenset(labels), tuple(records))
+
+    @property
+    def ranks(self) -> Collection[int]:
+        return {record.rank for record in self.records}
+
+    def sizes(self) -> Mapping[int, int]:
+        """kind -> devices on these nodes"""
+        return Counter(kind.index for record in self.records for kind in record.kinds)
+
+    def has(self, request: Request) -> bool:
+        """Whether a request, maybe of an edited claim, may only take devices of these nodes."""
+        ask, judge = request.spec.ask, request.spec.judge
+        return not self.expressions.isdisjoint((*judge.classes[ask.class_name].selectors, *ask.selectors))
+
+    def is_all_there(self, details: Iterable[Iterable[Request]]) -> bool | None:
+        """Whether a claim fits on these nodes only; None where an alternative does."""
+        present = [[self.has(request) for request in requests] for requests in details]
+        if any(map(all, present)):
+            return True
+        return None if any(map(any, present)) else False
+
+
+def all_texts(
+    kinds: DeviceKinds, shared_devices: Sequence[PublishedDevice], name: str, _: object
+) -> Collection[object] | None:
+    """The texts that a unique attribute has on any device; None when they are too many to look among for a typo."""
+    texts = dict.fromkeys(str(v[1]) for v in kinds.values(name) if isinstance(v, tuple) and v[0] == "string")
+    for attribute in (find_attribute(offer, name) for offer in shared_devices):
+        if attribute is not None and attribute.kind == "string":
+            texts |= dict.fromkeys(map(str, attribute.values))
+    return texts if len(texts) <= MAX_VALUES else None
 
 
 class FirstDevice(NamedTuple):
@@ -232,18 +314,18 @@ class ClusterCounts:
         }
 
     def _steps_of(self, request: Request) -> Iterator[dict[str, Any]]:
-        """In the order in which the first device of each falls."""
+        """In the order of the first device of each."""
         firsts: dict[str, list[FirstDevice]] = defaultdict(list)
         counts: Counter[str] = Counter()
-        for what, some, count in self._fallen(request):
+        for what, some, count in self._rejected(request):
             firsts[what] += some
             counts[what] += count
         rules = self.ask.rules
         numbers = {offer.index: number for number, offer in enumerate(rules.shared_devices.offers)}
-        for what, fallen in rules.judge_shared_devices(self.ask.claim, request.spec.ask).fallen.items():
-            there = ((numbers[index], rules.shared_devices.offers[numbers[index]]) for index, _ in fallen[:SHOWN])
+        for what, rejected in rules.judge_shared_devices(self.ask.claim, request.spec.ask).rejected.items():
+            there = ((numbers[index], rules.shared_devices.offers[numbers[index]]) for index, _ in rejected[:SHOWN])
             firsts[what] += [first_of_shared(number, offer) for number, offer in there]
-            counts[what] += len(fallen)
+            counts[what] += len(rejected)
         ordered = sorted((nsmallest(SHOWN, some), what, counts[what]) for what, some in firsts.items())
         for first, what, count in ordered:
             names = [self.firsts.offer(one).title for one in first]
@@ -251,12 +333,12 @@ class ClusterCounts:
             why = self._why(request, what, first[0])
             yield step | ({"example": why} if why else {})
 
-    def _fallen(self, request: Request) -> Iterator[tuple[str, Sequence[FirstDevice], int]]:
-        """(step, first devices, how many): some that fall there, which are of the index."""
+    def _rejected(self, request: Request) -> Iterator[tuple[str, Sequence[FirstDevice], int]]:
+        """(step, first devices, how many): some that it rejects, which are of the index."""
         sizes = self.census.sizes()
         if request.label not in self.named.labels:
-            for what, fallen in request.spec.verdict.fallen.items():
-                kinds = [kind for kind, _ in fallen if sizes.get(kind)]
+            for what, rejected in request.spec.verdict.rejected.items():
+                kinds = [kind for kind, _ in rejected if sizes.get(kind)]
                 if kinds:
                     yield what, self.firsts.of(kinds), sum(sizes[kind] for kind in kinds)
             return
@@ -266,15 +348,15 @@ class ClusterCounts:
         lots += [((first,), 1) for record in self.named.records for first in devices_of(record)]
         offers = [replace(self.firsts.offer(first[0]), index=number) for number, (first, _) in enumerate(lots)]
         verdict = self.ask.rules.judge(offers).choose(self.ask.claim, request.spec.ask).verdict
-        for what, fallen in verdict.fallen.items():
-            for number, _ in fallen:
+        for what, rejected in verdict.rejected.items():
+            for number, _ in rejected:
                 yield what, *lots[number]
 
     def _why(self, request: Request, what: str, first: FirstDevice) -> str:
         """What there is to say of a device, in its own words."""
         offer = replace(self.firsts.offer(first), index=0)
         verdict = self.ask.rules.judge([offer]).choose(self.ask.claim, request.spec.ask).verdict
-        ((_, why),) = verdict.fallen[what]
+        ((_, why),) = verdict.rejected[what]
         return why
 
     # -- claims in the way ---------------------------------------------------------------------------------------------

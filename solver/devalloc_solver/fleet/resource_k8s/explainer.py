@@ -20,9 +20,14 @@ from devalloc_solver.explain.resource_k8s.explainer import ResourceClaimExplaine
 from devalloc_solver.explain.resource_k8s.typos import ResourceTypoFinder
 from devalloc_solver.fleet.explainer import MAX_KINDS, FleetExplainer
 from devalloc_solver.fleet.pool_states import NodeRecord
-from devalloc_solver.fleet.resource_k8s.cluster_counts import ClusterAvailability, ClusterCounts, FirstDevices
+from devalloc_solver.fleet.resource_k8s.cluster_counts import (
+    ClusterAvailability,
+    ClusterCounts,
+    FirstDevices,
+    NamedDevices,
+    all_texts,
+)
 from devalloc_solver.fleet.resource_k8s.device_properties import published_device
-from devalloc_solver.fleet.resource_k8s.named_devices import NamedDevices, all_texts
 from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimQuery, ResourceClaimRules
 from devalloc_solver.fleet.resource_k8s.state import ClusterState
 from devalloc_solver.fleet.resource_k8s.subset import ClusterSubset

@@ -319,7 +319,7 @@ class ResourceClaimRules:
 
     def _suspects(self, claim: ResourceClaim, ask: SubRequest) -> tuple[set[int], set[str]]:
         """(kinds whose devices may fail, nodes on which any may fail)"""
-        failed = {index for index, _ in self._of_kinds.choose(claim, ask).verdict.fallen.get(SELECTOR_FAILED, ())}
+        failed = {index for index, _ in self._of_kinds.choose(claim, ask).verdict.rejected.get(SELECTOR_FAILED, ())}
         kinds: set[int] = set()
         nodes: set[str] = set()
         programs = self.programs(ask)
