@@ -36,7 +36,7 @@ def self_signed_with_pem(names: Iterable[str], lifetime: timedelta = LIFETIME) -
     now = datetime.now(UTC)
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     usage = x509.KeyUsage(True, False, False, False, False, True, False, False, False)
-    made = (
+    builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(subject)
@@ -51,7 +51,7 @@ def self_signed_with_pem(names: Iterable[str], lifetime: timedelta = LIFETIME) -
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), False)
         .sign(key, hashes.SHA256())
     )
-    certificate = made.public_bytes(serialization.Encoding.PEM)
+    certificate = builder.public_bytes(serialization.Encoding.PEM)
     pem = certificate + key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )

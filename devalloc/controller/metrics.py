@@ -52,25 +52,27 @@ class ControllerMetrics:
         self._registry = CollectorRegistry()
         self._last: DeviceClaimRound | None = None
         self._last_of_resources: ResourceRound | None = None
-        made = self._registry
-        ProcessCollector(registry=made)
-        self._rounds = Counter("devalloc_rounds", "Rounds in which all claims were answered.", registry=made)
-        self._solving = Histogram("devalloc_solve_seconds", "Solver time of a round.", buckets=_SECONDS, registry=made)
+        own = self._registry
+        ProcessCollector(registry=own)
+        self._rounds = Counter("devalloc_rounds", "Rounds in which all claims were answered.", registry=own)
+        self._solving = Histogram("devalloc_solve_seconds", "Solver time of a round.", buckets=_SECONDS, registry=own)
         self._granted = Counter(
-            "devalloc_granted", "Claims that got devices and machines that were placed.", ["kind"], registry=made
+            "devalloc_granted", "Claims that got devices and machines that were placed.", ["kind"], registry=own
         )
         self._stale = Counter(
-            "devalloc_stale_answers", "Answers dropped because something changed meanwhile.", registry=made
+            "devalloc_stale_answers", "Answers dropped because something changed meanwhile.", registry=own
         )
         self._registry.register(_RoundCollector(leads, recorder, requests, lambda: self._last))
         self._resource_rounds = Counter(
-            "devalloc_resource_claim_rounds", "Rounds in which all our ResourceClaims were answered.", registry=made
+            "devalloc_resource_claim_rounds",
+            "Rounds in which all our ResourceClaims were answered.",
+            registry=own,
         )
         self._resource_solving = Histogram(
             "devalloc_resource_claim_solve_seconds",
             "Solver time of such a round.",
             buckets=_SECONDS,
-            registry=made,
+            registry=own,
         )
         self._registry.register(_SearchCollector(searched))
         self._registry.register(_ResourceClaimCollector(leads, lambda: self._last_of_resources))
@@ -79,7 +81,7 @@ class ControllerMetrics:
             "From the creation of a claim until it was given devices.",
             ["kind"],
             buckets=_WAITING_SECONDS,
-            registry=made,
+            registry=own,
         )
         for kind in ("DeviceClaim", "ResourceClaim"):
             self._waited.labels(kind)

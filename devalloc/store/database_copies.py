@@ -62,14 +62,14 @@ def restore_database(
     try:
         part = _temporary_file_beside(path)
         try:
-            with _translate_copy_errors(path, schema, copy, is_backup=True), closing(_opened(part)) as made:
+            with _translate_copy_errors(path, schema, copy, is_backup=True), closing(_opened(part)) as copied:
                 with closing(sqlite3.connect(f"{copy.absolute().as_uri()}?mode=ro", uri=True)) as reader:
-                    reader.backup(made)
-                damage = problems(made)
+                    reader.backup(copied)
+                damage = problems(copied)
                 if not damage:
-                    migrate(made, schema)
-                    change(made)
-                    made.execute("PRAGMA journal_mode = DELETE")
+                    migrate(copied, schema)
+                    change(copied)
+                    copied.execute("PRAGMA journal_mode = DELETE")
             if damage:
                 raise Invalid(f"the backup {copy} is damaged: {damage[0]}; use another one")
             _sync(part)

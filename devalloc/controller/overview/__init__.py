@@ -72,14 +72,14 @@ __all__ = [
 
 
 @gc_paused()
-def build_overview(documents: Iterable[Object], notes: Sequence[str] = (), made: Memo | None = None) -> Overview:
+def build_overview(documents: Iterable[Object], notes: Sequence[str] = (), memo: Memo | None = None) -> Overview:
     """Of all objects that there are. Never raises for their content. ``notes``: what could not be read, and why.
     ``made``: what earlier overviews made of objects that have not changed since."""
-    made = made or Memo()
+    memo = memo or Memo()
     documents = list(documents)
     closed = unschedulable_nodes(documents)
     docs = apply_all_cordons(documents)
-    counted = count_fleet(docs, made)
+    counted = count_fleet(docs, memo)
     users = claims.machine_of_claims(docs)
     holders = pools.device_holders(counted, users)
     by_node: dict[str, list[CardSummary]] = defaultdict(list)
@@ -114,7 +114,7 @@ def build_overview(documents: Iterable[Object], notes: Sequence[str] = (), made:
         ),
         quotas=tuple(bounds),
         classes=sum(doc["kind"] == "DeviceClass" for doc in docs),
-        problems=tuple(_problems(docs, counted, made)),
+        problems=tuple(_problems(docs, counted, memo)),
         notes=tuple(map(shorten, notes)),
         counts=sum((node.counts for node in nodes), DeviceCounts()),
         cards=sum(len(node.cards) for node in nodes),
@@ -148,12 +148,12 @@ def _cordoned(one: CountedPool) -> str:
     return short_annotation(one.manifest, meta.CORDONED_NODE)
 
 
-def _problems(documents: Sequence[Object], counted: FleetCounts, made: Memo) -> Iterable[str]:
+def _problems(documents: Sequence[Object], counted: FleetCounts, memo: Memo) -> Iterable[str]:
     """One line for each object of ours that cannot be read, or is on no node."""
     readable = {id(one.manifest) for one in counted.pools}
     for doc in documents:
         if doc["kind"] in API_KINDS and id(doc) not in readable:
-            problem = made.of("problem", doc, partial(_problem, doc))
+            problem = memo.of("problem", doc, partial(_problem, doc))
             if problem:
                 yield problem
     for node, name in unknown_nodes(documents).items():

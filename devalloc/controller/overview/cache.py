@@ -88,7 +88,7 @@ class OverviewCache:
         """By the kinds that are read together, each always from the same store. Only what changed is read again."""
         self._identity = ""
         """Of an embedded store: another one after a restore."""
-        self._made = Memo()
+        self._memo = Memo()
         self._seen: CachedOverview | None = None
         self._read = _StoreRead()
         """What ``_seen`` was made from."""
@@ -119,8 +119,8 @@ class OverviewCache:
         trouble = "the API server does not answer" if _is_silent(self._store) else ""
         now = datetime.now(UTC)
         if before is None or not self._is_as_it_was(read):
-            self._made.turn()
-            current = build_overview(read.objects, read.notes, self._made)
+            self._memo.turn()
+            current = build_overview(read.objects, read.notes, self._memo)
             if self._namespace is not None:
                 current = in_namespace(current, self._namespace)
             self._read = read

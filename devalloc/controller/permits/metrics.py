@@ -22,26 +22,26 @@ class PermitMetrics:
     def __init__(self, book: PermitLedgers, usage: Callable[[], Mapping[str, UsageTotal]] = dict) -> None:
         """``usage``: what was kept for each billing id."""
         self._registry = CollectorRegistry()
-        made = self._registry
+        own = self._registry
         self.requests = Counter(
-            "devalloc_permit_requests", "Requests by version and status.", ["version", "code"], registry=made
+            "devalloc_permit_requests", "Requests by version and status.", ["version", "code"], registry=own
         )
         self.outcomes = Counter(
-            "devalloc_permit_outcomes", "How much of a request was granted.", ["outcome"], registry=made
+            "devalloc_permit_outcomes", "How much of a request was granted.", ["outcome"], registry=own
         )
         self.seconds = Histogram(
-            "devalloc_permit_request_seconds", "From a request to its answer.", buckets=_SECONDS, registry=made
+            "devalloc_permit_request_seconds", "From a request to its answer.", buckets=_SECONDS, registry=own
         )
-        self.commits = Counter("devalloc_permit_commits", "Writes to the store by result.", ["result"], registry=made)
-        self.committing = Histogram("devalloc_permit_commit_seconds", "Of a write.", buckets=_SECONDS, registry=made)
-        self.migrations = Counter("devalloc_permit_migrations", "Migrations by outcome.", ["result"], registry=made)
+        self.commits = Counter("devalloc_permit_commits", "Writes to the store by result.", ["result"], registry=own)
+        self.committing = Histogram("devalloc_permit_commit_seconds", "Of a write.", buckets=_SECONDS, registry=own)
+        self.migrations = Counter("devalloc_permit_migrations", "Migrations by outcome.", ["result"], registry=own)
         self.wanting = Counter(
             "devalloc_permit_migrations_wanted",
             "Machines that should move while no migrator is configured.",
-            registry=made,
+            registry=own,
         )
         self.refused = Counter(
-            "devalloc_permit_connections_refused", "Connections that were cut.", ["reason"], registry=made
+            "devalloc_permit_connections_refused", "Connections that were cut.", ["reason"], registry=own
         )
         self._registry.register(_LedgerCollector(book))
         self._registry.register(_UsageCollector(usage))

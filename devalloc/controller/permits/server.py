@@ -366,11 +366,11 @@ class PermitServer:
         if (loop := self._loop) is None:
             return None
 
-        async def made() -> bytes:
+        async def text() -> bytes:
             return show()
 
         with suppress(TimeoutError, RuntimeError, asyncio.CancelledError):  # it ends just now
-            return await asyncio.wait_for(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(made(), loop)), 5.0)
+            return await asyncio.wait_for(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(text(), loop)), 5.0)
         return None
 
     def shown(self, **more: object) -> bytes:

@@ -46,13 +46,13 @@ class HeldDevice:
 
 
 def held_devices(
-    documents: Iterable[Object], classes: Mapping[str, DeviceClass], made: Memo | None = None
+    documents: Iterable[Object], classes: Mapping[str, DeviceClass], memo: Memo | None = None
 ) -> Iterator[HeldDevice]:
     """What the allocated claims among documents hold. One that cannot be read holds what its status names (S13)."""
-    made = made or Memo()
+    memo = memo or Memo()
     admin = frozenset(name for name, each in classes.items() if each.spec.admin_access)
     for doc in device_claims_in(documents):
-        yield from made.of("holdings", doc, partial(_held_by_manifest, doc, classes), admin)
+        yield from memo.of("holdings", doc, partial(_held_by_manifest, doc, classes), admin)
 
 
 def _held_by_manifest(doc: Object, classes: Mapping[str, DeviceClass]) -> tuple[HeldDevice, ...]:
@@ -116,10 +116,10 @@ class FleetCounts:
     """For each claim that is not an object: the machine that it stands for."""
 
 
-def count_fleet(documents: Sequence[Object], made: Memo) -> FleetCounts:
+def count_fleet(documents: Sequence[Object], memo: Memo) -> FleetCounts:
     """Of all objects; the pools among them are ``with_cordons``. What a claim holds is taken from ``made`` if the claim
     has not changed."""
-    placed, held = _held_with_machines(documents, made)
+    placed, held = _held_with_machines(documents, memo)
     used = device_uses(held)
     counted = [
         CountedPool(doc, pool, use := used.get(pool.metadata.name, {}), available_devices(pool, use))
@@ -129,27 +129,27 @@ def count_fleet(documents: Sequence[Object], made: Memo) -> FleetCounts:
     return FleetCounts(counted, held, placed.names)
 
 
-def count_pools(documents: Sequence[Object], made: Memo) -> list[tuple[Object, int, int]]:
+def count_pools(documents: Sequence[Object], memo: Memo) -> list[tuple[Object, int, int]]:
     """The same as numbers: each pool that can be read, with how many devices it has and how many are available. What
     was ``made`` of documents before is not read again."""
-    placed, held = _held_with_machines(documents, made)
+    placed, held = _held_with_machines(documents, memo)
     used = device_uses(held)
     counts = []
     for doc in placed.documents:
         if doc["kind"] == "DevicePool":
             use = used.get(doc["metadata"]["name"], {})
-            if (number := made.of("available", doc, partial(_pool_numbers, doc, use), use)) is not None:
+            if (number := memo.of("available", doc, partial(_pool_numbers, doc, use), use)) is not None:
                 counts.append((doc, *number))
     return counts
 
 
 def _held_with_machines(
-    documents: Sequence[Object], made: Memo
+    documents: Sequence[Object], memo: Memo
 ) -> tuple[vm_scheduling.SchedulingInput, list[HeldDevice]]:
-    placed = vm_scheduling.scheduling_input(effective_documents(documents, made), made)
+    placed = vm_scheduling.scheduling_input(effective_documents(documents, memo), memo)
     classes = [decode(doc).object for doc in placed.documents if doc["kind"] == "DeviceClass"]
     by_name = {each.metadata.name: each for each in classes if isinstance(each, DeviceClass)}
-    return placed, list(held_devices(placed.documents, by_name, made))
+    return placed, list(held_devices(placed.documents, by_name, memo))
 
 
 def _pool_numbers(doc: Object, use: PoolUse) -> tuple[int, int] | None:

@@ -110,17 +110,17 @@ _FORMER_ADMIN_CLASS: Object = {
 """Stands for the classes that had admin access when a claim was allocated, and have it no more."""
 
 
-def effective_documents(documents: Sequence[Object], made: Memo | None = None) -> list[Object]:
+def effective_documents(documents: Sequence[Object], memo: Memo | None = None) -> list[Object]:
     """The documents as they count: what allocated claims are, is fixed until they are released (S18).
 
     Were an edit of the claim, or admin access given to its class later, to count, a claim would look as if it held
     nothing while it still does; and were admin access taken from its class to count, as if it held what others have.
     """
-    admin, made = admin_class_names(documents), made or Memo()
+    admin, memo = admin_class_names(documents), memo or Memo()
     counted, once_admin = [], False
     for doc in documents:
         if doc.get("kind") == "DeviceClaim":
-            as_it_counts, had_admin = made.of("as-allocated", doc, partial(_effective_claim, doc, admin), admin)
+            as_it_counts, had_admin = memo.of("as-allocated", doc, partial(_effective_claim, doc, admin), admin)
             counted.append(as_it_counts)
             once_admin = once_admin or had_admin
         else:

@@ -65,7 +65,7 @@ def decide_claims(
     documents: Sequence[Object],
     answer: Mapping[str, Any],
     now: str,
-    made: Memo | None = None,
+    memo: Memo | None = None,
     *,
     has_conditions: bool = False,
 ) -> list[WriteUnit]:
@@ -75,7 +75,7 @@ def decide_claims(
     ``has_conditions``: claims that get devices get the condition ``Allocated`` as well.
     """
     answers: dict[ClaimKey, Mapping[str, Any]] = {(a["namespace"], a["name"]): a for a in answer["claims"]}
-    admin, made = admin_class_names(documents), made or Memo()
+    admin, memo = admin_class_names(documents), memo or Memo()
     groups: dict[tuple[str, str], list[Change]] = {}
     blocked = {(claim_key(claim)[0], group_of(claim)) for claim in device_claims_in(documents) if _is_held_back(claim)}
     units = []
@@ -90,7 +90,7 @@ def decide_claims(
             continue
         if allocation_entries(claim):
             if (
-                update := made.of("kept", claim, partial(_keep_change_if_different, claim, verdict, now), verdict)
+                update := memo.of("kept", claim, partial(_keep_change_if_different, claim, verdict, now), verdict)
             ) is None:
                 continue
             change = update

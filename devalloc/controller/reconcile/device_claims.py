@@ -156,7 +156,7 @@ class DeviceClaimAllocator:
         self._without: frozenset[str] = frozenset()
         """Kinds that do not count, though they may be in the store."""
         self._reading = SnapshotReader(store, self._kinds)
-        self._made = Memo()
+        self._memo = Memo()
         self._last: DeviceClaimRound | None = None
         """The last round, where one more on the same objects would come to the same."""
         self._seen: Mapping[Key, Object] = {}
@@ -204,12 +204,12 @@ class DeviceClaimAllocator:
         if self._last is not None and not (is_new or self._is_unfinished or self._refusals.has_entries()):
             return replace(self._last, seconds=0.0)
         self._last = None
-        self._made.turn()
+        self._memo.turn()
         for key, obj in objects.items():
             if key.kind == vm_scheduling.KIND and (old := self._seen.get(key)) is not None and old is not obj:
                 self._heard(old, obj)  # what its node says of it
         documents = self._documents(objects.values())
-        solver_input = vm_scheduling.scheduling_input(effective_documents(documents, self._made), self._made)
+        solver_input = vm_scheduling.scheduling_input(effective_documents(documents, self._memo), self._memo)
         self._is_again, self._unsaid = False, []
         kept_out = rejection_messages(self._refusals.look(documents), solver_input)
         answer = admission.solve_admitted(
@@ -219,7 +219,7 @@ class DeviceClaimAllocator:
         shown = partial(self._shown, objects, solver_input)
         answer["claims"] = [_redacted_answer(one, shown) for one in answer["claims"]]
         now = self._now().isoformat(timespec="seconds").replace("+00:00", "Z")
-        claims_units = decide_claims(documents, answer, now, self._made, has_conditions=self._settings.has_conditions)
+        claims_units = decide_claims(documents, answer, now, self._memo, has_conditions=self._settings.has_conditions)
         units = vm_scheduling.decide_machines(solver_input, answer, claims_units, now, shown)
         units += vm_scheduling.node_service_units(objects.values(), {key for unit in units for key in unit.keys}, now)
         units = self._without_transient(units)
@@ -227,7 +227,7 @@ class DeviceClaimAllocator:
         units += [WriteUnit((change,), granted=False) for change in ignored_changes(aside)]
         if self._settings.labels_nodes:
             units = labelled_units(objects, units)
-            missing = missing_labels(objects.items(), {key for unit in units for key in unit.keys}, self._made)
+            missing = missing_labels(objects.items(), {key for unit in units for key in unit.keys}, self._memo)
             repairs = [unit for unit in missing if not self._refusals.is_backed_off(unit)]
             self._is_again |= len(repairs) > MAX_REPAIRS
             units += repairs[:MAX_REPAIRS]
@@ -241,7 +241,7 @@ class DeviceClaimAllocator:
         self._own_writes = {obj["metadata"]["resourceVersion"] for key, obj in written.items() if key not in freed}
         self._seen = {**objects, **written}
         if self._settings.labels_nodes and not self.has_labelled:
-            self.has_labelled = not missing_labels(self._seen.items(), self._refusals.keys(), self._made)
+            self.has_labelled = not missing_labels(self._seen.items(), self._refusals.keys(), self._memo)
         state = self._documents(self._seen.values())
         pools = sum(obj["kind"] == "DevicePool" for obj in state)
         self._is_behind = self._clock() - self._counted < self._settings.availability
@@ -302,7 +302,7 @@ class DeviceClaimAllocator:
         is in the pools then."""
 
         def cordoned(pool: Object, why: str | None) -> Object:
-            return self._made.of("cordons", pool, partial(apply_cordons, pool, why), why)
+            return self._memo.of("cordons", pool, partial(apply_cordons, pool, why), why)
 
         own = (obj for obj in objects if not is_foreign(obj))
         return [obj for obj in apply_all_cordons(own, cordoned) if not is_node(obj)]
@@ -355,7 +355,7 @@ class DeviceClaimAllocator:
         """Write availableDevices where it differs."""
         pools = devices = total = 0
         units = []
-        for doc, size, available in count_pools(state, self._made):
+        for doc, size, available in count_pools(state, self._memo):
             pools, devices, total = pools + 1, devices + size, total + available
             status = doc.get("status", {})
             if status.get("availableDevices") != available:

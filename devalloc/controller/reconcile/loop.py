@@ -55,10 +55,10 @@ def labelled_units(objects: Mapping[Key, Object], units: Sequence[WriteUnit]) ->
     return [replace(unit, changes=tuple(_labelled(objects[each.key], each) for each in unit.changes)) for unit in units]
 
 
-def missing_labels(objects: Iterable[tuple[Key, Object]], apart_from: Collection[Key], made: Memo) -> list[WriteUnit]:
+def missing_labels(objects: Iterable[tuple[Key, Object]], apart_from: Collection[Key], memo: Memo) -> list[WriteUnit]:
     """Units for the objects whose label is not as it should be."""
     changes = (
-        made.of("node label", obj, partial(_label_change, key, obj))
+        memo.of("node label", obj, partial(_label_change, key, obj))
         for key, obj in objects
         if key.kind in ALLOCATABLE_KINDS and key not in apart_from
     )

@@ -50,18 +50,18 @@ def make_group(root: Path, name: str) -> CpuGroup:
                 folder.mkdir(exist_ok=True)
                 if "cpu" not in (folder / "cgroup.subtree_control").read_text().split():
                     _write(folder / "cgroup.subtree_control", "+cpu")
-            made = CpuGroup(2, root / OURS / name)
+            group = CpuGroup(2, root / OURS / name)
         else:
             controllers = ("cpu", "cpu,cpuacct", "cpuacct,cpu")
             controller = next((root / c for c in controllers if (root / c / "cgroup.procs").exists()), None)
             if controller is None:
                 raise Failed("CgroupUnavailable", f"no cpu controller below {root}", retryable=False)
             (controller / OURS).mkdir(exist_ok=True)
-            made = CpuGroup(1, controller / OURS / name)
-        made.folder.mkdir(exist_ok=True)
+            group = CpuGroup(1, controller / OURS / name)
+        group.folder.mkdir(exist_ok=True)
     except OSError as error:
         raise Failed("CgroupUnavailable", f"no cgroup for machine {name} below {root}: {error}") from None
-    return made
+    return group
 
 
 def set_bounds(root: Path, name: str, memory: int, tasks: int) -> tuple[list[Path], list[str]]:
@@ -81,14 +81,14 @@ def set_bounds(root: Path, name: str, memory: int, tasks: int) -> tuple[list[Pat
                     control = folder / "cgroup.subtree_control"
                     if controller not in control.read_text().split():
                         _write(control, f"+{controller}")
-                made = root / OURS / name
-                made.mkdir(exist_ok=True)
+                folder = root / OURS / name
+                folder.mkdir(exist_ok=True)
             else:
                 (root / controller / "cgroup.procs").stat()
-                made = root / controller / OURS / name
-                made.mkdir(parents=True, exist_ok=True)
-            _write(made / (second if is_second else first), str(most))
-            procs.append(made / "cgroup.procs")
+                folder = root / controller / OURS / name
+                folder.mkdir(parents=True, exist_ok=True)
+            _write(folder / (second if is_second else first), str(most))
+            procs.append(folder / "cgroup.procs")
         except OSError as error:
             missing.append(f"{controller}: {error}")
     return list(dict.fromkeys(procs)), missing

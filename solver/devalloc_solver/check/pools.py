@@ -162,13 +162,13 @@ class KnownPools:
 
     def _find(self, key: PoolKey, device_name: str) -> CheckedDevice | None:
         """A device of a pool; made when it is first asked for, because most never are."""
-        made = self._devices.setdefault(key, {})
-        pooled = made.get(device_name)
+        cache = self._devices.setdefault(key, {})
+        pooled = cache.get(device_name)
         if pooled is None:
             pool = self._pools[key]
             device = self._listed_as(key, device_name, pool.spec.devices)
             if device is not None:
-                pooled = made[device_name] = CheckedDevice(pool, device)
+                pooled = cache[device_name] = CheckedDevice(pool, device)
         return pooled
 
     def _listed_as(self, key: PoolKey, name: str, devices: Sequence[Device]) -> Device | None:

@@ -31,7 +31,7 @@ class FleetExplainer(ABC, Generic[RulesT, AnswerT, SubsetT]):
 
     def __init__(self, index: NodeIndex, holders: Holders[Any]) -> None:
         self.index, self.holders = index, holders
-        self.census = FleetStats(index, holders.on_node)
+        self.stats = FleetStats(index, holders.on_node)
         self._rules: RulesT | None = None
         self._layout = -1
         """of the census, when what is kept here began"""
@@ -47,10 +47,10 @@ class FleetExplainer(ABC, Generic[RulesT, AnswerT, SubsetT]):
 
     def _catch_up(self, rules: RulesT) -> bool:
         """Take note of all changes; whether pools are among them."""
-        self.census.update()
-        is_other_layout = self.census.layout != self._layout
+        self.stats.update()
+        is_other_layout = self.stats.layout != self._layout
         if rules is not self._rules or is_other_layout:
-            self._rules, self._layout = rules, self.census.layout
+            self._rules, self._layout = rules, self.stats.layout
             self._forget()
         return is_other_layout
 
@@ -62,13 +62,13 @@ class FleetExplainer(ABC, Generic[RulesT, AnswerT, SubsetT]):
     def _remembered(self, key: Hashable, find: Callable[[], AnswerT | None]) -> AnswerT | None:
         """The answer that was given to the same, or the one that is found now, if any."""
         cached = self._answers.get(key)
-        if cached is not None and cached[0] == self.census.stamp:
+        if cached is not None and cached[0] == self.stats.stamp:
             return cached[1]
         if len(self._answers) >= MAX_ANSWERS:
             self._forget()
         answer = find()
         if answer is not None and not self.index.allowance.is_over:
-            self._answers[key] = self.census.stamp, answer
+            self._answers[key] = self.stats.stamp, answer
         return answer
 
     def _subset(self, records: tuple[NodeRecord, ...]) -> SubsetT:

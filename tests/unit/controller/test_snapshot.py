@@ -77,18 +77,18 @@ def test_an_object_of_a_restored_store_is_not_taken_for_the_one_of_its_version(s
 
 
 def test_what_was_made_is_known_as_long_as_it_is_asked_for() -> None:
-    made, numbers, obj = Memo(), iter(range(10)), {"a": 1}
+    memo, numbers, obj = Memo(), iter(range(10)), {"a": 1}
 
     def ask(given: Any = None) -> int:
-        return made.of("number", obj, lambda: next(numbers), given)
+        return memo.of("number", obj, lambda: next(numbers), given)
 
     assert [ask(), ask()] == [0, 0]
-    made.turn()
+    memo.turn()
     assert [ask(), ask("other")] == [0, 1]
-    made.turn()
-    made.turn()
+    memo.turn()
+    memo.turn()
     assert ask("other") == 2
-    assert made.of("number", dict(obj), lambda: next(numbers)) == 3, "an equal object is not the same one"
+    assert memo.of("number", dict(obj), lambda: next(numbers)) == 3, "an equal object is not the same one"
 
 
 def test_a_round_reads_what_has_changed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

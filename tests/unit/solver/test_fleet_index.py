@@ -95,7 +95,7 @@ def test_a_census_that_keeps_up_counts_what_is_there(seed: int, spare: int, monk
     warm = fleet._backend({"kind": "DeviceClaim"})
     assert isinstance(warm, DeviceClaimFleet)
     state = warm._state
-    census = state.refusals.census
+    stats = state.refusals.stats
     held: list[tuple[str, str]] = []
     for number in range(60):
         if held and random.random() < 0.4:
@@ -113,28 +113,28 @@ def test_a_census_that_keeps_up_counts_what_is_there(seed: int, spare: int, monk
         assert {*state.index.log.classes(state.index.classes.by_index)} == {
             each for each in state.index.classes.by_index.values() if each.count
         }
-        census.update()
+        stats.update()
         if random.random() < 0.3:
-            census.claims()
+            stats.claims()
         if random.random() < 0.3:
-            _check(census)
-    _check(census)
+            _check(stats)
+    _check(stats)
 
 
-def _check(census: FleetStats) -> None:
-    index = census.index
+def _check(stats: FleetStats) -> None:
+    index = stats.index
     records = [*index.records.values(), *([index.network] if index.network is not None else [])]
-    assert dict(census.states()) == Counter(state for record in records for state in record.states)
+    assert dict(stats.states()) == Counter(state for record in records for state in record.states)
     sizes = Counter(kind.index for record in records for kind in record.kinds)
-    assert dict(census.sizes()) == sizes
+    assert dict(stats.sizes()) == sizes
     places = sorted(
         (NETWORK if record.name is None else record.rank, device, kind.index)
         for record in records
         for device, kind in enumerate(record.kinds)
     )
     firsts = {number: [place for place in places if place[2] == number][:NAMED_PER_KIND] for number in sizes}
-    assert dict(census.firsts()) == firsts
-    assert [record.name for record in census.in_order()] == [
+    assert dict(stats.firsts()) == firsts
+    assert [record.name for record in stats.in_order()] == [
         record.name for record in sorted(records, key=lambda each: NETWORK if each.name is None else each.rank)
     ]
 
@@ -146,17 +146,17 @@ def _check(census: FleetStats) -> None:
     def holds(key: object) -> tuple[tuple[int, int], ...]:
         return tuple(sorted(Counter(kind_of(node, device) for node, device, _ in index.held[key]).items()))
 
-    keys = {key for own in census.holders.values() for key in own}
-    assert {key: held for held, claims in census.claims().items() for key in claims.keys} == {
+    keys = {key for own in stats.holders.values() for key in own}
+    assert {key: held for held, claims in stats.claims().items() for key in claims.keys} == {
         key: holds(key) for key in keys
     }
     emptiest: dict[int, tuple[int, int]] = {}
     for record in index.records.values():
         assert record.member_of is not None
-        tenants = tuple(sorted(holds(key) for key in census.holders.get(record.name, ())))
-        (sort,) = [each for each in census.sorts_of(record.member_of) if record.rank in each.ranks]
+        tenants = tuple(sorted(holds(key) for key in stats.holders.get(record.name, ())))
+        (sort,) = [each for each in stats.sorts_of(record.member_of) if record.rank in each.ranks]
         assert (sort.node, sort.tenants, sort.first) == (record.member_of, tenants, min(sort.ranks))
         kind, own = record.member_of.kind.index, (sum(map(len, record.uses)), record.rank)
         emptiest[kind] = min(emptiest.get(kind, own), own)
-    assert sum(len(s.ranks) for n, _ in census.classes() for s in census.sorts_of(n)) == len(index.records)
-    assert dict(census.emptiest()) == {kind: rank for kind, (_, rank) in emptiest.items()}
+    assert sum(len(s.ranks) for n, _ in stats.classes() for s in stats.sorts_of(n)) == len(index.records)
+    assert dict(stats.emptiest()) == {kind: rank for kind, (_, rank) in emptiest.items()}

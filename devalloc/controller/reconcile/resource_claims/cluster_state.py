@@ -73,7 +73,7 @@ class ClusterState:
         self._claims: dict[Key, Object] = {}
         self._numbers: dict[str, int] = {}
         """Of nodes, for as long as this process lives."""
-        self._made = Memo()
+        self._memo = Memo()
 
     def look(self, objects: Iterable[Object]) -> None:
         """All there is now, those of a kind in order; an unchanged object is the very same one as before."""
@@ -82,7 +82,7 @@ class ClusterState:
             by_kind[content["kind"]].append(content)
         self._objects = by_kind
         self._claims = {key_of(claim): claim for claim in by_kind["ResourceClaim"]}
-        self._made.turn()
+        self._memo.turn()
 
     @property
     def claims(self) -> Mapping[Key, Object]:
@@ -136,7 +136,7 @@ class ClusterState:
         rules = sorted(self._objects["DeviceTaintRule"], key=lambda rule: str(rule["metadata"]["name"]))
         for content in self._ours():
             number = self._number(content["spec"]["nodeName"])
-            yield self._made.of("slice", content, partial(effective_slice, content, rules, number), rules)
+            yield self._memo.of("slice", content, partial(effective_slice, content, rules, number), rules)
 
     def _number(self, node: str) -> int:
         return self._numbers.setdefault(node, len(self._numbers))

@@ -59,7 +59,7 @@ def key_of(content: Mapping[str, Any]) -> Key:
 
 def pod_claim_names(pod: Mapping[str, Any]) -> list[str] | None:
     """The names of a pod's claims; None as long as one is not made yet."""
-    made = {
+    statuses = {
         each["name"]: each.get("resourceClaimName")
         for each in (pod.get("status") or {}).get("resourceClaimStatuses") or ()
     }
@@ -67,10 +67,10 @@ def pod_claim_names(pod: Mapping[str, Any]) -> list[str] | None:
     for entry in (pod.get("spec") or {}).get("resourceClaims") or ():
         if entry.get("resourceClaimName"):
             names.append(entry["resourceClaimName"])
-        elif entry["name"] not in made:
+        elif entry["name"] not in statuses:
             return None
-        elif made[entry["name"]]:
-            names.append(made[entry["name"]])
+        elif statuses[entry["name"]]:
+            names.append(statuses[entry["name"]])
     return names
 
 
@@ -131,8 +131,8 @@ def _usable(pod: Object, claims: Mapping[Key, Object]) -> list[Key]:
 def _may_use(pod: Object, claim: Object) -> bool:
     """A claim that was made for a pod is that pod's alone."""
     owners = [owner for owner in claim["metadata"].get("ownerReferences") or () if owner.get("controller")]
-    made = [owner["uid"] for owner in owners if owner.get("kind") == "Pod"]
-    return not made or made == [pod["metadata"]["uid"]]
+    pod_uids = [owner["uid"] for owner in owners if owner.get("kind") == "Pod"]
+    return not pod_uids or pod_uids == [pod["metadata"]["uid"]]
 
 
 def _nodes(claim: Object) -> Iterator[set[str]]:

@@ -88,11 +88,11 @@ class SchedulingInput:
     """All machines."""
 
 
-def scheduling_input(documents: Sequence[Object], made: Memo | None = None) -> SchedulingInput:
+def scheduling_input(documents: Sequence[Object], memo: Memo | None = None) -> SchedulingInput:
     """The input for documents in which allocated claims are as they count (``as_allocated``)."""
-    machine_docs, made = machines.virtual_machines_in(documents), made or Memo()
+    machine_docs, memo = machines.virtual_machines_in(documents), memo or Memo()
     named = (doc for doc in documents if host_pool_names.node_of_host_pool(doc) is not None)
-    pools = [doc for doc in named if made.of("readable", doc, partial(_is_readable, doc))]
+    pools = [doc for doc in named if memo.of("readable", doc, partial(_is_readable, doc))]
     if not machine_docs or (not pools and all(machines.spec_of(doc).get("nodeName") for doc in machine_docs)):
         return SchedulingInput(documents)
     return _InputBuilder(documents, machine_docs, pools).written()

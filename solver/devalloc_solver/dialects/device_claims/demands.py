@@ -54,11 +54,11 @@ def build_units(intake: ProblemInput, eligibility: CandidateFinder) -> tuple[lis
         if group in done:
             continue
         done.add(group)
-        made = _group_unit(group, groups[group], intake, refused, eligibility.snapshot)
-        if isinstance(made, PlacementUnit):
-            units.append(made)
+        unit = _group_unit(group, groups[group], intake, refused, eligibility.snapshot)
+        if isinstance(unit, PlacementUnit):
+            units.append(unit)
         else:
-            refused += made
+            refused += unit
     return units, refused
 
 

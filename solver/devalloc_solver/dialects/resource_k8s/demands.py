@@ -139,13 +139,13 @@ def build_units(intake: ClusterInput, judge: RequestJudge) -> tuple[list[Placeme
     demands: list[Demand] = []
     waiting = [pending_claim(claim, i) for i, claim in enumerate(intake.claims) if claim.allocation is None]
     waiting.sort(key=claim_order)
-    for made in evaluate_in_turns(
+    for decoded in evaluate_in_turns(
         waiting, judge.selectors.allowance, lambda one: make_claim_demand(one, intake, judge), timeout_rejection
     ):
-        if isinstance(made, Demand):
-            demands.append(made)
+        if isinstance(decoded, Demand):
+            demands.append(decoded)
         else:
-            refused.append(made)
+            refused.append(decoded)
     groups: dict[Key, list[Demand]] = defaultdict(list)
     for demand in demands:
         if (name := demand.claim.claim.annotations.get(GROUP)) is not None:

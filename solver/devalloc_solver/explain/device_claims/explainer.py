@@ -214,8 +214,10 @@ class DeviceClaimExplainer(Explainer):
     def _apart(self, unit: PlacementUnit, key: Key) -> Finding:
         """Each member fits some node, and no node has room for all: as the member ``key`` sees it."""
         question = self.question(unit, ())
-        made = self._offers(unit)
-        reason, edits = self.why_impossible(question, made.in_order(question, self.finder, made.members(key)))
+        relaxations = self._offers(unit)
+        reason, edits = self.why_impossible(
+            question, relaxations.in_order(question, self.finder, relaxations.members(key))
+        )
         message = f"group {unit.group} is all-or-nothing and shares a node: {self.lack(unit, reason)}"
         return self.structural(unit, Reason.GROUP_UNSATISFIABLE, edits, message)
 

@@ -299,8 +299,10 @@ class CallExplainer(ResourceClaimExplainer):
     def relaxations(self, question: FeasibilityQuestion, key: Key) -> RelaxationSet:
         pools, gates = complete_pools(self.pools), switch_on_features(self.source)
         source = SourceRelaxations(self.source.has_taints, pools, gates, reach_pools(self.source))
-        made = ResourceClaimRelaxations(question.unit, quotes_claims=True)
-        return made.in_order(self.shared_limits(), self._members_to_drop(question, made.members(None)[::-1]), source)
+        relaxations = ResourceClaimRelaxations(question.unit, quotes_claims=True)
+        return relaxations.in_order(
+            self.shared_limits(), self._members_to_drop(question, relaxations.members(None)[::-1]), source
+        )
 
     def _members_to_drop(self, question: FeasibilityQuestion, members: Sequence[Relaxation]) -> Iterator[Relaxation]:
         """The fewest claims without which the others fit; none when no part of them does."""

@@ -120,8 +120,8 @@ class ResourceClaimExplainer(Explainer):
             raise Undecided from None
 
     def relaxations(self, question: FeasibilityQuestion, key: Key) -> RelaxationSet:
-        made = ResourceClaimRelaxations(question.unit)
-        return made.in_order(self.shared_limits(), made.members(key)[::-1])
+        relaxations = ResourceClaimRelaxations(question.unit)
+        return relaxations.in_order(self.shared_limits(), relaxations.members(key)[::-1])
 
     def shared_limits(self) -> Sequence[Relaxation]:
         if self._counters is None:

@@ -118,7 +118,7 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, tuple[
             if answer is not None:
                 return answer
         with gc_paused():
-            return self._answer(ask, claim, [*self.census.in_order()], None)[0]
+            return self._answer(ask, claim, [*self.stats.in_order()], None)[0]
 
     def _find_in_part(self, ask: DeviceClaimQuery, claim: DeviceClaim, shape: ShapeSearch) -> ClaimAnswer | None:
         """From a few nodes, and from more where these do not prove it; None where too many nodes differ."""
@@ -126,7 +126,7 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, tuple[
         if screen is None:
             if len(self._screens) >= MAX_SCREENS:
                 self._screens.clear()
-            screen = self._screens[ask.shape] = NodeSelection(self.census, shape.demand)
+            screen = self._screens[ask.shape] = NodeSelection(self.stats, shape.demand)
         choice = screen.choose(FEW_NODES)
         if choice is None:
             return None
@@ -140,7 +140,7 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, tuple[
             assert choice is not None
             ranks = ranks.union(choice.ranks)
             answer, _ = self._answer_from(ask, claim, ranks)
-        if _claims_to_release(answer) <= choice.left or pinned is not None:
+        if _claims_to_release(answer) <= choice.min_blockers_elsewhere or pinned is not None:
             return answer
         choice = screen.choose(MANY_NODES)
         assert choice is not None
@@ -153,7 +153,7 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, tuple[
         split = (
             None if any(s.mode is not AllocationMode.WHOLE for s in shape.demand.requests) else self._split(ask, shape)
         )
-        emptiest = self.census.emptiest()
+        emptiest = self.stats.emptiest()
         if split is None or len(emptiest) > MAX_KINDS:
             return None
         judge = self.rules.on(split.kinds.sample())
@@ -168,8 +168,8 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, tuple[
             ranks.add(self.index.records[claim.pinned_node].rank)
         identifiers = {name: partial(split.values_on, name) for name in split.read if split.literals is not None}
         slips = TypoFinder(judge.snapshot, judge, split.sizes, identifiers)
-        records = [self.census.record(rank) for rank in sorted(ranks)]
-        fleet = FleetTotals(RefinedFunnels(self.census, judge, split), slips, self.index.records.keys())
+        records = [self.stats.record(rank) for rank in sorted(ranks)]
+        fleet = FleetTotals(RefinedFunnels(self.stats, judge, split), slips, self.index.records.keys())
         return self._answer(ask, claim, records, fleet)[0]
 
     def _split(self, ask: DeviceClaimQuery, shape: UniqueAttributeSearch) -> RefinedKinds | None:
@@ -191,11 +191,11 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, tuple[
             return None
         names = tuple(sorted(read))
         if many == read:
-            return RefinedKinds(self.census, names, {name: literals[name] for name in names})
+            return RefinedKinds(self.stats, names, {name: literals[name] for name in names})
         if names not in self._splits:
             if len(self._splits) >= MAX_REFINEMENTS:
                 del self._splits[next(iter(self._splits))]
-            self._splits[names] = RefinedKinds(self.census, names, None)
+            self._splits[names] = RefinedKinds(self.stats, names, None)
         return self._splits[names]
 
     def _edited(self, ask: DeviceClaimQuery, edits: Sequence[Relaxation]) -> NodeSelection:
@@ -203,20 +203,20 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, tuple[
         judge = self._judge_of_kinds()
         question = FeasibilityQuestion(judge.snapshot, PlacementUnit((ask.demand(judge),), None, None))
         return NodeSelection(
-            self.census, apply_relaxations(question, [e for e in edits if not e.order]).unit.demands[0], least=0
+            self.stats, apply_relaxations(question, [e for e in edits if not e.order]).unit.demands[0], least=0
         )
 
     def _answer_from(
         self, ask: DeviceClaimQuery, claim: DeviceClaim, ranks: set[int]
     ) -> tuple[ClaimAnswer, Sequence[Relaxation]]:
-        return self._answer(ask, claim, [self.census.record(rank) for rank in sorted(ranks)], self._fleetwide())
+        return self._answer(ask, claim, [self.stats.record(rank) for rank in sorted(ranks)], self._fleetwide())
 
     def _answer(
         self, ask: DeviceClaimQuery, claim: DeviceClaim, records: Sequence[NodeRecord], fleet: FleetTotals | None
     ) -> tuple[ClaimAnswer, Sequence[Relaxation]]:
         """The answer, and what would have to change besides what claims hold; ``fleet`` unless these are all nodes."""
         if fleet is not None and self.index.network is not None:
-            records = [self.census.record(NETWORK), *records]
+            records = [self.stats.record(NETWORK), *records]
         excerpt, eligibility = self._subset(tuple(records))
         keys = self.holders.on_nodes(record.name for record in records)
         holdings = excerpt.holdings(self.index.held, keys, self._priority)
@@ -241,10 +241,10 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, tuple[
 
     def _fleetwide(self) -> FleetTotals:
         if self._slips is None:
-            judge, sizes = self._judge_of_kinds(), self.census.sizes()
+            judge, sizes = self._judge_of_kinds(), self.stats.sizes()
             copies = {kind.index: sizes.get(kind.index, 0) for kind in self.index.kinds.kinds}
             self._slips = TypoFinder(judge.snapshot, judge, copies)
-        counts = KindFunnels(self.census, self._slips.eligibility)
+        counts = KindFunnels(self.stats, self._slips.eligibility)
         return FleetTotals(counts, self._slips, self.index.records.keys())
 
     def _judge_of_kinds(self) -> CandidateFinder:

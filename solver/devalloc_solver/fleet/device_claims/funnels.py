@@ -31,7 +31,7 @@ StepKey = tuple[int, str]
 class KindFunnels:
     """Makes funnels; see ``funnel.Counts``. For one state of the fleet."""
 
-    census: FleetStats
+    stats: FleetStats
     eligibility: CandidateFinder
     """judges one device of each kind, as ``Kinds.sample`` has them"""
 
@@ -74,15 +74,15 @@ class KindFunnels:
 
     def parts(self) -> Sequence[DeviceKind]:
         """All devices, in parts that are judged alike."""
-        return self.census.index.kinds.kinds
+        return self.stats.index.kinds.kinds
 
     def sizes(self) -> Mapping[int, int]:
         """part -> devices"""
-        return self.census.sizes()
+        return self.stats.sizes()
 
     def firsts(self) -> Mapping[int, Sequence[DevicePosition]]:
         """part -> its first devices in natural order"""
-        return self.census.firsts()
+        return self.stats.firsts()
 
     # -- names ---------------------------------------------------------------------------------------------------------
 
@@ -92,7 +92,7 @@ class KindFunnels:
         return tuple(self._title(place) for place in islice(merge(*(firsts[kind.index] for kind in kinds)), SHOWN))
 
     def _title(self, place: DevicePosition) -> str:
-        record = self.census.record(place[0])
+        record = self.stats.record(place[0])
         device = record.snapshot.devices[place[1]]
         return f"{record.snapshot.pools[device.pool].name}/{device.name}"
 
@@ -101,7 +101,7 @@ class KindFunnels:
         if not places:
             return None
         first = min(places)
-        record = self.census.record(first[0])
+        record = self.stats.record(first[0])
         device = record.snapshot.devices[first[1]]
         sample = self.eligibility.snapshot.devices[first[2]]
         same = type(device)(
@@ -114,25 +114,25 @@ class KindFunnels:
 
     def taken(self, request: Request, accepted: set[int]) -> int:
         """Devices of these kinds of which the request can have nothing now."""
-        taken = self.census.used(accepted)
+        taken = self.stats.used(accepted)
         if taken and request.mode is AllocationMode.SHARE:
-            shared = ((state, count) for state, count in self.census.states() if state.shared)
+            shared = ((state, count) for state, count in self.stats.states() if state.shared)
             taken -= sum(count * _devices_with_room(request, state, accepted) for state, count in shared)
         return taken
 
     def excluded(self, accepted: set[int]) -> int:
         """Free devices of these kinds that cannot be had, because others have what they need of the pool."""
-        return self.census.excluded(accepted)
+        return self.stats.excluded(accepted)
 
     def holders(self, request: Request, accepted: set[int]) -> tuple[tuple[Key, int], ...]:
         """Who holds them: the first ones, and as many nameless ones as there are more."""
         if request.mode is AllocationMode.SHARE:
             return self._holders_of_shared(request, accepted)
-        listed, users = self.census.holders_of(accepted, MAX_USERS)
+        listed, users = self.stats.holders_of(accepted, MAX_USERS)
         return (*listed, *((_UNNAMED,) * (users - len(listed))))
 
     def _holders_of_shared(self, request: Request, accepted: set[int]) -> tuple[tuple[Key, int], ...]:
-        index = self.census.index
+        index = self.stats.index
         taken: dict[tuple[str | None, int], bool] = {}
         users: dict[Any, int] = defaultdict(int)
         for key, items in index.held.items():
@@ -187,7 +187,7 @@ NodeDevice = tuple[str | None, int]
 class RefinedKinds:
     """All devices of a fleet by kind and by what a claim reads, for one layout of the fleet."""
 
-    census: FleetStats
+    stats: FleetStats
     read: tuple[str, ...]
     """attributes that are no part of kinds"""
     literals: Mapping[str, frozenset[object]] | None
@@ -196,14 +196,14 @@ class RefinedKinds:
     """the parts, as kinds"""
     sizes: dict[int, int] = field(default_factory=dict)
     firsts: dict[int, list[DevicePosition]] = field(default_factory=dict)
-    apart: dict[NodeDevice, int] = field(default_factory=dict)
+    split_devices: dict[NodeDevice, int] = field(default_factory=dict)
     """the part of each device that is split off"""
     rest: dict[int, int] = field(default_factory=dict)
     """kind -> the part of all other devices of that kind"""
 
     def __post_init__(self) -> None:
         numbers: dict[tuple[object, ...], int] = {}
-        left = Counter(self.census.sizes())
+        left = Counter(self.stats.sizes())
         for record in self._records():
             for device, kind in zip(record.snapshot.devices, record.kinds, strict=True):
                 values = [device.attributes.get(name) for name in self.read]
@@ -217,9 +217,9 @@ class RefinedKinds:
                 self.sizes[number] += 1
                 if len(self.firsts[number]) < NAMED_PER_KIND:
                     self.firsts[number].append(place)
-                self.apart[record.name, device.index] = number
+                self.split_devices[record.name, device.index] = number
                 left[kind.index] -= 1
-        for kind in self.census.index.kinds.kinds:
+        for kind in self.stats.index.kinds.kinds:
             if left[kind.index]:
                 self._take_rest(kind, left[kind.index])
 
@@ -231,8 +231,8 @@ class RefinedKinds:
     def _records(self) -> Iterable[NodeRecord]:
         """In natural order, those that have a device to be split off."""
         if self.literals is None:
-            return self.census.in_order()
-        kinds, index = self.census.index.kinds, self.census.index
+            return self.stats.in_order()
+        kinds, index = self.stats.index.kinds, self.stats.index
         nodes = {node for name, values in self.literals.items() for node in kinds.find(name, values) or ()}
         own = sorted((index.records[node] for node in nodes if node is not None), key=_rank)
         return [index.network, *own] if None in nodes and index.network is not None else own
@@ -257,27 +257,27 @@ class RefinedKinds:
         return number
 
     def _take_rest(self, kind: DeviceKind, count: int) -> None:
-        places = [p for p in self.census.firsts()[kind.index] if (self._node(p), p[1]) not in self.apart]
+        places = [p for p in self.stats.firsts()[kind.index] if (self._node(p), p[1]) not in self.split_devices]
         if len(places) < min(NAMED_PER_KIND, count):
             places = []
             for place in self._places(kind):
-                if (self._node(place), place[1]) not in self.apart:
+                if (self._node(place), place[1]) not in self.split_devices:
                     places.append(place)
                     if len(places) == min(NAMED_PER_KIND, count):
                         break
-        first = self.census.record(places[0][0]).snapshot.devices[places[0][1]]
+        first = self.stats.record(places[0][0]).snapshot.devices[places[0][1]]
         number = self.rest[kind.index] = self._part(kind, first.attributes)
         self.sizes[number] = count
         self.firsts[number] = [(rank, device, number) for rank, device, _ in places]
 
     def _places(self, kind: DeviceKind) -> Iterator[DevicePosition]:
-        for record in self.census.in_order():
+        for record in self.stats.in_order():
             for device, own in zip(record.snapshot.devices, record.kinds, strict=True):
                 if own is kind:
                     yield _rank(record), device.index, kind.index
 
     def _node(self, place: DevicePosition) -> str | None:
-        return self.census.record(place[0]).name
+        return self.stats.record(place[0]).name
 
     # -- who has what --------------------------------------------------------------------------------------------------
 
@@ -285,13 +285,13 @@ class RefinedKinds:
         """Node -> its devices that are of these parts."""
         by_node: dict[str | None, list[int]] = {}
         if parts.isdisjoint(self.rest.values()):
-            for (node, device), number in self.apart.items():
+            for (node, device), number in self.split_devices.items():
                 if number in parts:
                     by_node.setdefault(node, []).append(device)
             return by_node
-        for record in self.census.in_order():
+        for record in self.stats.in_order():
             for device, kind in enumerate(record.kinds):
-                number = self.apart.get((record.name, device), -1)
+                number = self.split_devices.get((record.name, device), -1)
                 if (self.rest.get(kind.index, -1) if number < 0 else number) in parts:
                     by_node.setdefault(record.name, []).append(device)
         return by_node
@@ -305,11 +305,11 @@ class RefinedKinds:
             if kind.index not in own_parts and name in kind.one.attributes
         )
         # Each other device has one value at most that no device of these parts has.
-        if len(self.census.index.kinds.places.get(name, ())) - others > MAX_VALUES:
+        if len(self.stats.index.kinds.places.get(name, ())) - others > MAX_VALUES:
             return None
         values: set[object] = set()
         for node, devices in self.devices(own_parts).items():
-            own = _record(self.census, node).snapshot.devices
+            own = _record(self.stats, node).snapshot.devices
             values.update(own[device].attributes[name] for device in devices if name in own[device].attributes)
         return values if len(values) <= MAX_VALUES else None
 
@@ -331,32 +331,32 @@ class RefinedFunnels(KindFunnels):
 
     def taken(self, request: Request, accepted: set[int]) -> int:
         return sum(
-            _is_used(_record(self.census, node), device)
+            _is_used(_record(self.stats, node), device)
             for node, devices in self.split.devices(accepted).items()
             for device in devices
         )
 
     def excluded(self, accepted: set[int]) -> int:
         return sum(
-            _is_excluded(_record(self.census, node), device)
+            _is_excluded(_record(self.stats, node), device)
             for node, devices in self.split.devices(accepted).items()
             for device in devices
         )
 
     def holders(self, request: Request, accepted: set[int]) -> tuple[tuple[Key, int], ...]:
         users: Counter[Key] = Counter()
-        held = self.census.index.held
+        held = self.stats.index.held
         for node, devices in self.split.devices(accepted).items():
             own_devices = {*devices}
-            for key in self.census.holders.get(node, ()):
+            for key in self.stats.holders.get(node, ()):
                 count = sum(on == node and device in own_devices for on, device, _ in held[key])
                 if count:
                     users[key] += count
         return tuple(sorted(users.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _record(census: FleetStats, node: str | None) -> NodeRecord:
-    record = census.index.network if node is None else census.index.records[node]
+def _record(stats: FleetStats, node: str | None) -> NodeRecord:
+    record = stats.index.network if node is None else stats.index.records[node]
     assert record is not None
     return record
 

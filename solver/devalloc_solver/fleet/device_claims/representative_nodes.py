@@ -24,7 +24,7 @@ class SelectedNodes:
 
     ranks: tuple[int, ...]
     """ascending"""
-    left: int
+    min_blockers_elsewhere: int
     """on every other node at least so many claims are in the way; NEVER when that goes for any number"""
 
 
@@ -35,7 +35,7 @@ class NodeSelection:
     Requests are counted in devices, those that take shares in nano units of one resource that they ask for.
     """
 
-    census: FleetStats
+    stats: FleetStats
     demand: Demand
     least: int = 1
     """claims that are in the way everywhere, for certain"""
@@ -69,12 +69,12 @@ class NodeSelection:
 
         None when there are too many kinds.
         """
-        emptiest = self.census.emptiest()
+        emptiest = self.stats.emptiest()
         if len(emptiest) > MAX_KINDS:
             return None
         ranked: list[tuple[int, int]] = []
         best_now: dict[int, tuple[int, int]] = {}
-        for node, first in self.census.classes():
+        for node, first in self.stats.classes():
             now = self._now(node)
             if now is None:
                 continue
@@ -82,27 +82,27 @@ class NodeSelection:
                 if number not in best_now or (-count, first) < best_now[number]:
                     best_now[number] = -count, first
             if self._fits_empty(node.kind):  # else any number of claims may go in vain
-                for sort in self.census.sorts_of(node):
+                for sort in self.stats.sorts_of(node):
                     bound = self._bound(sort, now)
                     if bound < IMPOSSIBLE:
                         ranked.append((bound, sort.first))
         ranked_first = nsmallest(most + 1, ranked)
         chosen = {*emptiest.values(), *(first for _, first in best_now.values())}
         chosen |= {first for _, first in ranked_first[:most]}
-        left = ranked_first[most][0] if len(ranked_first) > most else IMPOSSIBLE
+        elsewhere = ranked_first[most][0] if len(ranked_first) > most else IMPOSSIBLE
         self._add_enough(chosen)
-        return SelectedNodes(tuple(sorted(chosen)), left)
+        return SelectedNodes(tuple(sorted(chosen)), elsewhere)
 
     def _add_enough(self, chosen: set[int]) -> None:
         """As many candidates as any request wants, where the fleet has so many."""
-        sizes = self.census.sizes()
+        sizes = self.stats.sizes()
         for detail in self._requests:
             for _, request, _, kinds in detail:
                 missing = min(request.min_count, sum(sizes.get(kind, 0) for kind in kinds))
-                missing -= sum(self._size(self.census.record(rank).pools, kinds) for rank in chosen)
+                missing -= sum(self._size(self.stats.record(rank).pools, kinds) for rank in chosen)
                 if missing <= 0:
                     continue
-                for record in self.census.in_order():
+                for record in self.stats.in_order():
                     if missing <= 0:
                         break
                     if record.name is not None and record.rank not in chosen:
@@ -188,7 +188,7 @@ class NodeSelection:
         """What a request can have of one device of each kind, at most."""
         if request.mode is not AllocationMode.SHARE:
             return dict.fromkeys(kinds, 1)
-        name, table = min(request.requests), self.census.index.kinds.kinds
+        name, table = min(request.requests), self.stats.index.kinds.kinds
         there = (table[kind] for kind in kinds if kind < len(table))  # an edit may add devices that there are not
         return {kind.index: r.nano for kind in there if (r := kind.one.resources.get(name)) is not None}
 

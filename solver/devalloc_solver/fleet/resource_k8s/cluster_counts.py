@@ -226,7 +226,7 @@ RequestKinds = Sequence[Sequence[_RequestKinds]]
 class ClusterCounts:
     """Counts for one shape of claim, for one layout of the cluster."""
 
-    census: FleetStats
+    stats: FleetStats
     firsts: FirstDevices
     ask: ResourceClaimQuery
     layout: int
@@ -238,7 +238,7 @@ class ClusterCounts:
 
     def __post_init__(self) -> None:
         demand: Demand = self.ask.sight.demand
-        there = {kind for kind, size in self.census.sizes().items() if size}
+        there = {kind for kind, size in self.stats.sizes().items() if size}
         self._lots = {
             s.label: _RequestKinds(s, frozenset(there.intersection(s.candidates.accepted))) for s in demand.requests
         }
@@ -251,7 +251,7 @@ class ClusterCounts:
     @property
     def is_exact(self) -> bool:
         """Whether counting kinds tells all: no device is shared, and requests for all devices can have them."""
-        kinds, sizes = self.census.index.kinds.kinds, self.census.sizes()
+        kinds, sizes = self.stats.index.kinds.kinds, self.stats.sizes()
         for label, lot in self._lots.items():
             if label in self.named.labels:
                 continue  # its devices are looked at one by one
@@ -263,36 +263,36 @@ class ClusterCounts:
         return True
 
     def matching(self, label: str) -> int:
-        sizes = self.census.sizes()
+        sizes = self.stats.sizes()
         return sum(sizes[kind] for kind in self._lots[label].kinds)
 
     def in_use(self, label: str) -> int:
-        return self.census.used(self._lots[label].kinds)
+        return self.stats.used(self._lots[label].kinds)
 
     def excluded(self, label: str) -> int:
         """Free devices that cannot be had: others have what they need of their counters."""
-        return self.census.excluded(self._lots[label].kinds)
+        return self.stats.excluded(self._lots[label].kinds)
 
     def users(self, label: str) -> tuple[Sequence[tuple[Key, int]], int]:
         """(the first SHOWN of the claims that hold most, how many hold any)"""
-        return self.census.holders_of(self._lots[label].kinds, SHOWN)
+        return self.stats.holders_of(self._lots[label].kinds, SHOWN)
 
     def most(self, label: str, pin: str | None, *, is_empty: bool) -> int:
         """The most devices of one node, or of the one it is bound to."""
         lot = self._lots[label]
-        nodes = [node for node, _ in self.census.classes()] if pin is None else [*self._class_of(pin)]
+        nodes = [node for node, _ in self.stats.classes()] if pin is None else [*self._class_of(pin)]
         if is_empty:
             return max(map(lot.size, {node.kind for node in nodes}), default=0)
         return max(map(lot.free, nodes), default=0)
 
     def having(self, label: str, name: str) -> int:
         """Devices that have a value of an attribute."""
-        kinds, sizes = self.census.index.kinds.kinds, self.census.sizes()
+        kinds, sizes = self.stats.index.kinds.kinds, self.stats.sizes()
         return sum(sizes[kind] for kind in self._lots[label].kinds if kinds[kind].one.values(name))
 
     def _class_of(self, node: str) -> Iterator[NodeClass]:
         """None for a node without devices."""
-        record = self.census.index.records.get(node)
+        record = self.stats.index.records.get(node)
         if record is not None and record.member_of is not None:
             yield record.member_of
 
@@ -305,7 +305,7 @@ class ClusterCounts:
             self._steps[label] = [*self._steps_of(self._lots[label].request)]
         return {
             "request": request.spec.ask.name,
-            "devices": sum(self.census.sizes().values()) + len(self.ask.rules.shared_devices.offers),
+            "devices": sum(self.stats.sizes().values()) + len(self.ask.rules.shared_devices.offers),
             "steps": [{**step, "devices": [*step["devices"]]} for step in self._steps[label]],
             "matching": matching,
             "inUse": used,
@@ -335,7 +335,7 @@ class ClusterCounts:
 
     def _rejected(self, request: Request) -> Iterator[tuple[str, Sequence[FirstDevice], int]]:
         """(step, first devices, how many): some that it rejects, which are of the index."""
-        sizes = self.census.sizes()
+        sizes = self.stats.sizes()
         if request.label not in self.named.labels:
             for what, rejected in request.spec.verdict.rejected.items():
                 kinds = [kind for kind, _ in rejected if sizes.get(kind)]
@@ -378,7 +378,7 @@ class ClusterCounts:
         """Ranks of nodes with enough free devices, the first of each class."""
         ranks = (
             first
-            for node, first in self.census.classes()
+            for node, first in self.stats.classes()
             if all(any(lot.free(node) >= lot.least for lot in detail) for detail in lots)
         )
         return nsmallest(most, ranks)
@@ -389,9 +389,9 @@ class ClusterCounts:
         The order is that of ``blockers.claims``.
         """
         bounded: list[tuple[int, UsageClass]] = []
-        for node, _ in self.census.classes():
+        for node, _ in self.stats.classes():
             if all(any(lot.size(node.kind) >= lot.least for lot in detail) for detail in lots):
-                sorts = ((_min_released(lots, sort), sort) for sort in self.census.sorts_of(node))
+                sorts = ((_min_released(lots, sort), sort) for sort in self.stats.sorts_of(node))
                 bounded += [(bound, sort) for bound, sort in sorts if bound < IMPOSSIBLE]
         ranked = nsmallest(most + 1, ((bound, rank) for bound, sort in bounded for rank in sort.ranks))
         return [rank for _, rank in ranked[:most]], ranked[most][0] if len(ranked) > most else IMPOSSIBLE

@@ -84,7 +84,7 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, dict[str, Any], Cluste
         if is_other_layout:
             self._firsts.update(self.index.by_rank)
             first: dict[int, int] = {}
-            for node, rank in self.census.classes():
+            for node, rank in self.stats.classes():
                 first[node.kind.index] = min(rank, first.get(node.kind.index, rank))
             self._ranks = tuple(first.values())
         return is_other_layout
@@ -102,13 +102,13 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, dict[str, Any], Cluste
             named = NamedDevices() if isinstance(self.index.shape(ask), ShapeSearch) else NamedDevices.of(ask)
             if named is None:
                 return None
-            counts = self._counts[ask.shape] = ClusterCounts(self.census, self._firsts, ask, self.state.layout, named)
+            counts = self._counts[ask.shape] = ClusterCounts(self.stats, self._firsts, ask, self.state.layout, named)
         return counts
 
     def _find(self, claim: ResourceClaim, counts: ClusterCounts, pin: str | None) -> dict[str, Any] | None:
         """None where a few nodes do not tell what the whole cluster would."""
         index, rules = self.state.index, counts.ask.rules
-        ranks = {*self._ranks, *self.census.emptiest().values(), *counts.named.ranks}
+        ranks = {*self._ranks, *self.stats.emptiest().values(), *counts.named.ranks}
         if pin in index.records:
             ranks.add(index.records[pin].rank)
         part = self._part(ranks)
@@ -186,7 +186,7 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, dict[str, Any], Cluste
 
     def _get_slips(self) -> ResourceTypoFinder:
         if self._slips is None:
-            sizes = self.census.sizes()
+            sizes = self.stats.sizes()
             kinds = [kind for kind in self.index.kinds.kinds if sizes.get(kind.index)]
             offers, copies = [published_device(kind.one) for kind in kinds], [sizes[kind.index] for kind in kinds]
             commons = self.state.rules.shared_devices.offers
