@@ -245,6 +245,7 @@ def bed(loaded: Node, host: FakeHost, tmp_path: Path) -> Iterator[Bed]:
     node = loaded
     (tmp_path / "state").mkdir()
     objects = kube_installed.shipped_manifests(node, "slices", VERSION, host.root, tmp_path / "state")
+    node.cluster.delete(SLICES)  # of the plugin of another test, which the kubelet has not removed yet
     with kube_installed.installed(node, objects), wanted_by_pods(node, {}):
         yield Bed(node)
     node.cluster.delete(SLICES)  # they would go with their node
