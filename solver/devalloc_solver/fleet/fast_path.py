@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
-from devalloc_solver.fleet.device_kinds import UNSHARED, DeviceKind
+from devalloc_solver.fleet.equal_devices import UNSHARED, EqualDevices
 from devalloc_solver.fleet.fragmentation import PartitionLosses
 from devalloc_solver.fleet.node_class_plan import NodeClassPlan, PlanPart
 from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, PoolKind, PoolState
@@ -318,11 +318,11 @@ def _fitting(state: PoolState, groups: Iterable[int]) -> Iterator[int]:
             yield group
 
 
-def _is_list_attribute(kind: DeviceKind, name: str) -> bool:
+def _is_list_attribute(kind: EqualDevices, name: str) -> bool:
     return isinstance(kind.one.attributes.get(name), frozenset)
 
 
-def _values(kind: DeviceKind, names: Iterable[str], *, comparable: bool) -> Values | None:
+def _values(kind: EqualDevices, names: Iterable[str], *, comparable: bool) -> Values | None:
     """The values of match attributes; None where one is missing, or can equal no other although it must.
 
     Where a device is compared with none, only that it has them counts.

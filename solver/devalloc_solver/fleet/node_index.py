@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from devalloc_solver.cel.budget import Allowance
 from devalloc_solver.fleet.change_log import ClassChangeLog, NodeChangeLog
-from devalloc_solver.fleet.device_kinds import DeviceKind, DeviceKinds, empty_snapshot
+from devalloc_solver.fleet.equal_devices import EqualDevices, EqualDevicesIndex, empty_snapshot
 from devalloc_solver.fleet.group_attributes import NODE_KINDS, choose_group_attributes
 from devalloc_solver.fleet.interfaces import ChosenPlace, ClaimQuery
 from devalloc_solver.fleet.node_class_plan import NodeClassPlan
@@ -43,7 +43,7 @@ class NodeIndex:
     """
 
     placement: str = "pack"
-    kinds: DeviceKinds = field(default_factory=DeviceKinds)
+    kinds: EqualDevicesIndex = field(default_factory=EqualDevicesIndex)
     classes: NodeClasses = field(default_factory=NodeClasses)
     log: ClassChangeLog = field(default_factory=ClassChangeLog)
     records: dict[str, NodeRecord] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class NodeIndex:
     def _choose(self, snapshots: Mapping[str | None, Snapshot]) -> None:
         """Begin kinds anew, for all nodes that there are."""
         nodes = [snapshot for node, snapshot in snapshots.items() if node is not None]
-        self.kinds = DeviceKinds(choose_group_attributes(nodes, snapshots.get(None), self.read))
+        self.kinds = EqualDevicesIndex(choose_group_attributes(nodes, snapshots.get(None), self.read))
 
     def put(self, node: str | None, snapshot: Snapshot) -> None:
         """A node (None: the network) has these pools now, and they are free: call ``hold`` again for each owner."""
@@ -327,4 +327,4 @@ class NodeIndex:
         self._sample = None
 
 
-__all__ = ["DeviceKind", "HeldItem", "NodeIndex"]
+__all__ = ["EqualDevices", "HeldItem", "NodeIndex"]

@@ -8,7 +8,7 @@ from functools import cached_property
 from heapq import heappop, heappush
 from itertools import count
 
-from devalloc_solver.fleet.device_kinds import DeviceKind
+from devalloc_solver.fleet.equal_devices import EqualDevices
 from devalloc_solver.problem.allocations import Usage, pool_allows
 from devalloc_solver.problem.snapshot import Resource, Snapshot
 
@@ -51,7 +51,7 @@ class PoolKind:
 
     index: int
     resources: Mapping[str, Resource]
-    kinds: tuple[DeviceKind, ...]
+    kinds: tuple[EqualDevices, ...]
     """of each group"""
     groups: tuple[tuple[int, ...], ...]
     """positions in the pool of devices of one kind"""
@@ -148,7 +148,7 @@ class NodeRecord:
     name: str | None
     rank: int
     snapshot: Snapshot
-    kinds: tuple[DeviceKind, ...]
+    kinds: tuple[EqualDevices, ...]
     pools: tuple[PoolKind, ...]
     starts: tuple[int, ...]
     """index of the first device of each pool"""
@@ -206,7 +206,7 @@ class NodeClasses:
         """How many have been met."""
         return len(self._node_kinds)
 
-    def record(self, name: str | None, rank: int, snapshot: Snapshot, kinds: tuple[DeviceKind, ...]) -> NodeRecord:
+    def record(self, name: str | None, rank: int, snapshot: Snapshot, kinds: tuple[EqualDevices, ...]) -> NodeRecord:
         """A node of which nothing is in use."""
         pools = tuple(
             self._pool_kind(pool.resources, kinds[pool.devices[0].index : pool.devices[-1].index + 1])
@@ -275,7 +275,7 @@ class NodeClasses:
             heappop(ranks)
         return None
 
-    def _pool_kind(self, resources: Mapping[str, Resource], kinds: tuple[DeviceKind, ...]) -> PoolKind:
+    def _pool_kind(self, resources: Mapping[str, Resource], kinds: tuple[EqualDevices, ...]) -> PoolKind:
         amounts = frozenset((name, r.block, r.blocks) for name, r in resources.items())
         key = (amounts, *(kind.index for kind in kinds))
         pool_kind = self._pool_kinds.get(key)

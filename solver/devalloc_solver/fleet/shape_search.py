@@ -14,7 +14,7 @@ from itertools import count
 from operator import add
 from typing import TYPE_CHECKING
 
-from devalloc_solver.fleet.device_kinds import DeviceKind, reachable_snapshot
+from devalloc_solver.fleet.equal_devices import EqualDevices, reachable_snapshot
 from devalloc_solver.fleet.fast_path import FastPath, has_fast_path
 from devalloc_solver.fleet.interfaces import ClaimQuery
 from devalloc_solver.fleet.node_class_plan import NodeClassPlan, PlanPick, Score, pick_of, place_exactly, plan_score
@@ -446,7 +446,7 @@ class ShapeSearch:
         assert empty.member_of is not None
         return self._solve(empty.member_of, empty)
 
-    def _unit_on(self, kinds: Sequence[DeviceKind]) -> PlacementUnit:
+    def _unit_on(self, kinds: Sequence[EqualDevices]) -> PlacementUnit:
         details = tuple(
             tuple(_request_on_kinds(request, kinds) for request in detail) for detail in self.demand.details
         )
@@ -490,7 +490,7 @@ class ShapeSearch:
         return NodeClassPlan(score, tuple(picks), local=any(not pick.network for pick in picks))
 
 
-def _request_on_kinds(request: Request, kinds: Sequence[DeviceKind]) -> Request:
+def _request_on_kinds(request: Request, kinds: Sequence[EqualDevices]) -> Request:
     """The request in terms of the devices that are of these kinds."""
     accepted, bars = request.candidates.accepted, request.candidates.bars
     if bars and any(kind.index in bars for kind in kinds):

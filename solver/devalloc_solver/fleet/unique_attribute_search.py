@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import TYPE_CHECKING
 
-from devalloc_solver.fleet.device_kinds import reachable_snapshot
+from devalloc_solver.fleet.equal_devices import reachable_snapshot
 from devalloc_solver.fleet.fragmentation import PartitionLosses
 from devalloc_solver.fleet.interfaces import ChosenDevice, ClaimQuery
 from devalloc_solver.fleet.node_class_plan import Score, place_exactly, plan_score

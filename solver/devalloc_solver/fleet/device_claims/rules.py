@@ -12,7 +12,7 @@ from devalloc_solver.cel.device_claims.reads import attributes_read, compared_li
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder, ExpressionError
 from devalloc_solver.dialects.device_claims.demands import find_refusal, make_demand
 from devalloc_solver.dialects.device_claims.manifests import ProblemInput, RejectedClaim
-from devalloc_solver.fleet.device_kinds import DeviceKinds
+from devalloc_solver.fleet.equal_devices import EqualDevicesIndex
 from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Device, Snapshot
 
@@ -26,7 +26,7 @@ there are more of either, all are forgotten."""
 class DeviceClaimRules:
     """Classes and configuration objects, and the verdicts of expressions, which outlive both."""
 
-    kinds: DeviceKinds
+    kinds: EqualDevicesIndex
     intake: ProblemInput
     """only its classes and configuration objects count"""
     allowance: Allowance = field(default_factory=Allowance)

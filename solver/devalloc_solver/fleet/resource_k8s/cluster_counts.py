@@ -19,7 +19,7 @@ from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDev
 from devalloc_solver.explain.blocking_claims import IMPOSSIBLE, min_parts
 from devalloc_solver.explain.resource_k8s.availability import SHOWN, Availability
 from devalloc_solver.explain.typos import MAX_VALUES
-from devalloc_solver.fleet.device_kinds import DeviceKinds
+from devalloc_solver.fleet.equal_devices import EqualDevicesIndex
 from devalloc_solver.fleet.fleet_stats import FleetStats, UsageClass
 from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, NodeRecord, PoolKind, PoolState
 from devalloc_solver.fleet.resource_k8s.device_properties import published_device
@@ -96,7 +96,7 @@ class NamedDevices:
 
 
 def all_texts(
-    kinds: DeviceKinds, shared_devices: Sequence[PublishedDevice], name: str, _: object
+    kinds: EqualDevicesIndex, shared_devices: Sequence[PublishedDevice], name: str, _: object
 ) -> Collection[object] | None:
     """The texts that a unique attribute has on any device; None when they are too many to look among for a typo."""
     texts = dict.fromkeys(str(v[1]) for v in kinds.values(name) if isinstance(v, tuple) and v[0] == "string")

@@ -24,7 +24,7 @@ from devalloc_solver.dialects.resource_k8s.demands import make_demand, pending_c
 from devalloc_solver.dialects.resource_k8s.fields import AllocationError
 from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput
 from devalloc_solver.dialects.resource_k8s.published_devices import DeviceUsage, PublishedDevice
-from devalloc_solver.fleet.device_kinds import DeviceKind
+from devalloc_solver.fleet.equal_devices import EqualDevices
 from devalloc_solver.fleet.node_index import NodeIndex
 from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.fleet.resource_k8s.device_properties import (
@@ -330,7 +330,7 @@ class ResourceClaimRules:
                 kinds.add(kind.index)
         return kinds, nodes
 
-    def _may_fail(self, programs: Iterable[Program], kind: DeviceKind, nodes: set[str]) -> bool:
+    def _may_fail(self, programs: Iterable[Program], kind: EqualDevices, nodes: set[str]) -> bool:
         """Whether devices of a kind may fail; ``nodes`` are filled in where only few of them may."""
         offer, varied = published_device(kind.one), self.index.kinds.varied.intersection(kind.one.attributes)
         for program in programs:
@@ -349,7 +349,7 @@ class ResourceClaimRules:
                 return True
         return False
 
-    def _are_texts(self, kind: DeviceKind, reads: Iterable[CelRead]) -> bool:
+    def _are_texts(self, kind: EqualDevices, reads: Iterable[CelRead]) -> bool:
         """Whether each device of a kind has these attributes, as one short string each, and all others are readable."""
         if _has_unreadable_attribute(kind):
             return False
@@ -426,12 +426,12 @@ def _equalities(program: Program) -> Iterator[tuple[str, frozenset[Any]]]:
         yield f"{one.domain}/{one.id}", frozenset((_TYPES[type(value)], value) for value in one.values)
 
 
-def _has_unreadable_attribute(kind: DeviceKind) -> bool:
+def _has_unreadable_attribute(kind: EqualDevices) -> bool:
     """Whether the devices of a kind have an attribute that cannot be read."""
     return any(attribute.fault is not None for attribute in published_device(kind.one).device.attributes.values())
 
 
-def _has_type(kind: DeviceKind, name: str, values: Iterable[tuple[str, object]]) -> bool:
+def _has_type(kind: EqualDevices, name: str, values: Iterable[tuple[str, object]]) -> bool:
     """Whether the attribute of a kind is a single value of the type of these."""
     value = kind.one.attributes.get(name)
     return isinstance(value, tuple) and {value[0]} == {type_ for type_, _ in values}
