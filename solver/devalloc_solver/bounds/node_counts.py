@@ -46,7 +46,7 @@ class NodeCounts:
     snapshot: Snapshot
     _nodes: list[Node] = field(init=False)
     """device -> its node"""
-    _spots: dict[tuple[str, ...], list[MatchGroup | None]] = field(default_factory=dict, init=False)
+    _match_groups: dict[tuple[str, ...], list[MatchGroup | None]] = field(default_factory=dict, init=False)
     _states: list[CountedUsage] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -101,11 +101,11 @@ class NodeCounts:
         state, names = self.state(held), match_attributes(demand, request)
         key = id(request.candidates), names, request.mode, bool(request.portions)
         if key not in state.counted or state.counted[key][0] is not request.candidates:
-            spots = self._spots_of(names)
-            counted = Counter(spots[i] for i in _candidates_left(request, state))
+            match_groups = self._match_groups_of(names)
+            counted = Counter(match_groups[i] for i in _candidates_left(request, state))
             state.counted[key] = (
                 request.candidates,
-                _max_by_node({spot: [n] for spot, n in counted.items() if spot}, None),
+                _max_by_node({match_group: [n] for match_group, n in counted.items() if match_group}, None),
             )
         return state.counted[key][1]
 
@@ -114,23 +114,23 @@ class NodeCounts:
         state, names = self.state(held), match_attributes(demand, request)
         key = id(request.candidates), names, request.mode, name, request.max_count
         if key not in state.counted or state.counted[key][0] is not request.candidates:
-            spots, devices, ledger = self._spots_of(names), self.snapshot.devices, state.ledger
+            match_groups, devices, ledger = self._match_groups_of(names), self.snapshot.devices, state.ledger
             parts: dict[MatchGroup, list[int]] = defaultdict(list)
             for i in _candidates_left(request, state):
-                spot, resource = spots[i], devices[i].resources.get(name)
-                if spot is not None and resource is not None:
+                match_group, resource = match_groups[i], devices[i].resources.get(name)
+                if match_group is not None and resource is not None:
                     whole = request.mode is not AllocationMode.SHARE or state.free[i]
                     amount = resource.nano if whole else ledger.free_blocks(devices[i], name) * resource.block
-                    parts[spot].append(amount)
+                    parts[match_group].append(amount)
             state.counted[key] = request.candidates, _max_by_node(parts, request.max_count)
         return state.counted[key][1]
 
-    def _spots_of(self, names: tuple[str, ...]) -> list[MatchGroup | None]:
-        if names not in self._spots:
-            self._spots[names] = [*self._spots_with(names)]
-        return self._spots[names]
+    def _match_groups_of(self, names: tuple[str, ...]) -> list[MatchGroup | None]:
+        if names not in self._match_groups:
+            self._match_groups[names] = [*self._match_groups_with(names)]
+        return self._match_groups[names]
 
-    def _spots_with(self, names: tuple[str, ...]) -> Iterator[MatchGroup | None]:
+    def _match_groups_with(self, names: tuple[str, ...]) -> Iterator[MatchGroup | None]:
         if not names:
             plain: dict[Node, MatchGroup] = {node: (node, ()) for node in {*self._nodes}}
             yield from (plain[node] for node in self._nodes)

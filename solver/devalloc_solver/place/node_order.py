@@ -142,32 +142,32 @@ def min_pools(snapshot: Snapshot, unit: PlacementUnit, cache: dict[object, Any])
     return count
 
 
-def node_key(ground: SearchContext, site: NodeView) -> object:
+def node_key(ground: SearchContext, node_view: NodeView) -> object:
     """Equal for nodes where the unit fares alike, up to a renaming of attribute values that only they carry."""
-    asks, ledger = site.asks, site.ledger
-    names = asks.names
+    unit_requests, ledger = node_view.unit_requests, node_view.ledger
+    names = unit_requests.names
     shared = {
         value
-        for lot in site.lots
-        if site.pools[lot.pool].node is None
+        for candidate_group in node_view.candidate_groups
+        if node_view.pools[candidate_group.pool].node is None
         for name in names
-        for value in lot.one.values(name)
+        for value in candidate_group.one.values(name)
     }
     renamed: dict[object, int] = {}
 
     def rename(name: str, value: object) -> object:
         return value if value in shared else renamed.setdefault((name, value), len(renamed))
 
-    lots = tuple(
+    candidate_groups = tuple(
         (
-            lot.pool,
-            lot.size,
-            lot.accepted,
-            lot.takers,
-            device_state(asks, lot.one, ledger),
-            tuple(tuple(rename(name, v) for v in sorted(lot.one.values(name), key=repr)) for name in names),
+            candidate_group.pool,
+            candidate_group.size,
+            candidate_group.accepted,
+            candidate_group.takers,
+            device_state(unit_requests, candidate_group.one, ledger),
+            tuple(tuple(rename(name, v) for v in sorted(candidate_group.one.values(name), key=repr)) for name in names),
         )
-        for lot in site.lots
+        for candidate_group in node_view.candidate_groups
     )
     pools = tuple(
         (
@@ -177,6 +177,6 @@ def node_key(ground: SearchContext, site: NodeView) -> object:
             frozenset(ledger.groups.get(pool.index, ())),
             tuple(ground.partitions(pool)) if ground.packs and pool.resources else (),
         )
-        for pool in site.pools
+        for pool in node_view.pools
     )
-    return lots, pools
+    return candidate_groups, pools

@@ -30,7 +30,7 @@ def resource_families(node_view: NodeView) -> list[ResourceFamily]:
     """The families that some device group draws on."""
     named = _FamilyNames()
     capacities: dict[str, set[int]] = defaultdict(set)
-    for device_group in node_view.lots:
+    for device_group in node_view.candidate_groups:
         for name, _ in device_group.draws:
             capacities[named[name]].add(node_view.pools[device_group.pool].resources[name].blocks)
     drawn = []
@@ -45,7 +45,7 @@ def resource_families(node_view: NodeView) -> list[ResourceFamily]:
             total += sum(s * node_view.ledger.free_pool_blocks(pool.index, name) for name, s in shares[-1].items())
         weights = tuple(
             sum(blocks * shares[device_group.pool].get(name, 0) for name, blocks in device_group.draws)
-            for device_group in node_view.lots
+            for device_group in node_view.candidate_groups
         )
         drawn.append(ResourceFamily(weights, total))
     return drawn
