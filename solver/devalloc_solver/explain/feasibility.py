@@ -238,16 +238,16 @@ class FeasibilityChecker:
         """Whether probes may still be asked in this part of the finding."""
         return self._left > 0
 
-    def _probe(self, question: FeasibilityQuestion, ask: SearchFunction) -> Any:
+    def _probe(self, question: FeasibilityQuestion, search_function: SearchFunction) -> Any:
         if not self.is_bounded:
-            answer, hard = self._look(question, None, ask)
+            answer, hard = self._look(question, None, search_function)
             return self._search_all(question, hard) if answer is None else answer
         if self._left <= 0:
             self.is_cut_short = True
             return None
         budget = StepBudget(min(PROBE_STEPS, self._left))
         given = budget.left
-        answer, hard = self._look(question, budget, ask)
+        answer, hard = self._look(question, budget, search_function)
         self._left -= given - max(0, budget.left)
         if answer is None and hard and budget.left >= 0:  # not too hard: ``place`` does not know such units
             return self._search_all(question, hard)
@@ -258,7 +258,7 @@ class FeasibilityChecker:
         return next((there for node in hard if (there := self._search(question, node)) is not None), None)
 
     def _look(
-        self, question: FeasibilityQuestion, budget: StepBudget | None, ask: SearchFunction
+        self, question: FeasibilityQuestion, budget: StepBudget | None, search_function: SearchFunction
     ) -> tuple[Any, list[str | None]]:
         """The answer of a node where the unit fits, or None, and the nodes where the steps ran out.
 
@@ -280,7 +280,7 @@ class FeasibilityChecker:
                 raise Undecided
             self.searched += 1
             try:
-                answer = ask(question, ledger, node, budget or StepBudget(DEFAULT_STEPS))
+                answer = search_function(question, ledger, node, budget or StepBudget(DEFAULT_STEPS))
             except StepsExhausted:
                 hard.append(node)
                 if budget is not None and budget.left <= 0:

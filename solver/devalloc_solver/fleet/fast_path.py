@@ -31,7 +31,7 @@ class PoolOption:
     """devices that can be had together, up to the largest request"""
     groups: tuple[int, ...]
     loss: int
-    """what is lost of the largest devices (S17, goal 5); see ``loss_of``"""
+    """what is lost of the largest devices (S17, goal 5)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +287,7 @@ class FastPath:
         return PoolOption(1, tuple([group for loss, group in fitting if loss == least]), least)
 
     def _cost(self, state: PoolState, more: int) -> int:
-        """How little the policy likes that so many more devices of a pool are in use; see ``Ground.cost_of_pool``."""
+        """What so many more devices of a pool in use cost the policy; see ``SearchContext.cost_of_pool``."""
         return square_growth(state.load, more) if self.spread else int(not state.in_use)
 
     def _loss(self, state: PoolState, group: int, count: int) -> int:

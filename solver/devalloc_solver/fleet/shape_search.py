@@ -193,7 +193,7 @@ class ShapeSearch:
     """What is known of one shape. Its requests are those of ``unit``, whose candidates are kinds of devices."""
 
     index: NodeIndex
-    ask: ClaimQuery
+    query: ClaimQuery
     unit: PlacementUnit
     demand: Demand = field(init=False)
     wide: bool = field(init=False)

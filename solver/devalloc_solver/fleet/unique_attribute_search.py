@@ -66,7 +66,7 @@ class UniqueAttributeSearch:
     """One shape of that sort."""
 
     index: NodeIndex
-    ask: ClaimQuery
+    query: ClaimQuery
     unit: PlacementUnit
     """of the sample; only what does not depend on devices counts"""
     demand: Demand = field(init=False)
@@ -256,12 +256,14 @@ class UniqueAttributeSearch:
     def _side(self, request: Request) -> _RequestNodes:
         kinds = self.index.kinds
         least = _min_devices(request)
-        node_counts: list[NodeBounds | None] = [kinds.find(name, values) for name, values in self.ask.literals(request)]
-        for name in sorted((self.ask.reads(request) or frozenset()) & kinds.varied):
+        node_counts: list[NodeBounds | None] = [
+            kinds.find(name, values) for name, values in self.query.literals(request)
+        ]
+        for name in sorted((self.query.reads(request) or frozenset()) & kinds.varied):
             met = kinds.values(name)
             if len(met) > MAX_VALUES:
                 continue
-            passing = self.ask.passing(request, name, [value for value in met if not isinstance(value, type)])
+            passing = self.query.passing(request, name, [value for value in met if not isinstance(value, type)])
             if passing is not None and kinds.count(name, passing) <= len(self.index.records):
                 node_counts.append(kinds.find(name, passing))
         if least > 1 and self.index.network is None:
@@ -271,7 +273,7 @@ class UniqueAttributeSearch:
             if each is not None:
                 nodes = each if nodes is None else {n: min(each[n], nodes[n]) for n in each.keys() & nodes.keys()}
         shared = request.mode is not AllocationMode.WHOLE or bool(request.portions) or kinds.shareable
-        return _RequestNodes(least, nodes, self.ask.drivers(request), shared)
+        return _RequestNodes(least, nodes, self.query.drivers(request), shared)
 
     # -- on one node, exactly ------------------------------------------------------------------------------------------
 
@@ -284,7 +286,7 @@ class UniqueAttributeSearch:
             snapshot = reachable_snapshot(record.snapshot, network.snapshot, record.name)
             ledger = record.ledger(snapshot, offset)
             network.fill(ledger, 0)
-        unit = self.ask.unit_on(snapshot)
+        unit = self.query.unit_on(snapshot)
         (demand,) = unit.demands
         if not all(any(request.candidates.accepted for request in detail) for detail in demand.details):
             return None

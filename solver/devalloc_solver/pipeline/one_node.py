@@ -196,12 +196,13 @@ def _conflicts(task: AllocationTask) -> Iterator[tuple[ResourceClaim, str]]:
                     task, before, _demand_up_to(demand, detail, request), request
                 ):
                     continue
-                ask = request.spec.ask
+                subrequest = request.spec.subrequest
                 names = " and ".join(sorted({r.attribute for r in broken or covering}))
                 yield (
                     demand.claim.claim,
-                    f"request {ask.name}: {ask.path}: cannot add all devices because a claim constraint would not be "
-                    f"satisfied ({names}); narrow the request with a selector, or drop the constraint",
+                    f"request {subrequest.name}: {subrequest.path}: cannot add all devices because a "
+                    f"claim constraint would not be satisfied ({names}); "
+                    "narrow the request with a selector, or drop the constraint",
                 )
 
 

@@ -74,29 +74,29 @@ def make_demand(pending: PendingClaim, choices: Sequence[Sequence[RequestCandida
         match=(),
         relations=tuple(_constraint(claim, constraint) for constraint in claim.constraints),
         most=MOST_DEVICES,
-        once=any(ask.admin for request in claim.requests for ask in request.asks),
+        once=any(subrequest.admin for request in claim.requests for subrequest in request.subrequests),
     )
 
 
 def _request(detail: int, alternative: int | None, choice: RequestCandidates) -> Request:
-    ask = choice.ask
-    if ask.admin:
-        mode = AllocationMode.ADMIN_ALL if ask.is_all else AllocationMode.ADMIN_COUNT
+    subrequest = choice.subrequest
+    if subrequest.admin:
+        mode = AllocationMode.ADMIN_ALL if subrequest.is_all else AllocationMode.ADMIN_COUNT
     else:
-        mode = AllocationMode.EVERY if ask.is_all else AllocationMode.WHOLE
-    count = 1 if ask.is_all else min(ask.count, MOST_DEVICES + 1)
+        mode = AllocationMode.EVERY if subrequest.is_all else AllocationMode.WHOLE
+    count = 1 if subrequest.is_all else min(subrequest.count, MOST_DEVICES + 1)
     return Request(
         detail=detail,
         alternative=alternative,
         spec=choice,
         mode=mode,
         min_count=count,
-        max_count=None if ask.is_all else count,
+        max_count=None if subrequest.is_all else count,
         requests={},
         limits={},
         match=(),
         candidates=choice.candidates(),
-        portions={} if ask.admin else {index: _portion(takes) for index, takes in choice.verdict.takes.items()},
+        portions={} if subrequest.admin else {index: _portion(takes) for index, takes in choice.verdict.takes.items()},
     )
 
 
@@ -108,8 +108,8 @@ def _constraint(claim: ResourceClaim, constraint: DeviceConstraint) -> Constrain
     labels = (
         request_label(number, alternative if request.is_list else None)
         for number, request in enumerate(claim.requests)
-        for alternative, ask in enumerate(request.asks)
-        if constraint.covers(request, ask)
+        for alternative, subrequest in enumerate(request.subrequests)
+        if constraint.covers(request, subrequest)
     )
     return Constraint(constraint.attribute, constraint.distinct, frozenset(labels))
 
@@ -177,7 +177,9 @@ def make_claim_demand(one: PendingClaim, intake: ClusterInput, judge: RequestJud
     if (refused := find_refusal(claim, intake)) is not None:
         return refused
     try:
-        choices = [[judge.choose(claim, ask) for ask in request.asks] for request in claim.requests]
+        choices = [
+            [judge.choose(claim, subrequest) for subrequest in request.subrequests] for request in claim.requests
+        ]
     except AllocationError as error:
         reason = Reason.CLASS_INVALID if error.message.startswith("class ") else Reason.CLAIM_INVALID
         return RejectedResourceClaim(
@@ -189,18 +191,21 @@ def make_claim_demand(one: PendingClaim, intake: ClusterInput, judge: RequestJud
 def find_refusal(claim: ResourceClaim, intake: ClusterInput) -> RejectedResourceClaim | None:
     """Why a claim is not solved, whatever devices there are."""
     key, group = key_of(claim), claim.annotations.get(GROUP)
-    for ask in (ask for request in claim.requests for ask in request.asks):
-        if ask.class_name in intake.broken_classes:
-            message = f"{ask.path}.deviceClassName: class {ask.class_name!r} is invalid"
+    for subrequest in (subrequest for request in claim.requests for subrequest in request.subrequests):
+        if subrequest.class_name in intake.broken_classes:
+            message = f"{subrequest.path}.deviceClassName: class {subrequest.class_name!r} is invalid"
             return RejectedResourceClaim(
-                key, Reason.CLASS_INVALID, f"{message}: {intake.broken_classes[ask.class_name]}", group
+                key, Reason.CLASS_INVALID, f"{message}: {intake.broken_classes[subrequest.class_name]}", group
             )
-        if ask.class_name not in intake.classes:
-            message = f"{ask.path}.deviceClassName: class {ask.class_name!r} does not exist"
-            near = closest_match(ask.class_name, [*intake.classes, *intake.broken_classes])
+        if subrequest.class_name not in intake.classes:
+            message = f"{subrequest.path}.deviceClassName: class {subrequest.class_name!r} does not exist"
+            near = closest_match(subrequest.class_name, [*intake.classes, *intake.broken_classes])
             message += "" if near is None else f"; did you mean {near!r}?"
             return RejectedResourceClaim(key, Reason.CLASS_NOT_FOUND, message, group)
-    least = sum(min(1 if ask.is_all else ask.count for ask in request.asks) for request in claim.requests)
+    least = sum(
+        min(1 if subrequest.is_all else subrequest.count for subrequest in request.subrequests)
+        for request in claim.requests
+    )
     if least > MOST_DEVICES:
         message = f"spec.devices.requests: {least} devices exceed the claim limit of {MOST_DEVICES}; split the claim"
         return RejectedResourceClaim(key, Reason.CLAIM_INVALID, message, group)
@@ -209,7 +214,7 @@ def find_refusal(claim: ResourceClaim, intake: ClusterInput) -> RejectedResource
 
 def _shape(claim: ResourceClaim) -> str:
     """Equal for claims that ask for the same."""
-    requests = [[ask.to_key() for ask in request.asks] for request in claim.requests]
+    requests = [[subrequest.to_key() for subrequest in request.subrequests] for request in claim.requests]
     constraints = [(one.attribute, one.distinct, sorted(one.requests)) for one in claim.constraints]
     names = [request.name for request in claim.requests]
     return repr((names, requests, constraints))

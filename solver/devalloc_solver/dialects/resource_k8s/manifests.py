@@ -72,7 +72,11 @@ def check_claim(claim: ResourceClaim) -> None:
         _check_name(constraint, f"{path}.constraints[{number}]")
     for number, request in enumerate(claim.requests):
         _check_request(request, f"{path}.requests[{number}]")
-    names = {name for request in claim.requests for name in (request.name, *(ask.name for ask in request.asks))}
+    names = {
+        name
+        for request in claim.requests
+        for name in (request.name, *(subrequest.name for subrequest in request.subrequests))
+    }
     for number, config in enumerate(claim.config):
         _check_names(config, names, f"{path}.config[{number}].requests")
         _check_config(config, f"{path}.config[{number}]")
@@ -89,11 +93,11 @@ def _check_name(constraint: DeviceConstraint, path: str) -> None:
 
 def _check_request(request: DeviceRequest, path: str) -> None:
     if request.is_list:
-        _check_length(request.asks, MOST_CHOICES, f"{path}.firstAvailable")
-        _check_unique([ask.name for ask in request.asks], f"{path}.firstAvailable", "subrequests")
-    for ask in request.asks:
-        _check_selectors(ask.selectors, ask.path)
-        _check_length(ask.tolerations, MOST_TOLERATIONS, f"{ask.path}.tolerations")
+        _check_length(request.subrequests, MOST_CHOICES, f"{path}.firstAvailable")
+        _check_unique([subrequest.name for subrequest in request.subrequests], f"{path}.firstAvailable", "subrequests")
+    for subrequest in request.subrequests:
+        _check_selectors(subrequest.selectors, subrequest.path)
+        _check_length(subrequest.tolerations, MOST_TOLERATIONS, f"{subrequest.path}.tolerations")
 
 
 def _check_names(config: Mapping[str, Any], names: Iterable[str], path: str) -> None:
@@ -379,8 +383,8 @@ def _request_with_defaults(request: Any) -> Any:
     return filled
 
 
-def _subrequest_with_defaults(ask: Mapping[str, Any]) -> dict[str, Any]:
-    filled = dict(ask)
+def _subrequest_with_defaults(subrequest: Mapping[str, Any]) -> dict[str, Any]:
+    filled = dict(subrequest)
     if not filled.get("allocationMode"):
         filled["allocationMode"] = "ExactCount"
     if filled["allocationMode"] == "ExactCount" and filled.get("count") is None:

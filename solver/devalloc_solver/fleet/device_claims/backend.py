@@ -132,12 +132,12 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ReadDeviceClaim]):
         document, claim, shape = read
         assert claim is not None
         state = self._state
-        ask = state.ask(claim, shape)
-        if isinstance(ask, RejectedClaim):
-            return rejected_answer(ask).to_dict()
-        spot = state.index.find(ask, claim.pinned_node)
+        query = state.query(claim, shape)
+        if isinstance(query, RejectedClaim):
+            return rejected_answer(query).to_dict()
+        spot = state.index.find(query, claim.pinned_node)
         if spot is None:
-            return state.refusals.explain(ask, [problem.message for problem in document.problems])
+            return state.refusals.explain(query, [problem.message for problem in document.problems])
         answer = state.answer(claim, spot, [problem.message for problem in document.problems])
         violations = state.judge.judge(claim, answer)
         if violations:

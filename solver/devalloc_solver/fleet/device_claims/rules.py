@@ -77,7 +77,7 @@ class DeviceClaimRules:
 
 
 class DeviceClaimQuery(NamedTuple):
-    """One claim that asks; see ``seams.Ask``."""
+    """What one claim wants to know of the index; see ``interfaces.ClaimQuery``."""
 
     claim: DeviceClaim
     shape: object

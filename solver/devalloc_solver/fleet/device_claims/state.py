@@ -357,7 +357,7 @@ class DeviceFleetState:
 
     # -- claims --------------------------------------------------------------------------------------------------------
 
-    def ask(self, claim: DeviceClaim, shape: object) -> DeviceClaimQuery | RejectedClaim:
+    def query(self, claim: DeviceClaim, shape: object) -> DeviceClaimQuery | RejectedClaim:
         """What a pending claim asks for, or why it is not solved."""
         return self.rules.refusal(claim, shape) or DeviceClaimQuery(claim, shape, self.rules)
 

@@ -107,13 +107,13 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         assert isinstance(claim, ResourceClaim)
         if not rules.has_met(read.shape) and (refusal := find_refusal(claim, self._state.classes)) is not None:
             return rejected_answer(refusal)
-        ask = None if read.shape is None else rules.ask(claim, read.shape)
+        query = None if read.shape is None else rules.query(claim, read.shape)
         try:
-            spot = None if ask is None else self._state.index.find(ask, pin_of(claim))
-            if ask is not None and not ask.is_strange:
+            spot = None if query is None else self._state.index.find(query, pin_of(claim))
+            if query is not None and not query.is_strange:
                 if spot is not None:
-                    return self._accept(read, claim, ask, spot)
-                if (refused := self._refusals.explain(claim, ask)) is not None:
+                    return self._accept(read, claim, query, spot)
+                if (refused := self._refusals.explain(claim, query)) is not None:
                     return refused
         except (AllocationError, BudgetExceeded):
             pass  # of one device or the other: the whole world is asked, and says of which
@@ -203,7 +203,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
     # -- one claim by the index ----------------------------------------------------------------------------------------
 
     def _accept(
-        self, read: ReadResourceClaim, claim: ResourceClaim, ask: ResourceClaimQuery, spot: ChosenPlace
+        self, read: ReadResourceClaim, claim: ResourceClaim, query: ResourceClaimQuery, spot: ChosenPlace
     ) -> dict[str, Any]:
         """Check, keep and answer what the index has found. Raises AllocationError."""
         state = self._state
@@ -213,7 +213,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         for request, _, device, _, amounts in sorted(
             spot.given, key=lambda one: (one.request.detail, one.device.index)
         ):
-            offer, subrequest = published_device(device), request.spec.ask
+            offer, subrequest = published_device(device), request.spec.subrequest
             takes = (
                 amounts_to_take(subrequest.capacity, offer.device, fractional=fractional)
                 if offer.is_shareable
@@ -223,7 +223,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
             given.append(AllocatedRequestDevice(request.detail, subrequest, offer, takes))
             if not subrequest.admin:
                 granted.append((spot.node, device, amounts if offer.is_shareable else None))
-        warnings = ask.rules.warnings(ask, state.layout)
+        warnings = query.rules.warnings(query, state.layout)
         node = spot.node or ""
         result = make_result(claim, given, state.classes.classes, node, self._gates, ShareIds(state.share_ids))
         self._check(node, read, claim, result)

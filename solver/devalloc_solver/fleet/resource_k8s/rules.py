@@ -103,7 +103,7 @@ class ResourceClaimRules:
         large."""
         return shape in self._sights
 
-    def ask(self, claim: ResourceClaim, shape: Hashable) -> ResourceClaimQuery | None:
+    def query(self, claim: ResourceClaim, shape: Hashable) -> ResourceClaimQuery | None:
         """What a claim asks the index; None for what the index has no words for."""
         kinds = self.index.kinds
         if self._seen is None or self._seen[0] is not kinds or self._seen[1] != len(kinds.kinds):
@@ -126,7 +126,7 @@ class ResourceClaimRules:
                 return None
         except AllocationError:
             return None
-        programs = [program for request in demand.requests for program in self.programs(request.spec.ask)]
+        programs = [program for request in demand.requests for program in self.programs(request.spec.subrequest)]
         return None if self.is_strange(programs) else _ShapeFacts(demand)
 
     @property
@@ -146,30 +146,39 @@ class ResourceClaimRules:
         """Whether a claim may have to do with devices that are not of one node."""
         if not self.shared_devices.offers and not self.shared_devices.broken:
             return False
-        for ask in (ask for request in claim.requests for ask in request.asks):
-            verdict = self.judge_shared_devices(claim, ask)
-            if verdict.accepted or verdict.blocked or verdict.errors or (ask.is_all and self.shared_devices.broken):
+        for subrequest in (subrequest for request in claim.requests for subrequest in request.subrequests):
+            verdict = self.judge_shared_devices(claim, subrequest)
+            if (
+                verdict.accepted
+                or verdict.blocked
+                or verdict.errors
+                or (subrequest.is_all and self.shared_devices.broken)
+            ):
                 return True
         return False
 
-    def judge_shared_devices(self, claim: ResourceClaim, ask: SubRequest) -> RequestVerdict:
+    def judge_shared_devices(self, claim: ResourceClaim, subrequest: SubRequest) -> RequestVerdict:
         """What a request may take of the commons. Raises AllocationError."""
-        return self._of_commons.choose(claim, ask).verdict
+        return self._of_commons.choose(claim, subrequest).verdict
 
     def is_beside_commons(self, claim: ResourceClaim) -> bool:
         """Whether no class that a claim names has any device of the commons."""
         if not self.shared_devices.offers:
             return True
-        asks = (replace(ask, selectors=(), capacity={}) for request in claim.requests for ask in request.asks)
+        subrequests = (
+            replace(subrequest, selectors=(), capacity={})
+            for request in claim.requests
+            for subrequest in request.subrequests
+        )
         try:
-            verdicts = [self.judge_shared_devices(claim, ask) for ask in asks]
+            verdicts = [self.judge_shared_devices(claim, subrequest) for subrequest in subrequests]
         except AllocationError:
             return False
         return not any(verdict.accepted or verdict.blocked or verdict.errors for verdict in verdicts)
 
-    def programs(self, ask: SubRequest) -> list[Program]:
+    def programs(self, subrequest: SubRequest) -> list[Program]:
         """The expressions that a device must pass, in order."""
-        texts = (*self.intake.classes[ask.class_name].selectors, *ask.selectors)
+        texts = (*self.intake.classes[subrequest.class_name].selectors, *subrequest.selectors)
         return [self._selectors.program(text) for text in texts]
 
     # -- judges --------------------------------------------------------------------------------------------------------
@@ -193,7 +202,9 @@ class ResourceClaimRules:
 
     def demand(self, claim: ResourceClaim, judge: RequestJudge) -> Demand:
         """The demand of a claim in terms of a judge. Raises AllocationError."""
-        choices = [[judge.choose(claim, ask) for ask in request.asks] for request in claim.requests]
+        choices = [
+            [judge.choose(claim, subrequest) for subrequest in request.subrequests] for request in claim.requests
+        ]
         return self._plainer(make_demand(pending_claim(claim, 0), choices))
 
     def _plainer(self, demand: Demand) -> Demand:
@@ -225,11 +236,11 @@ class ResourceClaimRules:
 
     # -- what is known before any node is looked at --------------------------------------------------------------------
 
-    def passing(self, ask: SubRequest, name: str, values: Iterable[object]) -> Sequence[object] | None:
+    def passing(self, subrequest: SubRequest, name: str, values: Iterable[object]) -> Sequence[object] | None:
         """Those of the values of an attribute that pass the expressions that read nothing else; None without any."""
         domain, _, identifier = name.partition("/")
         only = frozenset((CelRead("attribute", domain, identifier),))
-        programs = [program for program in self.programs(ask) if program.reads == only]
+        programs = [program for program in self.programs(subrequest) if program.reads == only]
         if not programs or any(order_attribute(name) in kind.one.attributes for kind in self.index.kinds.kinds):
             return None
 
@@ -242,13 +253,13 @@ class ResourceClaimRules:
         except BudgetExceeded:
             return None
 
-    def drivers(self, ask: SubRequest) -> frozenset[str]:
+    def drivers(self, subrequest: SubRequest) -> frozenset[str]:
         """The drivers of the kinds that no expression rules out which reads nothing that varies within them."""
         drivers = set()
         for kind in self.index.kinds.kinds:
             offer, varied = published_device(kind.one), self.index.kinds.varied.intersection(kind.one.attributes)
             applicable = [
-                p for p in self.programs(ask) if p.reads is not None and varied.isdisjoint(_attribute_names(p))
+                p for p in self.programs(subrequest) if p.reads is not None and varied.isdisjoint(_attribute_names(p))
             ]
             if all(self._selectors.verdict(program.text, offer) is True for program in applicable):
                 drivers.add(kind.driver)
@@ -284,21 +295,23 @@ class ResourceClaimRules:
 
     # -- devices that cannot be judged ---------------------------------------------------------------------------------
 
-    def warnings(self, ask: ResourceClaimQuery, layout: int) -> tuple[str, ...]:
+    def warnings(self, query: ResourceClaimQuery, layout: int) -> tuple[str, ...]:
         """The devices of the fleet that expressions of a claim fail on, told as sentences; ``layout`` numbers states of
         the fleet.
 
         Raises AllocationError.
         """
-        sight = ask.sight
+        sight = query.sight
         if sight.warned[0] != layout:
-            asks = {id(request.spec.verdict): request.spec.ask for request in sight.demand.requests}
-            failures = (self._failures(ask.claim, one, sight, number) for number, one in enumerate(asks.values()))
+            subrequests = {id(request.spec.verdict): request.spec.subrequest for request in sight.demand.requests}
+            failures = (
+                self._failures(query.claim, one, sight, number) for number, one in enumerate(subrequests.values())
+            )
             sight.warned = layout, tuple(sorted({error for errors in failures for error in errors}))
         return sight.warned[1]
 
-    def _failures(self, claim: ResourceClaim, ask: SubRequest, sight: _ShapeFacts, number: int) -> list[str]:
-        kinds, nodes = self._suspects(claim, ask)
+    def _failures(self, claim: ResourceClaim, subrequest: SubRequest, sight: _ShapeFacts, number: int) -> list[str]:
+        kinds, nodes = self._suspects(claim, subrequest)
         records = self.index.records
         failures: list[str] = []
         for name in records if kinds else sorted(nodes & records.keys()):
@@ -310,19 +323,21 @@ class ResourceClaimRules:
                     for device, kind in zip(record.snapshot.devices, record.kinds, strict=True)
                     if name in nodes or kind.index in kinds
                 ]
-                errors = self.judge(offers, frozenset()).choose(claim, ask).verdict.errors if offers else ()
+                errors = self.judge(offers, frozenset()).choose(claim, subrequest).verdict.errors if offers else ()
                 if len(self._failed) >= MAX_FAILURES:
                     self._failed.clear()
                 cached = self._failed[sight, number, name] = record, tuple(errors)
             failures += cached[1]
         return failures
 
-    def _suspects(self, claim: ResourceClaim, ask: SubRequest) -> tuple[set[int], set[str]]:
+    def _suspects(self, claim: ResourceClaim, subrequest: SubRequest) -> tuple[set[int], set[str]]:
         """(kinds whose devices may fail, nodes on which any may fail)"""
-        failed = {index for index, _ in self._of_kinds.choose(claim, ask).verdict.rejected.get(SELECTOR_FAILED, ())}
+        failed = {
+            index for index, _ in self._of_kinds.choose(claim, subrequest).verdict.rejected.get(SELECTOR_FAILED, ())
+        }
         kinds: set[int] = set()
         nodes: set[str] = set()
-        programs = self.programs(ask)
+        programs = self.programs(subrequest)
         for kind in self.index.kinds.kinds:
             if self.index.kinds.varied.isdisjoint(kind.one.attributes):
                 kinds |= failed & {kind.index}
@@ -365,7 +380,7 @@ class ResourceClaimRules:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResourceClaimQuery:
-    """One claim that asks; see ``seams.Ask``."""
+    """What one claim wants to know of the index; see ``interfaces.ClaimQuery``."""
 
     claim: ResourceClaim
     shape: Hashable
@@ -380,27 +395,29 @@ class ResourceClaimQuery:
 
     def reads(self, request: Request) -> frozenset[str] | None:
         names: set[str] = set()
-        for program in self.rules.programs(request.spec.ask):
+        for program in self.rules.programs(request.spec.subrequest):
             if program.reads is None:
                 return None
             names |= _attribute_names(program)
         return frozenset(names)
 
     def literals(self, request: Request) -> Iterator[tuple[str, frozenset[Any]]]:
-        for program in self.rules.programs(request.spec.ask):
+        for program in self.rules.programs(request.spec.subrequest):
             yield from _equalities(program)
 
     def passing(self, request: Request, name: str, values: Iterable[object]) -> Sequence[object] | None:
-        return self.rules.passing(request.spec.ask, name, values)
+        return self.rules.passing(request.spec.subrequest, name, values)
 
     def drivers(self, request: Request) -> frozenset[str] | None:
-        return self.rules.drivers(request.spec.ask)
+        return self.rules.drivers(request.spec.subrequest)
 
     @property
     def is_strange(self) -> bool:
         """Whether an expression turned out too expensive."""
         return self.rules.is_spent and self.rules.is_strange(
-            program for request in self.sight.demand.requests for program in self.rules.programs(request.spec.ask)
+            program
+            for request in self.sight.demand.requests
+            for program in self.rules.programs(request.spec.subrequest)
         )
 
 
