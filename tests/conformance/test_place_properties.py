@@ -101,8 +101,8 @@ def test_the_exact_model_finds_nothing_better_in_random_fleets() -> None:
         )
         placements = name_devices(search)
         ours = None if refusal is None else replace(refusal.score, policy=())
-        ground = SearchContext(prepared.snapshot, Usage.of(prepared.snapshot, prepared.holdings), "pack")
-        theirs = replace(score_of(ground, placements, None), policy=()) if placements else None
+        context = SearchContext(prepared.snapshot, Usage.of(prepared.snapshot, prepared.holdings), "pack")
+        theirs = replace(score_of(context, placements, None), policy=()) if placements else None
         if ours != theirs:
             wrong[seed, unit.demands[0].key] = (ours, theirs)
     assert wrong == {}
@@ -116,8 +116,8 @@ def test_the_score_tells_what_the_placements_are() -> None:
         except StepsExhausted:
             continue
         if refusal is not None:
-            ground = SearchContext(prepared.snapshot, Usage.of(prepared.snapshot, prepared.holdings), "pack")
-            expected = score_of(ground, refusal.placements, refusal.placements[0].node)
+            context = SearchContext(prepared.snapshot, Usage.of(prepared.snapshot, prepared.holdings), "pack")
+            expected = score_of(context, refusal.placements, refusal.placements[0].node)
             assert (refusal.score.one_of, refusal.score.pools, refusal.score.devices) == (
                 expected.one_of,
                 expected.pools,

@@ -94,11 +94,13 @@ def group_nodes(snapshot: Snapshot, ledger: Usage, kinds: Sequence[ClaimKind]) -
         len(snapshot.devices), [request.candidates.accepted for request in requests]
     )
     numbers = {id(request.candidates): sets[id(request.candidates.accepted)] for request in requests}
-    ground = NodeTemplates(attributes, resources, numbers, members, [])
-    surveyor = _NodeGrouper(snapshot, ledger, ground, signatures, {kind.pin for kind in kinds if kind.pin is not None})
+    node_templates = NodeTemplates(attributes, resources, numbers, members, [])
+    surveyor = _NodeGrouper(
+        snapshot, ledger, node_templates, signatures, {kind.pin for kind in kinds if kind.pin is not None}
+    )
     for node in snapshot.nodes:
         surveyor.add(node)
-    return ground
+    return node_templates
 
 
 @dataclass(slots=True, eq=False)
@@ -118,9 +120,15 @@ class _NodeGrouper:
     """Adds node after node; remembers how equal ones fell."""
 
     def __init__(
-        self, snapshot: Snapshot, ledger: Usage, ground: NodeTemplates, signatures: list[int], pins: set[str]
+        self, snapshot: Snapshot, ledger: Usage, node_templates: NodeTemplates, signatures: list[int], pins: set[str]
     ) -> None:
-        self.snapshot, self.ledger, self.ground, self.signatures, self.pins = snapshot, ledger, ground, signatures, pins
+        self.snapshot, self.ledger, self.node_templates, self.signatures, self.pins = (
+            snapshot,
+            ledger,
+            node_templates,
+            signatures,
+            pins,
+        )
         self.plans: dict[object, _CellPlan] = {}
         self.templates: dict[object, NodeTemplate] = {}
         self.looks: dict[object, int] = {}
@@ -147,13 +155,13 @@ class _NodeGrouper:
 
     def look(self, device: Device) -> int:
         attributes = device.attributes
-        values = tuple([attributes.get(name) for name in self.ground.attributes])
-        amounts = tuple(self.amount(device, name) for name in self.ground.resources)
+        values = tuple([attributes.get(name) for name in self.node_templates.attributes])
+        amounts = tuple(self.amount(device, name) for name in self.node_templates.resources)
         key = (self.signatures[device.index], values, device.draws, device.compatibility, amounts)
         number = self.looks.get(key)
         if number is None:
             number = self.looks[key] = len(self.facts)
-            sets: Values = tuple(device.values(name) or None for name in self.ground.attributes)
+            sets: Values = tuple(device.values(name) or None for name in self.node_templates.attributes)
             self.facts.append((key[0], sets, device.draws, device.compatibility, amounts))
         return number
 
@@ -180,7 +188,7 @@ class _NodeGrouper:
         key = (pin, geometry, signatures)
         if key not in self.templates:
             template = self.templates[key] = NodeTemplate(geometry, signatures, pin)
-            self.ground.templates.append(template)
+            self.node_templates.templates.append(template)
         groups = [(position, self.facts[look][3]) for look, position in described]
         return _CellPlan(self.templates[key], falls, counters, groups)
 
@@ -189,7 +197,7 @@ class _NodeGrouper:
     ) -> tuple[Geometry, tuple[int, ...], list[tuple[int, str, int]]]:
         """(geometry, signature of each color, counters); whatever has a name is numbered as it comes."""
         colors: dict[tuple[int, tuple[int, ...]], int] = {}
-        values: list[dict[object, int]] = [{} for _ in self.ground.attributes]
+        values: list[dict[object, int]] = [{} for _ in self.node_templates.attributes]
         domains: dict[int, dict[object, int]] = {}
         units: dict[tuple[int, str], int] = {}
         for look, position in described:

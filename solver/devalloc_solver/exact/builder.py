@@ -32,7 +32,7 @@ class ModelBuilder:
     """device group -> whole takers"""
     portions: dict[int, LinearTerms] = field(default_factory=_dict_of_lists)
     """device group whose portions are all alike -> takes"""
-    spread: dict[int, list[IntVar]] = field(default_factory=lambda: defaultdict(list))
+    distinct_device_takes: dict[int, list[IntVar]] = field(default_factory=lambda: defaultdict(list))
     """the same -> takes that are each of another device"""
     covers: dict[int, list[IntVar]] = field(default_factory=lambda: defaultdict(list))
     """the same -> literals that hold if a claim takes a portion of each device"""
@@ -108,7 +108,7 @@ class ModelBuilder:
             count = self.new_int(self.room(request, b, members))
             (self.portions if device_group.one.shareable else self.takers)[b].append((1, count))
             if device_group.one.shareable and members == 1:
-                self.spread[b].append(count)
+                self.distinct_device_takes[b].append(count)
             return {b: count}
         portion = request.portions[device_group.one.index]
         times = self.model.ledger.portions_left(device_group.one, portion)

@@ -136,10 +136,10 @@ def _possible_nodes(draft: ModelBuilder, unit: PlacementUnit) -> list[Place]:
     for place in model.nodes if model.snapshot.nodes else [None]:
         reached = frozenset(b for b in every_network if model.device_groups[b].is_reached_from(place))
         if place is None or place not in any_own:
-            look = reached, tuple(place in nodes for nodes in barred)
-            if look in seen:
+            signature = reached, tuple(place in nodes for nodes in barred)
+            if signature in seen:
                 continue
-            seen.add(look)
+            seen.add(signature)
         if all(place in nodes or reached & device_groups for nodes, device_groups in zip(own, network, strict=True)):
             places.append(place)
     return places

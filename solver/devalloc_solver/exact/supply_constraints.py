@@ -97,7 +97,7 @@ class _SupplyBuilder:
         else:
             most = sum(weight * self.draft.upper(variable) for weight, variable in takes)
             self.cp.add(sum_terms(takes) <= min(times, most) * used)
-        for count in self.draft.spread[b]:
+        for count in self.draft.distinct_device_takes[b]:
             self.cp.add(count <= used)
         for here in self.draft.covers[b]:
             self.cp.add(used >= device_group.size * here)

@@ -28,25 +28,25 @@ class EqualNodes:
     snapshot: Snapshot
     _static: list[int] | None = None
     """device -> a number for all but its attributes"""
-    _looks: dict[frozenset[str], dict[Node, object]] = field(default_factory=dict)
+    _signatures: dict[frozenset[str], dict[Node, object]] = field(default_factory=dict)
 
     def one_of_each(self, nodes: Iterable[Node], names: frozenset[str], touched: frozenset[Node]) -> list[Node]:
         """The nodes without those that look like an earlier one.
 
         ``names`` are the attributes that anything reads; ``touched`` nodes are not what the fleet says they are.
         """
-        looks = self._looks_by(names)
+        signatures = self._signatures_by(names)
         seen: set[object] = set()
         distinct = []
         for node in nodes:
-            look = node if node in touched else looks.get(node)
-            if look not in seen:
-                seen.add(look)
+            signature = node if node in touched else signatures.get(node)
+            if signature not in seen:
+                seen.add(signature)
                 distinct.append(node)
         return distinct
 
-    def _looks_by(self, names: frozenset[str]) -> dict[Node, object]:
-        if names not in self._looks:
+    def _signatures_by(self, names: frozenset[str]) -> dict[Node, object]:
+        if names not in self._signatures:
             static = self._static_numbers()
             order = sorted({*names, UNAVAILABLE, ONLY_CLASS, COMPATIBILITY_GROUP})
             numbers: dict[object, int] = {}
@@ -55,13 +55,15 @@ class EqualNodes:
                 values = tuple((type(v), v) if v is not None else None for v in map(device.attributes.get, order))
                 return numbers.setdefault((static[device.index], values), len(numbers))
 
-            def look(pool: Pool) -> object:
+            def pool_signature(pool: Pool) -> object:
                 limits = tuple((name, r.block, r.blocks) for name, r in sorted(pool.resources.items()))
                 return pool.driver, limits, tuple(sorted(map(number, pool.devices)))
 
             by_node = self.snapshot.pools_by_node
-            self._looks[names] = {node: tuple(map(look, pools)) for node, pools in by_node.items() if node is not None}
-        return self._looks[names]
+            self._signatures[names] = {
+                node: tuple(map(pool_signature, pools)) for node, pools in by_node.items() if node is not None
+            }
+        return self._signatures[names]
 
     def _static_numbers(self) -> list[int]:
         if self._static is None:

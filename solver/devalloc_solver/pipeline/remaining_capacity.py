@@ -62,14 +62,14 @@ def capacity(documents: Iterable[Mapping[str, Any]], claim: Mapping[str, Any]) -
 def _count_by_node(prepared: PreparedProblem, unit: PlacementUnit) -> Capacity:
     """Nodes share nothing, so their parts add up; nodes that look alike are counted once."""
     nodes: Sequence[str] = prepared.snapshot.nodes if unit.pin is None else [unit.pin]
-    by_look: dict[object, tuple[int, bool]] = {}
+    by_signature: dict[object, tuple[int, bool]] = {}
     by_node: dict[str | None, int] = {}
     all_proven = True
     for node in nodes:
-        look = _node_key(prepared, unit.demands[0], node)
-        if look not in by_look:
-            by_look[look] = _max_copies(prepared, replace(unit, pin=node))
-        count, proven = by_look[look]
+        signature = _node_key(prepared, unit.demands[0], node)
+        if signature not in by_signature:
+            by_signature[signature] = _max_copies(prepared, replace(unit, pin=node))
+        count, proven = by_signature[signature]
         all_proven &= proven
         if count:
             by_node[node] = count

@@ -331,23 +331,23 @@ class CountingBounds:
             for value in node_view.tie_values[number][candidate_group.number]:
                 candidate_groups[value].append(candidate_group.number)
         outside = [mask & ~tie.request_mask for mask in self.takers]
-        by_look: dict[object, tuple[int, list[int]]] = {None: (0, outside)}
+        by_signature: dict[object, tuple[int, list[int]]] = {None: (0, outside)}
         for numbers in candidate_groups.values():
             if not any(self.takers[position] & tie.request_mask for position in numbers):
                 continue  # as good as no value
             sizes: dict[int, int] = defaultdict(int)
             takers = list(outside)
-            look: dict[object, int] = defaultdict(int)
+            signature: dict[object, int] = defaultdict(int)
             for position in numbers:
                 candidate_group = node_view.candidate_groups[position]
                 takers[position] = candidate_group.takers
                 weights = tuple(family.weights[position] for family in self.families)
-                look[candidate_group.takers, candidate_group.one.shareable, weights] += candidate_group.size
+                signature[candidate_group.takers, candidate_group.one.shareable, weights] += candidate_group.size
                 for indexed in node_view.unit_requests.of(candidate_group.takers & tie.request_mask):
                     sizes[indexed.number] += candidate_group.size
             mask = sum(1 << n for n, size in sizes.items() if size >= node_view.unit_requests.indexed_requests[n].need)
-            by_look.setdefault(frozenset(look.items()), (mask, takers))
-        return [*by_look.values()]
+            by_signature.setdefault(frozenset(signature.items()), (mask, takers))
+        return [*by_signature.values()]
 
     def is_constant(self, chosen: int) -> bool:
         """Whether a choice needs equally many devices, however it is served."""

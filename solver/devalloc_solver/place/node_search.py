@@ -132,7 +132,7 @@ _RANK_WEIGHT, _LOSS_WEIGHT, _BUSY_WEIGHT, _DEVICE_WEIGHT = 1, 1 << 32, 1 << 64, 
 """Weights of which one always outweighs all that come before."""
 
 
-def improve_for_policy(ground: SearchContext, settled: MatchedCover, steps: StepBudget) -> Cover:
+def improve_for_policy(context: SearchContext, settled: MatchedCover, steps: StepBudget) -> Cover:
     """The cover that the policy prefers, or the one at hand where that takes too long."""
     demand_vector, cover = settled.demand_vector, settled.cover
     pools = demand_vector.stock.node_view.pools
@@ -143,15 +143,15 @@ def improve_for_policy(ground: SearchContext, settled: MatchedCover, steps: Step
         return cover
     own = StepBudget(min(_POLICY_STEPS, steps.left))
     try:
-        components = make_components(demand_vector, own, ground.partitions if ground.packs else None)
+        components = make_components(demand_vector, own, context.partitions if context.packs else None)
         opening = tuple(
-            _RANK_WEIGHT * rank + _BUSY_WEIGHT * ground.cost_of_pool(pool.index, 1) for rank, pool in enumerate(pools)
+            _RANK_WEIGHT * rank + _BUSY_WEIGHT * context.cost_of_pool(pool.index, 1) for rank, pool in enumerate(pools)
         )
         return improve_cover(
             demand_vector,
             components,
             cover,
-            PolicyCost(opening, _DEVICE_WEIGHT, _LOSS_WEIGHT if ground.packs else 0),
+            PolicyCost(opening, _DEVICE_WEIGHT, _LOSS_WEIGHT if context.packs else 0),
             own,
         )
     except StepsExhausted:
@@ -194,11 +194,11 @@ def place(
     Raises:
         StepsExhausted: the budget is spent, or the unit has something that this search does not handle.
     """
-    ground = SearchContext(snapshot, ledger, placement)
-    seek = _NodeSearch(ground, unit, StepBudget(steps))
+    context = SearchContext(snapshot, ledger, placement)
+    seek = _NodeSearch(context, unit, StepBudget(steps))
     if batch is not None:
         seek.cache = batch.cache
-    for node in candidate_nodes(ground, unit, batch):
+    for node in candidate_nodes(context, unit, batch):
         seek.look(node)
         if seek.is_over():
             break
@@ -223,9 +223,9 @@ def place_on(
     ``steps`` may be a budget that several questions share. ``any_will_do``: some placement, and not the best.
     ``reader``: shared by callers that ask several questions about the same claims.
     """
-    ground = SearchContext(snapshot, ledger, placement)
+    context = SearchContext(snapshot, ledger, placement)
     budget = steps if isinstance(steps, StepBudget) else StepBudget(steps)
-    seek = _NodeSearch(ground, unit, budget, any_will_do=any_will_do, reader=reader)
+    seek = _NodeSearch(context, unit, budget, any_will_do=any_will_do, reader=reader)
     seek.look(node)
     return seek.best
 
@@ -242,9 +242,9 @@ def fits(
 
     ``steps`` may be a budget that several questions share; for ``reader`` see ``place_on``.
     """
-    ground = SearchContext(snapshot, ledger, "pack")
-    seek = _NodeSearch(ground, unit, steps if isinstance(steps, StepBudget) else StepBudget(steps), reader=reader)
-    return any(seek.may_go(node) for node in candidate_nodes(ground, unit))
+    context = SearchContext(snapshot, ledger, "pack")
+    seek = _NodeSearch(context, unit, steps if isinstance(steps, StepBudget) else StepBudget(steps), reader=reader)
+    return any(seek.may_go(node) for node in candidate_nodes(context, unit))
 
 
 def _min_square_growth(devices: int, pools: int) -> int:
@@ -258,14 +258,14 @@ class _NodeSearch:
 
     def __init__(
         self,
-        ground: SearchContext,
+        context: SearchContext,
         unit: PlacementUnit,
         steps: StepBudget,
         *,
         any_will_do: bool = False,
         reader: UnitReader | None = None,
     ) -> None:
-        self.ground, self.unit, self.steps, self.any_will_do = ground, unit, steps, any_will_do
+        self.context, self.unit, self.steps, self.any_will_do = context, unit, steps, any_will_do
         self.reader = reader or UnitReader()
         self.requests = single_request_alternatives(unit)
         self.best: UnitPlacement | None = None
@@ -283,7 +283,7 @@ class _NodeSearch:
 
     def look(self, node: Place) -> None:
         """Place the unit on a node, if that may be better than what was found so far."""
-        answer = place_single_request(self.ground, self.unit, self.requests, node) if self.requests else True
+        answer = place_single_request(self.context, self.unit, self.requests, node) if self.requests else True
         placed: UnitPlacement | None = None
         if not isinstance(answer, bool):
             placed = UnitPlacement((answer[0],), answer[1])
@@ -296,7 +296,7 @@ class _NodeSearch:
 
     def may_go(self, node: Place) -> bool:
         """Whether the unit fits on a node; not asked again of one like it."""
-        answer = place_single_request(self.ground, self.unit, self.requests, node) if self.requests else True
+        answer = place_single_request(self.context, self.unit, self.requests, node) if self.requests else True
         if not isinstance(answer, bool):
             return True
         if not answer or (chooser := self._chooser(node)) is None:
@@ -313,7 +313,7 @@ class _NodeSearch:
         self.policy_sampled += 1
         score = self.best.score
         _, node, pools, loss, *_ = score.policy
-        liked = not pools or node if self.ground.packs else pools <= _min_square_growth(score.devices, score.pools)
+        liked = not pools or node if self.context.packs else pools <= _min_square_growth(score.devices, score.pools)
         return bool(liked and not loss) or self.policy_sampled > POLICY_SAMPLE
 
     def _is_optimal(self, score: PlacementScore) -> bool:
@@ -321,7 +321,7 @@ class _NodeSearch:
         if self._floor is None:
             requests = [detail[0] for demand in self.unit.demands for detail in demand.details]
             whole = sum(s.min_count for s in requests if s.mode is AllocationMode.WHOLE and not s.portions)
-            self._floor = min_pools(self.ground.snapshot, self.unit, self.cache), max(1, whole)
+            self._floor = min_pools(self.context.snapshot, self.unit, self.cache), max(1, whole)
         return not any(score.one_of) and (score.pools, score.devices) == self._floor
 
     def _search(self, node: Place) -> UnitPlacement | None:
@@ -332,20 +332,20 @@ class _NodeSearch:
         if best is None:
             return None
         _, settled = best
-        cover = settled.cover if self.any_will_do else improve_for_policy(self.ground, settled, self.steps)
+        cover = settled.cover if self.any_will_do else improve_for_policy(self.context, settled, self.steps)
         placements = assign_devices(settled.demand_vector, cover, settled.chosen)
-        return UnitPlacement(placements, score_of(self.ground, placements, node))
+        return UnitPlacement(placements, score_of(self.context, placements, node))
 
     def _chooser(self, node: Place) -> AlternativeSearch | None:
         """None for a node like one that was looked at."""
         if self._asks is None:
             self._asks = self.reader.read(self.unit)
-        node_view = view_node(self._asks, self.ground.snapshot, self.ground.ledger, node)
+        node_view = view_node(self._asks, self.context.snapshot, self.context.ledger, node)
         if self._first is None:
             self._first = node_view
         else:
-            self._seen = self._seen or {node_key(self.ground, self._first)}
-            kind = node_key(self.ground, node_view)
+            self._seen = self._seen or {node_key(self.context, self._first)}
+            kind = node_key(self.context, node_view)
             if kind in self._seen:
                 return None
             self._seen.add(kind)

@@ -170,29 +170,29 @@ def _representatives(view: _DeviceKeys, units: Sequence[PlacementUnit], order: S
     pools_in_use = view.ledger.pools_in_use()
     chosen: set[str] = set()
     counts: dict[object, int] = defaultdict(int)
-    for node, look, useful in _node_looks(view, units, order, lambda pool: pool.index in pools_in_use):
+    for node, signature, useful in _node_signatures(view, units, order, lambda pool: pool.index in pools_in_use):
         if node in pinned:
             chosen.add(node)
             continue
-        counts[look] += 1
-        if counts[look] <= (free_units if useful else 1):
+        counts[signature] += 1
+        if counts[signature] <= (free_units if useful else 1):
             chosen.add(node)
     return chosen
 
 
-def node_looks(
+def node_signatures(
     snapshot: Snapshot, ledger: Usage, units: Sequence[PlacementUnit], use: Callable[[Pool], object]
 ) -> dict[str, object]:
-    """node -> how it looks to the units of a batch: equal for nodes where each of them fares alike. Nodes are left out
+    """node -> its signature for the units of a batch: equal for nodes where each of them fares alike. Nodes are left out
     where no unit may be. ``use``: what the placement policy looks at of a pool's use."""
-    looks = _node_looks(_DeviceKeys.of(ledger, units), units, snapshot.nodes, use)
-    return {node: look for node, look, _ in looks}
+    signatures = _node_signatures(_DeviceKeys.of(ledger, units), units, snapshot.nodes, use)
+    return {node: signature for node, signature, _ in signatures}
 
 
-def _node_looks(
+def _node_signatures(
     view: _DeviceKeys, units: Sequence[PlacementUnit], order: Iterable[str], use: Callable[[Pool], object]
 ) -> Iterator[tuple[str, object, bool]]:
-    """(node, look, whether it has candidates of its own). ``use``: what to tell of the use of a pool."""
+    """(node, signature, whether it has candidates of its own). ``use``: what to tell of the use of a pool."""
     snapshot = view.ledger.snapshot
     network_pools = (pool for pool in snapshot.pools_by_node.get(None, ()) if pool.index in view.pools)
     network = [d for pool in network_pools for d in pool.devices if d.index in view.masks]

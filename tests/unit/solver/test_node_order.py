@@ -55,8 +55,8 @@ def test_nodes_of_a_random_fleet_suffice(seed: int) -> None:
 
 def test_of_nodes_that_are_alike_the_first_unused_one_stands_for_all() -> None:
     ready = prepare(read_documents(BatchCase("equal", 12, 4).documents()))
-    ground = SearchContext(ready.snapshot, Usage.of(ready.snapshot, ready.holdings), "pack")
-    batch = batch_nodes(ground, ready.units)
+    context = SearchContext(ready.snapshot, Usage.of(ready.snapshot, ready.holdings), "pack")
+    batch = batch_nodes(context, ready.units)
     first = batch.nodes(ready.units[0])
     assert len(first) < 12
     batch.use(first[0])
