@@ -89,9 +89,9 @@ def test_counting_never_says_less_than_there_can_be(seed: int) -> None:
     exact = exact_counts(prepared) if prepared.units else None
     if exact is None:
         return
-    ledger = Usage.of(prepared.snapshot, prepared.holdings)
-    counting = make_device_bound(prepared.snapshot, ledger, prepared.units)
-    sharing = make_shared_amount_bound(prepared.snapshot, ledger, prepared.units)
+    usage = Usage.of(prepared.snapshot, prepared.holdings)
+    counting = make_device_bound(prepared.snapshot, usage, prepared.units)
+    sharing = make_shared_amount_bound(prepared.snapshot, usage, prepared.units)
     higher: dict[int, int] = {}
     priorities = sorted({d.claim.priority for unit in prepared.units for d in unit.demands}, reverse=True)
     for priority, best in zip(priorities, exact, strict=True):

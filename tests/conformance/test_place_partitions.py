@@ -110,15 +110,15 @@ def most_left(instance: SearchInstance, counts: Counter[str], wanted: list[list[
 def left_beside(instance: SearchInstance, taken: list[int]) -> int | None:
     """The size of the largest partition that is left; None where these cannot be had together."""
     snapshot: Snapshot = instance.snapshot
-    ledger = Usage.of(snapshot, instance.holdings)
+    usage = Usage.of(snapshot, instance.holdings)
     (pool,) = snapshot.pools
-    if any(ledger.in_use(snapshot.devices[index]) for index in taken):
+    if any(usage.in_use(snapshot.devices[index]) for index in taken):
         return None
-    free = {name: ledger.free_pool_blocks(0, name) for name in pool.resources}
+    free = {name: usage.free_pool_blocks(0, name) for name in pool.resources}
     for index in taken:
         for name, blocks in snapshot.devices[index].draws:
             free[name] -= blocks
-    return None if min(free.values()) < 0 else largest_free(partition_shapes(pool, ledger), free)
+    return None if min(free.values()) < 0 else largest_free(partition_shapes(pool, usage), free)
 
 
 def test_a_card_is_gone_through_slice_by_slice() -> None:

@@ -127,10 +127,10 @@ def test_the_score_tells_what_the_placements_are() -> None:
 
 def test_whether_a_unit_fits_is_whether_it_can_be_placed() -> None:
     for seed, prepared, unit in units(range(EXAMPLES)):
-        ledger = Usage.of(prepared.snapshot, prepared.holdings)
+        usage = Usage.of(prepared.snapshot, prepared.holdings)
         try:
-            placed = place(prepared.snapshot, ledger, unit) is not None
-            assert fits(prepared.snapshot, ledger, unit) is placed, seed
+            placed = place(prepared.snapshot, usage, unit) is not None
+            assert fits(prepared.snapshot, usage, unit) is placed, seed
         except StepsExhausted:
             continue
 
@@ -138,15 +138,15 @@ def test_whether_a_unit_fits_is_whether_it_can_be_placed() -> None:
 def test_what_was_placed_still_fits_and_what_does_not_fit_never_will_beside_more() -> None:
     """More in use never makes room; and what a placement takes is really free."""
     for _, prepared, unit in units(range(EXAMPLES)):
-        ledger = Usage.of(prepared.snapshot, prepared.holdings)
+        usage = Usage.of(prepared.snapshot, prepared.holdings)
         others = [other for other in prepared.units if other is not unit]
         try:
-            before = place(prepared.snapshot, ledger, unit)
+            before = place(prepared.snapshot, usage, unit)
             for other in others[:1]:
-                outcome = place(prepared.snapshot, ledger, other)
+                outcome = place(prepared.snapshot, usage, other)
                 for placement in outcome.placements if outcome is not None else ():
-                    ledger.add(placement.holding())
-            after = place(prepared.snapshot, ledger, unit)
+                    usage.add(placement.holding())
+            after = place(prepared.snapshot, usage, unit)
         except StepsExhausted:
             continue
         assert before is not None or after is None

@@ -52,7 +52,7 @@ def test_nothing_that_fits_is_refuted() -> None:
         if best_score(instance, BUDGET) is None:
             continue
         node_view = site_of(instance)
-        fits = place(instance.snapshot, node_view.ledger, instance.units[0]) is not None
+        fits = place(instance.snapshot, node_view.usage, instance.units[0]) is not None
         fit += fits
         refuted += not may_fit(instance)
         assert may_fit(instance) or not fits, seed

@@ -31,7 +31,7 @@ class CountedUsage:
     """What is held, added up."""
 
     held: tuple[Allocation, ...]
-    ledger: Usage
+    usage: Usage
     free: bytearray
     """device -> whether it is free altogether"""
     counted: dict[object, tuple[Candidates, CountByNode]] = field(default_factory=dict)
@@ -58,11 +58,11 @@ class NodeCounts:
         for state in self._states:
             if state.held is held or not (held or state.held):
                 return state
-        ledger = Usage.of(self.snapshot, held)
+        usage = Usage.of(self.snapshot, held)
         free = bytearray(b"\1") * len(self.snapshot.devices)
-        for index in (*ledger.whole, *ledger.shared):
+        for index in (*usage.whole, *usage.shared):
             free[index] = 0
-        state = CountedUsage(held, ledger, free)
+        state = CountedUsage(held, usage, free)
         self._states = [*self._states[1 - MAX_CACHED_STATES :], state]
         return state
 
@@ -114,13 +114,13 @@ class NodeCounts:
         state, names = self.state(held), match_attributes(demand, request)
         key = id(request.candidates), names, request.mode, name, request.max_count
         if key not in state.counted or state.counted[key][0] is not request.candidates:
-            match_groups, devices, ledger = self._match_groups_of(names), self.snapshot.devices, state.ledger
+            match_groups, devices, usage = self._match_groups_of(names), self.snapshot.devices, state.usage
             parts: dict[MatchGroup, list[int]] = defaultdict(list)
             for i in _candidates_left(request, state):
                 match_group, resource = match_groups[i], devices[i].resources.get(name)
                 if match_group is not None and resource is not None:
                     whole = request.mode is not AllocationMode.SHARE or state.free[i]
-                    amount = resource.nano if whole else ledger.free_blocks(devices[i], name) * resource.block
+                    amount = resource.nano if whole else usage.free_blocks(devices[i], name) * resource.block
                     parts[match_group].append(amount)
             state.counted[key] = request.candidates, _max_by_node(parts, request.max_count)
         return state.counted[key][1]
@@ -153,7 +153,7 @@ def match_attributes(demand: Demand, request: Request) -> tuple[str, ...]:
 def _candidates_left(request: Request, state: CountedUsage) -> Iterator[int]:
     """Candidates of which there is anything left, or might be."""
     if request.mode is AllocationMode.SHARE:
-        return (i for i in request.candidates.accepted if i not in state.ledger.whole)
+        return (i for i in request.candidates.accepted if i not in state.usage.whole)
     if request.mode is AllocationMode.WHOLE and not request.portions:
         free = state.free
         return (i for i in request.candidates.accepted if free[i])

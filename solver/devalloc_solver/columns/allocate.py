@@ -85,12 +85,12 @@ class _ColumnSolve:
 
         Whether there is an answer: always, but for a quick one.
         """
-        ledger = Usage.of(self.snapshot, self.holdings)
-        self.singles = RemainingUnits(self.snapshot, self.holdings, self.units, ledger, self.placement, self.ends)
+        usage = Usage.of(self.snapshot, self.holdings)
+        self.singles = RemainingUnits(self.snapshot, self.holdings, self.units, usage, self.placement, self.ends)
         kinds, others = group_units(self.snapshot, self.units)
         if self.is_quick and others:
             return False
-        state_space, refused = self.set_up(ledger, kinds)
+        state_space, refused = self.set_up(usage, kinds)
         if self.is_quick and (refused or len(state_space.network.unexpanded_states)):
             return False
         alone: dict[int, list[PlacementUnit]] = {}
@@ -114,12 +114,12 @@ class _ColumnSolve:
             self.prove(state_space)  # of a level that lost, what was found holds no more for those below
         return True
 
-    def set_up(self, ledger: Usage, kinds: Sequence[ClaimKind]) -> tuple[StateSpace, list[ClaimKind]]:
+    def set_up(self, usage: Usage, kinds: Sequence[ClaimKind]) -> tuple[StateSpace, list[ClaimKind]]:
         ends, now = self.ends, time.monotonic()
         if ends is not None:
             # The first packing of a state space is better than a first fit; if it is not soon there, a model may be.
             ends = (now + ends) / 2 if self.is_quick else max(ends, now + GRACE_SECONDS)
-        return build_state_space(self.snapshot, ledger, kinds, self.cache, ends=ends, is_quick=self.is_quick)
+        return build_state_space(self.snapshot, usage, kinds, self.cache, ends=ends, is_quick=self.is_quick)
 
     def falls_short(self, tolerance: int) -> bool:
         """Whether more than so many claims of some priority may be missing; of the highest one, any at all."""
@@ -154,9 +154,9 @@ class _ColumnSolve:
             self.bounds = decider.bounds
         counting = sharing = None
         if not self.is_late():
-            ledger = Usage.of(self.snapshot, self.holdings)
-            counting = make_device_bound(self.snapshot, ledger, self.units)
-            sharing = make_shared_amount_bound(self.snapshot, ledger, self.units)
+            usage = Usage.of(self.snapshot, self.holdings)
+            counting = make_device_bound(self.snapshot, usage, self.units)
+            sharing = make_shared_amount_bound(self.snapshot, usage, self.units)
         for priority in self.priorities:
             bound = self.bounds.get(priority, 0) + possible.get(priority, 0)
             if reached[priority] < bound and counting is not None and not self.is_late():
@@ -184,12 +184,12 @@ class _ColumnSolve:
             return
         refused: list[ClaimKind] = []
         if state_space is None:
-            state_space, refused = self.set_up(self.singles.ledger, kinds)
+            state_space, refused = self.set_up(self.singles.usage, kinds)
         decider = LevelSolver(
             state_space, state_space.supply(), [len(kind.units) for kind in state_space.kinds], self.ends
         )
         decider.decide()
-        loads = load_by_node(self.snapshot, self.singles.ledger.devices_in_use())
+        loads = load_by_node(self.snapshot, self.singles.usage.devices_in_use())
         placements = name_devices(self.snapshot, state_space, decider.best, loads, self.placement)
         self.bounds |= decider.bounds
         self.least_ranks = decider.least_ranks

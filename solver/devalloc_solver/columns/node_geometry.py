@@ -80,7 +80,7 @@ class NodeTemplates:
     templates: list[NodeTemplate]
 
 
-def group_nodes(snapshot: Snapshot, ledger: Usage, kinds: Sequence[ClaimKind]) -> NodeTemplates:
+def group_nodes(snapshot: Snapshot, usage: Usage, kinds: Sequence[ClaimKind]) -> NodeTemplates:
     """Sort the nodes into templates."""
     requests = [request for kind in kinds for way in kind.ways for request in way.requests]
     demands = [demand for kind in kinds for demand, _ in kind.ways[0].claims]
@@ -96,7 +96,7 @@ def group_nodes(snapshot: Snapshot, ledger: Usage, kinds: Sequence[ClaimKind]) -
     numbers = {id(request.candidates): sets[id(request.candidates.accepted)] for request in requests}
     node_templates = NodeTemplates(attributes, resources, numbers, members, [])
     surveyor = _NodeGrouper(
-        snapshot, ledger, node_templates, signatures, {kind.pin for kind in kinds if kind.pin is not None}
+        snapshot, usage, node_templates, signatures, {kind.pin for kind in kinds if kind.pin is not None}
     )
     for node in snapshot.nodes:
         surveyor.add(node)
@@ -120,11 +120,11 @@ class _NodeGrouper:
     """Adds node after node; remembers how equal ones fell."""
 
     def __init__(
-        self, snapshot: Snapshot, ledger: Usage, node_templates: NodeTemplates, signatures: list[int], pins: set[str]
+        self, snapshot: Snapshot, usage: Usage, node_templates: NodeTemplates, signatures: list[int], pins: set[str]
     ) -> None:
-        self.snapshot, self.ledger, self.node_templates, self.signatures, self.pins = (
+        self.snapshot, self.usage, self.node_templates, self.signatures, self.pins = (
             snapshot,
-            ledger,
+            usage,
             node_templates,
             signatures,
             pins,
@@ -223,15 +223,15 @@ class _NodeGrouper:
 
     def fill(self, plan: _CellPlan, node: str, pools: Sequence[Pool], devices: Sequence[Device]) -> None:
         """Record what is free on a node. A group that others in use exclude has nothing free (S12a)."""
-        ledger = self.ledger
+        usage = self.usage
         free: list[list[Device]] = [[] for _ in plan.groups]
         for device, cell in zip(devices, plan.cells, strict=True):
-            if not ledger.in_use(device):
+            if not usage.in_use(device):
                 free[cell].append(device)
         for cell, (position, group) in enumerate(plan.groups):
-            if group is not None and ledger.groups.get(pools[position].index, set()) - {group}:
+            if group is not None and usage.groups.get(pools[position].index, set()) - {group}:
                 free[cell] = []
-        left = [ledger.free_pool_blocks(pools[p].index, name) // unit for p, name, unit in plan.counters]
+        left = [usage.free_pool_blocks(pools[p].index, name) // unit for p, name, unit in plan.counters]
         plan.template.nodes.append(node)
         plan.template.devices.append(free)
         plan.template.states.append([*map(len, free), *left])

@@ -20,14 +20,14 @@ from devalloc_solver.problem.snapshot import Snapshot
 
 @dataclass(slots=True, eq=False)
 class RemainingUnits:
-    """Places units; ``ledger`` is what is in use by now."""
+    """Places units; ``usage`` is what is in use by now."""
 
     snapshot: Snapshot
     holdings: Sequence[Allocation]
     """what was in use before the batch"""
     units: Sequence[PlacementUnit]
     """the batch"""
-    ledger: Usage
+    usage: Usage
     placement: str
     ends: float | None
     new: list[Allocation] = field(default_factory=list)
@@ -43,7 +43,7 @@ class RemainingUnits:
 
     def _nodes_left(self) -> BatchNodes:
         if self._nodes is None:
-            self._nodes = batch_nodes(SearchContext(self.snapshot, self.ledger, self.placement), self.units)
+            self._nodes = batch_nodes(SearchContext(self.snapshot, self.usage, self.placement), self.units)
         return self._nodes
 
     def hold(self, placements: Sequence[Placement]) -> None:
@@ -53,7 +53,7 @@ class RemainingUnits:
             if self._nodes is not None:
                 self._nodes.use(placement.node)
             self.new.append(holding)
-            self.ledger.add(holding)
+            self.usage.add(holding)
 
     def place(self, unit: PlacementUnit) -> list[Placement]:
         """The unit's placements, or none."""
@@ -81,7 +81,7 @@ class RemainingUnits:
         if self.ends is not None and time.monotonic() > self.ends:
             return [], False
         try:
-            placed = place(self.snapshot, self.ledger, unit, placement=self.placement, batch=self._nodes_left())
+            placed = place(self.snapshot, self.usage, unit, placement=self.placement, batch=self._nodes_left())
         except StepsExhausted:
             model = build_model(self.snapshot, [*self.holdings, *self.new], [unit], placement=self.placement)
             search, levels = optimize_goals(model, placement=self.placement, ends=self.ends)

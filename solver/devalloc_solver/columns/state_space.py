@@ -195,7 +195,7 @@ class StateSpace:
 
 def build_state_space(
     snapshot: Snapshot,
-    ledger: Usage,
+    usage: Usage,
     kinds: Sequence[ClaimKind],
     cache: Cache,
     *,
@@ -209,7 +209,7 @@ def build_state_space(
     left = list(kinds)
     refused: list[ClaimKind] = []
     while True:
-        node_templates = group_nodes(snapshot, ledger, left)
+        node_templates = group_nodes(snapshot, usage, left)
         node_templates.templates = merge_templates(node_templates.templates)
         builder = _StateSpaceBuilder(left, node_templates, cache, ends, is_quick)
         if not builder.too_free:

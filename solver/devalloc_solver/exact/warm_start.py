@@ -54,7 +54,7 @@ def _with_fewer_pools(
     model, best = search.model, answer
     filled = {(one.demand.key, entry.request.label): entry.request for one in answer for entry in one.entries}
     least = MinimumUse(
-        model.snapshot, model.ledger, model.units, satisfied_details([((each,), 1) for each in filled.values()])
+        model.snapshot, model.usage, model.units, satisfied_details([((each,), 1) for each in filled.values()])
     ).pools()
     if has_later_choice(answer) or len(_pools(answer)) <= least:
         return answer

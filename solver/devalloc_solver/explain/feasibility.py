@@ -275,14 +275,14 @@ class FeasibilityChecker:
             return (), []
         if any(not any(request.candidates.accepted for request in detail) for detail in details):
             return None, []
-        ledger = self.ledger(question)
+        usage = self.usage(question)
         hard: list[str | None] = []
         for node in self._nodes(question):
             if self.ends is not None and time.monotonic() > self.ends:
                 raise Undecided
             self.searched += 1
             try:
-                answer = search_function(question, ledger, node, budget or StepBudget(DEFAULT_STEPS))
+                answer = search_function(question, usage, node, budget or StepBudget(DEFAULT_STEPS))
             except StepsExhausted:
                 hard.append(node)
                 if budget is not None and budget.left <= 0:
@@ -310,24 +310,22 @@ class FeasibilityChecker:
                 names |= read | {*request.match}
         return self.alike.one_of_each(nodes, frozenset(names), question.touched)
 
-    def ledger(self, question: FeasibilityQuestion) -> Usage:
+    def usage(self, question: FeasibilityQuestion) -> Usage:
         """What is in use; that of all holdings is kept, and its parts are small."""
         pinned = question.unit.pin is not None
         if question.snapshot is self.snapshot and not pinned:
-            return self.counting.state(question.held).ledger
+            return self.counting.state(question.held).usage
         return Usage.of(question.snapshot, question.held)
 
-    def _fits_on(
-        self, question: FeasibilityQuestion, ledger: Usage, node: str | None, steps: StepBudget
-    ) -> bool | None:
+    def _fits_on(self, question: FeasibilityQuestion, usage: Usage, node: str | None, steps: StepBudget) -> bool | None:
         unit = question.unit if node is None else replace(question.unit, pin=node)
-        return fits(question.snapshot, ledger, unit, steps=steps, reader=self._reader) or None
+        return fits(question.snapshot, usage, unit, steps=steps, reader=self._reader) or None
 
     def _place_on(
-        self, question: FeasibilityQuestion, ledger: Usage, node: str | None, steps: StepBudget, *, any_will_do: bool
+        self, question: FeasibilityQuestion, usage: Usage, node: str | None, steps: StepBudget, *, any_will_do: bool
     ) -> Sequence[Placement] | None:
         snapshot, unit = question.snapshot, question.unit
-        placed = place_on(snapshot, ledger, unit, node, steps=steps, any_will_do=any_will_do, reader=self._reader)
+        placed = place_on(snapshot, usage, unit, node, steps=steps, any_will_do=any_will_do, reader=self._reader)
         return None if placed is None else placed.placements
 
     def _search(self, question: FeasibilityQuestion, node: str | None) -> Sequence[Placement] | None:

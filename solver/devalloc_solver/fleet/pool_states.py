@@ -168,24 +168,24 @@ class NodeRecord:
             }
         return self._names.get((pool, device))
 
-    def ledger(self, snapshot: Snapshot | None = None, offset: int = 0) -> Usage:
+    def usage(self, snapshot: Snapshot | None = None, offset: int = 0) -> Usage:
         """What is in use, in terms of a snapshot that has this node's devices from ``offset`` on."""
-        ledger = Usage(snapshot or self.snapshot)
-        self.fill(ledger, offset)
-        return ledger
+        usage = Usage(snapshot or self.snapshot)
+        self.fill(usage, offset)
+        return usage
 
-    def fill(self, ledger: Usage, offset: int) -> None:
+    def fill(self, usage: Usage, offset: int) -> None:
         for start, uses in zip(self.starts, self.uses, strict=True):
             for position, use in uses.items():
-                device = ledger.snapshot.devices[offset + start + position]
+                device = usage.snapshot.devices[offset + start + position]
                 for name, blocks in device.draws:
-                    ledger.drawn[device.pool][name] += blocks
+                    usage.drawn[device.pool][name] += blocks
                 if device.compatibility is not None:
-                    ledger.groups[device.pool].add(device.compatibility)
+                    usage.groups[device.pool].add(device.compatibility)
                 if use.whole:
-                    ledger.whole.add(device.index)
+                    usage.whole.add(device.index)
                 if use.shares:
-                    ledger.shared[device.index] = {name: nano for name, nano in use.amounts.items() if nano}
+                    usage.shared[device.index] = {name: nano for name, nano in use.amounts.items() if nano}
 
 
 class NodeClasses:

@@ -460,14 +460,14 @@ class ShapeSearch:
         network = index.network if self.wide else None
         offset = len(network.snapshot.devices) if network is not None else 0
         if network is None:
-            snapshot, ledger = record.snapshot, record.ledger()
+            snapshot, usage = record.snapshot, record.usage()
         else:
             snapshot = reachable_snapshot(record.snapshot, network.snapshot, record.name)
-            ledger = record.ledger(snapshot, offset)
-            network.fill(ledger, 0)
+            usage = record.usage(snapshot, offset)
+            network.fill(usage, 0)
         kinds = record.kinds if network is None else (*network.kinds, *record.kinds)
         placements, loss = place_exactly(
-            snapshot, ledger, self._unit_on(kinds), record.name, index.placement, index.allowance.until
+            snapshot, usage, self._unit_on(kinds), record.name, index.placement, index.allowance.until
         )
         if not placements:
             return None

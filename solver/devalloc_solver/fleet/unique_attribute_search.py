@@ -281,16 +281,16 @@ class UniqueAttributeSearch:
         index, network = self.index, self.index.network
         offset = len(network.snapshot.devices) if network is not None else 0
         if network is None:
-            snapshot, ledger = record.snapshot, record.ledger()
+            snapshot, usage = record.snapshot, record.usage()
         else:
             snapshot = reachable_snapshot(record.snapshot, network.snapshot, record.name)
-            ledger = record.ledger(snapshot, offset)
-            network.fill(ledger, 0)
+            usage = record.usage(snapshot, offset)
+            network.fill(usage, 0)
         unit = self.query.unit_on(snapshot)
         (demand,) = unit.demands
         if not all(any(request.candidates.accepted for request in detail) for detail in demand.details):
             return None
-        placements, loss = place_exactly(snapshot, ledger, unit, record.name, index.placement, index.allowance.until)
+        placements, loss = place_exactly(snapshot, usage, unit, record.name, index.placement, index.allowance.until)
         if not placements:
             return None
         given, used, chosen = [], [], {}

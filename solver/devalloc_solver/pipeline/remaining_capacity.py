@@ -91,7 +91,7 @@ def _max_copies(prepared: PreparedProblem, unit: PlacementUnit) -> tuple[int, bo
 def _node_key(prepared: PreparedProblem, demand: Demand, node: str) -> object:
     """What the claim sees of a node: equal for nodes that have room for equally many."""
     snapshot = prepared.snapshot
-    ledger = Usage.of(snapshot, prepared.holdings)
+    usage = Usage.of(snapshot, prepared.holdings)
     match = sorted({name for request in demand.requests for name in request.match} | set(demand.match))
     values: dict[object, int] = {}
     seen: list[object] = []
@@ -105,16 +105,16 @@ def _node_key(prepared: PreparedProblem, demand: Demand, node: str) -> object:
                     tuple(values.setdefault((n, device.attributes.get(n)), len(values)) for n in match),
                     device.draws,
                     groups.setdefault(device.compatibility, len(groups)),
-                    device.index in ledger.whole,
-                    device.index in ledger.shared,
+                    device.index in usage.whole,
+                    device.index in usage.shared,
                     tuple(
-                        (device.resources[n].block, device.resources[n].blocks, ledger.free_blocks(device, n))
+                        (device.resources[n].block, device.resources[n].blocks, usage.free_blocks(device, n))
                         for n in sorted(device.resources)
                     ),
                 )
             )
-        free = tuple(ledger.free_pool_blocks(pool.index, name) for name in sorted(pool.resources))
-        held = tuple(sorted(groups.setdefault(g, len(groups)) for g in ledger.groups.get(pool.index, ())))
+        free = tuple(usage.free_pool_blocks(pool.index, name) for name in sorted(pool.resources))
+        held = tuple(sorted(groups.setdefault(g, len(groups)) for g in usage.groups.get(pool.index, ())))
         seen.append((tuple(members), free, held))
     return tuple(seen)
 

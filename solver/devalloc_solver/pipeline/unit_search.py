@@ -16,17 +16,17 @@ def place_unit(
     holdings: Sequence[Allocation],
     unit: PlacementUnit,
     *,
-    ledger: Usage | None = None,
+    usage: Usage | None = None,
     placement: str = "pack",
     ends: float | None = None,
 ) -> list[Placement] | None:
     """A placement of every demand of the unit, best first by S17; None when it is proven that there is none.
 
-    ``ledger`` is what the holdings add up to, where that is known. Raises OutOfTime where neither is known at the
+    ``usage`` is what the holdings add up to, where that is known. Raises OutOfTime where neither is known at the
     monotonic time ``ends``.
     """
     try:
-        placed = place(snapshot, ledger or Usage.of(snapshot, holdings), unit, placement=placement)
+        placed = place(snapshot, usage or Usage.of(snapshot, holdings), unit, placement=placement)
         return None if placed is None else list(placed.placements)
     except StepsExhausted:
         from devalloc_solver.pipeline.strategy import solve_unit

@@ -93,7 +93,7 @@ def make_slice_bounds(node_view: NodeView) -> SliceBounds:
     for pool in node_view.pools:
         for name, resource in pool.resources.items():
             if name in names:
-                free[place[name]] += node_view.ledger.free_pool_blocks(pool.index, name) * resource.block
+                free[place[name]] += node_view.usage.free_pool_blocks(pool.index, name) * resource.block
     family = {one: _DIGITS.sub("#", one) for one in free}
     drawn: dict[tuple[int, bool, tuple[tuple[str, int], ...]], None] = {}
     """(takers, whether several may take it, what it draws by place) of the candidate groups, equal ones once"""
@@ -161,9 +161,9 @@ class CountingBounds:
     def kinds(self) -> list[object]:
         """Per candidate group what distinguishes it, but for the attributes that ties read."""
         if self._kinds is None:
-            unit_requests, ledger = self.node_view.unit_requests, self.node_view.ledger
+            unit_requests, usage = self.node_view.unit_requests, self.node_view.usage
             self._kinds = [
-                (candidate_group.pool, device_state(unit_requests, candidate_group.one, ledger))
+                (candidate_group.pool, device_state(unit_requests, candidate_group.one, usage))
                 for candidate_group in self.node_view.candidate_groups
             ]
         return self._kinds

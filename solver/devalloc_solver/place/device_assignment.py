@@ -42,7 +42,7 @@ def assign_devices(demand_vector: DemandVector, cover: Cover, chosen: int) -> tu
         for indexed in node_view.unit_requests.of(chosen)
     ]
     everything = [placed for of_request in ordered for placed in of_request]
-    networked = all(node_view.ledger.snapshot.pools[placed.device.pool].node is None for placed in everything)
+    networked = all(node_view.usage.snapshot.pools[placed.device.pool].node is None for placed in everything)
     node = None if networked and node_view.unit_requests.unit.is_free else node_view.node
     by_demand: dict[int, list[PlacedDevice]] = defaultdict(list)
     for indexed, own_entries in zip(node_view.unit_requests.of(chosen), ordered, strict=True):

@@ -64,7 +64,7 @@ def batch_nodes(context: SearchContext, units: Sequence[PlacementUnit]) -> Batch
         shapes = context.partitions(pool) if context.packs and pool.resources else ()
         return context.load(pool.index), tuple(shapes)
 
-    return BatchNodes(node_signatures(context.snapshot, context.ledger, units, use))
+    return BatchNodes(node_signatures(context.snapshot, context.usage, units, use))
 
 
 def unit_key(unit: PlacementUnit) -> object | None:
@@ -100,9 +100,9 @@ def candidate_nodes(context: SearchContext, unit: PlacementUnit, batch: BatchNod
         return [*sorted(among, key=lambda node: (not context.is_busy_node(node), batch.order[node]))]
     order = {node: rank for rank, node in enumerate(snapshot.nodes)}
     if context.packs:
-        busy = {snapshot.pools[index].node for index in context.ledger.pools_in_use()}
+        busy = {snapshot.pools[index].node for index in context.usage.pools_in_use()}
         return [*sorted(among, key=lambda node: (node not in busy, order[node]))]
-    loads = load_by_node(snapshot, context.ledger.devices_in_use())
+    loads = load_by_node(snapshot, context.usage.devices_in_use())
     return [*sorted(among, key=lambda node: (loads[node], order[node]))]
 
 
@@ -144,7 +144,7 @@ def min_pools(snapshot: Snapshot, unit: PlacementUnit, cache: dict[object, Any])
 
 def node_key(context: SearchContext, node_view: NodeView) -> object:
     """Equal for nodes where the unit fares alike, up to a renaming of attribute values that only they carry."""
-    unit_requests, ledger = node_view.unit_requests, node_view.ledger
+    unit_requests, usage = node_view.unit_requests, node_view.usage
     names = unit_requests.names
     shared = {
         value
@@ -164,7 +164,7 @@ def node_key(context: SearchContext, node_view: NodeView) -> object:
             candidate_group.size,
             candidate_group.accepted,
             candidate_group.takers,
-            device_state(unit_requests, candidate_group.one, ledger),
+            device_state(unit_requests, candidate_group.one, usage),
             tuple(tuple(rename(name, v) for v in sorted(candidate_group.one.values(name), key=repr)) for name in names),
         )
         for candidate_group in node_view.candidate_groups
@@ -173,8 +173,8 @@ def node_key(context: SearchContext, node_view: NodeView) -> object:
         (
             pool.index if pool.node is None else None,
             context.use(pool.index),
-            tuple((name, ledger.free_pool_blocks(pool.index, name)) for name in sorted(pool.resources)),
-            frozenset(ledger.groups.get(pool.index, ())),
+            tuple((name, usage.free_pool_blocks(pool.index, name)) for name in sorted(pool.resources)),
+            frozenset(usage.groups.get(pool.index, ())),
             tuple(context.partitions(pool)) if context.packs and pool.resources else (),
         )
         for pool in node_view.pools

@@ -174,7 +174,7 @@ class UnitPlacement:
 
 def place(
     snapshot: Snapshot,
-    ledger: Usage,
+    usage: Usage,
     unit: PlacementUnit,
     *,
     placement: str = "pack",
@@ -185,7 +185,7 @@ def place(
 
     Args:
         snapshot: the fleet.
-        ledger: what is in use.
+        usage: what is in use.
         unit: claims that share a node and are placed all or none.
         placement: ``pack`` or ``spread`` (goal 5).
         steps: the budget.
@@ -194,7 +194,7 @@ def place(
     Raises:
         StepsExhausted: the budget is spent, or the unit has something that this search does not handle.
     """
-    context = SearchContext(snapshot, ledger, placement)
+    context = SearchContext(snapshot, usage, placement)
     seek = _NodeSearch(context, unit, StepBudget(steps))
     if batch is not None:
         seek.cache = batch.cache
@@ -209,7 +209,7 @@ def place(
 
 def place_on(
     snapshot: Snapshot,
-    ledger: Usage,
+    usage: Usage,
     unit: PlacementUnit,
     node: Place,
     *,
@@ -223,7 +223,7 @@ def place_on(
     ``steps`` may be a budget that several questions share. ``any_will_do``: some placement, and not the best.
     ``reader``: shared by callers that ask several questions about the same claims.
     """
-    context = SearchContext(snapshot, ledger, placement)
+    context = SearchContext(snapshot, usage, placement)
     budget = steps if isinstance(steps, StepBudget) else StepBudget(steps)
     seek = _NodeSearch(context, unit, budget, any_will_do=any_will_do, reader=reader)
     seek.look(node)
@@ -232,7 +232,7 @@ def place_on(
 
 def fits(
     snapshot: Snapshot,
-    ledger: Usage,
+    usage: Usage,
     unit: PlacementUnit,
     *,
     steps: int | StepBudget = DEFAULT_STEPS,
@@ -242,7 +242,7 @@ def fits(
 
     ``steps`` may be a budget that several questions share; for ``reader`` see ``place_on``.
     """
-    context = SearchContext(snapshot, ledger, "pack")
+    context = SearchContext(snapshot, usage, "pack")
     seek = _NodeSearch(context, unit, steps if isinstance(steps, StepBudget) else StepBudget(steps), reader=reader)
     return any(seek.may_go(node) for node in candidate_nodes(context, unit))
 
@@ -340,7 +340,7 @@ class _NodeSearch:
         """None for a node like one that was looked at."""
         if self._asks is None:
             self._asks = self.reader.read(self.unit)
-        node_view = view_node(self._asks, self.context.snapshot, self.context.ledger, node)
+        node_view = view_node(self._asks, self.context.snapshot, self.context.usage, node)
         if self._first is None:
             self._first = node_view
         else:

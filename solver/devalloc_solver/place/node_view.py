@@ -47,7 +47,7 @@ class NodeView:
 
     node: Place
     unit_requests: UnitRequests
-    ledger: Usage
+    usage: Usage
     pools: tuple[Pool, ...]
     """those with candidates, in natural order"""
     candidate_groups: tuple[CandidateGroup, ...]
@@ -62,24 +62,24 @@ class NodeView:
     def free_nano(self, candidate_group: CandidateGroup, name: str) -> int:
         """What shares may still take of one device, rounded down to blocks."""
         capacity = candidate_group.one.resources.get(name)
-        return 0 if capacity is None else self.ledger.free_blocks(candidate_group.one, name) * capacity.block
+        return 0 if capacity is None else self.usage.free_blocks(candidate_group.one, name) * capacity.block
 
 
-def view_node(unit_requests: UnitRequests, snapshot: Snapshot, ledger: Usage, node: Place) -> NodeView:
+def view_node(unit_requests: UnitRequests, snapshot: Snapshot, usage: Usage, node: Place) -> NodeView:
     """Sort the candidates that the node reaches into candidate groups."""
     candidate_groups: list[CandidateGroup] = []
     pools: list[Pool] = []
     names = unit_requests.names
     for pool in reached_pools(snapshot, node):
-        free = free_blocks(pool, ledger)
+        free = free_blocks(pool, usage)
         alike: dict[object, list[Device]] = {}
         masks: dict[object, tuple[int, int]] = {}
         for device, accepted in candidates_of_pool(unit_requests, pool, node):
-            takers = _requests_that_may_take(unit_requests, device, accepted, free, ledger)
+            takers = _requests_that_may_take(unit_requests, device, accepted, free, usage)
             key: object = (
                 accepted,
                 takers,
-                device_state(unit_requests, device, ledger),
+                device_state(unit_requests, device, usage),
                 tuple([device.attributes.get(n) for n in names]) if names else (),
             )
             alike.setdefault(key, []).append(device)
@@ -87,7 +87,7 @@ def view_node(unit_requests: UnitRequests, snapshot: Snapshot, ledger: Usage, no
         if alike:
             pools.append(pool)
         for key, devices in alike.items():
-            fresh = not ledger.in_use(devices[0])
+            fresh = not usage.in_use(devices[0])
             candidate_groups.append(
                 CandidateGroup(
                     number=len(candidate_groups),
@@ -110,7 +110,7 @@ def view_node(unit_requests: UnitRequests, snapshot: Snapshot, ledger: Usage, no
     return NodeView(
         node=node,
         unit_requests=unit_requests,
-        ledger=ledger,
+        usage=usage,
         pools=tuple(pools),
         candidate_groups=tuple(candidate_groups),
         tie_values=_values_of(unit_requests.ties, candidate_groups),
@@ -153,64 +153,64 @@ def candidates_of_pool(unit_requests: UnitRequests, pool: Pool, node: Place) -> 
             yield device, mask
 
 
-def device_state(unit_requests: UnitRequests, device: Device, ledger: Usage) -> tuple[object, ...]:
+def device_state(unit_requests: UnitRequests, device: Device, usage: Usage) -> tuple[object, ...]:
     """What a device has left and what taking it would draw, as far as the unit can tell."""
     index = device.index
     names: Mapping[str, object] | tuple[str, ...] = device.resources if device.shareable else unit_requests.resources
     amounts: tuple[object, ...] = ()
     if names:
         amounts = tuple(
-            (name, device.resources[name].block, device.resources[name].blocks, ledger.free_nano(device, name))
+            (name, device.resources[name].block, device.resources[name].blocks, usage.free_nano(device, name))
             for name in names
             if name in device.resources
         )
     portions = tuple([taken.get(index) for taken, _ in unit_requests.portions]) if unit_requests.portions else ()
-    if ledger.in_use(device):
-        return index in ledger.whole, index in ledger.shared, device.shareable, amounts, portions
+    if usage.in_use(device):
+        return index in usage.whole, index in usage.shared, device.shareable, amounts, portions
     return device.draws, device.compatibility, device.shareable, amounts, portions
 
 
 def _requests_that_may_take(
-    unit_requests: UnitRequests, device: Device, accepted: int, free: Mapping[str, int], ledger: Usage
+    unit_requests: UnitRequests, device: Device, accepted: int, free: Mapping[str, int], usage: Usage
 ) -> int:
     """The requests that may take the device as things stand. ``free``: blocks of its pool's resources."""
     watching = accepted & unit_requests.admin
     rest = accepted & ~unit_requests.admin
     index = device.index
-    if not rest or index in ledger.whole or device.undefined is not None:
+    if not rest or index in usage.whole or device.undefined is not None:
         return watching
-    in_use = index in ledger.shared
-    if not in_use and not pool_allows(device, free, ledger):
+    in_use = index in usage.shared
+    if not in_use and not pool_allows(device, free, usage):
         return watching
     if device.shareable:
         for taken, mask in unit_requests.portions:
             portion = taken.get(index)
-            if portion is None or ledger.portions_left(device, portion) == 0:
+            if portion is None or usage.portions_left(device, portion) == 0:
                 rest &= ~mask
         return watching | rest & unit_requests.portioned
     if in_use:
         rest &= unit_requests.share
     if shares := rest & unit_requests.share:
         for indexed in unit_requests.of(shares):
-            if not _has_share(indexed, device, ledger):
+            if not _has_share(indexed, device, usage):
                 rest ^= indexed.bit
     return watching | rest
 
 
-def free_blocks(pool: Pool, ledger: Usage) -> dict[str, int]:
+def free_blocks(pool: Pool, usage: Usage) -> dict[str, int]:
     """Blocks of a pool's resources that are free."""
-    return {name: ledger.free_pool_blocks(pool.index, name) for name in pool.resources}
+    return {name: usage.free_pool_blocks(pool.index, name) for name in pool.resources}
 
 
-def pool_allows(device: Device, free: Mapping[str, int], ledger: Usage) -> bool:
+def pool_allows(device: Device, free: Mapping[str, int], usage: Usage) -> bool:
     """Pool resources and compatibility groups (S12, S12a), for a device that is not in use. ``free``: of its pool."""
-    return is_allowed(device, free, ledger.groups.get(device.pool))
+    return is_allowed(device, free, usage.groups.get(device.pool))
 
 
-def _has_share(indexed: IndexedRequest, device: Device, ledger: Usage) -> bool:
+def _has_share(indexed: IndexedRequest, device: Device, usage: Usage) -> bool:
     """Whether a share may take something of the device; all of it where it must be a single device."""
     for name, nano in indexed.request.requests.items():
-        free = ledger.free_blocks(device, name)
+        free = usage.free_blocks(device, name)
         if indexed.request.max_count != 1:
             if free:
                 return True

@@ -42,7 +42,7 @@ class RemainingSupply:
         """What is left of a resource of one device, in nano units; of what shares take, in whole blocks."""
         node_view = self.node_view
         left = (
-            node_view.ledger.free_nano(candidate_group.one, name)
+            node_view.usage.free_nano(candidate_group.one, name)
             if candidate_group.one.shareable
             else node_view.free_nano(candidate_group, name)
         )
@@ -51,12 +51,12 @@ class RemainingSupply:
 
 def serve_fixed_requests(node_view: NodeView, takers: Sequence[int], chosen: int) -> RemainingSupply | None:
     """Serve the fixed requests of ``chosen``; None when one cannot be. ``takers`` leave out what ties forbid."""
-    ledger = node_view.ledger
+    usage = node_view.usage
     stock = RemainingSupply(
         node_view,
         list(takers),
-        [{name: ledger.free_pool_blocks(pool.index, name) for name in pool.resources} for pool in node_view.pools],
-        [frozenset(ledger.groups.get(pool.index, ())) for pool in node_view.pools],
+        [{name: usage.free_pool_blocks(pool.index, name) for name in pool.resources} for pool in node_view.pools],
+        [frozenset(usage.groups.get(pool.index, ())) for pool in node_view.pools],
         values=[set() for _ in node_view.unit_requests.distincts],
     )
     fixed = [indexed for indexed in node_view.unit_requests.of(chosen) if indexed.is_fixed]

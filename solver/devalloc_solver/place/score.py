@@ -38,7 +38,7 @@ def score_of(context: SearchContext, placements: Sequence[Placement], node: str 
     given = {entry.device.index for entry in entries if not entry.request.mode.is_admin}
     more = dict.fromkeys(pools, 0)
     for device in devices.values():
-        more[device.pool] += device.index in given and not context.ledger.in_use(device)
+        more[device.pool] += device.index in given and not context.usage.in_use(device)
     policy = (
         sum(entry.request.mode is AllocationMode.SHARE for entry in entries),
         context.cost_of_node(node, sum(more[pool] for pool in pools if context.snapshot.pools[pool].node is not None)),
@@ -60,22 +60,22 @@ def _one_of(placements: Iterable[Placement]) -> tuple[int, ...]:
     return tuple(alternative for _, alternative in sorted(chosen.items()) if alternative is not None)
 
 
-def largest_partition_loss(snapshot: Snapshot, ledger: Usage, entries: Iterable[PlacedDevice]) -> int:
+def largest_partition_loss(snapshot: Snapshot, usage: Usage, entries: Iterable[PlacedDevice]) -> int:
     """What the pools lose of their largest devices; see ``partition_loss``."""
-    return _partition_loss_of(SearchContext(snapshot, ledger, "pack"), entries)
+    return _partition_loss_of(SearchContext(snapshot, usage, "pack"), entries)
 
 
 def _partition_loss_of(context: SearchContext, entries: Iterable[PlacedDevice]) -> int:
-    snapshot, ledger = context.snapshot, context.ledger
+    snapshot, usage = context.snapshot, context.usage
     taken: dict[int, dict[int, Device]] = defaultdict(dict)
     for entry in entries:
-        if entry.device.draws and not entry.request.mode.is_admin and not ledger.in_use(entry.device):
+        if entry.device.draws and not entry.request.mode.is_admin and not usage.in_use(entry.device):
             taken[entry.device.pool][entry.device.index] = entry.device
     total = 0
     for index, devices in taken.items():
         shapes = context.partitions(snapshot.pools[index])
         if not shapes:
             continue
-        free = {name: ledger.free_pool_blocks(index, name) for name in snapshot.pools[index].resources}
+        free = {name: usage.free_pool_blocks(index, name) for name in snapshot.pools[index].resources}
         total += partition_loss(shapes, free, [device.draws for device in devices.values()])
     return total

@@ -89,9 +89,9 @@ def _free(
     context: SearchContext, request: Request, node: str | None, names: tuple[str, ...]
 ) -> Iterator[tuple[Pool, list[Device]]]:
     """The devices that the request may have, pool by pool."""
-    snapshot, ledger = context.snapshot, context.ledger
+    snapshot, usage = context.snapshot, context.usage
     accepted = request.candidates.accepted
-    whole, shared = ledger.whole, ledger.shared
+    whole, shared = usage.whole, usage.shared
     reached = snapshot.pools_by_node.get(None, ())
     for pool in (*reached, *snapshot.pools_by_node.get(node, ())) if node is not None else reached:
         devices = []
@@ -107,8 +107,8 @@ def _free(
             if any(name not in device.attributes for name in names):
                 continue
             if device.draws or device.compatibility is not None:
-                free = free_blocks(pool, ledger) if free is None else free
-                if not pool_allows(device, free, ledger):
+                free = free_blocks(pool, usage) if free is None else free
+                if not pool_allows(device, free, usage):
                     continue
             devices.append(device)
         if devices:
@@ -123,7 +123,7 @@ def _least_partition_loss(context: SearchContext, pool: Pool, devices: list[Devi
     shapes = context.partitions(pool)
     if not shapes:
         return 0, first
-    free = {name: context.ledger.free_pool_blocks(pool.index, name) for name in pool.resources}
+    free = {name: context.usage.free_pool_blocks(pool.index, name) for name in pool.resources}
     losses: dict[Draws, int] = {}
     for device in devices:
         if device.draws not in losses:

@@ -70,10 +70,10 @@ class Usage:
 
     @classmethod
     def of(cls, snapshot: Snapshot, holdings: Iterable[Allocation]) -> Usage:
-        ledger = cls(snapshot)
+        usage = cls(snapshot)
         for holding in holdings:
-            ledger.add(holding)
-        return ledger
+            usage.add(holding)
+        return usage
 
     def add(self, holding: Allocation) -> None:
         for item in holding.items:

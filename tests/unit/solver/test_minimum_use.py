@@ -28,9 +28,9 @@ def placed_one_by_one(ready: PreparedProblem) -> list[Placement]:
 
 def minimum_of(ready: PreparedProblem, placements: list[Placement]) -> tuple[int, int]:
     filled = {(one.demand.key, entry.request.label): entry.request for one in placements for entry in one.entries}
-    ledger = Usage.of(ready.snapshot, ready.holdings)
+    usage = Usage.of(ready.snapshot, ready.holdings)
     details = satisfied_details([((request,), 1) for request in filled.values()])
-    least = MinimumUse(ready.snapshot, ledger, ready.units, details)
+    least = MinimumUse(ready.snapshot, usage, ready.units, details)
     return least.pools(), least.devices()
 
 
@@ -82,10 +82,10 @@ def test_shares_need_as_many_devices_as_have_their_amounts() -> None:
 
 def test_claims_that_are_only_counted_take_what_the_smallest_take() -> None:
     ready = prepared_batch("mixed", 12, 12)
-    ledger = Usage.of(ready.snapshot, ready.holdings)
+    usage = Usage.of(ready.snapshot, ready.holdings)
     priorities = {unit.demands[0].claim.priority for unit in ready.units}
-    none = MinimumUse(ready.snapshot, ledger, ready.units, satisfied_counts(ready.units, dict.fromkeys(priorities, 0)))
-    one = MinimumUse(ready.snapshot, ledger, ready.units, satisfied_counts(ready.units, dict.fromkeys(priorities, 1)))
+    none = MinimumUse(ready.snapshot, usage, ready.units, satisfied_counts(ready.units, dict.fromkeys(priorities, 0)))
+    one = MinimumUse(ready.snapshot, usage, ready.units, satisfied_counts(ready.units, dict.fromkeys(priorities, 1)))
     assert (none.pools(), none.devices()) == (0, 0)
     assert one.pools() >= 1
     assert one.devices() >= len(priorities)

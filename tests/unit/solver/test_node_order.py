@@ -19,12 +19,12 @@ from tests.support import random_fleets
 
 def assert_nodes_suffice(ready: PreparedProblem, placement: str) -> None:
     """Each unit of a batch goes where it would go if every node was looked at."""
-    ledger = Usage.of(ready.snapshot, ready.holdings)
-    batch = batch_nodes(SearchContext(ready.snapshot, ledger, placement), ready.units)
+    usage = Usage.of(ready.snapshot, ready.holdings)
+    batch = batch_nodes(SearchContext(ready.snapshot, usage, placement), ready.units)
 
     def best(unit: PlacementUnit, nodes: BatchNodes | None) -> UnitPlacement | None:
         try:
-            return place(ready.snapshot, ledger, unit, placement=placement, batch=nodes)
+            return place(ready.snapshot, usage, unit, placement=placement, batch=nodes)
         except StepsExhausted:
             return None
 
@@ -37,7 +37,7 @@ def assert_nodes_suffice(ready: PreparedProblem, placement: str) -> None:
         assert among.score.one_of == everywhere.score.one_of
         assert (among.score.pools, among.score.devices) == (everywhere.score.pools, everywhere.score.devices)
         for one in among.placements:
-            ledger.add(one.holding())
+            usage.add(one.holding())
             batch.use(one.node)
 
 

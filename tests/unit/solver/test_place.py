@@ -238,9 +238,9 @@ def test_whole_takers_and_shares_never_meet() -> None:
 
 def test_a_single_node_is_placed_on_as_the_whole_fleet_would_be() -> None:
     documents = prepared(gpus("a", 1, "n1"), gpus("b", 2, "n2"), claim("c", want(requests={"count": 2})))
-    ledger = Usage.of(documents.snapshot, ())
+    usage = Usage.of(documents.snapshot, ())
     (unit,) = documents.units
-    assert place_on(documents.snapshot, ledger, unit, "n1") is None
-    outcome = place_on(documents.snapshot, ledger, unit, "n2")
-    assert outcome == place(documents.snapshot, ledger, unit)
+    assert place_on(documents.snapshot, usage, unit, "n1") is None
+    outcome = place_on(documents.snapshot, usage, unit, "n2")
+    assert outcome == place(documents.snapshot, usage, unit)
     assert pools(outcome, documents) == {"b"}

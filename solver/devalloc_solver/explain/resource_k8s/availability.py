@@ -64,7 +64,7 @@ class Availability:
     def most(self, unit: PlacementUnit, request: Request, *, is_empty: bool) -> int:
         """The most devices for a request that one node has, free or not (``is_empty``)."""
         accepted = request.candidates.accepted
-        devices = [i for i in accepted if is_empty or has_room_for(request, self.snapshot, i, self._counter.ledger)]
+        devices = [i for i in accepted if is_empty or has_room_for(request, self.snapshot, i, self._counter.usage)]
         return self._best(unit, devices, len)
 
     def having(self, request: Request, name: str) -> tuple[int, int]:

@@ -117,17 +117,17 @@ class CallInput(ProblemSource):
 
     def judge_beside_held(self, question: FeasibilityQuestion) -> FeasibilityQuestion:
         """Nothing that draws counters is to be had of a pool of which a counter is overdrawn."""
-        ledger, devices = Usage.of(question.snapshot, question.held), question.snapshot.devices
+        usage, devices = Usage.of(question.snapshot, question.held), question.snapshot.devices
         overdrawn = {
             pool
-            for pool, drawn in ledger.drawn.items()
+            for pool, drawn in usage.drawn.items()
             for name, blocks in drawn.items()
             if blocks > question.snapshot.pools[pool].resources[name].blocks
         }
 
         def left(_: Demand, request: Request) -> Request:
             accepted, offers = request.candidates.accepted, request.spec.judge.offers
-            there = (index for index in accepted if devices[index].pool in overdrawn and index not in ledger.shared)
+            there = (index for index in accepted if devices[index].pool in overdrawn and index not in usage.shared)
             barred = {index for index in there if offers[index].device.consumes}  # be it nothing
             if not barred or request.mode.is_admin:
                 return request

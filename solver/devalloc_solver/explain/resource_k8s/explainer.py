@@ -113,9 +113,9 @@ class ResourceClaimExplainer(Explainer):
         """Within the steps of one search, and not counted as one for blockers."""
         if self.ends is not None and time.monotonic() > self.ends:
             raise Undecided
-        ledger = self.finder.ledger(question)
+        usage = self.finder.usage(question)
         try:
-            return place(question.snapshot, ledger, question.unit) is not None
+            return place(question.snapshot, usage, question.unit) is not None
         except StepsExhausted:
             raise Undecided from None
 

@@ -57,7 +57,7 @@ class FullCluster:
     _used: DevicesInUse = field(init=False)
     _judge: RequestJudge = field(init=False)
     _slips: ResourceTypoFinder = field(init=False)
-    _ledger: Usage | None = field(init=False)
+    _usage: Usage | None = field(init=False)
     _explanations: dict[object, dict[str, Any]] = field(default_factory=dict)
     """claim and what it asks for -> why it gets nothing, as long as no claim gets or gives back anything"""
 
@@ -83,7 +83,7 @@ class FullCluster:
 
     def __post_init__(self) -> None:
         self._used = DevicesInUse(self.offers)
-        self._ledger = Usage(self.snapshot)
+        self._usage = Usage(self.snapshot)
         self._renew()
 
     def _renew(self) -> None:
@@ -102,15 +102,15 @@ class FullCluster:
         self.is_stale |= not self.hidden.isdisjoint((*tenant.usage.whole, *tenant.usage.shared))
         self._explanations.clear()
         self.holdings[key] = Allocation(key, tenant.priority, self._used.items(tenant.usage))
-        if self._ledger is not None:
-            self._ledger.add(self.holdings[key])
+        if self._usage is not None:
+            self._usage.add(self.holdings[key])
 
     def free(self, key: Key) -> None:
         """A claim has nothing any more."""
         held = None if self.is_stale else self.holdings.pop(key, None)
         if held is not None:
             self.is_stale = any(self.offers[item.device].id in self.hidden for item in held.items)
-            self._ledger = None
+            self._usage = None
             self._explanations.clear()
 
     def unit(self, claim: ResourceClaim) -> PlacementUnit | RejectedResourceClaim:
@@ -122,10 +122,10 @@ class FullCluster:
 
     def find(self, unit: PlacementUnit) -> Placement | None:
         """Where a claim goes. Raises OutOfTime."""
-        if self._ledger is None:
-            self._ledger = Usage.of(self.snapshot, self.holdings.values())
+        if self._usage is None:
+            self._usage = Usage.of(self.snapshot, self.holdings.values())
         holdings, ends = list(self.holdings.values()), self.selectors.allowance.until
-        placements = place_unit(self.snapshot, holdings, unit, ledger=self._ledger, placement=self.placement, ends=ends)
+        placements = place_unit(self.snapshot, holdings, unit, usage=self._usage, placement=self.placement, ends=ends)
         return None if placements is None else placements[0]
 
     def explain(self, unit: PlacementUnit) -> dict[str, Any]:
