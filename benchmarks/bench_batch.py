@@ -111,7 +111,7 @@ def _solved(case: BatchCase, documents: list[dict[str, Any]], runs: int) -> tupl
 
 
 def solve(prepared: PreparedProblem) -> tuple[list[Placement], list[GoalLevel]]:
-    return allocate_batch(prepared.snapshot, prepared.holdings, prepared.units, placement="pack", ends=None)
+    return allocate_batch(prepared.snapshot, prepared.allocations, prepared.units, placement="pack", ends=None)
 
 
 def _counts(counts: Mapping[int, int]) -> str:

@@ -18,7 +18,7 @@ def first_fit(prepared: PreparedProblem) -> dict[int, int]:
     `scenario` asks: whole devices, and attributes to match.
     """
     snapshot = prepared.snapshot
-    usage = Usage.of(snapshot, prepared.holdings)
+    usage = Usage.of(snapshot, prepared.allocations)
     free = {device.index for device in snapshot.devices if not usage.in_use(device)}
     satisfied = {demand.claim.priority: 0 for unit in prepared.units for demand in unit.demands}
     for unit in prepared.units:

@@ -53,7 +53,7 @@ def solve_plain(prepared: PreparedProblem, limit: float) -> PlainModelResult:
 
 def _build(model: cp_model.CpModel, prepared: PreparedProblem) -> list[cp_model.IntVar]:
     snapshot = prepared.snapshot
-    usage = Usage.of(snapshot, prepared.holdings)
+    usage = Usage.of(snapshot, prepared.allocations)
     takers: dict[int, list[cp_model.IntVar]] = defaultdict(list)
     satisfied = []
     for unit in prepared.units:

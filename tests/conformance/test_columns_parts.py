@@ -34,7 +34,7 @@ def board_of(nodes: int, claims: int, seed: int) -> StateSpace:
     kinds, others = group_units(prepared.snapshot, prepared.units)
     assert not others
     state_space, refused = build_state_space(
-        prepared.snapshot, Usage.of(prepared.snapshot, prepared.holdings), kinds, {}
+        prepared.snapshot, Usage.of(prepared.snapshot, prepared.allocations), kinds, {}
     )
     assert not refused
     return state_space

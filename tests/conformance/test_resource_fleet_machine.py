@@ -176,7 +176,7 @@ def comparable_state(state: ClusterState) -> dict[str, object]:
             name: [(pool.name, [device.name for device in pool.devices]) for pool in record.snapshot.pools]
             for name, record in index.records.items()
         },
-        "holders": {key: (t.priority, t.usage.whole, t.usage.shared) for key, t in state.holdings.items()},
+        "holders": {key: (t.priority, t.usage.whole, t.usage.shared) for key, t in state.allocations.items()},
         "shares": state.share_ids,
         "commons": {(offer.id, offer.nodes) for offer in state.rules.shared_devices.offers},
         "broken": state.rules.shared_devices.broken,

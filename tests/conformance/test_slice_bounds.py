@@ -28,7 +28,7 @@ BUDGET = 20_000
 def site_of(instance: SearchInstance) -> NodeView:
     """The only node, as the only unit sees it."""
     (unit,) = instance.units
-    return view_node(read_unit(unit), instance.snapshot, Usage.of(instance.snapshot, instance.holdings), "n1")
+    return view_node(read_unit(unit), instance.snapshot, Usage.of(instance.snapshot, instance.allocations), "n1")
 
 
 def may_fit(instance: SearchInstance) -> bool:

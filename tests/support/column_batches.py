@@ -53,13 +53,13 @@ class Batch:
 def by_columns(documents: Sequence[Manifest], *, placement: str = "pack", ends: float | None = None) -> Batch:
     """Solve a batch of any size as a large one is solved."""
     prepared = prepare(read_documents(documents))
-    outcome = allocate_batch(prepared.snapshot, prepared.holdings, prepared.units, placement=placement, ends=ends)
+    outcome = allocate_batch(prepared.snapshot, prepared.allocations, prepared.units, placement=placement, ends=ends)
     return Batch(prepared, *outcome)
 
 
 def exact_counts(prepared: PreparedProblem) -> list[int] | None:
     """The most claims of each priority, highest first, by the exact model; None where it cannot prove them."""
-    model = build_model(prepared.snapshot, prepared.holdings, prepared.units)
+    model = build_model(prepared.snapshot, prepared.allocations, prepared.units)
     search = GoalSearch(model)
     counts = []
     for priority in sorted({d.claim.priority for unit in prepared.units for d in unit.demands}, reverse=True):
@@ -74,7 +74,7 @@ def exact_counts(prepared: PreparedProblem) -> list[int] | None:
 
 def exact_levels(prepared: PreparedProblem) -> list[GoalLevel]:
     """What the exact model reaches, goal by goal."""
-    model = build_model(prepared.snapshot, prepared.holdings, prepared.units)
+    model = build_model(prepared.snapshot, prepared.allocations, prepared.units)
     return optimize_goals(model, placement="pack", ends=None)[1]
 
 

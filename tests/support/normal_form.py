@@ -28,7 +28,7 @@ class SearchInstance:
     """Units in the order they are decided, and what they may take."""
 
     snapshot: Snapshot
-    holdings: tuple[Allocation, ...]
+    allocations: tuple[Allocation, ...]
     units: tuple[PlacementUnit, ...]
 
 
@@ -140,7 +140,7 @@ def _reaches(instance: SearchInstance, place: Place, index: int) -> bool:
 
 def overuse(instance: SearchInstance, options: Iterable[Option]) -> Iterator[str]:
     """Devices given twice, capacities and pool resources exceeded, all options together."""
-    snapshot, usage = instance.snapshot, Usage.of(instance.snapshot, instance.holdings)
+    snapshot, usage = instance.snapshot, Usage.of(instance.snapshot, instance.allocations)
     whole: Counter[int] = Counter()
     portions: dict[int, Counter[str]] = {}
     for option in options:

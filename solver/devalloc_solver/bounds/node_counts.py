@@ -23,7 +23,7 @@ CountByNode = Mapping[Node, int]
 MAX_CACHED_DETAILS = 4_096
 """Details of which is kept where there is enough for them."""
 MAX_CACHED_STATES = 8
-"""Sets of holdings that are kept added up."""
+"""Sets of allocations that are kept added up."""
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class NodeCounts:
         self._nodes = [pools[device.pool].node for device in self.snapshot.devices]
 
     def state(self, held: tuple[Allocation, ...]) -> CountedUsage:
-        """What these holdings add up to; the same object for the same tuple."""
+        """What these allocations add up to; the same object for the same tuple."""
         for state in self._states:
             if state.held is held or not (held or state.held):
                 return state

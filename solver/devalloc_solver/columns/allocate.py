@@ -28,7 +28,7 @@ GRACE_SECONDS = 0.2
 
 def allocate_batch(
     snapshot: Snapshot,
-    holdings: Sequence[Allocation],
+    allocations: Sequence[Allocation],
     units: Sequence[PlacementUnit],
     *,
     placement: str,
@@ -38,33 +38,33 @@ def allocate_batch(
 
     Args:
         snapshot: the fleet.
-        holdings: what is in use and stays so.
+        allocations: what is in use and stays so.
         units: in the order in which they are to be satisfied.
         placement: ``pack`` or ``spread``.
         ends: monotonic time at which to answer with the best found so far; None for as long as it takes.
     """
-    batch = _ColumnSolve(snapshot, holdings, units, placement, ends)
+    batch = _ColumnSolve(snapshot, allocations, units, placement, ends)
     batch.run()
     return batch.placements, batch.levels()
 
 
 def allocate_quickly(
     snapshot: Snapshot,
-    holdings: Sequence[Allocation],
+    allocations: Sequence[Allocation],
     units: Sequence[PlacementUnit],
     *,
     placement: str,
     ends: float | None,
 ) -> tuple[list[Placement], list[GoalLevel]] | None:
     """The same, if all units are columns' and these are soon found; else None, after some milliseconds."""
-    batch = _ColumnSolve(snapshot, holdings, units, placement, ends, is_quick=True)
+    batch = _ColumnSolve(snapshot, allocations, units, placement, ends, is_quick=True)
     return (batch.placements, batch.levels()) if batch.run() else None
 
 
 @dataclass(slots=True, eq=False)
 class _ColumnSolve:
     snapshot: Snapshot
-    holdings: Sequence[Allocation]
+    allocations: Sequence[Allocation]
     units: Sequence[PlacementUnit]
     placement: str
     ends: float | None
@@ -85,8 +85,8 @@ class _ColumnSolve:
 
         Whether there is an answer: always, but for a quick one.
         """
-        usage = Usage.of(self.snapshot, self.holdings)
-        self.singles = RemainingUnits(self.snapshot, self.holdings, self.units, usage, self.placement, self.ends)
+        usage = Usage.of(self.snapshot, self.allocations)
+        self.singles = RemainingUnits(self.snapshot, self.allocations, self.units, usage, self.placement, self.ends)
         kinds, others = group_units(self.snapshot, self.units)
         if self.is_quick and others:
             return False
@@ -129,11 +129,11 @@ class _ColumnSolve:
 
     def compare(self) -> bool:
         """A first fit may do better where not all was proven: never answer less than that. Whether it does."""
-        sharing = make_shared_amount_bound(self.snapshot, Usage.of(self.snapshot, self.holdings), self.units)
+        sharing = make_shared_amount_bound(self.snapshot, Usage.of(self.snapshot, self.allocations), self.units)
         for units in candidate_orders(self.units, sharing.parts() if sharing.resources else ()):
             if self.is_late():
                 break
-            greedy = place_greedily(self.snapshot, self.holdings, units, placement=self.placement, ends=self.ends)
+            greedy = place_greedily(self.snapshot, self.allocations, units, placement=self.placement, ends=self.ends)
             if self.counts(greedy) > self.counts(self.placements):
                 self.placements, self.is_greedy = greedy, True
         return self.is_greedy
@@ -154,7 +154,7 @@ class _ColumnSolve:
             self.bounds = decider.bounds
         counting = sharing = None
         if not self.is_late():
-            usage = Usage.of(self.snapshot, self.holdings)
+            usage = Usage.of(self.snapshot, self.allocations)
             counting = make_device_bound(self.snapshot, usage, self.units)
             sharing = make_shared_amount_bound(self.snapshot, usage, self.units)
         for priority in self.priorities:
@@ -229,7 +229,7 @@ class _ColumnSolve:
         pools = {e.device.pool for p in self.placements for e in p.entries}
         devices = {e.device.index for p in self.placements for e in p.entries}
         reached = {level.priority: level.value for level in levels if level.priority is not None}
-        before = Usage.of(self.snapshot, self.holdings)
+        before = Usage.of(self.snapshot, self.allocations)
         least = MinimumUse(self.snapshot, before, self.units, satisfied_counts(self.units, reached))
         levels.append(GoalLevel("pools", len(pools), least.pools()))
         levels.append(GoalLevel("devices", len(devices), least.devices()))

@@ -23,7 +23,7 @@ class RemainingUnits:
     """Places units; ``usage`` is what is in use by now."""
 
     snapshot: Snapshot
-    holdings: Sequence[Allocation]
+    allocations: Sequence[Allocation]
     """what was in use before the batch"""
     units: Sequence[PlacementUnit]
     """the batch"""
@@ -49,11 +49,11 @@ class RemainingUnits:
     def hold(self, placements: Sequence[Placement]) -> None:
         """Count these as in use."""
         for placement in placements:
-            holding = placement.holding()
+            allocation = placement.allocation()
             if self._nodes is not None:
                 self._nodes.use(placement.node)
-            self.new.append(holding)
-            self.usage.add(holding)
+            self.new.append(allocation)
+            self.usage.add(allocation)
 
     def place(self, unit: PlacementUnit) -> list[Placement]:
         """The unit's placements, or none."""
@@ -83,7 +83,7 @@ class RemainingUnits:
         try:
             placed = place(self.snapshot, self.usage, unit, placement=self.placement, batch=self._nodes_left())
         except StepsExhausted:
-            model = build_model(self.snapshot, [*self.holdings, *self.new], [unit], placement=self.placement)
+            model = build_model(self.snapshot, [*self.allocations, *self.new], [unit], placement=self.placement)
             search, levels = optimize_goals(model, placement=self.placement, ends=self.ends)
             placements = name_devices(search)
             is_certain = all(level.is_proven for level in levels if level.goal == "satisfied")
@@ -97,10 +97,10 @@ class RemainingUnits:
         if not self.new:
             return False  # nothing was placed yet, and it did not fit
         if self._before is None:
-            self._before = Usage.of(self.snapshot, self.holdings)
+            self._before = Usage.of(self.snapshot, self.allocations)
         try:
             return place(self.snapshot, self._before, unit, placement=self.placement) is not None
         except StepsExhausted:
-            search = GoalSearch(build_model(self.snapshot, self.holdings, [unit]), self.ends)
+            search = GoalSearch(build_model(self.snapshot, self.allocations, [unit]), self.ends)
             _, bound = search.maximize([(1, search.model.satisfied[0])], best=1)
             return bound > 0

@@ -86,12 +86,12 @@ def _least_size(snapshot: Snapshot, units: Sequence[PlacementUnit]) -> int:
 
 
 def build_model(
-    snapshot: Snapshot, holdings: Iterable[Allocation], units: Sequence[PlacementUnit], *, placement: str = "pack"
+    snapshot: Snapshot, allocations: Iterable[Allocation], units: Sequence[PlacementUnit], *, placement: str = "pack"
 ) -> BatchModel:
-    """Build the model of a batch. ``holdings`` are what is in use, and stays so."""
+    """Build the model of a batch. ``allocations`` are what is in use, and stays so."""
     from ortools.sat.python import cp_model
 
-    usage = Usage.of(snapshot, holdings)
+    usage = Usage.of(snapshot, allocations)
     device_groups, nodes = make_device_groups(snapshot, usage, units, placement=placement)
     cp = cp_model.CpModel()
     satisfied = [cp.new_bool_var("") for _ in units]

@@ -177,7 +177,7 @@ class FeasibilityQuestion:
 
     def without(self, claims: frozenset[Key]) -> FeasibilityQuestion:
         """The same once these claims are released."""
-        return replace(self, held=tuple(holding for holding in self.held if holding.claim not in claims))
+        return replace(self, held=tuple(allocation for allocation in self.held if allocation.claim not in claims))
 
 
 class ProblemSource(Protocol):
@@ -311,7 +311,7 @@ class FeasibilityChecker:
         return self.alike.one_of_each(nodes, frozenset(names), question.touched)
 
     def usage(self, question: FeasibilityQuestion) -> Usage:
-        """What is in use; that of all holdings is kept, and its parts are small."""
+        """What is in use; that of all allocations is kept, and its parts are small."""
         pinned = question.unit.pin is not None
         if question.snapshot is self.snapshot and not pinned:
             return self.counting.state(question.held).usage

@@ -72,7 +72,7 @@ class FunnelCounter:
     """Makes the funnels of a fleet; what requests that ask for the same have in common is counted once."""
 
     snapshot: Snapshot
-    holdings: Sequence[Allocation]
+    allocations: Sequence[Allocation]
     """all that is held now"""
     usage: Usage = field(init=False)
     total: int = field(init=False)
@@ -83,15 +83,15 @@ class FunnelCounter:
     _by_request: dict[object, Funnel] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        self.usage, self._nothing_held = Usage.of(self.snapshot, self.holdings), Usage(self.snapshot)
+        self.usage, self._nothing_held = Usage.of(self.snapshot, self.allocations), Usage(self.snapshot)
         self.total = sum(device.reach is None or bool(device.reach) for device in self.snapshot.devices)
         self._holders = defaultdict(list)
-        for holding in self.holdings:
-            for item in holding.items:
+        for allocation in self.allocations:
+            for item in allocation.items:
                 holders = self._holders[item.device]
                 # A claim that has several portions of a device has one device.
-                if not (self.snapshot.devices[item.device].shareable and holders[-1:] == [holding.claim]):
-                    holders.append(holding.claim)
+                if not (self.snapshot.devices[item.device].shareable and holders[-1:] == [allocation.claim]):
+                    holders.append(allocation.claim)
 
     def make(self, request: Request) -> Funnel:
         """The funnel of one request."""

@@ -79,7 +79,7 @@ def minimal_overcommit(
     for placement in placements:
         for entry in placement.entries:
             taken[placement.demand.key, entry.request.detail].append(entry.device.index)
-    light = _least_excess(question, [placement.holding() for placement in placements], parts, counts)
+    light = _least_excess(question, [placement.allocation() for placement in placements], parts, counts)
     for chosen in (light, {}):
         requests = {
             part.where: [*part.split(counts[part.where], taken[part.where], chosen.get(part.where))] for part in parts

@@ -113,7 +113,7 @@ class PreparedProblem:
     intake: ProblemInput
     snapshot: Snapshot
     eligibility: CandidateFinder
-    holdings: tuple[Allocation, ...]
+    allocations: tuple[Allocation, ...]
     lost: Mapping[Key, tuple[MissingDevice, ...]]
     units: tuple[PlacementUnit, ...]
     refused: tuple[RejectedClaim, ...]
@@ -130,14 +130,14 @@ def prepare(
     snapshot, problems, eligibility = (standing or SolveCache()).take(intake)
     eligibility.begin(ends, started)
     allocated = [claim for claim in intake.claims if claim.is_allocated]
-    holdings, lost, unclear = read_allocations(snapshot, allocated, intake.classes)
+    allocations, lost, unclear = read_allocations(snapshot, allocated, intake.classes)
     for one in intake.refused:
         if one.status is not None:
-            holding, missing = recover_allocation(snapshot, one.key, one.node, one.status.allocations)
-            holdings.append(holding)
+            allocation, missing = recover_allocation(snapshot, one.key, one.node, one.status.allocations)
+            allocations.append(allocation)
             lost += missing
     overused = overuse_problems(
-        overuse_of_allocations(snapshot, holdings), "DeviceClaim", partial(device_title, snapshot)
+        overuse_of_allocations(snapshot, allocations), "DeviceClaim", partial(device_title, snapshot)
     )
     units, refused = build_units(intake, eligibility)
     by_claim: dict[Key, tuple[MissingDevice, ...]] = {}
@@ -161,7 +161,7 @@ def prepare(
         intake,
         snapshot,
         eligibility,
-        tuple(sorted(holdings, key=lambda h: h.claim)),
+        tuple(sorted(allocations, key=lambda h: h.claim)),
         by_claim,
         tuple(units),
         (*intake.refused, *refused),
@@ -224,7 +224,7 @@ def solve_input(
         ends = quick_search_end(deadline, began, cpu_began)
         prepared.eligibility.allowance.prolong(ends)
     outcome = search_parts(
-        prepared.snapshot, prepared.holdings, prepared.units, placement=placement, ends=ends, is_quick=is_quick
+        prepared.snapshot, prepared.allocations, prepared.units, placement=placement, ends=ends, is_quick=is_quick
     )
     pending = [claim for claim in intake.claims if not claim.is_allocated and not claim.is_deleting]
     levels = add_rejected_claims(outcome.levels, [claim.priority for claim in pending])
@@ -264,7 +264,7 @@ def _answer_all(
     if left_out:
         doubtful = {key for part in outcome.doubtful for key in part.keys}
         explainer = DeviceClaimExplainer(
-            prepared.snapshot, prepared.holdings, placements, ends, prepared.eligibility, intake
+            prepared.snapshot, prepared.allocations, placements, ends, prepared.eligibility, intake
         )
         # Parts that took all of their time come last: the reasons of the others are soon found.
         for unit in sorted(left_out, key=lambda unit: unit.demands[0].key in doubtful):

@@ -80,7 +80,7 @@ def _max_copies(prepared: PreparedProblem, unit: PlacementUnit) -> tuple[int, bo
     """The most copies that fit at once: try ever more, until not all of them do."""
     copies = 8
     while True:
-        search = GoalSearch(build_model(prepared.snapshot, prepared.holdings, [unit] * copies))
+        search = GoalSearch(build_model(prepared.snapshot, prepared.allocations, [unit] * copies))
         satisfied = search.model.satisfied
         value, bound = search.maximize([(1, literal) for literal in satisfied], best=copies)
         if value < copies or copies >= MAX_PER_NODE:
@@ -91,7 +91,7 @@ def _max_copies(prepared: PreparedProblem, unit: PlacementUnit) -> tuple[int, bo
 def _node_key(prepared: PreparedProblem, demand: Demand, node: str) -> object:
     """What the claim sees of a node: equal for nodes that have room for equally many."""
     snapshot = prepared.snapshot
-    usage = Usage.of(snapshot, prepared.holdings)
+    usage = Usage.of(snapshot, prepared.allocations)
     match = sorted({name for request in demand.requests for name in request.match} | set(demand.match))
     values: dict[object, int] = {}
     seen: list[object] = []

@@ -73,7 +73,7 @@ class PreparedCluster:
     offers: Sequence[PublishedDevice]
     usage: DeviceUsage
     snapshot: Snapshot
-    holdings: tuple[Allocation, ...]
+    allocations: tuple[Allocation, ...]
     units: tuple[PlacementUnit, ...]
     refused: tuple[RejectedResourceClaim, ...]
     problems: tuple[Problem, ...]
@@ -128,7 +128,7 @@ def solve(
     if is_quick:
         ends = quick_search_end(deadline, began, cpu_began)
     outcome = search_parts(
-        prepared.snapshot, prepared.holdings, prepared.units, placement=placement, ends=ends, is_quick=is_quick
+        prepared.snapshot, prepared.allocations, prepared.units, placement=placement, ends=ends, is_quick=is_quick
     )
     levels = add_rejected_claims(
         outcome.levels, [priority_of(claim) for claim in intake.claims if claim.allocation is None]
@@ -159,7 +159,7 @@ def prepare(
     units, refused = build_units(intake, judge)
     selectors.allowance.begin_search()
     used = DevicesInUse(offers)
-    holdings = [(key, priority, used.items(held)) for key, priority, held in holders]
+    allocations = [(key, priority, used.items(held)) for key, priority, held in holders]
     overused = overuse.overuse_problems(_overuse_problems(offers, holders, gates), "ResourceClaim", "/".join)
     left_out = [Problem(why.why, kind="ResourceSlice", name=why.name, severity="warning") for why in book.ignored]
     return PreparedCluster(
@@ -169,7 +169,7 @@ def prepare(
         offers=offers,
         usage=usage,
         snapshot=make_snapshot(offers, seen.nodes, constrained_attributes(intake.claims), gates),
-        holdings=tuple(Allocation(*one) for one in sorted(holdings, key=lambda h: h[0])),
+        allocations=tuple(Allocation(*one) for one in sorted(allocations, key=lambda h: h[0])),
         units=tuple(units),
         refused=(*intake.refused, *refused),
         problems=(
@@ -289,7 +289,7 @@ def _answers(
         if claim.allocation is not None
     ]
     answers += [rejected_answer(refused) for refused in prepared.refused]
-    explainer = ResourceClaimExplainer(prepared.snapshot, prepared.holdings, placements, ends, prepared.offers)
+    explainer = ResourceClaimExplainer(prepared.snapshot, prepared.allocations, placements, ends, prepared.offers)
     placed = {placement.demand.key for placement in placements}
     for unit in prepared.units:
         if unit.demands[0].key in placed:

@@ -31,14 +31,14 @@ STEPS = 2_000
 
 def place_greedily(
     snapshot: Snapshot,
-    holdings: Sequence[Allocation],
+    allocations: Sequence[Allocation],
     units: Sequence[PlacementUnit],
     *,
     placement: str,
     ends: float | None,
 ) -> list[Placement]:
     """Placements that are right but not always best, as many as come about before ``ends`` (monotonic time)."""
-    usage = Usage.of(snapshot, holdings)
+    usage = Usage.of(snapshot, allocations)
     rooms = _FreeDevices(snapshot, usage)
     loads = load_by_node(snapshot, usage.devices_in_use()) if placement == "spread" else None
     placements: list[Placement] = []
@@ -59,7 +59,7 @@ def place_greedily(
                 for one in placed:
                     if loads is not None:
                         loads.update(_new_devices(usage, one))
-                    usage.add(one.holding())
+                    usage.add(one.allocation())
                     rooms.take(one)
                 placements += placed
                 break
@@ -72,7 +72,7 @@ def place_greedily(
 
 def place_compactly(
     snapshot: Snapshot,
-    holdings: Sequence[Allocation],
+    allocations: Sequence[Allocation],
     units: Sequence[PlacementUnit],
     *,
     placement: str,
@@ -81,7 +81,7 @@ def place_compactly(
 ) -> list[Placement]:
     """Each unit in pools that units before it have opened, as long as these have room for its first alternatives; else
     where it is best on what those before it leave, or if ``is_roomy`` on the node where most is free."""
-    usage = Usage.of(snapshot, holdings)
+    usage = Usage.of(snapshot, allocations)
     rooms = _FreeDevices(snapshot, usage)
     placements: list[Placement] = []
     pools: set[int] = set()
@@ -121,7 +121,7 @@ def place_compactly(
             denied.add(kind)
         for one in placed:
             batch.use(one.node)
-            usage.add(one.holding())
+            usage.add(one.allocation())
             rooms.take(one)
             pools.update(entry.device.pool for entry in one.entries)
             if one.node not in opened:
@@ -145,7 +145,7 @@ def _roomiest_nodes(snapshot: Snapshot, usage: Usage) -> list[str]:
 
 def close_pools(
     snapshot: Snapshot,
-    holdings: Sequence[Allocation],
+    allocations: Sequence[Allocation],
     units: Sequence[PlacementUnit],
     placements: Sequence[Placement],
     *,
@@ -165,7 +165,7 @@ def close_pools(
             inside = [one for one in best if any(entry.device.pool == pool for entry in one.entries)]
             moved = {id(groups[one.demand.key]): groups[one.demand.key] for one in inside}
             stay = [one for one in best if id(groups[one.demand.key]) not in moved]
-            usage = Usage.of(snapshot, [*holdings, *(one.holding() for one in stay)])
+            usage = Usage.of(snapshot, [*allocations, *(one.allocation() for one in stay)])
             pools = {*given} - {pool}
             nodes = [*dict.fromkeys(one.node for one in stay)]
             for unit in sorted(moved.values(), key=min_whole_devices, reverse=True):
@@ -181,7 +181,7 @@ def close_pools(
                 if not placed:
                     break
                 for one in placed:
-                    usage.add(one.holding())
+                    usage.add(one.allocation())
                 stay += placed
             else:
                 best, closed = stay, True
@@ -210,7 +210,7 @@ def _best_node(
 
 def place_evenly(
     snapshot: Snapshot,
-    holdings: Sequence[Allocation],
+    allocations: Sequence[Allocation],
     units: Sequence[PlacementUnit],
     *,
     ends: float | None,
@@ -221,8 +221,8 @@ def place_evenly(
     ``fill``: in pools that units before it have opened, as long as these have room.
     """
     if len(units) > MAX_SPREAD_UNITS and not fill:
-        return place_greedily(snapshot, holdings, units, placement="spread", ends=ends)
-    usage = Usage.of(snapshot, holdings)
+        return place_greedily(snapshot, allocations, units, placement="spread", ends=ends)
+    usage = Usage.of(snapshot, allocations)
     loads = load_by_node(snapshot, usage.devices_in_use())
     given: list[Placement] = []
     pools: set[int] = set()
@@ -245,7 +245,7 @@ def place_evenly(
         placed = placed or _most_even(snapshot, usage, unit, loads, exactly=len(units) <= MAX_SPREAD_UNITS)
         for one in placed:
             loads.update(_new_devices(usage, one))
-            usage.add(one.holding())
+            usage.add(one.allocation())
             new = {entry.device.pool for entry in one.entries} - pools
             pools |= new
             opened += [one.node] if new else []

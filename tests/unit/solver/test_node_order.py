@@ -19,7 +19,7 @@ from tests.support import random_fleets
 
 def assert_nodes_suffice(ready: PreparedProblem, placement: str) -> None:
     """Each unit of a batch goes where it would go if every node was looked at."""
-    usage = Usage.of(ready.snapshot, ready.holdings)
+    usage = Usage.of(ready.snapshot, ready.allocations)
     batch = batch_nodes(SearchContext(ready.snapshot, usage, placement), ready.units)
 
     def best(unit: PlacementUnit, nodes: BatchNodes | None) -> UnitPlacement | None:
@@ -37,7 +37,7 @@ def assert_nodes_suffice(ready: PreparedProblem, placement: str) -> None:
         assert among.score.one_of == everywhere.score.one_of
         assert (among.score.pools, among.score.devices) == (everywhere.score.pools, everywhere.score.devices)
         for one in among.placements:
-            usage.add(one.holding())
+            usage.add(one.allocation())
             batch.use(one.node)
 
 
@@ -55,7 +55,7 @@ def test_nodes_of_a_random_fleet_suffice(seed: int) -> None:
 
 def test_of_nodes_that_are_alike_the_first_unused_one_stands_for_all() -> None:
     ready = prepare(read_documents(BatchCase("equal", 12, 4).documents()))
-    context = SearchContext(ready.snapshot, Usage.of(ready.snapshot, ready.holdings), "pack")
+    context = SearchContext(ready.snapshot, Usage.of(ready.snapshot, ready.allocations), "pack")
     batch = batch_nodes(context, ready.units)
     first = batch.nodes(ready.units[0])
     assert len(first) < 12

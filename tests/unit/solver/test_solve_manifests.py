@@ -173,7 +173,7 @@ def test_columns_are_right_and_their_bound_holds(seed: int) -> None:
     }
     prepared = prepare(read_documents(documents))
     placements, levels = allocate_batch(
-        prepared.snapshot, prepared.holdings, prepared.units, placement="pack", ends=None
+        prepared.snapshot, prepared.allocations, prepared.units, placement="pack", ends=None
     )
     taken = [(e.device.pool, e.device.name) for p in placements for e in p.entries]
     assert len(taken) == len(set(taken))

@@ -59,7 +59,7 @@ class AllocationTask:
     classes: Mapping[str, ResourceDeviceClass]
     offers: Sequence[PublishedDevice]
     snapshot: Snapshot
-    holdings: tuple[Allocation, ...]
+    allocations: tuple[Allocation, ...]
     unit: PlacementUnit
     slices: Sequence[Manifest]
     """those that were read"""
@@ -84,7 +84,7 @@ def prepare(
     """All before the search; None when no claim waits.
 
     ``selectors``: those of a call before with the same ``features``, whose verdicts hold for the same devices.
-    ``holders``: what each holder has, so that each is a holding; devices are judged as if nothing were in use then.
+    ``holders``: what each holder has, so that each is an allocation; devices are judged as if nothing were in use then.
     Raises AllocationError and OutOfTime.
     """
     gates = read_gates(features)
@@ -124,7 +124,7 @@ def prepare(
         classes=named,
         offers=offers,
         snapshot=make_snapshot(offers, [target.name], constrained_attributes(read), gates),
-        holdings=tuple(
+        allocations=tuple(
             Allocation(holder_key(number), 0, used.items(one))
             for number, one in enumerate([usage] if holders is None else holders)
         ),
@@ -142,7 +142,7 @@ def prepare(
 
 
 def holder_key(number: int) -> tuple[str, str]:
-    """The claim of a holding, by the position of its holder; keys are in the order of these."""
+    """The claim of an allocation, by the position of its holder; keys are in the order of these."""
     return "", f"{number:09}"
 
 

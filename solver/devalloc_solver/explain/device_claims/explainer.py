@@ -156,7 +156,7 @@ class DeviceClaimExplainer(Explainer):
         if here.claims and len(binding) >= len(here.claims):
             return here
         # The members of its group that hold devices bind it to their node for as long as they do.
-        stays = tuple(holding for holding in self.in_use if holding.claim not in binding)
+        stays = tuple(allocation for allocation in self.in_use if allocation.claim not in binding)
         unbound = replace(unit, pin=None)
         anywhere = BlockingClaims((), smallest=True)
         if not self.finder.works(self.question(unbound, stays)):

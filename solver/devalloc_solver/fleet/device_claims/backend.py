@@ -100,7 +100,7 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ReadDeviceClaim]):
     def _settled(self, read: ReadDeviceClaim) -> Answer | None:
         document, claim, _ = read
         state = self._state
-        held = document.key in state.holdings
+        held = document.key in state.allocations
         if claim is not None and not claim.is_allocated and not held:
             return None
         answer = settled_answer(state.of_claim(document), state.documents, state.rules.intake.classes)
@@ -158,7 +158,7 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ReadDeviceClaim]):
         solution = solve_input(intake, state.placement, deadline, started, self._standing, is_quick=is_quick)
         by_key = {document.key: document for document in (*state.pending(), *fresh)}
         for answer in solution.claims:
-            if answer.allocated and answer.key not in state.holdings and answer.key in by_key:
+            if answer.allocated and answer.key not in state.allocations and answer.key in by_key:
                 state.record(by_key[answer.key], answer.to_dict())
         return solution.to_dict()
 
@@ -168,12 +168,12 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ReadDeviceClaim]):
     def _fresh(self, claims: Iterable[Manifest]) -> list[ManifestRecord]:
         """Those that hold nothing."""
         documents = [self._read(claim)[0] for claim in claims]
-        return [document for document in documents if document.key not in self._state.holdings]
+        return [document for document in documents if document.key not in self._state.allocations]
 
     # -- objects -------------------------------------------------------------------------------------------------------
 
     def holds(self, namespace: str, name: str) -> bool:
-        return (namespace, name) in self._state.holdings
+        return (namespace, name) in self._state.allocations
 
     def _release(self, key: Key) -> None:
         self._state.release(key)

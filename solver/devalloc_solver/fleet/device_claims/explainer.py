@@ -56,20 +56,20 @@ class FleetSubset:
             first += len(record.snapshot.devices)
         return cls(join_pools(renumber(pools)), offsets)
 
-    def holdings(
+    def allocations(
         self, held: Mapping[Hashable, Sequence[HeldItem]], keys: Iterable[Key], priority: Callable[[Key], int]
     ) -> tuple[Allocation, ...]:
         """What these claims hold here, by name of the claim; of other nodes nothing is said."""
         offsets = self.offsets
-        holdings = []
+        allocations = []
         for key in sorted(keys):
             items = tuple(
                 AllocatedDevice(offsets[node] + device, amounts)
                 for node, device, amounts in held[key]
                 if node in offsets
             )
-            holdings.append(Allocation(key, priority(key), items))
-        return tuple(holdings)
+            allocations.append(Allocation(key, priority(key), items))
+        return tuple(allocations)
 
 
 FEW_NODES, MANY_NODES = 16, 128
@@ -221,11 +221,11 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, tuple[
             records = [self.stats.record(NETWORK), *records]
         excerpt, eligibility = self._subset(tuple(records))
         keys = self.holders.on_nodes(record.name for record in records)
-        holdings = excerpt.holdings(self.index.held, keys, self._priority)
+        allocations = excerpt.allocations(self.index.held, keys, self._priority)
         demand = query.demand(eligibility)
         explainer = DeviceClaimExplainer(
             excerpt.snapshot,
-            holdings,
+            allocations,
             (),
             self.index.allowance.until,
             eligibility,

@@ -123,7 +123,7 @@ class RecordedDevice(NamedTuple):
     """None when whole"""
 
 
-class RecordedHolding(NamedTuple):
+class RecordedAllocation(NamedTuple):
     """What one claim holds, as recorded."""
 
     node: str | None
@@ -149,7 +149,7 @@ class DeviceFleetState:
     index: NodeIndex = field(init=False)
     rules: DeviceClaimRules = field(init=False)
     judge: IncrementalChecker = field(init=False)
-    holders: Holders[RecordedHolding] = field(init=False)
+    holders: Holders[RecordedAllocation] = field(init=False)
     refusals: DeviceClaimsExplainer = field(init=False)
     _written: dict[Key, tuple[object, ManifestRecord]] = field(default_factory=dict)
     """claims with their answers written on them, as far as requested for these"""
@@ -179,7 +179,7 @@ class DeviceFleetState:
         return state
 
     @property
-    def holdings(self) -> Mapping[Key, RecordedHolding]:
+    def allocations(self) -> Mapping[Key, RecordedAllocation]:
         """What claims hold."""
         return self.holders.by_claim
 
@@ -216,7 +216,7 @@ class DeviceFleetState:
 
     def release(self, key: Key) -> bool:
         """The claim keeps its spec and holds nothing any more; False when it held nothing."""
-        if key not in self.holdings:
+        if key not in self.allocations:
             return False
         name = full_name("DeviceClaim", *key)
         pending = [without_status(each) for each in self.documents.by_name.get(name, ())]
@@ -239,7 +239,7 @@ class DeviceFleetState:
         self.index.forget()
         changed = before ^ _admin_classes(self.rules.intake)
         if changed:
-            for key in list(self.holdings):
+            for key in list(self.allocations):
                 self._hold_again(key)
 
     def expression_failed(self, *, begin: bool) -> None:
@@ -267,7 +267,7 @@ class DeviceFleetState:
         self.judge.set_pools(name, same)
         self.rules.kinds = self.index.kinds
         for key in sorted(keys):
-            self.holders.put(key, [*self._items(self.holdings[key])])
+            self.holders.put(key, [*self._items(self.allocations[key])])
 
     # -- what claims hold ----------------------------------------------------------------------------------------------
 
@@ -277,16 +277,16 @@ class DeviceFleetState:
         for claim in intake.claims:
             if claim.is_allocated:
                 self.judge.hold(claim)
-                self._keep(key, _recorded_holding(claim, self.rules.intake))
+                self._keep(key, _recorded_allocation(claim, self.rules.intake))
         for refused in intake.refused:
             if refused.status is not None:
                 self.judge.hold_rejected(refused)
                 entries = tuple(map(_recorded_device, refused.status.allocations))
-                old = self.holdings.get(key)
+                old = self.allocations.get(key)
                 if old is not None:  # several of one name: all that any of them holds
                     self.holders.leave(key)
                     entries = (*old.entries, *entries)
-                self._keep(key, RecordedHolding(refused.node, entries))
+                self._keep(key, RecordedAllocation(refused.node, entries))
 
     def grant(self, document: ManifestRecord, claim: DeviceClaim, answer: dict[str, Any], spot: ChosenPlace) -> None:
         """A claim has what an answer gives it, from now on."""
@@ -299,7 +299,7 @@ class DeviceFleetState:
             if not request.mode.is_admin:
                 entries.append(RecordedDevice(pool.name, device.name, amounts or None))
                 items.append((pool.node, device.index, amounts or None))
-        self.holders.enter(key, RecordedHolding(spot.node, tuple(entries)), items)
+        self.holders.enter(key, RecordedAllocation(spot.node, tuple(entries)), items)
         self.judge.grant(claim, answer)
 
     def record(self, document: ManifestRecord, answer: dict[str, Any]) -> None:
@@ -309,18 +309,18 @@ class DeviceFleetState:
         self._forget_claim(claim.key)
         self.documents.by_name[document.name] = [document]
         self.granted[claim.key] = claim, status_of_answer(answer)
-        self._keep(claim.key, _recorded_holding(with_status(claim, answer), self.rules.intake))
+        self._keep(claim.key, _recorded_allocation(with_status(claim, answer), self.rules.intake))
         self.judge.grant(claim, answer)
 
-    def _keep(self, key: Key, holding: RecordedHolding) -> None:
-        self.holders.enter(key, holding, [*self._items(holding)])
+    def _keep(self, key: Key, allocation: RecordedAllocation) -> None:
+        self.holders.enter(key, allocation, [*self._items(allocation)])
 
     def _hold_again(self, key: Key) -> None:
         """What counts as held depends on classes: read it back."""
         if key in self.granted:
             claim = with_status(*self.granted[key])
             self.holders.leave(key)
-            self._keep(key, _recorded_holding(claim, self.rules.intake))
+            self._keep(key, _recorded_allocation(claim, self.rules.intake))
             return
         self.holders.leave(key)
         self.judge.release(key)
@@ -333,9 +333,9 @@ class DeviceFleetState:
         self._written.pop(key, None)
         self.judge.release(key)
 
-    def _items(self, holding: RecordedHolding) -> Iterator[HeldItem]:
-        for entry in holding.entries:
-            for node in self._nodes_of(holding.node, entry.pool):
+    def _items(self, allocation: RecordedAllocation) -> Iterator[HeldItem]:
+        for entry in allocation.entries:
+            for node in self._nodes_of(allocation.node, entry.pool):
                 record = self.index.network if node is None else self.index.records.get(node)
                 device = None if record is None else record.find(entry.pool, entry.device)
                 if device is not None:
@@ -367,13 +367,13 @@ class DeviceFleetState:
     def pending(self) -> Iterator[ManifestRecord]:
         """The kept claims that are valid and hold nothing."""
         for document in self.documents.of_kind("DeviceClaim"):
-            if isinstance(document.object, DeviceClaim) and document.object.key not in self.holdings:
+            if isinstance(document.object, DeviceClaim) and document.object.key not in self.allocations:
                 yield document
 
     def of_claim(self, document: ManifestRecord) -> list[ManifestRecord]:
         """The manifests that count for a question about a claim: those that are kept, where it holds anything."""
         key = document.name[1], document.name[2]
-        if key not in self.holdings:
+        if key not in self.allocations:
             return [document]
         return [self._written_on(key)] if key in self.granted else list(self.documents.by_name[document.name])
 
@@ -435,10 +435,10 @@ def _admin_classes(intake: ProblemInput) -> set[str]:
     return {name for name, each in intake.classes.items() if each.spec.admin_access}
 
 
-def _recorded_holding(claim: DeviceClaim, intake: ProblemInput) -> RecordedHolding:
+def _recorded_allocation(claim: DeviceClaim, intake: ProblemInput) -> RecordedAllocation:
     assert claim.status is not None
     marks = zip(claim.status.allocations, admin_entries(claim, intake.classes), strict=True)
-    return RecordedHolding(
+    return RecordedAllocation(
         claim.allocated_node or claim.pinned_node, tuple(_recorded_device(entry) for entry, admin in marks if not admin)
     )
 

@@ -187,8 +187,8 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         world.is_stale = world.is_stale or is_more
         if name[0] == "ResourceClaim":
             world.free(key)
-            if key in state.holdings:
-                world.hold(key, state.holdings[key])
+            if key in state.allocations:
+                world.hold(key, state.allocations[key])
 
     def _manifest(self, claim: Manifest) -> Manifest:
         if not isinstance(claim, Mapping) or claim.get("kind") != "ResourceClaim":
@@ -254,7 +254,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         else:
             state.grant(key, priority_of(claim), result, granted)
         if self._world is not None:
-            self._world.hold(key, state.holdings[key])
+            self._world.hold(key, state.allocations[key])
 
     # -- one claim by the whole world ----------------------------------------------------------------------------------
 

@@ -168,10 +168,10 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, dict[str, Any], Cluste
         unit = _unit(claim, part, counts.query.rules)
         if unit is None:
             return None, None
-        holdings = part.holdings(self.state)
+        held = part.allocations(self.state)
         ends = self.index.allowance.until
-        numbers = ClusterAvailability(part.snapshot, part.offers, holdings, counts)
-        explainer = ResourceClaimExplainer(part.snapshot, holdings, [], ends, part.offers, self._get_slips(), numbers)
+        numbers = ClusterAvailability(part.snapshot, part.offers, held, counts)
+        explainer = ResourceClaimExplainer(part.snapshot, held, [], ends, part.offers, self._get_slips(), numbers)
         (answer,) = explainer.explain(unit)
         return answer, explainer.crowded
 

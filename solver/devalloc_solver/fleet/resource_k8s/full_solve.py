@@ -53,7 +53,7 @@ class FullCluster:
     """slices, classes or nodes have changed: kept until there is another, since it takes long to throw away"""
     hidden: frozenset[DeviceId] = frozenset()
     """devices that draw on counters where no node reaches them: there they are among the offers only while in use"""
-    holdings: dict[Key, Allocation] = field(default_factory=dict)
+    allocations: dict[Key, Allocation] = field(default_factory=dict)
     _used: DevicesInUse = field(init=False)
     _judge: RequestJudge = field(init=False)
     _slips: ResourceTypoFinder = field(init=False)
@@ -66,7 +66,7 @@ class FullCluster:
         """``selectors``: those of the world before, whose verdicts hold as long as devices do."""
         seen = view_cluster(state.all_slices(), state.nodes)
         usage = DeviceUsage()
-        for tenant in state.holdings.values():
+        for tenant in state.allocations.values():
             usage.whole |= tenant.usage.whole
             usage.shared.update(tenant.usage.shared)
         offers = list_published_devices(seen.views, None, state.gates)
@@ -76,7 +76,7 @@ class FullCluster:
         snapshot = make_snapshot(offers, seen.nodes, None, state.gates)
         shared_selectors = SelectorJudge(state.gates, state.index.allowance) if selectors is None else selectors
         world = cls(state.classes, seen, offers, snapshot, state.gates, state.placement, shared_selectors)
-        for key, tenant in state.holdings.items():
+        for key, tenant in state.allocations.items():
             world.hold(key, tenant)
         world.hidden = hidden
         return world
@@ -101,13 +101,13 @@ class FullCluster:
         self.free(key)
         self.is_stale |= not self.hidden.isdisjoint((*tenant.usage.whole, *tenant.usage.shared))
         self._explanations.clear()
-        self.holdings[key] = Allocation(key, tenant.priority, self._used.items(tenant.usage))
+        self.allocations[key] = Allocation(key, tenant.priority, self._used.items(tenant.usage))
         if self._usage is not None:
-            self._usage.add(self.holdings[key])
+            self._usage.add(self.allocations[key])
 
     def free(self, key: Key) -> None:
         """A claim has nothing any more."""
-        held = None if self.is_stale else self.holdings.pop(key, None)
+        held = None if self.is_stale else self.allocations.pop(key, None)
         if held is not None:
             self.is_stale = any(self.offers[item.device].id in self.hidden for item in held.items)
             self._usage = None
@@ -123,9 +123,11 @@ class FullCluster:
     def find(self, unit: PlacementUnit) -> Placement | None:
         """Where a claim goes. Raises OutOfTime."""
         if self._usage is None:
-            self._usage = Usage.of(self.snapshot, self.holdings.values())
-        holdings, ends = list(self.holdings.values()), self.selectors.allowance.until
-        placements = place_unit(self.snapshot, holdings, unit, usage=self._usage, placement=self.placement, ends=ends)
+            self._usage = Usage.of(self.snapshot, self.allocations.values())
+        allocations, ends = list(self.allocations.values()), self.selectors.allowance.until
+        placements = place_unit(
+            self.snapshot, allocations, unit, usage=self._usage, placement=self.placement, ends=ends
+        )
         return None if placements is None else placements[0]
 
     def explain(self, unit: PlacementUnit) -> dict[str, Any]:
@@ -133,9 +135,11 @@ class FullCluster:
         cache_key = unit.demands[0].key, unit.kind
         answer = self._explanations.get(cache_key) if unit.kind is not None else None
         if answer is None:
-            holdings = [self.holdings[key] for key in sorted(self.holdings)]
+            allocations = [self.allocations[key] for key in sorted(self.allocations)]
             allowance = self.selectors.allowance
-            explainer = ResourceClaimExplainer(self.snapshot, holdings, [], allowance.until, self.offers, self._slips)
+            explainer = ResourceClaimExplainer(
+                self.snapshot, allocations, [], allowance.until, self.offers, self._slips
+            )
             (answer,) = explainer.explain(unit)
             if unit.kind is not None and not allowance.is_over:
                 if len(self._explanations) >= MAX_EXPLANATIONS:
