@@ -40,9 +40,9 @@ def batch(runs: int) -> Iterator[Row]:
     for nodes, claims, fill in SIZES:
         documents = scenario(nodes, claims, fill=fill)
         start = time.perf_counter()
-        intake = read_documents(documents)
+        problem_input = read_documents(documents)
         decoded = time.perf_counter()
-        prepared = prepare(intake)
+        prepared = prepare(problem_input)
         ready = time.perf_counter()
         placements, levels = solve(prepared)
         begun = time.perf_counter()

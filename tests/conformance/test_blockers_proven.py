@@ -16,8 +16,8 @@ SEEDS = range(60)
 def test_reasons_are_the_same_whether_or_not_they_ask_again_what_the_search_has_proven() -> None:
     explained = 0
     for seed in SEEDS:
-        intake = read_documents(random_fleets.documents(Random(seed)))
-        ready = prepare(intake)
+        problem_input = read_documents(random_fleets.documents(Random(seed)))
+        ready = prepare(problem_input)
         placements, levels = find_placements(
             ready.snapshot, ready.allocations, ready.units, placement="pack", ends=None
         )
@@ -27,7 +27,13 @@ def test_reasons_are_the_same_whether_or_not_they_ask_again_what_the_search_has_
         answers = []
         for is_proven in (False, True):
             explainer = DeviceClaimExplainer(
-                ready.snapshot, ready.allocations, placements, None, ready.eligibility, intake, is_proven=is_proven
+                ready.snapshot,
+                ready.allocations,
+                placements,
+                None,
+                ready.eligibility,
+                problem_input,
+                is_proven=is_proven,
             )
             answers.append([explainer.explain(unit, {}) for unit in left_out])
         assert answers[0] == answers[1]

@@ -231,8 +231,8 @@ def test_resource_claims_that_share_no_device_are_answered_apart_and_as_many(mon
     gates, finer = read_gates(None), 0
     for seed in range(EXAMPLES // 3):
         for documents in (joint(Random(seed)).documents, networked(Random(seed)).documents, cluster(Random(seed))):
-            intake = dra_documents.read_documents(deepcopy(documents), gates)
-            finer += check_by_device(dra_joint.prepare(intake, gates), monkeypatch)
+            problem_input = dra_documents.read_documents(deepcopy(documents), gates)
+            finer += check_by_device(dra_joint.prepare(problem_input, gates), monkeypatch)
     assert finer > EXAMPLES // 30, "there is something to split that is one part by pool"
 
 
@@ -265,8 +265,8 @@ def test_columns_that_prove_their_answer_are_as_good_as_one_model(first: int, mo
         for documents in (random_fleets.documents(Random(seed)), mixed(Random(seed))):
             proven += check_columns(prepare(read_documents(deepcopy(documents))), monkeypatch, seed)
         for documents in (joint(Random(seed)).documents, networked(Random(seed)).documents, cluster(Random(seed))):
-            intake = dra_documents.read_documents(deepcopy(documents), gates)
-            proven += check_columns(dra_joint.prepare(intake, gates), monkeypatch, seed)
+            problem_input = dra_documents.read_documents(deepcopy(documents), gates)
+            proven += check_columns(dra_joint.prepare(problem_input, gates), monkeypatch, seed)
     assert proven > 10
 
 

@@ -41,13 +41,15 @@ class Batch:
 
     def violations(self) -> list[str]:
         """What the independent check has to say; claims that are left out need no reason here."""
-        intake, snapshot = self.prepared.intake, self.prepared.snapshot
-        answers = [placed_answer(p, snapshot, intake).to_dict() for p in self.placements]
-        answers += [allocated_answer(c, snapshot, (), ()).to_dict() for c in intake.claims if c.is_allocated]
+        problem_input, snapshot = self.prepared.problem_input, self.prepared.snapshot
+        answers = [placed_answer(p, snapshot, problem_input).to_dict() for p in self.placements]
+        answers += [allocated_answer(c, snapshot, (), ()).to_dict() for c in problem_input.claims if c.is_allocated]
         answered = {(answer["namespace"], answer["name"]) for answer in answers}
-        answers += [_left_out(*claim.key) for claim in intake.claims if claim.key not in answered]
-        left_out = [refused for refused in intake.refused if refused.key not in answered]
-        return check(intake.pools, intake.classes.values(), intake.claims, answers, left_out=left_out)
+        answers += [_left_out(*claim.key) for claim in problem_input.claims if claim.key not in answered]
+        left_out = [refused for refused in problem_input.refused if refused.key not in answered]
+        return check(
+            problem_input.pools, problem_input.classes.values(), problem_input.claims, answers, left_out=left_out
+        )
 
 
 def by_columns(documents: Sequence[Manifest], *, placement: str = "pack", ends: float | None = None) -> Batch:

@@ -53,13 +53,13 @@ def settled_answer(
         documents: where the pools are that it names.
         classes: the valid ones, by name.
     """
-    intake = select_valid(of_claim)
-    if intake.refused:
-        return rejected_answer(min(intake.refused, key=lambda refused: refused.status is None))
-    (claim,) = intake.claims
+    problem_input = select_valid(of_claim)
+    if problem_input.refused:
+        return rejected_answer(min(problem_input.refused, key=lambda refused: refused.status is None))
+    (claim,) = problem_input.claims
     snapshot, _ = take_snapshot(_pools_named(claim, documents))
     _, lost, _ = read_allocations(snapshot, [claim], classes)
-    return allocated_answer(claim, snapshot, lost, intake.warnings.get(claim.key, ()))
+    return allocated_answer(claim, snapshot, lost, problem_input.warnings.get(claim.key, ()))
 
 
 def _pools_named(claim: DeviceClaim, documents: ManifestStore) -> list[DevicePool]:
@@ -103,7 +103,7 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ReadDeviceClaim]):
         held = document.key in state.allocations
         if claim is not None and not claim.is_allocated and not held:
             return None
-        answer = settled_answer(state.of_claim(document), state.documents, state.rules.intake.classes)
+        answer = settled_answer(state.of_claim(document), state.documents, state.rules.problem_input.classes)
         if answer.allocated and not held:
             state.replace(document)
         return answer.to_dict()
@@ -154,8 +154,8 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ReadDeviceClaim]):
     ) -> dict[str, Any]:
         started, state = time.monotonic(), self._state
         fresh = self._fresh(claims)
-        intake = state.everything(fresh)
-        solution = solve_input(intake, state.placement, deadline, started, self._standing, is_quick=is_quick)
+        problem_input = state.everything(fresh)
+        solution = solve_input(problem_input, state.placement, deadline, started, self._standing, is_quick=is_quick)
         by_key = {document.key: document for document in (*state.pending(), *fresh)}
         for answer in solution.claims:
             if answer.allocated and answer.key not in state.allocations and answer.key in by_key:

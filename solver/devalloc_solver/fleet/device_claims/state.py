@@ -38,7 +38,7 @@ from devalloc_solver.problem.snapshot import Snapshot, take_snapshot, without_du
 
 
 def placed_answer(
-    claim: DeviceClaim, spot: ChosenPlace, intake: ProblemInput, warnings: Sequence[str]
+    claim: DeviceClaim, spot: ChosenPlace, problem_input: ProblemInput, warnings: Sequence[str]
 ) -> dict[str, Any]:
     """The dict of one allocated claim (settled L2)."""
     chosen: list[int | None] = [None] * len(claim.spec.claims)
@@ -64,7 +64,9 @@ def placed_answer(
         "message": None,
         "annotations": annotations,
     }
-    answer |= config_entries(namespace, ((given.accepted, given.request.spec.configs) for given in spot.given), intake)
+    answer |= config_entries(
+        namespace, ((given.accepted, given.request.spec.configs) for given in spot.given), problem_input
+    )
     if warnings:
         answer["warnings"] = list(warnings)
     return answer
@@ -173,7 +175,7 @@ class DeviceFleetState:
         state.rules = DeviceClaimRules(state.index.kinds, select_valid(state.documents.others()), state.index.allowance)
         state.holders = Holders(state.index)
         state.refusals = DeviceClaimsExplainer(state.index, state.holders, state._priority)
-        state.judge.set_classes(state.rules.intake.classes.values())
+        state.judge.set_classes(state.rules.problem_input.classes.values())
         for key in sorted({(name[1], name[2]) for name in state.documents.by_name if name[0] == "DeviceClaim"}):
             state._read_claim(key)
         return state
@@ -233,11 +235,11 @@ class DeviceFleetState:
 
     def _rules_changed(self) -> None:
         """Classes decide what claims may take, and which entries of old ones are for admins only (S14)."""
-        before = _admin_classes(self.rules.intake)
+        before = _admin_classes(self.rules.problem_input)
         self.rules = self.rules.renewed(select_valid(self.documents.others()))
-        self.judge.set_classes(self.rules.intake.classes.values())
+        self.judge.set_classes(self.rules.problem_input.classes.values())
         self.index.forget()
-        changed = before ^ _admin_classes(self.rules.intake)
+        changed = before ^ _admin_classes(self.rules.problem_input)
         if changed:
             for key in list(self.allocations):
                 self._hold_again(key)
@@ -273,12 +275,12 @@ class DeviceFleetState:
 
     def _read_claim(self, key: Key) -> None:
         """Take note of what a claim came in with (S18), valid or not (S13)."""
-        intake = select_valid(self.documents.by_name.get(full_name("DeviceClaim", *key), ()))
-        for claim in intake.claims:
+        problem_input = select_valid(self.documents.by_name.get(full_name("DeviceClaim", *key), ()))
+        for claim in problem_input.claims:
             if claim.is_allocated:
                 self.judge.hold(claim)
-                self._keep(key, _recorded_allocation(claim, self.rules.intake))
-        for refused in intake.refused:
+                self._keep(key, _recorded_allocation(claim, self.rules.problem_input))
+        for refused in problem_input.refused:
             if refused.status is not None:
                 self.judge.hold_rejected(refused)
                 entries = tuple(map(_recorded_device, refused.status.allocations))
@@ -309,7 +311,7 @@ class DeviceFleetState:
         self._forget_claim(claim.key)
         self.documents.by_name[document.name] = [document]
         self.granted[claim.key] = claim, status_of_answer(answer)
-        self._keep(claim.key, _recorded_allocation(with_status(claim, answer), self.rules.intake))
+        self._keep(claim.key, _recorded_allocation(with_status(claim, answer), self.rules.problem_input))
         self.judge.grant(claim, answer)
 
     def _keep(self, key: Key, allocation: RecordedAllocation) -> None:
@@ -320,7 +322,7 @@ class DeviceFleetState:
         if key in self.granted:
             claim = with_status(*self.granted[key])
             self.holders.leave(key)
-            self._keep(key, _recorded_allocation(claim, self.rules.intake))
+            self._keep(key, _recorded_allocation(claim, self.rules.problem_input))
             return
         self.holders.leave(key)
         self.judge.release(key)
@@ -362,7 +364,7 @@ class DeviceFleetState:
         return self.rules.refusal(claim, shape) or DeviceClaimQuery(claim, shape, self.rules)
 
     def answer(self, claim: DeviceClaim, spot: ChosenPlace, warnings: Sequence[str]) -> dict[str, Any]:
-        return placed_answer(claim, spot, self.rules.intake, warnings)
+        return placed_answer(claim, spot, self.rules.problem_input, warnings)
 
     def pending(self) -> Iterator[ManifestRecord]:
         """The kept claims that are valid and hold nothing."""
@@ -431,13 +433,13 @@ def _read_by_classes(documents: ManifestStore) -> frozenset[str]:
     return frozenset().union(*(attributes_read(text) or () for text in texts))
 
 
-def _admin_classes(intake: ProblemInput) -> set[str]:
-    return {name for name, each in intake.classes.items() if each.spec.admin_access}
+def _admin_classes(problem_input: ProblemInput) -> set[str]:
+    return {name for name, each in problem_input.classes.items() if each.spec.admin_access}
 
 
-def _recorded_allocation(claim: DeviceClaim, intake: ProblemInput) -> RecordedAllocation:
+def _recorded_allocation(claim: DeviceClaim, problem_input: ProblemInput) -> RecordedAllocation:
     assert claim.status is not None
-    marks = zip(claim.status.allocations, admin_entries(claim, intake.classes), strict=True)
+    marks = zip(claim.status.allocations, admin_entries(claim, problem_input.classes), strict=True)
     return RecordedAllocation(
         claim.allocated_node or claim.pinned_node, tuple(_recorded_device(entry) for entry, admin in marks if not admin)
     )

@@ -125,15 +125,18 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         self, claims: Iterable[Manifest], deadline: float | None = None, *, is_quick: bool = False
     ) -> dict[str, Any]:
         started = time.monotonic()
-        intake = self._intake(claims)
-        answer = solve(intake, self._gates, self._state.placement, deadline, started, is_quick=is_quick)
+        problem_input = self._intake(claims)
+        answer = solve(problem_input, self._gates, self._state.placement, deadline, started, is_quick=is_quick)
         by_key = {(one["namespace"], one["name"]): one for one in answer["claims"]}
-        for claim in intake.claims:
+        for claim in problem_input.claims:
             key = claim.namespace, claim.name
             given = by_key.get(key) if claim.allocation is None else None
             if given is not None and given["allocated"]:
                 self._keep(
-                    ReadResourceClaim(claim, intake.manifests[key], None), claim, _deep_copy(given["allocations"]), None
+                    ReadResourceClaim(claim, problem_input.manifests[key], None),
+                    claim,
+                    _deep_copy(given["allocations"]),
+                    None,
                 )
         return answer
 
@@ -170,8 +173,8 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
 
     def _replace(self, name: Name, document: Manifest) -> Iterable[Problem]:
         self._change(name, [document])
-        intake = read_documents([document], self._gates)
-        return (*intake.problems, *usage_of_claims(intake)[2])
+        problem_input = read_documents([document], self._gates)
+        return (*problem_input.problems, *usage_of_claims(problem_input)[2])
 
     def _remove(self, name: Name) -> bool:
         is_there = name in self._state.objects

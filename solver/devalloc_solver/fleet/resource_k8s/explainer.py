@@ -200,5 +200,5 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, dict[str, Any], Cluste
 
 
 def _unit(claim: ResourceClaim, part: ClusterSubset, rules: ResourceClaimRules) -> PlacementUnit | None:
-    demand = make_claim_demand(pending_claim(claim, 0), rules.intake, part.judge)
+    demand = make_claim_demand(pending_claim(claim, 0), rules.problem_input, part.judge)
     return None if isinstance(demand, RejectedResourceClaim) else single_claim_unit(demand)

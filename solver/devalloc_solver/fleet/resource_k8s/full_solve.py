@@ -42,7 +42,7 @@ MAX_EXPRESSIONS = 256
 class FullCluster:
     """Told who comes to hold what, as long as slices, classes and nodes are as they were."""
 
-    intake: ClusterInput
+    problem_input: ClusterInput
     seen: ClusterView
     offers: list[PublishedDevice]
     snapshot: Snapshot
@@ -92,7 +92,9 @@ class FullCluster:
             self.selectors = SelectorJudge(self.gates, self.selectors.allowance)
         self._slips = ResourceTypoFinder(self.offers)
         broken = frozenset(self.seen.broken)
-        self._judge = RequestJudge(self.gates, self.offers, DeviceUsage(), self.selectors, self.intake.classes, broken)
+        self._judge = RequestJudge(
+            self.gates, self.offers, DeviceUsage(), self.selectors, self.problem_input.classes, broken
+        )
 
     def hold(self, key: Key, tenant: HeldUsage) -> None:
         """A claim has these devices."""
@@ -117,7 +119,7 @@ class FullCluster:
         """What a claim asks for, or why it is not solved. Raises OutOfTime."""
         if self._judge.size > MAX_VERDICTS:
             self._renew()
-        demand = make_claim_demand(pending_claim(claim, 0), self.intake, self._judge)
+        demand = make_claim_demand(pending_claim(claim, 0), self.problem_input, self._judge)
         return demand if isinstance(demand, RejectedResourceClaim) else single_claim_unit(demand)
 
     def find(self, unit: PlacementUnit) -> Placement | None:

@@ -73,7 +73,7 @@ class ResourceClaimRules:
 
     gates: frozenset[str]
     index: NodeIndex
-    intake: ClusterInput
+    problem_input: ClusterInput
     """only its classes count"""
     shared_devices: SharedDevices = field(default_factory=SharedDevices)
     _selectors: SelectorJudge = field(init=False)
@@ -104,7 +104,7 @@ class ResourceClaimRules:
         return shape in self._sights
 
     def query(self, claim: ResourceClaim, shape: Hashable) -> ResourceClaimQuery | None:
-        """What a claim asks the index; None for what the index has no words for."""
+        """What a claim wants to know of the index; None for what the index has no words for."""
         kinds = self.index.kinds
         if self._seen is None or self._seen[0] is not kinds or self._seen[1] != len(kinds.kinds):
             self._seen = kinds, len(kinds.kinds)
@@ -178,14 +178,14 @@ class ResourceClaimRules:
 
     def programs(self, subrequest: SubRequest) -> list[Program]:
         """The expressions that a device must pass, in order."""
-        texts = (*self.intake.classes[subrequest.class_name].selectors, *subrequest.selectors)
+        texts = (*self.problem_input.classes[subrequest.class_name].selectors, *subrequest.selectors)
         return [self._selectors.program(text) for text in texts]
 
     # -- judges --------------------------------------------------------------------------------------------------------
 
     def judge(self, offers: Iterable[PublishedDevice], broken: frozenset[str] = frozenset()) -> RequestJudge:
         """Judges these devices; ``broken`` are nodes on which it is unknown what ``All`` is."""
-        return RequestJudge(self.gates, [*offers], DeviceUsage(), self._selectors, self.intake.classes, broken)
+        return RequestJudge(self.gates, [*offers], DeviceUsage(), self._selectors, self.problem_input.classes, broken)
 
     def _judge_kinds(self) -> RequestJudge:
         """Judges one device of each kind, as if it were alone on its node."""

@@ -271,9 +271,9 @@ class ClusterState:
         """Take note of what a claim came in with, valid or not."""
         if not any(is_allocated(one) for one in self.objects.get(name, ())):
             return
-        intake = read_documents(self.objects[name], self.gates)
-        allocated = [((c.namespace, c.name), priority_of(c), c.allocation) for c in intake.claims]
-        allocated += [(refused.key, 0, refused.allocation) for refused in intake.refused]
+        problem_input = read_documents(self.objects[name], self.gates)
+        allocated = [((c.namespace, c.name), priority_of(c), c.allocation) for c in problem_input.claims]
+        allocated += [(refused.key, 0, refused.allocation) for refused in problem_input.refused]
         for key, priority, allocation in allocated:
             if allocation is not None:
                 self.hold(key, priority, allocation)
