@@ -26,7 +26,7 @@ from devalloc_solver.columns.state_network import NetworkPart, User
 from devalloc_solver.columns.state_space import StateSpace
 
 REPAIR_LIMIT = 0.1
-"""CP-SAT's deterministic time (roughly seconds) for one piece."""
+"""CP-SAT's deterministic time (roughly seconds) for one neighbourhood."""
 NEGLIGIBLE = GRID // 1000
 """Waste that is rounding."""
 HIGHER_PRIORITY_WEIGHT = 100
@@ -78,7 +78,7 @@ class OpenPacking:
 
 @dataclass(slots=True, eq=False)
 class _RepairBin:
-    """A bin of a piece: the row it starts in, and the variables of its patterns."""
+    """A bin of a neighbourhood: the row it starts in, and the variables of its patterns."""
 
     start: int
     part: NetworkPart
@@ -112,19 +112,19 @@ def repair(open_packing: OpenPacking, chosen: Sequence[int], priority: int, ends
             if own >= priority
         )
 
-    piece = _RepairModel(pywraplp.Solver.CreateSolver("SAT"), open_packing, available)
+    repair_model = _RepairModel(pywraplp.Solver.CreateSolver("SAT"), open_packing, available)
     for number in chosen:
-        piece.add(open_packing.paths[number])
+        repair_model.add(open_packing.paths[number])
         if ends is not None and time.monotonic() > ends:
             return -1
     if ends is not None:
-        piece.solver.SetTimeLimit(limit_in_milliseconds(ends))
+        repair_model.solver.SetTimeLimit(limit_in_milliseconds(ends))
     before = sum(count * weight(kind) for kind, count in inside.items() if kind in available)
-    return piece.solve(chosen, before, weight)
+    return repair_model.solve(chosen, before, weight)
 
 
 class _RepairModel:
-    """The model of one piece."""
+    """The model of one neighbourhood."""
 
     def __init__(self, solver: Any, open_packing: OpenPacking, available: dict[int, int]) -> None:
         self.solver, self.open_packing, self.available = solver, open_packing, available
@@ -241,7 +241,7 @@ class _RepairModel:
 
 
 def pick_bins(open_packing: OpenPacking, valuation: PathValues, size: int, rng: random.Random) -> list[int]:
-    """Bins for a piece: some of those that waste most, some with room left, and some at random."""
+    """Bins for a neighbourhood: some of those that waste most, some with room left, and some at random."""
     state_space = open_packing.state_space
     useful = [number for number, (start, _) in enumerate(open_packing.paths) if not _has_groups(state_space, start)]
     waste = open_packing.waste(valuation)

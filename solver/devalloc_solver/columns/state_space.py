@@ -153,7 +153,7 @@ Cache = dict[object, list[Pattern] | None]
 """(what attributes mean, geometry, way) -> its patterns, or None where there are too many"""
 
 BinSite = tuple[NodeTemplate, int, GeometryBin]
-"""A bin in the world: the template, the number of the node among its nodes, and the bin of its geometry."""
+"""A bin of the fleet: the template, the number of the node among its nodes, and the bin of its geometry."""
 
 
 @dataclass(slots=True, eq=False)

@@ -40,12 +40,12 @@ class MatchedCover:
 class MatchValueSearch:
     """Settles choices on one node."""
 
-    screen: CountingBounds
+    counting_bounds: CountingBounds
     steps: StepBudget
 
     def settle(self, chosen: int, *, any_will_do: bool = False) -> MatchedCover | None:
         """The best over all values, or the first with ``any_will_do``; None when there is none."""
-        node_view = self.screen.node_view
+        node_view = self.counting_bounds.node_view
         takers = [candidate_group.takers & chosen for candidate_group in node_view.candidate_groups]
         ties = []
         for number, tie in enumerate(node_view.unit_requests.ties):
@@ -58,13 +58,13 @@ class MatchValueSearch:
                 ]
             else:
                 ties.append(number)
-        search = _ValueSearch(self.screen, self.steps, chosen, any_will_do)
+        search = _ValueSearch(self.counting_bounds, self.steps, chosen, any_will_do)
         search.go(ties, takers)
         return search.best
 
     def _is_single(self, tie: MatchConstraint, chosen: int) -> bool:
         """One device agrees with itself: it must only have the attributes."""
-        indexed_requests = [*self.screen.node_view.unit_requests.of(tie.request_mask & chosen)]
+        indexed_requests = [*self.counting_bounds.node_view.unit_requests.of(tie.request_mask & chosen)]
         return len(indexed_requests) == 1 and not indexed_requests[0].is_fixed and indexed_requests[0].is_single
 
 
@@ -72,7 +72,7 @@ class MatchValueSearch:
 class _ValueSearch:
     """Depth first over the ties."""
 
-    screen: CountingBounds
+    counting_bounds: CountingBounds
     steps: StepBudget
     chosen: int
     any_will_do: bool
@@ -81,12 +81,12 @@ class _ValueSearch:
 
     def go(self, ties: list[int], takers: list[int]) -> None:
         self.steps.spend(10 + len(takers))
-        if not self.screen.may_fit(self.chosen, takers):
+        if not self.counting_bounds.may_fit(self.chosen, takers):
             return
         if not ties:
             self._cover(takers)
             return
-        node_view = self.screen.node_view
+        node_view = self.counting_bounds.node_view
         number = min(ties, key=lambda t: len(self._values(t, takers)))
         tie = node_view.unit_requests.ties[number]
         rest = [other for other in ties if other != number]
@@ -103,7 +103,7 @@ class _ValueSearch:
 
     def _values(self, number: int, takers: list[int]) -> dict[object, int]:
         """The values that every request of the tie has enough devices of -> the first candidate group that has each."""
-        node_view = self.screen.node_view
+        node_view = self.counting_bounds.node_view
         indexed_requests = [
             *node_view.unit_requests.of(node_view.unit_requests.ties[number].request_mask & self.chosen)
         ]
@@ -126,7 +126,7 @@ class _ValueSearch:
 
     def _distinct_values(self, number: int, rest: list[int], takers: list[int]) -> Iterator[object]:
         """Values in the order of their devices, one of each kind."""
-        node_view = self.screen.node_view
+        node_view = self.counting_bounds.node_view
         own_tie = node_view.unit_requests.ties[number]
         # What another rule reads tells values apart, but for rules on the very same attributes: they see a swap too.
         others = [n for n in rest if node_view.unit_requests.ties[n].names != own_tie.names]
@@ -141,7 +141,7 @@ class _ValueSearch:
                     continue
                 signature[
                     takers[candidate_group.number],
-                    self.screen.kinds[candidate_group.number],
+                    self.counting_bounds.kinds[candidate_group.number],
                     values - {value},
                     tuple(node_view.tie_values[n][candidate_group.number] for n in others),
                     tuple(node_view.distinct_values[n][candidate_group.number] for n in differing),
@@ -152,7 +152,7 @@ class _ValueSearch:
                 yield value
 
     def _cover(self, takers: list[int]) -> None:
-        stock = serve_fixed_requests(self.screen.node_view, takers, self.chosen)
+        stock = serve_fixed_requests(self.counting_bounds.node_view, takers, self.chosen)
         if stock is None:
             return
         most = None if self.best is None else self.best.size[0] - len(stock.opened)
@@ -166,7 +166,9 @@ class _ValueSearch:
             return
         if self.best is None or settled.size < self.best.size:
             self.best = settled
-        least = self.screen.is_constant(self.chosen) and self.best.size[0] <= self.screen.fewest_pools(self.chosen)
+        least = self.counting_bounds.is_constant(self.chosen) and self.best.size[
+            0
+        ] <= self.counting_bounds.fewest_pools(self.chosen)
         self.done = self.any_will_do or least
 
     def _served(
@@ -189,7 +191,7 @@ class _ValueSearch:
         """
         shares = [
             indexed
-            for indexed in self.screen.node_view.unit_requests.of(self.chosen)
+            for indexed in self.counting_bounds.node_view.unit_requests.of(self.chosen)
             if indexed.request.mode is AllocationMode.SHARE
         ]
         bounds: list[tuple[int, int]] = []

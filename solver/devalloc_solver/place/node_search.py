@@ -36,18 +36,18 @@ Vector = tuple[int, ...]
 class AlternativeSearch:
     """Chooses on one node."""
 
-    screen: CountingBounds
+    counting_bounds: CountingBounds
     steps: StepBudget
     conflicts: list[Counter[int]] = field(default_factory=list)
     """kinds of requests that cannot be chosen together, each so many times"""
 
     def best(self, limit: Vector | None, *, any_will_do: bool = False) -> tuple[Vector, MatchedCover] | None:
         """The first choice that is no worse than ``limit``, and how it is served: best, or just somehow."""
-        allowed = self.screen.viable()
-        if not self.screen.may_choose(allowed):
+        allowed = self.counting_bounds.viable()
+        if not self.counting_bounds.may_choose(allowed):
             return None
         for chosen in self._choices(0, 0, allowed, limit):
-            settled = MatchValueSearch(self.screen, self.steps).settle(chosen, any_will_do=any_will_do)
+            settled = MatchValueSearch(self.counting_bounds, self.steps).settle(chosen, any_will_do=any_will_do)
             if settled is not None:
                 return self.vector(chosen), settled
             self._learn(chosen)
@@ -55,12 +55,12 @@ class AlternativeSearch:
 
     def vector(self, chosen: int) -> Vector:
         """Only of details that have a choice."""
-        unit_requests = self.screen.node_view.unit_requests
+        unit_requests = self.counting_bounds.node_view.unit_requests
         return tuple(a for indexed in unit_requests.of(chosen) if (a := indexed.request.alternative) is not None)
 
     def _choices(self, detail: int, chosen: int, allowed: int, limit: Vector | None) -> Iterator[int]:
         """Complete choices that the bounds let pass, best first. ``allowed``: what open details may still choose."""
-        unit_requests = self.screen.node_view.unit_requests
+        unit_requests = self.counting_bounds.node_view.unit_requests
         if detail == len(unit_requests.details):
             if self._without_conflicts(chosen, allowed, detail) is not None:
                 yield chosen
@@ -81,13 +81,13 @@ class AlternativeSearch:
             left: int | None = rest
             if is_open or not detail or self.conflicts:  # elsewhere nothing has changed since it was looked at
                 left = self._without_conflicts(picked, rest, detail + 1)
-            if left is None or (is_open and not self.screen.may_choose(left)):
+            if left is None or (is_open and not self.counting_bounds.may_choose(left)):
                 continue
             yield from self._choices(detail + 1, picked, left, limit)
 
     def _keeps_order(self, detail: int, bit: int, chosen: int) -> bool:
         """Of equal details the later ones choose no earlier alternative: they could change places."""
-        unit_requests = self.screen.node_view.unit_requests
+        unit_requests = self.counting_bounds.node_view.unit_requests
         twin = unit_requests.twins[detail]
         if twin is None:
             return True
@@ -98,7 +98,7 @@ class AlternativeSearch:
     def _without_conflicts(self, picked: int, allowed: int, detail: int) -> int | None:
         """``allowed`` less what conflicts with the choices made; None where nothing is left of a detail."""
         if self.conflicts:
-            unit_requests = self.screen.node_view.unit_requests
+            unit_requests = self.counting_bounds.node_view.unit_requests
             have = Counter(indexed.kind for indexed in unit_requests.of(picked))
             for conflict in self.conflicts:
                 missing = conflict - have
@@ -109,15 +109,15 @@ class AlternativeSearch:
                     allowed &= ~sum(
                         indexed.bit for indexed in unit_requests.of(allowed & ~picked) if indexed.kind == kind
                     )
-        details = self.screen.node_view.unit_requests.details
+        details = self.counting_bounds.node_view.unit_requests.details
         return allowed if all(mask & allowed for mask in details[detail:]) else None
 
     def _learn(self, chosen: int) -> None:
         """Remember a part of a failed choice that fails on its own, with whatever requests of the same kinds."""
-        unit_requests = self.screen.node_view.unit_requests
+        unit_requests = self.counting_bounds.node_view.unit_requests
         if all(mask & (mask - 1) == 0 for mask in unit_requests.details):
             return
-        settler = MatchValueSearch(self.screen, self.steps)
+        settler = MatchValueSearch(self.counting_bounds, self.steps)
         conflict = chosen
         for indexed in unit_requests.of(chosen):
             less = conflict & ~indexed.bit

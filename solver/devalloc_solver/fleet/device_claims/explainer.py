@@ -88,7 +88,7 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, tuple[
         self._priority = priority
         self._sample: CandidateFinder | None = None
         self._slips: TypoFinder | None = None
-        self._screens: dict[object, NodeSelection] = {}
+        self._node_selections: dict[object, NodeSelection] = {}
         self._splits: dict[tuple[str, ...], RefinedKinds] = {}
 
     def explain(self, query: DeviceClaimQuery, warnings: Sequence[str]) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, tuple[
     def _forget(self) -> None:
         """Judges and slips too: they remember each shape that was ever explained."""
         super()._forget()
-        self._screens.clear()
+        self._node_selections.clear()
         self._splits.clear()
         self._sample = self._slips = None
 
@@ -122,12 +122,12 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, tuple[
 
     def _find_in_part(self, query: DeviceClaimQuery, claim: DeviceClaim, shape: ShapeSearch) -> ClaimAnswer | None:
         """From a few nodes, and from more where these do not prove it; None where too many nodes differ."""
-        screen = self._screens.get(query.shape)
-        if screen is None:
-            if len(self._screens) >= MAX_SCREENS:
-                self._screens.clear()
-            screen = self._screens[query.shape] = NodeSelection(self.stats, shape.demand)
-        choice = screen.choose(FEW_NODES)
+        node_selection = self._node_selections.get(query.shape)
+        if node_selection is None:
+            if len(self._node_selections) >= MAX_SCREENS:
+                self._node_selections.clear()
+            node_selection = self._node_selections[query.shape] = NodeSelection(self.stats, shape.demand)
+        choice = node_selection.choose(FEW_NODES)
         if choice is None:
             return None
         pinned = self.index.records.get(claim.pinned_node or "")
@@ -135,14 +135,14 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, tuple[
         answer, edits = self._answer_from(query, claim, ranks)
         if edits and _claims_to_release(answer):
             # Once these are made, other nodes may be those where the fewest claims are in the way.
-            screen = self._edited(query, edits)
-            choice = screen.choose(FEW_NODES)
+            node_selection = self._edited(query, edits)
+            choice = node_selection.choose(FEW_NODES)
             assert choice is not None
             ranks = ranks.union(choice.ranks)
             answer, _ = self._answer_from(query, claim, ranks)
         if _claims_to_release(answer) <= choice.min_blockers_elsewhere or pinned is not None:
             return answer
-        choice = screen.choose(MANY_NODES)
+        choice = node_selection.choose(MANY_NODES)
         assert choice is not None
         return self._answer_from(query, claim, ranks.union(choice.ranks))[0]
 

@@ -66,7 +66,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         self._gates = state.gates
         self._reader = ResourceClaimReader(state.gates)
         self._refusals = ClusterExplainer(state)
-        self._world: FullCluster | None = None
+        self._full_cluster: FullCluster | None = None
         """made when it is asked for, and stale with the next change of what there is"""
 
     @classmethod
@@ -116,7 +116,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
                 if (refused := self._refusals.explain(claim, query)) is not None:
                     return refused
         except (AllocationError, BudgetExceeded):
-            pass  # of one device or the other: the whole world is asked, and says of which
+            pass  # of one device or the other: the whole cluster is asked, and says of which
         return self._ask_world(read, claim)
 
     # -- several claims ------------------------------------------------------------------------------------------------
@@ -165,8 +165,8 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         full = ("ResourceClaim", *key)
         held = [one for one in self._state.objects[full] if is_allocated(one)]
         self._state.replace(full, [{**one, "status": _without_allocation(one)} for one in held])
-        if self._world is not None:
-            self._world.free(key)
+        if self._full_cluster is not None:
+            self._full_cluster.free(key)
 
     def _name_of(self, document: Manifest) -> Name:
         return _name(document)
@@ -184,14 +184,14 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
 
     def _change(self, name: Name, documents: list[Manifest]) -> None:
         state, key = self._state, (name[1], name[2])
-        is_more, world = state.replace(name, documents), self._world
-        if world is None:
+        is_more, full_cluster = state.replace(name, documents), self._full_cluster
+        if full_cluster is None:
             return
-        world.is_stale = world.is_stale or is_more
+        full_cluster.is_stale = full_cluster.is_stale or is_more
         if name[0] == "ResourceClaim":
-            world.free(key)
+            full_cluster.free(key)
             if key in state.allocations:
-                world.hold(key, state.allocations[key])
+                full_cluster.hold(key, state.allocations[key])
 
     def _manifest(self, claim: Manifest) -> Manifest:
         if not isinstance(claim, Mapping) or claim.get("kind") != "ResourceClaim":
@@ -256,30 +256,30 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
             state.hold(key, priority_of(claim), result)
         else:
             state.grant(key, priority_of(claim), result, granted)
-        if self._world is not None:
-            self._world.hold(key, state.allocations[key])
+        if self._full_cluster is not None:
+            self._full_cluster.hold(key, state.allocations[key])
 
-    # -- one claim by the whole world ----------------------------------------------------------------------------------
+    # -- one claim by the whole cluster --------------------------------------------------------------------------------
 
-    def _get_world(self) -> FullCluster:
-        if self._world is None or self._world.is_stale:
-            selectors = None if self._world is None else self._world.selectors
-            self._world = None  # there is no room for two
-            self._world = FullCluster.of(self._state, selectors)
-        return self._world
+    def _get_full_cluster(self) -> FullCluster:
+        if self._full_cluster is None or self._full_cluster.is_stale:
+            selectors = None if self._full_cluster is None else self._full_cluster.selectors
+            self._full_cluster = None  # there is no room for two
+            self._full_cluster = FullCluster.of(self._state, selectors)
+        return self._full_cluster
 
     @gc_paused()
     def _ask_world(self, read: ReadResourceClaim, claim: ResourceClaim) -> dict[str, Any]:
-        world, state = self._get_world(), self._state
+        full_cluster, state = self._get_full_cluster(), self._state
         state.index.allowance.begin_again()
-        unit = world.unit(claim)
+        unit = full_cluster.unit(claim)
         if isinstance(unit, RejectedResourceClaim):
             return rejected_answer(unit)
-        placement = world.find(unit)
+        placement = full_cluster.find(unit)
         if placement is None:
-            return world.explain(unit)
-        given = devices_of_placement(placement.entries, world.offers)
-        node = node_of_placement(placement, world.offers, world.seen)
+            return full_cluster.explain(unit)
+        given = devices_of_placement(placement.entries, full_cluster.offers)
+        node = node_of_placement(placement, full_cluster.offers, full_cluster.seen)
         result = make_result(claim, given, state.classes.classes, node, self._gates, ShareIds(state.share_ids))
         self._check(node, read, claim, result)
         self._keep(read, claim, result, None)

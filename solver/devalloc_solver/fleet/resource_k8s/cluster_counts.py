@@ -46,7 +46,7 @@ class NamedDevices:
     @classmethod
     def of(cls, query: ResourceClaimQuery) -> NamedDevices | None:
         """None where expressions tell devices of one kind apart in other ways, or name those of many nodes."""
-        index, demand = query.rules.index, query.sight.demand
+        index, demand = query.rules.index, query.shape_facts.demand
         related = {
             *demand.match,
             *(n for s in demand.requests for n in s.match),
@@ -237,7 +237,7 @@ class ClusterCounts:
     """request -> the steps of its funnel"""
 
     def __post_init__(self) -> None:
-        demand: Demand = self.query.sight.demand
+        demand: Demand = self.query.shape_facts.demand
         there = {kind for kind, size in self.stats.sizes().items() if size}
         self._request_kinds = {
             s.label: _RequestKinds(s, frozenset(there.intersection(s.candidates.accepted))) for s in demand.requests

@@ -96,7 +96,7 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, dict[str, Any], Cluste
 
     def _counts_for(self, query: ResourceClaimQuery) -> ClusterCounts | None:
         counts = self._counts.get(query.shape)
-        if counts is None or counts.query.sight is not query.sight:
+        if counts is None or counts.query.shape_facts is not query.shape_facts:
             if len(self._counts) >= MAX_COUNTS:
                 self._counts.clear()
             named = NamedDevices() if isinstance(self.index.shape(query), ShapeSearch) else NamedDevices.of(query)

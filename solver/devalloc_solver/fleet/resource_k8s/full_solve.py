@@ -63,7 +63,7 @@ class FullCluster:
 
     @classmethod
     def of(cls, state: ClusterState, selectors: SelectorJudge | None) -> FullCluster:
-        """``selectors``: those of the world before, whose verdicts hold as long as devices do."""
+        """``selectors``: those of the full cluster before, whose verdicts hold as long as devices do."""
         seen = view_cluster(state.all_slices(), state.nodes)
         usage = DeviceUsage()
         for tenant in state.allocations.values():
@@ -75,11 +75,11 @@ class FullCluster:
             offers = list_published_devices(seen.views, usage, state.gates)
         snapshot = make_snapshot(offers, seen.nodes, None, state.gates)
         shared_selectors = SelectorJudge(state.gates, state.index.allowance) if selectors is None else selectors
-        world = cls(state.classes, seen, offers, snapshot, state.gates, state.placement, shared_selectors)
+        full_cluster = cls(state.classes, seen, offers, snapshot, state.gates, state.placement, shared_selectors)
         for key, tenant in state.allocations.items():
-            world.hold(key, tenant)
-        world.hidden = hidden
-        return world
+            full_cluster.hold(key, tenant)
+        full_cluster.hidden = hidden
+        return full_cluster
 
     def __post_init__(self) -> None:
         self._used = DevicesInUse(self.offers)

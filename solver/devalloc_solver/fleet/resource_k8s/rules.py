@@ -77,7 +77,7 @@ class ResourceClaimRules:
     """only its classes count"""
     shared_devices: SharedDevices = field(default_factory=SharedDevices)
     _selectors: SelectorJudge = field(init=False)
-    _sights: dict[Hashable, _ShapeFacts | None] = field(default_factory=dict)
+    _shape_facts: dict[Hashable, _ShapeFacts | None] = field(default_factory=dict)
     _failed: dict[tuple[_ShapeFacts, int, str], tuple[NodeRecord, tuple[str, ...]]] = field(default_factory=dict)
     """(shape, number of a request, node) -> devices of the node, as it was then, that could not be judged"""
     _seen: tuple[object, int] | None = None
@@ -92,16 +92,16 @@ class ResourceClaimRules:
         self._selectors = SelectorJudge(self.gates, self.index.allowance)
         self._of_commons = self.judge(self.shared_devices.offers, self.shared_devices.broken)
         self._of_kinds = self._judge_kinds()
-        self._forget_sights()
+        self._forget_shape_facts()
 
-    def _forget_sights(self) -> None:
-        self._sights.clear()
+    def _forget_shape_facts(self) -> None:
+        self._shape_facts.clear()
         self._failed.clear()
 
     def has_met(self, shape: Hashable | None) -> bool:
         """Whether claims of a shape were solved under these rules: then their classes exist, and they are not too
         large."""
-        return shape in self._sights
+        return shape in self._shape_facts
 
     def query(self, claim: ResourceClaim, shape: Hashable) -> ResourceClaimQuery | None:
         """What a claim wants to know of the index; None for what the index has no words for."""
@@ -109,13 +109,13 @@ class ResourceClaimRules:
         if self._seen is None or self._seen[0] is not kinds or self._seen[1] != len(kinds.kinds):
             self._seen = kinds, len(kinds.kinds)
             self._of_kinds = self._judge_kinds()
-            self._forget_sights()
-        if shape not in self._sights:
-            if len(self._sights) >= MAX_SHAPES or len(self._selectors) > MAX_EXPRESSIONS:
+            self._forget_shape_facts()
+        if shape not in self._shape_facts:
+            if len(self._shape_facts) >= MAX_SHAPES or len(self._selectors) > MAX_EXPRESSIONS:
                 self._forget()
-            self._sights[shape] = self._look(claim)
-        sight = self._sights[shape]
-        return None if sight is None else ResourceClaimQuery(claim, shape, self, sight)
+            self._shape_facts[shape] = self._look(claim)
+        shape_facts = self._shape_facts[shape]
+        return None if shape_facts is None else ResourceClaimQuery(claim, shape, self, shape_facts)
 
     def _look(self, claim: ResourceClaim) -> _ShapeFacts | None:
         if not claim.requests or any(one.attribute in RESERVED for one in claim.constraints):
@@ -301,22 +301,24 @@ class ResourceClaimRules:
 
         Raises AllocationError.
         """
-        sight = query.sight
-        if sight.warned[0] != layout:
-            subrequests = {id(request.spec.verdict): request.spec.subrequest for request in sight.demand.requests}
+        shape_facts = query.shape_facts
+        if shape_facts.warned[0] != layout:
+            subrequests = {id(request.spec.verdict): request.spec.subrequest for request in shape_facts.demand.requests}
             failures = (
-                self._failures(query.claim, one, sight, number) for number, one in enumerate(subrequests.values())
+                self._failures(query.claim, one, shape_facts, number) for number, one in enumerate(subrequests.values())
             )
-            sight.warned = layout, tuple(sorted({error for errors in failures for error in errors}))
-        return sight.warned[1]
+            shape_facts.warned = layout, tuple(sorted({error for errors in failures for error in errors}))
+        return shape_facts.warned[1]
 
-    def _failures(self, claim: ResourceClaim, subrequest: SubRequest, sight: _ShapeFacts, number: int) -> list[str]:
+    def _failures(
+        self, claim: ResourceClaim, subrequest: SubRequest, shape_facts: _ShapeFacts, number: int
+    ) -> list[str]:
         kinds, nodes = self._suspects(claim, subrequest)
         records = self.index.records
         failures: list[str] = []
         for name in records if kinds else sorted(nodes & records.keys()):
             record = records[name]
-            cached = self._failed.get((sight, number, name))
+            cached = self._failed.get((shape_facts, number, name))
             if cached is None or cached[0] is not record:
                 offers = [
                     published_device(device)
@@ -326,7 +328,7 @@ class ResourceClaimRules:
                 errors = self.judge(offers, frozenset()).choose(claim, subrequest).verdict.errors if offers else ()
                 if len(self._failed) >= MAX_FAILURES:
                     self._failed.clear()
-                cached = self._failed[sight, number, name] = record, tuple(errors)
+                cached = self._failed[shape_facts, number, name] = record, tuple(errors)
             failures += cached[1]
         return failures
 
@@ -385,12 +387,12 @@ class ResourceClaimQuery:
     claim: ResourceClaim
     shape: Hashable
     rules: ResourceClaimRules
-    sight: _ShapeFacts
+    shape_facts: _ShapeFacts
 
     def unit_on(self, snapshot: Snapshot) -> PlacementUnit:
         """Raises AllocationError."""
         if snapshot.nodes == ("",):  # one device of each kind
-            return PlacementUnit((self.sight.demand,), None, None)
+            return PlacementUnit((self.shape_facts.demand,), None, None)
         return PlacementUnit((self.rules.demand(self.claim, self.rules.judge_node(snapshot)),), None, None)
 
     def reads(self, request: Request) -> frozenset[str] | None:
@@ -416,7 +418,7 @@ class ResourceClaimQuery:
         """Whether an expression turned out too expensive."""
         return self.rules.is_spent and self.rules.is_strange(
             program
-            for request in self.sight.demand.requests
+            for request in self.shape_facts.demand.requests
             for program in self.rules.programs(request.spec.subrequest)
         )
 
