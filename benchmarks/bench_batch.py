@@ -40,9 +40,9 @@ def batch(runs: int) -> Iterator[Row]:
     for nodes, claims, fill in SIZES:
         documents = scenario(nodes, claims, fill=fill)
         start = time.perf_counter()
-        intake = read_documents(documents)
+        problem_input = read_documents(documents)
         decoded = time.perf_counter()
-        prepared = prepare(intake)
+        prepared = prepare(problem_input)
         ready = time.perf_counter()
         placements, levels = solve(prepared)
         begun = time.perf_counter()
@@ -111,7 +111,7 @@ def _solved(case: BatchCase, documents: list[dict[str, Any]], runs: int) -> tupl
 
 
 def solve(prepared: PreparedProblem) -> tuple[list[Placement], list[GoalLevel]]:
-    return allocate_batch(prepared.snapshot, prepared.holdings, prepared.units, placement="pack", ends=None)
+    return allocate_batch(prepared.snapshot, prepared.allocations, prepared.units, placement="pack", ends=None)
 
 
 def _counts(counts: Mapping[int, int]) -> str:

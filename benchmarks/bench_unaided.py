@@ -56,7 +56,7 @@ def rows(runs: int) -> Iterator[Row]:
 
 
 def _ours(prepared: PreparedProblem) -> tuple[Counts, Counts]:
-    _, levels = find_placements(prepared.snapshot, prepared.holdings, prepared.units, placement="pack", ends=None)
+    _, levels = find_placements(prepared.snapshot, prepared.allocations, prepared.units, placement="pack", ends=None)
     counts = [level for level in levels if level.priority is not None]
     return {level.priority or 0: level.value for level in counts}, {
         level.priority or 0: level.bound for level in counts

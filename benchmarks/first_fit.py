@@ -18,25 +18,25 @@ def first_fit(prepared: PreparedProblem) -> dict[int, int]:
     `scenario` asks: whole devices, and attributes to match.
     """
     snapshot = prepared.snapshot
-    ledger = Usage.of(snapshot, prepared.holdings)
-    free = {device.index for device in snapshot.devices if not ledger.in_use(device)}
+    usage = Usage.of(snapshot, prepared.allocations)
+    free = {device.index for device in snapshot.devices if not usage.in_use(device)}
     satisfied = {demand.claim.priority: 0 for unit in prepared.units for demand in unit.demands}
     for unit in prepared.units:
         chosen = next(
-            (devices for node in snapshot.nodes if (devices := _fit(snapshot, ledger, free, unit, node))), None
+            (devices for node in snapshot.nodes if (devices := _fit(snapshot, usage, free, unit, node))), None
         )
         if chosen is None:
             continue
         for device in chosen:
             free.discard(device.index)
-            ledger.whole.add(device.index)
+            usage.whole.add(device.index)
             for name, blocks in device.draws:
-                ledger.drawn[device.pool][name] += blocks
+                usage.drawn[device.pool][name] += blocks
         satisfied[unit.demands[0].claim.priority] += 1
     return satisfied
 
 
-def _fit(snapshot: Snapshot, ledger: Usage, free: set[int], unit: PlacementUnit, node: str) -> list[Device] | None:
+def _fit(snapshot: Snapshot, usage: Usage, free: set[int], unit: PlacementUnit, node: str) -> list[Device] | None:
     demand = unit.demands[0]
     pools = snapshot.pools_by_node[node]
     values: list[object] = [None]
@@ -46,7 +46,7 @@ def _fit(snapshot: Snapshot, ledger: Usage, free: set[int], unit: PlacementUnit,
         taken: list[Device] = []
         for alternatives in demand.details:
             for request in alternatives:
-                devices = _take(ledger, free, pools, request, demand.match[0] if demand.match else None, value, taken)
+                devices = _take(usage, free, pools, request, demand.match[0] if demand.match else None, value, taken)
                 if devices:
                     taken += devices
                     break
@@ -58,7 +58,7 @@ def _fit(snapshot: Snapshot, ledger: Usage, free: set[int], unit: PlacementUnit,
 
 
 def _take(
-    ledger: Usage,
+    usage: Usage,
     free: set[int],
     pools: Sequence[Pool],
     request: Request,
@@ -76,7 +76,7 @@ def _take(
                 continue
             if match is not None and device.attributes.get(match) != value:
                 continue
-            if any(drawn[device.pool, n] + b > ledger.free_pool_blocks(device.pool, n) for n, b in device.draws):
+            if any(drawn[device.pool, n] + b > usage.free_pool_blocks(device.pool, n) for n, b in device.draws):
                 continue
             group = fitting.setdefault(device.attributes.get(request.match[0]) if request.match else None, [])
             group.append(device)

@@ -53,7 +53,7 @@ def solve_plain(prepared: PreparedProblem, limit: float) -> PlainModelResult:
 
 def _build(model: cp_model.CpModel, prepared: PreparedProblem) -> list[cp_model.IntVar]:
     snapshot = prepared.snapshot
-    ledger = Usage.of(snapshot, prepared.holdings)
+    usage = Usage.of(snapshot, prepared.allocations)
     takers: dict[int, list[cp_model.IntVar]] = defaultdict(list)
     satisfied = []
     for unit in prepared.units:
@@ -73,7 +73,7 @@ def _build(model: cp_model.CpModel, prepared: PreparedProblem) -> list[cp_model.
                 for index in request.candidates.accepted:
                     device = snapshot.devices[index]
                     node = snapshot.pools[device.pool].node
-                    if ledger.in_use(device) or node is None:
+                    if usage.in_use(device) or node is None:
                         continue
                     use = model.new_bool_var("")
                     taken.append(use)
@@ -90,16 +90,16 @@ def _build(model: cp_model.CpModel, prepared: PreparedProblem) -> list[cp_model.
             model.add_at_most_one(shared.values())
     for users in takers.values():
         model.add_at_most_one(users)
-    _add_pool_resources(model, ledger, [(snapshot.devices[index], users) for index, users in takers.items()])
+    _add_pool_resources(model, usage, [(snapshot.devices[index], users) for index, users in takers.items()])
     return satisfied
 
 
 def _add_pool_resources(
-    model: cp_model.CpModel, ledger: Usage, takers: list[tuple[Device, list[cp_model.IntVar]]]
+    model: cp_model.CpModel, usage: Usage, takers: list[tuple[Device, list[cp_model.IntVar]]]
 ) -> None:
     draws: dict[tuple[int, str], list[cp_model.LinearExprT]] = defaultdict(list)
     for device, users in takers:
         for name, blocks in device.draws:
             draws[device.pool, name] += [blocks * use for use in users]
     for (pool, name), terms in draws.items():
-        model.add(sum(terms) <= ledger.free_pool_blocks(pool, name))
+        model.add(sum(terms) <= usage.free_pool_blocks(pool, name))

@@ -48,8 +48,8 @@ class FleetMonitor:
         seconds: float | None = None,
         is_busy: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``look``: of a ``Sight``. ``stores``: where the objects are that alarms are about; later ones have what the
-        first does not. ``is_busy``: whether claims are being answered."""
+        """``look``: the overview as it is now. ``stores``: where the objects are that alarms are about; later ones have
+        what the first does not. ``is_busy``: whether claims are being answered."""
         self._look = look
         self._stores = tuple(stores)
         self._record = record

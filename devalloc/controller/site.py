@@ -52,7 +52,7 @@ class ProcessHealth:
     """What one process is at."""
 
     state: str
-    """Of ``leading.Controller``."""
+    """Of ``LeaderElection``."""
     beat: float
     """When its main loop went round last."""
     taking_over: float | None

@@ -4,7 +4,7 @@ Its semantics are those of the Kubernetes API for custom resources, so that a cl
 
 * An object is a manifest. The store knows kinds only by name, and checks only the object's identity. If another API
   group's kind has the same name as one of ours, methods, keys and listings use its full name, such as
-  "DeviceClass.resource.k8s.io" (``api.kinds.kind_in_store``).
+  "DeviceClass.resource.k8s.io" (``api.kinds.qualified_kind``).
 * The store owns ``metadata.uid``, ``creationTimestamp``, ``generation``, ``resourceVersion`` and
   ``deletionTimestamp``: it ignores a caller's values on create, and keeps the old ones on replace.
 * ``replace`` writes everything but ``status``, ``replace_status`` only ``status``, and ``create`` drops the status.

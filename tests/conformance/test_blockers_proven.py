@@ -16,16 +16,24 @@ SEEDS = range(60)
 def test_reasons_are_the_same_whether_or_not_they_ask_again_what_the_search_has_proven() -> None:
     explained = 0
     for seed in SEEDS:
-        intake = read_documents(random_fleets.documents(Random(seed)))
-        ready = prepare(intake)
-        placements, levels = find_placements(ready.snapshot, ready.holdings, ready.units, placement="pack", ends=None)
+        problem_input = read_documents(random_fleets.documents(Random(seed)))
+        ready = prepare(problem_input)
+        placements, levels = find_placements(
+            ready.snapshot, ready.allocations, ready.units, placement="pack", ends=None
+        )
         assert all(level.is_proven for level in levels if level.goal == "satisfied")
         placed = {placement.demand.key for placement in placements}
         left_out = [unit for unit in ready.units if unit.demands[0].key not in placed]
         answers = []
         for is_proven in (False, True):
             explainer = DeviceClaimExplainer(
-                ready.snapshot, ready.holdings, placements, None, ready.eligibility, intake, is_proven=is_proven
+                ready.snapshot,
+                ready.allocations,
+                placements,
+                None,
+                ready.eligibility,
+                problem_input,
+                is_proven=is_proven,
             )
             answers.append([explainer.explain(unit, {}) for unit in left_out])
         assert answers[0] == answers[1]

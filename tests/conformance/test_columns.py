@@ -191,8 +191,8 @@ class BlindToTheHighest(LevelSolver):
     """Finds nothing for claims of the highest priority, and proves what others prove."""
 
     def __post_init__(self) -> None:
-        highest, wanted = max(kind.priority for kind in self.board.kinds), self.wanted
-        kinds = zip(self.board.kinds, wanted, strict=True)
+        highest, wanted = max(kind.priority for kind in self.state_space.kinds), self.wanted
+        kinds = zip(self.state_space.kinds, wanted, strict=True)
         self.wanted = [0 if kind.priority == highest else count for kind, count in kinds]
         super().__post_init__()
         self.wanted = wanted

@@ -89,9 +89,9 @@ def test_counting_never_says_less_than_there_can_be(seed: int) -> None:
     exact = exact_counts(prepared) if prepared.units else None
     if exact is None:
         return
-    ledger = Usage.of(prepared.snapshot, prepared.holdings)
-    counting = make_device_bound(prepared.snapshot, ledger, prepared.units)
-    sharing = make_shared_amount_bound(prepared.snapshot, ledger, prepared.units)
+    usage = Usage.of(prepared.snapshot, prepared.allocations)
+    counting = make_device_bound(prepared.snapshot, usage, prepared.units)
+    sharing = make_shared_amount_bound(prepared.snapshot, usage, prepared.units)
     higher: dict[int, int] = {}
     priorities = sorted({d.claim.priority for unit in prepared.units for d in unit.demands}, reverse=True)
     for priority, best in zip(priorities, exact, strict=True):
@@ -104,7 +104,7 @@ def test_counting_knows_where_there_are_too_few() -> None:
     """Three nodes with three devices each: nine devices, but no claim for four of them."""
     asks = [(0, 4, 0, 9), (0, 2, 0, 9), (0, 3, 0, 9)] * 4
     prepared = prepare(read_documents([*fleet(3, 3), *(manifest(n, ask) for n, ask in enumerate(asks))]))
-    counting = make_device_bound(prepared.snapshot, Usage.of(prepared.snapshot, prepared.holdings), prepared.units)
+    counting = make_device_bound(prepared.snapshot, Usage.of(prepared.snapshot, prepared.allocations), prepared.units)
     assert counting.bound(0, {}) == 4, "no more than nine halves"
 
 
@@ -128,7 +128,7 @@ def test_what_amounts_allow_is_never_less_than_there_can_be(seed: int) -> None:
     exact = exact_counts(prepared)
     assert exact is not None
     sharing = make_shared_amount_bound(
-        prepared.snapshot, Usage.of(prepared.snapshot, prepared.holdings), prepared.units
+        prepared.snapshot, Usage.of(prepared.snapshot, prepared.allocations), prepared.units
     )
     higher: dict[int, int] = {}
     priorities = sorted({d.claim.priority for unit in prepared.units for d in unit.demands}, reverse=True)
@@ -164,7 +164,7 @@ def test_every_first_answer_is_right(seed: int) -> None:
         assert sorted(map(id, units)) == sorted(map(id, prepared.units))
         ranks = [unit.demands[0].claim.priority for unit in units]
         assert ranks == sorted(ranks, reverse=True)
-        placements = place_greedily(prepared.snapshot, prepared.holdings, units, placement="pack", ends=None)
+        placements = place_greedily(prepared.snapshot, prepared.allocations, units, placement="pack", ends=None)
         assert Batch(prepared, placements, []).violations() == []
 
 
@@ -172,7 +172,7 @@ def test_a_first_answer_leaves_out_only_what_has_no_room() -> None:
     asks = [(0, 3, 0, 9), (0, 2, 0, 9), (0, 2, 0, 9), (1, 1, 0, 9)]
     prepared = prepare(read_documents([*fleet(2, 4), *(manifest(n, ask) for n, ask in enumerate(asks))]))
     placed = [
-        len(place_greedily(prepared.snapshot, prepared.holdings, units, placement="pack", ends=None))
+        len(place_greedily(prepared.snapshot, prepared.allocations, units, placement="pack", ends=None))
         for units in candidate_orders(prepared.units)
     ]
     assert placed[0] == 3, "small ones first: one and two here, two there, and nowhere is room for three"
@@ -189,7 +189,7 @@ def test_deciding_together_says_the_same_as_one_by_one(seed: int, monkeypatch: p
     prepared = prepare(read_documents([*fleet(2, 10), *(manifest(n, ask) for n, ask in enumerate(asks))]))
 
     def chosen() -> tuple[list[int], object]:
-        model = build_model(prepared.snapshot, prepared.holdings, prepared.units)
+        model = build_model(prepared.snapshot, prepared.allocations, prepared.units)
         search, levels = goals.optimize_goals(model, placement="pack", ends=None)
         return [search.value(literal) for literal in model.satisfied], levels[:2]
 

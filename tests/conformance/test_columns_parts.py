@@ -33,13 +33,15 @@ def board_of(nodes: int, claims: int, seed: int) -> StateSpace:
     prepared = prepare(read_documents(scenario(nodes, claims, seed=seed, fill=0.4, partitioned=0.5)))
     kinds, others = group_units(prepared.snapshot, prepared.units)
     assert not others
-    board, refused = build_state_space(prepared.snapshot, Usage.of(prepared.snapshot, prepared.holdings), kinds, {})
+    state_space, refused = build_state_space(
+        prepared.snapshot, Usage.of(prepared.snapshot, prepared.allocations), kinds, {}
+    )
     assert not refused
-    return board
+    return state_space
 
 
-def wanted(board: StateSpace) -> list[int]:
-    return [len(kind.units) for kind in board.kinds]
+def wanted(state_space: StateSpace) -> list[int]:
+    return [len(kind.units) for kind in state_space.kinds]
 
 
 # -- patterns --------------------------------------------------------------------------------------------------------
@@ -265,8 +267,8 @@ def test_cells_of_different_colors_or_sizes_stay_apart() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_an_arc_takes_one_pattern_and_leaves_what_is_left(seed: int) -> None:
     """From each state, the targets are those of every pattern that fits: taken one by one, in plain Python."""
-    board = board_of(6, 40, seed)
-    for part in board.parts.values():
+    state_space = board_of(6, 40, seed)
+    for part in state_space.parts.values():
         lattice, shape = part.lattice, part.lattice.shape
         arcs = set(zip(lattice.source.tolist(), lattice.label.tolist(), lattice.target.tolist(), strict=True))
         for state in random.Random(seed).sample(range(len(lattice.rows)), min(20, len(lattice.rows))):
@@ -304,21 +306,25 @@ def test_two_states_of_one_hash_are_never_taken_for_one(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("seed", range(10))
 def test_no_prices_give_a_bound_below_what_was_found(seed: int) -> None:
     """The bound holds for any prices, not only for those of the linear program."""
-    board = board_of(5, 40, seed)
-    decider = LevelSolver(board, board.supply(), wanted(board))
+    state_space = board_of(5, 40, seed)
+    decider = LevelSolver(state_space, state_space.supply(), wanted(state_space))
     decider.decide()
     satisfied = decider.best.satisfied()
-    lowest = board.priorities[-1]
-    worth = {user: int(board.kinds[user[0]].priority == lowest) for users in board.network.users for user in users}
-    floors = {priority: satisfied[priority] for priority in board.priorities if priority != lowest}
-    appraiser = PathPricer(board, StageGoal(worth, floors))
+    lowest = state_space.priorities[-1]
+    worth = {
+        user: int(state_space.kinds[user[0]].priority == lowest)
+        for users in state_space.network.users
+        for user in users
+    }
+    floors = {priority: satisfied[priority] for priority in state_space.priorities if priority != lowest}
+    appraiser = PathPricer(state_space, StageGoal(worth, floors))
     rng = random.Random(seed)
     for _ in range(10):
         prices = Prices(
-            {kind: rng.choice([0, rng.randrange(2 * GRID)]) for kind in range(len(board.kinds))},
+            {kind: rng.choice([0, rng.randrange(2 * GRID)]) for kind in range(len(state_space.kinds))},
             {priority: rng.choice([0, rng.randrange(3 * GRID)]) for priority in floors},
         )
-        bound = appraiser.bound(prices, appraiser.value(prices), board.supply(), wanted(board))
+        bound = appraiser.bound(prices, appraiser.value(prices), state_space.supply(), wanted(state_space))
         assert bound >= satisfied[lowest]
 
 
@@ -331,7 +337,7 @@ def test_bounds_hold_where_not_all_states_were_looked_at(room: int, monkeypatch:
     part = board_of(4, 40, 11)
     less = LevelSolver(part, part.supply(), wanted(part))
     less.decide()
-    assert len(part.network.stubs) > 0
+    assert len(part.network.unexpanded_states) > 0
     for priority in whole.priorities:
         assert best.best.satisfied()[priority] <= less.bounds[priority]
         if less.best.satisfied()[priority] < best.best.satisfied()[priority]:
@@ -342,14 +348,14 @@ def test_bounds_hold_where_not_all_states_were_looked_at(room: int, monkeypatch:
 
 
 def test_a_packing_taken_apart_can_be_put_together_again() -> None:
-    board = board_of(8, 60, 4)
-    supply = board.supply()
-    decider = LevelSolver(board, supply, wanted(board))
+    state_space = board_of(8, 60, 4)
+    supply = state_space.supply()
+    decider = LevelSolver(state_space, supply, wanted(state_space))
     packing = decider.best
-    pile = OpenPacking.of(packing, supply, wanted(board))
-    again = pile.pack(supply)
+    open_packing = OpenPacking.of(packing, supply, wanted(state_space))
+    again = open_packing.pack(supply)
     assert isinstance(again, Packing)
     assert (again.free == packing.free).all()
     assert (again.gone == packing.gone).all()
     assert again.taken == packing.taken
-    assert [a + b for a, b in zip(again.counts(), pile.left, strict=True)] == wanted(board)
+    assert [a + b for a, b in zip(again.counts(), open_packing.left, strict=True)] == wanted(state_space)

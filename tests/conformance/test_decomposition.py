@@ -38,7 +38,7 @@ def in_one(ready: PreparedProblem | dra_joint.PreparedCluster, monkeypatch: pyte
     """The answer of one model of all units."""
     with monkeypatch.context() as patch:
         patch.setattr(ways, "split_by_pool", lambda snapshot, units: [join_subproblems(split_by_pool(snapshot, units))])
-        return search_parts(ready.snapshot, ready.holdings, ready.units, placement="pack", ends=None)
+        return search_parts(ready.snapshot, ready.allocations, ready.units, placement="pack", ends=None)
 
 
 def goal_values(outcome: SearchOutcome) -> object:
@@ -59,7 +59,7 @@ def test_parts_come_to_the_same_as_all_at_once(first: int, monkeypatch: pytest.M
             continue
         parts = split_by_pool(ready.snapshot, ready.units)
         several += len(parts) > 1
-        apart = search_parts(ready.snapshot, ready.holdings, ready.units, placement="pack", ends=None)
+        apart = search_parts(ready.snapshot, ready.allocations, ready.units, placement="pack", ends=None)
         assert goal_values(apart) == goal_values(in_one(ready, monkeypatch)), seed
         pools = [pool for part in parts for pool in part.pools]
         assert len(pools) == len({*pools}), f"{seed}: a pool is in two parts"
@@ -172,14 +172,17 @@ def in_two_calls(ready: PreparedProblem | dra_joint.PreparedCluster, monkeypatch
     """What is left by a call that leaves all that takes a model is searched by the next one, part by part."""
     with monkeypatch.context() as patch:
         patch.setattr(ways, "QUICK_SIZE", -1)
-        quick = search_parts(ready.snapshot, ready.holdings, ready.units, placement="pack", ends=None, is_quick=True)
+        quick = search_parts(ready.snapshot, ready.allocations, ready.units, placement="pack", ends=None, is_quick=True)
     later = {key for part in quick.unproven for key in part.keys}
     assert later.isdisjoint(placed.demand.key for placed in quick.placements)
-    placements, holdings = list(quick.placements), [*ready.holdings, *(one.holding() for one in quick.placements)]
+    placements, allocations = (
+        list(quick.placements),
+        [*ready.allocations, *(one.allocation() for one in quick.placements)],
+    )
     for part in quick.unproven:
-        new_placements = search_parts(ready.snapshot, holdings, part.units, placement="pack", ends=None).placements
+        new_placements = search_parts(ready.snapshot, allocations, part.units, placement="pack", ends=None).placements
         placements += new_placements
-        holdings += [one.holding() for one in new_placements]
+        allocations += [one.allocation() for one in new_placements]
     return SearchOutcome(placements, [])
 
 
@@ -228,8 +231,8 @@ def test_resource_claims_that_share_no_device_are_answered_apart_and_as_many(mon
     gates, finer = read_gates(None), 0
     for seed in range(EXAMPLES // 3):
         for documents in (joint(Random(seed)).documents, networked(Random(seed)).documents, cluster(Random(seed))):
-            intake = dra_documents.read_documents(deepcopy(documents), gates)
-            finer += check_by_device(dra_joint.prepare(intake, gates), monkeypatch)
+            problem_input = dra_documents.read_documents(deepcopy(documents), gates)
+            finer += check_by_device(dra_joint.prepare(problem_input, gates), monkeypatch)
     assert finer > EXAMPLES // 30, "there is something to split that is one part by pool"
 
 
@@ -239,7 +242,7 @@ def check_columns(
     """Whether columns prove their answer here; then no model has a better one, nor has a quick search that takes it."""
     if len(ready.units) < 2 or len(split_by_device(ready.snapshot, ready.units)) > 1:
         return False
-    placements, levels = allocate_batch(ready.snapshot, ready.holdings, ready.units, placement="pack", ends=None)
+    placements, levels = allocate_batch(ready.snapshot, ready.allocations, ready.units, placement="pack", ends=None)
     if not ways._is_proven_best(levels):
         return False
     best = goal_values(in_one(ready, monkeypatch))
@@ -247,7 +250,7 @@ def check_columns(
     with monkeypatch.context() as patch:
         patch.setattr(ways, "COLUMNS_SIZE", -1)
         patch.setattr(ways, "QUICK_SIZE", -1)
-        quick = search_parts(ready.snapshot, ready.holdings, ready.units, placement="pack", ends=None, is_quick=True)
+        quick = search_parts(ready.snapshot, ready.allocations, ready.units, placement="pack", ends=None, is_quick=True)
     assert quick.unproven or goal_values(quick) == best, seed
     return True
 
@@ -262,8 +265,8 @@ def test_columns_that_prove_their_answer_are_as_good_as_one_model(first: int, mo
         for documents in (random_fleets.documents(Random(seed)), mixed(Random(seed))):
             proven += check_columns(prepare(read_documents(deepcopy(documents))), monkeypatch, seed)
         for documents in (joint(Random(seed)).documents, networked(Random(seed)).documents, cluster(Random(seed))):
-            intake = dra_documents.read_documents(deepcopy(documents), gates)
-            proven += check_columns(dra_joint.prepare(intake, gates), monkeypatch, seed)
+            problem_input = dra_documents.read_documents(deepcopy(documents), gates)
+            proven += check_columns(dra_joint.prepare(problem_input, gates), monkeypatch, seed)
     assert proven > 10
 
 
@@ -286,7 +289,7 @@ def test_devices_that_exceed_a_counter_together_are_not_a_whole_card() -> None:
     documents = [{"apiVersion": "resource.k8s.io/v1", **one} for one in documents]
     gates = read_gates(None)
     ready = dra_joint.prepare(dra_documents.read_documents(documents, gates), gates)
-    placements, _ = allocate_batch(ready.snapshot, ready.holdings, ready.units, placement="pack", ends=None)
+    placements, _ = allocate_batch(ready.snapshot, ready.allocations, ready.units, placement="pack", ends=None)
     assert [placed.demand.key for placed in placements] == [("default", "c1")]
 
 
@@ -298,9 +301,9 @@ def test_a_quick_search_answers_a_batch_of_many_claims_for_many_nodes() -> None:
     pools = [pool(f"p{node}", f"n{node}", "gpu", devices=devices[: 1 + node % 6]) for node in range(160)]
     waiting = [claim(f"c{n}", {"deviceClass": "gpu", "requests": {"count": 1 + n % 3}}) for n in range(250)]
     ready = prepare(read_documents([device_class("gpu", driver="gpu"), *pools, *waiting]))
-    size = model_size(ready.snapshot, Usage.of(ready.snapshot, ready.holdings), ready.units)
+    size = model_size(ready.snapshot, Usage.of(ready.snapshot, ready.allocations), ready.units)
     assert ways.QUICK_SIZE < size < ways.EXACT_SIZE
-    outcome = search_parts(ready.snapshot, ready.holdings, ready.units, placement="pack", ends=None, is_quick=True)
+    outcome = search_parts(ready.snapshot, ready.allocations, ready.units, placement="pack", ends=None, is_quick=True)
     assert not outcome.unproven
     assert all(level.is_proven for level in outcome.levels)
 
@@ -359,8 +362,8 @@ def test_a_quick_search_gives_up_columns_that_take_long_to_find() -> None:
     ready = prepare(
         read_documents([device_class("gpu", driver="gpu"), pool("p", "n", "gpu", devices=devices), *waiting])
     )
-    quickly = allocate_quickly(ready.snapshot, ready.holdings, ready.units, placement="pack", ends=None)
-    outcome = search_parts(ready.snapshot, ready.holdings, ready.units, placement="pack", ends=None, is_quick=True)
+    quickly = allocate_quickly(ready.snapshot, ready.allocations, ready.units, placement="pack", ends=None)
+    outcome = search_parts(ready.snapshot, ready.allocations, ready.units, placement="pack", ends=None, is_quick=True)
     assert quickly is None
     assert [level.value for level in outcome.levels if level.goal == "satisfied"] == [4]
     assert not outcome.unproven
@@ -383,9 +386,9 @@ def test_a_search_of_one_unit_that_was_cut_short_proves_nothing(monkeypatch: pyt
     one, *two = ready.units
     rest = remaining_units.RemainingUnits(
         ready.snapshot,
-        ready.holdings,
+        ready.allocations,
         ready.units,
-        Usage.of(ready.snapshot, ready.holdings),
+        Usage.of(ready.snapshot, ready.allocations),
         "pack",
         time.monotonic() + 100,
     )
@@ -415,7 +418,7 @@ def test_splitting_by_device_gives_up_the_fewest_pools_and_nothing_else() -> Non
     ready = prepare(read_documents(documents))
     assert len(split_by_pool(ready.snapshot, ready.units)) == 1
     assert len(split_by_device(ready.snapshot, ready.units)) == 2
-    both = search_parts(ready.snapshot, ready.holdings, ready.units, placement="pack", ends=None)
+    both = search_parts(ready.snapshot, ready.allocations, ready.units, placement="pack", ends=None)
     assert [level.value for level in both.levels if level.goal == "pools"] == [1]
 
 

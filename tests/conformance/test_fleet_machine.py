@@ -97,7 +97,7 @@ def index_of(fleet: Fleet) -> object:
         for pool in state_of(fleet).judge._account._pools.values()
         for pooled, users in pool.items()
     }
-    return uses, nodes, sorted(map(sorted, alike.values())), order, account, state_of(fleet).holdings.keys()  # type: ignore[type-var, arg-type]
+    return uses, nodes, sorted(map(sorted, alike.values())), order, account, state_of(fleet).allocations.keys()  # type: ignore[type-var, arg-type]
 
 
 class FleetMachine(RuleBasedStateMachine):
@@ -199,7 +199,7 @@ class FleetMachine(RuleBasedStateMachine):
     @rule(random=st.randoms(use_true_random=False))
     def release(self, random: Random) -> None:
         held = sorted(name for name, same in self.state.items() if name[0] == "DeviceClaim" and is_held(same[0]))
-        held = [name for name in held if name[1:] in state_of(self.fleet).holdings]
+        held = [name for name in held if name[1:] in state_of(self.fleet).allocations]
         if not held:
             return
         name = random.choice(held)

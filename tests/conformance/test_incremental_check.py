@@ -23,50 +23,52 @@ from tests.support.random_fleets import documents
 Manifest = dict[str, Any]
 
 
-def informed_judge(intake: ProblemInput) -> IncrementalChecker:
+def informed_judge(problem_input: ProblemInput) -> IncrementalChecker:
     """A judge that knows of everything but the pending claims, told in an order of its own."""
     judge = IncrementalChecker()
-    for each in intake.claims:
+    for each in problem_input.claims:
         if each.is_allocated:
             judge.hold(each)
-    for refused in intake.refused:
+    for refused in problem_input.refused:
         if refused.status is not None:
             judge.hold_rejected(refused)
-    judge.set_classes(intake.classes.values())
+    judge.set_classes(problem_input.classes.values())
     by_name: dict[str, list[DevicePool]] = {}
-    for each_pool in intake.pools:
+    for each_pool in problem_input.pools:
         by_name.setdefault(each_pool.metadata.name, []).append(each_pool)
     for name, same in by_name.items():
         judge.set_pools(name, same)
     return judge
 
 
-def whole(intake: ProblemInput, judged: DeviceClaim, answer: Manifest) -> list[str]:
+def whole(problem_input: ProblemInput, judged: DeviceClaim, answer: Manifest) -> list[str]:
     """What the check says of that one claim's answer, all others being echoed or unsatisfied."""
-    solved = solve_manifests_of(intake)
-    others = [a for a in solved if (a["namespace"], a["name"]) != judged.key and holds(intake, a)]
-    claims = [c for c in intake.claims if c.is_allocated or c.key == judged.key]
-    return check(intake.pools, intake.classes.values(), claims, [*others, answer], left_out=intake.refused)
+    solved = solve_manifests_of(problem_input)
+    others = [a for a in solved if (a["namespace"], a["name"]) != judged.key and holds(problem_input, a)]
+    claims = [c for c in problem_input.claims if c.is_allocated or c.key == judged.key]
+    return check(
+        problem_input.pools, problem_input.classes.values(), claims, [*others, answer], left_out=problem_input.refused
+    )
 
 
-def solve_manifests_of(intake: ProblemInput) -> list[Manifest]:
-    held_claims = [c.to_manifest() for c in intake.claims if c.is_allocated]
-    objects = [*intake.pools, *intake.classes.values()]
+def solve_manifests_of(problem_input: ProblemInput) -> list[Manifest]:
+    held_claims = [c.to_manifest() for c in problem_input.claims if c.is_allocated]
+    objects = [*problem_input.pools, *problem_input.classes.values()]
     answers: list[Manifest] = solve_manifests([*(o.to_manifest() for o in objects), *held_claims])["claims"]
     return answers
 
 
-def holds(intake: ProblemInput, each: Manifest) -> bool:
-    return any(c.is_allocated and c.key == (each["namespace"], each["name"]) for c in intake.claims)
+def holds(problem_input: ProblemInput, each: Manifest) -> bool:
+    return any(c.is_allocated and c.key == (each["namespace"], each["name"]) for c in problem_input.claims)
 
 
 @given(st.randoms(use_true_random=False))
 @settings(max_examples=60, deadline=None)
 def test_it_refuses_what_the_check_of_the_whole_answer_refuses(random: Random) -> None:
     manifests = documents(random)
-    intake = read_documents(manifests)
-    pending = [c for c in intake.claims if not c.is_allocated and not c.is_deleting and c.group is None]
-    judge = informed_judge(intake)
+    problem_input = read_documents(manifests)
+    pending = [c for c in problem_input.claims if not c.is_allocated and not c.is_deleting and c.group is None]
+    judge = informed_judge(problem_input)
     for each in pending:
         others = [d for d in manifests if d["kind"] != "DeviceClaim" or d.get("status", {}).get("allocations")]
         (right,) = [a for a in solve_manifests([*others, each.to_manifest()])["claims"] if a["name"] == each.key[1]]
@@ -75,7 +77,7 @@ def test_it_refuses_what_the_check_of_the_whole_answer_refuses(random: Random) -
             continue
         for _ in range(4):
             wrong = mutated(json.loads(json.dumps(right)), random)
-            assert bool(judge.judge(each, wrong)) == bool(whole(intake, each, wrong)), wrong
+            assert bool(judge.judge(each, wrong)) == bool(whole(problem_input, each, wrong)), wrong
 
 
 def test_what_was_granted_counts_until_it_is_released() -> None:

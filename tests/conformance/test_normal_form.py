@@ -29,7 +29,7 @@ def disagreements(instance: SearchInstance) -> list[str] | None:
     if best is None:
         return None
     search, levels = optimize_goals(
-        build_model(instance.snapshot, instance.holdings, instance.units), placement="pack", ends=None
+        build_model(instance.snapshot, instance.allocations, instance.units), placement="pack", ends=None
     )
     placements = {placement.demand.key: placement for placement in name_devices(search)}
     options = {}

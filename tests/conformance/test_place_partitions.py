@@ -33,7 +33,7 @@ BUDGET = 20_000
 def answer(instance: SearchInstance, steps: int = 50_000) -> UnitPlacement | None:
     """Where the only unit goes; running out of steps is a failure here."""
     (unit,) = instance.units
-    return place(instance.snapshot, Usage.of(instance.snapshot, instance.holdings), unit, steps=steps)
+    return place(instance.snapshot, Usage.of(instance.snapshot, instance.allocations), unit, steps=steps)
 
 
 def test_no_answer_of_all_is_better_and_no_rule_is_broken() -> None:
@@ -58,7 +58,7 @@ def test_the_exact_model_finds_nothing_better() -> None:
         instance = random_cards(Random(seed), A100, 3)
         refusal = answer(instance)
         search, _ = optimize_goals(
-            build_model(instance.snapshot, instance.holdings, instance.units), placement="pack", ends=None
+            build_model(instance.snapshot, instance.allocations, instance.units), placement="pack", ends=None
         )
         placements = name_devices(search)
         theirs = {0: option_of(placements)} if placements else {}
@@ -110,15 +110,15 @@ def most_left(instance: SearchInstance, counts: Counter[str], wanted: list[list[
 def left_beside(instance: SearchInstance, taken: list[int]) -> int | None:
     """The size of the largest partition that is left; None where these cannot be had together."""
     snapshot: Snapshot = instance.snapshot
-    ledger = Usage.of(snapshot, instance.holdings)
+    usage = Usage.of(snapshot, instance.allocations)
     (pool,) = snapshot.pools
-    if any(ledger.in_use(snapshot.devices[index]) for index in taken):
+    if any(usage.in_use(snapshot.devices[index]) for index in taken):
         return None
-    free = {name: ledger.free_pool_blocks(0, name) for name in pool.resources}
+    free = {name: usage.free_pool_blocks(0, name) for name in pool.resources}
     for index in taken:
         for name, blocks in snapshot.devices[index].draws:
             free[name] -= blocks
-    return None if min(free.values()) < 0 else largest_free(partition_shapes(pool, ledger), free)
+    return None if min(free.values()) < 0 else largest_free(partition_shapes(pool, usage), free)
 
 
 def test_a_card_is_gone_through_slice_by_slice() -> None:

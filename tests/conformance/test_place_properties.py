@@ -42,7 +42,7 @@ def units(seeds: range) -> Iterator[tuple[int, PreparedProblem, PlacementUnit]]:
 
 def answer(snapshot_and_holdings: PreparedProblem | SearchInstance, unit: PlacementUnit) -> UnitPlacement | None:
     given = snapshot_and_holdings
-    return place(given.snapshot, Usage.of(given.snapshot, given.holdings), unit)
+    return place(given.snapshot, Usage.of(given.snapshot, given.allocations), unit)
 
 
 def complaints(instance: SearchInstance) -> list[str] | None:
@@ -97,12 +97,12 @@ def test_the_exact_model_finds_nothing_better_in_random_fleets() -> None:
             continue
         judged += 1
         search, _ = optimize_goals(
-            build_model(prepared.snapshot, prepared.holdings, [unit]), placement="pack", ends=None
+            build_model(prepared.snapshot, prepared.allocations, [unit]), placement="pack", ends=None
         )
         placements = name_devices(search)
         ours = None if refusal is None else replace(refusal.score, policy=())
-        ground = SearchContext(prepared.snapshot, Usage.of(prepared.snapshot, prepared.holdings), "pack")
-        theirs = replace(score_of(ground, placements, None), policy=()) if placements else None
+        context = SearchContext(prepared.snapshot, Usage.of(prepared.snapshot, prepared.allocations), "pack")
+        theirs = replace(score_of(context, placements, None), policy=()) if placements else None
         if ours != theirs:
             wrong[seed, unit.demands[0].key] = (ours, theirs)
     assert wrong == {}
@@ -116,8 +116,8 @@ def test_the_score_tells_what_the_placements_are() -> None:
         except StepsExhausted:
             continue
         if refusal is not None:
-            ground = SearchContext(prepared.snapshot, Usage.of(prepared.snapshot, prepared.holdings), "pack")
-            expected = score_of(ground, refusal.placements, refusal.placements[0].node)
+            context = SearchContext(prepared.snapshot, Usage.of(prepared.snapshot, prepared.allocations), "pack")
+            expected = score_of(context, refusal.placements, refusal.placements[0].node)
             assert (refusal.score.one_of, refusal.score.pools, refusal.score.devices) == (
                 expected.one_of,
                 expected.pools,
@@ -127,10 +127,10 @@ def test_the_score_tells_what_the_placements_are() -> None:
 
 def test_whether_a_unit_fits_is_whether_it_can_be_placed() -> None:
     for seed, prepared, unit in units(range(EXAMPLES)):
-        ledger = Usage.of(prepared.snapshot, prepared.holdings)
+        usage = Usage.of(prepared.snapshot, prepared.allocations)
         try:
-            placed = place(prepared.snapshot, ledger, unit) is not None
-            assert fits(prepared.snapshot, ledger, unit) is placed, seed
+            placed = place(prepared.snapshot, usage, unit) is not None
+            assert fits(prepared.snapshot, usage, unit) is placed, seed
         except StepsExhausted:
             continue
 
@@ -138,15 +138,15 @@ def test_whether_a_unit_fits_is_whether_it_can_be_placed() -> None:
 def test_what_was_placed_still_fits_and_what_does_not_fit_never_will_beside_more() -> None:
     """More in use never makes room; and what a placement takes is really free."""
     for _, prepared, unit in units(range(EXAMPLES)):
-        ledger = Usage.of(prepared.snapshot, prepared.holdings)
+        usage = Usage.of(prepared.snapshot, prepared.allocations)
         others = [other for other in prepared.units if other is not unit]
         try:
-            before = place(prepared.snapshot, ledger, unit)
+            before = place(prepared.snapshot, usage, unit)
             for other in others[:1]:
-                outcome = place(prepared.snapshot, ledger, other)
+                outcome = place(prepared.snapshot, usage, other)
                 for placement in outcome.placements if outcome is not None else ():
-                    ledger.add(placement.holding())
-            after = place(prepared.snapshot, ledger, unit)
+                    usage.add(placement.allocation())
+            after = place(prepared.snapshot, usage, unit)
         except StepsExhausted:
             continue
         assert before is not None or after is None

@@ -150,11 +150,15 @@ def _specs(state: list[Manifest]) -> list[Manifest]:
 
 def is_right(state: list[Manifest], answer: dict[str, Any]) -> bool:
     """Whether the independent check takes an answer when it sees everything for the first time."""
-    intake = read_documents(state, DEFAULT_GATES)
+    problem_input = read_documents(state, DEFAULT_GATES)
     key = answer["namespace"], answer["name"]
-    nodes = [answer["node"]] if answer["node"] else [*intake.nodes, *SliceBook(intake.slices, DEFAULT_GATES).node_names]
-    checker = make_cluster_checker(intake, intake.nodes, DEFAULT_GATES)
-    return any(not checker.wrong(node, [(key, intake.manifests[key], answer["allocations"])]) for node in nodes)
+    nodes = (
+        [answer["node"]]
+        if answer["node"]
+        else [*problem_input.nodes, *SliceBook(problem_input.slices, DEFAULT_GATES).node_names]
+    )
+    checker = make_cluster_checker(problem_input, problem_input.nodes, DEFAULT_GATES)
+    return any(not checker.wrong(node, [(key, problem_input.manifests[key], answer["allocations"])]) for node in nodes)
 
 
 def comparable_state(state: ClusterState) -> dict[str, object]:
@@ -176,7 +180,7 @@ def comparable_state(state: ClusterState) -> dict[str, object]:
             name: [(pool.name, [device.name for device in pool.devices]) for pool in record.snapshot.pools]
             for name, record in index.records.items()
         },
-        "holders": {key: (t.priority, t.usage.whole, t.usage.shared) for key, t in state.holdings.items()},
+        "holders": {key: (t.priority, t.usage.whole, t.usage.shared) for key, t in state.allocations.items()},
         "shares": state.share_ids,
         "commons": {(offer.id, offer.nodes) for offer in state.rules.shared_devices.offers},
         "broken": state.rules.shared_devices.broken,

@@ -28,12 +28,14 @@ BUDGET = 20_000
 def site_of(instance: SearchInstance) -> NodeView:
     """The only node, as the only unit sees it."""
     (unit,) = instance.units
-    return view_node(read_unit(unit), instance.snapshot, Usage.of(instance.snapshot, instance.holdings), "n1")
+    return view_node(read_unit(unit), instance.snapshot, Usage.of(instance.snapshot, instance.allocations), "n1")
 
 
 def may_fit(instance: SearchInstance) -> bool:
-    site = site_of(instance)
-    return make_slice_bounds(site).may_fit(site.asks, (1 << len(site.asks.asks)) - 1)
+    node_view = site_of(instance)
+    return make_slice_bounds(node_view).may_fit(
+        node_view.unit_requests, (1 << len(node_view.unit_requests.indexed_requests)) - 1
+    )
 
 
 def cards(wanted: dict[str, int], count: int, *, together: bool) -> SearchInstance:
@@ -49,8 +51,8 @@ def test_nothing_that_fits_is_refuted() -> None:
         instance = random_cards(Random(seed), SMALL, 2)
         if best_score(instance, BUDGET) is None:
             continue
-        site = site_of(instance)
-        fits = place(instance.snapshot, site.ledger, instance.units[0]) is not None
+        node_view = site_of(instance)
+        fits = place(instance.snapshot, node_view.usage, instance.units[0]) is not None
         fit += fits
         refuted += not may_fit(instance)
         assert may_fit(instance) or not fits, seed

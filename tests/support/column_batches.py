@@ -41,25 +41,27 @@ class Batch:
 
     def violations(self) -> list[str]:
         """What the independent check has to say; claims that are left out need no reason here."""
-        intake, snapshot = self.prepared.intake, self.prepared.snapshot
-        answers = [placed_answer(p, snapshot, intake).to_dict() for p in self.placements]
-        answers += [allocated_answer(c, snapshot, (), ()).to_dict() for c in intake.claims if c.is_allocated]
+        problem_input, snapshot = self.prepared.problem_input, self.prepared.snapshot
+        answers = [placed_answer(p, snapshot, problem_input).to_dict() for p in self.placements]
+        answers += [allocated_answer(c, snapshot, (), ()).to_dict() for c in problem_input.claims if c.is_allocated]
         answered = {(answer["namespace"], answer["name"]) for answer in answers}
-        answers += [_left_out(*claim.key) for claim in intake.claims if claim.key not in answered]
-        left_out = [refused for refused in intake.refused if refused.key not in answered]
-        return check(intake.pools, intake.classes.values(), intake.claims, answers, left_out=left_out)
+        answers += [_left_out(*claim.key) for claim in problem_input.claims if claim.key not in answered]
+        left_out = [refused for refused in problem_input.refused if refused.key not in answered]
+        return check(
+            problem_input.pools, problem_input.classes.values(), problem_input.claims, answers, left_out=left_out
+        )
 
 
 def by_columns(documents: Sequence[Manifest], *, placement: str = "pack", ends: float | None = None) -> Batch:
     """Solve a batch of any size as a large one is solved."""
     prepared = prepare(read_documents(documents))
-    outcome = allocate_batch(prepared.snapshot, prepared.holdings, prepared.units, placement=placement, ends=ends)
+    outcome = allocate_batch(prepared.snapshot, prepared.allocations, prepared.units, placement=placement, ends=ends)
     return Batch(prepared, *outcome)
 
 
 def exact_counts(prepared: PreparedProblem) -> list[int] | None:
     """The most claims of each priority, highest first, by the exact model; None where it cannot prove them."""
-    model = build_model(prepared.snapshot, prepared.holdings, prepared.units)
+    model = build_model(prepared.snapshot, prepared.allocations, prepared.units)
     search = GoalSearch(model)
     counts = []
     for priority in sorted({d.claim.priority for unit in prepared.units for d in unit.demands}, reverse=True):
@@ -74,7 +76,7 @@ def exact_counts(prepared: PreparedProblem) -> list[int] | None:
 
 def exact_levels(prepared: PreparedProblem) -> list[GoalLevel]:
     """What the exact model reaches, goal by goal."""
-    model = build_model(prepared.snapshot, prepared.holdings, prepared.units)
+    model = build_model(prepared.snapshot, prepared.allocations, prepared.units)
     return optimize_goals(model, placement="pack", ends=None)[1]
 
 

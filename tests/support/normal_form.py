@@ -28,7 +28,7 @@ class SearchInstance:
     """Units in the order they are decided, and what they may take."""
 
     snapshot: Snapshot
-    holdings: tuple[Allocation, ...]
+    allocations: tuple[Allocation, ...]
     units: tuple[PlacementUnit, ...]
 
 
@@ -140,7 +140,7 @@ def _reaches(instance: SearchInstance, place: Place, index: int) -> bool:
 
 def overuse(instance: SearchInstance, options: Iterable[Option]) -> Iterator[str]:
     """Devices given twice, capacities and pool resources exceeded, all options together."""
-    snapshot, ledger = instance.snapshot, Usage.of(instance.snapshot, instance.holdings)
+    snapshot, usage = instance.snapshot, Usage.of(instance.snapshot, instance.allocations)
     whole: Counter[int] = Counter()
     portions: dict[int, Counter[str]] = {}
     for option in options:
@@ -152,22 +152,22 @@ def overuse(instance: SearchInstance, options: Iterable[Option]) -> Iterator[str
                     portions.setdefault(index, Counter()).update(dict(request.portions[index]))
                 else:
                     yield "a shareable device whole"
-    if any(times > 1 or i in ledger.whole or i in ledger.shared for i, times in whole.items()):
+    if any(times > 1 or i in usage.whole or i in usage.shared for i, times in whole.items()):
         yield "a device given twice"
     for index, amounts in portions.items():
         device = snapshot.devices[index]
-        held = ledger.shared.get(index, {})
-        if index in ledger.whole:
+        held = usage.shared.get(index, {})
+        if index in usage.whole:
             yield "a portion of a device in use"
         if any(held.get(name, 0) + amount > device.resources[name].nano for name, amount in amounts.items()):
             yield "more than the device has"
     drawn: Counter[tuple[int, str]] = Counter()
     for index in {*whole, *portions}:
         device = snapshot.devices[index]
-        if not ledger.in_use(device):
+        if not usage.in_use(device):
             drawn.update({(device.pool, name): blocks for name, blocks in device.draws})
     for (pool, name), blocks in drawn.items():
-        if blocks + ledger.drawn[pool][name] > snapshot.pools[pool].resources[name].blocks:
+        if blocks + usage.drawn[pool][name] > snapshot.pools[pool].resources[name].blocks:
             yield "more than the pool has"
 
 

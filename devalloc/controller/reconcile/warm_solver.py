@@ -209,8 +209,8 @@ def _is_loaded_beforehand(document: Object) -> bool:
 
 
 def _is_unchanged(previous: Object | None, document: Object) -> bool:
-    """Of claims all counts: what an allocated one is depends on more than itself (``as_allocated``). Of pools the
-    status does not: it says what claims hold."""
+    """Of claims all counts: what an allocated one is depends on more than itself (``effective_documents``). Of pools
+    the status does not: it says what claims hold."""
     if previous is document:
         return True
     if previous is None or _is_claim(document):

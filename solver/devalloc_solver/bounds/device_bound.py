@@ -61,8 +61,8 @@ class DeviceBound:
         return program.bound()
 
 
-def make_device_bound(snapshot: Snapshot, ledger: Usage, units: Sequence[PlacementUnit]) -> DeviceBound:
-    """What there is to count. ``ledger``: what was in use before the batch."""
+def make_device_bound(snapshot: Snapshot, usage: Usage, units: Sequence[PlacementUnit]) -> DeviceBound:
+    """What there is to count. ``usage``: what was in use before the batch."""
     requests = [s for unit in units for demand in unit.demands for s in demand.requests if takes_exclusively(s)]
     sets, signatures, contents = signatures_of(
         len(snapshot.devices), [request.candidates.accepted for request in requests]
@@ -75,7 +75,7 @@ def make_device_bound(snapshot: Snapshot, ledger: Usage, units: Sequence[Placeme
     for pool in snapshot.pools:
         row = len(nodes) if pool.node is None else nodes[pool.node]
         for device in pool.devices:
-            if signatures[device.index] and not ledger.in_use(device):
+            if signatures[device.index] and not usage.in_use(device):
                 free[row, signatures[device.index]] += 1
     width = 1 + max(sets.values(), default=-1)
     holds = np.array([[number in content for content in contents] for number in range(width)], dtype=np.int64)

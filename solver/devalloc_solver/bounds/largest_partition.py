@@ -12,9 +12,9 @@ Shapes = Sequence[tuple[int, Draws]]
 """(size in thousandths of the pool resources, draws), large ones first"""
 
 
-def partition_shapes(pool: Pool, ledger: Usage) -> list[tuple[int, Draws]]:
+def partition_shapes(pool: Pool, usage: Usage) -> list[tuple[int, Draws]]:
     """The shapes of the devices that may still be had; see ``shapes_of_draws``."""
-    there = (d for d in pool.devices if d.draws and not ledger.in_use(d))
+    there = (d for d in pool.devices if d.draws and not usage.in_use(d))
     capacity = {name: resource.blocks for name, resource in pool.resources.items()}
     return shapes_of_draws((d.draws for d in there if d.undefined is None and d.unavailable is None), capacity)
 

@@ -49,10 +49,10 @@ def satisfied_counts(units: Sequence[PlacementUnit], counts: Mapping[int, int]) 
 
 @dataclass(slots=True, eq=False)
 class MinimumUse:
-    """What claims of a batch take at least. ``ledger``: what was in use before it."""
+    """What claims of a batch take at least. ``usage``: what was in use before it."""
 
     snapshot: Snapshot
-    ledger: Usage
+    usage: Usage
     units: Sequence[PlacementUnit]
     satisfied: Satisfied
     _drivers: dict[int, str | None] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class MinimumUse:
         return _count_until(self.satisfied(cost), sizes)
 
     def _measures(self, driver: str, pools: Sequence[Pool]) -> Iterator[Measure]:
-        free = {pool.index: sum(not self.ledger.in_use(device) for device in pool.devices) for pool in pools}
+        free = {pool.index: sum(not self.usage.in_use(device) for device in pool.devices) for pool in pools}
         yield _whole_devices, [*free.values()]
         if all(pool.node is not None for pool in pools):
             on_node: Counter[str | None] = Counter()
@@ -123,9 +123,7 @@ class MinimumUse:
                 return 0
             if (key := id(request.candidates)) not in least:
                 accepted = (self.snapshot.devices[index] for index in request.candidates.accepted)
-                least[key] = min(
-                    {of_device(device) for device in accepted if not self.ledger.in_use(device)}, default=0
-                )
+                least[key] = min({of_device(device) for device in accepted if not self.usage.in_use(device)}, default=0)
             return devices * least[key]
 
         return cost
@@ -140,14 +138,14 @@ class MinimumUse:
         )
 
     def _weight_left(self, pool: Pool) -> int:
-        left = ((r.blocks, self.ledger.free_pool_blocks(pool.index, name)) for name, r in pool.resources.items())
+        left = ((r.blocks, self.usage.free_pool_blocks(pool.index, name)) for name, r in pool.resources.items())
         return sum(free * _weight_of_block(blocks) for blocks, free in left)
 
     def _free(self, device: Device, *, resource: str) -> int:
         """Nano units that are free on a device for shares; a device that is taken whole has all of them."""
         if resource not in device.resources or device.shareable:
             return 0
-        return self.ledger.free_blocks(device, resource) * device.resources[resource].block
+        return self.usage.free_blocks(device, resource) * device.resources[resource].block
 
     def _shared(self) -> dict[str, list[Device]]:
         """resource -> devices that shares may take of it"""

@@ -23,7 +23,7 @@ CountByNode = Mapping[Node, int]
 MAX_CACHED_DETAILS = 4_096
 """Details of which is kept where there is enough for them."""
 MAX_CACHED_STATES = 8
-"""Sets of holdings that are kept added up."""
+"""Sets of allocations that are kept added up."""
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class CountedUsage:
     """What is held, added up."""
 
     held: tuple[Allocation, ...]
-    ledger: Usage
+    usage: Usage
     free: bytearray
     """device -> whether it is free altogether"""
     counted: dict[object, tuple[Candidates, CountByNode]] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class NodeCounts:
     snapshot: Snapshot
     _nodes: list[Node] = field(init=False)
     """device -> its node"""
-    _spots: dict[tuple[str, ...], list[MatchGroup | None]] = field(default_factory=dict, init=False)
+    _match_groups: dict[tuple[str, ...], list[MatchGroup | None]] = field(default_factory=dict, init=False)
     _states: list[CountedUsage] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -54,15 +54,15 @@ class NodeCounts:
         self._nodes = [pools[device.pool].node for device in self.snapshot.devices]
 
     def state(self, held: tuple[Allocation, ...]) -> CountedUsage:
-        """What these holdings add up to; the same object for the same tuple."""
+        """What these allocations add up to; the same object for the same tuple."""
         for state in self._states:
             if state.held is held or not (held or state.held):
                 return state
-        ledger = Usage.of(self.snapshot, held)
+        usage = Usage.of(self.snapshot, held)
         free = bytearray(b"\1") * len(self.snapshot.devices)
-        for index in (*ledger.whole, *ledger.shared):
+        for index in (*usage.whole, *usage.shared):
             free[index] = 0
-        state = CountedUsage(held, ledger, free)
+        state = CountedUsage(held, usage, free)
         self._states = [*self._states[1 - MAX_CACHED_STATES :], state]
         return state
 
@@ -101,11 +101,11 @@ class NodeCounts:
         state, names = self.state(held), match_attributes(demand, request)
         key = id(request.candidates), names, request.mode, bool(request.portions)
         if key not in state.counted or state.counted[key][0] is not request.candidates:
-            spots = self._spots_of(names)
-            counted = Counter(spots[i] for i in _candidates_left(request, state))
+            match_groups = self._match_groups_of(names)
+            counted = Counter(match_groups[i] for i in _candidates_left(request, state))
             state.counted[key] = (
                 request.candidates,
-                _max_by_node({spot: [n] for spot, n in counted.items() if spot}, None),
+                _max_by_node({match_group: [n] for match_group, n in counted.items() if match_group}, None),
             )
         return state.counted[key][1]
 
@@ -114,23 +114,23 @@ class NodeCounts:
         state, names = self.state(held), match_attributes(demand, request)
         key = id(request.candidates), names, request.mode, name, request.max_count
         if key not in state.counted or state.counted[key][0] is not request.candidates:
-            spots, devices, ledger = self._spots_of(names), self.snapshot.devices, state.ledger
+            match_groups, devices, usage = self._match_groups_of(names), self.snapshot.devices, state.usage
             parts: dict[MatchGroup, list[int]] = defaultdict(list)
             for i in _candidates_left(request, state):
-                spot, resource = spots[i], devices[i].resources.get(name)
-                if spot is not None and resource is not None:
+                match_group, resource = match_groups[i], devices[i].resources.get(name)
+                if match_group is not None and resource is not None:
                     whole = request.mode is not AllocationMode.SHARE or state.free[i]
-                    amount = resource.nano if whole else ledger.free_blocks(devices[i], name) * resource.block
-                    parts[spot].append(amount)
+                    amount = resource.nano if whole else usage.free_blocks(devices[i], name) * resource.block
+                    parts[match_group].append(amount)
             state.counted[key] = request.candidates, _max_by_node(parts, request.max_count)
         return state.counted[key][1]
 
-    def _spots_of(self, names: tuple[str, ...]) -> list[MatchGroup | None]:
-        if names not in self._spots:
-            self._spots[names] = [*self._spots_with(names)]
-        return self._spots[names]
+    def _match_groups_of(self, names: tuple[str, ...]) -> list[MatchGroup | None]:
+        if names not in self._match_groups:
+            self._match_groups[names] = [*self._match_groups_with(names)]
+        return self._match_groups[names]
 
-    def _spots_with(self, names: tuple[str, ...]) -> Iterator[MatchGroup | None]:
+    def _match_groups_with(self, names: tuple[str, ...]) -> Iterator[MatchGroup | None]:
         if not names:
             plain: dict[Node, MatchGroup] = {node: (node, ()) for node in {*self._nodes}}
             yield from (plain[node] for node in self._nodes)
@@ -153,7 +153,7 @@ def match_attributes(demand: Demand, request: Request) -> tuple[str, ...]:
 def _candidates_left(request: Request, state: CountedUsage) -> Iterator[int]:
     """Candidates of which there is anything left, or might be."""
     if request.mode is AllocationMode.SHARE:
-        return (i for i in request.candidates.accepted if i not in state.ledger.whole)
+        return (i for i in request.candidates.accepted if i not in state.usage.whole)
     if request.mode is AllocationMode.WHOLE and not request.portions:
         free = state.free
         return (i for i in request.candidates.accepted if free[i])

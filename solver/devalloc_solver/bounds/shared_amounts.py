@@ -73,8 +73,8 @@ class SharedAmountBound:
         return satisfied
 
 
-def make_shared_amount_bound(snapshot: Snapshot, ledger: Usage, units: Sequence[PlacementUnit]) -> SharedAmountBound:
-    """What there is to share. ``ledger``: what was in use before the batch."""
+def make_shared_amount_bound(snapshot: Snapshot, usage: Usage, units: Sequence[PlacementUnit]) -> SharedAmountBound:
+    """What there is to share. ``usage``: what was in use before the batch."""
     requests = [s for unit in units for demand in unit.demands for each in demand.details for s in each]
     candidates: dict[str, set[int]] = {}
     for request in {
@@ -84,7 +84,7 @@ def make_shared_amount_bound(snapshot: Snapshot, ledger: Usage, units: Sequence[
             candidates.setdefault(resource, set()).update(request.candidates.accepted)
     devices = snapshot.devices
     free = {
-        resource: sum(max(0, ledger.free_nano(devices[index], resource)) for index in accepted)
+        resource: sum(max(0, usage.free_nano(devices[index], resource)) for index in accepted)
         for resource, accepted in candidates.items()
     }
     wishes = tuple(

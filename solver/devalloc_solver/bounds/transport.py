@@ -1,47 +1,49 @@
-"""Whether lanes can all be served from classes of devices: a transport problem, by augmenting paths."""
+"""Whether demand entries can all be served from classes of devices: a transport problem, by augmenting paths."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 
-def can_serve_all(lanes: Sequence[tuple[int, int]], sizes: Sequence[int]) -> bool:
-    """``lanes`` are (mask of the classes they may take of, devices wanted); every device goes to one lane."""
+def can_serve_all(demand_entries: Sequence[tuple[int, int]], sizes: Sequence[int]) -> bool:
+    """``demand_entries`` are (mask of the classes they may take of, devices wanted); every device goes to one."""
     wanted = 0
-    for spots, need in lanes:
+    for candidate_mask, need in demand_entries:
         wanted += need
-        if need > sum(size for position, size in enumerate(sizes) if spots >> position & 1):
+        if need > sum(size for position, size in enumerate(sizes) if candidate_mask >> position & 1):
             return False
     if wanted > sum(sizes):
         return False
-    if len(lanes) < 2:
+    if len(demand_entries) < 2:
         return True
     free = list(sizes)
-    given = [[0] * len(sizes) for _ in lanes]
-    for number, (_, need) in enumerate(lanes):
+    given = [[0] * len(sizes) for _ in demand_entries]
+    for number, (_, need) in enumerate(demand_entries):
         while need:
-            moved = _augment(lanes, free, given, number, need)
+            moved = _augment(demand_entries, free, given, number, need)
             if not moved:
                 return False
             need -= moved
     return True
 
 
-def _augment(lanes: Sequence[tuple[int, int]], free: list[int], given: list[list[int]], number: int, need: int) -> int:
-    """Serve up to ``need`` more devices to a lane along one path, moving other lanes aside; how many, 0 for none."""
+def _augment(
+    demand_entries: Sequence[tuple[int, int]], free: list[int], given: list[list[int]], number: int, need: int
+) -> int:
+    """Serve up to ``need`` more devices to an entry along one path, moving others aside; how many, 0 for none."""
     came: dict[int, tuple[int, int] | None] = {number: None}
-    """lane -> (lane it makes room for, class it gives up)"""
+    """demand entry -> (demand entry it makes room for, class it gives up)"""
     queue = [number]
-    for lane in queue:
-        spots = lanes[lane][0]
+    for entry in queue:
+        candidate_mask = demand_entries[entry][0]
         for position, left in enumerate(free):
-            if not spots >> position & 1:
+            if not candidate_mask >> position & 1:
                 continue
             if left:
-                return _move_along(came, free, given, lane, position, min(need, left))
-            for other in range(len(lanes)):
+                return _move_along(came, free, given, entry, position, min(need, left))
+            for other in range(len(demand_entries)):
                 if other not in came and given[other][position]:
-                    came[other] = (lane, position)
+                    came[other] = (entry, position)
                     queue.append(other)
     return 0
 
@@ -50,13 +52,13 @@ def _move_along(
     came: dict[int, tuple[int, int] | None],
     free: list[int],
     given: list[list[int]],
-    lane: int,
+    entry: int,
     position: int,
     room: int,
 ) -> int:
     """Move devices along the path that ends at a free class."""
     path: list[tuple[int, int, int | None]] = []
-    here: int | None = lane
+    here: int | None = entry
     while here is not None:
         step = came[here]
         path.append((here, position, None if step is None else step[1]))

@@ -45,7 +45,7 @@ class CheckedDevice:
         self.compatibility_group = group if isinstance(group, str) else None
         """the value of the attribute; only a text is one (S12a)"""
         self.accepted_by = 0
-        """the number of the last rule that did (``Catalogue``)"""
+        """the number of the last rule that did (``DetailRule``)"""
         self.draws: Sequence[tuple[str, int, int]] = ()
         """(resource of the pool, blocks of it that the device consumes when it is allocated, all there are) (S12)"""
         self.undefined_resources: Sequence[str] = ()

@@ -23,12 +23,12 @@ from devalloc_solver.problem.placement_policy import load_by_node
 from devalloc_solver.problem.snapshot import Snapshot
 
 GRACE_SECONDS = 0.2
-"""Seconds that a board may take to set up if less time than that is left."""
+"""Seconds that a state space may take to set up if less time than that is left."""
 
 
 def allocate_batch(
     snapshot: Snapshot,
-    holdings: Sequence[Allocation],
+    allocations: Sequence[Allocation],
     units: Sequence[PlacementUnit],
     *,
     placement: str,
@@ -38,33 +38,33 @@ def allocate_batch(
 
     Args:
         snapshot: the fleet.
-        holdings: what is in use and stays so.
+        allocations: what is in use and stays so.
         units: in the order in which they are to be satisfied.
         placement: ``pack`` or ``spread``.
         ends: monotonic time at which to answer with the best found so far; None for as long as it takes.
     """
-    batch = _ColumnSolve(snapshot, holdings, units, placement, ends)
+    batch = _ColumnSolve(snapshot, allocations, units, placement, ends)
     batch.run()
     return batch.placements, batch.levels()
 
 
 def allocate_quickly(
     snapshot: Snapshot,
-    holdings: Sequence[Allocation],
+    allocations: Sequence[Allocation],
     units: Sequence[PlacementUnit],
     *,
     placement: str,
     ends: float | None,
 ) -> tuple[list[Placement], list[GoalLevel]] | None:
     """The same, if all units are columns' and these are soon found; else None, after some milliseconds."""
-    batch = _ColumnSolve(snapshot, holdings, units, placement, ends, is_quick=True)
+    batch = _ColumnSolve(snapshot, allocations, units, placement, ends, is_quick=True)
     return (batch.placements, batch.levels()) if batch.run() else None
 
 
 @dataclass(slots=True, eq=False)
 class _ColumnSolve:
     snapshot: Snapshot
-    holdings: Sequence[Allocation]
+    allocations: Sequence[Allocation]
     units: Sequence[PlacementUnit]
     placement: str
     ends: float | None
@@ -85,13 +85,13 @@ class _ColumnSolve:
 
         Whether there is an answer: always, but for a quick one.
         """
-        ledger = Usage.of(self.snapshot, self.holdings)
-        self.singles = RemainingUnits(self.snapshot, self.holdings, self.units, ledger, self.placement, self.ends)
+        usage = Usage.of(self.snapshot, self.allocations)
+        self.singles = RemainingUnits(self.snapshot, self.allocations, self.units, usage, self.placement, self.ends)
         kinds, others = group_units(self.snapshot, self.units)
         if self.is_quick and others:
             return False
-        board, refused = self.set_up(ledger, kinds)
-        if self.is_quick and (refused or len(board.network.stubs)):
+        state_space, refused = self.set_up(usage, kinds)
+        if self.is_quick and (refused or len(state_space.network.unexpanded_states)):
             return False
         alone: dict[int, list[PlacementUnit]] = {}
         turn = {id(unit): position for position, unit in enumerate(self.units)}
@@ -99,27 +99,27 @@ class _ColumnSolve:
         for unit in sorted(others, key=lambda unit: turn[id(unit)]):
             alone.setdefault(unit.demands[0].claim.priority, []).append(unit)
         waiting: list[ClaimKind] = []
-        for priority in sorted({*board.priorities, *alone}, reverse=True):
+        for priority in sorted({*state_space.priorities, *alone}, reverse=True):
             if priority in alone:
                 self.columns(waiting, None)
                 waiting = []
                 for unit in alone[priority]:
                     self.placements += self.singles.place(unit)
-            waiting += [kind for kind in board.kinds if kind.priority == priority]
-        self.columns(waiting, None if alone else board)
-        is_partial = bool(alone) or len(board.network.stubs) > 0
+            waiting += [kind for kind in state_space.kinds if kind.priority == priority]
+        self.columns(waiting, None if alone else state_space)
+        is_partial = bool(alone) or len(state_space.network.unexpanded_states) > 0
         if is_partial:
-            self.prove(board if alone else None)
+            self.prove(state_space if alone else None)
         if self.falls_short(0 if is_partial else TOLERANCE) and self.compare():
-            self.prove(board)  # of a level that lost, what was found holds no more for those below
+            self.prove(state_space)  # of a level that lost, what was found holds no more for those below
         return True
 
-    def set_up(self, ledger: Usage, kinds: Sequence[ClaimKind]) -> tuple[StateSpace, list[ClaimKind]]:
+    def set_up(self, usage: Usage, kinds: Sequence[ClaimKind]) -> tuple[StateSpace, list[ClaimKind]]:
         ends, now = self.ends, time.monotonic()
         if ends is not None:
-            # The first packing of a board is better than a first fit; if it is not soon there, a model may be.
+            # The first packing of a state space is better than a first fit; if it is not soon there, a model may be.
             ends = (now + ends) / 2 if self.is_quick else max(ends, now + GRACE_SECONDS)
-        return build_state_space(self.snapshot, ledger, kinds, self.cache, ends=ends, is_quick=self.is_quick)
+        return build_state_space(self.snapshot, usage, kinds, self.cache, ends=ends, is_quick=self.is_quick)
 
     def falls_short(self, tolerance: int) -> bool:
         """Whether more than so many claims of some priority may be missing; of the highest one, any at all."""
@@ -129,32 +129,34 @@ class _ColumnSolve:
 
     def compare(self) -> bool:
         """A first fit may do better where not all was proven: never answer less than that. Whether it does."""
-        sharing = make_shared_amount_bound(self.snapshot, Usage.of(self.snapshot, self.holdings), self.units)
+        sharing = make_shared_amount_bound(self.snapshot, Usage.of(self.snapshot, self.allocations), self.units)
         for units in candidate_orders(self.units, sharing.parts() if sharing.resources else ()):
             if self.is_late():
                 break
-            greedy = place_greedily(self.snapshot, self.holdings, units, placement=self.placement, ends=self.ends)
+            greedy = place_greedily(self.snapshot, self.allocations, units, placement=self.placement, ends=self.ends)
             if self.counts(greedy) > self.counts(self.placements):
                 self.placements, self.is_greedy = greedy, True
         return self.is_greedy
 
-    def prove(self, board: StateSpace | None) -> None:
+    def prove(self, state_space: StateSpace | None) -> None:
         """Bounds for as many claims of higher priorities as there are now.
 
-        ``board``: of all that was free at first. The other units may have as many claims as they could at most. None
-        where there are no others: then what was found on it holds.
+        ``state_space``: of all that was free at first. The other units may have as many claims as they could at most.
+        None where there are no others: then what was found on it holds.
         """
         reached, possible = dict(zip(self.priorities, self.counts(self.placements), strict=True)), self.singles.possible
-        if board is not None:
-            decider = LevelSolver(board, board.supply(), [len(kind.units) for kind in board.kinds], self.ends)
+        if state_space is not None:
+            decider = LevelSolver(
+                state_space, state_space.supply(), [len(kind.units) for kind in state_space.kinds], self.ends
+            )
             needed = {priority: count - possible.get(priority, 0) for priority, count in reached.items()}
             decider.prove(needed, needed)
             self.bounds = decider.bounds
         counting = sharing = None
         if not self.is_late():
-            ledger = Usage.of(self.snapshot, self.holdings)
-            counting = make_device_bound(self.snapshot, ledger, self.units)
-            sharing = make_shared_amount_bound(self.snapshot, ledger, self.units)
+            usage = Usage.of(self.snapshot, self.allocations)
+            counting = make_device_bound(self.snapshot, usage, self.units)
+            sharing = make_shared_amount_bound(self.snapshot, usage, self.units)
         for priority in self.priorities:
             bound = self.bounds.get(priority, 0) + possible.get(priority, 0)
             if reached[priority] < bound and counting is not None and not self.is_late():
@@ -176,22 +178,24 @@ class _ColumnSolve:
         by_priority = Counter(placed.demand.claim.priority for placed in placements)
         return [by_priority[priority] for priority in self.priorities]
 
-    def columns(self, kinds: list[ClaimKind], board: StateSpace | None) -> None:
-        """Satisfy these kinds on what is free by now. ``board``: where it is the one of what was free at first."""
+    def columns(self, kinds: list[ClaimKind], state_space: StateSpace | None) -> None:
+        """Satisfy these kinds on what is free by now. ``state_space``: if it is of what was free at first."""
         if not kinds:
             return
         refused: list[ClaimKind] = []
-        if board is None:
-            board, refused = self.set_up(self.singles.ledger, kinds)
-        decider = LevelSolver(board, board.supply(), [len(kind.units) for kind in board.kinds], self.ends)
+        if state_space is None:
+            state_space, refused = self.set_up(self.singles.usage, kinds)
+        decider = LevelSolver(
+            state_space, state_space.supply(), [len(kind.units) for kind in state_space.kinds], self.ends
+        )
         decider.decide()
-        loads = load_by_node(self.snapshot, self.singles.ledger.devices_in_use())
-        placements = name_devices(self.snapshot, board, decider.best, loads, self.placement)
+        loads = load_by_node(self.snapshot, self.singles.usage.devices_in_use())
+        placements = name_devices(self.snapshot, state_space, decider.best, loads, self.placement)
         self.bounds |= decider.bounds
         self.least_ranks = decider.least_ranks
         self.placements += placements
         self.singles.hold(placements)
-        if len(board.network.stubs):
+        if len(state_space.network.unexpanded_states):
             refused = kinds
         self.fill_up(refused, placements)
 
@@ -225,7 +229,7 @@ class _ColumnSolve:
         pools = {e.device.pool for p in self.placements for e in p.entries}
         devices = {e.device.index for p in self.placements for e in p.entries}
         reached = {level.priority: level.value for level in levels if level.priority is not None}
-        before = Usage.of(self.snapshot, self.holdings)
+        before = Usage.of(self.snapshot, self.allocations)
         least = MinimumUse(self.snapshot, before, self.units, satisfied_counts(self.units, reached))
         levels.append(GoalLevel("pools", len(pools), least.pools()))
         levels.append(GoalLevel("devices", len(devices), least.devices()))

@@ -28,9 +28,9 @@ class BinShape:
     patterns: dict[LocalChoice, Ints]
     """way -> devices of each cell; shape (patterns, cells)"""
     child_bins: dict[int, tuple[BinShape, Ints]] = field(default_factory=dict)
-    """cell that stands for cards -> their shape, and the pattern that child_bins one"""
+    """cell that stands for cards -> their shape, and the pattern that opens one"""
     is_opened: bool = False
-    """whether such a bin, as long as it is full, belongs to the bin that child_bins it"""
+    """whether such a bin, as long as it is full, belongs to the bin that opens it"""
     symmetries: list[Ints] = field(default_factory=list)
     draws: Ints = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
     """(cells, counters)"""

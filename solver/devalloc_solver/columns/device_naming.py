@@ -32,7 +32,7 @@ class UnitDevices:
 
 
 def name_devices(
-    snapshot: Snapshot, board: StateSpace, packing: Packing, loads: Mapping[str, int], placement: str
+    snapshot: Snapshot, state_space: StateSpace, packing: Packing, loads: Mapping[str, int], placement: str
 ) -> list[Placement]:
     """Placements of all claims of a packing.
 
@@ -47,8 +47,8 @@ def name_devices(
         node = site[0].nodes[site[1]]
         return not loads.get(node), rank[node]
 
-    sites = {state: sorted(members, key=order, reverse=True) for state, members in board.sites.items()}
-    namer = _PathNamer(board, sites, _LeastLoaded(Counter(loads)) if placement == "spread" else None)
+    sites = {state: sorted(members, key=order, reverse=True) for state, members in state_space.sites.items()}
+    namer = _PathNamer(state_space, sites, _LeastLoaded(Counter(loads)) if placement == "spread" else None)
     taken = sorted(namer.name_all(packing), key=lambda t: rank[t.node])
     by_kind: dict[int, list[UnitDevices]] = {}
     for taking in taken:
@@ -56,7 +56,7 @@ def name_devices(
     return [
         placement
         for kind, members in sorted(by_kind.items())
-        for placement in _assign_units(board.kinds[kind], members)
+        for placement in _assign_units(state_space.kinds[kind], members)
     ]
 
 
@@ -117,7 +117,7 @@ class _LeastLoaded:
 class _PathNamer:
     """Goes all paths again, with names."""
 
-    board: StateSpace
+    state_space: StateSpace
     sites: dict[int, list[BinSite]]
     """state -> bins in it; the last one goes first"""
     even: _LeastLoaded | None = None
@@ -126,7 +126,7 @@ class _PathNamer:
     chosen: dict[tuple[object, ...], int] = field(default_factory=dict)
 
     def name_all(self, packing: Packing) -> Iterator[UnitDevices]:
-        cards = {*self.board.child_bins.values()}
+        cards = {*self.state_space.child_bins.values()}
         paths = [*packing.all_paths()]
         # Cards come last: they may have to be opened by others first.
         for path in sorted(paths, key=lambda path: path[0] in cards):
@@ -136,12 +136,12 @@ class _PathNamer:
         start, steps = path
         sites = self.sites[start]
         template, node, own = sites.pop() if self.even is None else self.even.next(start, sites)
-        part = self.board.parts[id(template), id(own.shape)]
+        part = self.state_space.parts[id(template), id(own.shape)]
         row = np.array(template.states[node], dtype=np.int64)
         before = start
         for user, target in steps:
             if user is None:
-                row = self.open(template, node, own, part, row, target, self.board.child_bins[before, target])
+                row = self.open(template, node, own, part, row, target, self.state_space.child_bins[before, target])
             else:
                 pattern, row = self.take(template, own, part, row, user, target)
                 devices = tuple(
@@ -168,7 +168,9 @@ class _PathNamer:
                 left[columns] = 0
                 if self.reaches(own, part, left[None], full, target)[0]:
                     inner = next(
-                        b for b in self.board.bins[template.geometry] if b.shape is shape and b.members == {*columns}
+                        b
+                        for b in self.state_space.bins[template.geometry]
+                        if b.shape is shape and b.members == {*columns}
                     )
                     self.sites.setdefault(card, []).append((template, node, inner))
                     return left
@@ -178,7 +180,7 @@ class _PathNamer:
         self, template: NodeTemplate, own: GeometryBin, part: NetworkPart, row: Ints, user: User, target: int
     ) -> tuple[Pattern, Ints]:
         """The devices of one step: those after which the bin is in the target state."""
-        way = self.board.ways_there[id(template)][user]
+        way = self.state_space.ways_there[id(template)][user]
         moves = self.moves_of(template, own, way)
         key = (id(own), part.offset, way, row.tobytes(), target)
         if key not in self.chosen:
@@ -207,7 +209,7 @@ class _PathNamer:
             members, geometry = own.members, template.geometry
             inside = [
                 p
-                for p in self.board.patterns[geometry][way]
+                for p in self.state_space.patterns[geometry][way]
                 if all(cell in members for cell, count in enumerate(p.counts) if count)
             ]
             draws = np.zeros((len(geometry.cells), len(geometry.counters)), dtype=np.int64)

@@ -48,7 +48,7 @@ class Column:
 class ColumnPool:
     """All columns found so far, for all stages."""
 
-    board: StateSpace
+    state_space: StateSpace
     columns: list[Column] = field(default_factory=list)
     _seen: set[object] = field(default_factory=set)
 
@@ -60,7 +60,7 @@ class ColumnPool:
         before = start
         for user, target in steps:
             if user is None:
-                child_bins[self.board.child_bins[before, target]] += 1
+                child_bins[self.state_space.child_bins[before, target]] += 1
             before = target
         column = Column(path, tuple(sorted(users.items())), tuple(sorted(child_bins.items())))
         key = (start, column.users, column.child_bins)
@@ -90,12 +90,12 @@ class MasterProgram:
     """The linear program of one stage. Its right-hand sides shrink as ``dive`` fixes columns."""
 
     def __init__(
-        self, board: StateSpace, pool: ColumnPool, goal: StageGoal, supply: Ints, wanted: Sequence[int]
+        self, state_space: StateSpace, pool: ColumnPool, goal: StageGoal, supply: Ints, wanted: Sequence[int]
     ) -> None:
         from ortools.linear_solver import pywraplp
 
-        self.board, self.pool, self.goal = board, pool, goal
-        self.appraiser = PathPricer(board, goal)
+        self.state_space, self.pool, self.goal = state_space, pool, goal
+        self.appraiser = PathPricer(state_space, goal)
         part = {kind for kind, _ in goal.worth}
         self.supply = supply.copy()
         self.wanted = [count if kind in part else 0 for kind, count in enumerate(wanted)]
@@ -112,7 +112,7 @@ class MasterProgram:
         self._variables: dict[int, Any] = {}
         lp = self._lp = pywraplp.Solver.CreateSolver("GLOP")
         infinity = lp.infinity()
-        states = {*np.flatnonzero(supply).tolist(), *board.child_bins.values()}
+        states = {*np.flatnonzero(supply).tolist(), *state_space.child_bins.values()}
         self._bins = {state: lp.Constraint(-infinity, float(supply[state])) for state in sorted(states)}
         self._kinds = {kind: lp.Constraint(-infinity, float(self.wanted[kind])) for kind in sorted(part)}
         self._floors = {priority: lp.Constraint(float(floor), infinity) for priority, floor in goal.floors.items()}
@@ -179,7 +179,7 @@ class MasterProgram:
 
     def _generate(self, bins: Mapping[int, float], valuation: PathValues) -> int:
         """Add the best path of every state whose worth exceeds the price of a bin in it; returns how many are new."""
-        cards = {*self.board.child_bins.values()}
+        cards = {*self.state_space.child_bins.values()}
         return sum(
             self.pool.add((state, valuation.walk(state)))
             for state, price in bins.items()
@@ -188,7 +188,7 @@ class MasterProgram:
 
     def _sync(self) -> None:
         """Make variables of the columns that are new in the pool and take part."""
-        infinity, worth, kinds = self._lp.infinity(), self.goal.worth, self.board.kinds
+        infinity, worth, kinds = self._lp.infinity(), self.goal.worth, self.state_space.kinds
         for number in range(self._synced, len(self.pool.columns)):
             column = self.pool.columns[number]
             if column.path[0] not in self._bins or any(user not in worth for user, _ in column.users):

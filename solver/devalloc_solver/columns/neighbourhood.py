@@ -26,7 +26,7 @@ from devalloc_solver.columns.state_network import NetworkPart, User
 from devalloc_solver.columns.state_space import StateSpace
 
 REPAIR_LIMIT = 0.1
-"""CP-SAT's deterministic time (roughly seconds) for one piece."""
+"""CP-SAT's deterministic time (roughly seconds) for one neighbourhood."""
 NEGLIGIBLE = GRID // 1000
 """Waste that is rounding."""
 HIGHER_PRIORITY_WEIGHT = 100
@@ -37,25 +37,25 @@ HIGHER_PRIORITY_WEIGHT = 100
 class OpenPacking:
     """A packing taken apart: the path of every bin, those that have gone none included."""
 
-    board: StateSpace
+    state_space: StateSpace
     paths: list[Path]
     left: list[int]
     """kind -> claims that are not in"""
 
     @classmethod
     def of(cls, packing: Packing, supply: Ints, wanted: Sequence[int]) -> OpenPacking:
-        board = packing.board
+        state_space = packing.state_space
         paths = [*packing.all_paths()]
         gone = Counter(start for start, _ in paths)
-        cards = {*board.child_bins.values()}
+        cards = {*state_space.child_bins.values()}
         for state in np.flatnonzero(supply).tolist():
             paths += [(state, ())] * (int(supply[state]) - (0 if state in cards else gone[state]))
         counts = packing.counts()
-        return cls(board, paths, [want - have for want, have in zip(wanted, counts, strict=True)])
+        return cls(state_space, paths, [want - have for want, have in zip(wanted, counts, strict=True)])
 
     def pack(self, supply: Ints) -> Packing:
         """The packing that it was, or has become."""
-        packing = Packing.empty(self.board, supply)
+        packing = Packing.empty(self.state_space, supply)
         for path in self.paths:
             if path[1]:
                 packing.add(path, 1)
@@ -68,7 +68,7 @@ class OpenPacking:
             own, before = 0, start
             for user, target in steps:
                 if user is None:
-                    own += int(valuation.worth[self.board.child_bins[before, target]])
+                    own += int(valuation.worth[self.state_space.child_bins[before, target]])
                 else:
                     own += valuation.values.get(user, 0)
                 before = target
@@ -78,7 +78,7 @@ class OpenPacking:
 
 @dataclass(slots=True, eq=False)
 class _RepairBin:
-    """A bin of a piece: the row it starts in, and the variables of its patterns."""
+    """A bin of a neighbourhood: the row it starts in, and the variables of its patterns."""
 
     start: int
     part: NetworkPart
@@ -90,18 +90,18 @@ class _RepairBin:
     """(cell, variable)"""
 
 
-def repair(pile: OpenPacking, chosen: Sequence[int], priority: int, ends: float | None = None) -> int:
-    """Place anew what is in these bins and what is left. Returns what is won, in claims of the priority; the pile is
+def repair(open_packing: OpenPacking, chosen: Sequence[int], priority: int, ends: float | None = None) -> int:
+    """Place anew what is in these bins and what is left. Returns what is won, in claims of the priority; the packing is
     changed where that is not negative. Nothing is won where it takes longer than to ``ends`` (monotonic time)."""
     from ortools.linear_solver import pywraplp
 
-    kinds = pile.board.kinds
+    kinds = open_packing.state_space.kinds
     inside: Counter[int] = Counter(
-        user[0] for number in chosen for user, _ in pile.paths[number][1] if user is not None
+        user[0] for number in chosen for user, _ in open_packing.paths[number][1] if user is not None
     )
     available = {
         kind: inside[kind] + left
-        for kind, left in enumerate(pile.left)
+        for kind, left in enumerate(open_packing.left)
         if kinds[kind].priority >= priority and inside[kind] + left > 0
     }
 
@@ -112,22 +112,22 @@ def repair(pile: OpenPacking, chosen: Sequence[int], priority: int, ends: float 
             if own >= priority
         )
 
-    piece = _RepairModel(pywraplp.Solver.CreateSolver("SAT"), pile, available)
+    repair_model = _RepairModel(pywraplp.Solver.CreateSolver("SAT"), open_packing, available)
     for number in chosen:
-        piece.add(pile.paths[number])
+        repair_model.add(open_packing.paths[number])
         if ends is not None and time.monotonic() > ends:
             return -1
     if ends is not None:
-        piece.solver.SetTimeLimit(limit_in_milliseconds(ends))
+        repair_model.solver.SetTimeLimit(limit_in_milliseconds(ends))
     before = sum(count * weight(kind) for kind, count in inside.items() if kind in available)
-    return piece.solve(chosen, before, weight)
+    return repair_model.solve(chosen, before, weight)
 
 
 class _RepairModel:
-    """The model of one piece."""
+    """The model of one neighbourhood."""
 
-    def __init__(self, solver: Any, pile: OpenPacking, available: dict[int, int]) -> None:
-        self.solver, self.pile, self.available = solver, pile, available
+    def __init__(self, solver: Any, open_packing: OpenPacking, available: dict[int, int]) -> None:
+        self.solver, self.open_packing, self.available = solver, open_packing, available
         self.bins: list[_RepairBin] = []
         self.flows: dict[tuple[int, LocalChoice], Any] = {}
         """(part, way) -> row: patterns of the way, less the users they serve"""
@@ -137,12 +137,12 @@ class _RepairModel:
     def add(self, path: Path) -> None:
         """A bin with the variables of all its patterns."""
         start, steps = path
-        part = self.pile.board.part_of(start)
+        part = self.open_packing.state_space.part_of(start)
         opened: Counter[int] = Counter()
         before = start
         for user, target in steps:
             if user is None:
-                opened[self.pile.board.child_bins[before, target]] += 1
+                opened[self.open_packing.state_space.child_bins[before, target]] += 1
             before = target
         one = _RepairBin(start, part, part.lattice.rows[start - part.offset], opened)
         self.bins.append(one)
@@ -207,13 +207,13 @@ class _RepairModel:
             return -1
         for number, path in zip(chosen, paths, strict=True):
             assert path is not None
-            for before_user, _ in self.pile.paths[number][1]:
+            for before_user, _ in self.open_packing.paths[number][1]:
                 if before_user is not None:
-                    self.pile.left[before_user[0]] += 1
+                    self.open_packing.left[before_user[0]] += 1
             for now, _ in path[1]:
                 if now is not None:
-                    self.pile.left[now[0]] -= 1
-            self.pile.paths[number] = path
+                    self.open_packing.left[now[0]] -= 1
+            self.open_packing.paths[number] = path
         return won
 
     def path(self, one: _RepairBin, serving: dict[tuple[int, LocalChoice], list[User]]) -> Path | None:
@@ -240,16 +240,18 @@ class _RepairModel:
         return one.start, tuple(steps)
 
 
-def pick_bins(pile: OpenPacking, valuation: PathValues, size: int, rng: random.Random) -> list[int]:
-    """Bins for a piece: some of those that waste most, some with room left, and some at random."""
-    board = pile.board
-    useful = [number for number, (start, _) in enumerate(pile.paths) if not _has_groups(board, start)]
-    waste = pile.waste(valuation)
+def pick_bins(open_packing: OpenPacking, valuation: PathValues, size: int, rng: random.Random) -> list[int]:
+    """Bins for a neighbourhood: some of those that waste most, some with room left, and some at random."""
+    state_space = open_packing.state_space
+    useful = [number for number, (start, _) in enumerate(open_packing.paths) if not _has_groups(state_space, start)]
+    waste = open_packing.waste(valuation)
     wasteful = [number for number in useful if waste[number] > NEGLIGIBLE]
     wasteful.sort(key=lambda number: (-waste[number], number))
     chosen = _random_sample(wasteful[: 2 * size], size // 2, rng)
     roomy = [
-        n for n in useful if n not in chosen and pile.paths[n][1] and board.network.weight[_end(pile.paths[n])] > 0
+        n
+        for n in useful
+        if n not in chosen and open_packing.paths[n][1] and state_space.network.weight[_end(open_packing.paths[n])] > 0
     ]
     chosen += _random_sample(roomy, (size - len(chosen)) * 2 // 3, rng)
     return chosen + _random_sample([n for n in useful if n not in chosen], size - len(chosen), rng)
@@ -263,5 +265,5 @@ def _end(path: Path) -> int:
     return path[1][-1][1] if path[1] else path[0]
 
 
-def _has_groups(board: StateSpace, state: int) -> bool:
-    return any(cell.group is not None for cell in board.part_of(state).lattice.shape.cells)
+def _has_groups(state_space: StateSpace, state: int) -> bool:
+    return any(cell.group is not None for cell in state_space.part_of(state).lattice.shape.cells)

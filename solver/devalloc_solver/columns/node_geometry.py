@@ -80,7 +80,7 @@ class NodeTemplates:
     templates: list[NodeTemplate]
 
 
-def group_nodes(snapshot: Snapshot, ledger: Usage, kinds: Sequence[ClaimKind]) -> NodeTemplates:
+def group_nodes(snapshot: Snapshot, usage: Usage, kinds: Sequence[ClaimKind]) -> NodeTemplates:
     """Sort the nodes into templates."""
     requests = [request for kind in kinds for way in kind.ways for request in way.requests]
     demands = [demand for kind in kinds for demand, _ in kind.ways[0].claims]
@@ -94,11 +94,13 @@ def group_nodes(snapshot: Snapshot, ledger: Usage, kinds: Sequence[ClaimKind]) -
         len(snapshot.devices), [request.candidates.accepted for request in requests]
     )
     numbers = {id(request.candidates): sets[id(request.candidates.accepted)] for request in requests}
-    ground = NodeTemplates(attributes, resources, numbers, members, [])
-    surveyor = _NodeGrouper(snapshot, ledger, ground, signatures, {kind.pin for kind in kinds if kind.pin is not None})
+    node_templates = NodeTemplates(attributes, resources, numbers, members, [])
+    surveyor = _NodeGrouper(
+        snapshot, usage, node_templates, signatures, {kind.pin for kind in kinds if kind.pin is not None}
+    )
     for node in snapshot.nodes:
         surveyor.add(node)
-    return ground
+    return node_templates
 
 
 @dataclass(slots=True, eq=False)
@@ -118,9 +120,15 @@ class _NodeGrouper:
     """Adds node after node; remembers how equal ones fell."""
 
     def __init__(
-        self, snapshot: Snapshot, ledger: Usage, ground: NodeTemplates, signatures: list[int], pins: set[str]
+        self, snapshot: Snapshot, usage: Usage, node_templates: NodeTemplates, signatures: list[int], pins: set[str]
     ) -> None:
-        self.snapshot, self.ledger, self.ground, self.signatures, self.pins = snapshot, ledger, ground, signatures, pins
+        self.snapshot, self.usage, self.node_templates, self.signatures, self.pins = (
+            snapshot,
+            usage,
+            node_templates,
+            signatures,
+            pins,
+        )
         self.plans: dict[object, _CellPlan] = {}
         self.templates: dict[object, NodeTemplate] = {}
         self.looks: dict[object, int] = {}
@@ -147,13 +155,13 @@ class _NodeGrouper:
 
     def look(self, device: Device) -> int:
         attributes = device.attributes
-        values = tuple([attributes.get(name) for name in self.ground.attributes])
-        amounts = tuple(self.amount(device, name) for name in self.ground.resources)
+        values = tuple([attributes.get(name) for name in self.node_templates.attributes])
+        amounts = tuple(self.amount(device, name) for name in self.node_templates.resources)
         key = (self.signatures[device.index], values, device.draws, device.compatibility, amounts)
         number = self.looks.get(key)
         if number is None:
             number = self.looks[key] = len(self.facts)
-            sets: Values = tuple(device.values(name) or None for name in self.ground.attributes)
+            sets: Values = tuple(device.values(name) or None for name in self.node_templates.attributes)
             self.facts.append((key[0], sets, device.draws, device.compatibility, amounts))
         return number
 
@@ -180,7 +188,7 @@ class _NodeGrouper:
         key = (pin, geometry, signatures)
         if key not in self.templates:
             template = self.templates[key] = NodeTemplate(geometry, signatures, pin)
-            self.ground.templates.append(template)
+            self.node_templates.templates.append(template)
         groups = [(position, self.facts[look][3]) for look, position in described]
         return _CellPlan(self.templates[key], falls, counters, groups)
 
@@ -189,7 +197,7 @@ class _NodeGrouper:
     ) -> tuple[Geometry, tuple[int, ...], list[tuple[int, str, int]]]:
         """(geometry, signature of each color, counters); whatever has a name is numbered as it comes."""
         colors: dict[tuple[int, tuple[int, ...]], int] = {}
-        values: list[dict[object, int]] = [{} for _ in self.ground.attributes]
+        values: list[dict[object, int]] = [{} for _ in self.node_templates.attributes]
         domains: dict[int, dict[object, int]] = {}
         units: dict[tuple[int, str], int] = {}
         for look, position in described:
@@ -215,15 +223,15 @@ class _NodeGrouper:
 
     def fill(self, plan: _CellPlan, node: str, pools: Sequence[Pool], devices: Sequence[Device]) -> None:
         """Record what is free on a node. A group that others in use exclude has nothing free (S12a)."""
-        ledger = self.ledger
+        usage = self.usage
         free: list[list[Device]] = [[] for _ in plan.groups]
         for device, cell in zip(devices, plan.cells, strict=True):
-            if not ledger.in_use(device):
+            if not usage.in_use(device):
                 free[cell].append(device)
         for cell, (position, group) in enumerate(plan.groups):
-            if group is not None and ledger.groups.get(pools[position].index, set()) - {group}:
+            if group is not None and usage.groups.get(pools[position].index, set()) - {group}:
                 free[cell] = []
-        left = [ledger.free_pool_blocks(pools[p].index, name) // unit for p, name, unit in plan.counters]
+        left = [usage.free_pool_blocks(pools[p].index, name) // unit for p, name, unit in plan.counters]
         plan.template.nodes.append(node)
         plan.template.devices.append(free)
         plan.template.states.append([*map(len, free), *left])

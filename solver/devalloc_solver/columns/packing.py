@@ -24,7 +24,7 @@ Path = tuple[int, tuple[Step, ...]]
 class Packing:
     """A solution that can still grow."""
 
-    board: StateSpace
+    state_space: StateSpace
     free: Ints
     """state -> bins that are in it now"""
     gone: Ints
@@ -34,12 +34,12 @@ class Packing:
     taken: dict[User, int] = field(default_factory=dict)
 
     @classmethod
-    def empty(cls, board: StateSpace, supply: Ints) -> Packing:
-        return cls(board, supply.copy(), np.zeros_like(supply))
+    def empty(cls, state_space: StateSpace, supply: Ints) -> Packing:
+        return cls(state_space, supply.copy(), np.zeros_like(supply))
 
     def copy(self) -> Packing:
         paths = {state: list(through) for state, through in self.paths.items()}
-        return Packing(self.board, self.free.copy(), self.gone.copy(), paths, dict(self.taken))
+        return Packing(self.state_space, self.free.copy(), self.gone.copy(), paths, dict(self.taken))
 
     def step(self, source: int, user: User | None, target: int) -> None:
         """Move one bin; the ones that have gone a way already go first."""
@@ -66,7 +66,7 @@ class Packing:
         self.free[end] += count
         self.gone[end] += count
         self.paths.setdefault(end, []).extend([path] * count)
-        child_bins = self.board.child_bins
+        child_bins = self.state_space.child_bins
         before = start
         for user, target in steps:
             if user is None:
@@ -82,22 +82,22 @@ class Packing:
 
     def counts(self) -> list[int]:
         """kind -> how many are in"""
-        counts = [0] * len(self.board.kinds)
+        counts = [0] * len(self.state_space.kinds)
         for (kind, _), count in self.taken.items():
             counts[kind] += count
         return counts
 
     def satisfied(self) -> dict[int, int]:
         """priority -> claims that are in, highest first"""
-        satisfied = dict.fromkeys(self.board.priorities, 0)
+        satisfied = dict.fromkeys(self.state_space.priorities, 0)
         for kind, count in enumerate(self.counts()):
-            for priority, claims in self.board.kinds[kind].claims.items():
+            for priority, claims in self.state_space.kinds[kind].claims.items():
                 satisfied[priority] += claims * count
         return satisfied
 
     def ranks(self) -> int:
         """The sum of the chosen alternatives (S17, goal 2)."""
-        return sum(self.board.kinds[kind].ways[way].rank * count for (kind, way), count in self.taken.items())
+        return sum(self.state_space.kinds[kind].ways[way].rank * count for (kind, way), count in self.taken.items())
 
 
 @dataclass(slots=True, eq=False)
@@ -114,9 +114,9 @@ class PackingChoices:
     """positions in these, with most room first"""
 
     @classmethod
-    def by_loss(cls, board: StateSpace, worth: Ints) -> PackingChoices:
+    def by_loss(cls, state_space: StateSpace, worth: Ints) -> PackingChoices:
         """``worth``: state (and one more, of none) -> what it is still good for, in any unit."""
-        network = board.network
+        network = state_space.network
         loss = worth[network.source] - worth[network.target] - worth[network.inner]
         # Arcs of one source and label stand together: of each such group the first with the least loss.
         groups = np.flatnonzero(np.diff(network.source * len(network.users) + network.label, prepend=-1))
@@ -170,7 +170,7 @@ def fill_packing(
     have = packing.counts()
     for kind in order:
         left = wanted[kind] - have[kind]
-        ways = packing.board.kinds[kind].ways
+        ways = packing.state_space.kinds[kind].ways
         for way in sorted(range(len(ways)), key=lambda way: ways[way].devices) if frugal else range(len(ways)):
             if left <= 0:
                 break
@@ -222,11 +222,12 @@ def max_copies(network: Network) -> Ints:
     return counts
 
 
-def state_usefulness(board: StateSpace, fits: Ints, wanted: Sequence[int]) -> Ints:
+def state_usefulness(state_space: StateSpace, fits: Ints, wanted: Sequence[int]) -> Ints:
     """state (and one more) -> how many of each kind fit, weighed by their size and number. ``fits``: see copies."""
-    network = board.network
+    network = state_space.network
     weights = np.array(
-        [sum(wanted[kind] * board.kinds[kind].fewest for kind, _ in users) for users in network.users], dtype=np.int64
+        [sum(wanted[kind] * state_space.kinds[kind].fewest for kind, _ in users) for users in network.users],
+        dtype=np.int64,
     )
     worth: Ints = fits @ weights
     opening = np.flatnonzero(network.inner < network.states)

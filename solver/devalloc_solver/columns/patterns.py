@@ -76,21 +76,23 @@ class Pattern:
     """the same, request by request, for all claims"""
 
 
-def localize(way: AlternativeChoice, template: NodeTemplate, ground: NodeTemplates) -> LocalChoice | None:
+def localize(way: AlternativeChoice, template: NodeTemplate, node_templates: NodeTemplates) -> LocalChoice | None:
     """The way as the template's geometry sees it; None where a request has no candidates there."""
-    claims = tuple(_localize(demand, requests, template, ground) for demand, requests in way.claims)
+    claims = tuple(_localize(demand, requests, template, node_templates) for demand, requests in way.claims)
     return None if None in claims else LocalChoice(tuple(claim for claim in claims if claim is not None))
 
 
 def _localize(
-    demand: Demand, chosen: Sequence[Request], template: NodeTemplate, ground: NodeTemplates
+    demand: Demand, chosen: Sequence[Request], template: NodeTemplate, node_templates: NodeTemplates
 ) -> LocalClaim | None:
-    attributes = {name: number for number, name in enumerate(ground.attributes)}
-    resources = {name: number for number, name in enumerate(ground.resources)}
+    attributes = {name: number for number, name in enumerate(node_templates.attributes)}
+    resources = {name: number for number, name in enumerate(node_templates.resources)}
     requests = []
     for request in chosen:
-        number = ground.sets[id(request.candidates)]
-        colors = tuple(c for c, signature in enumerate(template.signatures) if number in ground.members[signature])
+        number = node_templates.sets[id(request.candidates)]
+        colors = tuple(
+            c for c, signature in enumerate(template.signatures) if number in node_templates.members[signature]
+        )
         if not colors:
             return None
         requests.append(

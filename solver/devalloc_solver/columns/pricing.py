@@ -54,7 +54,7 @@ class Prices:
 class PathValues:
     """What everything is worth at some prices."""
 
-    board: StateSpace
+    state_space: StateSpace
     worth: Ints
     """state (and one more, of none) -> its best path, on the grid"""
     arcs: Ints
@@ -68,7 +68,7 @@ class PathValues:
 
     def walk(self, state: int) -> tuple[Step, ...]:
         """The best path from a state."""
-        network = self.board.network
+        network = self.state_space.network
         steps: list[Step] = []
         while self.worth[state] > 0:
             low, high = network.arcs_of(state)
@@ -82,9 +82,9 @@ class PathValues:
 
 @dataclass(slots=True, eq=False)
 class PathPricer:
-    """Values the states of one board for one goal, at any prices."""
+    """Values the states of one state space for one goal, at any prices."""
 
-    board: StateSpace
+    state_space: StateSpace
     goal: StageGoal
     _labels: Ints = field(init=False)
     _users: list[User] = field(init=False)
@@ -94,18 +94,18 @@ class PathPricer:
     def __post_init__(self) -> None:
         pairs = [
             (label, user)
-            for label, users in enumerate(self.board.network.users)
+            for label, users in enumerate(self.state_space.network.users)
             for user in users
             if user in self.goal.worth
         ]
         self._labels = np.array([label for label, _ in pairs], dtype=np.int64)
         self._users = [user for _, user in pairs]
         self._worth = np.array([self.goal.worth[user] for user in self._users], dtype=np.int64)
-        self._opens = [label for label, users in enumerate(self.board.network.users) if not users]
+        self._opens = [label for label, users in enumerate(self.state_space.network.users) if not users]
 
     def _values(self, prices: Prices) -> Ints:
         """user -> its worth, less what it costs"""
-        kinds, floors = self.board.kinds, prices.floors
+        kinds, floors = self.state_space.kinds, prices.floors
         won = [
             sum(floors.get(priority, 0) * claims for priority, claims in kinds[kind].claims.items())
             - prices.kinds[kind]
@@ -115,7 +115,7 @@ class PathPricer:
 
     def value(self, prices: Prices) -> PathValues:
         values = self._values(prices)
-        labels = np.full(len(self.board.network.users), FORBIDDEN, dtype=np.int64)
+        labels = np.full(len(self.state_space.network.users), FORBIDDEN, dtype=np.int64)
         np.maximum.at(labels, self._labels, values)
         best: dict[int, User] = {}
         for label, user, value in zip(self._labels.tolist(), self._users, values.tolist(), strict=True):
@@ -123,14 +123,16 @@ class PathPricer:
                 best[label] = user
         most = max(0, int(labels.max(initial=0)))
         labels[self._opens] = 0
-        worth, arcs = self.board.network.best(labels)
-        return PathValues(self.board, worth, arcs, best, dict(zip(self._users, values.tolist(), strict=True)), most)
+        worth, arcs = self.state_space.network.best(labels)
+        return PathValues(
+            self.state_space, worth, arcs, best, dict(zip(self._users, values.tolist(), strict=True)), most
+        )
 
     def bound(self, prices: Prices, valuation: PathValues, supply: Ints, wanted: Sequence[int]) -> int:
         """At least what any solution is worth, in whole claims."""
-        network = self.board.network
+        network = self.state_space.network
         worth = valuation.worth
-        if len(network.stubs):
+        if len(network.unexpanded_states):
             labels = np.full(len(network.users), FORBIDDEN, dtype=np.int64)
             np.maximum.at(labels, self._labels, self._values(prices))
             labels[self._opens] = 0

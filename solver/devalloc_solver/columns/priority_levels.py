@@ -31,7 +31,7 @@ def dive(program: MasterProgram, *, part: int, ends: float | None) -> Packing:
 
     ``part``: one in so many of the columns that are not whole is rounded up in each round.
     """
-    packing = Packing.empty(program.board, program.supply)
+    packing = Packing.empty(program.state_space, program.supply)
     for _ in range(MAX_DIVES):
         if not _fix(program, packing, part) or (ends is not None and time.monotonic() > ends):
             break
@@ -54,7 +54,7 @@ def _fix(program: MasterProgram, packing: Packing, part: int) -> int:
         packing.add(column.path, count)
         for kind, each in kinds.items():
             wanted[kind] -= each * count
-            for priority, claims in program.board.kinds[kind].claims.items():
+            for priority, claims in program.state_space.kinds[kind].claims.items():
                 if priority in floors:
                     floors[priority] -= claims * each * count
         supply[start] -= count
@@ -69,7 +69,7 @@ def _fix(program: MasterProgram, packing: Packing, part: int) -> int:
         whole = int(value + EPSILON)
         fixed += put(number, whole) if whole else 0
         if value - whole > EPSILON:
-            kinds = [program.board.kinds[kind] for kind in program.pool.columns[number].kinds()]
+            kinds = [program.state_space.kinds[kind] for kind in program.pool.columns[number].kinds()]
             decided = any(priority in floors for kind in kinds for priority in kind.claims)
             rest.append((whole - value - decided * DECIDED_FIRST, number))
     rest.sort()
@@ -93,7 +93,7 @@ TOLERANCE = 1
 class LevelSolver:
     """Decides level after level; the best packing so far is always at hand."""
 
-    board: StateSpace
+    state_space: StateSpace
     supply: Ints
     """state -> bins in it"""
     wanted: Sequence[int]
@@ -113,11 +113,11 @@ class LevelSolver:
 
     def __post_init__(self) -> None:
         """Begin with what a best fit finds, large claims first or small ones."""
-        self._pool = ColumnPool(self.board)
-        self._fits = max_copies(self.board.network)
-        self._useful = state_usefulness(self.board, self._fits, self.wanted)
-        self._choices = PackingChoices.by_loss(self.board, self._useful)
-        self._first = [Packing.empty(self.board, self.supply) for _ in range(2)]
+        self._pool = ColumnPool(self.state_space)
+        self._fits = max_copies(self.state_space.network)
+        self._useful = state_usefulness(self.state_space, self._fits, self.wanted)
+        self._choices = PackingChoices.by_loss(self.state_space, self._useful)
+        self._first = [Packing.empty(self.state_space, self.supply) for _ in range(2)]
         for packing, small_first in zip(self._first, (False, True), strict=True):
             fill_packing(packing, self._choices, self._order(small_first), self.wanted)
         self.best = max(self._first, key=_packing_value)
@@ -125,7 +125,7 @@ class LevelSolver:
     def decide(self) -> None:
         """Every level in turn."""
         floors: dict[int, int] = {}
-        for priority in self.board.priorities:
+        for priority in self.state_space.priorities:
             self.bounds[priority] = self._count(priority)
             if self._has_gap(priority) and not self._is_late():
                 self._improve(priority, floors)
@@ -138,13 +138,15 @@ class LevelSolver:
 
     def _save(self) -> None:
         """A last attempt when there is no time for another: what takes the fewest devices leaves room for more."""
-        if not any(map(self._has_gap, self.board.priorities)):
+        if not any(map(self._has_gap, self.state_space.priorities)):
             return
-        packing = Packing.empty(self.board, self.supply)
+        packing = Packing.empty(self.state_space, self.supply)
         fill_packing(packing, self._choices, self._order(small_first=True), self.wanted, frugal=True)
         if _packing_value(packing) > _packing_value(self.best):
             self.best = packing
-            for priority in self.board.priorities[1:]:  # what was proven was for as many of higher ones as there were
+            for priority in self.state_space.priorities[
+                1:
+            ]:  # what was proven was for as many of higher ones as there were
                 self.bounds[priority] = self._count(priority)
 
     def _prefer(self, floors: Mapping[int, int]) -> None:
@@ -152,8 +154,8 @@ class LevelSolver:
         if not self.best.ranks() or self._is_late():
             return
         worth = {
-            (kind, way): -self.board.kinds[kind].ways[way].rank
-            for users in self.board.network.users
+            (kind, way): -self.state_space.kinds[kind].ways[way].rank
+            for users in self.state_space.network.users
             for kind, way in users
         }
         program = self._program(worth, floors)
@@ -166,8 +168,8 @@ class LevelSolver:
 
     def _draw_together(self) -> None:
         """The same claims in fewer bins, if it can be had at once (S17, goal 3)."""
-        packing = Packing.empty(self.board, self.supply)
-        kinds = self.board.kinds
+        packing = Packing.empty(self.state_space, self.supply)
+        kinds = self.state_space.kinds
         large_first = sorted(range(len(kinds)), key=lambda k: (-kinds[k].fewest, k))
         fill_packing(packing, self._choices, large_first, self.best.counts(), compact=True)
         if _packing_value(packing) >= _packing_value(self.best) and packing.gone.sum() < self.best.gone.sum():
@@ -178,11 +180,11 @@ class LevelSolver:
 
         ``satisfied``: claims that are in anyway; a bound that is down to them is good enough.
         """
-        for priority in self.board.priorities:
+        for priority in self.state_space.priorities:
             enough = satisfied.get(priority, 0)
             self.bounds[priority] = self._count(priority)
             if enough < self.bounds[priority] and not self._is_late():
-                higher = {p: max(0, floors.get(p, 0)) for p in self.board.priorities if p > priority}
+                higher = {p: max(0, floors.get(p, 0)) for p in self.state_space.priorities if p > priority}
                 program = self._program(self._counting(priority), higher)
                 program.solve(enough=enough, ends=self.ends)
                 self._take_bound(priority, program)
@@ -205,7 +207,7 @@ class LevelSolver:
                 return  # cut short
             packing = dive(program, part=part, ends=self.ends)
             # What still fits goes where it costs least, by two measures.
-            costs = (self._choices, PackingChoices.by_loss(self.board, valuation.worth))
+            costs = (self._choices, PackingChoices.by_loss(self.state_space, valuation.worth))
             for choices in costs:
                 whole = self._completed(packing.copy(), choices)
                 self.best = max(self.best, whole, key=_packing_value)
@@ -221,21 +223,23 @@ class LevelSolver:
     def _mend(self, packing: Packing, valuation: PathValues, priority: int) -> None:
         """Repair some bins after others, as long as there is a gap."""
         rng = random.Random(1)
-        pile = OpenPacking.of(packing, self.supply, self.wanted)
+        open_packing = OpenPacking.of(packing, self.supply, self.wanted)
         for turn in range(MAX_REPAIRS_WIDE_GAP):
             gap = self.bounds[priority] - self.best.satisfied()[priority]
             if gap <= (0 if turn < MAX_REPAIRS else TOLERANCE) or self._is_late():
                 return
-            chosen = pick_bins(pile, valuation, REPAIR_SIZE, rng)
-            if chosen and repair(pile, chosen, priority, self.ends) > 0:
-                self.best = max(self.best, self._completed(pile.pack(self.supply), self._choices), key=_packing_value)
+            chosen = pick_bins(open_packing, valuation, REPAIR_SIZE, rng)
+            if chosen and repair(open_packing, chosen, priority, self.ends) > 0:
+                self.best = max(
+                    self.best, self._completed(open_packing.pack(self.supply), self._choices), key=_packing_value
+                )
 
     def _counting(self, priority: int) -> dict[User, int]:
         """One for each claim of a priority; units with higher ones take part."""
-        kinds = self.board.kinds
+        kinds = self.state_space.kinds
         return {
             user: kinds[user[0]].claims.get(priority, 0)
-            for users in self.board.network.users
+            for users in self.state_space.network.users
             for user in users
             if kinds[user[0]].priority >= priority
         }
@@ -244,7 +248,7 @@ class LevelSolver:
         """As much worth as possible, and no fewer claims of a priority than its floor."""
         for packing in self._first:
             self._pool.add_all(packing, worth)
-        return MasterProgram(self.board, self._pool, StageGoal(worth, floors), self.supply, self.wanted)
+        return MasterProgram(self.state_space, self._pool, StageGoal(worth, floors), self.supply, self.wanted)
 
     def _take_bound(self, priority: int, program: MasterProgram) -> None:
         if program.bound is not None:
@@ -252,14 +256,14 @@ class LevelSolver:
 
     def _count(self, priority: int) -> int:
         """Claims that fit at the most, were each kind alone."""
-        kinds = self.board.kinds
-        if len(self.board.network.stubs):
+        kinds = self.state_space.kinds
+        if len(self.state_space.network.unexpanded_states):
             return sum(wanted * kinds[k].claims.get(priority, 0) for k, wanted in enumerate(self.wanted))
         room = [0] * len(kinds)
-        alone = self.supply @ self._fits[: self.board.network.states]
+        alone = self.supply @ self._fits[: self.state_space.network.states]
         # How many cards can be opened is for the program to say.
-        opened = self._fits[[*self.board.child_bins.values()]].sum(axis=0)
-        for label, users in enumerate(self.board.network.users):
+        opened = self._fits[[*self.state_space.child_bins.values()]].sum(axis=0)
+        for label, users in enumerate(self.state_space.network.users):
             for kind, _ in users:
                 room[kind] += self.wanted[kind] if opened[label] else int(alone[label])
         return sum(min(room[k], wanted) * kinds[k].claims.get(priority, 0) for k, wanted in enumerate(self.wanted))
@@ -272,7 +276,7 @@ class LevelSolver:
 
     def _order(self, small_first: bool) -> list[int]:
         """Kinds, highest priority first."""
-        kinds, sign = self.board.kinds, 1 if small_first else -1
+        kinds, sign = self.state_space.kinds, 1 if small_first else -1
         return sorted(range(len(kinds)), key=lambda k: (-kinds[k].priority, sign * kinds[k].effort, k))
 
     def _has_gap(self, priority: int) -> bool:

@@ -20,14 +20,14 @@ from devalloc_solver.problem.snapshot import Snapshot
 
 @dataclass(slots=True, eq=False)
 class RemainingUnits:
-    """Places units; ``ledger`` is what is in use by now."""
+    """Places units; ``usage`` is what is in use by now."""
 
     snapshot: Snapshot
-    holdings: Sequence[Allocation]
+    allocations: Sequence[Allocation]
     """what was in use before the batch"""
     units: Sequence[PlacementUnit]
     """the batch"""
-    ledger: Usage
+    usage: Usage
     placement: str
     ends: float | None
     new: list[Allocation] = field(default_factory=list)
@@ -43,17 +43,17 @@ class RemainingUnits:
 
     def _nodes_left(self) -> BatchNodes:
         if self._nodes is None:
-            self._nodes = batch_nodes(SearchContext(self.snapshot, self.ledger, self.placement), self.units)
+            self._nodes = batch_nodes(SearchContext(self.snapshot, self.usage, self.placement), self.units)
         return self._nodes
 
     def hold(self, placements: Sequence[Placement]) -> None:
         """Count these as in use."""
         for placement in placements:
-            holding = placement.holding()
+            allocation = placement.allocation()
             if self._nodes is not None:
                 self._nodes.use(placement.node)
-            self.new.append(holding)
-            self.ledger.add(holding)
+            self.new.append(allocation)
+            self.usage.add(allocation)
 
     def place(self, unit: PlacementUnit) -> list[Placement]:
         """The unit's placements, or none."""
@@ -81,9 +81,9 @@ class RemainingUnits:
         if self.ends is not None and time.monotonic() > self.ends:
             return [], False
         try:
-            placed = place(self.snapshot, self.ledger, unit, placement=self.placement, batch=self._nodes_left())
+            placed = place(self.snapshot, self.usage, unit, placement=self.placement, batch=self._nodes_left())
         except StepsExhausted:
-            model = build_model(self.snapshot, [*self.holdings, *self.new], [unit], placement=self.placement)
+            model = build_model(self.snapshot, [*self.allocations, *self.new], [unit], placement=self.placement)
             search, levels = optimize_goals(model, placement=self.placement, ends=self.ends)
             placements = name_devices(search)
             is_certain = all(level.is_proven for level in levels if level.goal == "satisfied")
@@ -97,10 +97,10 @@ class RemainingUnits:
         if not self.new:
             return False  # nothing was placed yet, and it did not fit
         if self._before is None:
-            self._before = Usage.of(self.snapshot, self.holdings)
+            self._before = Usage.of(self.snapshot, self.allocations)
         try:
             return place(self.snapshot, self._before, unit, placement=self.placement) is not None
         except StepsExhausted:
-            search = GoalSearch(build_model(self.snapshot, self.holdings, [unit]), self.ends)
+            search = GoalSearch(build_model(self.snapshot, self.allocations, [unit]), self.ends)
             _, bound = search.maximize([(1, search.model.satisfied[0])], best=1)
             return bound > 0

@@ -40,7 +40,7 @@ class Lattice:
     source: Ints
     target: Ints
     label: Ints
-    stubs: Ints
+    unexpanded_states: Ints
     """states without arcs for want of room"""
     _numbers: dict[bytes, int]
 
@@ -89,7 +89,7 @@ def build_lattice(shape: BinShape, starts: Ints, room: int, ends: float | None =
     Args:
         shape: of the bins.
         starts: states, in any form; shape (states, columns).
-        room: pairs of state and pattern to look at; states that are left over are ``stubs``.
+        room: pairs of state and pattern to look at; states that are left over are ``unexpanded_states``.
         ends: monotonic time from which on all states are left over.
     """
     return _Explorer(shape).explore(starts, room, ends)
@@ -128,7 +128,7 @@ class _Explorer:
         front, _ = self.intern(normal_form(self.shape, starts))
         empty = np.zeros(0, dtype=np.int64)
         arcs: list[tuple[Ints, Ints, Ints]] = [(empty, empty, empty)]
-        first, stubs = 0, empty
+        first, unexpanded_states = 0, empty
         step = max(1, _CHUNK // max(1, len(self.takes)))
         most = room // max(1, len(self.takes))
         while len(front):
@@ -142,12 +142,14 @@ class _Explorer:
                 reached.append(new_rows)
                 arcs.append(arc)
             if len(front) > left:
-                stubs = np.arange(first + left, len(self.numbers))
+                unexpanded_states = np.arange(first + left, len(self.numbers))
                 break
             first += len(front)
             front = np.concatenate(reached)
         source, target, label = (np.concatenate(column) for column in zip(*arcs, strict=True))
-        return Lattice(self.shape, self.ways, np.concatenate(self.rows), source, target, label, stubs, self.numbers)
+        return Lattice(
+            self.shape, self.ways, np.concatenate(self.rows), source, target, label, unexpanded_states, self.numbers
+        )
 
     def expand(self, front: Ints, first: int) -> tuple[Ints, tuple[Ints, Ints, Ints]]:
         """(new states, arcs as sources, targets and labels)"""
@@ -195,13 +197,13 @@ class Network:
     target: Ints
     label: Ints
     inner: Ints
-    """arc -> state of the card that it child_bins, or ``states``, which is worth nothing"""
+    """arc -> state of the card that it opens, or ``states``, which is worth nothing"""
     weight: Ints
     """state -> devices that are free, which every arc makes fewer"""
-    stubs: Ints
+    unexpanded_states: Ints
     """states that were not looked at"""
     room: Ints
-    """stub -> arcs that can follow at the most, those of cards that are opened included"""
+    """unexpanded state -> arcs that can follow at the most, those of cards that are opened included"""
     first: Ints
     """positions in the arcs where those of another source begin"""
     sources: Ints
@@ -224,8 +226,8 @@ class Network:
         device of a state without arcs may be worth, for an upper bound.
         """
         worth = np.zeros(self.states + 1, dtype=np.int64)
-        if estimate and len(self.stubs):
-            worth[self.stubs] = estimate * self.room
+        if estimate and len(self.unexpanded_states):
+            worth[self.unexpanded_states] = estimate * self.room
         arcs = values[self.label]
         for low, high, start, end in self.sweep:
             arcs[start:end] += worth[self.target[start:end]] + worth[self.inner[start:end]]
@@ -279,17 +281,19 @@ def join_lattices(parts: Sequence[NetworkPart]) -> Network:
     cuts = [0, *(np.flatnonzero(np.diff(rank[first])) + 1).tolist(), len(first)]
     ends = [*first.tolist(), len(source)]
     sweep = [(low, high, ends[low], ends[high]) for low, high in pairwise(cuts) if high > low]
-    stubs = np.concatenate([empty, *(part.lattice.stubs + part.offset for part in parts)])
+    unexpanded_states = np.concatenate([empty, *(part.lattice.unexpanded_states + part.offset for part in parts)])
     weight = np.concatenate([empty, *weights])
     room = np.concatenate([empty, *rooms])
-    return Network(total, [*numbers], source, target, labels, inner, weight, stubs, room, first, source[first], sweep)
+    return Network(
+        total, [*numbers], source, target, labels, inner, weight, unexpanded_states, room, first, source[first], sweep
+    )
 
 
 def _free_devices(lattice: Lattice) -> Ints:
-    """Devices that are free in each stub, a card's own counted apart."""
+    """Devices that are free in each unexpanded state, a card's own counted apart."""
     shape = lattice.shape
     sizes = np.ones(len(shape.cells), dtype=np.int64)
     for cell, (card, _) in shape.child_bins.items():
         sizes[cell] = 1 + sum(card.full[: len(card.cells)])
-    devices: Ints = lattice.rows[lattice.stubs][:, : len(shape.cells)] @ sizes
+    devices: Ints = lattice.rows[lattice.unexpanded_states][:, : len(shape.cells)] @ sizes
     return devices

@@ -144,7 +144,7 @@ MAX_PAIRS = 60_000_000
 """Pairs of state and pattern that are looked at for all shapes together: about a second."""
 
 QUICK_PAIRS, QUICK_TRIED = 3_000_000, 1_000
-"""The same, and choices of one way on one geometry (``patterns``), for a board that must soon be there."""
+"""The same, and choices of one way on one geometry (``patterns``), for a state space that is wanted soon."""
 
 MAX_PATTERNS = 60_000
 """Patterns on all geometries together: a fleet where hardly two nodes are alike has no use for this encoding."""
@@ -153,7 +153,7 @@ Cache = dict[object, list[Pattern] | None]
 """(what attributes mean, geometry, way) -> its patterns, or None where there are too many"""
 
 BinSite = tuple[NodeTemplate, int, GeometryBin]
-"""A bin in the world: the template, the number of the node among its nodes, and the bin of its geometry."""
+"""A bin of the fleet: the template, the number of the node among its nodes, and the bin of its geometry."""
 
 
 @dataclass(slots=True, eq=False)
@@ -161,7 +161,7 @@ class StateSpace:
     """Kinds, bins and the network of their states."""
 
     kinds: list[ClaimKind]
-    ground: NodeTemplates
+    node_templates: NodeTemplates
     network: Network
     sites: dict[int, list[BinSite]]
     """state -> bins that are in it, in natural order of the nodes"""
@@ -195,23 +195,23 @@ class StateSpace:
 
 def build_state_space(
     snapshot: Snapshot,
-    ledger: Usage,
+    usage: Usage,
     kinds: Sequence[ClaimKind],
     cache: Cache,
     *,
     ends: float | None = None,
     is_quick: bool = False,
 ) -> tuple[StateSpace, list[ClaimKind]]:
-    """The board of the kinds that can be encoded, and the kinds that cannot, or not before the monotonic time ``ends``.
+    """The states of the kinds that can be encoded; the kinds that cannot, or not before the monotonic time ``ends``.
 
     ``is_quick``: encode all kinds or none, and only if it takes a few milliseconds.
     """
     left = list(kinds)
     refused: list[ClaimKind] = []
     while True:
-        ground = group_nodes(snapshot, ledger, left)
-        ground.templates = merge_templates(ground.templates)
-        builder = _StateSpaceBuilder(left, ground, cache, ends, is_quick)
+        node_templates = group_nodes(snapshot, usage, left)
+        node_templates.templates = merge_templates(node_templates.templates)
+        builder = _StateSpaceBuilder(left, node_templates, cache, ends, is_quick)
         if not builder.too_free:
             return builder.build(), refused
         refused += [kind for number, kind in enumerate(left) if number in builder.too_free]
@@ -222,15 +222,15 @@ class _StateSpaceBuilder:
     """Finds patterns first; kinds with too many are in ``too_free``."""
 
     def __init__(
-        self, kinds: list[ClaimKind], ground: NodeTemplates, cache: Cache, ends: float | None, is_quick: bool
+        self, kinds: list[ClaimKind], node_templates: NodeTemplates, cache: Cache, ends: float | None, is_quick: bool
     ) -> None:
-        self.kinds, self.ground, self.ends, self.is_quick = kinds, ground, ends, is_quick
+        self.kinds, self.node_templates, self.ends, self.is_quick = kinds, node_templates, ends, is_quick
         most_tried = QUICK_TRIED if is_quick else None
         self.patterns: dict[Geometry, dict[LocalChoice, list[Pattern]]] = {}
         self.ways_there: dict[int, dict[User, LocalChoice]] = {}
         self.too_free: set[int] = set()
         found_so_far = 0
-        for template in ground.templates:
+        for template in node_templates.templates:
             if found_so_far > MAX_PATTERNS:
                 # What groups ask for together has most patterns by far.
                 groups = {number for number, kind in enumerate(kinds) if sum(kind.claims.values()) > 1}
@@ -240,7 +240,7 @@ class _StateSpaceBuilder:
             by_way = self.patterns.setdefault(template.geometry, {})
             for user, way in there.items():
                 if way not in by_way and user[0] not in self.too_free:
-                    key = (ground.attributes, ground.resources, template.geometry, way)
+                    key = (node_templates.attributes, node_templates.resources, template.geometry, way)
                     if key not in cache:
                         cache[key] = find_patterns(template.geometry, way, most_tried=most_tried, ends=ends)
                     patterns = cache[key]
@@ -259,12 +259,12 @@ class _StateSpaceBuilder:
             for number, kind in enumerate(self.kinds)
             if kind.pin is None or kind.pin == template.pin
             for position, way in enumerate(kind.ways)
-            if (local := localize(way, template, self.ground)) is not None
+            if (local := localize(way, template, self.node_templates)) is not None
         ]
 
     def build(self) -> StateSpace:
         by_geometry: dict[Geometry, list[NodeTemplate]] = {}
-        for template in self.ground.templates:
+        for template in self.node_templates.templates:
             by_geometry.setdefault(template.geometry, []).append(template)
         parts: dict[tuple[int, int], NetworkPart] = {}
         bin_states: list[tuple[NodeTemplate, GeometryBin, Ints]] = []
@@ -303,7 +303,7 @@ class _StateSpaceBuilder:
         priorities = sorted({priority for kind in self.kinds for priority in kind.claims}, reverse=True)
         return StateSpace(
             self.kinds,
-            self.ground,
+            self.node_templates,
             network,
             sites,
             self.patterns,
@@ -345,7 +345,7 @@ class _StateSpaceBuilder:
         """Bins by state, but for those where nothing can be done and cards that are still to be opened."""
         useful = np.zeros(network.states, dtype=np.bool_)
         useful[network.sources] = True
-        useful[network.stubs] = True
+        useful[network.unexpanded_states] = True
         sites: dict[int, list[BinSite]] = {}
         for template, own, rows in bin_states:
             part = parts[id(template), id(own.shape)]

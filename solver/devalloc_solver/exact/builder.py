@@ -32,7 +32,7 @@ class ModelBuilder:
     """device group -> whole takers"""
     portions: dict[int, LinearTerms] = field(default_factory=_dict_of_lists)
     """device group whose portions are all alike -> takes"""
-    spread: dict[int, list[IntVar]] = field(default_factory=lambda: defaultdict(list))
+    distinct_device_takes: dict[int, list[IntVar]] = field(default_factory=lambda: defaultdict(list))
     """the same -> takes that are each of another device"""
     covers: dict[int, list[IntVar]] = field(default_factory=lambda: defaultdict(list))
     """the same -> literals that hold if a claim takes a portion of each device"""
@@ -64,12 +64,12 @@ class ModelBuilder:
 
     def eligible(self, request: Request) -> list[int]:
         """The device groups of which a request may take devices."""
-        return [b for b in self.accepted(request) if may_take(request, self.model.device_groups[b], self.model.ledger)]
+        return [b for b in self.accepted(request) if may_take(request, self.model.device_groups[b], self.model.usage)]
 
     def bin_count(self, b: int) -> int:
         """How many devices of a group are modelled one by one."""
         if b not in self._bin_counts:
-            self._bin_counts[b] = max_bins(self.model.device_groups[b], self.model.ledger, self.sharing)
+            self._bin_counts[b] = max_bins(self.model.device_groups[b], self.model.usage, self.sharing)
         return self._bin_counts[b]
 
     def portions_are_alike(self, b: int) -> bool:
@@ -95,7 +95,7 @@ class ModelBuilder:
         times = (
             None
             if request.mode.is_admin
-            else self.model.ledger.portions_left(device_group.one, request.portions[device_group.one.index])
+            else self.model.usage.portions_left(device_group.one, request.portions[device_group.one.index])
         )
         return members * most if times is None else min(members * most, times * device_group.size)
 
@@ -108,10 +108,10 @@ class ModelBuilder:
             count = self.new_int(self.room(request, b, members))
             (self.portions if device_group.one.shareable else self.takers)[b].append((1, count))
             if device_group.one.shareable and members == 1:
-                self.spread[b].append(count)
+                self.distinct_device_takes[b].append(count)
             return {b: count}
         portion = request.portions[device_group.one.index]
-        times = self.model.ledger.portions_left(device_group.one, portion)
+        times = self.model.usage.portions_left(device_group.one, portion)
         variables: dict[Target, IntVar] = {}
         for number in range(self.bin_count(b)):
             variables[b, number] = self.new_int(members if times is None else min(members, times))

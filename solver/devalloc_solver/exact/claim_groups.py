@@ -120,7 +120,7 @@ class CountedShares:
 
     def free(self, b: int, name: str) -> int:
         """What is free on one device of a device group."""
-        blocks = self.draft.model.ledger.free_blocks(self.draft.model.device_groups[b].one, name)
+        blocks = self.draft.model.usage.free_blocks(self.draft.model.device_groups[b].one, name)
         return blocks // self.step(b, name) if blocks else 0
 
     def needed(self, b: int, name: str) -> int:

@@ -204,7 +204,7 @@ class _DeviceNamer:
                 count for taker in takers if (count := device_group.size if b in taker.every else taker.takes.get(b, 0))
             ]
             portions = (taker.request.portions[device_group.one.index] for taker in takers if b in taker.takes)
-            times = self.model.ledger.portions_left(device_group.one, next(portions))
+            times = self.model.usage.portions_left(device_group.one, next(portions))
             self.in_turn[b] = max(*takes, -(-sum(takes) // times) if times else 0)
         return self.in_turn[b]
 

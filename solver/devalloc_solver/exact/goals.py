@@ -267,7 +267,7 @@ def _minimum_use(search: GoalSearch, levels: Sequence[GoalLevel]) -> MinimumUse:
             demand for n, unit in enumerate(model.units) if search.value(model.satisfied[n]) for demand in unit.demands
         )
         details = [(alternatives, 1) for demand in demands for alternatives in demand.details]
-    return MinimumUse(model.snapshot, model.ledger, model.units, satisfied_details(details))
+    return MinimumUse(model.snapshot, model.usage, model.units, satisfied_details(details))
 
 
 def _maximize_satisfied(search: GoalSearch) -> list[GoalLevel]:
@@ -315,8 +315,8 @@ def _most_claims(model: BatchModel) -> Callable[[int, Mapping[int, int]], int]:
         from devalloc_solver.bounds.device_bound import make_device_bound  # brings numpy
 
         if not bounds:
-            bounds.append(make_device_bound(model.snapshot, model.ledger, model.units))
-            bounds.append(make_shared_amount_bound(model.snapshot, model.ledger, model.units))
+            bounds.append(make_device_bound(model.snapshot, model.usage, model.units))
+            bounds.append(make_shared_amount_bound(model.snapshot, model.usage, model.units))
         return min(each.bound(priority, higher) for each in bounds)
 
     return most

@@ -37,14 +37,14 @@ def load_solver() -> None:
     import_module(_CP_SAT)
 
 
-def model_size(snapshot: Snapshot, ledger: Usage, units: Sequence[PlacementUnit], *, enough: int | None = None) -> int:
+def model_size(snapshot: Snapshot, usage: Usage, units: Sequence[PlacementUnit], *, enough: int | None = None) -> int:
     """An estimate of the number of variables that the model would have; beyond ``enough`` it need not be precise."""
     if enough is not None and (least := _least_size(snapshot, units)) > enough:
         return least
-    device_groups, nodes = make_device_groups(snapshot, ledger, units)
+    device_groups, nodes = make_device_groups(snapshot, usage, units)
     sharing = sharing_requests(units)
     bins = (
-        [max_bins(device_group, ledger, sharing) for device_group in device_groups]
+        [max_bins(device_group, usage, sharing) for device_group in device_groups]
         if sharing
         else [0] * len(device_groups)
     )
@@ -86,16 +86,16 @@ def _least_size(snapshot: Snapshot, units: Sequence[PlacementUnit]) -> int:
 
 
 def build_model(
-    snapshot: Snapshot, holdings: Iterable[Allocation], units: Sequence[PlacementUnit], *, placement: str = "pack"
+    snapshot: Snapshot, allocations: Iterable[Allocation], units: Sequence[PlacementUnit], *, placement: str = "pack"
 ) -> BatchModel:
-    """Build the model of a batch. ``holdings`` are what is in use, and stays so."""
+    """Build the model of a batch. ``allocations`` are what is in use, and stays so."""
     from ortools.sat.python import cp_model
 
-    ledger = Usage.of(snapshot, holdings)
-    device_groups, nodes = make_device_groups(snapshot, ledger, units, placement=placement)
+    usage = Usage.of(snapshot, allocations)
+    device_groups, nodes = make_device_groups(snapshot, usage, units, placement=placement)
     cp = cp_model.CpModel()
     satisfied = [cp.new_bool_var("") for _ in units]
-    model = BatchModel(snapshot, ledger, units, device_groups, nodes, cp, satisfied)
+    model = BatchModel(snapshot, usage, units, device_groups, nodes, cp, satisfied)
     draft = ModelBuilder(model)
     amounts = ShareVariables(draft)
     for numbers in group_equal_units(units):
@@ -136,10 +136,10 @@ def _possible_nodes(draft: ModelBuilder, unit: PlacementUnit) -> list[Place]:
     for place in model.nodes if model.snapshot.nodes else [None]:
         reached = frozenset(b for b in every_network if model.device_groups[b].is_reached_from(place))
         if place is None or place not in any_own:
-            look = reached, tuple(place in nodes for nodes in barred)
-            if look in seen:
+            signature = reached, tuple(place in nodes for nodes in barred)
+            if signature in seen:
                 continue
-            seen.add(look)
+            seen.add(signature)
         if all(place in nodes or reached & device_groups for nodes, device_groups in zip(own, network, strict=True)):
             places.append(place)
     return places

@@ -36,14 +36,14 @@ def spread_costs(search: GoalSearch) -> list[tuple[LinearTerms, int]]:
     The square of a load is a sum over the devices that come on top, each costing more than the one before it.
     """
     model = search.model
-    ledger, snapshot = model.ledger, model.snapshot
-    in_use = ledger.devices_in_use()
+    usage, snapshot = model.usage, model.snapshot
+    in_use = usage.devices_in_use()
     by_pool: dict[int, LinearTerms] = defaultdict(list)
     by_node: dict[str, LinearTerms] = defaultdict(list)
     free_counts: Counter[int] = Counter()
     for group_index, users in model.users.items():
         device_group = model.device_groups[group_index]
-        if not ledger.in_use(device_group.one):
+        if not usage.in_use(device_group.one):
             by_pool[device_group.pool] += users
             free_counts[device_group.pool] += device_group.size
             if device_group.node is not None:
@@ -77,13 +77,13 @@ def _square_growth(search: GoalSearch, load: int, users: LinearTerms, most: int)
 def policy_cost(model: BatchModel, placement: str) -> LinearTerms:
     """One cost to minimise: to pack, fewest devices per share (S9), then nodes and pools not yet in use; then the
     rest."""
-    snapshot, ledger = model.snapshot, model.ledger
+    snapshot, usage = model.snapshot, model.usage
     nodes: LinearTerms = []
     pools: LinearTerms = []
     shares: LinearTerms = []
     largest: LinearTerms = []
     if placement == "pack":
-        busy_pools = ledger.pools_in_use()
+        busy_pools = usage.pools_in_use()
         busy_nodes = {snapshot.pools[p].node for p in busy_pools}
         nodes = [(1, used) for node, used in model.nodes_used.items() if node not in busy_nodes]
         pools = [(1, used) for pool, used in model.pools_used.items() if pool not in busy_pools]
@@ -121,7 +121,7 @@ def _largest_left(model: BatchModel) -> LinearTerms:
         pool = model.snapshot.pools[pool_index]
         sizes: dict[tuple[tuple[str, int], ...], int] = {}
         for device in pool.devices:
-            if device.undefined is None and device.unavailable is None and not model.ledger.in_use(device):
+            if device.undefined is None and device.unavailable is None and not model.usage.in_use(device):
                 sizes[device.draws] = _share_of_pool(device.draws, {n: r.blocks for n, r in pool.resources.items()})
         if len(sizes) < 2:
             continue
@@ -130,7 +130,7 @@ def _largest_left(model: BatchModel) -> LinearTerms:
             fits = cp.new_bool_var("")
             for name, blocks in needed:
                 terms = [*by_resource.get(name, ()), (blocks, fits)]
-                free = model.ledger.free_pool_blocks(pool_index, name)
+                free = model.usage.free_pool_blocks(pool_index, name)
                 add_at_most(cp, [v for _, v in terms], [amount for amount, _ in terms], free)
             fitting.append(fits)
             gains.append((-size, fits))

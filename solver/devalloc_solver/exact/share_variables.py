@@ -28,9 +28,9 @@ class ShareVariables:
 
     def new(self, b: int, name: str, amount: int, taken: cp_model.IntVar) -> LinearTerms:
         """Blocks of a resource for a share of up to ``amount`` nano units, none unless ``taken``. Empty: none free."""
-        device_group, ledger = self.draft.model.device_groups[b], self.draft.model.ledger
+        device_group, usage = self.draft.model.device_groups[b], self.draft.model.usage
         resource = device_group.one.resources.get(name)
-        free = ledger.free_blocks(device_group.one, name)
+        free = usage.free_blocks(device_group.one, name)
         if resource is None or not free:
             return []
         step = max(1, self.measure(name) // resource.block)
@@ -61,7 +61,7 @@ class ShareVariables:
             blocks = set()
             for device_group in model.device_groups:
                 if (resource := device_group.one.resources.get(name)) is not None:
-                    amounts.add(resource.block * model.ledger.free_blocks(device_group.one, name))
+                    amounts.add(resource.block * model.usage.free_blocks(device_group.one, name))
                     blocks.add(resource.block)
             divisor = gcd(*amounts)
             while odd := next((block for block in blocks if divisor % block and block % divisor), 0):

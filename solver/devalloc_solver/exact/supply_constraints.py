@@ -69,7 +69,7 @@ class _SupplyBuilder:
         for name, resource in device_group.one.resources.items():
             blocks = self.draft.bin_blocks.get((*place, name))
             if blocks:
-                free = self.model.ledger.free_blocks(device_group.one, name) * resource.block
+                free = self.model.usage.free_blocks(device_group.one, name) * resource.block
                 self.add_capacity([(resource.block * weight, v) for weight, v in blocks], free)
 
     def add_amounts(self, place: DeviceBin, device_group: DeviceGroup) -> None:
@@ -79,7 +79,7 @@ class _SupplyBuilder:
             for name, amount in portion:
                 taken[name].append((amount, variable))
         for name, terms in taken.items():
-            self.add_capacity(terms, self.model.ledger.free_nano(device_group.one, name))
+            self.add_capacity(terms, self.model.usage.free_nano(device_group.one, name))
 
     def add_portions(self, b: int, device_group: DeviceGroup) -> LinearTerms:
         """Devices of which everybody takes the same portion: as many as the number of portions needs.
@@ -90,14 +90,14 @@ class _SupplyBuilder:
         if not takes:
             return []
         used = self.draft.new_int(device_group.size)
-        times = self.model.ledger.portions_left(device_group.one, self.draft.portion_of(b))
+        times = self.model.usage.portions_left(device_group.one, self.draft.portion_of(b))
         if times is None:
             for _, variable in takes:
                 self.cp.add(variable <= self.draft.upper(variable) * used)
         else:
             most = sum(weight * self.draft.upper(variable) for weight, variable in takes)
             self.cp.add(sum_terms(takes) <= min(times, most) * used)
-        for count in self.draft.spread[b]:
+        for count in self.draft.distinct_device_takes[b]:
             self.cp.add(count <= used)
         for here in self.draft.covers[b]:
             self.cp.add(used >= device_group.size * here)
@@ -138,9 +138,9 @@ class _SupplyBuilder:
                 groups[device_group.pool][device_group.one.compatibility] += uses
         self.model.draws = draws
         for (pool, name), terms in draws.items():
-            self.add_capacity(terms, self.model.ledger.free_pool_blocks(pool, name))
+            self.add_capacity(terms, self.model.usage.free_pool_blocks(pool, name))
         for pool, by_value in groups.items():
-            self.add_groups(by_value, self.model.ledger.groups.get(pool, set()))
+            self.add_groups(by_value, self.model.usage.groups.get(pool, set()))
 
     def add_groups(self, new: Mapping[object, LinearTerms], held: set[object]) -> None:
         """New devices are of one group, and of that of all devices in use (``held``)."""

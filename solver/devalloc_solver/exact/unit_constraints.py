@@ -226,7 +226,7 @@ class _UnitBuilder:
         for b in usable:
             resources = self.model.device_groups[b].one.resources
             if not any(
-                self.model.ledger.free_blocks(self.model.device_groups[b].one, name) for name in request.requests
+                self.model.usage.free_blocks(self.model.device_groups[b].one, name) for name in request.requests
             ):
                 continue
             for number in range(self.draft.bin_count(b)):

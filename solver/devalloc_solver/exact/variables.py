@@ -78,7 +78,7 @@ class BatchModel:
     """The CP-SAT model and the meaning of its variables."""
 
     snapshot: Snapshot
-    ledger: Usage
+    usage: Usage
     units: Sequence[PlacementUnit]
     device_groups: Sequence[DeviceGroup]
     nodes: Sequence[str]
@@ -113,7 +113,7 @@ def sharing_requests(units: Sequence[PlacementUnit]) -> list[Request]:
     ]
 
 
-def max_bins(device_group: DeviceGroup, ledger: Usage, sharing: Iterable[Request]) -> int:
+def max_bins(device_group: DeviceGroup, usage: Usage, sharing: Iterable[Request]) -> int:
     """How many devices of a device group these requests may need at most: as many as when each had devices of its own.
 
     A solution with more can be changed into that one: no request is on more devices then than it was.
@@ -124,7 +124,7 @@ def max_bins(device_group: DeviceGroup, ledger: Usage, sharing: Iterable[Request
         if index not in request.candidates.accepted:
             continue
         if request.mode is AllocationMode.SHARE:
-            need += max((-(-amount // free) for amount, free in _supply(request, device_group, ledger)), default=0)
+            need += max((-(-amount // free) for amount, free in _supply(request, device_group, usage)), default=0)
         elif index in request.portions:
             need += device_group.size if request.max_count is None else request.max_count
         if need >= device_group.size:
@@ -132,8 +132,8 @@ def max_bins(device_group: DeviceGroup, ledger: Usage, sharing: Iterable[Request
     return need
 
 
-def _supply(request: Request, device_group: DeviceGroup, ledger: Usage) -> Iterable[tuple[int, int]]:
+def _supply(request: Request, device_group: DeviceGroup, usage: Usage) -> Iterable[tuple[int, int]]:
     """(requested, free on one device of the device group) of each resource it has; blocks"""
     for name, amount in request.requests.items():
-        if free := ledger.free_blocks(device_group.one, name):
+        if free := usage.free_blocks(device_group.one, name):
             yield -(-amount // device_group.one.resources[name].block), free

@@ -21,10 +21,10 @@ STEP_LIMIT = 1.0
 """CP-SAT's deterministic time to complete what is placed to values of all variables."""
 
 
-def start_search(search: GoalSearch, holdings: Sequence[Allocation], *, placement: str) -> None:
+def start_search(search: GoalSearch, allocations: Sequence[Allocation], *, placement: str) -> None:
     """Make the best answer that places unit after unit the incumbent of a search.
 
-    ``holdings``: what is in use, as the model was built with.
+    ``allocations``: what is in use, as the model was built with.
     """
     model = search.model
     if len(search.values) < LEAST_SIZE:
@@ -38,32 +38,32 @@ def start_search(search: GoalSearch, holdings: Sequence[Allocation], *, placemen
         sorted(in_order, key=lambda unit: (_order(unit)[0], *(-size for size in _size(unit)))),
         in_order,
     ):
-        answer = place_compactly(model.snapshot, holdings, units, placement=placement, ends=search.ends)
+        answer = place_compactly(model.snapshot, allocations, units, placement=placement, ends=search.ends)
         best = max(best, answer, key=lambda placements: _value(in_order, placements))
         if len(best) == sum(len(unit.demands) for unit in units) and not has_later_choice(best):
             break  # all claims, by their first alternatives: other orders have only more pools
-    best = _with_fewer_pools(search, holdings, best, placement)
+    best = _with_fewer_pools(search, allocations, best, placement)
     if best:
         search.complete(_Hints(search, best).all(), limit=STEP_LIMIT)
 
 
 def _with_fewer_pools(
-    search: GoalSearch, holdings: Sequence[Allocation], answer: list[Placement], placement: str
+    search: GoalSearch, allocations: Sequence[Allocation], answer: list[Placement], placement: str
 ) -> list[Placement]:
     """The same claims by the same alternatives in fewer pools, if there may be fewer and a first fit finds them."""
     model, best = search.model, answer
     filled = {(one.demand.key, entry.request.label): entry.request for one in answer for entry in one.entries}
     least = MinimumUse(
-        model.snapshot, model.ledger, model.units, satisfied_details([((each,), 1) for each in filled.values()])
+        model.snapshot, model.usage, model.units, satisfied_details([((each,), 1) for each in filled.values()])
     ).pools()
     if has_later_choice(answer) or len(_pools(answer)) <= least:
         return answer
     placed = {one.demand.key for one in answer}
     units = sorted((unit for unit in model.units if unit.demands[0].key in placed), key=_size, reverse=True)
-    roomy = place_compactly(model.snapshot, holdings, units, placement=placement, ends=search.ends, is_roomy=True)
+    roomy = place_compactly(model.snapshot, allocations, units, placement=placement, ends=search.ends, is_roomy=True)
     for rival in (answer, roomy):
         if len(rival) == len(answer) and not has_later_choice(rival):
-            closed = close_pools(model.snapshot, holdings, units, rival, placement=placement, ends=search.ends)
+            closed = close_pools(model.snapshot, allocations, units, rival, placement=placement, ends=search.ends)
             best = min(best, closed, key=lambda each: len(_pools(each)))
     return best
 

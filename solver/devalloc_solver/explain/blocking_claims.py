@@ -53,10 +53,10 @@ class BlockingClaimFinder:
     def __post_init__(self) -> None:
         self._by_node = defaultdict(list)
         self._with_new = set()
-        for holding in self.held:
-            for node in {self.snapshot.pools[self.snapshot.devices[i.device].pool].node for i in holding.items}:
-                self._by_node[node].append(holding)
-                if holding.claim in self.new:
+        for allocation in self.held:
+            for node in {self.snapshot.pools[self.snapshot.devices[i.device].pool].node for i in allocation.items}:
+                self._by_node[node].append(allocation)
+                if allocation.claim in self.new:
                     self._with_new.add(node)
 
     def find(self, question: FeasibilityQuestion, finder: FeasibilityChecker) -> BlockingClaims:
@@ -78,14 +78,14 @@ class BlockingClaimFinder:
             if (bounds[node], not new[node]) >= best[0]:
                 continue
             for chosen in self._sets(node, max(smallest_set, bounds[node])):
-                cost = (len(chosen), sum(holding.claim not in self.new for holding in chosen))
+                cost = (len(chosen), sum(allocation.claim not in self.new for allocation in chosen))
                 if cost >= best[0]:
                     break
                 if finder.searched >= last:
                     proven = False
                     break
                 if self._fits(question, finder, node, chosen):
-                    best = cost, tuple(holding.claim for holding in chosen)
+                    best = cost, tuple(allocation.claim for allocation in chosen)
                     break
             if not proven:
                 break
@@ -103,20 +103,20 @@ class BlockingClaimFinder:
         requests = [request for demand in question.unit.demands for request in demand.requests]
         pools = {devices[index].pool for request in requests for index in request.candidates.accepted}
 
-        def is_useful(holding: Allocation) -> bool:
-            return any(devices[item.device].pool in pools for item in holding.items)
+        def is_useful(allocation: Allocation) -> bool:
+            return any(devices[item.device].pool in pools for item in allocation.items)
 
         finder.refill(SINGLE_STEPS)
         last = finder.searched + MAX_SINGLES
         for is_new in (True, False):
             for node in nodes:
-                for holding in self._holders(node):
-                    if (holding.claim in self.new) != is_new or not is_useful(holding):
+                for allocation in self._holders(node):
+                    if (allocation.claim in self.new) != is_new or not is_useful(allocation):
                         continue
                     if finder.searched >= last or not finder.has_steps:
                         return None, False
-                    if self._fits(question, finder, node, (holding,)):
-                        return holding.claim, True
+                    if self._fits(question, finder, node, (allocation,)):
+                        return allocation.claim, True
         return None, True
 
     def _thinned_out(
@@ -127,17 +127,17 @@ class BlockingClaimFinder:
             leaving = self._holders(node)
             if not self._fits(question, finder, node, leaving):
                 continue
-            for holding in sorted(leaving, key=lambda h: (h.claim in self.new, h.claim)):
-                rest = [other for other in leaving if other is not holding]
+            for allocation in sorted(leaving, key=lambda h: (h.claim in self.new, h.claim)):
+                rest = [other for other in leaving if other is not allocation]
                 if self._fits(question, finder, node, rest):
                     leaving = rest
-            return tuple(holding.claim for holding in leaving)
+            return tuple(allocation.claim for allocation in leaving)
         return ()
 
     def _fits(
         self, question: FeasibilityQuestion, finder: FeasibilityChecker, node: Node, gone: Sequence[Allocation]
     ) -> bool:
-        leaving = {holding.claim for holding in gone}
+        leaving = {allocation.claim for allocation in gone}
         held = tuple(h for h in self._around(node) if h.claim not in leaving)
         without_gone = replace(question, held=held)
         return finder.works(without_gone if node is None else without_gone.pinned(node))
@@ -146,7 +146,9 @@ class BlockingClaimFinder:
         """Who holds anything that matters on a node, each once."""
         if node not in self._near:
             own, network = self._by_node.get(node, []), self._by_node.get(None, []) if node is not None else []
-            self._near[node] = [*{id(holding): holding for holding in (*own, *network)}.values()] if network else own
+            self._near[node] = (
+                [*{id(allocation): allocation for allocation in (*own, *network)}.values()] if network else own
+            )
         return self._near[node]
 
     def _holders(self, node: Node) -> list[Allocation]:
@@ -156,8 +158,8 @@ class BlockingClaimFinder:
     def _sets(self, node: Node, least: int) -> Iterator[tuple[Allocation, ...]]:
         """Sets of claims on a node, smaller ones first, then those with more of this batch."""
         holders = self._holders(node)
-        new = [holding for holding in holders if holding.claim in self.new]
-        old = [holding for holding in holders if holding.claim not in self.new]
+        new = [allocation for allocation in holders if allocation.claim in self.new]
+        old = [allocation for allocation in holders if allocation.claim not in self.new]
         for size in range(max(1, least), len(holders) + 1):
             for count in range(size + 1):
                 for some in combinations(old, count):
@@ -208,20 +210,20 @@ class BlockingClaimFinder:
         for node in nodes:
             missing = wanted - free.get(node, free.get(None, 0))
             if missing > 0:
-                few = min_parts(missing, [part(holding) for holding in self._around(node)])
+                few = min_parts(missing, [part(allocation) for allocation in self._around(node)])
                 bounds[node] = max(bounds.get(node, 0), few)
 
 
-def _freed_devices(holding: Allocation, request: Request) -> int:
+def _freed_devices(allocation: Allocation, request: Request) -> int:
     """At most so many devices come free for the request."""
     accepted = request.candidates.accepted
-    return sum(item.device in accepted for item in holding.items)
+    return sum(item.device in accepted for item in allocation.items)
 
 
-def _freed_amount(holding: Allocation, name: str, request: Request, snapshot: Snapshot) -> int:
+def _freed_amount(allocation: Allocation, name: str, request: Request, snapshot: Snapshot) -> int:
     """At most so much of a resource comes free for the request."""
     total = 0
-    for item in holding.items:
+    for item in allocation.items:
         resource = snapshot.devices[item.device].resources.get(name)
         if item.device in request.candidates.accepted and resource is not None:
             if item.amounts is None or request.mode is AllocationMode.WHOLE:

@@ -77,7 +77,7 @@ class Explainer:
     """Explains the units that a solution left out, each by solving it again under better circumstances."""
 
     snapshot: Snapshot
-    holdings: Sequence[Allocation]
+    allocations: Sequence[Allocation]
     """held before this batch"""
     placements: Sequence[Placement]
     """given in this batch"""
@@ -85,7 +85,7 @@ class Explainer:
     """monotonic time after which nothing is solved any more"""
     before: tuple[Allocation, ...] = field(init=False)
     in_use: tuple[Allocation, ...] = field(init=False)
-    """all that is held now: ``holdings``, then what was given"""
+    """all that is held now: ``allocations``, then what was given"""
     by_kind: dict[object, Finding] = field(init=False, default_factory=dict)
     """kind of a unit -> what is found out about it, which holds for all its equals"""
     priorities: Mapping[Key, int] = field(init=False)
@@ -96,9 +96,9 @@ class Explainer:
     _releases: BlockingClaimFinder | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self.before = tuple(self.holdings)
-        self.in_use = (*self.holdings, *(placement.holding() for placement in self.placements))
-        self.priorities = {holding.claim: holding.priority for holding in self.in_use}
+        self.before = tuple(self.allocations)
+        self.in_use = (*self.allocations, *(placement.allocation() for placement in self.placements))
+        self.priorities = {allocation.claim: allocation.priority for allocation in self.in_use}
 
     @property
     def finder(self) -> FeasibilityChecker:

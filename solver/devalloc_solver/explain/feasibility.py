@@ -28,25 +28,25 @@ class EqualNodes:
     snapshot: Snapshot
     _static: list[int] | None = None
     """device -> a number for all but its attributes"""
-    _looks: dict[frozenset[str], dict[Node, object]] = field(default_factory=dict)
+    _signatures: dict[frozenset[str], dict[Node, object]] = field(default_factory=dict)
 
     def one_of_each(self, nodes: Iterable[Node], names: frozenset[str], touched: frozenset[Node]) -> list[Node]:
         """The nodes without those that look like an earlier one.
 
         ``names`` are the attributes that anything reads; ``touched`` nodes are not what the fleet says they are.
         """
-        looks = self._looks_by(names)
+        signatures = self._signatures_by(names)
         seen: set[object] = set()
         distinct = []
         for node in nodes:
-            look = node if node in touched else looks.get(node)
-            if look not in seen:
-                seen.add(look)
+            signature = node if node in touched else signatures.get(node)
+            if signature not in seen:
+                seen.add(signature)
                 distinct.append(node)
         return distinct
 
-    def _looks_by(self, names: frozenset[str]) -> dict[Node, object]:
-        if names not in self._looks:
+    def _signatures_by(self, names: frozenset[str]) -> dict[Node, object]:
+        if names not in self._signatures:
             static = self._static_numbers()
             order = sorted({*names, UNAVAILABLE, ONLY_CLASS, COMPATIBILITY_GROUP})
             numbers: dict[object, int] = {}
@@ -55,13 +55,15 @@ class EqualNodes:
                 values = tuple((type(v), v) if v is not None else None for v in map(device.attributes.get, order))
                 return numbers.setdefault((static[device.index], values), len(numbers))
 
-            def look(pool: Pool) -> object:
+            def pool_signature(pool: Pool) -> object:
                 limits = tuple((name, r.block, r.blocks) for name, r in sorted(pool.resources.items()))
                 return pool.driver, limits, tuple(sorted(map(number, pool.devices)))
 
             by_node = self.snapshot.pools_by_node
-            self._looks[names] = {node: tuple(map(look, pools)) for node, pools in by_node.items() if node is not None}
-        return self._looks[names]
+            self._signatures[names] = {
+                node: tuple(map(pool_signature, pools)) for node, pools in by_node.items() if node is not None
+            }
+        return self._signatures[names]
 
     def _static_numbers(self) -> list[int]:
         if self._static is None:
@@ -175,7 +177,7 @@ class FeasibilityQuestion:
 
     def without(self, claims: frozenset[Key]) -> FeasibilityQuestion:
         """The same once these claims are released."""
-        return replace(self, held=tuple(holding for holding in self.held if holding.claim not in claims))
+        return replace(self, held=tuple(allocation for allocation in self.held if allocation.claim not in claims))
 
 
 class ProblemSource(Protocol):
@@ -238,16 +240,16 @@ class FeasibilityChecker:
         """Whether probes may still be asked in this part of the finding."""
         return self._left > 0
 
-    def _probe(self, question: FeasibilityQuestion, ask: SearchFunction) -> Any:
+    def _probe(self, question: FeasibilityQuestion, search_function: SearchFunction) -> Any:
         if not self.is_bounded:
-            answer, hard = self._look(question, None, ask)
+            answer, hard = self._look(question, None, search_function)
             return self._search_all(question, hard) if answer is None else answer
         if self._left <= 0:
             self.is_cut_short = True
             return None
         budget = StepBudget(min(PROBE_STEPS, self._left))
         given = budget.left
-        answer, hard = self._look(question, budget, ask)
+        answer, hard = self._look(question, budget, search_function)
         self._left -= given - max(0, budget.left)
         if answer is None and hard and budget.left >= 0:  # not too hard: ``place`` does not know such units
             return self._search_all(question, hard)
@@ -258,7 +260,7 @@ class FeasibilityChecker:
         return next((there for node in hard if (there := self._search(question, node)) is not None), None)
 
     def _look(
-        self, question: FeasibilityQuestion, budget: StepBudget | None, ask: SearchFunction
+        self, question: FeasibilityQuestion, budget: StepBudget | None, search_function: SearchFunction
     ) -> tuple[Any, list[str | None]]:
         """The answer of a node where the unit fits, or None, and the nodes where the steps ran out.
 
@@ -273,14 +275,14 @@ class FeasibilityChecker:
             return (), []
         if any(not any(request.candidates.accepted for request in detail) for detail in details):
             return None, []
-        ledger = self.ledger(question)
+        usage = self.usage(question)
         hard: list[str | None] = []
         for node in self._nodes(question):
             if self.ends is not None and time.monotonic() > self.ends:
                 raise Undecided
             self.searched += 1
             try:
-                answer = ask(question, ledger, node, budget or StepBudget(DEFAULT_STEPS))
+                answer = search_function(question, usage, node, budget or StepBudget(DEFAULT_STEPS))
             except StepsExhausted:
                 hard.append(node)
                 if budget is not None and budget.left <= 0:
@@ -308,24 +310,22 @@ class FeasibilityChecker:
                 names |= read | {*request.match}
         return self.alike.one_of_each(nodes, frozenset(names), question.touched)
 
-    def ledger(self, question: FeasibilityQuestion) -> Usage:
-        """What is in use; that of all holdings is kept, and its parts are small."""
+    def usage(self, question: FeasibilityQuestion) -> Usage:
+        """What is in use; that of all allocations is kept, and its parts are small."""
         pinned = question.unit.pin is not None
         if question.snapshot is self.snapshot and not pinned:
-            return self.counting.state(question.held).ledger
+            return self.counting.state(question.held).usage
         return Usage.of(question.snapshot, question.held)
 
-    def _fits_on(
-        self, question: FeasibilityQuestion, ledger: Usage, node: str | None, steps: StepBudget
-    ) -> bool | None:
+    def _fits_on(self, question: FeasibilityQuestion, usage: Usage, node: str | None, steps: StepBudget) -> bool | None:
         unit = question.unit if node is None else replace(question.unit, pin=node)
-        return fits(question.snapshot, ledger, unit, steps=steps, reader=self._reader) or None
+        return fits(question.snapshot, usage, unit, steps=steps, reader=self._reader) or None
 
     def _place_on(
-        self, question: FeasibilityQuestion, ledger: Usage, node: str | None, steps: StepBudget, *, any_will_do: bool
+        self, question: FeasibilityQuestion, usage: Usage, node: str | None, steps: StepBudget, *, any_will_do: bool
     ) -> Sequence[Placement] | None:
         snapshot, unit = question.snapshot, question.unit
-        placed = place_on(snapshot, ledger, unit, node, steps=steps, any_will_do=any_will_do, reader=self._reader)
+        placed = place_on(snapshot, usage, unit, node, steps=steps, any_will_do=any_will_do, reader=self._reader)
         return None if placed is None else placed.placements
 
     def _search(self, question: FeasibilityQuestion, node: str | None) -> Sequence[Placement] | None:

@@ -72,9 +72,9 @@ class FunnelCounter:
     """Makes the funnels of a fleet; what requests that ask for the same have in common is counted once."""
 
     snapshot: Snapshot
-    holdings: Sequence[Allocation]
+    allocations: Sequence[Allocation]
     """all that is held now"""
-    ledger: Usage = field(init=False)
+    usage: Usage = field(init=False)
     total: int = field(init=False)
     """devices that some node reaches"""
     _nothing_held: Usage = field(init=False)
@@ -83,15 +83,15 @@ class FunnelCounter:
     _by_request: dict[object, Funnel] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        self.ledger, self._nothing_held = Usage.of(self.snapshot, self.holdings), Usage(self.snapshot)
+        self.usage, self._nothing_held = Usage.of(self.snapshot, self.allocations), Usage(self.snapshot)
         self.total = sum(device.reach is None or bool(device.reach) for device in self.snapshot.devices)
         self._holders = defaultdict(list)
-        for holding in self.holdings:
-            for item in holding.items:
+        for allocation in self.allocations:
+            for item in allocation.items:
                 holders = self._holders[item.device]
                 # A claim that has several portions of a device has one device.
-                if not (self.snapshot.devices[item.device].shareable and holders[-1:] == [holding.claim]):
-                    holders.append(holding.claim)
+                if not (self.snapshot.devices[item.device].shareable and holders[-1:] == [allocation.claim]):
+                    holders.append(allocation.claim)
 
     def make(self, request: Request) -> Funnel:
         """The funnel of one request."""
@@ -109,7 +109,7 @@ class FunnelCounter:
         snapshot = self.snapshot
         accepted = {i for i in request.candidates.accepted if has_room_for(request, snapshot, i, self._nothing_held)}
         without = [i for i in request.candidates.accepted if i not in accepted]
-        taken, excluded = count_unavailable(request, snapshot, accepted, self.ledger)
+        taken, excluded = count_unavailable(request, snapshot, accepted, self.usage)
         users = Counter(claim for index in taken for claim in self._holders[index])
         rejected = [(step.what, step.devices, step.example) for step in request.candidates.funnel]
         if without:
@@ -124,13 +124,13 @@ class FunnelCounter:
 
 
 def count_unavailable(
-    request: Request, snapshot: Snapshot, devices: Collection[int], ledger: Usage
+    request: Request, snapshot: Snapshot, devices: Collection[int], usage: Usage
 ) -> tuple[set[int], int]:
     """Of devices that match: those that are in use, with nothing left for the request, and how many are excluded."""
-    taken = {index for index in devices if not has_room_for(request, snapshot, index, ledger)}
+    taken = {index for index in devices if not has_room_for(request, snapshot, index, usage)}
     if request.mode.is_admin:
         return taken, 0
-    return taken, sum(ledger.excludes(snapshot.devices[index]) for index in devices if index not in taken)
+    return taken, sum(usage.excludes(snapshot.devices[index]) for index in devices if index not in taken)
 
 
 def device_title(snapshot: Snapshot, index: int) -> str:
@@ -171,17 +171,17 @@ def where_words(pin: str | None) -> str:
     return f"node {pin} does not have" if pin else "no node has"
 
 
-def has_room_for(request: Request, snapshot: Snapshot, index: int, ledger: Usage) -> bool:
+def has_room_for(request: Request, snapshot: Snapshot, index: int, usage: Usage) -> bool:
     """Whether a device has anything left for a request."""
     if request.mode.is_admin:
         return True
     device = snapshot.devices[index]
     portion = request.portions.get(index)
     if portion is not None:
-        return ledger.portions_left(device, portion) != 0
+        return usage.portions_left(device, portion) != 0
     if request.mode is not AllocationMode.SHARE:
-        return not ledger.in_use(device)
-    return any(ledger.free_blocks(device, name) > 0 for name in request.requests)
+        return not usage.in_use(device)
+    return any(usage.free_blocks(device, name) > 0 for name in request.requests)
 
 
 def _agree_verb(what: str, count: int) -> str:

@@ -79,7 +79,7 @@ def minimal_overcommit(
     for placement in placements:
         for entry in placement.entries:
             taken[placement.demand.key, entry.request.detail].append(entry.device.index)
-    light = _least_excess(question, [placement.holding() for placement in placements], parts, counts)
+    light = _least_excess(question, [placement.allocation() for placement in placements], parts, counts)
     for chosen in (light, {}):
         requests = {
             part.where: [*part.split(counts[part.where], taken[part.where], chosen.get(part.where))] for part in parts
@@ -158,17 +158,17 @@ def _least_excess(
 ) -> dict[DetailKey, list[int]]:
     """For the devices of divisible parts that are left out, one by one: the one that adds least to what falls short."""
     snapshot = question.snapshot
-    ledger = Usage.of(snapshot, (*question.held, *placed))
+    usage = Usage.of(snapshot, (*question.held, *placed))
     short: set[tuple[int, str]] = set()
     lightest: dict[DetailKey, list[int]] = {}
 
     def missing(device: Device) -> list[tuple[int, str]]:
         pool = device.pool
-        return [(pool, name) for name, blocks in device.draws if blocks > ledger.free_pool_blocks(pool, name)]
+        return [(pool, name) for name, blocks in device.draws if blocks > usage.free_pool_blocks(pool, name)]
 
     def price(device: Device) -> tuple[int, int, int]:
         lacks = missing(device)
-        held = ledger.groups.get(device.pool) if device.compatibility is not None else None
+        held = usage.groups.get(device.pool) if device.compatibility is not None else None
         mixes = bool(held and held != {device.compatibility})
         return sum(lack not in short for lack in lacks) + mixes, len(lacks), device.index
 
@@ -176,7 +176,7 @@ def _least_excess(
         count = part.count - counts[part.where]
         if not count or not part.is_divisible:
             continue
-        alike = _equal_candidates(question, part.request, ledger)
+        alike = _equal_candidates(question, part.request, usage)
         if count * len(alike) > _MAX_DEVICES_WEIGHED:
             continue
         by_pool: dict[int, list[list[Device]]] = defaultdict(list)
@@ -192,20 +192,20 @@ def _least_excess(
             there[:] = filter(None, there)
             chosen.append(index)
             short.update(missing(device))
-            ledger.add(Allocation(part.where[0], 0, (AllocatedDevice(index, None),)))
+            usage.add(Allocation(part.where[0], 0, (AllocatedDevice(index, None),)))
             del best[device.pool]
             if there:
                 best[device.pool] = min(price(devices[-1]) for devices in there)
     return lightest
 
 
-def _equal_candidates(question: FeasibilityQuestion, request: Request, ledger: Usage) -> list[list[Device]]:
+def _equal_candidates(question: FeasibilityQuestion, request: Request, usage: Usage) -> list[list[Device]]:
     """The candidates of a request that are free on the node, those together that draw the same; the first ones last."""
     snapshot, nodes = question.snapshot, (None, question.unit.pin)
     alike: dict[object, list[Device]] = defaultdict(list)
     for index in sorted(request.candidates.accepted, reverse=True):
         device = snapshot.devices[index]
-        if snapshot.pools[device.pool].node in nodes and not ledger.in_use(device):
+        if snapshot.pools[device.pool].node in nodes and not usage.in_use(device):
             alike[device.pool, device.draws, device.compatibility].append(device)
     return [*alike.values()]
 
@@ -292,9 +292,9 @@ def _without_attribute(device: Device, name: str) -> Device:
 def _limits_of(
     limits: SharedLimits, question: FeasibilityQuestion, placements: Sequence[Placement]
 ) -> list[Relaxation]:
-    snapshot, ledger = question.snapshot, Usage.of(question.snapshot, question.held)
+    snapshot, usage = question.snapshot, Usage.of(question.snapshot, question.held)
     taken = {e.device.index for p in placements for e in p.entries if not e.request.mode.is_admin}
-    new = [snapshot.devices[i] for i in sorted(taken) if not ledger.in_use(snapshot.devices[i])]
+    new = [snapshot.devices[i] for i in sorted(taken) if not usage.in_use(snapshot.devices[i])]
     drawn: dict[tuple[int, str], int] = defaultdict(int)
     groups: dict[int, set[object]] = defaultdict(set)
     for device in new:
@@ -304,13 +304,13 @@ def _limits_of(
             groups[device.pool].add(device.compatibility)
     short: dict[tuple[int, str], int] = {}
     for (pool, name), blocks in sorted(drawn.items()):
-        missing = blocks - ledger.free_pool_blocks(pool, name)
+        missing = blocks - usage.free_pool_blocks(pool, name)
         if missing > 0:
-            more = max(0, ledger.drawn[pool][name] - snapshot.pools[pool].resources[name].blocks)
+            more = max(0, usage.drawn[pool][name] - snapshot.pools[pool].resources[name].blocks)
             short[pool, name] = missing + more
     edits = [*limits.raise_limits(snapshot, short)]
     for pool, new_groups in sorted(groups.items()):
-        if len(new_groups | ledger.groups.get(pool, set())) > 1:
+        if len(new_groups | usage.groups.get(pool, set())) > 1:
             edits.append(_mix_groups(snapshot.pools[pool]))
     return edits
 

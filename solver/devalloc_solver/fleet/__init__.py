@@ -4,7 +4,7 @@
 - ``backend``, ``holders``, ``explainer``: what calls do, who holds what, and why a claim waits, in either dialect
 - ``device_claims``, ``resource_k8s``: the adapters, which alone know their dialects
 - ``claim_reader``: claims; a spec that was read before is not read again
-- ``device_kinds``, ``pool_states``: kinds of devices; equal pools in equal use are one state, equal nodes one class
+- ``equal_devices``, ``pool_states``: equal devices; equal pools in equal use are one state, equal nodes one class
 - ``node_index``, ``change_log``: the best node of each class, caught up from what changed
 - ``shape_search``, ``fast_path``, ``node_class_plan``: claims of one shape; a known shape is a look-up
 - ``fleet_stats``: the numbers of the whole fleet

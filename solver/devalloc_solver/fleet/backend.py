@@ -39,7 +39,7 @@ class _Prepared(Protocol):
     @property
     def snapshot(self) -> Snapshot: ...
     @property
-    def holdings(self) -> Sequence[Allocation]: ...
+    def allocations(self) -> Sequence[Allocation]: ...
     @property
     def units(self) -> Sequence[PlacementUnit]: ...
 
@@ -85,7 +85,7 @@ class FleetBackend(ABC, Generic[StateT, ReadT]):
         """The parts of these claims that compete for no device with each other, without placing any."""
         started = time.monotonic()
         prepared = self._prepare(claims, end_time(deadline, started), started)
-        return summarize_subproblems(prepared.snapshot, prepared.holdings, prepared.units)
+        return summarize_subproblems(prepared.snapshot, prepared.allocations, prepared.units)
 
     def release(self, namespace: str, name: str) -> None:
         """Take its devices from a claim; the claim itself is kept as pending."""

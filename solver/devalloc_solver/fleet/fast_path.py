@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
-from devalloc_solver.fleet.device_kinds import UNSHARED, DeviceKind
+from devalloc_solver.fleet.equal_devices import UNSHARED, EqualDevices
 from devalloc_solver.fleet.fragmentation import PartitionLosses
 from devalloc_solver.fleet.node_class_plan import NodeClassPlan, PlanPart
 from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, PoolKind, PoolState
@@ -31,7 +31,7 @@ class PoolOption:
     """devices that can be had together, up to the largest request"""
     groups: tuple[int, ...]
     loss: int
-    """what is lost of the largest devices (S17, goal 5); see ``loss_of``"""
+    """what is lost of the largest devices (S17, goal 5)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +287,7 @@ class FastPath:
         return PoolOption(1, tuple([group for loss, group in fitting if loss == least]), least)
 
     def _cost(self, state: PoolState, more: int) -> int:
-        """How little the policy likes that so many more devices of a pool are in use; see ``Ground.cost_of_pool``."""
+        """What so many more devices of a pool in use cost the policy; see ``SearchContext.cost_of_pool``."""
         return square_growth(state.load, more) if self.spread else int(not state.in_use)
 
     def _loss(self, state: PoolState, group: int, count: int) -> int:
@@ -318,11 +318,11 @@ def _fitting(state: PoolState, groups: Iterable[int]) -> Iterator[int]:
             yield group
 
 
-def _is_list_attribute(kind: DeviceKind, name: str) -> bool:
+def _is_list_attribute(kind: EqualDevices, name: str) -> bool:
     return isinstance(kind.one.attributes.get(name), frozenset)
 
 
-def _values(kind: DeviceKind, names: Iterable[str], *, comparable: bool) -> Values | None:
+def _values(kind: EqualDevices, names: Iterable[str], *, comparable: bool) -> Values | None:
     """The values of match attributes; None where one is missing, or can equal no other although it must.
 
     Where a device is compared with none, only that it has them counts.

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any
 
 from devalloc_solver.explain.funnel import MAX_USERS, SHOWN
-from devalloc_solver.fleet.device_kinds import DeviceKinds
+from devalloc_solver.fleet.equal_devices import EqualDevicesIndex
 from devalloc_solver.fleet.node_index import HeldItem, NodeIndex
 from devalloc_solver.fleet.pool_states import NodeClass, NodeRecord, PoolState
 
@@ -101,7 +101,7 @@ class FleetStats:
     """changes whenever anything does"""
     layout: int = 0
     """changes whenever pools do"""
-    _began: tuple[DeviceKinds | None, int] = (None, 0)
+    _began: tuple[EqualDevicesIndex | None, int] = (None, 0)
     """the kinds it counts, and how often changes had been forgotten when it began"""
     _records: dict[Node, NodeRecord] = field(default_factory=dict)
     """nodes as they were at the last update"""

@@ -9,7 +9,7 @@ from devalloc_solver.fleet.node_index import HeldItem, NodeIndex
 from devalloc_solver.problem.allocations import Key
 
 
-class Holding(Protocol):
+class AllocationRecord(Protocol):
     """What one claim holds."""
 
     @property
@@ -17,37 +17,37 @@ class Holding(Protocol):
         """The pools that it names, whether they exist or not."""
 
 
-HoldingT = TypeVar("HoldingT", bound=Holding)
+AllocationT = TypeVar("AllocationT", bound=AllocationRecord)
 NameT = TypeVar("NameT")
 
 
-class Holders(Generic[HoldingT]):
+class Holders(Generic[AllocationT]):
     """The claims that hold anything. Of nodes and pools that no claim holds anything of, nothing is kept."""
 
     def __init__(self, index: NodeIndex) -> None:
         self._index = index
-        self.by_claim: dict[Key, HoldingT] = {}
+        self.by_claim: dict[Key, AllocationT] = {}
         self.on_node: dict[str | None, set[Key]] = {}
         """node (None: the network) -> claims that hold any of its own devices"""
         self.scattered: set[Key] = set()
         """claims that hold devices of several nodes"""
         self._by_pool: dict[Hashable, set[Key]] = {}
 
-    def enter(self, key: Key, holding: HoldingT, items: Sequence[HeldItem]) -> None:
+    def enter(self, key: Key, allocation: AllocationT, items: Sequence[HeldItem]) -> None:
         """A claim that holds nothing has this from now on; ``items``: what of it the index has."""
-        self.by_claim[key] = holding
-        for pool in holding.pools:
+        self.by_claim[key] = allocation
+        for pool in allocation.pools:
             _add(self._by_pool, pool, key)
         self.put(key, items)
 
-    def leave(self, key: Key) -> HoldingT | None:
+    def leave(self, key: Key) -> AllocationT | None:
         """A claim holds nothing any more; what it held."""
-        holding = self.by_claim.pop(key, None)
-        if holding is not None:
-            for pool in holding.pools:
+        allocation = self.by_claim.pop(key, None)
+        if allocation is not None:
+            for pool in allocation.pools:
                 _discard(self._by_pool, pool, key)
             self.lift(key)
-        return holding
+        return allocation
 
     def put(self, key: Key, items: Sequence[HeldItem]) -> None:
         """These are devices of the index that a claim holds; there are none of it yet."""

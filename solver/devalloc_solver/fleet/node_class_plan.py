@@ -19,7 +19,7 @@ from devalloc_solver.problem.snapshot import Snapshot
 
 
 def place_exactly(
-    snapshot: Snapshot, ledger: Usage, unit: PlacementUnit, node: str | None, placement: str, ends: float | None = None
+    snapshot: Snapshot, usage: Usage, unit: PlacementUnit, node: str | None, placement: str, ends: float | None = None
 ) -> tuple[Sequence[Placement], int]:
     """The best placements of the unit's demands on a snapshot of what one node reaches; empty when it does not fit.
 
@@ -27,19 +27,17 @@ def place_exactly(
     at the monotonic time ``ends``.
     """
     try:
-        answer = place_on(snapshot, ledger, unit, node, placement=placement)
+        answer = place_on(snapshot, usage, unit, node, placement=placement)
         placements = () if answer is None else answer.placements
     except StepsExhausted:
-        placements = (*solve_unit(snapshot, [_as_allocation(ledger)], unit, placement, ends),)
+        placements = (*solve_unit(snapshot, [_as_allocation(usage)], unit, placement, ends),)
     entries = (entry for placed in placements for entry in placed.entries)
-    return placements, largest_partition_loss(snapshot, ledger, entries) if placement == "pack" else 0
+    return placements, largest_partition_loss(snapshot, usage, entries) if placement == "pack" else 0
 
 
-def _as_allocation(ledger: Usage) -> Allocation:
-    items = [AllocatedDevice(index, None) for index in sorted(ledger.whole)]
-    items += [
-        AllocatedDevice(index, tuple(sorted(amounts.items()))) for index, amounts in sorted(ledger.shared.items())
-    ]
+def _as_allocation(usage: Usage) -> Allocation:
+    items = [AllocatedDevice(index, None) for index in sorted(usage.whole)]
+    items += [AllocatedDevice(index, tuple(sorted(amounts.items()))) for index, amounts in sorted(usage.shared.items())]
     return Allocation(("", ""), 0, tuple(items))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from devalloc_solver.cel.budget import Allowance
 from devalloc_solver.fleet.change_log import ClassChangeLog, NodeChangeLog
-from devalloc_solver.fleet.device_kinds import DeviceKind, DeviceKinds, empty_snapshot
+from devalloc_solver.fleet.equal_devices import EqualDevices, EqualDevicesIndex, empty_snapshot
 from devalloc_solver.fleet.group_attributes import NODE_KINDS, choose_group_attributes
 from devalloc_solver.fleet.interfaces import ChosenPlace, ClaimQuery
 from devalloc_solver.fleet.node_class_plan import NodeClassPlan
@@ -43,7 +43,7 @@ class NodeIndex:
     """
 
     placement: str = "pack"
-    kinds: DeviceKinds = field(default_factory=DeviceKinds)
+    kinds: EqualDevicesIndex = field(default_factory=EqualDevicesIndex)
     classes: NodeClasses = field(default_factory=NodeClasses)
     log: ClassChangeLog = field(default_factory=ClassChangeLog)
     records: dict[str, NodeRecord] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class NodeIndex:
     def _choose(self, snapshots: Mapping[str | None, Snapshot]) -> None:
         """Begin kinds anew, for all nodes that there are."""
         nodes = [snapshot for node, snapshot in snapshots.items() if node is not None]
-        self.kinds = DeviceKinds(choose_group_attributes(nodes, snapshots.get(None), self.read))
+        self.kinds = EqualDevicesIndex(choose_group_attributes(nodes, snapshots.get(None), self.read))
 
     def put(self, node: str | None, snapshot: Snapshot) -> None:
         """A node (None: the network) has these pools now, and they are free: call ``hold`` again for each owner."""
@@ -253,9 +253,9 @@ class NodeIndex:
 
     # -- the best place ------------------------------------------------------------------------------------------------
 
-    def find(self, ask: ClaimQuery, pin: str | None = None) -> ChosenPlace | None:
+    def find(self, query: ClaimQuery, pin: str | None = None) -> ChosenPlace | None:
         """The best place for a claim on the node ``pin``, or on any; None where it fits nowhere."""
-        shape = self.shape(ask)
+        shape = self.shape(query)
         if pin is None and self.records:
             best: tuple[NodeRecord, NodeClassPlan | BestOnNode] | None = shape.best()
         else:
@@ -284,21 +284,21 @@ class NodeIndex:
         fresh.member_of = self.classes.class_of(fresh)
         return fresh
 
-    def shape(self, ask: ClaimQuery) -> ShapeSearch | UniqueAttributeSearch:
+    def shape(self, query: ClaimQuery) -> ShapeSearch | UniqueAttributeSearch:
         """What is known of the shape of a claim."""
-        key = ask.shape
+        key = query.shape
         shape = self._shapes.pop(key, None)
         if shape is None:
-            shape = self._new_shape(ask)
+            shape = self._new_shape(query)
             if len(self._shapes) >= MAX_SHAPES:
                 del self._shapes[next(iter(self._shapes))]
         self._shapes[key] = shape  # the last one asked for is the last of the dict
         return shape
 
-    def _new_shape(self, ask: ClaimQuery) -> ShapeSearch | UniqueAttributeSearch:
+    def _new_shape(self, query: ClaimQuery) -> ShapeSearch | UniqueAttributeSearch:
         if self._sample is None:
             self._sample = self.kinds.sample()
-        unit = ask.unit_on(self._sample)
+        unit = query.unit_on(self._sample)
         (demand,) = unit.demands
         network = self.network.kinds if self.network is not None else ()
         reaching = any(kind.one.reach is not None for kind in network)
@@ -308,15 +308,15 @@ class NodeIndex:
             *(r.attribute for r in demand.relations),
         }
         choice = self.kinds.choice
-        apart = self._tells_apart(ask, demand.requests) or not values.isdisjoint(choice.scattered)
+        apart = self._tells_apart(query, demand.requests) or not values.isdisjoint(choice.scattered)
         if apart or (network and (reaching or not values.isdisjoint(choice.varied))):
-            return UniqueAttributeSearch(self, ask, unit)
-        return ShapeSearch(self, ask, unit)
+            return UniqueAttributeSearch(self, query, unit)
+        return ShapeSearch(self, query, unit)
 
-    def _tells_apart(self, ask: ClaimQuery, requests: Iterable[Request]) -> bool:
+    def _tells_apart(self, query: ClaimQuery, requests: Iterable[Request]) -> bool:
         """Whether an expression reads what differs between devices of one kind."""
         varied = self.kinds.varied
-        return any(bool(varied) if (reads := ask.reads(request)) is None else reads & varied for request in requests)
+        return any(bool(varied) if (reads := query.reads(request)) is None else reads & varied for request in requests)
 
     def forget(self) -> None:
         """What claims ask for has changed: classes, or the meaning of expressions."""
@@ -327,4 +327,4 @@ class NodeIndex:
         self._sample = None
 
 
-__all__ = ["DeviceKind", "HeldItem", "NodeIndex"]
+__all__ = ["EqualDevices", "HeldItem", "NodeIndex"]

@@ -8,7 +8,7 @@ from functools import cached_property
 from heapq import heappop, heappush
 from itertools import count
 
-from devalloc_solver.fleet.device_kinds import DeviceKind
+from devalloc_solver.fleet.equal_devices import EqualDevices
 from devalloc_solver.problem.allocations import Usage, pool_allows
 from devalloc_solver.problem.snapshot import Resource, Snapshot
 
@@ -51,7 +51,7 @@ class PoolKind:
 
     index: int
     resources: Mapping[str, Resource]
-    kinds: tuple[DeviceKind, ...]
+    kinds: tuple[EqualDevices, ...]
     """of each group"""
     groups: tuple[tuple[int, ...], ...]
     """positions in the pool of devices of one kind"""
@@ -148,7 +148,7 @@ class NodeRecord:
     name: str | None
     rank: int
     snapshot: Snapshot
-    kinds: tuple[DeviceKind, ...]
+    kinds: tuple[EqualDevices, ...]
     pools: tuple[PoolKind, ...]
     starts: tuple[int, ...]
     """index of the first device of each pool"""
@@ -168,24 +168,24 @@ class NodeRecord:
             }
         return self._names.get((pool, device))
 
-    def ledger(self, snapshot: Snapshot | None = None, offset: int = 0) -> Usage:
+    def usage(self, snapshot: Snapshot | None = None, offset: int = 0) -> Usage:
         """What is in use, in terms of a snapshot that has this node's devices from ``offset`` on."""
-        ledger = Usage(snapshot or self.snapshot)
-        self.fill(ledger, offset)
-        return ledger
+        usage = Usage(snapshot or self.snapshot)
+        self.fill(usage, offset)
+        return usage
 
-    def fill(self, ledger: Usage, offset: int) -> None:
+    def fill(self, usage: Usage, offset: int) -> None:
         for start, uses in zip(self.starts, self.uses, strict=True):
             for position, use in uses.items():
-                device = ledger.snapshot.devices[offset + start + position]
+                device = usage.snapshot.devices[offset + start + position]
                 for name, blocks in device.draws:
-                    ledger.drawn[device.pool][name] += blocks
+                    usage.drawn[device.pool][name] += blocks
                 if device.compatibility is not None:
-                    ledger.groups[device.pool].add(device.compatibility)
+                    usage.groups[device.pool].add(device.compatibility)
                 if use.whole:
-                    ledger.whole.add(device.index)
+                    usage.whole.add(device.index)
                 if use.shares:
-                    ledger.shared[device.index] = {name: nano for name, nano in use.amounts.items() if nano}
+                    usage.shared[device.index] = {name: nano for name, nano in use.amounts.items() if nano}
 
 
 class NodeClasses:
@@ -206,7 +206,7 @@ class NodeClasses:
         """How many have been met."""
         return len(self._node_kinds)
 
-    def record(self, name: str | None, rank: int, snapshot: Snapshot, kinds: tuple[DeviceKind, ...]) -> NodeRecord:
+    def record(self, name: str | None, rank: int, snapshot: Snapshot, kinds: tuple[EqualDevices, ...]) -> NodeRecord:
         """A node of which nothing is in use."""
         pools = tuple(
             self._pool_kind(pool.resources, kinds[pool.devices[0].index : pool.devices[-1].index + 1])
@@ -275,7 +275,7 @@ class NodeClasses:
             heappop(ranks)
         return None
 
-    def _pool_kind(self, resources: Mapping[str, Resource], kinds: tuple[DeviceKind, ...]) -> PoolKind:
+    def _pool_kind(self, resources: Mapping[str, Resource], kinds: tuple[EqualDevices, ...]) -> PoolKind:
         amounts = frozenset((name, r.block, r.blocks) for name, r in resources.items())
         key = (amounts, *(kind.index for kind in kinds))
         pool_kind = self._pool_kinds.get(key)

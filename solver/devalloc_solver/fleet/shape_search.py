@@ -14,7 +14,7 @@ from itertools import count
 from operator import add
 from typing import TYPE_CHECKING
 
-from devalloc_solver.fleet.device_kinds import DeviceKind, reachable_snapshot
+from devalloc_solver.fleet.equal_devices import EqualDevices, reachable_snapshot
 from devalloc_solver.fleet.fast_path import FastPath, has_fast_path
 from devalloc_solver.fleet.interfaces import ClaimQuery
 from devalloc_solver.fleet.node_class_plan import NodeClassPlan, PlanPick, Score, pick_of, place_exactly, plan_score
@@ -193,13 +193,13 @@ class ShapeSearch:
     """What is known of one shape. Its requests are those of ``unit``, whose candidates are kinds of devices."""
 
     index: NodeIndex
-    ask: ClaimQuery
+    query: ClaimQuery
     unit: PlacementUnit
     demand: Demand = field(init=False)
     wide: bool = field(init=False)
     """whether devices of the network are among the candidates"""
     plain: FastPath | None = field(init=False)
-    tally: CountBounds = field(init=False)
+    count_bounds: CountBounds = field(init=False)
     seen: int | None = None
     """how much of the log has been read; None when nothing has"""
     network_version: int = 0
@@ -237,8 +237,8 @@ class ShapeSearch:
     def __post_init__(self) -> None:
         (self.demand,) = self.unit.demands
         self.first = (0,) * len(self.demand.details)
-        self.tally = CountBounds(self.demand)
-        needs = [min(least for _, least in detail) for detail in self.tally.leasts]
+        self.count_bounds = CountBounds(self.demand)
+        needs = [min(least for _, least in detail) for detail in self.count_bounds.leasts]
         plain = all(request.mode is AllocationMode.WHOLE and not request.portions for request in self.demand.requests)
         self.exclusive = plain
         self.fewest = sum(needs) if plain else max(needs)  # details may have devices in common
@@ -335,7 +335,7 @@ class ShapeSearch:
     def _solve(self, node: NodeClass, record: NodeRecord) -> NodeClassPlan | None:
         if self.wide:
             return self.exactly(record)
-        looks = self._looks(node, self.tally.relevant(node.kind))
+        looks = self._looks(node, self.count_bounds.relevant(node.kind))
         if self.hopes.get(looks, ()) is None:
             return None
         if looks not in self.solved:
@@ -350,7 +350,7 @@ class ShapeSearch:
         if node.index in self.recipes:
             recipe = self.recipes[node.index]
             return None if recipe is None else recipe.score
-        relevant = self.tally.relevant(node.kind)
+        relevant = self.count_bounds.relevant(node.kind)
         if self.wide:
             return self._find_hope(node, relevant)
         if not relevant:
@@ -362,7 +362,7 @@ class ShapeSearch:
             return None if recipe is None else recipe.score
         if looks not in self.hopes:
             if looks not in self.roomy:
-                if not self.tally.may_fit(node):
+                if not self.count_bounds.may_fit(node):
                     self.hopes[looks] = None
                     return None
                 self.roomy.add(looks)
@@ -380,7 +380,7 @@ class ShapeSearch:
             return score
         if node.kind.index in self.met:
             self._best_of(node)
-        elif score[1] == 1 and not self._may_take_one_pool(node, self.tally.relevant(node.kind)):
+        elif score[1] == 1 and not self._may_take_one_pool(node, self.count_bounds.relevant(node.kind)):
             return score[0], 2, *score[2:]
         else:
             self.met.add(node.kind.index)
@@ -395,7 +395,7 @@ class ShapeSearch:
         """A score that no node of this kind can beat, told from the numbers of devices only."""
         kind = node.kind
         if kind.index not in self.guesses:
-            self.guesses[kind.index] = self.tally.fewest_pools(kind)
+            self.guesses[kind.index] = self.count_bounds.fewest_pools(kind)
         pools, devices = self.guesses[kind.index], self.fewest
         if self.index.spread:
             return self.first, pools, devices, devices, *self._least_growth(node, devices), 0
@@ -426,7 +426,9 @@ class ShapeSearch:
         for number in relevant:
             state = node.states[number]
             if state.index not in self.one_pool:
-                self.one_pool[state.index] = self.tally.may_fit_in(state) and may_fit_one_pool(self.demand, state)
+                self.one_pool[state.index] = self.count_bounds.may_fit_in(state) and may_fit_one_pool(
+                    self.demand, state
+                )
             if self.one_pool[state.index]:
                 return True
         return False
@@ -446,7 +448,7 @@ class ShapeSearch:
         assert empty.member_of is not None
         return self._solve(empty.member_of, empty)
 
-    def _unit_on(self, kinds: Sequence[DeviceKind]) -> PlacementUnit:
+    def _unit_on(self, kinds: Sequence[EqualDevices]) -> PlacementUnit:
         details = tuple(
             tuple(_request_on_kinds(request, kinds) for request in detail) for detail in self.demand.details
         )
@@ -460,14 +462,14 @@ class ShapeSearch:
         network = index.network if self.wide else None
         offset = len(network.snapshot.devices) if network is not None else 0
         if network is None:
-            snapshot, ledger = record.snapshot, record.ledger()
+            snapshot, usage = record.snapshot, record.usage()
         else:
             snapshot = reachable_snapshot(record.snapshot, network.snapshot, record.name)
-            ledger = record.ledger(snapshot, offset)
-            network.fill(ledger, 0)
+            usage = record.usage(snapshot, offset)
+            network.fill(usage, 0)
         kinds = record.kinds if network is None else (*network.kinds, *record.kinds)
         placements, loss = place_exactly(
-            snapshot, ledger, self._unit_on(kinds), record.name, index.placement, index.allowance.until
+            snapshot, usage, self._unit_on(kinds), record.name, index.placement, index.allowance.until
         )
         if not placements:
             return None
@@ -490,7 +492,7 @@ class ShapeSearch:
         return NodeClassPlan(score, tuple(picks), local=any(not pick.network for pick in picks))
 
 
-def _request_on_kinds(request: Request, kinds: Sequence[DeviceKind]) -> Request:
+def _request_on_kinds(request: Request, kinds: Sequence[EqualDevices]) -> Request:
     """The request in terms of the devices that are of these kinds."""
     accepted, bars = request.candidates.accepted, request.candidates.bars
     if bars and any(kind.index in bars for kind in kinds):

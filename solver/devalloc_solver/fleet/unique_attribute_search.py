@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import TYPE_CHECKING
 
-from devalloc_solver.fleet.device_kinds import reachable_snapshot
+from devalloc_solver.fleet.equal_devices import reachable_snapshot
 from devalloc_solver.fleet.fragmentation import PartitionLosses
 from devalloc_solver.fleet.interfaces import ChosenDevice, ClaimQuery
 from devalloc_solver.fleet.node_class_plan import Score, place_exactly, plan_score
@@ -66,7 +66,7 @@ class UniqueAttributeSearch:
     """One shape of that sort."""
 
     index: NodeIndex
-    ask: ClaimQuery
+    query: ClaimQuery
     unit: PlacementUnit
     """of the sample; only what does not depend on devices counts"""
     demand: Demand = field(init=False)
@@ -256,12 +256,14 @@ class UniqueAttributeSearch:
     def _side(self, request: Request) -> _RequestNodes:
         kinds = self.index.kinds
         least = _min_devices(request)
-        node_counts: list[NodeBounds | None] = [kinds.find(name, values) for name, values in self.ask.literals(request)]
-        for name in sorted((self.ask.reads(request) or frozenset()) & kinds.varied):
+        node_counts: list[NodeBounds | None] = [
+            kinds.find(name, values) for name, values in self.query.literals(request)
+        ]
+        for name in sorted((self.query.reads(request) or frozenset()) & kinds.varied):
             met = kinds.values(name)
             if len(met) > MAX_VALUES:
                 continue
-            passing = self.ask.passing(request, name, [value for value in met if not isinstance(value, type)])
+            passing = self.query.passing(request, name, [value for value in met if not isinstance(value, type)])
             if passing is not None and kinds.count(name, passing) <= len(self.index.records):
                 node_counts.append(kinds.find(name, passing))
         if least > 1 and self.index.network is None:
@@ -271,7 +273,7 @@ class UniqueAttributeSearch:
             if each is not None:
                 nodes = each if nodes is None else {n: min(each[n], nodes[n]) for n in each.keys() & nodes.keys()}
         shared = request.mode is not AllocationMode.WHOLE or bool(request.portions) or kinds.shareable
-        return _RequestNodes(least, nodes, self.ask.drivers(request), shared)
+        return _RequestNodes(least, nodes, self.query.drivers(request), shared)
 
     # -- on one node, exactly ------------------------------------------------------------------------------------------
 
@@ -279,16 +281,16 @@ class UniqueAttributeSearch:
         index, network = self.index, self.index.network
         offset = len(network.snapshot.devices) if network is not None else 0
         if network is None:
-            snapshot, ledger = record.snapshot, record.ledger()
+            snapshot, usage = record.snapshot, record.usage()
         else:
             snapshot = reachable_snapshot(record.snapshot, network.snapshot, record.name)
-            ledger = record.ledger(snapshot, offset)
-            network.fill(ledger, 0)
-        unit = self.ask.unit_on(snapshot)
+            usage = record.usage(snapshot, offset)
+            network.fill(usage, 0)
+        unit = self.query.unit_on(snapshot)
         (demand,) = unit.demands
         if not all(any(request.candidates.accepted for request in detail) for detail in demand.details):
             return None
-        placements, loss = place_exactly(snapshot, ledger, unit, record.name, index.placement, index.allowance.until)
+        placements, loss = place_exactly(snapshot, usage, unit, record.name, index.placement, index.allowance.until)
         if not placements:
             return None
         given, used, chosen = [], [], {}

@@ -178,7 +178,7 @@ def solve_admitted(
     failed: dict[ClaimKey, Answer] = {}
     seconds = 0.0
 
-    def ask(withheld: Container[ClaimKey]) -> Answer:
+    def solve_without(withheld: Container[ClaimKey]) -> Answer:
         nonlocal seconds
         answer = solve([doc for doc in relevant if doc.get("kind") != "DeviceClaim" or claim_key(doc) not in withheld])
         seconds += answer["seconds"]
@@ -186,7 +186,7 @@ def solve_admitted(
 
     for turn in range(_PASSES):
         admitted, refused = _admit_in_order([unit for unit in units if not unit.keys & failed.keys()], room, bounds)
-        answer = ask({*denied, *refused, *failed})
+        answer = solve_without({*denied, *refused, *failed})
         by_claim = _by_claim(answer)
         short = {bound for one in refused.values() for bound in one.bounds}
         lost = [unit for unit in admitted if short & unit.wants.keys() and _is_refused(unit, by_claim)]
@@ -194,7 +194,7 @@ def solve_admitted(
             break
         failed |= {key: by_claim[key] for unit in lost for key in unit.keys}
         if turn == 0:  # first all that would find no place even without any quota
-            by_claim = _by_claim(ask({*denied, *failed}))
+            by_claim = _by_claim(solve_without({*denied, *failed}))
             hopeless = [unit for unit in units if not unit.keys & failed.keys() and _is_hopeless(unit, by_claim)]
             failed |= {key: by_claim[key] for unit in hopeless for key in unit.keys}
     reasons = {key: one.why for key, one in refused.items()} | denied

@@ -58,10 +58,10 @@ class SubproblemSummary:
 
 
 def summarize_subproblems(
-    snapshot: Snapshot, holdings: Sequence[Allocation], units: Sequence[PlacementUnit]
+    snapshot: Snapshot, allocations: Sequence[Allocation], units: Sequence[PlacementUnit]
 ) -> list[SubproblemSummary]:
     """The parts of a batch by device."""
-    fingerprints = _Fingerprints(snapshot, holdings)
+    fingerprints = _Fingerprints(snapshot, allocations)
     return [
         SubproblemSummary(
             tuple(tuple(demand.key for demand in unit.demands) for unit in part.units),
@@ -232,13 +232,13 @@ class _Fingerprints:
     answer or a reason is made of; nothing does that claims only carry along.
     """
 
-    def __init__(self, snapshot: Snapshot, holdings: Sequence[Allocation]) -> None:
+    def __init__(self, snapshot: Snapshot, allocations: Sequence[Allocation]) -> None:
         self._snapshot = snapshot
-        self._holdings = holdings
+        self._allocations = allocations
         self._by_pool: dict[int, list[int]] = defaultdict(list)
-        """pool -> numbers of the holdings that have a device of it"""
-        for number, holding in enumerate(holdings):
-            for pool in {snapshot.devices[item.device].pool for item in holding.items}:
+        """pool -> numbers of the allocations that have a device of it"""
+        for number, allocation in enumerate(allocations):
+            for pool in {snapshot.devices[item.device].pool for item in allocation.items}:
                 self._by_pool[pool].append(number)
         self._of_pools: dict[int, bytes] = {}
         self._of_candidates: dict[int, bytes] = {}
@@ -253,10 +253,10 @@ class _Fingerprints:
         for pool in sorted(part.pools):
             digest.update(self._of_pool(pool))
         for number in sorted({number for pool in part.pools for number in self._by_pool.get(pool, ())}):
-            holding = self._holdings[number]
-            if items := [item for item in holding.items if self._matters(part, item.device)]:
+            allocation = self._allocations[number]
+            if items := [item for item in allocation.items if self._matters(part, item.device)]:
                 named = [(_device_name(self._snapshot, item.device), item.amounts) for item in items]
-                digest.update(repr((holding.claim, holding.priority, named)).encode())
+                digest.update(repr((allocation.claim, allocation.priority, named)).encode())
         return digest.hexdigest()
 
     def _matters(self, part: Subproblem, device: int) -> bool:

@@ -110,10 +110,10 @@ def solve(
 class PreparedProblem:
     """Everything known before the search begins."""
 
-    intake: ProblemInput
+    problem_input: ProblemInput
     snapshot: Snapshot
     eligibility: CandidateFinder
-    holdings: tuple[Allocation, ...]
+    allocations: tuple[Allocation, ...]
     lost: Mapping[Key, tuple[MissingDevice, ...]]
     units: tuple[PlacementUnit, ...]
     refused: tuple[RejectedClaim, ...]
@@ -121,25 +121,29 @@ class PreparedProblem:
 
 
 def prepare(
-    intake: ProblemInput, standing: SolveCache | None = None, *, ends: float | None = None, started: float | None = None
+    problem_input: ProblemInput,
+    standing: SolveCache | None = None,
+    *,
+    ends: float | None = None,
+    started: float | None = None,
 ) -> PreparedProblem:
     """All stages before the search. ``standing`` is what the caller keeps from one solve to the next.
 
     ``ends``: the monotonic time at which the call has to answer that began at ``started``.
     """
-    snapshot, problems, eligibility = (standing or SolveCache()).take(intake)
+    snapshot, problems, eligibility = (standing or SolveCache()).take(problem_input)
     eligibility.begin(ends, started)
-    allocated = [claim for claim in intake.claims if claim.is_allocated]
-    holdings, lost, unclear = read_allocations(snapshot, allocated, intake.classes)
-    for one in intake.refused:
+    allocated = [claim for claim in problem_input.claims if claim.is_allocated]
+    allocations, lost, unclear = read_allocations(snapshot, allocated, problem_input.classes)
+    for one in problem_input.refused:
         if one.status is not None:
-            holding, missing = recover_allocation(snapshot, one.key, one.node, one.status.allocations)
-            holdings.append(holding)
+            allocation, missing = recover_allocation(snapshot, one.key, one.node, one.status.allocations)
+            allocations.append(allocation)
             lost += missing
     overused = overuse_problems(
-        overuse_of_allocations(snapshot, holdings), "DeviceClaim", partial(device_title, snapshot)
+        overuse_of_allocations(snapshot, allocations), "DeviceClaim", partial(device_title, snapshot)
     )
-    units, refused = build_units(intake, eligibility)
+    units, refused = build_units(problem_input, eligibility)
     by_claim: dict[Key, tuple[MissingDevice, ...]] = {}
     for entry in lost:
         by_claim[entry.claim] = (*by_claim.get(entry.claim, ()), entry)
@@ -154,18 +158,22 @@ def prepare(
         )
         for entry in lost
     ]
-    broken = list(_invalid_class_problems(intake, eligibility))
+    broken = list(_invalid_class_problems(problem_input, eligibility))
     eligibility.allowance.begin_search()
-    orphans = [problem for claim in allocated for problem in _missing_class_problems(claim, intake)]
+    orphans = [problem for claim in allocated for problem in _missing_class_problems(claim, problem_input)]
     return PreparedProblem(
-        intake,
+        problem_input,
         snapshot,
         eligibility,
-        tuple(sorted(holdings, key=lambda h: h.claim)),
+        tuple(sorted(allocations, key=lambda h: h.claim)),
         by_claim,
         tuple(units),
-        (*intake.refused, *refused),
-        tuple(sorted((*intake.problems, *problems, *unclear, *broken, *gone, *orphans, *overused), key=_problem_order)),
+        (*problem_input.refused, *refused),
+        tuple(
+            sorted(
+                (*problem_input.problems, *problems, *unclear, *broken, *gone, *orphans, *overused), key=_problem_order
+            )
+        ),
     )
 
 
@@ -174,22 +182,22 @@ def _problem_order(problem: Problem) -> tuple[str, ...]:
     return problem.kind or "", problem.namespace or "", problem.name or "", problem.path, problem.message
 
 
-def _invalid_class_problems(intake: ProblemInput, eligibility: CandidateFinder) -> Iterator[Problem]:
+def _invalid_class_problems(problem_input: ProblemInput, eligibility: CandidateFinder) -> Iterator[Problem]:
     """Classes with an expression that cannot be used; nothing is said of those that there is no time for."""
-    for name in sorted(intake.classes):
+    for name in sorted(problem_input.classes):
         try:
-            error = eligibility.own_error(intake.classes[name].spec.constraints)
+            error = eligibility.own_error(problem_input.classes[name].spec.constraints)
         except OutOfTime:
             continue
         if error is not None:
             yield Problem(error, path="spec.constraints", kind="DeviceClass", name=name)
 
 
-def _missing_class_problems(claim: DeviceClaim, intake: ProblemInput) -> Iterator[Problem]:
+def _missing_class_problems(claim: DeviceClaim, problem_input: ProblemInput) -> Iterator[Problem]:
     """An allocated claim keeps its devices when its class is deleted; report that (S18)."""
     for index, entry in enumerate(claim.spec.claims):
-        for name in sorted({d.device_class for d in entry.alternatives if d.device_class} - {*intake.classes}):
-            what = "is invalid" if name in intake.invalid_classes else "was deleted"
+        for name in sorted({d.device_class for d in entry.alternatives if d.device_class} - {*problem_input.classes}):
+            what = "is invalid" if name in problem_input.invalid_classes else "was deleted"
             yield Problem(
                 f"class {name!r} {what}; the claim keeps its devices",
                 path=f"spec.claims[{index}]",
@@ -201,7 +209,7 @@ def _missing_class_problems(claim: DeviceClaim, intake: ProblemInput) -> Iterato
 
 
 def solve_input(
-    intake: ProblemInput,
+    problem_input: ProblemInput,
     placement: str,
     deadline: float | None,
     started: float,
@@ -209,7 +217,7 @@ def solve_input(
     *,
     is_quick: bool = False,
 ) -> Solution:
-    """The answers to the claims of an intake; see ``solve_manifests``.
+    """The answers to the claims of a problem input; see ``solve_manifests``.
 
     ``started``: monotonic time from which ``deadline`` and ``seconds`` count. ``standing``: see ``prepare``.
     ``is_quick``: see ``search_parts``; then the search has ``deadline`` for itself.
@@ -219,14 +227,14 @@ def solve_input(
     """
     check_policy(placement)
     ends, began, cpu_began = end_time(deadline, started), time.monotonic(), time.thread_time()
-    prepared = prepare(intake, standing, ends=ends, started=started)
+    prepared = prepare(problem_input, standing, ends=ends, started=started)
     if is_quick:
         ends = quick_search_end(deadline, began, cpu_began)
         prepared.eligibility.allowance.prolong(ends)
     outcome = search_parts(
-        prepared.snapshot, prepared.holdings, prepared.units, placement=placement, ends=ends, is_quick=is_quick
+        prepared.snapshot, prepared.allocations, prepared.units, placement=placement, ends=ends, is_quick=is_quick
     )
-    pending = [claim for claim in intake.claims if not claim.is_allocated and not claim.is_deleting]
+    pending = [claim for claim in problem_input.claims if not claim.is_allocated and not claim.is_deleting]
     levels = add_rejected_claims(outcome.levels, [claim.priority for claim in pending])
     optimal = all(level.is_proven for level in levels if level.goal == "satisfied")
     answers = _answer_all(prepared, outcome, ends, is_quick=is_quick)
@@ -244,11 +252,13 @@ def solve_input(
 def _answer_all(
     prepared: PreparedProblem, outcome: SearchOutcome, ends: float | None, *, is_quick: bool
 ) -> list[ClaimAnswer]:
-    intake, placements = prepared.intake, outcome.placements
-    answers = [placed_answer(p, prepared.snapshot, intake) for p in placements]
+    problem_input, placements = prepared.problem_input, outcome.placements
+    answers = [placed_answer(p, prepared.snapshot, problem_input) for p in placements]
     answers += [
-        allocated_answer(claim, prepared.snapshot, prepared.lost.get(claim.key, ()), intake.warnings.get(claim.key, ()))
-        for claim in intake.claims
+        allocated_answer(
+            claim, prepared.snapshot, prepared.lost.get(claim.key, ()), problem_input.warnings.get(claim.key, ())
+        )
+        for claim in problem_input.claims
         if claim.is_allocated
     ]
     answers += [rejected_answer(refused) for refused in prepared.refused]
@@ -264,12 +274,12 @@ def _answer_all(
     if left_out:
         doubtful = {key for part in outcome.doubtful for key in part.keys}
         explainer = DeviceClaimExplainer(
-            prepared.snapshot, prepared.holdings, placements, ends, prepared.eligibility, intake
+            prepared.snapshot, prepared.allocations, placements, ends, prepared.eligibility, problem_input
         )
         # Parts that took all of their time come last: the reasons of the others are soon found.
         for unit in sorted(left_out, key=lambda unit: unit.demands[0].key in doubtful):
             explainer.is_proven = unit.demands[0].key not in doubtful
-            answers += explainer.explain(unit, intake.warnings)
+            answers += explainer.explain(unit, problem_input.warnings)
     return sorted(answers, key=lambda a: a.key)
 
 
@@ -292,14 +302,14 @@ def rejected_answer(refused: RejectedClaim) -> ClaimAnswer:
 
 def _verify_answers(prepared: PreparedProblem, answers: Sequence[ClaimAnswer]) -> list[Problem]:
     """Expressions that the check and the solver evaluate differently (S6). Raises AnswerRefused."""
-    intake, results = prepared.intake, CelResults()
+    problem_input, results = prepared.problem_input, CelResults()
     violations = check(
-        intake.pools,
-        intake.classes.values(),
-        intake.claims,
+        problem_input.pools,
+        problem_input.classes.values(),
+        problem_input.claims,
         [answer.to_dict() for answer in answers],
         verdicts=results,
-        left_out=intake.refused,
+        left_out=problem_input.refused,
     )
     if violations:
         raise AnswerRefused("the check refuses this answer (please report it): " + "; ".join(violations[:10]))

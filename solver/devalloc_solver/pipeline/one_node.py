@@ -61,7 +61,7 @@ def allocate(
         task = prepare(node, claims, classes, slices, allowance, allocated=allocated, features=features)
         if task is None:
             return None
-        placements = place_unit(task.snapshot, task.holdings, task.unit, ends=task.ends)
+        placements = place_unit(task.snapshot, task.allocations, task.unit, ends=task.ends)
         if placements is None:
             raise_failure(task)
             return None
@@ -108,14 +108,14 @@ def explain(
     )
     try:
         task = inputs.task()
-        fits = task is None or place_unit(task.snapshot, task.holdings, task.unit, ends=task.ends) is not None
+        fits = task is None or place_unit(task.snapshot, task.allocations, task.unit, ends=task.ends) is not None
     except OutOfTime as error:
         raise AllocationError(str(error), exceeded=error.bound) from None
     allowance.begin_search()
     if task is None:
         return {"reason": None, "message": None, "blockers": [], "claims": [], "pools": [], "ignored": []}
     explainer = CallExplainer(
-        task.snapshot, task.holdings, (), allowance.until, task.offers, source=inputs, pools=task.pools
+        task.snapshot, task.allocations, (), allowance.until, task.offers, source=inputs, pools=task.pools
     )
     finding = None if fits else explainer.find(task.unit, task.unit.demands[0].key)
     answer: dict[str, Any] = {
@@ -196,12 +196,13 @@ def _conflicts(task: AllocationTask) -> Iterator[tuple[ResourceClaim, str]]:
                     task, before, _demand_up_to(demand, detail, request), request
                 ):
                     continue
-                ask = request.spec.ask
+                subrequest = request.spec.subrequest
                 names = " and ".join(sorted({r.attribute for r in broken or covering}))
                 yield (
                     demand.claim.claim,
-                    f"request {ask.name}: {ask.path}: cannot add all devices because a claim constraint would not be "
-                    f"satisfied ({names}); narrow the request with a selector, or drop the constraint",
+                    f"request {subrequest.name}: {subrequest.path}: cannot add all devices because a "
+                    f"claim constraint would not be satisfied ({names}); "
+                    "narrow the request with a selector, or drop the constraint",
                 )
 
 
@@ -239,7 +240,7 @@ def _demand_up_to(demand: Demand, detail: int, request: Request) -> Demand:
 def _fits(task: AllocationTask, demands: Sequence[Demand]) -> bool:
     waiting = [demand for demand in demands if demand.details]
     unit = make_unit(waiting, task.node.name)
-    return not waiting or place_unit(task.snapshot, task.holdings, unit, ends=task.ends) is not None
+    return not waiting or place_unit(task.snapshot, task.allocations, unit, ends=task.ends) is not None
 
 
 # -- output ------------------------------------------------------------------------------------------------------------

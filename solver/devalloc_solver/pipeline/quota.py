@@ -150,7 +150,7 @@ def counts_towards(detail: DeviceClaimDetail, name: str, classes: Classes) -> bo
 
 def count_allocated(documents: Iterable[Any], bounds: Iterable[Bound], classes: Classes) -> Counter[Bound]:
     """How much of each bound the allocated claims take up, those too that cannot be read. ``documents``: as they count
-    (``as_allocated``)."""
+    (``effective_documents``)."""
     by_namespace: dict[str, list[Bound]] = {}
     for bound in bounds:
         by_namespace.setdefault(bound[0], []).append(bound)
@@ -184,7 +184,7 @@ def _details(claim: DeviceClaim) -> Iterator[list[DeviceClaimDetail]]:
 
 def copies_allowed(documents: Sequence[Object], manifest: Object) -> tuple[int, str] | None:
     """How many more claims like one the quotas of its namespace allow beside all that are allocated, and which of them
-    says so; None where none does. ``documents``: as they count (``as_allocated``)."""
+    says so; None where none does. ``documents``: as they count (``effective_documents``)."""
     namespace, claim = claim_key(manifest)[0], decode(manifest).object
     bounds = {bound: number for doc in documents if is_quota(doc) for bound, number in bounds_of(doc).items()}
     bounds = {bound: number for bound, number in bounds.items() if bound[0] == namespace}
@@ -206,7 +206,7 @@ def copies_allowed(documents: Sequence[Object], manifest: Object) -> tuple[int, 
 def quota_statuses_to_write(documents: Sequence[Object]) -> list[tuple[Object, Object]]:
     """Quotas whose status does not say how much of them is used, with the status that does.
 
-    ``documents``: as they count (``as_allocated``). Others may count in the same status, so the rest of it stays.
+    ``documents``: as they count (``effective_documents``). Others may count in the same status, so its rest stays.
     """
     quotas = [(doc, bounds) for doc in documents if is_quota(doc) and (bounds := bounds_of(doc))]
     if not quotas:

@@ -62,14 +62,14 @@ def capacity(documents: Iterable[Mapping[str, Any]], claim: Mapping[str, Any]) -
 def _count_by_node(prepared: PreparedProblem, unit: PlacementUnit) -> Capacity:
     """Nodes share nothing, so their parts add up; nodes that look alike are counted once."""
     nodes: Sequence[str] = prepared.snapshot.nodes if unit.pin is None else [unit.pin]
-    by_look: dict[object, tuple[int, bool]] = {}
+    by_signature: dict[object, tuple[int, bool]] = {}
     by_node: dict[str | None, int] = {}
     all_proven = True
     for node in nodes:
-        look = _node_key(prepared, unit.demands[0], node)
-        if look not in by_look:
-            by_look[look] = _max_copies(prepared, replace(unit, pin=node))
-        count, proven = by_look[look]
+        signature = _node_key(prepared, unit.demands[0], node)
+        if signature not in by_signature:
+            by_signature[signature] = _max_copies(prepared, replace(unit, pin=node))
+        count, proven = by_signature[signature]
         all_proven &= proven
         if count:
             by_node[node] = count
@@ -80,7 +80,7 @@ def _max_copies(prepared: PreparedProblem, unit: PlacementUnit) -> tuple[int, bo
     """The most copies that fit at once: try ever more, until not all of them do."""
     copies = 8
     while True:
-        search = GoalSearch(build_model(prepared.snapshot, prepared.holdings, [unit] * copies))
+        search = GoalSearch(build_model(prepared.snapshot, prepared.allocations, [unit] * copies))
         satisfied = search.model.satisfied
         value, bound = search.maximize([(1, literal) for literal in satisfied], best=copies)
         if value < copies or copies >= MAX_PER_NODE:
@@ -91,7 +91,7 @@ def _max_copies(prepared: PreparedProblem, unit: PlacementUnit) -> tuple[int, bo
 def _node_key(prepared: PreparedProblem, demand: Demand, node: str) -> object:
     """What the claim sees of a node: equal for nodes that have room for equally many."""
     snapshot = prepared.snapshot
-    ledger = Usage.of(snapshot, prepared.holdings)
+    usage = Usage.of(snapshot, prepared.allocations)
     match = sorted({name for request in demand.requests for name in request.match} | set(demand.match))
     values: dict[object, int] = {}
     seen: list[object] = []
@@ -105,16 +105,16 @@ def _node_key(prepared: PreparedProblem, demand: Demand, node: str) -> object:
                     tuple(values.setdefault((n, device.attributes.get(n)), len(values)) for n in match),
                     device.draws,
                     groups.setdefault(device.compatibility, len(groups)),
-                    device.index in ledger.whole,
-                    device.index in ledger.shared,
+                    device.index in usage.whole,
+                    device.index in usage.shared,
                     tuple(
-                        (device.resources[n].block, device.resources[n].blocks, ledger.free_blocks(device, n))
+                        (device.resources[n].block, device.resources[n].blocks, usage.free_blocks(device, n))
                         for n in sorted(device.resources)
                     ),
                 )
             )
-        free = tuple(ledger.free_pool_blocks(pool.index, name) for name in sorted(pool.resources))
-        held = tuple(sorted(groups.setdefault(g, len(groups)) for g in ledger.groups.get(pool.index, ())))
+        free = tuple(usage.free_pool_blocks(pool.index, name) for name in sorted(pool.resources))
+        held = tuple(sorted(groups.setdefault(g, len(groups)) for g in usage.groups.get(pool.index, ())))
         seen.append((tuple(members), free, held))
     return tuple(seen)
 

@@ -67,13 +67,13 @@ from devalloc_solver.problem.snapshot import Snapshot
 class PreparedCluster:
     """Everything known before the search begins."""
 
-    intake: ClusterInput
+    problem_input: ClusterInput
     gates: frozenset[str]
     survey: ClusterView
     offers: Sequence[PublishedDevice]
     usage: DeviceUsage
     snapshot: Snapshot
-    holdings: tuple[Allocation, ...]
+    allocations: tuple[Allocation, ...]
     units: tuple[PlacementUnit, ...]
     refused: tuple[RejectedResourceClaim, ...]
     problems: tuple[Problem, ...]
@@ -113,7 +113,7 @@ def solve_manifests(
 
 
 def solve(
-    intake: ClusterInput,
+    problem_input: ClusterInput,
     gates: frozenset[str],
     placement: str,
     deadline: float | None,
@@ -124,14 +124,14 @@ def solve(
     """The same for objects that are read; ``started`` is a monotonic time. ``is_quick``: see ``search_parts``;
     then the search has ``deadline`` for itself."""
     ends, began, cpu_began = end_time(deadline, started), time.monotonic(), time.thread_time()
-    prepared = prepare(intake, gates, ends, started)
+    prepared = prepare(problem_input, gates, ends, started)
     if is_quick:
         ends = quick_search_end(deadline, began, cpu_began)
     outcome = search_parts(
-        prepared.snapshot, prepared.holdings, prepared.units, placement=placement, ends=ends, is_quick=is_quick
+        prepared.snapshot, prepared.allocations, prepared.units, placement=placement, ends=ends, is_quick=is_quick
     )
     levels = add_rejected_claims(
-        outcome.levels, [priority_of(claim) for claim in intake.claims if claim.allocation is None]
+        outcome.levels, [priority_of(claim) for claim in problem_input.claims if claim.allocation is None]
     )
     unproven = unproven_names(outcome.unproven)
     answers = _answers(prepared, outcome.placements, ends, frozenset(unproven) if is_quick else frozenset())
@@ -146,34 +146,34 @@ def solve(
 
 
 def prepare(
-    intake: ClusterInput, gates: frozenset[str], ends: float | None = None, started: float | None = None
+    problem_input: ClusterInput, gates: frozenset[str], ends: float | None = None, started: float | None = None
 ) -> PreparedCluster:
     """All stages before the search of a call that began at ``started`` and has to answer at ``ends``."""
-    book = SliceBook(intake.slices, gates, intake.read)
-    seen = view_cluster(book, intake.nodes)
-    usage, holders, problems = usage_of_claims(intake)
+    book = SliceBook(problem_input.slices, gates, problem_input.read)
+    seen = view_cluster(book, problem_input.nodes)
+    usage, holders, problems = usage_of_claims(problem_input)
     offers = list_published_devices(seen.views, usage, gates)
     selectors = SelectorJudge(gates)
     selectors.allowance.begin(ends, started)
-    judge = RequestJudge(gates, offers, DeviceUsage(), selectors, intake.classes, frozenset(seen.broken))
-    units, refused = build_units(intake, judge)
+    judge = RequestJudge(gates, offers, DeviceUsage(), selectors, problem_input.classes, frozenset(seen.broken))
+    units, refused = build_units(problem_input, judge)
     selectors.allowance.begin_search()
     used = DevicesInUse(offers)
-    holdings = [(key, priority, used.items(held)) for key, priority, held in holders]
+    allocations = [(key, priority, used.items(held)) for key, priority, held in holders]
     overused = overuse.overuse_problems(_overuse_problems(offers, holders, gates), "ResourceClaim", "/".join)
     left_out = [Problem(why.why, kind="ResourceSlice", name=why.name, severity="warning") for why in book.ignored]
     return PreparedCluster(
-        intake=intake,
+        problem_input=problem_input,
         gates=gates,
         survey=seen,
         offers=offers,
         usage=usage,
-        snapshot=make_snapshot(offers, seen.nodes, constrained_attributes(intake.claims), gates),
-        holdings=tuple(Allocation(*one) for one in sorted(holdings, key=lambda h: h[0])),
+        snapshot=make_snapshot(offers, seen.nodes, constrained_attributes(problem_input.claims), gates),
+        allocations=tuple(Allocation(*one) for one in sorted(allocations, key=lambda h: h[0])),
         units=tuple(units),
-        refused=(*intake.refused, *refused),
+        refused=(*problem_input.refused, *refused),
         problems=(
-            *intake.problems,
+            *problem_input.problems,
             *left_out,
             *problems,
             *_pool_problems(seen),
@@ -183,10 +183,14 @@ def prepare(
     )
 
 
-def usage_of_claims(intake: ClusterInput) -> tuple[DeviceUsage, list[tuple[Key, int, DeviceUsage]], list[Problem]]:
+def usage_of_claims(
+    problem_input: ClusterInput,
+) -> tuple[DeviceUsage, list[tuple[Key, int, DeviceUsage]], list[Problem]]:
     """What is in use, and claim by claim; an allocation that cannot be read is a problem."""
-    allocated = [(c.namespace, c.name, priority_of(c), c.allocation) for c in intake.claims if c.allocation is not None]
-    allocated += [(*r.key, 0, r.allocation) for r in intake.refused if r.allocation is not None]
+    allocated = [
+        (c.namespace, c.name, priority_of(c), c.allocation) for c in problem_input.claims if c.allocation is not None
+    ]
+    allocated += [(*r.key, 0, r.allocation) for r in problem_input.refused if r.allocation is not None]
     usage = DeviceUsage()
     holders: list[tuple[Key, int, DeviceUsage]] = []
     problems: list[Problem] = []
@@ -285,11 +289,11 @@ def _answers(
     answers = [placed_answer(placement, results[placement.demand.key]) for placement in placements]
     answers += [
         allocated_answer((claim.namespace, claim.name), dict(claim.allocation), node_of(claim))
-        for claim in prepared.intake.claims
+        for claim in prepared.problem_input.claims
         if claim.allocation is not None
     ]
     answers += [rejected_answer(refused) for refused in prepared.refused]
-    explainer = ResourceClaimExplainer(prepared.snapshot, prepared.holdings, placements, ends, prepared.offers)
+    explainer = ResourceClaimExplainer(prepared.snapshot, prepared.allocations, placements, ends, prepared.offers)
     placed = {placement.demand.key for placement in placements}
     for unit in prepared.units:
         if unit.demands[0].key in placed:
@@ -310,7 +314,7 @@ def _results(prepared: PreparedCluster, placements: Sequence[Placement]) -> dict
         placement.demand.key: make_result(
             placement.demand.claim.claim,
             devices_of_placement(placement.entries, prepared.offers),
-            prepared.intake.classes,
+            prepared.problem_input.classes,
             node_of_placement(placement, prepared.offers, prepared.survey),
             prepared.gates,
             shares,
@@ -323,7 +327,7 @@ def _verify_results(
     prepared: PreparedCluster, placements: Sequence[Placement], results: Mapping[Key, Mapping[str, Any]]
 ) -> None:
     """Raises AnswerRefused when the independent check finds a violation: a bug of ours."""
-    checker = make_cluster_checker(prepared.intake, prepared.survey.nodes, prepared.gates)
+    checker = make_cluster_checker(prepared.problem_input, prepared.survey.nodes, prepared.gates)
     by_node: dict[str, list[Key]] = defaultdict(list)
     for placement in placements:
         checker.hold(placement.demand.key, results[placement.demand.key])
@@ -331,7 +335,9 @@ def _verify_results(
     violations = [
         violation
         for node, keys in sorted(by_node.items())
-        for violation in checker.wrong(node, [(key, prepared.intake.manifests[key], results[key]) for key in keys])
+        for violation in checker.wrong(
+            node, [(key, prepared.problem_input.manifests[key], results[key]) for key in keys]
+        )
     ]
     if violations:
         raise ResourceAnswerRefused(violations)

@@ -26,21 +26,21 @@ class SolveCache:
     _snapshot: tuple[Snapshot, list[Problem]] | None = field(default=None, init=False)
     _judge: CandidateFinder | None = field(default=None, init=False)
 
-    def take(self, intake: ProblemInput) -> tuple[Snapshot, list[Problem], CandidateFinder]:
-        """The snapshot of an intake, its problems, and the judge of its devices."""
-        if self._snapshot is None or not _is_unchanged(self._pools, intake.pools):
-            self._pools, self._snapshot, self._judge = intake.pools, take_snapshot(intake.pools), None
+    def take(self, problem_input: ProblemInput) -> tuple[Snapshot, list[Problem], CandidateFinder]:
+        """The snapshot of a problem input, its problems, and the judge of its devices."""
+        if self._snapshot is None or not _is_unchanged(self._pools, problem_input.pools):
+            self._pools, self._snapshot, self._judge = problem_input.pools, take_snapshot(problem_input.pools), None
         snapshot, problems = self._snapshot
-        classes = (*intake.classes.values(),)
+        classes = (*problem_input.classes.values(),)
         judge = self._judge
         if (
             judge is None
             or not _is_unchanged(self._classes, classes)
-            or judge.invalid_classes != intake.invalid_classes
+            or judge.invalid_classes != problem_input.invalid_classes
             or judge.cached_requests > MAX_CACHED
             or judge.remembered > MAX_VERDICTS
         ):
-            judge = self._judge = CandidateFinder(snapshot, intake.classes, intake.invalid_classes)
+            judge = self._judge = CandidateFinder(snapshot, problem_input.classes, problem_input.invalid_classes)
             self._classes = classes
         return snapshot, problems, judge
 

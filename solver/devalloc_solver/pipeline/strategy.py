@@ -54,20 +54,20 @@ class SearchOutcome:
 
 def find_placements(
     snapshot: Snapshot,
-    holdings: Sequence[Allocation],
+    allocations: Sequence[Allocation],
     units: Sequence[PlacementUnit],
     *,
     placement: str,
     ends: float | None,
 ) -> tuple[list[Placement], list[GoalLevel]]:
     """The placements of the units that are satisfied, and each goal of S17 with its bound; see ``search_parts``."""
-    outcome = search_parts(snapshot, holdings, units, placement=placement, ends=ends)
+    outcome = search_parts(snapshot, allocations, units, placement=placement, ends=ends)
     return outcome.placements, outcome.levels
 
 
 def search_parts(
     snapshot: Snapshot,
-    holdings: Sequence[Allocation],
+    allocations: Sequence[Allocation],
     units: Sequence[PlacementUnit],
     *,
     placement: str,
@@ -79,14 +79,14 @@ def search_parts(
     Each gets an even share of the time that is left, and what it does not need is there for those after it.
 
     Args:
-        holdings: what is in use already.
+        allocations: what is in use already.
         placement: ``pack`` or ``spread``.
         ends: monotonic time of the deadline, None for none.
         is_quick: leave parts that take long to search: they are ``unproven``, and nothing of them is placed. Claims
             that compete with these for pools only, and not for devices, are placed without them.
     """
     parts = split_by_pool(snapshot, units)
-    nearby = _UsageByNode(snapshot, holdings) if len(parts) > 1 or is_quick else None
+    nearby = _UsageByNode(snapshot, allocations) if len(parts) > 1 or is_quick else None
     outcomes: list[SearchOutcome] = []
     while parts:
         part, left = parts[0], None if ends is None else ends - time.monotonic()
@@ -100,7 +100,7 @@ def search_parts(
             share = max(0.0, left) / len(parts)
             until = time.monotonic() + (max(share, min(left, QUICK_SHARE)) if is_quick else share)
         if nearby is None:
-            outcome = _search_part(snapshot, holdings, part, placement, until)
+            outcome = _search_part(snapshot, allocations, part, placement, until)
         elif is_quick:
             is_first = not any(outcome.placements for outcome in outcomes)
             outcome = _search_quickly(snapshot, nearby, part, placement, until, may_be_large=is_first)
@@ -113,7 +113,7 @@ def search_parts(
     if placement == "spread" and len(units) > 1:
         unproven = {key for part in outcome.unproven for key in part.keys} if is_quick else set()
         tried = [unit for unit in units if unit.demands[0].key not in unproven]
-        return replace(outcome, placements=_most_even(snapshot, holdings, tried, outcome.placements, ends))
+        return replace(outcome, placements=_most_even(snapshot, allocations, tried, outcome.placements, ends))
     return outcome
 
 
@@ -151,18 +151,21 @@ def _quick_outcome(
     may_be_large: bool,
 ) -> SearchOutcome:
     """The answer to a part, if it is likely to be there soon; else one in which all of it is unproven."""
-    holdings = nearby.of(part)
-    if len(part.units) == 1 and (alone := _place_single_unit(snapshot, holdings, part.units[0], placement)) is not None:
+    allocations = nearby.of(part)
+    if (
+        len(part.units) == 1
+        and (alone := _place_single_unit(snapshot, allocations, part.units[0], placement)) is not None
+    ):
         return SearchOutcome(*alone)
-    size = model_size(snapshot, Usage.of(snapshot, holdings), part.units, enough=EXACT_SIZE)
+    size = model_size(snapshot, Usage.of(snapshot, allocations), part.units, enough=EXACT_SIZE)
     if size > EXACT_SIZE and may_be_large:
-        return _search_jointly(snapshot, holdings, part, placement, ends)
+        return _search_jointly(snapshot, allocations, part, placement, ends)
     if COLUMNS_SIZE < size <= EXACT_SIZE and is_solver_loaded() and not _deadline_passed(ends):
-        answer = _place_quickly_by_columns(snapshot, holdings, part.units, placement, ends)
+        answer = _place_quickly_by_columns(snapshot, allocations, part.units, placement, ends)
         if answer is not None and _is_proven_best(answer[1]):
             return SearchOutcome(*answer)
     if size <= QUICK_SIZE and is_solver_loaded() and not _deadline_passed(ends):
-        outcome = _search_jointly(snapshot, holdings, part, placement, ends)
+        outcome = _search_jointly(snapshot, allocations, part, placement, ends)
         if not outcome.unproven:
             return outcome
     requested = Counter(demand.claim.priority for unit in part.units for demand in unit.demands)
@@ -191,17 +194,17 @@ def _with_shared_pools(outcome: SearchOutcome, outcomes: Sequence[SearchOutcome]
 
 def _most_even(
     snapshot: Snapshot,
-    holdings: Sequence[Allocation],
+    allocations: Sequence[Allocation],
     units: Sequence[PlacementUnit],
     placements: list[Placement],
     ends: float | None,
 ) -> list[Placement]:
     """The most even of these, those that answer the units one by one, and those that fill pool after pool; of the
     latter two where they are as good in goals 1 to 4 of S17."""
-    before = Usage.of(snapshot, holdings)
+    before = Usage.of(snapshot, allocations)
     best, goals = unevenness(snapshot, before, placements), _goal_values(placements)
     for fill in (False, True):
-        rival = place_evenly(snapshot, holdings, units, ends=ends, fill=fill)
+        rival = place_evenly(snapshot, allocations, units, ends=ends, fill=fill)
         if _goal_values(rival) == goals and (spread := unevenness(snapshot, before, rival)) < best:
             placements, best = rival, spread
     return placements
@@ -218,25 +221,27 @@ def _goal_values(placements: Sequence[Placement]) -> object:
 
 
 def _search_part(
-    snapshot: Snapshot, holdings: Sequence[Allocation], part: Subproblem, placement: str, ends: float | None
+    snapshot: Snapshot, allocations: Sequence[Allocation], part: Subproblem, placement: str, ends: float | None
 ) -> SearchOutcome:
     units = part.units
-    if len(units) == 1 and (alone := _place_single_unit(snapshot, holdings, units[0], placement)) is not None:
+    if len(units) == 1 and (alone := _place_single_unit(snapshot, allocations, units[0], placement)) is not None:
         return SearchOutcome(*alone)
-    return _search_jointly(snapshot, holdings, part, placement, ends)
+    return _search_jointly(snapshot, allocations, part, placement, ends)
 
 
 def _search_jointly(
-    snapshot: Snapshot, holdings: Sequence[Allocation], part: Subproblem, placement: str, ends: float | None
+    snapshot: Snapshot, allocations: Sequence[Allocation], part: Subproblem, placement: str, ends: float | None
 ) -> SearchOutcome:
     units = part.units
-    placements, levels = _place_jointly(snapshot, holdings, units, placement, ends)
+    placements, levels = _place_jointly(snapshot, allocations, units, placement, ends)
     was_cut = ends is not None and time.monotonic() > ends - GRACE_SECONDS  # a search may stop a little before its time
     if _is_proven(levels):
         return SearchOutcome(placements, levels)
     if not was_cut:
         return SearchOutcome(placements, levels, [part])
-    return SearchOutcome(*_at_least_first_fit(snapshot, holdings, units, placement, placements, levels), [part], [part])
+    return SearchOutcome(
+        *_at_least_first_fit(snapshot, allocations, units, placement, placements, levels), [part], [part]
+    )
 
 
 def _is_proven(levels: Sequence[GoalLevel]) -> bool:
@@ -271,22 +276,22 @@ def _priority(level: GoalLevel) -> int:
 class _UsageByNode:
     """What is in use, by node: a part need not look at what is held elsewhere."""
 
-    def __init__(self, snapshot: Snapshot, holdings: Iterable[Allocation]) -> None:
+    def __init__(self, snapshot: Snapshot, allocations: Iterable[Allocation]) -> None:
         self._snapshot = snapshot
         self._all: list[Allocation] = []
         self._by_node: dict[str | None, list[Allocation]] = defaultdict(list)
-        for holding in holdings:
-            self._add(holding)
+        for allocation in allocations:
+            self._add(allocation)
 
     def add(self, placements: Iterable[Placement]) -> None:
         for placed in placements:
-            self._add(placed.holding())
+            self._add(placed.allocation())
 
-    def _add(self, holding: Allocation) -> None:
-        self._all.append(holding)
+    def _add(self, allocation: Allocation) -> None:
+        self._all.append(allocation)
         pools, devices = self._snapshot.pools, self._snapshot.devices
-        for node in {pools[devices[item.device].pool].node for item in holding.items}:
-            self._by_node[node].append(holding)
+        for node in {pools[devices[item.device].pool].node for item in allocation.items}:
+            self._by_node[node].append(allocation)
 
     def of(self, part: Subproblem) -> Sequence[Allocation]:
         """Of all nodes where a unit of the part may be: anywhere, where the network has devices for it."""
@@ -295,12 +300,12 @@ class _UsageByNode:
             return self._all
         if len(nodes) == 1:
             return self._by_node[nodes.pop()]
-        return [*{id(holding): holding for node in nodes for holding in self._by_node[node]}.values()]
+        return [*{id(allocation): allocation for node in nodes for allocation in self._by_node[node]}.values()]
 
 
 def _at_least_first_fit(
     snapshot: Snapshot,
-    holdings: Sequence[Allocation],
+    allocations: Sequence[Allocation],
     units: Sequence[PlacementUnit],
     placement: str,
     placements: list[Placement],
@@ -309,27 +314,27 @@ def _at_least_first_fit(
     """What a search that was cut short came to, and what has room besides; or a first fit, where that is better."""
     placed = {placed.demand.key for placed in placements}
     left = [unit for unit in units if unit.demands[0].key not in placed]
-    held = [*holdings, *(placed.holding() for placed in placements)]
+    held = [*allocations, *(placed.allocation() for placed in placements)]
     more = place_greedily(snapshot, held, left, placement=placement, ends=time.monotonic() + GRACE_SECONDS)
     best = [*placements, *more]
     if placements:
-        first = place_greedily(snapshot, holdings, units, placement=placement, ends=time.monotonic() + GRACE_SECONDS)
+        first = place_greedily(snapshot, allocations, units, placement=placement, ends=time.monotonic() + GRACE_SECONDS)
         best = max(best, first, key=lambda rival: _counts(rival, levels))
     return (placements, levels) if best == placements else (best, _levels_of(best, levels, units))
 
 
 def _place_jointly(
     snapshot: Snapshot,
-    holdings: Sequence[Allocation],
+    allocations: Sequence[Allocation],
     units: Sequence[PlacementUnit],
     placement: str,
     ends: float | None,
 ) -> tuple[list[Placement], list[GoalLevel]]:
-    if model_size(snapshot, Usage.of(snapshot, holdings), units, enough=EXACT_SIZE) > EXACT_SIZE:
-        return _place_by_columns(snapshot, holdings, units, placement, ends)
-    model = build_model(snapshot, holdings, units, placement=placement)
+    if model_size(snapshot, Usage.of(snapshot, allocations), units, enough=EXACT_SIZE) > EXACT_SIZE:
+        return _place_by_columns(snapshot, allocations, units, placement, ends)
+    model = build_model(snapshot, allocations, units, placement=placement)
     search = GoalSearch(model, ends)
-    start_search(search, holdings, placement=placement)
+    start_search(search, allocations, placement=placement)
     _, levels = optimize_goals(model, placement=placement, ends=ends, search=search)
     return name_devices(search), levels
 
@@ -345,26 +350,26 @@ def _is_proven_best(levels: Sequence[GoalLevel]) -> bool:
 
 def _place_by_columns(
     snapshot: Snapshot,
-    holdings: Sequence[Allocation],
+    allocations: Sequence[Allocation],
     units: Sequence[PlacementUnit],
     placement: str,
     ends: float | None,
 ) -> tuple[list[Placement], list[GoalLevel]]:
     from devalloc_solver.columns import allocate_batch  # brings numpy: for large batches only
 
-    return allocate_batch(snapshot, holdings, units, placement=placement, ends=ends)
+    return allocate_batch(snapshot, allocations, units, placement=placement, ends=ends)
 
 
 def _place_quickly_by_columns(
     snapshot: Snapshot,
-    holdings: Sequence[Allocation],
+    allocations: Sequence[Allocation],
     units: Sequence[PlacementUnit],
     placement: str,
     ends: float | None,
 ) -> tuple[list[Placement], list[GoalLevel]] | None:
     from devalloc_solver.columns import allocate_quickly
 
-    return allocate_quickly(snapshot, holdings, units, placement=placement, ends=ends)
+    return allocate_quickly(snapshot, allocations, units, placement=placement, ends=ends)
 
 
 def add_rejected_claims(levels: Sequence[GoalLevel], priorities: Iterable[int]) -> list[GoalLevel]:
@@ -412,11 +417,11 @@ def _levels_of(
 
 
 def _place_single_unit(
-    snapshot: Snapshot, holdings: Sequence[Allocation], unit: PlacementUnit, placement: str
+    snapshot: Snapshot, allocations: Sequence[Allocation], unit: PlacementUnit, placement: str
 ) -> tuple[list[Placement], list[GoalLevel]] | None:
     """A single unit needs no general solver, and is proven in all goals; None where the question is too hard."""
     try:
-        placed = place(snapshot, Usage.of(snapshot, holdings), unit, placement=placement)
+        placed = place(snapshot, Usage.of(snapshot, allocations), unit, placement=placement)
     except StepsExhausted:
         return None
     members = Counter(demand.claim.priority for demand in unit.demands)
@@ -432,7 +437,7 @@ def _place_single_unit(
 
 
 def solve_unit(
-    snapshot: Snapshot, holdings: Sequence[Allocation], unit: PlacementUnit, placement: str, ends: float | None
+    snapshot: Snapshot, allocations: Sequence[Allocation], unit: PlacementUnit, placement: str, ends: float | None
 ) -> list[Placement]:
     """The best placement of a unit that is too hard to be placed step by step; empty when it is proven not to fit.
 
@@ -440,7 +445,7 @@ def solve_unit(
     """
     if _deadline_passed(ends):
         raise SearchCutShort(SEARCH_CUT_SHORT)  # not the expressions took the time: they are evaluated by now
-    model = build_model(snapshot, holdings, [unit], placement=placement)
+    model = build_model(snapshot, allocations, [unit], placement=placement)
     search, levels = optimize_goals(model, placement=placement, ends=ends)
     placements = name_devices(search)
     if not placements and not all(level.is_proven for level in levels if level.goal == "satisfied"):

@@ -13,22 +13,22 @@ from devalloc_solver.problem.snapshot import Snapshot
 
 def place_unit(
     snapshot: Snapshot,
-    holdings: Sequence[Allocation],
+    allocations: Sequence[Allocation],
     unit: PlacementUnit,
     *,
-    ledger: Usage | None = None,
+    usage: Usage | None = None,
     placement: str = "pack",
     ends: float | None = None,
 ) -> list[Placement] | None:
     """A placement of every demand of the unit, best first by S17; None when it is proven that there is none.
 
-    ``ledger`` is what the holdings add up to, where that is known. Raises OutOfTime where neither is known at the
+    ``usage`` is what the allocations add up to, where that is known. Raises OutOfTime where neither is known at the
     monotonic time ``ends``.
     """
     try:
-        placed = place(snapshot, ledger or Usage.of(snapshot, holdings), unit, placement=placement)
+        placed = place(snapshot, usage or Usage.of(snapshot, allocations), unit, placement=placement)
         return None if placed is None else list(placed.placements)
     except StepsExhausted:
         from devalloc_solver.pipeline.strategy import solve_unit
 
-        return solve_unit(snapshot, holdings, unit, placement, ends) or None
+        return solve_unit(snapshot, allocations, unit, placement, ends) or None

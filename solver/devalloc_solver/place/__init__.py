@@ -1,9 +1,9 @@
 """The exact placement of one unit, without CP-SAT.
 
 Most questions are about one claim, or one group of claims that share a node. This search counts: equal devices are one
-number, equal requests one lane, and a dynamic program over the components of each pool finds the fewest pools and
-devices, or proves that there is no answer. If its budget ends first, it raises ``StepsExhausted``, and the exact model
-decides.
+number, equal requests one demand entry, and a dynamic program over the components of each pool finds the fewest pools
+and devices, or proves that there is no answer. If its budget ends first, it raises ``StepsExhausted``, and the exact
+model decides.
 
 From the outside in:
 
@@ -12,8 +12,8 @@ From the outside in:
 - ``cover_dp``: pools and devices; ``components`` and ``component_options`` say what a pool can serve
 - ``device_assignment``: from counts to devices
 
-Beside it: ``counting_bounds``, ``linear_bounds`` and ``slice_bounds`` refute a question first, ``single_request``
-answers the most common one, ``greedy`` gives first answers, and ``score`` compares placements.
+Beside it: ``counting_bounds`` refutes a question first, ``single_request`` answers the most common one, ``greedy``
+gives first answers, and ``score`` compares placements.
 """
 
 from devalloc_solver.place.node_search import UnitPlacement, fits, place, place_on

@@ -48,7 +48,7 @@ _GROWTH_BEFORE_PRUNING = 3
 """So many times as many parts as were left at the last comparison are compared again."""
 
 Watcher = tuple[DemandEntry, tuple[int, ...], int]
-"""(admin lane, counters of the distinct values that it uses up, mask of those that other pools have as well)"""
+"""(admin demand entry, counters of the distinct values that it uses up, mask of those that other pools have as well)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +78,14 @@ class ComponentOption:
     uses: tuple[tuple[int, int, int], ...]
     """(stack, use, devices)"""
     looks: tuple[tuple[int, int, int], ...]
-    """(stack, lane, devices) of admin lanes"""
+    """(stack, demand entry, devices) of admin demand entries"""
     loss: int = 0
     """what it costs of the largest partition that the cell has left: the difference of the squares of its sizes, so
     that a cell which is broken into already is used up before another is broken into"""
 
 
 def component_options(
-    lanes: DemandVector,
+    demand_vector: DemandVector,
     shapes: Sequence[IndexedGroup],
     counters: Sequence[int],
     partitions: Sequence[Partition],
@@ -94,7 +94,7 @@ def component_options(
     """The options of a cell that no other makes needless, the most first; doing nothing is not among them."""
     if len(shapes) == 1 and len(shapes[0].uses) == 1 and _is_plain(shapes[0]) and not partitions:
         use = shapes[0].uses[0][0]
-        count = min(shapes[0].size, max(n for n, g in zip(lanes.needs, use.gain, strict=True) if g))
+        count = min(shapes[0].size, max(n for n, g in zip(demand_vector.needs, use.gain, strict=True) if g))
         return [ComponentOption(tuple(g * count for g in use.gain), use.spend, 0, 0, ((0, 0, count),), ())]
     parts: list[_PartialOption] = []
     whole = _largest(partitions, counters)
@@ -103,7 +103,7 @@ def component_options(
     for group in choices:
         within = [_within_compatibility_group(shape, group) for shape in shapes]
         usable = [number for number, shape in enumerate(within) if shape.uses or shape.watchers]
-        for part in _partial_options(lanes, within, usable, tuple(counters), partitions, steps):
+        for part in _partial_options(demand_vector, within, usable, tuple(counters), partitions, steps):
             if any(part.gain):
                 parts.append(part)
     parts.sort(key=_offset)
@@ -146,7 +146,7 @@ _offset = attrgetter("offset")
 
 
 def _partial_options(
-    lanes: DemandVector,
+    demand_vector: DemandVector,
     shapes: Sequence[IndexedGroup],
     usable: Sequence[int],
     counters: tuple[int, ...],
@@ -161,13 +161,13 @@ def _partial_options(
     touched = [_touched(shapes[number]) for number in usable]
     touched += [frozenset(counter for counter, _ in draws) for _, draws in partitions]
     order = order_by_counter(touched)
-    parts = [_PartialOption((0,) * len(lanes.needs), (0,) * len(lanes.budgets), counters)]
+    parts = [_PartialOption((0,) * len(demand_vector.needs), (0,) * len(demand_vector.budgets), counters)]
     live, compared = frozenset(range(len(counters))), len(parts)
     for place, position in enumerate(order, 1):
         if position < len(usable):
             number = usable[position]
             make = _add_counted if _is_simple(shapes[number]) else _add_all_ways
-            parts = [*make(lanes, number, shapes[number], parts, steps, last=place == len(order))]
+            parts = [*make(demand_vector, number, shapes[number], parts, steps, last=place == len(order))]
         else:
             parts += _keep_partition(parts, partitions[position - len(usable)], steps)
         still = frozenset[int]().union(*(touched[later] for later in order[place:]))
@@ -216,7 +216,7 @@ def _is_simple(shape: IndexedGroup) -> bool:
 
 
 def _add_counted(
-    lanes: DemandVector,
+    demand_vector: DemandVector,
     number: int,
     shape: IndexedGroup,
     parts: Sequence[_PartialOption],
@@ -226,8 +226,8 @@ def _add_counted(
 ) -> Iterator[_PartialOption]:
     """A simple stack added to each part, the most first: what ``_add_all_ways`` would do, with less ado."""
     use, _, _ = shape.uses[0]
-    gains = [(at, gain, lanes.needs[at]) for at, gain in enumerate(use.gain) if gain]
-    spends = [(at, each, lanes.budgets[at]) for at, each in enumerate(use.spend) if each]
+    gains = [(at, gain, demand_vector.needs[at]) for at, gain in enumerate(use.gain) if gain]
+    spends = [(at, each, demand_vector.budgets[at]) for at, each in enumerate(use.spend) if each]
     everything = last and not use.cost and not spends
     steps.spend_each(len(parts))
     for part in parts:
@@ -262,7 +262,7 @@ def _add_counted(
 
 
 def _add_all_ways(
-    lanes: DemandVector,
+    demand_vector: DemandVector,
     number: int,
     shape: IndexedGroup,
     parts: Sequence[_PartialOption],
@@ -272,15 +272,15 @@ def _add_all_ways(
 ) -> Iterator[_PartialOption]:
     """All that a stack can add to each part."""
     for part in parts:
-        yield from _OptionBuilder(lanes, number, shape, part, steps, last=last).make()
+        yield from _OptionBuilder(demand_vector, number, shape, part, steps, last=last).make()
 
 
 class _OptionBuilder:
-    """Adds one stack to a part: depth first over its uses, then over the admin lanes that look at it."""
+    """Adds one stack to a part: depth first over its uses, then over the admin demand entries that look at it."""
 
     def __init__(
         self,
-        lanes: DemandVector,
+        demand_vector: DemandVector,
         number: int,
         shape: IndexedGroup,
         part: _PartialOption,
@@ -288,7 +288,7 @@ class _OptionBuilder:
         *,
         last: bool,
     ) -> None:
-        self.lanes, self.number, self.shape, self.part, self.steps = lanes, number, shape, part, steps
+        self.demand_vector, self.number, self.shape, self.part, self.steps = demand_vector, number, shape, part, steps
         self.last = last
         self.gain, self.spend, self.counters = [*part.gain], [*part.spend], [*part.counters]
         self.left = shape.size
@@ -323,12 +323,14 @@ class _OptionBuilder:
             self._take(use, values, -count)
 
     def _missing(self, use: DeviceUse) -> int:
-        """Devices that the lanes of a use still want, at the most."""
-        return max((-(-(n - h) // g) for n, h, g in zip(self.lanes.needs, self.gain, use.gain, strict=True) if g > 0))
+        """Devices that the demand entries of a use still want, at the most."""
+        return max(
+            (-(-(n - h) // g) for n, h, g in zip(self.demand_vector.needs, self.gain, use.gain, strict=True) if g > 0)
+        )
 
     def _most(self, use: DeviceUse, values: Sequence[int]) -> int:
         most = min(self.left, max(0, self._missing(use)))
-        for budget, spent, each in zip(self.lanes.budgets, self.spend, use.spend, strict=True):
+        for budget, spent, each in zip(self.demand_vector.budgets, self.spend, use.spend, strict=True):
             if each:
                 most = min(most, (budget - spent) // each)
         for counter, blocks in self.shape.draws:
@@ -350,46 +352,46 @@ class _OptionBuilder:
         for counter in values:
             self.counters[counter] -= count
 
-    # -- admin lanes ---------------------------------------------------------------------------------------------------
+    # -- admin demand entries ------------------------------------------------------------------------------------------
 
     def _look(self, index: int, looks: list[tuple[int, int]]) -> Iterator[_PartialOption]:
-        """``looks``: (lane, devices)"""
+        """``looks``: (number of a demand entry, devices)"""
         if index == len(self.shape.watchers):
             yield self._grown(looks)
             return
-        lane, values, _ = self.shape.watchers[index]
-        most = min(self.shape.size, self.lanes.needs[lane.first] - self.gain[lane.first])
-        if lane.demand is not None and not self.shape.shareable:
-            most = min(most, self.shape.size - self._of_demand(lane.demand, looks))
+        entry, values, _ = self.shape.watchers[index]
+        most = min(self.shape.size, self.demand_vector.needs[entry.first] - self.gain[entry.first])
+        if entry.demand is not None and not self.shape.shareable:
+            most = min(most, self.shape.size - self._of_demand(entry.demand, looks))
         for counter in values:
             most = min(most, self.counters[counter])
         for count in range(max(0, most), -1, -1):
             self.steps.spend()
-            self.gain[lane.first] += count
+            self.gain[entry.first] += count
             for counter in values:
                 self.counters[counter] -= count
-            yield from self._look(index + 1, [*looks, (lane.number, count)] if count else looks)
-            self.gain[lane.first] -= count
+            yield from self._look(index + 1, [*looks, (entry.number, count)] if count else looks)
+            self.gain[entry.first] -= count
             for counter in values:
                 self.counters[counter] += count
 
     def _of_demand(self, demand: int, looks: Sequence[tuple[int, int]]) -> int:
         """Devices of the stack that one claim has, in which no device may be twice."""
-        lanes, uses = self.lanes.lanes, self.shape.uses
+        demand_entries, uses = self.demand_vector.demand_entries, self.shape.uses
         taken = sum(
             count
             for position, count in self.counts
-            if any(lanes[lane].demand == demand for lane, _ in uses[position][0].takes)
+            if any(demand_entries[taker].demand == demand for taker, _ in uses[position][0].takes)
         )
-        return taken + sum(count for lane, count in looks if lanes[lane].demand == demand)
+        return taken + sum(count for watcher, count in looks if demand_entries[watcher].demand == demand)
 
     def _grown(self, looks: Sequence[tuple[int, int]]) -> _PartialOption:
         part, shape = self.part, self.shape
         wide = part.wide
         for position, _ in self.counts:
             wide |= shape.uses[position][2]
-        for lane, _ in looks:
-            wide |= sum(bits for watcher, _, bits in shape.watchers if watcher.number == lane)
+        for number, _ in looks:
+            wide |= sum(bits for watcher, _, bits in shape.watchers if watcher.number == number)
         return _PartialOption(
             tuple(self.gain),
             tuple(self.spend),
@@ -397,21 +399,21 @@ class _OptionBuilder:
             part.cost + self._cost(looks),
             wide,
             part.uses + tuple((self.number, position, count) for position, count in self.counts),
-            part.looks + tuple((self.number, lane, count) for lane, count in looks),
+            part.looks + tuple((self.number, watcher, count) for watcher, count in looks),
             part.whole,
             part.offset + self.number * sum(count for _, count in self.counts),
         )
 
     def _cost(self, looks: Sequence[tuple[int, int]]) -> int:
         """Distinct devices. Admins look at devices in use first, unless their claim may have no device twice."""
-        shape, lanes = self.shape, self.lanes.lanes
+        shape, demand_entries = self.shape, self.demand_vector.demand_entries
         if not shape.watchers:
             return sum(count * shape.uses[position][0].cost for position, count in self.counts)
         if shape.seen:
             return 0
         most = sum(count for _, count in self.counts)
-        for lane, count in looks:
-            demand = lanes[lane].demand
+        for watcher, count in looks:
+            demand = demand_entries[watcher].demand
             alone = demand is None or shape.shareable
             most = max(most, count if alone else self._of_demand(demand or 0, looks))
         return most

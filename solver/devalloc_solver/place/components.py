@@ -26,12 +26,12 @@ Counter = Hashable
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MergedGroup:
-    """Devices of a pool that are alike to the lanes."""
+    """Devices of a pool that are alike to the demand entries."""
 
     devices: tuple[Device, ...]
     uses: tuple[DeviceUse, ...]
     watchers: tuple[tuple[DemandEntry, tuple[Value, ...]], ...]
-    """admin lanes that may look at them, and the distinct values that uses up"""
+    """admin demand entries that may look at them, and the distinct values that uses up"""
     draws: tuple[tuple[Counter, int], ...]
     group: object | None
     seen: bool
@@ -69,67 +69,72 @@ class PoolComponents:
 
 
 def make_components(
-    lanes: DemandVector, steps: StepBudget, shapes_of: Callable[[Pool], Shapes] | None = None
+    demand_vector: DemandVector, steps: StepBudget, shapes_of: Callable[[Pool], Shapes] | None = None
 ) -> list[PoolComponents]:
     """The pools that can do something, each as its cells; with ``shapes_of`` options say what partitions they cost."""
-    site = lanes.stock.site
-    by_pool: dict[int, list[MergedGroup]] = {pool: [] for pool in range(len(site.pools))}
-    for pool, stack in _merge_groups(lanes, steps):
+    node_view = demand_vector.stock.node_view
+    by_pool: dict[int, list[MergedGroup]] = {pool: [] for pool in range(len(node_view.pools))}
+    for pool, stack in _merge_groups(demand_vector, steps):
         by_pool[pool].append(stack)
     wide = _wide_values(by_pool)
     kinds: dict[Hashable, tuple[int, tuple[ComponentOption, ...]]] = {}
     components = []
     for pool, stacks in by_pool.items():
-        free = lanes.stock.free[pool]
-        shapes = shapes_of(site.pools[pool]) if shapes_of else ()
+        free = demand_vector.stock.free[pool]
+        shapes = shapes_of(node_view.pools[pool]) if shapes_of else ()
         cells = []
-        for members in _connected(lanes, stacks, free, all_draws=bool(shapes)):
+        for members in _connected(demand_vector, stacks, free, all_draws=bool(shapes)):
             for stack_group in _split_device_by_device(members):
-                cells.append(_make_component(lanes, stack_group, free, wide, shapes, kinds, steps))
+                cells.append(_make_component(demand_vector, stack_group, free, wide, shapes, kinds, steps))
         if cells := [cell for cell in cells if cell.options]:
-            components.append(PoolComponents(pool, tuple(cells), pool in lanes.stock.opened))
+            components.append(PoolComponents(pool, tuple(cells), pool in demand_vector.stock.opened))
     return components
 
 
-def _merge_groups(lanes: DemandVector, steps: StepBudget) -> list[tuple[int, MergedGroup]]:
-    """Lots that the lanes do not tell apart, together."""
-    stock = lanes.stock
+def _merge_groups(demand_vector: DemandVector, steps: StepBudget) -> list[tuple[int, MergedGroup]]:
+    """Candidate groups that the demand entries do not tell apart, together."""
+    stock = demand_vector.stock
     alike: dict[object, tuple[list[Device], int, MergedGroup]] = {}
-    admins = [lane for lane in lanes.lanes if lane.kind is TakeKind.ADMIN]
+    admins = [entry for entry in demand_vector.demand_entries if entry.kind is TakeKind.ADMIN]
     cached: dict[object, tuple[DeviceUse, ...]] = {}
     numbers: dict[tuple[DeviceUse, ...], int] = {}
     numbered: dict[int, tuple[tuple[DeviceUse, ...], int]] = {}
-    """identity of uses -> these and their number: most lots have the very same"""
-    for lot in stock.site.lots:
+    """identity of uses -> these and their number: most candidate groups have the very same"""
+    for candidate_group in stock.node_view.candidate_groups:
         watchers = tuple(
-            (lane, values)
-            for lane in admins
-            if lane.spots >> lot.number & 1 and (values := distinct_values(lanes, lane, lot)) is not None
+            (entry, values)
+            for entry in admins
+            if entry.candidate_mask >> candidate_group.number & 1
+            and (values := distinct_values(demand_vector, entry, candidate_group)) is not None
         )
-        group = stock.group(lot)
-        draws: tuple[tuple[Counter, int], ...] = stock.draws(lot)
+        group = stock.group(candidate_group)
+        draws: tuple[tuple[Counter, int], ...] = stock.draws(candidate_group)
         uses: tuple[DeviceUse, ...] = ()
-        barred = group is not None and stock.groups[lot.pool] - {group}
-        if not barred and all(blocks <= stock.free[lot.pool][str(name)] for name, blocks in draws):
-            counting = _counted_key(lanes, lot)
+        barred = group is not None and stock.groups[candidate_group.pool] - {group}
+        if not barred and all(blocks <= stock.free[candidate_group.pool][str(name)] for name, blocks in draws):
+            counting = _counted_key(demand_vector, candidate_group)
             if counting is None:
-                uses = uses_of(lanes, lot, steps)
+                uses = uses_of(demand_vector, candidate_group, steps)
             elif (found_before := cached.get(counting)) is not None:
                 uses = found_before
             else:
-                uses = cached[counting] = uses_of(lanes, lot, steps)
+                uses = cached[counting] = uses_of(demand_vector, candidate_group, steps)
         if not uses and not watchers:
             continue
         if not uses:
             draws, group = (), None
         if id(uses) not in numbered:
             numbered[id(uses)] = uses, numbers.setdefault(uses, len(numbers))
-        number, seen = numbered[id(uses)][1], lot.number in stock.seen
-        key: object = (lot.pool, number, watchers, draws, group, seen, lot.one.shareable)
+        number, seen = numbered[id(uses)][1], candidate_group.number in stock.seen
+        key: object = (candidate_group.pool, number, watchers, draws, group, seen, candidate_group.one.shareable)
         if (found_alike := alike.get(key)) is not None:
-            found_alike[0].extend(lot.devices)
+            found_alike[0].extend(candidate_group.devices)
         else:
-            alike[key] = [*lot.devices], lot.pool, MergedGroup((), uses, watchers, draws, group, seen)
+            alike[key] = (
+                [*candidate_group.devices],
+                candidate_group.pool,
+                MergedGroup((), uses, watchers, draws, group, seen),
+            )
     stacks = []
     for devices, pool, stack in alike.values():
         ordered = tuple(sorted(devices, key=lambda device: device.index))
@@ -138,16 +143,17 @@ def _merge_groups(lanes: DemandVector, steps: StepBudget) -> list[tuple[int, Mer
     return stacks
 
 
-def _counted_key(lanes: DemandVector, lot: CandidateGroup) -> object | None:
-    """Equal for lots of the same uses: whole devices which lanes count, whatever they are. None for any others."""
-    takers = [lane for lane in lanes.lanes if lane.spots >> lot.number & 1]
+def _counted_key(demand_vector: DemandVector, candidate_group: CandidateGroup) -> object | None:
+    """Equal for candidate groups of the same uses: whole devices that demand entries count, whatever they are. None for
+    any others."""
+    takers = [entry for entry in demand_vector.demand_entries if entry.candidate_mask >> candidate_group.number & 1]
     plain = all(
-        lane.kind is TakeKind.COUNT and lane.ask.request.mode is AllocationMode.WHOLE and not lane.distincts
-        for lane in takers
+        entry.kind is TakeKind.COUNT and entry.indexed.request.mode is AllocationMode.WHOLE and not entry.distincts
+        for entry in takers
     )
-    if lot.one.shareable or not plain:
+    if candidate_group.one.shareable or not plain:
         return None
-    return tuple(lane.number for lane in takers), lot.number in lanes.stock.seen
+    return tuple(entry.number for entry in takers), candidate_group.number in demand_vector.stock.seen
 
 
 def _values(stack: MergedGroup) -> dict[Value, None]:
@@ -169,12 +175,12 @@ def _wide_values(by_pool: dict[int, list[MergedGroup]]) -> dict[Value, int]:
 
 
 def _connected(
-    lanes: DemandVector, stacks: Sequence[MergedGroup], free: dict[str, int], *, all_draws: bool
+    demand_vector: DemandVector, stacks: Sequence[MergedGroup], free: dict[str, int], *, all_draws: bool
 ) -> list[list[MergedGroup]]:
     """Stacks that touch, together; in the order of their first devices."""
     demand: dict[Counter, int] = defaultdict(int)
     for stack in stacks:
-        most = min(stack.size, _max_useful(lanes, stack))
+        most = min(stack.size, _max_useful(demand_vector, stack))
         for name, blocks in stack.draws:
             demand[name] += blocks * most
     short = {name for name, total in demand.items() if all_draws or total > free[str(name)]}
@@ -205,14 +211,14 @@ def _connected(
     return list(members.values())
 
 
-def _max_useful(lanes: DemandVector, stack: MergedGroup) -> int:
-    """No more devices than the lanes need can be of use; amounts may need all."""
+def _max_useful(demand_vector: DemandVector, stack: MergedGroup) -> int:
+    """No more devices than the demand entries need can be of use; amounts may need all."""
     total = 0
-    for number in {lane for use in stack.uses for lane, _ in use.takes}:
-        lane = lanes.lanes[number]
-        if lane.kind is not TakeKind.COUNT:
+    for number in {entry for use in stack.uses for entry, _ in use.takes}:
+        entry = demand_vector.demand_entries[number]
+        if entry.kind is not TakeKind.COUNT:
             return stack.size
-        total += lanes.needs[lane.first]
+        total += demand_vector.needs[entry.first]
     return total
 
 
@@ -227,7 +233,7 @@ def _split_device_by_device(stacks: list[MergedGroup]) -> list[list[MergedGroup]
 
 
 def _make_component(
-    lanes: DemandVector,
+    demand_vector: DemandVector,
     stacks: Sequence[MergedGroup],
     free: dict[str, int],
     wide: dict[Value, int],
@@ -254,8 +260,8 @@ def _make_component(
         )
         shareable = stack.devices[0].shareable
         watchers = tuple(
-            (lane, tuple(rename(v, 1) for v in values), sum(wide.get(v, 0) for v in values))
-            for lane, values in stack.watchers
+            (entry, tuple(rename(v, 1) for v in values), sum(wide.get(v, 0) for v in values))
+            for entry, values in stack.watchers
         )
         shapes.append(IndexedGroup(stack.size, draws, group, stack.seen, shareable, watchers, uses))
     named = tuple(
@@ -273,6 +279,6 @@ def _make_component(
     )
     key: Hashable = (named, left, tuple(counters))
     if key not in kinds:
-        kinds[key] = (len(kinds), tuple(component_options(lanes, shapes, counters, left, steps)))
+        kinds[key] = (len(kinds), tuple(component_options(demand_vector, shapes, counters, left, steps)))
     kind, options = kinds[key]
     return Component(tuple(stacks), kind, options)

@@ -30,7 +30,7 @@ _NOTHING: Draws = {}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SliceBounds:
-    """The places of a site that some lot draws on."""
+    """The places of a node that some candidate group draws on."""
 
     free: Draws
     """by place, on all cards together"""
@@ -39,7 +39,7 @@ class SliceBounds:
     peers: Sequence[int]
     """see ``NodeView.peers``"""
     peer: Sequence[int]
-    """ask -> its peers"""
+    """request -> its peers"""
     least: Mapping[int, Draws]
     """peers -> what every device that they may take draws, by place"""
     most: Mapping[int, Draws]
@@ -47,20 +47,23 @@ class SliceBounds:
     lightest: Mapping[int, Draws]
     """peers -> the least that a device they may take draws, by family"""
 
-    def may_fit(self, asks: UnitRequests, allowed: int) -> bool:
-        """Whether what the allowed asks draw may be had. Of the allowed asks of a detail, any will do."""
+    def may_fit(self, unit_requests: UnitRequests, allowed: int) -> bool:
+        """Whether what the allowed requests draw may be had. Of the allowed requests of a detail, any will do."""
         if not self.free:
             return True
         low: dict[str, int] = defaultdict(int)
         high: dict[str, int] = defaultdict(int)
         wanted: dict[str, int] = defaultdict(int)
-        is_bounded = not allowed & ~asks.exact & ~asks.admin
-        for detail in asks.details if allowed & ~asks.alone else ():
-            open_asks = detail & allowed & ~asks.admin & ~asks.alone
-            if not open_asks:
+        is_bounded = not allowed & ~unit_requests.exact & ~unit_requests.admin
+        for detail in unit_requests.details if allowed & ~unit_requests.alone else ():
+            open_requests = detail & allowed & ~unit_requests.admin & ~unit_requests.alone
+            if not open_requests:
                 continue
-            watching = bool(detail & allowed & asks.admin)
-            some = [(self.peer[ask.number], asks.least[ask.number]) for ask in asks.of(open_asks)]
+            watching = bool(detail & allowed & unit_requests.admin)
+            some = [
+                (self.peer[indexed.number], unit_requests.least[indexed.number])
+                for indexed in unit_requests.of(open_requests)
+            ]
             if not watching:  # looking on draws nothing
                 _add_minimum(low, [(self.least.get(peer, _NOTHING), count) for peer, count in some])
                 _add_minimum(wanted, [(self.lightest.get(peer, _NOTHING), count) for peer, count in some])
@@ -68,7 +71,7 @@ class SliceBounds:
             for place in {place: None for draws, _ in drawn for place in draws}:
                 high[place] += max(draws.get(place, 0) * count for draws, count in drawn)
         for peer, together in enumerate(self.peers):
-            count = asks.least_of(together & allowed & asks.alone)
+            count = unit_requests.least_of(together & allowed & unit_requests.alone)
             if not count:
                 continue
             for total, draws in ((low, self.least), (wanted, self.lightest), (high, self.most)):
@@ -82,29 +85,29 @@ class SliceBounds:
         return all(nano <= useful[family] for family, nano in wanted.items())
 
 
-def make_slice_bounds(site: NodeView) -> SliceBounds:
-    """The places of a site."""
-    names = {name for lot in site.lots for name, _ in lot.draws}
+def make_slice_bounds(node_view: NodeView) -> SliceBounds:
+    """The places of a node."""
+    names = {name for candidate_group in node_view.candidate_groups for name, _ in candidate_group.draws}
     place = {name: _OTHERS.sub("#", name) for name in names}
     free: dict[str, int] = defaultdict(int)
-    for pool in site.pools:
+    for pool in node_view.pools:
         for name, resource in pool.resources.items():
             if name in names:
-                free[place[name]] += site.ledger.free_pool_blocks(pool.index, name) * resource.block
+                free[place[name]] += node_view.usage.free_pool_blocks(pool.index, name) * resource.block
     family = {one: _DIGITS.sub("#", one) for one in free}
     drawn: dict[tuple[int, bool, tuple[tuple[str, int], ...]], None] = {}
-    """(takers, whether several may take it, what it draws by place) of the lots, equal ones once"""
-    for lot in site.lots:
-        resources = site.pools[lot.pool].resources
-        draws = tuple((place[name], blocks * resources[name].block) for name, blocks in lot.draws)
-        drawn[lot.takers & ~site.asks.admin, lot.one.shareable, draws] = None
+    """(takers, whether several may take it, what it draws by place) of the candidate groups, equal ones once"""
+    for candidate_group in node_view.candidate_groups:
+        resources = node_view.pools[candidate_group.pool].resources
+        draws = tuple((place[name], blocks * resources[name].block) for name, blocks in candidate_group.draws)
+        drawn[candidate_group.takers & ~node_view.unit_requests.admin, candidate_group.one.shareable, draws] = None
     least: dict[int, dict[str, int]] = {}
     most: dict[int, dict[str, int]] = {}
     lightest: dict[int, dict[str, int]] = {}
     for takers, shareable, draws in drawn:
         here, weight = _sum_draws(draws), _sum_draws((family[one], nano) for one, nano in draws)
-        for peer, asks in enumerate(site.peers):
-            if not asks & takers:
+        for peer, together in enumerate(node_view.peers):
+            if not together & takers:
                 continue
             # The first taker of a shareable device draws for all.
             _keep_minimum(least, peer, {} if shareable else here)
@@ -112,7 +115,7 @@ def make_slice_bounds(site: NodeView) -> SliceBounds:
             top = most.setdefault(peer, {})
             for one, nano in here.items():
                 top[one] = max(top.get(one, 0), nano)
-    return SliceBounds(free, family, site.peers, site.peer, least, most, lightest)
+    return SliceBounds(free, family, node_view.peers, node_view.peer, least, most, lightest)
 
 
 def _sum_draws(parts: Iterable[tuple[str, int]]) -> dict[str, int]:
@@ -143,183 +146,219 @@ _UNBOUNDED = 1 << 30
 class CountingBounds:
     """The bounds of one node."""
 
-    def __init__(self, site: NodeView) -> None:
-        self.site = site
-        self.takers = [lot.takers for lot in site.lots]
-        self.families = resource_families(site)
-        self.spots = make_slice_bounds(site)
-        self.ties = [self._tie_values(number) for number in range(len(site.asks.ties))]
-        self.distincts = [_value_masks(values) for values in site.distinct_values]
-        """per distinct, per lot: the values as bits"""
+    def __init__(self, node_view: NodeView) -> None:
+        self.node_view = node_view
+        self.takers = [candidate_group.takers for candidate_group in node_view.candidate_groups]
+        self.families = resource_families(node_view)
+        self.slice_bounds = make_slice_bounds(node_view)
+        self.ties = [self._tie_values(number) for number in range(len(node_view.unit_requests.ties))]
+        self.distincts = [_value_masks(values) for values in node_view.distinct_values]
+        """per distinct, per candidate group: the values as bits"""
         self._kinds: list[object] | None = None
         self._pools: dict[int, int] = {}
 
     @property
     def kinds(self) -> list[object]:
-        """Per lot what distinguishes it, but for the attributes that ties read."""
+        """Per candidate group what distinguishes it, but for the attributes that ties read."""
         if self._kinds is None:
-            asks, ledger = self.site.asks, self.site.ledger
-            self._kinds = [(lot.pool, device_state(asks, lot.one, ledger)) for lot in self.site.lots]
+            unit_requests, usage = self.node_view.unit_requests, self.node_view.usage
+            self._kinds = [
+                (candidate_group.pool, device_state(unit_requests, candidate_group.one, usage))
+                for candidate_group in self.node_view.candidate_groups
+            ]
         return self._kinds
 
     def viable(self) -> int:
-        """The asks that could be served on their own, as far as counts tell."""
-        asks = self.site.asks
+        """The requests that could be served on their own, as far as counts tell."""
+        unit_requests = self.node_view.unit_requests
         cached: dict[tuple[int, int], bool] = {}
         viable = 0
-        for ask in asks.asks:
-            key = ask.kind, self.site.peer[ask.number]
+        for indexed in unit_requests.indexed_requests:
+            key = indexed.kind, self.node_view.peer[indexed.number]
             if key not in cached:
-                cached[key] = self._is_viable(ask)
+                cached[key] = self._is_viable(indexed)
             if cached[key]:
-                viable |= ask.bit
-        for tie, values in zip(asks.ties, self.ties, strict=True):
-            viable &= ~tie.asks | reduce(or_, (mask for mask, _ in values))
+                viable |= indexed.bit
+        for tie, values in zip(unit_requests.ties, self.ties, strict=True):
+            viable &= ~tie.request_mask | reduce(or_, (mask for mask, _ in values))
         return viable
 
     def may_choose(self, allowed: int) -> bool:
-        """Whether some choice among the allowed asks may fit, as things stand."""
-        asks = self.site.asks
-        if not self.may_fit(allowed, self.takers) or not self.spots.may_fit(asks, allowed):
+        """Whether some choice among the allowed requests may fit, as things stand."""
+        unit_requests = self.node_view.unit_requests
+        if not self.may_fit(allowed, self.takers) or not self.slice_bounds.may_fit(unit_requests, allowed):
             return False
-        for tie, values in zip(asks.ties, self.ties, strict=True):
-            spans = sum(1 for detail in asks.details if detail & tie.asks) > 1
-            if not any(self._may_agree(allowed & (mask | ~tie.asks), takers, spans) for mask, takers in values):
+        for tie, values in zip(unit_requests.ties, self.ties, strict=True):
+            spans = sum(1 for detail in unit_requests.details if detail & tie.request_mask) > 1
+            if not any(self._may_agree(allowed & (mask | ~tie.request_mask), takers, spans) for mask, takers in values):
                 return False
         return True
 
     def _may_agree(self, allowed: int, takers: Sequence[int], spans: bool) -> bool:
         """Whether a choice may fit on one value of a tie; a tie of one detail only says what that may choose."""
-        return all(detail & allowed for detail in self.site.asks.details) and (
+        return all(detail & allowed for detail in self.node_view.unit_requests.details) and (
             not spans or self.may_fit(allowed, takers)
         )
 
     def may_fit(self, allowed: int, takers: Sequence[int]) -> bool:
-        """The same where ``takers`` (per lot) says who may take what. Details without an allowed ask are left aside."""
-        asks = self.site.asks
+        """The same where ``takers`` (per candidate group) says who may take what. Details without an allowed request
+        are left aside."""
+        unit_requests = self.node_view.unit_requests
         positions: dict[int, int] = {}
         sizes: list[int] = []
         lightest: list[list[int]] = []
-        """per class of lots: what a device weighs at the least, by family"""
-        for lot, mask in zip(self.site.lots, takers, strict=True):
-            if not (mask := mask & allowed & ~asks.admin):
+        """per class of candidate groups: what a device weighs at the least, by family"""
+        for candidate_group, mask in zip(self.node_view.candidate_groups, takers, strict=True):
+            if not (mask := mask & allowed & ~unit_requests.admin):
                 continue
-            weights = [0 if lot.one.shareable else family.weights[lot.number] for family in self.families]
+            weights = [
+                0 if candidate_group.one.shareable else family.weights[candidate_group.number]
+                for family in self.families
+            ]
             position = positions.setdefault(mask, len(sizes))
             if position == len(sizes):
                 sizes.append(0)
                 lightest.append(weights)
-            sizes[position] += _UNBOUNDED if lot.one.shareable else lot.size
+            sizes[position] += _UNBOUNDED if candidate_group.one.shareable else candidate_group.size
             lightest[position] = [*map(min, lightest[position], weights)]
-        lanes: dict[int, int] = defaultdict(int)
+        needs_by_mask: dict[int, int] = defaultdict(int)
         totals = [0] * len(self.families)
-        spots: dict[int, int] = {}
-        """ask -> the classes that it may take of"""
+        classes_of: dict[int, int] = {}
+        """request -> the classes that it may take of"""
         light: dict[int, Sequence[int]] = {}
-        """ask -> what the lightest device weighs, by family"""
-        for group in indistinguishable(positions, allowed & ~asks.admin):
+        """request -> what the lightest device weighs, by family"""
+        for group in indistinguishable(positions, allowed & ~unit_requests.admin):
             members = [position for mask, position in positions.items() if mask & group]
             reached = sum([1 << position for position in members])
             weighs = [min([lightest[p][number] for p in members], default=0) for number in range(len(totals))]
-            if alone := group & asks.alone:
+            if alone := group & unit_requests.alone:
                 if not reached:
                     return False
-                count = asks.least_of(alone)
-                lanes[reached] += count
+                count = unit_requests.least_of(alone)
+                needs_by_mask[reached] += count
                 totals = [total + count * weight for total, weight in zip(totals, weighs, strict=True)]
-            for ask in asks.of(group & ~asks.alone):
-                spots[ask.number], light[ask.number] = reached, weighs
-        for detail in asks.details if allowed & ~asks.alone else ():
-            choice = detail & allowed & ~asks.alone
-            if not choice or choice & asks.admin:
+            for indexed in unit_requests.of(group & ~unit_requests.alone):
+                classes_of[indexed.number], light[indexed.number] = reached, weighs
+        for detail in unit_requests.details if allowed & ~unit_requests.alone else ():
+            choice = detail & allowed & ~unit_requests.alone
+            if not choice or choice & unit_requests.admin:
                 continue
-            some = [*asks.of(choice)]
-            reached = reduce(or_, [spots[ask.number] for ask in some])
+            some = [*unit_requests.of(choice)]
+            reached = reduce(or_, [classes_of[indexed.number] for indexed in some])
             if not reached:
                 return False
-            lanes[reached] += min([self._exclusive(ask, takers) for ask in some])
+            needs_by_mask[reached] += min([self._exclusive(indexed, takers) for indexed in some])
             for number in range(len(totals)):
-                totals[number] += min([asks.least[ask.number] * light[ask.number][number] for ask in some])
+                totals[number] += min(
+                    [unit_requests.least[indexed.number] * light[indexed.number][number] for indexed in some]
+                )
         if any(total > family.total for total, family in zip(totals, self.families, strict=True)):
             return False
-        return can_serve_all(list(lanes.items()), sizes) and self._may_differ(allowed, takers)
+        return can_serve_all(list(needs_by_mask.items()), sizes) and self._may_differ(allowed, takers)
 
     def _may_differ(self, allowed: int, takers: Sequence[int]) -> bool:
         """Whether there are values enough where devices must differ: each takes one for itself at the least."""
-        asks = self.site.asks
-        for tie, values in zip(asks.distincts, self.distincts, strict=True):
-            lanes: dict[int, int] = defaultdict(int)
-            for detail in asks.details:
-                open_asks = detail & allowed
-                if open_asks and not open_asks & ~tie.asks:
-                    reached = (mask for mask, lot in zip(values, takers, strict=True) if lot & open_asks)
-                    lanes[reduce(or_, reached, 0)] += min(ask.need for ask in asks.of(open_asks))
-            if lanes and not can_serve_all(list(lanes.items()), [1] * max(values, default=0).bit_length()):
+        unit_requests = self.node_view.unit_requests
+        for tie, values in zip(unit_requests.distincts, self.distincts, strict=True):
+            needs_by_mask: dict[int, int] = defaultdict(int)
+            for detail in unit_requests.details:
+                open_requests = detail & allowed
+                if open_requests and not open_requests & ~tie.request_mask:
+                    reached = (
+                        mask
+                        for mask, candidate_group in zip(values, takers, strict=True)
+                        if candidate_group & open_requests
+                    )
+                    needs_by_mask[reduce(or_, reached, 0)] += min(
+                        indexed.need for indexed in unit_requests.of(open_requests)
+                    )
+            if needs_by_mask and not can_serve_all(
+                list(needs_by_mask.items()), [1] * max(values, default=0).bit_length()
+            ):
                 return False
         return True
 
-    def _exclusive(self, ask: IndexedRequest, takers: Sequence[int]) -> int:
-        """Devices that an ask must have for itself."""
-        if ask.request.mode is not AllocationMode.EVERY:
-            return self.site.asks.least[ask.number]
-        return sum(lot.size for lot in self.site.lots if takers[lot.number] & ask.bit and not lot.one.shareable)
+    def _exclusive(self, indexed: IndexedRequest, takers: Sequence[int]) -> int:
+        """Devices that a request must have for itself."""
+        if indexed.request.mode is not AllocationMode.EVERY:
+            return self.node_view.unit_requests.least[indexed.number]
+        return sum(
+            candidate_group.size
+            for candidate_group in self.node_view.candidate_groups
+            if takers[candidate_group.number] & indexed.bit and not candidate_group.one.shareable
+        )
 
-    def _is_viable(self, ask: IndexedRequest) -> bool:
-        lots = [lot for lot in self.site.lots if lot.takers & ask.bit]
-        request = ask.request
-        if not lots:
+    def _is_viable(self, indexed: IndexedRequest) -> bool:
+        candidate_groups = [
+            candidate_group
+            for candidate_group in self.node_view.candidate_groups
+            if candidate_group.takers & indexed.bit
+        ]
+        request = indexed.request
+        if not candidate_groups:
             return False
         if request.mode is AllocationMode.WHOLE or request.mode is AllocationMode.ADMIN_COUNT:
-            if sum(lot.size for lot in lots) < request.min_count:
+            if sum(candidate_group.size for candidate_group in candidate_groups) < request.min_count:
                 return False
             most = request.max_count
             return request.mode is not AllocationMode.WHOLE or all(
-                _max_amount(lots, n, most) >= a for n, a in request.requests.items()
+                _max_amount(candidate_groups, n, most) >= a for n, a in request.requests.items()
             )
         if request.mode is AllocationMode.SHARE:
-            free = self.site.free_nano
-            return all(sum(free(lot, name) * lot.size for lot in lots) >= a for name, a in request.requests.items())
+            free = self.node_view.free_nano
+            return all(
+                sum(free(candidate_group, name) * candidate_group.size for candidate_group in candidate_groups) >= a
+                for name, a in request.requests.items()
+            )
         return request.mode is not AllocationMode.EVERY or all(
-            lot.takers & ask.bit for lot in self.site.lots if lot.accepted & ask.bit
+            candidate_group.takers & indexed.bit
+            for candidate_group in self.node_view.candidate_groups
+            if candidate_group.accepted & indexed.bit
         )
 
     # -- ties ----------------------------------------------------------------------------------------------------------
 
     def _tie_values(self, number: int) -> list[tuple[int, list[int]]]:
-        """Per value of a tie: the asks that have enough devices with it, and who may take what then (per lot).
+        """Per value of a tie: the requests that have enough devices with it, and who may take what then.
 
-        Values that the bounds cannot tell apart once only, and first "no value", which leaves all asks of the tie out.
+        The latter per candidate group. Values that the bounds cannot tell apart once only, and first "no value", which
+        leaves all requests of the tie out.
         """
-        site = self.site
-        tie = site.asks.ties[number]
-        lots: dict[object, list[int]] = defaultdict(list)
-        for lot in site.lots:
-            for value in site.tie_values[number][lot.number]:
-                lots[value].append(lot.number)
-        outside = [mask & ~tie.asks for mask in self.takers]
-        by_look: dict[object, tuple[int, list[int]]] = {None: (0, outside)}
-        for numbers in lots.values():
-            if not any(self.takers[position] & tie.asks for position in numbers):
+        node_view = self.node_view
+        tie = node_view.unit_requests.ties[number]
+        candidate_groups: dict[object, list[int]] = defaultdict(list)
+        for candidate_group in node_view.candidate_groups:
+            for value in node_view.tie_values[number][candidate_group.number]:
+                candidate_groups[value].append(candidate_group.number)
+        outside = [mask & ~tie.request_mask for mask in self.takers]
+        by_signature: dict[object, tuple[int, list[int]]] = {None: (0, outside)}
+        for numbers in candidate_groups.values():
+            if not any(self.takers[position] & tie.request_mask for position in numbers):
                 continue  # as good as no value
             sizes: dict[int, int] = defaultdict(int)
             takers = list(outside)
-            look: dict[object, int] = defaultdict(int)
+            signature: dict[object, int] = defaultdict(int)
             for position in numbers:
-                lot = site.lots[position]
-                takers[position] = lot.takers
+                candidate_group = node_view.candidate_groups[position]
+                takers[position] = candidate_group.takers
                 weights = tuple(family.weights[position] for family in self.families)
-                look[lot.takers, lot.one.shareable, weights] += lot.size
-                for ask in site.asks.of(lot.takers & tie.asks):
-                    sizes[ask.number] += lot.size
-            mask = sum(1 << n for n, size in sizes.items() if size >= site.asks.asks[n].need)
-            by_look.setdefault(frozenset(look.items()), (mask, takers))
-        return [*by_look.values()]
+                signature[candidate_group.takers, candidate_group.one.shareable, weights] += candidate_group.size
+                for indexed in node_view.unit_requests.of(candidate_group.takers & tie.request_mask):
+                    sizes[indexed.number] += candidate_group.size
+            mask = sum(1 << n for n, size in sizes.items() if size >= node_view.unit_requests.indexed_requests[n].need)
+            by_signature.setdefault(frozenset(signature.items()), (mask, takers))
+        return [*by_signature.values()]
 
     def is_constant(self, chosen: int) -> bool:
         """Whether a choice needs equally many devices, however it is served."""
-        asks = self.site.asks
-        plain = all(ask.is_counted and ask.request.mode is AllocationMode.WHOLE for ask in asks.of(chosen))
-        return plain and not any(lot.one.shareable and lot.takers & chosen for lot in self.site.lots)
+        unit_requests = self.node_view.unit_requests
+        plain = all(
+            indexed.is_counted and indexed.request.mode is AllocationMode.WHOLE for indexed in unit_requests.of(chosen)
+        )
+        return plain and not any(
+            candidate_group.one.shareable and candidate_group.takers & chosen
+            for candidate_group in self.node_view.candidate_groups
+        )
 
     # -- pools ---------------------------------------------------------------------------------------------------------
 
@@ -332,17 +371,17 @@ class CountingBounds:
     def _fewest_pools(self, chosen: int) -> int:
         needs: dict[tuple[tuple[int, int], ...], int] = {}
         sizes: dict[int, tuple[tuple[int, int], ...]] = {}
-        for ask in self.site.asks.of(chosen):
-            peer = self.site.peer[ask.number]
+        for indexed in self.node_view.unit_requests.of(chosen):
+            peer = self.node_view.peer[indexed.number]
             if peer not in sizes:
-                sizes[peer] = self._sizes(ask)
+                sizes[peer] = self._sizes(indexed)
             key = sizes[peer]
-            if ask.is_fixed:
-                needs[(*key, (-1, ask.number))] = 0
-            elif ask.request.mode is AllocationMode.WHOLE:
-                needs[key] = needs.get(key, 0) + ask.request.min_count
+            if indexed.is_fixed:
+                needs[(*key, (-1, indexed.number))] = 0
+            elif indexed.request.mode is AllocationMode.WHOLE:
+                needs[key] = needs.get(key, 0) + indexed.request.min_count
             else:
-                needs[key] = max(needs.get(key, 0), ask.need)
+                needs[key] = max(needs.get(key, 0), indexed.need)
         parts = []
         for key, need in needs.items():
             pools = frozenset(pool for pool, _ in key if pool >= 0)
@@ -357,12 +396,12 @@ class CountingBounds:
                 total, used = total + count, used | pools
         return total
 
-    def _sizes(self, ask: IndexedRequest) -> tuple[tuple[int, int], ...]:
-        """(pool, devices that an ask may take of it)"""
+    def _sizes(self, indexed: IndexedRequest) -> tuple[tuple[int, int], ...]:
+        """(pool, devices that a request may take of it)"""
         sizes: dict[int, int] = defaultdict(int)
-        for lot in self.site.lots:
-            if lot.takers & ask.bit:
-                sizes[lot.pool] += _UNBOUNDED if lot.one.shareable else lot.size
+        for candidate_group in self.node_view.candidate_groups:
+            if candidate_group.takers & indexed.bit:
+                sizes[candidate_group.pool] += _UNBOUNDED if candidate_group.one.shareable else candidate_group.size
         return tuple(sorted(sizes.items()))
 
 
@@ -371,9 +410,15 @@ def _value_masks(values: Sequence[frozenset[object]]) -> list[int]:
     return [sum(bits.setdefault(value, 1 << len(bits)) for value in value_set) for value_set in values]
 
 
-def _max_amount(lots: Sequence[CandidateGroup], name: str, most: int | None) -> int:
+def _max_amount(candidate_groups: Sequence[CandidateGroup], name: str, most: int | None) -> int:
     """The most that so many devices have of a resource."""
     amounts = sorted(
-        (lot.one.resources[name].nano for lot in lots for _ in lot.devices if name in lot.one.resources), reverse=True
+        (
+            candidate_group.one.resources[name].nano
+            for candidate_group in candidate_groups
+            for _ in candidate_group.devices
+            if name in candidate_group.one.resources
+        ),
+        reverse=True,
     )
     return sum(amounts[:most])

@@ -1,7 +1,7 @@
 """The core of the search: a dynamic program that serves all requests from the fewest pools, then the fewest devices.
 
-A dynamic program goes from cell to cell. Pools meet only in what the lanes still need, so that vector, the cell and
-the number of pools that may still be opened say all about the rest; each such state is searched once.
+A dynamic program goes from cell to cell. Pools meet only in what the demand entries still need, so that vector, the
+cell and the number of pools that may still be opened say all about the rest; each such state is searched once.
 """
 
 from __future__ import annotations
@@ -19,14 +19,19 @@ from devalloc_solver.place.step_budget import StepBudget, StepsExhausted
 Weight = tuple[int, ...]
 
 
-def make_weights(lanes: DemandVector) -> list[Weight]:
+def make_weights(demand_vector: DemandVector) -> list[Weight]:
     """The weights to bound with, each a number per need."""
-    size = len(lanes.needs)
+    size = len(demand_vector.needs)
     weights: dict[Weight, None] = {tuple(int(i == j) for j in range(size)): None for i in range(size)}
-    counted = [lane for lane in lanes.lanes if lane.kind in (TakeKind.COUNT, TakeKind.TOTAL)]
-    weights[_weight(size, {lane.first: 1 for lane in counted})] = None
-    for family in resource_families(lanes.stock.site):
-        weights[_weight(size, {lane.first: _min_weight(lanes, lane, family.weights) for lane in counted})] = None
+    counted = [entry for entry in demand_vector.demand_entries if entry.kind in (TakeKind.COUNT, TakeKind.TOTAL)]
+    weights[_weight(size, {entry.first: 1 for entry in counted})] = None
+    for family in resource_families(demand_vector.stock.node_view):
+        weights[
+            _weight(
+                size,
+                {entry.first: _min_weight(demand_vector, entry, family.weights) for entry in counted},
+            )
+        ] = None
     return [weight for weight in weights if any(weight)]
 
 
@@ -34,17 +39,24 @@ def _weight(size: int, parts: Mapping[int, int]) -> Weight:
     return tuple(parts.get(position, 0) for position in range(size))
 
 
-def _min_weight(lanes: DemandVector, lane: DemandEntry, weights: Sequence[int]) -> int:
-    """What a device of a lane weighs at the least; any weights give a bound, and these tend to give a sharp one."""
-    spots = [lot for lot in lanes.stock.site.lots if lane.spots >> lot.number & 1]
-    return min((0 if lot.one.shareable else weights[lot.number] for lot in spots), default=0)
+def _min_weight(demand_vector: DemandVector, entry: DemandEntry, weights: Sequence[int]) -> int:
+    """What a device of an entry weighs at the least; any weights give a bound, and these tend to give a sharp one."""
+    candidates = [
+        candidate_group
+        for candidate_group in demand_vector.stock.node_view.candidate_groups
+        if entry.candidate_mask >> candidate_group.number & 1
+    ]
+    return min(
+        (0 if candidate_group.one.shareable else weights[candidate_group.number] for candidate_group in candidates),
+        default=0,
+    )
 
 
 class LinearBounds:
     """How much is left from each cell on, by weight."""
 
-    def __init__(self, lanes: DemandVector, components: Sequence[PoolComponents]) -> None:
-        self.weights = make_weights(lanes)
+    def __init__(self, demand_vector: DemandVector, components: Sequence[PoolComponents]) -> None:
+        self.weights = make_weights(demand_vector)
         carried: dict[int, list[int]] = {}
         self.rest: list[list[list[int]]] = []
         """per component, per cell: what this cell and those after it in the component carry, by weight"""
@@ -112,12 +124,12 @@ _MAX_DEPTH = 400
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cover:
-    """A way to serve all lanes."""
+    """A way to serve all demand entries."""
 
     components: int
     """pools that might have been opened"""
     pools: int
-    """pools that count, those that fixed asks opened left aside"""
+    """pools that count, those that fixed requests opened left aside"""
     cost: int
     parts: tuple[tuple[PoolComponents, Component, ComponentOption], ...]
 
@@ -127,7 +139,7 @@ _State = tuple[int, int, tuple[int, ...], tuple[int, ...], int, bool, int]
 
 
 def cover(
-    lanes: DemandVector,
+    demand_vector: DemandVector,
     components: Sequence[PoolComponents],
     steps: StepBudget,
     *,
@@ -135,25 +147,25 @@ def cover(
     any_will_do: bool = False,
 ) -> Cover | None:
     """The best cover, with no more than ``most`` pools opened, or just some cover; None when there is none."""
-    if not any(lanes.needs):
+    if not any(demand_vector.needs):
         return Cover(0, 0, 0, ())
     if not components:
         return None
     if sum(len(component.cells) for component in components) > _MAX_DEPTH:
         raise StepsExhausted("too many cells")
     ordered = _by_kind(components)
-    bounds = LinearBounds(lanes, ordered)
-    fewest = bounds.fewest(lanes.needs)
+    bounds = LinearBounds(demand_vector, ordered)
+    fewest = bounds.fewest(demand_vector.needs)
     closed = sum(not component.is_open for component in ordered)
     limit = closed if most is None else min(most, closed)
     if fewest is None or fewest > limit:
         return None
     search = _Search(ordered, bounds, steps)
     for count in [limit] if any_will_do else range(fewest, limit + 1):
-        cost = search.best(search.start(lanes, count))
+        cost = search.best(search.start(demand_vector, count))
         if cost is not None:
-            return Cover(closed, count, cost, tuple(search.parts(search.start(lanes, count))))
-        if count == fewest < limit and search.best(search.start(lanes, limit)) is None:
+            return Cover(closed, count, cost, tuple(search.parts(search.start(demand_vector, count))))
+        if count == fewest < limit and search.best(search.start(demand_vector, limit)) is None:
             return None
     return None
 
@@ -163,7 +175,7 @@ class PolicyCost:
     """What a cover costs beyond devices, where a policy prefers some covers to others."""
 
     opening: tuple[int, ...]
-    """per pool of the site"""
+    """per pool of the node"""
     device: int = 1
     loss: int = 0
 
@@ -171,7 +183,7 @@ class PolicyCost:
 NO_POLICY = PolicyCost(())
 
 
-def _by_kind(components: Sequence[PoolComponents], taste: PolicyCost = NO_POLICY) -> list[PoolComponents]:
+def _by_kind(components: Sequence[PoolComponents], policy_cost: PolicyCost = NO_POLICY) -> list[PoolComponents]:
     """Pools that can do the same side by side, in the order of the first of each kind; open ones first.
 
     The search takes the first ones of a kind, or none: so they are in order of what it costs to open them.
@@ -179,24 +191,28 @@ def _by_kind(components: Sequence[PoolComponents], taste: PolicyCost = NO_POLICY
     kinds: dict[object, list[PoolComponents]] = {}
     for component in sorted(components, key=lambda component: not component.is_open):
         kinds.setdefault(component.kind, []).append(component)
-    if taste.opening:
+    if policy_cost.opening:
         for same in kinds.values():
-            same.sort(key=lambda component: taste.opening[component.pool])
+            same.sort(key=lambda component: policy_cost.opening[component.pool])
     return [component for same in kinds.values() for component in same]
 
 
 def improve_cover(
-    lanes: DemandVector, components: Sequence[PoolComponents], initial: Cover, taste: PolicyCost, steps: StepBudget
+    demand_vector: DemandVector,
+    components: Sequence[PoolComponents],
+    initial: Cover,
+    policy_cost: PolicyCost,
+    steps: StepBudget,
 ) -> Cover:
-    """A cover with as few pools and devices as ``initial`` has, and the best to the taste.
+    """A cover with as few pools and devices as ``initial`` has, and the best by policy cost.
 
-    Raises OutOfSteps.
+    Raises StepsExhausted.
     """
     if not initial.parts or sum(len(component.cells) for component in components) > _MAX_DEPTH:
         return initial
-    ordered = _by_kind(components, taste)
-    search = _Search(ordered, LinearBounds(lanes, ordered), steps, taste)
-    start = search.start(lanes, initial.pools)
+    ordered = _by_kind(components, policy_cost)
+    search = _Search(ordered, LinearBounds(demand_vector, ordered), steps, policy_cost)
+    start = search.start(demand_vector, initial.pools)
     if search.best(start) is None:
         raise AssertionError("a cover that was found is not found again")
     return Cover(initial.components, initial.pools, initial.cost, tuple(search.parts(start)))
@@ -210,17 +226,17 @@ class _Search:
         components: Sequence[PoolComponents],
         bounds: LinearBounds,
         steps: StepBudget,
-        taste: PolicyCost = NO_POLICY,
+        policy_cost: PolicyCost = NO_POLICY,
     ) -> None:
-        self.taste = taste
+        self.policy_cost = policy_cost
         self.components, self.bounds, self.steps = components, bounds, steps
         self.solved: dict[_State, tuple[int, ComponentOption | None, _State | None] | None] = {}
         self.next_kind = _next_kinds([component.kind for component in components])
         self.next_cell = [_next_kinds([cell.kind for cell in component.cells]) for component in components]
         self.rates = _cost_rates(components)
 
-    def start(self, lanes: DemandVector, pools: int) -> _State:
-        return self._enter(0, lanes.needs, lanes.budgets, pools, 0)
+    def start(self, demand_vector: DemandVector, pools: int) -> _State:
+        return self._enter(0, demand_vector.needs, demand_vector.budgets, pools, 0)
 
     def _enter(self, component: int, needs: tuple[int, ...], budgets: tuple[int, ...], pools: int, used: int) -> _State:
         is_open = component < len(self.components) and self.components[component].is_open
@@ -241,7 +257,7 @@ class _Search:
         if not self.bounds.may_do(component, number, needs, pools, is_open):
             return None
         more = pools if is_open else pools - 1
-        floor = self._floor(needs) * self.taste.device
+        floor = self._floor(needs) * self.policy_cost.device
         best: tuple[int, ComponentOption | None, _State | None] | None = None
         if more >= 0:
             for option in self.components[component].cells[number].options:
@@ -251,9 +267,9 @@ class _Search:
                 rest = self.best(after)
                 if rest is None:
                     continue
-                cost = rest + option.cost * self.taste.device + option.loss * self.taste.loss
-                if not is_open and self.taste.opening:
-                    cost += self.taste.opening[self.components[component].pool]
+                cost = rest + option.cost * self.policy_cost.device + option.loss * self.policy_cost.loss
+                if not is_open and self.policy_cost.opening:
+                    cost += self.policy_cost.opening[self.components[component].pool]
                 if best is None or cost < best[0]:
                     best = (cost, option, after)
                     if best[0] <= floor:

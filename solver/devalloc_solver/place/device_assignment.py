@@ -15,36 +15,46 @@ from devalloc_solver.problem.placement import PlacedDevice, Placement
 from devalloc_solver.problem.snapshot import Device
 
 
-def assign_devices(lanes: DemandVector, cover: Cover, chosen: int) -> tuple[Placement, ...]:
+def assign_devices(demand_vector: DemandVector, cover: Cover, chosen: int) -> tuple[Placement, ...]:
     """The placements of the unit's claims, devices in natural order."""
-    site = lanes.stock.site
+    node_view = demand_vector.stock.node_view
     entries: dict[int, list[PlacedDevice]] = {}
-    for ask in site.asks.of(chosen):
-        if ask.is_fixed:
-            of_ask = [device for lot in devices_of_fixed(site, ask) for device in lot.devices]
-            entries[ask.number] = [PlacedDevice(ask.request, device, ask.portion_of(device)) for device in of_ask]
+    for indexed in node_view.unit_requests.of(chosen):
+        if indexed.is_fixed:
+            of_request = [
+                device for candidate_group in devices_of_fixed(node_view, indexed) for device in candidate_group.devices
+            ]
+            entries[indexed.number] = [
+                PlacedDevice(indexed.request, device, indexed.portion_of(device)) for device in of_request
+            ]
     given: dict[int, list[Device]] = defaultdict(list)
     for _, cell, option in cover.parts:
-        _assign_option(lanes, cell.groups, option, given)
-    for lane in lanes.lanes:
-        devices = sorted(given[lane.number], key=lambda device: device.index)
+        _assign_option(demand_vector, cell.groups, option, given)
+    for entry in demand_vector.demand_entries:
+        devices = sorted(given[entry.number], key=lambda device: device.index)
         entries.update(
-            _assign_shares(lanes, lane, devices) if lane.kind is TakeKind.SHARE else _assign_lane(lane, devices)
+            _assign_shares(demand_vector, entry, devices)
+            if entry.kind is TakeKind.SHARE
+            else _assign_entry(entry, devices)
         )
-    ordered = [sorted(entries[ask.number], key=lambda entry: entry.device.index) for ask in site.asks.of(chosen)]
-    everything = [entry for of_ask in ordered for entry in of_ask]
-    networked = all(site.ledger.snapshot.pools[entry.device.pool].node is None for entry in everything)
-    node = None if networked and site.asks.unit.is_free else site.node
+    ordered = [
+        sorted(entries[indexed.number], key=lambda placed: placed.device.index)
+        for indexed in node_view.unit_requests.of(chosen)
+    ]
+    everything = [placed for of_request in ordered for placed in of_request]
+    networked = all(node_view.usage.snapshot.pools[placed.device.pool].node is None for placed in everything)
+    node = None if networked and node_view.unit_requests.unit.is_free else node_view.node
     by_demand: dict[int, list[PlacedDevice]] = defaultdict(list)
-    for ask, own_entries in zip(site.asks.of(chosen), ordered, strict=True):
-        by_demand[ask.demand] += own_entries
+    for indexed, own_entries in zip(node_view.unit_requests.of(chosen), ordered, strict=True):
+        by_demand[indexed.demand] += own_entries
     return tuple(
-        Placement(demand, node, tuple(by_demand[number])) for number, demand in enumerate(site.asks.unit.demands)
+        Placement(demand, node, tuple(by_demand[number]))
+        for number, demand in enumerate(node_view.unit_requests.unit.demands)
     )
 
 
 def _assign_option(
-    lanes: DemandVector, stacks: Sequence[MergedGroup], option: ComponentOption, given: dict[int, list[Device]]
+    demand_vector: DemandVector, stacks: Sequence[MergedGroup], option: ComponentOption, given: dict[int, list[Device]]
 ) -> None:
     """The first devices of each stack go to its uses; admins look at devices in use before others."""
     first: dict[int, int] = defaultdict(int)
@@ -55,63 +65,75 @@ def _assign_option(
         for device in stack.devices[first[number] : first[number] + count]:
             for taker, times in stack.uses[position].takes:
                 given[taker] += [device] * times
-                owners[device.index].add(lanes.lanes[taker].demand)
+                owners[device.index].add(demand_vector.demand_entries[taker].demand)
         first[number] += count
     for number, position, count in option.looks:
-        lane = lanes.lanes[position]
+        entry = demand_vector.demand_entries[position]
         free = [
             device
             for device in stacks[number].devices
-            if lane.demand is None or device.shareable or lane.demand not in owners[device.index]
+            if entry.demand is None or device.shareable or entry.demand not in owners[device.index]
         ]
         for device in sorted(free, key=lambda device: not owners[device.index])[:count]:
             given[position].append(device)
-            owners[device.index].add(lane.demand)
+            owners[device.index].add(entry.demand)
 
 
-def _assign_lane(lane: DemandEntry, devices: Sequence[Device]) -> dict[int, list[PlacedDevice]]:
-    """Devices of a lane to its asks, in order; more than they need is left."""
+def _assign_entry(entry: DemandEntry, devices: Sequence[Device]) -> dict[int, list[PlacedDevice]]:
+    """Devices of a demand entry to its requests, in order; more than they need is left."""
     hands: list[Sequence[Device]] = []
-    if lane.kind is TakeKind.TOTAL:
+    if entry.kind is TakeKind.TOTAL:
         hands = [devices]
-    elif lane.overlaps:
-        hands = [devices[: ask.need] for ask in lane.asks]
+    elif entry.overlaps:
+        hands = [devices[: indexed.need] for indexed in entry.indexed_requests]
     elif any(device.shareable for device in devices):
-        # In turn: takes of one device are side by side, so no ask has it twice.
-        count = len(lane.asks)
-        hands = [devices[number : count * lane.ask.need : count] for number in range(count)]
+        # In turn: takes of one device are side by side, so no request has it twice.
+        count = len(entry.indexed_requests)
+        hands = [devices[number : count * entry.indexed.need : count] for number in range(count)]
     else:
         start = 0
-        for ask in lane.asks:
-            hands.append(devices[start : start + ask.need])
-            start += ask.need
+        for indexed in entry.indexed_requests:
+            hands.append(devices[start : start + indexed.need])
+            start += indexed.need
     return {
-        ask.number: [PlacedDevice(ask.request, device, ask.portion_of(device)) for device in hand]
-        for ask, hand in zip(lane.asks, hands, strict=True)
+        indexed.number: [PlacedDevice(indexed.request, device, indexed.portion_of(device)) for device in hand]
+        for indexed, hand in zip(entry.indexed_requests, hands, strict=True)
     }
 
 
 # -- shares ------------------------------------------------------------------------------------------------------------
 
 
-def _assign_shares(lanes: DemandVector, lane: DemandEntry, devices: Sequence[Device]) -> dict[int, list[PlacedDevice]]:
-    """Blocks for each ask: of one device if one has the room, else of as many as it takes (S11)."""
-    lots = {device.index: lot for lot in lanes.stock.site.lots for device in lot.devices}
+def _assign_shares(
+    demand_vector: DemandVector, entry: DemandEntry, devices: Sequence[Device]
+) -> dict[int, list[PlacedDevice]]:
+    """Blocks for each request: of one device if one has the room, else of as many as it takes (S11)."""
+    candidate_groups = {
+        device.index: candidate_group
+        for candidate_group in demand_vector.stock.node_view.candidate_groups
+        for device in candidate_group.devices
+    }
     blocks: dict[int, dict[str, int]] = {}
     """device -> resource -> free blocks"""
     for device in devices:
-        lot = lots[device.index]
-        free = {name: lanes.stock.free_nano(lot, name) for ask in lane.asks for name in ask.request.requests}
+        candidate_group = candidate_groups[device.index]
+        free = {
+            name: demand_vector.stock.free_nano(candidate_group, name)
+            for indexed in entry.indexed_requests
+            for name in indexed.request.requests
+        }
         blocks[device.index] = {n: nano // device.resources[n].block for n, nano in free.items() if nano > 0}
     entries: dict[int, list[PlacedDevice]] = {}
-    for ask in lane.asks:
-        taken = _one_device(ask, devices, blocks) or _split_over_devices(ask, devices, blocks)
+    for indexed in entry.indexed_requests:
+        taken = _one_device(indexed, devices, blocks) or _split_over_devices(indexed, devices, blocks)
         for index, amounts in taken.items():
             for name, count in amounts.items():
                 blocks[index][name] -= count
-        entries[ask.number] = [
+        entries[indexed.number] = [
             PlacedDevice(
-                ask.request, device, tuple((n, c * device.resources[n].block) for n, c in sorted(own_amounts.items()))
+                indexed.request,
+                device,
+                tuple((n, c * device.resources[n].block) for n, c in sorted(own_amounts.items())),
             )
             for device in devices
             if (own_amounts := {n: c for n, c in taken.get(device.index, {}).items() if c})
@@ -120,25 +142,25 @@ def _assign_shares(lanes: DemandVector, lane: DemandEntry, devices: Sequence[Dev
 
 
 def _one_device(
-    ask: IndexedRequest, devices: Iterable[Device], blocks: dict[int, dict[str, int]]
+    indexed: IndexedRequest, devices: Iterable[Device], blocks: dict[int, dict[str, int]]
 ) -> dict[int, dict[str, int]] | None:
     for device in devices:
         wanted = {}
-        for name, nano in ask.request.requests.items():
+        for name, nano in indexed.request.requests.items():
             if name in device.resources:
                 wanted[name] = -(-nano // device.resources[name].block)
         free = blocks[device.index]
-        if len(wanted) == len(ask.request.requests) and all(free.get(n, 0) >= count for n, count in wanted.items()):
+        if len(wanted) == len(indexed.request.requests) and all(free.get(n, 0) >= count for n, count in wanted.items()):
             return {device.index: wanted}
     return None
 
 
 def _split_over_devices(
-    ask: IndexedRequest, devices: Sequence[Device], blocks: dict[int, dict[str, int]]
+    indexed: IndexedRequest, devices: Sequence[Device], blocks: dict[int, dict[str, int]]
 ) -> dict[int, dict[str, int]]:
     """All that may help, then blocks are given back until one less anywhere would miss the request."""
     taken: dict[int, dict[str, int]] = {device.index: {} for device in devices}
-    for name, nano in ask.request.requests.items():
+    for name, nano in indexed.request.requests.items():
         having = [device for device in devices if blocks[device.index].get(name)]
         size = {device.index: device.resources[name].block for device in having}
         for device in having:

@@ -18,7 +18,7 @@ Value = tuple[int, object]
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """One way to use one device of a lot."""
+    """One way to use one device of a candidate group."""
 
     gain: tuple[int, ...]
     """what it adds to each need"""
@@ -29,126 +29,146 @@ class DeviceUse:
     values: tuple[Value, ...]
     """what it takes up of values that must differ"""
     takes: tuple[tuple[int, int], ...]
-    """(lane, how often)"""
+    """(demand entry, how often)"""
 
 
-def uses_of(lanes: DemandVector, lot: CandidateGroup, steps: StepBudget) -> tuple[DeviceUse, ...]:
-    """The ways to use one device of a lot, admins aside.
+def uses_of(demand_vector: DemandVector, candidate_group: CandidateGroup, steps: StepBudget) -> tuple[DeviceUse, ...]:
+    """The ways to use one device of a candidate group, admins aside.
 
-    Raises SharesMeet.
+    Raises SharesInterfere.
     """
-    own_lanes = [lane for lane in lanes.lanes if lane.spots >> lot.number & 1 and lane.kind is not TakeKind.ADMIN]
-    portions = [lane for lane in own_lanes if _takes_portions(lane, lot)]
-    shares = [lane for lane in own_lanes if lane.kind is TakeKind.SHARE]
+    own_entries = [
+        entry
+        for entry in demand_vector.demand_entries
+        if entry.candidate_mask >> candidate_group.number & 1 and entry.kind is not TakeKind.ADMIN
+    ]
+    portions = [entry for entry in own_entries if _takes_portions(entry, candidate_group)]
+    shares = [entry for entry in own_entries if entry.kind is TakeKind.SHARE]
     if len(shares) > 1 or (shares and portions):
         raise SharesInterfere("shares of several kinds meet on one device")
     uses: list[DeviceUse] = []
-    for lane in own_lanes:
-        values = distinct_values(lanes, lane, lot)
-        if lane not in portions and values is not None:
-            uses.append(_make_use(lanes, lot, {lane: 1}, {lane: _capacity(lanes, lane, lot)}, values))
+    for entry in own_entries:
+        values = distinct_values(demand_vector, entry, candidate_group)
+        if entry not in portions and values is not None:
+            uses.append(
+                _make_use(
+                    demand_vector,
+                    candidate_group,
+                    {entry: 1},
+                    {entry: _capacity(demand_vector, entry, candidate_group)},
+                    values,
+                )
+            )
     if portions:
-        uses += _portion_uses(lanes, portions, lot, steps)
+        uses += _portion_uses(demand_vector, portions, candidate_group, steps)
     return tuple(uses)
 
 
-def distinct_values(lanes: DemandVector, lane: DemandEntry, lot: CandidateGroup) -> tuple[Value, ...] | None:
-    """What one take uses up of distinct values; None where the lane may not take the device for lack of one."""
+def distinct_values(
+    demand_vector: DemandVector, entry: DemandEntry, candidate_group: CandidateGroup
+) -> tuple[Value, ...] | None:
+    """What one take uses up of distinct values; None where the demand entry may not take the device for lack of one."""
     used: list[Value] = []
-    for index in lane.distincts:
-        values = lanes.stock.site.distinct_values[index][lot.number]
-        if not values or values & lanes.stock.values[index]:
+    for index in entry.distincts:
+        values = demand_vector.stock.node_view.distinct_values[index][candidate_group.number]
+        if not values or values & demand_vector.stock.values[index]:
             return None
         used += [(index, value) for value in sorted(values, key=repr)]
     return tuple(used)
 
 
 def _make_use(
-    lanes: DemandVector,
-    lot: CandidateGroup,
+    demand_vector: DemandVector,
+    candidate_group: CandidateGroup,
     takes: Mapping[DemandEntry, int],
     amounts: Mapping[DemandEntry, Mapping[str, int]],
     values: tuple[Value, ...],
 ) -> DeviceUse:
-    """The use of a device by these lanes, each as often as told; a take gives a lane its ``amounts``."""
-    gain, spend = [0] * len(lanes.needs), [0] * len(lanes.budgets)
-    counted = lanes.counts_all
-    for lane, count in takes.items():
-        request, given = lane.ask.request, amounts[lane]
-        counted |= lane.kind is not TakeKind.COUNT or request.mode is AllocationMode.SHARE
-        names = share_names(lane) if lane.kind is TakeKind.SHARE else sorted(request.requests)
-        first = lane.first
-        if lane.kind is not TakeKind.SHARE:
+    """The use of a device by these demand entries, each as often as told; a take gives an entry its ``amounts``."""
+    gain, spend = [0] * len(demand_vector.needs), [0] * len(demand_vector.budgets)
+    counted = demand_vector.counts_all
+    for entry, count in takes.items():
+        request, given = entry.indexed.request, amounts[entry]
+        counted |= entry.kind is not TakeKind.COUNT or request.mode is AllocationMode.SHARE
+        names = share_names(entry) if entry.kind is TakeKind.SHARE else sorted(request.requests)
+        first = entry.first
+        if entry.kind is not TakeKind.SHARE:
             gain[first] = count
             first += 1
-        if lane.kind is not TakeKind.COUNT:
+        if entry.kind is not TakeKind.COUNT:
             for offset, name in enumerate(names, first):
-                gain[offset] = min(given.get(name, 0), lanes.needs[offset])
+                gain[offset] = min(given.get(name, 0), demand_vector.needs[offset])
             caps = [] if request.max_count is None else [1]
-            limits = [given.get(name, 0) for name in sorted(request.limits)] if lane.kind is TakeKind.TOTAL else []
-            for offset, amount in enumerate([*caps, *limits], lane.budget):
+            limits = [given.get(name, 0) for name in sorted(request.limits)] if entry.kind is TakeKind.TOTAL else []
+            for offset, amount in enumerate([*caps, *limits], entry.budget):
                 spend[offset] = amount
-        if lane.kind is TakeKind.TOTAL and (entries := lanes.entries.get(lane.ask.demand)) is not None:
+        if entry.kind is TakeKind.TOTAL and (entries := demand_vector.entries.get(entry.indexed.demand)) is not None:
             spend[entries] += 1
-    cost = int(counted and lot.number not in lanes.stock.seen)
+    cost = int(counted and candidate_group.number not in demand_vector.stock.seen)
     return DeviceUse(
-        tuple(gain), tuple(spend), cost, values, tuple((lane.number, count) for lane, count in takes.items())
+        tuple(gain),
+        tuple(spend),
+        cost,
+        values,
+        tuple((entry.number, count) for entry, count in takes.items()),
     )
 
 
-def _capacity(lanes: DemandVector, lane: DemandEntry, lot: CandidateGroup) -> dict[str, int]:
+def _capacity(demand_vector: DemandVector, entry: DemandEntry, candidate_group: CandidateGroup) -> dict[str, int]:
     """What a take of the whole device gives, or what a share may have of it."""
-    request, resources = lane.ask.request, lot.one.resources
-    if lane.kind is TakeKind.SHARE:
-        return {name: lanes.stock.free_nano(lot, name) for name in share_names(lane)}
+    request, resources = entry.indexed.request, candidate_group.one.resources
+    if entry.kind is TakeKind.SHARE:
+        return {name: demand_vector.stock.free_nano(candidate_group, name) for name in share_names(entry)}
     return {name: resources[name].nano for name in (*request.requests, *request.limits) if name in resources}
 
 
 # -- portions ----------------------------------------------------------------------------------------------------------
 
 
-def _takes_portions(lane: DemandEntry, lot: CandidateGroup) -> bool:
+def _takes_portions(entry: DemandEntry, candidate_group: CandidateGroup) -> bool:
     """Shareable devices are taken in portions, and so are shares that must be of one device."""
-    return lane.kind is not TakeKind.SHARE and (lot.one.shareable or lane.ask.request.mode is AllocationMode.SHARE)
+    return entry.kind is not TakeKind.SHARE and (
+        candidate_group.one.shareable or entry.indexed.request.mode is AllocationMode.SHARE
+    )
 
 
 def _portion_uses(
-    lanes: DemandVector, portions: Sequence[DemandEntry], lot: CandidateGroup, steps: StepBudget
+    demand_vector: DemandVector, portions: Sequence[DemandEntry], candidate_group: CandidateGroup, steps: StepBudget
 ) -> list[DeviceUse]:
     """All ways to cut one device into portions that no other way makes needless."""
-    amounts = {lane: lane.ask.portion_of(lot.one) for lane in portions}
-    given = {lane: dict(amount) for lane, amount in amounts.items()}
+    amounts = {entry: entry.indexed.portion_of(candidate_group.one) for entry in portions}
+    given = {entry: dict(amount) for entry, amount in amounts.items()}
     names = {name for amount in amounts.values() for name, _ in amount}
-    free = {name: lanes.stock.free_nano(lot, name) for name in names}
-    values = {lane: distinct_values(lanes, lane, lot) for lane in portions}
+    free = {name: demand_vector.stock.free_nano(candidate_group, name) for name in names}
+    values = {entry: distinct_values(demand_vector, entry, candidate_group) for entry in portions}
     uses: list[DeviceUse] = []
-    for counts in _cuts_of_device(lanes, portions, amounts, values, free, steps):
-        takes = {lane: count for lane, count in zip(portions, counts, strict=True) if count}
+    for counts in _cuts_of_device(demand_vector, portions, amounts, values, free, steps):
+        takes = {entry: count for entry, count in zip(portions, counts, strict=True) if count}
         if takes:
-            used = tuple(value for lane in takes for value in values[lane] or ())
-            uses.append(_make_use(lanes, lot, takes, given, used))
+            used = tuple(value for entry in takes for value in values[entry] or ())
+            uses.append(_make_use(demand_vector, candidate_group, takes, given, used))
     bits: dict[Value, int] = {}
     masks = {use: sum(bits.setdefault(value, 1 << len(bits)) for value in use.values) for use in uses}
     return undominated(uses, lambda use: ((*use.gain, *(-spent for spent in use.spend)), masks[use]), steps)
 
 
 def _cuts_of_device(
-    lanes: DemandVector,
+    demand_vector: DemandVector,
     portions: Sequence[DemandEntry],
     amounts: Mapping[DemandEntry, Portion],
     values: Mapping[DemandEntry, tuple[Value, ...] | None],
     free: Mapping[str, int],
     steps: StepBudget,
 ) -> Iterator[tuple[int, ...]]:
-    """How often each lane may take a portion of one device."""
+    """How often each demand entry may take a portion of one device."""
     if not portions:
         yield ()
         return
-    lane, own_values = portions[0], values[portions[0]]
-    most = 0 if own_values is None else min(lanes.needs[lane.first], len(lane.asks))
+    entry, own_values = portions[0], values[portions[0]]
+    most = 0 if own_values is None else min(demand_vector.needs[entry.first], len(entry.indexed_requests))
     if own_values:
         most = min(most, 1)
-    for name, nano in amounts[lane]:
+    for name, nano in amounts[entry]:
         if nano > free[name]:
             most = 0
         elif nano:
@@ -156,7 +176,7 @@ def _cuts_of_device(
     for count in range(most, -1, -1):
         steps.spend()
         left = dict(free)
-        for name, nano in amounts[lane]:
+        for name, nano in amounts[entry]:
             left[name] -= nano * count
         rest = values
         if count and own_values:
@@ -164,5 +184,5 @@ def _cuts_of_device(
                 other: None if theirs is not None and set(theirs) & set(own_values) else theirs
                 for other, theirs in values.items()
             }
-        for others in _cuts_of_device(lanes, portions[1:], amounts, rest, left, steps):
+        for others in _cuts_of_device(demand_vector, portions[1:], amounts, rest, left, steps):
             yield (count, *others)

@@ -31,16 +31,16 @@ STEPS = 2_000
 
 def place_greedily(
     snapshot: Snapshot,
-    holdings: Sequence[Allocation],
+    allocations: Sequence[Allocation],
     units: Sequence[PlacementUnit],
     *,
     placement: str,
     ends: float | None,
 ) -> list[Placement]:
     """Placements that are right but not always best, as many as come about before ``ends`` (monotonic time)."""
-    ledger = Usage.of(snapshot, holdings)
-    rooms = _FreeDevices(snapshot, ledger)
-    loads = load_by_node(snapshot, ledger.devices_in_use()) if placement == "spread" else None
+    usage = Usage.of(snapshot, allocations)
+    rooms = _FreeDevices(snapshot, usage)
+    loads = load_by_node(snapshot, usage.devices_in_use()) if placement == "spread" else None
     placements: list[Placement] = []
     hopeless: dict[object, int] = {}
     """kind of units -> how many of the nodes have no room for one: what a node has only gets less"""
@@ -54,12 +54,12 @@ def place_greedily(
         for position in range(start, len(nodes)):
             if not rooms.may_have(nodes[position], wants):
                 continue
-            placed = _try_node(snapshot, ledger, unit, nodes[position], placement)
+            placed = _try_node(snapshot, usage, unit, nodes[position], placement)
             if placed:
                 for one in placed:
                     if loads is not None:
-                        loads.update(_new_devices(ledger, one))
-                    ledger.add(one.holding())
+                        loads.update(_new_devices(usage, one))
+                    usage.add(one.allocation())
                     rooms.take(one)
                 placements += placed
                 break
@@ -72,7 +72,7 @@ def place_greedily(
 
 def place_compactly(
     snapshot: Snapshot,
-    holdings: Sequence[Allocation],
+    allocations: Sequence[Allocation],
     units: Sequence[PlacementUnit],
     *,
     placement: str,
@@ -81,8 +81,8 @@ def place_compactly(
 ) -> list[Placement]:
     """Each unit in pools that units before it have opened, as long as these have room for its first alternatives; else
     where it is best on what those before it leave, or if ``is_roomy`` on the node where most is free."""
-    ledger = Usage.of(snapshot, holdings)
-    rooms = _FreeDevices(snapshot, ledger)
+    usage = Usage.of(snapshot, allocations)
+    rooms = _FreeDevices(snapshot, usage)
     placements: list[Placement] = []
     pools: set[int] = set()
     opened: list[str | None] = []
@@ -90,8 +90,8 @@ def place_compactly(
     full: Counter[object] = Counter()
     """kind of units -> how many of these have no room for one"""
     denied: set[object] = set()
-    batch = batch_nodes(SearchContext(snapshot, ledger, placement), units)
-    roomiest = _roomiest_nodes(snapshot, ledger) if is_roomy else []
+    batch = batch_nodes(SearchContext(snapshot, usage, placement), units)
+    roomiest = _roomiest_nodes(snapshot, usage) if is_roomy else []
     hopeless: Counter[object] = Counter()
     """kind of units -> how many of the roomiest nodes have no room for one"""
     for unit in units:
@@ -103,7 +103,7 @@ def place_compactly(
         placed: Sequence[Placement] = ()
         for start in range(full[kind] if kind is not None else 0, len(opened)):
             if unit.pin in (None, opened[start]) and rooms.may_have(opened[start], needs):
-                tried = _try_node(snapshot, ledger, unit, opened[start], placement)
+                tried = _try_node(snapshot, usage, unit, opened[start], placement)
                 inside = pools.issuperset(entry.device.pool for one in tried for entry in one.entries)
                 placed = tried if inside and not has_later_choice(tried) else ()
             full[kind] = start + (not placed)
@@ -111,17 +111,17 @@ def place_compactly(
                 break
         for position in range(hopeless[kind], len(roomiest) if not placed and unit.pin is None else 0):
             fits = rooms.may_have(roomiest[position], needs)
-            placed = _try_node(snapshot, ledger, unit, roomiest[position], placement) if fits else ()
+            placed = _try_node(snapshot, usage, unit, roomiest[position], placement) if fits else ()
             if placed:
                 placed = () if has_later_choice(placed) else placed
                 break
             hopeless[kind] += kind is not None and position == hopeless[kind]
-        placed = placed or _best_node(snapshot, ledger, unit, placement, batch)
+        placed = placed or _best_node(snapshot, usage, unit, placement, batch)
         if not placed:
             denied.add(kind)
         for one in placed:
             batch.use(one.node)
-            ledger.add(one.holding())
+            usage.add(one.allocation())
             rooms.take(one)
             pools.update(entry.device.pool for entry in one.entries)
             if one.node not in opened:
@@ -130,11 +130,11 @@ def place_compactly(
     return placements
 
 
-def _roomiest_nodes(snapshot: Snapshot, ledger: Usage) -> list[str]:
+def _roomiest_nodes(snapshot: Snapshot, usage: Usage) -> list[str]:
     """The nodes with the most devices to be had first."""
     free = {
         node: sum(
-            not ledger.in_use(device) and not ledger.excludes(device)
+            not usage.in_use(device) and not usage.excludes(device)
             for pool in snapshot.pools_by_node.get(node, ())
             for device in pool.devices
         )
@@ -145,7 +145,7 @@ def _roomiest_nodes(snapshot: Snapshot, ledger: Usage) -> list[str]:
 
 def close_pools(
     snapshot: Snapshot,
-    holdings: Sequence[Allocation],
+    allocations: Sequence[Allocation],
     units: Sequence[PlacementUnit],
     placements: Sequence[Placement],
     *,
@@ -165,7 +165,7 @@ def close_pools(
             inside = [one for one in best if any(entry.device.pool == pool for entry in one.entries)]
             moved = {id(groups[one.demand.key]): groups[one.demand.key] for one in inside}
             stay = [one for one in best if id(groups[one.demand.key]) not in moved]
-            ledger = Usage.of(snapshot, [*holdings, *(one.holding() for one in stay)])
+            usage = Usage.of(snapshot, [*allocations, *(one.allocation() for one in stay)])
             pools = {*given} - {pool}
             nodes = [*dict.fromkeys(one.node for one in stay)]
             for unit in sorted(moved.values(), key=min_whole_devices, reverse=True):
@@ -173,7 +173,7 @@ def close_pools(
                 if tries < 0 or (ends is not None and time.monotonic() > ends):
                     return best
                 tried = (
-                    _try_node(snapshot, ledger, unit, node, placement) for node in nodes if unit.pin in (None, node)
+                    _try_node(snapshot, usage, unit, node, placement) for node in nodes if unit.pin in (None, node)
                 )
                 placed = next(
                     (new for new in tried if new and _is_inside(new, pools) and not has_later_choice(new)), ()
@@ -181,7 +181,7 @@ def close_pools(
                 if not placed:
                     break
                 for one in placed:
-                    ledger.add(one.holding())
+                    usage.add(one.allocation())
                 stay += placed
             else:
                 best, closed = stay, True
@@ -199,10 +199,10 @@ def has_later_choice(placements: Iterable[Placement]) -> bool:
 
 
 def _best_node(
-    snapshot: Snapshot, ledger: Usage, unit: PlacementUnit, placement: str, batch: BatchNodes
+    snapshot: Snapshot, usage: Usage, unit: PlacementUnit, placement: str, batch: BatchNodes
 ) -> Sequence[Placement]:
     try:
-        placed = place(snapshot, ledger, unit, placement=placement, steps=STEPS, batch=batch)
+        placed = place(snapshot, usage, unit, placement=placement, steps=STEPS, batch=batch)
     except StepsExhausted:
         return ()
     return () if placed is None else placed.placements
@@ -210,7 +210,7 @@ def _best_node(
 
 def place_evenly(
     snapshot: Snapshot,
-    holdings: Sequence[Allocation],
+    allocations: Sequence[Allocation],
     units: Sequence[PlacementUnit],
     *,
     ends: float | None,
@@ -221,9 +221,9 @@ def place_evenly(
     ``fill``: in pools that units before it have opened, as long as these have room.
     """
     if len(units) > MAX_SPREAD_UNITS and not fill:
-        return place_greedily(snapshot, holdings, units, placement="spread", ends=ends)
-    ledger = Usage.of(snapshot, holdings)
-    loads = load_by_node(snapshot, ledger.devices_in_use())
+        return place_greedily(snapshot, allocations, units, placement="spread", ends=ends)
+    usage = Usage.of(snapshot, allocations)
+    loads = load_by_node(snapshot, usage.devices_in_use())
     given: list[Placement] = []
     pools: set[int] = set()
     opened: list[str | None] = []
@@ -237,17 +237,15 @@ def place_evenly(
         start = full.get(kind, 0) if fill and kind is not None else 0
         placed: Sequence[Placement] = ()
         while not placed and start < len(opened) and fill:
-            tried = (
-                _try_node(snapshot, ledger, unit, opened[start], "pack") if unit.pin in (None, opened[start]) else ()
-            )
+            tried = _try_node(snapshot, usage, unit, opened[start], "pack") if unit.pin in (None, opened[start]) else ()
             placed = tried if pools.issuperset(e.device.pool for one in tried for e in one.entries) else ()
             start += not placed
         if kind is not None:
             full[kind] = start
-        placed = placed or _most_even(snapshot, ledger, unit, loads, exactly=len(units) <= MAX_SPREAD_UNITS)
+        placed = placed or _most_even(snapshot, usage, unit, loads, exactly=len(units) <= MAX_SPREAD_UNITS)
         for one in placed:
-            loads.update(_new_devices(ledger, one))
-            ledger.add(one.holding())
+            loads.update(_new_devices(usage, one))
+            usage.add(one.allocation())
             new = {entry.device.pool for entry in one.entries} - pools
             pools |= new
             opened += [one.node] if new else []
@@ -256,16 +254,16 @@ def place_evenly(
 
 
 def _most_even(
-    snapshot: Snapshot, ledger: Usage, unit: PlacementUnit, loads: Mapping[str, int], *, exactly: bool
+    snapshot: Snapshot, usage: Usage, unit: PlacementUnit, loads: Mapping[str, int], *, exactly: bool
 ) -> Sequence[Placement]:
     """Where a unit spreads best; if not exactly, the node with the fewest devices in use that has room."""
     if exactly:
         try:
-            best = place(snapshot, ledger, unit, placement="spread")
+            best = place(snapshot, usage, unit, placement="spread")
         except StepsExhausted:
             return ()
         return () if best is None else best.placements
-    tried = (_try_node(snapshot, ledger, unit, node, "spread") for node in _by_load(snapshot, unit, loads))
+    tried = (_try_node(snapshot, usage, unit, node, "spread") for node in _by_load(snapshot, unit, loads))
     return next((placed for placed in tried if placed), ())
 
 
@@ -336,7 +334,7 @@ class _FreeDevices:
     """How many devices of a set of candidates are free on a node: where there are too few, no search is needed."""
 
     snapshot: Snapshot
-    ledger: Usage
+    usage: Usage
     free: dict[int, dict[str | None, int]] = field(default_factory=dict)
     """id of candidates -> node -> devices"""
     owners: dict[int, list[dict[str | None, int]]] = field(default_factory=lambda: defaultdict(list))
@@ -353,7 +351,7 @@ class _FreeDevices:
             counts = self.free[id(candidates)] = defaultdict(int)
             for index in candidates.accepted:
                 device = self.snapshot.devices[index]
-                if not self.ledger.in_use(device):
+                if not self.usage.in_use(device):
                     counts[self.snapshot.pools[device.pool].node] += 1
                     self.owners[index].append(counts)
         return counts.get(node, 0) + (counts.get(None, 0) if node is not None else 0)
@@ -361,7 +359,7 @@ class _FreeDevices:
     def take(self, placement: Placement) -> None:
         for entry in placement.entries:
             device = entry.device
-            if device.index not in self.taken and self.ledger.in_use(device):
+            if device.index not in self.taken and self.usage.in_use(device):
                 self.taken.add(device.index)
                 for counts in self.owners.get(device.index, ()):
                     counts[self.snapshot.pools[device.pool].node] -= 1
@@ -380,18 +378,18 @@ def _by_load(snapshot: Snapshot, unit: PlacementUnit, loads: Mapping[str, int]) 
     return sorted(snapshot.nodes, key=lambda node: loads.get(node, 0))
 
 
-def _new_devices(ledger: Usage, placed: Placement) -> Counter[str]:
+def _new_devices(usage: Usage, placed: Placement) -> Counter[str]:
     """Devices of each node that a placement brings into use."""
     devices = {e.device.index: e.device for e in placed.entries if not e.request.mode.is_admin}
-    pools = Counter(device.pool for device in devices.values() if not ledger.in_use(device))
-    return load_by_node(ledger.snapshot, pools)
+    pools = Counter(device.pool for device in devices.values() if not usage.in_use(device))
+    return load_by_node(usage.snapshot, pools)
 
 
 def _try_node(
-    snapshot: Snapshot, ledger: Usage, unit: PlacementUnit, node: str | None, placement: str
+    snapshot: Snapshot, usage: Usage, unit: PlacementUnit, node: str | None, placement: str
 ) -> Sequence[Placement]:
     try:
-        placed = place_on(snapshot, ledger, unit, node, placement=placement, steps=STEPS)
+        placed = place_on(snapshot, usage, unit, node, placement=placement, steps=STEPS)
     except StepsExhausted:
         return ()
     return () if placed is None else placed.placements

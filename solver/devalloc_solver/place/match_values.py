@@ -24,53 +24,55 @@ from devalloc_solver.problem.demand import AllocationMode
 class MatchedCover:
     """The best way to serve a choice of alternatives on one node."""
 
-    lanes: DemandVector
+    demand_vector: DemandVector
     cover: Cover
     chosen: int
 
     @property
     def size(self) -> tuple[int, int]:
         """(pools, devices)"""
-        stock = self.lanes.stock
-        seen = sum(stock.site.lots[number].size for number in stock.seen)
-        return len(stock.opened) + self.cover.pools, seen + self.lanes.constant + self.cover.cost
+        stock = self.demand_vector.stock
+        seen = sum(stock.node_view.candidate_groups[number].size for number in stock.seen)
+        return len(stock.opened) + self.cover.pools, seen + self.demand_vector.constant + self.cover.cost
 
 
 @dataclass(slots=True)
 class MatchValueSearch:
     """Settles choices on one node."""
 
-    screen: CountingBounds
+    counting_bounds: CountingBounds
     steps: StepBudget
 
     def settle(self, chosen: int, *, any_will_do: bool = False) -> MatchedCover | None:
         """The best over all values, or the first with ``any_will_do``; None when there is none."""
-        site = self.screen.site
-        takers = [lot.takers & chosen for lot in site.lots]
+        node_view = self.counting_bounds.node_view
+        takers = [candidate_group.takers & chosen for candidate_group in node_view.candidate_groups]
         ties = []
-        for number, tie in enumerate(site.asks.ties):
-            if not tie.asks & chosen:
+        for number, tie in enumerate(node_view.unit_requests.ties):
+            if not tie.request_mask & chosen:
                 continue
             if self._is_single(tie, chosen):
-                values = site.tie_values[number]
-                takers = [t if values[lot] else t & ~tie.asks for lot, t in enumerate(takers)]
+                values = node_view.tie_values[number]
+                takers = [
+                    t if values[candidate_group] else t & ~tie.request_mask for candidate_group, t in enumerate(takers)
+                ]
             else:
                 ties.append(number)
-        search = _ValueSearch(self.screen, self.steps, chosen, any_will_do)
+        search = _ValueSearch(self.counting_bounds, self.steps, chosen, any_will_do)
         search.go(ties, takers)
         return search.best
 
     def _is_single(self, tie: MatchConstraint, chosen: int) -> bool:
         """One device agrees with itself: it must only have the attributes."""
-        asks = [*self.screen.site.asks.of(tie.asks & chosen)]
-        return len(asks) == 1 and not asks[0].is_fixed and asks[0].is_single
+        indexed_requests = [*self.counting_bounds.node_view.unit_requests.of(tie.request_mask & chosen)]
+        return len(indexed_requests) == 1 and not indexed_requests[0].is_fixed and indexed_requests[0].is_single
 
 
 @dataclass(slots=True)
 class _ValueSearch:
     """Depth first over the ties."""
 
-    screen: CountingBounds
+    counting_bounds: CountingBounds
     steps: StepBudget
     chosen: int
     any_will_do: bool
@@ -79,69 +81,78 @@ class _ValueSearch:
 
     def go(self, ties: list[int], takers: list[int]) -> None:
         self.steps.spend(10 + len(takers))
-        if not self.screen.may_fit(self.chosen, takers):
+        if not self.counting_bounds.may_fit(self.chosen, takers):
             return
         if not ties:
             self._cover(takers)
             return
-        site = self.screen.site
+        node_view = self.counting_bounds.node_view
         number = min(ties, key=lambda t: len(self._values(t, takers)))
-        tie = site.asks.ties[number]
+        tie = node_view.unit_requests.ties[number]
         rest = [other for other in ties if other != number]
         for value in self._distinct_values(number, rest, takers):
             self.steps.spend()
-            values = site.tie_values[number]
-            left = [t if value in values[lot] else t & ~tie.asks for lot, t in enumerate(takers)]
+            values = node_view.tie_values[number]
+            left = [
+                t if value in values[candidate_group] else t & ~tie.request_mask
+                for candidate_group, t in enumerate(takers)
+            ]
             self.go(rest, left)
             if self.done:
                 return
 
     def _values(self, number: int, takers: list[int]) -> dict[object, int]:
-        """The values that every ask of the tie has enough devices of -> the first lot that has each."""
-        site = self.screen.site
-        asks = [*site.asks.of(site.asks.ties[number].asks & self.chosen)]
+        """The values that every request of the tie has enough devices of -> the first candidate group that has each."""
+        node_view = self.counting_bounds.node_view
+        indexed_requests = [
+            *node_view.unit_requests.of(node_view.unit_requests.ties[number].request_mask & self.chosen)
+        ]
         common: dict[object, int] | None = None
-        for ask in asks:
+        for indexed in indexed_requests:
             sizes: dict[object, int] = defaultdict(int)
             first: dict[object, int] = {}
-            for lot in site.lots:
-                if takers[lot.number] & ask.bit:
-                    for value in site.tie_values[number][lot.number]:
-                        sizes[value] += lot.size
-                        first.setdefault(value, lot.number)
-            enough = {value: first[value] for value, size in sizes.items() if size >= ask.need}
-            common = enough if common is None else {value: lot for value, lot in common.items() if value in enough}
+            for candidate_group in node_view.candidate_groups:
+                if takers[candidate_group.number] & indexed.bit:
+                    for value in node_view.tie_values[number][candidate_group.number]:
+                        sizes[value] += candidate_group.size
+                        first.setdefault(value, candidate_group.number)
+            enough = {value: first[value] for value, size in sizes.items() if size >= indexed.need}
+            common = (
+                enough
+                if common is None
+                else {value: candidate_group for value, candidate_group in common.items() if value in enough}
+            )
         return common or {}
 
     def _distinct_values(self, number: int, rest: list[int], takers: list[int]) -> Iterator[object]:
         """Values in the order of their devices, one of each kind."""
-        site = self.screen.site
-        own_tie = site.asks.ties[number]
+        node_view = self.counting_bounds.node_view
+        own_tie = node_view.unit_requests.ties[number]
         # What another rule reads tells values apart, but for rules on the very same attributes: they see a swap too.
-        others = [n for n in rest if site.asks.ties[n].names != own_tie.names]
-        differing = [n for n, tie in enumerate(site.asks.distincts) if tie.names != own_tie.names]
+        others = [n for n in rest if node_view.unit_requests.ties[n].names != own_tie.names]
+        differing = [n for n, tie in enumerate(node_view.unit_requests.distincts) if tie.names != own_tie.names]
         seen: set[object] = set()
         first_lots = self._values(number, takers)
         for value in sorted(first_lots, key=lambda v: (first_lots[v], repr(v))):
             signature: Counter[object] = Counter()
-            for lot in site.lots:
-                values = site.tie_values[number][lot.number]
+            for candidate_group in node_view.candidate_groups:
+                values = node_view.tie_values[number][candidate_group.number]
                 if value not in values:
                     continue
                 signature[
-                    takers[lot.number],
-                    self.screen.kinds[lot.number],
+                    takers[candidate_group.number],
+                    self.counting_bounds.kinds[candidate_group.number],
                     values - {value},
-                    tuple(site.tie_values[n][lot.number] for n in others),
-                    tuple(site.distinct_values[n][lot.number] for n in differing),
-                ] += lot.size
+                    tuple(node_view.tie_values[n][candidate_group.number] for n in others),
+                    tuple(node_view.distinct_values[n][candidate_group.number] for n in differing),
+                ] += candidate_group.size
             key = frozenset(signature.items())
             if key not in seen:
                 seen.add(key)
                 yield value
 
     def _cover(self, takers: list[int]) -> None:
-        stock = serve_fixed_requests(self.screen.site, takers, self.chosen)
+        stock = serve_fixed_requests(self.counting_bounds.node_view, takers, self.chosen)
         if stock is None:
             return
         most = None if self.best is None else self.best.size[0] - len(stock.opened)
@@ -155,25 +166,37 @@ class _ValueSearch:
             return
         if self.best is None or settled.size < self.best.size:
             self.best = settled
-        least = self.screen.is_constant(self.chosen) and self.best.size[0] <= self.screen.fewest_pools(self.chosen)
+        least = self.counting_bounds.is_constant(self.chosen) and self.best.size[
+            0
+        ] <= self.counting_bounds.fewest_pools(self.chosen)
         self.done = self.any_will_do or least
 
     def _served(
         self, stock: RemainingSupply, chosen: int, most: int | None, *, unsplit: bool = False
     ) -> MatchedCover | None:
-        lanes = make_demand_vector(stock, chosen, unsplit=unsplit)
-        covered = cover(lanes, make_components(lanes, self.steps), self.steps, most=most, any_will_do=self.any_will_do)
-        return None if covered is None else MatchedCover(lanes, covered, chosen)
+        demand_vector = make_demand_vector(stock, chosen, unsplit=unsplit)
+        covered = cover(
+            demand_vector,
+            make_components(demand_vector, self.steps),
+            self.steps,
+            most=most,
+            any_will_do=self.any_will_do,
+        )
+        return None if covered is None else MatchedCover(demand_vector, covered, chosen)
 
     def _served_unsplit(self, stock: RemainingSupply, most: int | None) -> MatchedCover | None:
         """Shares that meet, each on one device: the best answer where a part of the question needs no less.
 
         With one of the shares alone, which may be split, no fewer pools and devices will do than that needs.
         """
-        shares = [ask for ask in self.screen.site.asks.of(self.chosen) if ask.request.mode is AllocationMode.SHARE]
+        shares = [
+            indexed
+            for indexed in self.counting_bounds.node_view.unit_requests.of(self.chosen)
+            if indexed.request.mode is AllocationMode.SHARE
+        ]
         bounds: list[tuple[int, int]] = []
         for share in shares:
-            others = sum(ask.bit for ask in shares if ask is not share)
+            others = sum(indexed.bit for indexed in shares if indexed is not share)
             alone = self._served(stock, self.chosen & ~others, most)
             if alone is None:
                 return None

@@ -10,7 +10,7 @@ from typing import Any
 from devalloc_solver.place.node_view import NodeView, Place, device_state
 from devalloc_solver.place.search_context import SearchContext
 from devalloc_solver.problem.demand import AllocationMode, PlacementUnit, Request
-from devalloc_solver.problem.device_groups import node_looks
+from devalloc_solver.problem.device_groups import node_signatures
 from devalloc_solver.problem.placement_policy import load_by_node
 from devalloc_solver.problem.snapshot import Pool, Snapshot
 
@@ -57,14 +57,14 @@ class BatchNodes:
             self._without_room[key].update(nodes)
 
 
-def batch_nodes(ground: SearchContext, units: Sequence[PlacementUnit]) -> BatchNodes:
+def batch_nodes(context: SearchContext, units: Sequence[PlacementUnit]) -> BatchNodes:
     """The nodes of a batch of which nothing is placed yet."""
 
     def use(pool: Pool) -> object:
-        shapes = ground.partitions(pool) if ground.packs and pool.resources else ()
-        return ground.load(pool.index), tuple(shapes)
+        shapes = context.partitions(pool) if context.packs and pool.resources else ()
+        return context.load(pool.index), tuple(shapes)
 
-    return BatchNodes(node_looks(ground.snapshot, ground.ledger, units, use))
+    return BatchNodes(node_signatures(context.snapshot, context.usage, units, use))
 
 
 def unit_key(unit: PlacementUnit) -> object | None:
@@ -73,7 +73,7 @@ def unit_key(unit: PlacementUnit) -> object | None:
     return None if None in shapes else (unit.pin, shapes)
 
 
-def candidate_nodes(ground: SearchContext, unit: PlacementUnit, batch: BatchNodes | None = None) -> list[Place]:
+def candidate_nodes(context: SearchContext, unit: PlacementUnit, batch: BatchNodes | None = None) -> list[Place]:
     """Nodes where every detail has some candidate, the preferred first: those in use to pack, those with the fewest
     devices in use to spread. ``batch``: of its nodes.
 
@@ -81,7 +81,7 @@ def candidate_nodes(ground: SearchContext, unit: PlacementUnit, batch: BatchNode
     """
     if unit.pin is not None:
         return [unit.pin]
-    snapshot = ground.snapshot
+    snapshot = context.snapshot
     if not snapshot.nodes:
         return [None]
     among = snapshot.nodes if batch is None else batch.nodes(unit)
@@ -96,13 +96,13 @@ def candidate_nodes(ground: SearchContext, unit: PlacementUnit, batch: BatchNode
                 for request in detail
             )
             among = [node for node in among if nodes.get(node, 0) >= least]
-    if batch is not None and ground.packs:
-        return [*sorted(among, key=lambda node: (not ground.is_busy_node(node), batch.order[node]))]
+    if batch is not None and context.packs:
+        return [*sorted(among, key=lambda node: (not context.is_busy_node(node), batch.order[node]))]
     order = {node: rank for rank, node in enumerate(snapshot.nodes)}
-    if ground.packs:
-        busy = {snapshot.pools[index].node for index in ground.ledger.pools_in_use()}
+    if context.packs:
+        busy = {snapshot.pools[index].node for index in context.usage.pools_in_use()}
         return [*sorted(among, key=lambda node: (node not in busy, order[node]))]
-    loads = load_by_node(snapshot, ground.ledger.devices_in_use())
+    loads = load_by_node(snapshot, context.usage.devices_in_use())
     return [*sorted(among, key=lambda node: (loads[node], order[node]))]
 
 
@@ -142,41 +142,41 @@ def min_pools(snapshot: Snapshot, unit: PlacementUnit, cache: dict[object, Any])
     return count
 
 
-def node_key(ground: SearchContext, site: NodeView) -> object:
+def node_key(context: SearchContext, node_view: NodeView) -> object:
     """Equal for nodes where the unit fares alike, up to a renaming of attribute values that only they carry."""
-    asks, ledger = site.asks, site.ledger
-    names = asks.names
+    unit_requests, usage = node_view.unit_requests, node_view.usage
+    names = unit_requests.names
     shared = {
         value
-        for lot in site.lots
-        if site.pools[lot.pool].node is None
+        for candidate_group in node_view.candidate_groups
+        if node_view.pools[candidate_group.pool].node is None
         for name in names
-        for value in lot.one.values(name)
+        for value in candidate_group.one.values(name)
     }
     renamed: dict[object, int] = {}
 
     def rename(name: str, value: object) -> object:
         return value if value in shared else renamed.setdefault((name, value), len(renamed))
 
-    lots = tuple(
+    candidate_groups = tuple(
         (
-            lot.pool,
-            lot.size,
-            lot.accepted,
-            lot.takers,
-            device_state(asks, lot.one, ledger),
-            tuple(tuple(rename(name, v) for v in sorted(lot.one.values(name), key=repr)) for name in names),
+            candidate_group.pool,
+            candidate_group.size,
+            candidate_group.accepted,
+            candidate_group.takers,
+            device_state(unit_requests, candidate_group.one, usage),
+            tuple(tuple(rename(name, v) for v in sorted(candidate_group.one.values(name), key=repr)) for name in names),
         )
-        for lot in site.lots
+        for candidate_group in node_view.candidate_groups
     )
     pools = tuple(
         (
             pool.index if pool.node is None else None,
-            ground.use(pool.index),
-            tuple((name, ledger.free_pool_blocks(pool.index, name)) for name in sorted(pool.resources)),
-            frozenset(ledger.groups.get(pool.index, ())),
-            tuple(ground.partitions(pool)) if ground.packs and pool.resources else (),
+            context.use(pool.index),
+            tuple((name, usage.free_pool_blocks(pool.index, name)) for name in sorted(pool.resources)),
+            frozenset(usage.groups.get(pool.index, ())),
+            tuple(context.partitions(pool)) if context.packs and pool.resources else (),
         )
-        for pool in site.pools
+        for pool in node_view.pools
     )
-    return lots, pools
+    return candidate_groups, pools

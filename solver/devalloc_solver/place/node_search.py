@@ -36,18 +36,18 @@ Vector = tuple[int, ...]
 class AlternativeSearch:
     """Chooses on one node."""
 
-    screen: CountingBounds
+    counting_bounds: CountingBounds
     steps: StepBudget
     conflicts: list[Counter[int]] = field(default_factory=list)
-    """kinds of asks that cannot be chosen together, each so many times"""
+    """kinds of requests that cannot be chosen together, each so many times"""
 
     def best(self, limit: Vector | None, *, any_will_do: bool = False) -> tuple[Vector, MatchedCover] | None:
         """The first choice that is no worse than ``limit``, and how it is served: best, or just somehow."""
-        allowed = self.screen.viable()
-        if not self.screen.may_choose(allowed):
+        allowed = self.counting_bounds.viable()
+        if not self.counting_bounds.may_choose(allowed):
             return None
         for chosen in self._choices(0, 0, allowed, limit):
-            settled = MatchValueSearch(self.screen, self.steps).settle(chosen, any_will_do=any_will_do)
+            settled = MatchValueSearch(self.counting_bounds, self.steps).settle(chosen, any_will_do=any_will_do)
             if settled is not None:
                 return self.vector(chosen), settled
             self._learn(chosen)
@@ -55,73 +55,75 @@ class AlternativeSearch:
 
     def vector(self, chosen: int) -> Vector:
         """Only of details that have a choice."""
-        asks = self.screen.site.asks
-        return tuple(a for ask in asks.of(chosen) if (a := ask.request.alternative) is not None)
+        unit_requests = self.counting_bounds.node_view.unit_requests
+        return tuple(a for indexed in unit_requests.of(chosen) if (a := indexed.request.alternative) is not None)
 
     def _choices(self, detail: int, chosen: int, allowed: int, limit: Vector | None) -> Iterator[int]:
         """Complete choices that the bounds let pass, best first. ``allowed``: what open details may still choose."""
-        asks = self.screen.site.asks
-        if detail == len(asks.details):
+        unit_requests = self.counting_bounds.node_view.unit_requests
+        if detail == len(unit_requests.details):
             if self._without_conflicts(chosen, allowed, detail) is not None:
                 yield chosen
             return
         tried: set[int] = set()
-        for ask in asks.of(asks.details[detail] & allowed):
-            if ask.kind in tried:
+        for indexed in unit_requests.of(unit_requests.details[detail] & allowed):
+            if indexed.kind in tried:
                 continue
-            tried.add(ask.kind)
-            self.steps.spend(1 if asks.details[detail] == ask.bit else len(asks.details))
-            if not self._keeps_order(detail, ask.bit, chosen):
+            tried.add(indexed.kind)
+            self.steps.spend(1 if unit_requests.details[detail] == indexed.bit else len(unit_requests.details))
+            if not self._keeps_order(detail, indexed.bit, chosen):
                 continue
-            picked = chosen | ask.bit
+            picked = chosen | indexed.bit
             if limit is not None and (vector := self.vector(picked)) > limit[: len(vector)]:
                 return
-            is_open = asks.details[detail] != ask.bit
-            rest = allowed & ~asks.details[detail] | ask.bit
+            is_open = unit_requests.details[detail] != indexed.bit
+            rest = allowed & ~unit_requests.details[detail] | indexed.bit
             left: int | None = rest
             if is_open or not detail or self.conflicts:  # elsewhere nothing has changed since it was looked at
                 left = self._without_conflicts(picked, rest, detail + 1)
-            if left is None or (is_open and not self.screen.may_choose(left)):
+            if left is None or (is_open and not self.counting_bounds.may_choose(left)):
                 continue
             yield from self._choices(detail + 1, picked, left, limit)
 
     def _keeps_order(self, detail: int, bit: int, chosen: int) -> bool:
         """Of equal details the later ones choose no earlier alternative: they could change places."""
-        asks = self.screen.site.asks
-        twin = asks.twins[detail]
+        unit_requests = self.counting_bounds.node_view.unit_requests
+        twin = unit_requests.twins[detail]
         if twin is None:
             return True
-        first = asks.details[twin] & -asks.details[twin]
-        lowest = asks.details[detail] & -asks.details[detail]
-        return bit // lowest >= (chosen & asks.details[twin]) // first
+        first = unit_requests.details[twin] & -unit_requests.details[twin]
+        lowest = unit_requests.details[detail] & -unit_requests.details[detail]
+        return bit // lowest >= (chosen & unit_requests.details[twin]) // first
 
     def _without_conflicts(self, picked: int, allowed: int, detail: int) -> int | None:
         """``allowed`` less what conflicts with the choices made; None where nothing is left of a detail."""
         if self.conflicts:
-            asks = self.screen.site.asks
-            have = Counter(ask.kind for ask in asks.of(picked))
+            unit_requests = self.counting_bounds.node_view.unit_requests
+            have = Counter(indexed.kind for indexed in unit_requests.of(picked))
             for conflict in self.conflicts:
                 missing = conflict - have
                 if not missing:
                     return None
                 if missing.total() == 1:
                     (kind,) = missing
-                    allowed &= ~sum(ask.bit for ask in asks.of(allowed & ~picked) if ask.kind == kind)
-        details = self.screen.site.asks.details
+                    allowed &= ~sum(
+                        indexed.bit for indexed in unit_requests.of(allowed & ~picked) if indexed.kind == kind
+                    )
+        details = self.counting_bounds.node_view.unit_requests.details
         return allowed if all(mask & allowed for mask in details[detail:]) else None
 
     def _learn(self, chosen: int) -> None:
-        """Remember a part of a failed choice that fails on its own, with whatever asks of the same kinds."""
-        asks = self.screen.site.asks
-        if all(mask & (mask - 1) == 0 for mask in asks.details):
+        """Remember a part of a failed choice that fails on its own, with whatever requests of the same kinds."""
+        unit_requests = self.counting_bounds.node_view.unit_requests
+        if all(mask & (mask - 1) == 0 for mask in unit_requests.details):
             return
-        settler = MatchValueSearch(self.screen, self.steps)
+        settler = MatchValueSearch(self.counting_bounds, self.steps)
         conflict = chosen
-        for ask in asks.of(chosen):
-            less = conflict & ~ask.bit
+        for indexed in unit_requests.of(chosen):
+            less = conflict & ~indexed.bit
             if less and settler.settle(less, any_will_do=True) is None:
                 conflict = less
-        self.conflicts.append(Counter(ask.kind for ask in asks.of(conflict)))
+        self.conflicts.append(Counter(indexed.kind for indexed in unit_requests.of(conflict)))
 
 
 _POLICY_STEPS = 2_000
@@ -130,20 +132,27 @@ _RANK_WEIGHT, _LOSS_WEIGHT, _BUSY_WEIGHT, _DEVICE_WEIGHT = 1, 1 << 32, 1 << 64, 
 """Weights of which one always outweighs all that come before."""
 
 
-def improve_for_policy(ground: SearchContext, settled: MatchedCover, steps: StepBudget) -> Cover:
-    """The cover to the taste of a policy, or the one at hand where that takes too long."""
-    lanes, cover = settled.lanes, settled.cover
-    pools = lanes.stock.site.pools
-    if not cover.parts or (cover.components == cover.pools and not any(lot.draws for lot in lanes.stock.site.lots)):
+def improve_for_policy(context: SearchContext, settled: MatchedCover, steps: StepBudget) -> Cover:
+    """The cover that the policy prefers, or the one at hand where that takes too long."""
+    demand_vector, cover = settled.demand_vector, settled.cover
+    pools = demand_vector.stock.node_view.pools
+    if not cover.parts or (
+        cover.components == cover.pools
+        and not any(candidate_group.draws for candidate_group in demand_vector.stock.node_view.candidate_groups)
+    ):
         return cover
     own = StepBudget(min(_POLICY_STEPS, steps.left))
     try:
-        components = make_components(lanes, own, ground.partitions if ground.packs else None)
+        components = make_components(demand_vector, own, context.partitions if context.packs else None)
         opening = tuple(
-            _RANK_WEIGHT * rank + _BUSY_WEIGHT * ground.cost_of_pool(pool.index, 1) for rank, pool in enumerate(pools)
+            _RANK_WEIGHT * rank + _BUSY_WEIGHT * context.cost_of_pool(pool.index, 1) for rank, pool in enumerate(pools)
         )
         return improve_cover(
-            lanes, components, cover, PolicyCost(opening, _DEVICE_WEIGHT, _LOSS_WEIGHT if ground.packs else 0), own
+            demand_vector,
+            components,
+            cover,
+            PolicyCost(opening, _DEVICE_WEIGHT, _LOSS_WEIGHT if context.packs else 0),
+            own,
         )
     except StepsExhausted:
         return cover
@@ -165,7 +174,7 @@ class UnitPlacement:
 
 def place(
     snapshot: Snapshot,
-    ledger: Usage,
+    usage: Usage,
     unit: PlacementUnit,
     *,
     placement: str = "pack",
@@ -176,20 +185,20 @@ def place(
 
     Args:
         snapshot: the fleet.
-        ledger: what is in use.
+        usage: what is in use.
         unit: claims that share a node and are placed all or none.
         placement: ``pack`` or ``spread`` (goal 5).
         steps: the budget.
         batch: the nodes of a batch, of which units were placed before this one.
 
     Raises:
-        OutOfSteps: the budget is spent, or the unit has something that this search does not handle.
+        StepsExhausted: the budget is spent, or the unit has something that this search does not handle.
     """
-    ground = SearchContext(snapshot, ledger, placement)
-    seek = _NodeSearch(ground, unit, StepBudget(steps))
+    context = SearchContext(snapshot, usage, placement)
+    seek = _NodeSearch(context, unit, StepBudget(steps))
     if batch is not None:
         seek.cache = batch.cache
-    for node in candidate_nodes(ground, unit, batch):
+    for node in candidate_nodes(context, unit, batch):
         seek.look(node)
         if seek.is_over():
             break
@@ -200,7 +209,7 @@ def place(
 
 def place_on(
     snapshot: Snapshot,
-    ledger: Usage,
+    usage: Usage,
     unit: PlacementUnit,
     node: Place,
     *,
@@ -214,28 +223,28 @@ def place_on(
     ``steps`` may be a budget that several questions share. ``any_will_do``: some placement, and not the best.
     ``reader``: shared by callers that ask several questions about the same claims.
     """
-    ground = SearchContext(snapshot, ledger, placement)
+    context = SearchContext(snapshot, usage, placement)
     budget = steps if isinstance(steps, StepBudget) else StepBudget(steps)
-    seek = _NodeSearch(ground, unit, budget, any_will_do=any_will_do, reader=reader)
+    seek = _NodeSearch(context, unit, budget, any_will_do=any_will_do, reader=reader)
     seek.look(node)
     return seek.best
 
 
 def fits(
     snapshot: Snapshot,
-    ledger: Usage,
+    usage: Usage,
     unit: PlacementUnit,
     *,
     steps: int | StepBudget = DEFAULT_STEPS,
     reader: UnitReader | None = None,
 ) -> bool:
-    """Whether the unit fits anywhere it may go; less work than to say where best. Raises OutOfSteps.
+    """Whether the unit fits anywhere it may go; less work than to say where best. Raises StepsExhausted.
 
     ``steps`` may be a budget that several questions share; for ``reader`` see ``place_on``.
     """
-    ground = SearchContext(snapshot, ledger, "pack")
-    seek = _NodeSearch(ground, unit, steps if isinstance(steps, StepBudget) else StepBudget(steps), reader=reader)
-    return any(seek.may_go(node) for node in candidate_nodes(ground, unit))
+    context = SearchContext(snapshot, usage, "pack")
+    seek = _NodeSearch(context, unit, steps if isinstance(steps, StepBudget) else StepBudget(steps), reader=reader)
+    return any(seek.may_go(node) for node in candidate_nodes(context, unit))
 
 
 def _min_square_growth(devices: int, pools: int) -> int:
@@ -249,14 +258,14 @@ class _NodeSearch:
 
     def __init__(
         self,
-        ground: SearchContext,
+        context: SearchContext,
         unit: PlacementUnit,
         steps: StepBudget,
         *,
         any_will_do: bool = False,
         reader: UnitReader | None = None,
     ) -> None:
-        self.ground, self.unit, self.steps, self.any_will_do = ground, unit, steps, any_will_do
+        self.context, self.unit, self.steps, self.any_will_do = context, unit, steps, any_will_do
         self.reader = reader or UnitReader()
         self.requests = single_request_alternatives(unit)
         self.best: UnitPlacement | None = None
@@ -274,7 +283,7 @@ class _NodeSearch:
 
     def look(self, node: Place) -> None:
         """Place the unit on a node, if that may be better than what was found so far."""
-        answer = place_single_request(self.ground, self.unit, self.requests, node) if self.requests else True
+        answer = place_single_request(self.context, self.unit, self.requests, node) if self.requests else True
         placed: UnitPlacement | None = None
         if not isinstance(answer, bool):
             placed = UnitPlacement((answer[0],), answer[1])
@@ -287,7 +296,7 @@ class _NodeSearch:
 
     def may_go(self, node: Place) -> bool:
         """Whether the unit fits on a node; not asked again of one like it."""
-        answer = place_single_request(self.ground, self.unit, self.requests, node) if self.requests else True
+        answer = place_single_request(self.context, self.unit, self.requests, node) if self.requests else True
         if not isinstance(answer, bool):
             return True
         if not answer or (chooser := self._chooser(node)) is None:
@@ -304,7 +313,7 @@ class _NodeSearch:
         self.policy_sampled += 1
         score = self.best.score
         _, node, pools, loss, *_ = score.policy
-        liked = not pools or node if self.ground.packs else pools <= _min_square_growth(score.devices, score.pools)
+        liked = not pools or node if self.context.packs else pools <= _min_square_growth(score.devices, score.pools)
         return bool(liked and not loss) or self.policy_sampled > POLICY_SAMPLE
 
     def _is_optimal(self, score: PlacementScore) -> bool:
@@ -312,7 +321,7 @@ class _NodeSearch:
         if self._floor is None:
             requests = [detail[0] for demand in self.unit.demands for detail in demand.details]
             whole = sum(s.min_count for s in requests if s.mode is AllocationMode.WHOLE and not s.portions)
-            self._floor = min_pools(self.ground.snapshot, self.unit, self.cache), max(1, whole)
+            self._floor = min_pools(self.context.snapshot, self.unit, self.cache), max(1, whole)
         return not any(score.one_of) and (score.pools, score.devices) == self._floor
 
     def _search(self, node: Place) -> UnitPlacement | None:
@@ -323,21 +332,21 @@ class _NodeSearch:
         if best is None:
             return None
         _, settled = best
-        cover = settled.cover if self.any_will_do else improve_for_policy(self.ground, settled, self.steps)
-        placements = assign_devices(settled.lanes, cover, settled.chosen)
-        return UnitPlacement(placements, score_of(self.ground, placements, node))
+        cover = settled.cover if self.any_will_do else improve_for_policy(self.context, settled, self.steps)
+        placements = assign_devices(settled.demand_vector, cover, settled.chosen)
+        return UnitPlacement(placements, score_of(self.context, placements, node))
 
     def _chooser(self, node: Place) -> AlternativeSearch | None:
         """None for a node like one that was looked at."""
         if self._asks is None:
             self._asks = self.reader.read(self.unit)
-        site = view_node(self._asks, self.ground.snapshot, self.ground.ledger, node)
+        node_view = view_node(self._asks, self.context.snapshot, self.context.usage, node)
         if self._first is None:
-            self._first = site
+            self._first = node_view
         else:
-            self._seen = self._seen or {node_key(self.ground, self._first)}
-            kind = node_key(self.ground, site)
+            self._seen = self._seen or {node_key(self.context, self._first)}
+            kind = node_key(self.context, node_view)
             if kind in self._seen:
                 return None
             self._seen.add(kind)
-        return AlternativeSearch(CountingBounds(site), self.steps)
+        return AlternativeSearch(CountingBounds(node_view), self.steps)

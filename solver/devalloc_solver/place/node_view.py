@@ -17,14 +17,14 @@ Place = str | None
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CandidateGroup:
-    """Devices of one pool that no ask tells apart, in natural order."""
+    """Devices of one pool that no request tells apart, in natural order."""
 
     number: int
     pool: int
     """position in ``NodeView.pools``"""
     devices: tuple[Device, ...]
     accepted: int
-    """mask of the asks whose candidates they are"""
+    """mask of the requests whose candidates they are"""
     takers: int
     """mask of those that may take one of them as things stand"""
     draws: tuple[tuple[str, int], ...]
@@ -46,40 +46,40 @@ class NodeView:
     """A node, or no node, with all that its unit may use."""
 
     node: Place
-    asks: UnitRequests
-    ledger: Usage
+    unit_requests: UnitRequests
+    usage: Usage
     pools: tuple[Pool, ...]
     """those with candidates, in natural order"""
-    lots: tuple[CandidateGroup, ...]
+    candidate_groups: tuple[CandidateGroup, ...]
     tie_values: tuple[tuple[frozenset[object], ...], ...]
-    """per tie, per lot"""
+    """per tie, per candidate group"""
     distinct_values: tuple[tuple[frozenset[object], ...], ...]
     peers: tuple[int, ...]
-    """masks of the asks that no lot tells apart; every ask is in one"""
+    """masks of the requests that no candidate group tells apart; every request is in one"""
     peer: tuple[int, ...]
-    """per ask: the position of its peers"""
+    """per request: the position of its peers"""
 
-    def free_nano(self, lot: CandidateGroup, name: str) -> int:
+    def free_nano(self, candidate_group: CandidateGroup, name: str) -> int:
         """What shares may still take of one device, rounded down to blocks."""
-        capacity = lot.one.resources.get(name)
-        return 0 if capacity is None else self.ledger.free_blocks(lot.one, name) * capacity.block
+        capacity = candidate_group.one.resources.get(name)
+        return 0 if capacity is None else self.usage.free_blocks(candidate_group.one, name) * capacity.block
 
 
-def view_node(asks: UnitRequests, snapshot: Snapshot, ledger: Usage, node: Place) -> NodeView:
-    """Sort the candidates that the node reaches into lots."""
-    lots: list[CandidateGroup] = []
+def view_node(unit_requests: UnitRequests, snapshot: Snapshot, usage: Usage, node: Place) -> NodeView:
+    """Sort the candidates that the node reaches into candidate groups."""
+    candidate_groups: list[CandidateGroup] = []
     pools: list[Pool] = []
-    names = asks.names
+    names = unit_requests.names
     for pool in reached_pools(snapshot, node):
-        free = free_blocks(pool, ledger)
+        free = free_blocks(pool, usage)
         alike: dict[object, list[Device]] = {}
         masks: dict[object, tuple[int, int]] = {}
-        for device, accepted in candidates_of_pool(asks, pool, node):
-            takers = _requests_that_may_take(asks, device, accepted, free, ledger)
+        for device, accepted in candidates_of_pool(unit_requests, pool, node):
+            takers = _requests_that_may_take(unit_requests, device, accepted, free, usage)
             key: object = (
                 accepted,
                 takers,
-                device_state(asks, device, ledger),
+                device_state(unit_requests, device, usage),
                 tuple([device.attributes.get(n) for n in names]) if names else (),
             )
             alike.setdefault(key, []).append(device)
@@ -87,10 +87,10 @@ def view_node(asks: UnitRequests, snapshot: Snapshot, ledger: Usage, node: Place
         if alike:
             pools.append(pool)
         for key, devices in alike.items():
-            fresh = not ledger.in_use(devices[0])
-            lots.append(
+            fresh = not usage.in_use(devices[0])
+            candidate_groups.append(
                 CandidateGroup(
-                    number=len(lots),
+                    number=len(candidate_groups),
                     pool=len(pools) - 1,
                     devices=tuple(devices),
                     accepted=masks[key][0],
@@ -100,33 +100,36 @@ def view_node(asks: UnitRequests, snapshot: Snapshot, ledger: Usage, node: Place
                 )
             )
     together = indistinguishable(
-        [mask for lot in lots for mask in (lot.takers, lot.accepted)], (1 << len(asks.asks)) - 1
+        [mask for candidate_group in candidate_groups for mask in (candidate_group.takers, candidate_group.accepted)],
+        (1 << len(unit_requests.indexed_requests)) - 1,
     )
-    peer = [0] * len(asks.asks)
+    peer = [0] * len(unit_requests.indexed_requests)
     for position, mask in enumerate(together):
-        for ask in asks.of(mask):
-            peer[ask.number] = position
+        for indexed in unit_requests.of(mask):
+            peer[indexed.number] = position
     return NodeView(
         node=node,
-        asks=asks,
-        ledger=ledger,
+        unit_requests=unit_requests,
+        usage=usage,
         pools=tuple(pools),
-        lots=tuple(lots),
-        tie_values=_values_of(asks.ties, lots),
-        distinct_values=_values_of(asks.distincts, lots),
+        candidate_groups=tuple(candidate_groups),
+        tie_values=_values_of(unit_requests.ties, candidate_groups),
+        distinct_values=_values_of(unit_requests.distincts, candidate_groups),
         peers=tuple(together),
         peer=tuple(peer),
     )
 
 
 def _values_of(
-    ties: Sequence[MatchConstraint], lots: Sequence[CandidateGroup]
+    ties: Sequence[MatchConstraint], candidate_groups: Sequence[CandidateGroup]
 ) -> tuple[tuple[frozenset[object], ...], ...]:
-    """Per tie, per lot; many ties read the same attributes."""
+    """Per tie, per candidate group; many ties read the same attributes."""
     by_tie: dict[object, tuple[frozenset[object], ...]] = {}
     for tie in ties:
         if (tie.names, tie.listed) not in by_tie:
-            by_tie[tie.names, tie.listed] = tuple([tie.values(lot.one) for lot in lots])
+            by_tie[tie.names, tie.listed] = tuple(
+                [tie.values(candidate_group.one) for candidate_group in candidate_groups]
+            )
     return tuple([by_tie[tie.names, tie.listed] for tie in ties])
 
 
@@ -137,12 +140,12 @@ def reached_pools(snapshot: Snapshot, node: Place) -> Iterator[Pool]:
         yield from snapshot.pools_by_node.get(node, ())
 
 
-def candidates_of_pool(asks: UnitRequests, pool: Pool, node: Place) -> Iterator[tuple[Device, int]]:
-    """The pool's devices that some ask accepts and the node reaches, with the mask of these asks."""
-    barred = asks.barred_from(node)
+def candidates_of_pool(unit_requests: UnitRequests, pool: Pool, node: Place) -> Iterator[tuple[Device, int]]:
+    """The pool's devices that some request accepts and the node reaches, with the mask of these requests."""
+    barred = unit_requests.barred_from(node)
     for device in pool.devices:
         mask = 0
-        for accepted, bits in asks.sets:
+        for accepted, bits in unit_requests.sets:
             if device.index in accepted:
                 mask |= bits
         mask &= ~barred
@@ -150,78 +153,78 @@ def candidates_of_pool(asks: UnitRequests, pool: Pool, node: Place) -> Iterator[
             yield device, mask
 
 
-def device_state(asks: UnitRequests, device: Device, ledger: Usage) -> tuple[object, ...]:
+def device_state(unit_requests: UnitRequests, device: Device, usage: Usage) -> tuple[object, ...]:
     """What a device has left and what taking it would draw, as far as the unit can tell."""
     index = device.index
-    names: Mapping[str, object] | tuple[str, ...] = device.resources if device.shareable else asks.resources
+    names: Mapping[str, object] | tuple[str, ...] = device.resources if device.shareable else unit_requests.resources
     amounts: tuple[object, ...] = ()
     if names:
         amounts = tuple(
-            (name, device.resources[name].block, device.resources[name].blocks, ledger.free_nano(device, name))
+            (name, device.resources[name].block, device.resources[name].blocks, usage.free_nano(device, name))
             for name in names
             if name in device.resources
         )
-    portions = tuple([taken.get(index) for taken, _ in asks.portions]) if asks.portions else ()
-    if ledger.in_use(device):
-        return index in ledger.whole, index in ledger.shared, device.shareable, amounts, portions
+    portions = tuple([taken.get(index) for taken, _ in unit_requests.portions]) if unit_requests.portions else ()
+    if usage.in_use(device):
+        return index in usage.whole, index in usage.shared, device.shareable, amounts, portions
     return device.draws, device.compatibility, device.shareable, amounts, portions
 
 
 def _requests_that_may_take(
-    asks: UnitRequests, device: Device, accepted: int, free: Mapping[str, int], ledger: Usage
+    unit_requests: UnitRequests, device: Device, accepted: int, free: Mapping[str, int], usage: Usage
 ) -> int:
-    """The asks that may take the device as things stand. ``free``: blocks of its pool's resources."""
-    watching = accepted & asks.admin
-    rest = accepted & ~asks.admin
+    """The requests that may take the device as things stand. ``free``: blocks of its pool's resources."""
+    watching = accepted & unit_requests.admin
+    rest = accepted & ~unit_requests.admin
     index = device.index
-    if not rest or index in ledger.whole or device.undefined is not None:
+    if not rest or index in usage.whole or device.undefined is not None:
         return watching
-    in_use = index in ledger.shared
-    if not in_use and not pool_allows(device, free, ledger):
+    in_use = index in usage.shared
+    if not in_use and not pool_allows(device, free, usage):
         return watching
     if device.shareable:
-        for taken, mask in asks.portions:
+        for taken, mask in unit_requests.portions:
             portion = taken.get(index)
-            if portion is None or ledger.portions_left(device, portion) == 0:
+            if portion is None or usage.portions_left(device, portion) == 0:
                 rest &= ~mask
-        return watching | rest & asks.portioned
+        return watching | rest & unit_requests.portioned
     if in_use:
-        rest &= asks.share
-    if shares := rest & asks.share:
-        for ask in asks.of(shares):
-            if not _has_share(ask, device, ledger):
-                rest ^= ask.bit
+        rest &= unit_requests.share
+    if shares := rest & unit_requests.share:
+        for indexed in unit_requests.of(shares):
+            if not _has_share(indexed, device, usage):
+                rest ^= indexed.bit
     return watching | rest
 
 
-def free_blocks(pool: Pool, ledger: Usage) -> dict[str, int]:
+def free_blocks(pool: Pool, usage: Usage) -> dict[str, int]:
     """Blocks of a pool's resources that are free."""
-    return {name: ledger.free_pool_blocks(pool.index, name) for name in pool.resources}
+    return {name: usage.free_pool_blocks(pool.index, name) for name in pool.resources}
 
 
-def pool_allows(device: Device, free: Mapping[str, int], ledger: Usage) -> bool:
+def pool_allows(device: Device, free: Mapping[str, int], usage: Usage) -> bool:
     """Pool resources and compatibility groups (S12, S12a), for a device that is not in use. ``free``: of its pool."""
-    return is_allowed(device, free, ledger.groups.get(device.pool))
+    return is_allowed(device, free, usage.groups.get(device.pool))
 
 
-def _has_share(ask: IndexedRequest, device: Device, ledger: Usage) -> bool:
+def _has_share(indexed: IndexedRequest, device: Device, usage: Usage) -> bool:
     """Whether a share may take something of the device; all of it where it must be a single device."""
-    for name, nano in ask.request.requests.items():
-        free = ledger.free_blocks(device, name)
-        if ask.request.max_count != 1:
+    for name, nano in indexed.request.requests.items():
+        free = usage.free_blocks(device, name)
+        if indexed.request.max_count != 1:
             if free:
                 return True
         elif not free or free * device.resources[name].block < nano:
             return False
-    return ask.request.max_count == 1
+    return indexed.request.max_count == 1
 
 
-def count_fixed(site: NodeView, ask: IndexedRequest) -> int:
+def count_fixed(node_view: NodeView, indexed: IndexedRequest) -> int:
     """How many devices an ask for every device gets."""
-    return sum(lot.size for lot in devices_of_fixed(site, ask))
+    return sum(candidate_group.size for candidate_group in devices_of_fixed(node_view, indexed))
 
 
-def devices_of_fixed(site: NodeView, ask: IndexedRequest) -> list[CandidateGroup]:
+def devices_of_fixed(node_view: NodeView, indexed: IndexedRequest) -> list[CandidateGroup]:
     """All that an ask for every device gets."""
-    assert ask.request.mode in (AllocationMode.EVERY, AllocationMode.ADMIN_ALL)
-    return [lot for lot in site.lots if lot.accepted & ask.bit]
+    assert indexed.request.mode in (AllocationMode.EVERY, AllocationMode.ADMIN_ALL)
+    return [candidate_group for candidate_group in node_view.candidate_groups if candidate_group.accepted & indexed.bit]

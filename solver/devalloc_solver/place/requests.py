@@ -27,7 +27,7 @@ class IndexedRequest:
     bit: int
     """1 << number"""
     kind: int
-    """equal for asks of one claim that ask for the same"""
+    """equal for requests of one claim that ask for the same"""
 
     @property
     def is_fixed(self) -> bool:
@@ -66,10 +66,10 @@ class IndexedRequest:
 
 @dataclass(frozen=True, slots=True)
 class MatchConstraint:
-    """Devices of several asks that agree on attributes, or (in ``UnitRequests.distincts``) differ in one."""
+    """Devices of several requests that agree on attributes, or (in ``UnitRequests.distincts``) differ in one."""
 
     names: tuple[str, ...]
-    asks: int
+    request_mask: int
     """mask"""
     listed: bool
     """a list attribute has each of its members as a value"""
@@ -89,7 +89,7 @@ class UnitRequests:
     """The unit as the search sees it."""
 
     unit: PlacementUnit
-    asks: tuple[IndexedRequest, ...]
+    indexed_requests: tuple[IndexedRequest, ...]
     details: tuple[int, ...]
     """per detail, claims in order: the mask of its alternatives; they have consecutive bits"""
     twins: tuple[int | None, ...]
@@ -97,27 +97,27 @@ class UnitRequests:
     ties: tuple[MatchConstraint, ...]
     distincts: tuple[MatchConstraint, ...]
     sets: tuple[tuple[Mapping[int, str | None], int], ...]
-    """(accepted devices, mask of the asks that accept them)"""
+    """(accepted devices, mask of the requests that accept them)"""
     barred: tuple[tuple[frozenset[str], int], ...]
-    """(nodes, mask of the asks that can have nothing there)"""
+    """(nodes, mask of the requests that can have nothing there)"""
     portions: tuple[tuple[Mapping[int, Portion], int], ...]
-    """(what a portion takes of each device, mask of the asks that take it)"""
+    """(what a portion takes of each device, mask of the requests that take it)"""
     portioned: int
-    """mask of the asks that take portions of some device"""
+    """mask of the requests that take portions of some device"""
     resources: tuple[str, ...]
     """names that some request or limit has"""
     admin: int
     share: int
     least: tuple[int, ...]
-    """per ask: devices that no other ask has; shares may be of one device"""
+    """per request: devices that no other request has; shares may be of one device"""
     exact: int
-    """mask of the asks that take so many devices and no more"""
+    """mask of the requests that take so many devices and no more"""
     alone: int
-    """mask of the asks that have no alternative and look at nothing, those for every device aside"""
+    """mask of the requests that have no alternative and look at nothing, those for every device aside"""
 
     def least_of(self, mask: int) -> int:
-        """Devices that the asks of a mask must have for themselves, all together."""
-        return sum([self.least[ask.number] for ask in self.of(mask)])
+        """Devices that the requests of a mask must have for themselves, all together."""
+        return sum([self.least[indexed.number] for indexed in self.of(mask)])
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -125,7 +125,7 @@ class UnitRequests:
         return tuple(dict.fromkeys(name for tie in (*self.ties, *self.distincts) for name in tie.names))
 
     def barred_from(self, node: str | None) -> int:
-        """The mask of the asks that can have nothing on a node."""
+        """The mask of the requests that can have nothing on a node."""
         barred = 0
         for nodes, mask in self.barred:
             if node in nodes:
@@ -133,16 +133,16 @@ class UnitRequests:
         return barred
 
     def of(self, mask: int) -> Iterator[IndexedRequest]:
-        """The asks of a mask, in order."""
+        """The requests of a mask, in order."""
         while mask:
             low = mask & -mask
-            yield self.asks[low.bit_length() - 1]
+            yield self.indexed_requests[low.bit_length() - 1]
             mask ^= low
 
 
 def read_unit(unit: PlacementUnit) -> UnitRequests:
-    """Raises OutOfSteps for the rare constructs that are left to CP-SAT."""
-    asks: list[IndexedRequest] = []
+    """Raises StepsExhausted for the rare constructs that are left to CP-SAT."""
+    indexed_requests: list[IndexedRequest] = []
     details: list[int] = []
     shapes: list[tuple[object, ...]] = []
     """per detail, of its alternatives"""
@@ -153,38 +153,61 @@ def read_unit(unit: PlacementUnit) -> UnitRequests:
             shapes.append(tuple([_request_key(request, demand) for request in alternatives]))
             for request, shape in zip(alternatives, shapes[-1], strict=True):
                 kind = kinds.setdefault((number, shape), len(kinds))
-                asks.append(IndexedRequest(len(asks), number, len(details), request, 1 << len(asks), kind))
-                mask |= asks[-1].bit
+                indexed_requests.append(
+                    IndexedRequest(
+                        len(indexed_requests), number, len(details), request, 1 << len(indexed_requests), kind
+                    )
+                )
+                mask |= indexed_requests[-1].bit
             details.append(mask)
-    for ask in asks:
-        _reject_unsupported(ask, unit.demands[ask.demand])
-    ties, distincts = _constraints(unit, asks)
+    for indexed in indexed_requests:
+        _reject_unsupported(indexed, unit.demands[indexed.demand])
+    ties, distincts = _constraints(unit, indexed_requests)
     sets: dict[int, tuple[Mapping[int, str | None], int]] = {}
     portions: dict[int, tuple[Mapping[int, Portion], int]] = {}
-    for ask in asks:
-        accepted = ask.request.candidates.accepted
-        sets[id(accepted)] = (accepted, sets.get(id(accepted), (accepted, 0))[1] | ask.bit)
-        if (taken := ask.request.portions) and not ask.request.mode.is_admin:
-            portions[id(taken)] = (taken, portions.get(id(taken), (taken, 0))[1] | ask.bit)
-    amounts = [ask.request for ask in asks if not ask.request.mode.is_admin]
+    for indexed in indexed_requests:
+        accepted = indexed.request.candidates.accepted
+        sets[id(accepted)] = (accepted, sets.get(id(accepted), (accepted, 0))[1] | indexed.bit)
+        if (taken := indexed.request.portions) and not indexed.request.mode.is_admin:
+            portions[id(taken)] = (taken, portions.get(id(taken), (taken, 0))[1] | indexed.bit)
+    amounts = [indexed.request for indexed in indexed_requests if not indexed.request.mode.is_admin]
     open_to_all = (AllocationMode.WHOLE, AllocationMode.SHARE)
     return UnitRequests(
         unit=unit,
-        asks=tuple(asks),
+        indexed_requests=tuple(indexed_requests),
         details=tuple(details),
         twins=_interchangeable(unit, shapes),
         ties=ties,
         distincts=distincts,
         sets=tuple(sets.values()),
-        barred=tuple((ask.request.candidates.barred, ask.bit) for ask in asks if ask.request.candidates.barred),
+        barred=tuple(
+            (indexed.request.candidates.barred, indexed.bit)
+            for indexed in indexed_requests
+            if indexed.request.candidates.barred
+        ),
         portions=tuple(portions.values()),
-        portioned=sum(ask.bit for ask in asks if ask.request.portions),
+        portioned=sum(indexed.bit for indexed in indexed_requests if indexed.request.portions),
         resources=tuple(sorted({n for s in amounts for n in (*s.requests, *s.limits)})),
-        admin=sum(ask.bit for ask in asks if ask.request.mode.is_admin),
-        share=sum(ask.bit for ask in asks if ask.request.mode is AllocationMode.SHARE),
-        least=tuple([ask.request.min_count if ask.request.mode is AllocationMode.WHOLE else 0 for ask in asks]),
-        alone=sum([ask.bit for ask in asks if details[ask.detail] == ask.bit and ask.request.mode in open_to_all]),
-        exact=sum(ask.bit for ask in asks if ask.request.mode is AllocationMode.WHOLE and ask.is_counted),
+        admin=sum(indexed.bit for indexed in indexed_requests if indexed.request.mode.is_admin),
+        share=sum(indexed.bit for indexed in indexed_requests if indexed.request.mode is AllocationMode.SHARE),
+        least=tuple(
+            [
+                indexed.request.min_count if indexed.request.mode is AllocationMode.WHOLE else 0
+                for indexed in indexed_requests
+            ]
+        ),
+        alone=sum(
+            [
+                indexed.bit
+                for indexed in indexed_requests
+                if details[indexed.detail] == indexed.bit and indexed.request.mode in open_to_all
+            ]
+        ),
+        exact=sum(
+            indexed.bit
+            for indexed in indexed_requests
+            if indexed.request.mode is AllocationMode.WHOLE and indexed.is_counted
+        ),
     )
 
 
@@ -195,7 +218,7 @@ class UnitReader:
     _last: UnitRequests | None = None
 
     def read(self, unit: PlacementUnit) -> UnitRequests:
-        """Raises OutOfSteps for the rare constructs that are left to CP-SAT."""
+        """Raises StepsExhausted for the rare constructs that are left to CP-SAT."""
         last = self._last
         if last is None or last.unit.demands is not unit.demands:
             last = self._last = read_unit(unit)
@@ -205,7 +228,7 @@ class UnitReader:
 
 
 def indistinguishable(masks: Iterable[int], every: int) -> list[int]:
-    """The asks of a mask, those together that none of the ``masks`` tells apart."""
+    """The requests of a mask, those together that none of the ``masks`` tells apart."""
     groups = [every] if every else []
     for mask in dict.fromkeys(masks):
         split = []
@@ -220,30 +243,34 @@ def indistinguishable(masks: Iterable[int], every: int) -> list[int]:
     return groups
 
 
-def _reject_unsupported(ask: IndexedRequest, demand: Demand) -> None:
-    if demand.most is not None and ask.request.mode is AllocationMode.SHARE:
+def _reject_unsupported(indexed: IndexedRequest, demand: Demand) -> None:
+    if demand.most is not None and indexed.request.mode is AllocationMode.SHARE:
         raise StepsExhausted("a cap on the entries of a claim with shares")
 
 
 def _constraints(
-    unit: PlacementUnit, asks: Sequence[IndexedRequest]
+    unit: PlacementUnit, indexed_requests: Sequence[IndexedRequest]
 ) -> tuple[tuple[MatchConstraint, ...], tuple[MatchConstraint, ...]]:
     """(what must agree, what must differ)"""
     ties: list[MatchConstraint] = []
     distincts: list[MatchConstraint] = []
     for number, demand in enumerate(unit.demands):
-        own_asks = [ask for ask in asks if ask.demand == number]
+        own_requests = [indexed for indexed in indexed_requests if indexed.demand == number]
         if demand.match:
-            ties.append(MatchConstraint(demand.match, sum(ask.bit for ask in own_asks), listed=False))
+            ties.append(MatchConstraint(demand.match, sum(indexed.bit for indexed in own_requests), listed=False))
         for relation in demand.relations:
-            mask = sum(ask.bit for ask in own_asks if ask.request.label in relation.labels)
+            mask = sum(indexed.bit for indexed in own_requests if indexed.request.label in relation.labels)
             if mask:
                 (distincts if relation.distinct else ties).append(
                     MatchConstraint((relation.attribute,), mask, listed=True)
                 )
-        ties += [MatchConstraint(ask.request.match, ask.bit, listed=False) for ask in own_asks if ask.request.match]
+        ties += [
+            MatchConstraint(indexed.request.match, indexed.bit, listed=False)
+            for indexed in own_requests
+            if indexed.request.match
+        ]
     for name in dict.fromkeys(name for demand in unit.demands for name in demand.shared):
-        mask = sum(ask.bit for ask in asks if name in unit.demands[ask.demand].shared)
+        mask = sum(indexed.bit for indexed in indexed_requests if name in unit.demands[indexed.demand].shared)
         ties.append(MatchConstraint((name,), mask, listed=False))
     return tuple(ties), tuple(distincts)
 

@@ -30,7 +30,7 @@ def resource_families(node_view: NodeView) -> list[ResourceFamily]:
     """The families that some device group draws on."""
     named = _FamilyNames()
     capacities: dict[str, set[int]] = defaultdict(set)
-    for device_group in node_view.lots:
+    for device_group in node_view.candidate_groups:
         for name, _ in device_group.draws:
             capacities[named[name]].add(node_view.pools[device_group.pool].resources[name].blocks)
     drawn = []
@@ -42,10 +42,10 @@ def resource_families(node_view: NodeView) -> list[ResourceFamily]:
             # A resource without demand may have an odd size: leaving it out is no loss.
             own_blocks = {n: r.blocks for n, r in pool.resources.items() if r.blocks in sizes and named[n] == family}
             shares.append({name: unit // blocks for name, blocks in own_blocks.items() if blocks})
-            total += sum(s * node_view.ledger.free_pool_blocks(pool.index, name) for name, s in shares[-1].items())
+            total += sum(s * node_view.usage.free_pool_blocks(pool.index, name) for name, s in shares[-1].items())
         weights = tuple(
             sum(blocks * shares[device_group.pool].get(name, 0) for name, blocks in device_group.draws)
-            for device_group in node_view.lots
+            for device_group in node_view.candidate_groups
         )
         drawn.append(ResourceFamily(weights, total))
     return drawn

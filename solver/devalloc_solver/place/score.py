@@ -29,22 +29,22 @@ class PlacementScore:
     node; natural order of pools and devices there"""
 
 
-def score_of(ground: SearchContext, placements: Sequence[Placement], node: str | None) -> PlacementScore:
+def score_of(context: SearchContext, placements: Sequence[Placement], node: str | None) -> PlacementScore:
     """The score of a unit's placements on a node."""
     entries = [entry for placed in placements for entry in placed.entries]
     pools = sorted({entry.device.pool for entry in entries})
     devices = {entry.device.index: entry.device for entry in entries}
-    offsets = sum(index - ground.snapshot.pools[device.pool].devices[0].index for index, device in devices.items())
+    offsets = sum(index - context.snapshot.pools[device.pool].devices[0].index for index, device in devices.items())
     given = {entry.device.index for entry in entries if not entry.request.mode.is_admin}
     more = dict.fromkeys(pools, 0)
     for device in devices.values():
-        more[device.pool] += device.index in given and not ground.ledger.in_use(device)
+        more[device.pool] += device.index in given and not context.usage.in_use(device)
     policy = (
         sum(entry.request.mode is AllocationMode.SHARE for entry in entries),
-        ground.cost_of_node(node, sum(more[pool] for pool in pools if ground.snapshot.pools[pool].node is not None)),
-        sum(ground.cost_of_pool(pool, more[pool]) for pool in pools),
-        _partition_loss_of(ground, entries) if ground.packs else 0,
-        ground.rank(node),
+        context.cost_of_node(node, sum(more[pool] for pool in pools if context.snapshot.pools[pool].node is not None)),
+        sum(context.cost_of_pool(pool, more[pool]) for pool in pools),
+        _partition_loss_of(context, entries) if context.packs else 0,
+        context.rank(node),
         sum(pools),
         offsets,
     )
@@ -60,22 +60,22 @@ def _one_of(placements: Iterable[Placement]) -> tuple[int, ...]:
     return tuple(alternative for _, alternative in sorted(chosen.items()) if alternative is not None)
 
 
-def largest_partition_loss(snapshot: Snapshot, ledger: Usage, entries: Iterable[PlacedDevice]) -> int:
+def largest_partition_loss(snapshot: Snapshot, usage: Usage, entries: Iterable[PlacedDevice]) -> int:
     """What the pools lose of their largest devices; see ``partition_loss``."""
-    return _partition_loss_of(SearchContext(snapshot, ledger, "pack"), entries)
+    return _partition_loss_of(SearchContext(snapshot, usage, "pack"), entries)
 
 
-def _partition_loss_of(ground: SearchContext, entries: Iterable[PlacedDevice]) -> int:
-    snapshot, ledger = ground.snapshot, ground.ledger
+def _partition_loss_of(context: SearchContext, entries: Iterable[PlacedDevice]) -> int:
+    snapshot, usage = context.snapshot, context.usage
     taken: dict[int, dict[int, Device]] = defaultdict(dict)
     for entry in entries:
-        if entry.device.draws and not entry.request.mode.is_admin and not ledger.in_use(entry.device):
+        if entry.device.draws and not entry.request.mode.is_admin and not usage.in_use(entry.device):
             taken[entry.device.pool][entry.device.index] = entry.device
     total = 0
     for index, devices in taken.items():
-        shapes = ground.partitions(snapshot.pools[index])
+        shapes = context.partitions(snapshot.pools[index])
         if not shapes:
             continue
-        free = {name: ledger.free_pool_blocks(index, name) for name in snapshot.pools[index].resources}
+        free = {name: usage.free_pool_blocks(index, name) for name in snapshot.pools[index].resources}
         total += partition_loss(shapes, free, [device.draws for device in devices.values()])
     return total

@@ -15,7 +15,7 @@ class SearchContext:
     """Looks at no more of the fleet than it is asked about: a question about one node must not cost a fleet."""
 
     snapshot: Snapshot
-    ledger: Usage
+    usage: Usage
     placement: str
     """``pack`` or ``spread``"""
     _busy: dict[int, bool] = field(default_factory=dict)
@@ -29,16 +29,16 @@ class SearchContext:
     def partitions(self, pool: Pool) -> Shapes:
         """The shapes of the devices that may still be had of a pool."""
         if pool.index not in self._partitions:
-            self._partitions[pool.index] = partition_shapes(pool, self.ledger)
+            self._partitions[pool.index] = partition_shapes(pool, self.usage)
         return self._partitions[pool.index]
 
     def is_busy(self, pool: int) -> bool:
         """Whether some device of a pool is in use."""
         busy = self._busy.get(pool)
         if busy is None:
-            ledger = self.ledger
+            usage = self.usage
             devices = self.snapshot.pools[pool].devices
-            in_use = bool(ledger.whole or ledger.shared) and any(map(ledger.in_use, devices))
+            in_use = bool(usage.whole or usage.shared) and any(map(usage.in_use, devices))
             busy = self._busy[pool] = in_use
         return busy
 
@@ -55,7 +55,7 @@ class SearchContext:
         """How many devices of a pool are in use."""
         if pool not in self._loads:
             devices = self.snapshot.pools[pool].devices
-            self._loads[pool] = sum(map(self.ledger.in_use, devices)) if self.is_busy(pool) else 0
+            self._loads[pool] = sum(map(self.usage.in_use, devices)) if self.is_busy(pool) else 0
         return self._loads[pool]
 
     def node_load(self, node: str | None) -> int:

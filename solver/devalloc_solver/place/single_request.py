@@ -39,25 +39,25 @@ def _is_single_request(request: Request, demand: Demand) -> bool:
 
 
 def place_single_request(
-    ground: SearchContext, unit: PlacementUnit, requests: Sequence[Request], node: str | None
+    context: SearchContext, unit: PlacementUnit, requests: Sequence[Request], node: str | None
 ) -> tuple[Placement, PlacementScore] | bool:
     """Where the first request that fits goes on one node; False when none does, True when the search has to tell."""
     for request in requests:
-        answer = _place_request(ground, unit, request, node)
+        answer = _place_request(context, unit, request, node)
         if answer is not False:
             return answer
     return False
 
 
 def _place_request(
-    ground: SearchContext, unit: PlacementUnit, request: Request, node: str | None
+    context: SearchContext, unit: PlacementUnit, request: Request, node: str | None
 ) -> tuple[Placement, PlacementScore] | bool:
     names = (*request.match, *unit.demands[0].match)
     best: tuple[tuple[int, ...], Pool, list[Device]] | None = None
     several = 0
-    for pool, devices in _free(ground, request, node, names):
+    for pool, devices in _free(context, request, node, names):
         if request.min_count == 1:
-            loss, device = _least_partition_loss(ground, pool, devices)
+            loss, device = _least_partition_loss(context, pool, devices)
             chosen = [device]
         elif any(device.draws or device.compatibility is not None for device in devices):
             return True
@@ -66,7 +66,7 @@ def _place_request(
             continue
         else:
             loss, chosen = 0, devices[: request.min_count]
-        rank = (ground.cost_of_pool(pool.index, request.min_count), loss, pool.index)
+        rank = (context.cost_of_pool(pool.index, request.min_count), loss, pool.index)
         if best is None or rank < best[0]:
             best = rank, pool, chosen
     if best is None:
@@ -81,17 +81,17 @@ def _place_request(
     offsets = sum(device.index for device in devices) - len(devices) * pool.devices[0].index
     chosen_index = () if request.alternative is None else (request.alternative,)
     own = 0 if pool.node is None else request.min_count
-    policy = (0, ground.cost_of_node(node, own), avoided, loss, ground.rank(node), pool.index, offsets)
+    policy = (0, context.cost_of_node(node, own), avoided, loss, context.rank(node), pool.index, offsets)
     return placed, PlacementScore(chosen_index, 1, len(devices), policy)
 
 
 def _free(
-    ground: SearchContext, request: Request, node: str | None, names: tuple[str, ...]
+    context: SearchContext, request: Request, node: str | None, names: tuple[str, ...]
 ) -> Iterator[tuple[Pool, list[Device]]]:
     """The devices that the request may have, pool by pool."""
-    snapshot, ledger = ground.snapshot, ground.ledger
+    snapshot, usage = context.snapshot, context.usage
     accepted = request.candidates.accepted
-    whole, shared = ledger.whole, ledger.shared
+    whole, shared = usage.whole, usage.shared
     reached = snapshot.pools_by_node.get(None, ())
     for pool in (*reached, *snapshot.pools_by_node.get(node, ())) if node is not None else reached:
         devices = []
@@ -107,23 +107,23 @@ def _free(
             if any(name not in device.attributes for name in names):
                 continue
             if device.draws or device.compatibility is not None:
-                free = free_blocks(pool, ledger) if free is None else free
-                if not pool_allows(device, free, ledger):
+                free = free_blocks(pool, usage) if free is None else free
+                if not pool_allows(device, free, usage):
                     continue
             devices.append(device)
         if devices:
             yield pool, devices
 
 
-def _least_partition_loss(ground: SearchContext, pool: Pool, devices: list[Device]) -> tuple[int, Device]:
+def _least_partition_loss(context: SearchContext, pool: Pool, devices: list[Device]) -> tuple[int, Device]:
     """The device that costs least of the largest partition; the first of equals."""
     first = devices[0]
-    if not ground.packs or not first.draws:
+    if not context.packs or not first.draws:
         return 0, first
-    shapes = ground.partitions(pool)
+    shapes = context.partitions(pool)
     if not shapes:
         return 0, first
-    free = {name: ground.ledger.free_pool_blocks(pool.index, name) for name in pool.resources}
+    free = {name: context.usage.free_pool_blocks(pool.index, name) for name in pool.resources}
     losses: dict[Draws, int] = {}
     for device in devices:
         if device.draws not in losses:

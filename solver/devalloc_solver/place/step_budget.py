@@ -13,7 +13,7 @@ class StepsExhausted(Exception):
 
 
 class SharesInterfere(StepsExhausted):
-    """Shares of several asks meet in a way that this search cannot split."""
+    """Shares of several requests meet in a way that this search cannot split."""
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class StepBudget:
     left: int
 
     def spend(self, count: int = 1) -> None:
-        """Raises OutOfSteps when nothing is left."""
+        """Raises StepsExhausted when nothing is left."""
         self.left -= count
         if self.left < 0:
             raise StepsExhausted("the search is out of steps")

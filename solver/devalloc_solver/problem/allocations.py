@@ -69,14 +69,14 @@ class Usage:
     """pool -> compatibility groups in use (S12a)"""
 
     @classmethod
-    def of(cls, snapshot: Snapshot, holdings: Iterable[Allocation]) -> Usage:
-        ledger = cls(snapshot)
-        for holding in holdings:
-            ledger.add(holding)
-        return ledger
+    def of(cls, snapshot: Snapshot, allocations: Iterable[Allocation]) -> Usage:
+        usage = cls(snapshot)
+        for allocation in allocations:
+            usage.add(allocation)
+        return usage
 
-    def add(self, holding: Allocation) -> None:
-        for item in holding.items:
+    def add(self, allocation: Allocation) -> None:
+        for item in allocation.items:
             device = self.snapshot.devices[item.device]
             if not self.in_use(device):
                 for name, blocks in device.draws:
@@ -169,7 +169,7 @@ def read_allocations(
     snapshot: Snapshot, claims: Iterable[DeviceClaim], classes: Mapping[str, DeviceClass]
 ) -> tuple[list[Allocation], list[MissingDevice], list[Problem]]:
     """What the allocated claims hold, the devices of theirs that are gone, and what could not be resolved."""
-    holdings: list[Allocation] = []
+    allocations: list[Allocation] = []
     lost: list[MissingDevice] = []
     problems: list[Problem] = []
     for claim in claims:
@@ -184,8 +184,8 @@ def read_allocations(
             if not admin:
                 amounts = allocated_amounts(entry)
                 held += [AllocatedDevice(device.index, amounts, len(devices) == 1) for device in devices]
-        holdings.append(Allocation(claim.key, claim.priority, tuple(held)))
-    return holdings, lost, problems
+        allocations.append(Allocation(claim.key, claim.priority, tuple(held)))
+    return allocations, lost, problems
 
 
 def allocated_amounts(entry: DeviceAllocation) -> tuple[tuple[str, int], ...] | None:

@@ -57,16 +57,16 @@ class DeviceGroup:
 
 
 def make_device_groups(
-    snapshot: Snapshot, ledger: Usage, units: Sequence[PlacementUnit], *, placement: str = "pack"
+    snapshot: Snapshot, usage: Usage, units: Sequence[PlacementUnit], *, placement: str = "pack"
 ) -> tuple[list[DeviceGroup], list[str]]:
     """Bunches of all devices that some request may take, and the nodes that are worth considering, in natural order.
 
     Of interchangeable nodes the first ones are; to spread, those with the fewest devices in use.
     """
-    view = _DeviceKeys.of(ledger, units)
+    view = _DeviceKeys.of(usage, units)
     order = snapshot.nodes
     if placement == "spread":
-        loads = load_by_node(snapshot, ledger.devices_in_use())
+        loads = load_by_node(snapshot, usage.devices_in_use())
         order = tuple(sorted(order, key=lambda node: loads[node]))  # stable
     nodes = _representatives(view, units, order)
     device_groups: list[DeviceGroup] = []
@@ -79,23 +79,23 @@ def make_device_groups(
                 values = tuple(device.attributes.get(name) for name in view.attributes)
                 alike[view.state(device), values, device.reach].append(device)
         for devices in alike.values():
-            held = devices[0].index in ledger.shared
+            held = devices[0].index in usage.shared
             device_groups.append(DeviceGroup(pool.index, pool.node, tuple(devices), held))
     return device_groups, [node for node in snapshot.nodes if node in nodes]
 
 
-def may_take(request: Request, device_group: DeviceGroup, ledger: Usage) -> bool:
+def may_take(request: Request, device_group: DeviceGroup, usage: Usage) -> bool:
     """Whether a request may take devices of a device group, as far as the device group alone tells."""
     device = device_group.one
     if device.index not in request.candidates.accepted:
         return False
     if request.mode.is_admin:
         return True
-    if device.index in ledger.whole:
+    if device.index in usage.whole:
         return False
     if device.shareable:
         portion = request.portions.get(device.index)
-        return portion is not None and ledger.portions_left(device, portion) != 0
+        return portion is not None and usage.portions_left(device, portion) != 0
     return request.mode is AllocationMode.SHARE or not device_group.held_share
 
 
@@ -113,7 +113,7 @@ def attributes_of(demand: Demand) -> Iterable[str]:
 class _DeviceKeys:
     """What the requests of a batch see of a device."""
 
-    ledger: Usage
+    usage: Usage
     masks: Mapping[int, int]
     """device -> which of the distinct candidate sets have it, as bits"""
     pools: frozenset[int]
@@ -123,7 +123,7 @@ class _DeviceKeys:
     portions: Sequence[Mapping[int, Portion]]
 
     @classmethod
-    def of(cls, ledger: Usage, units: Sequence[PlacementUnit]) -> _DeviceKeys:
+    def of(cls, usage: Usage, units: Sequence[PlacementUnit]) -> _DeviceKeys:
         demands = [demand for unit in units for demand in unit.demands]
         requests = [request for demand in demands for request in demand.requests]
         masks: dict[int, int] = defaultdict(int)
@@ -131,9 +131,9 @@ class _DeviceKeys:
             for index in candidates.accepted:
                 masks[index] |= 1 << bit
         return cls(
-            ledger,
+            usage,
             masks,
-            frozenset(ledger.snapshot.devices[index].pool for index in masks),
+            frozenset(usage.snapshot.devices[index].pool for index in masks),
             sorted({name for demand in demands for name in attributes_of(demand)}),
             sorted({name for request in requests for name in (*request.requests, *request.limits)}),
             [*{id(request.portions): request.portions for request in requests if request.portions}.values()],
@@ -141,21 +141,21 @@ class _DeviceKeys:
 
     def state(self, device: Device) -> tuple[object, ...]:
         """Who may take it, what it has left, and what it would draw on its pool: nothing more when it is in use."""
-        ledger, index = self.ledger, device.index
+        usage, index = self.usage, device.index
         if device.shareable:
             amounts: tuple[object, ...] = (
                 tuple(portions.get(index) for portions in self.portions),
-                tuple((name, device.resources[name].nano, ledger.free_nano(device, name)) for name in device.resources),
+                tuple((name, device.resources[name].nano, usage.free_nano(device, name)) for name in device.resources),
             )
         else:
             amounts = tuple(
-                (device.resources[name].block, device.resources[name].blocks, ledger.free_blocks(device, name))
+                (device.resources[name].block, device.resources[name].blocks, usage.free_blocks(device, name))
                 if name in device.resources
                 else None
                 for name in self.resources
             )
-        if ledger.in_use(device):
-            return self.masks[index], device.shareable, index in ledger.whole, index in ledger.shared, amounts
+        if usage.in_use(device):
+            return self.masks[index], device.shareable, index in usage.whole, index in usage.shared, amounts
         return self.masks[index], device.shareable, device.draws, device.compatibility, amounts
 
 
@@ -167,33 +167,33 @@ def _representatives(view: _DeviceKeys, units: Sequence[PlacementUnit], order: S
     """
     pinned = {unit.pin for unit in units if unit.pin is not None}
     free_units = sum(unit.pin is None for unit in units)
-    pools_in_use = view.ledger.pools_in_use()
+    pools_in_use = view.usage.pools_in_use()
     chosen: set[str] = set()
     counts: dict[object, int] = defaultdict(int)
-    for node, look, useful in _node_looks(view, units, order, lambda pool: pool.index in pools_in_use):
+    for node, signature, useful in _node_signatures(view, units, order, lambda pool: pool.index in pools_in_use):
         if node in pinned:
             chosen.add(node)
             continue
-        counts[look] += 1
-        if counts[look] <= (free_units if useful else 1):
+        counts[signature] += 1
+        if counts[signature] <= (free_units if useful else 1):
             chosen.add(node)
     return chosen
 
 
-def node_looks(
-    snapshot: Snapshot, ledger: Usage, units: Sequence[PlacementUnit], use: Callable[[Pool], object]
+def node_signatures(
+    snapshot: Snapshot, usage: Usage, units: Sequence[PlacementUnit], use: Callable[[Pool], object]
 ) -> dict[str, object]:
-    """node -> how it looks to the units of a batch: equal for nodes where each of them fares alike. Nodes are left out
-    where no unit may be. ``use``: what the placement policy looks at of a pool's use."""
-    looks = _node_looks(_DeviceKeys.of(ledger, units), units, snapshot.nodes, use)
-    return {node: look for node, look, _ in looks}
+    """node -> its signature for the units of a batch: equal for nodes where each of them fares alike. Nodes where no
+    unit may be are left out. ``use``: what the placement policy looks at of a pool's use."""
+    signatures = _node_signatures(_DeviceKeys.of(usage, units), units, snapshot.nodes, use)
+    return {node: signature for node, signature, _ in signatures}
 
 
-def _node_looks(
+def _node_signatures(
     view: _DeviceKeys, units: Sequence[PlacementUnit], order: Iterable[str], use: Callable[[Pool], object]
 ) -> Iterator[tuple[str, object, bool]]:
-    """(node, look, whether it has candidates of its own). ``use``: what to tell of the use of a pool."""
-    snapshot = view.ledger.snapshot
+    """(node, signature, whether it has candidates of its own). ``use``: what to tell of the use of a pool."""
+    snapshot = view.usage.snapshot
     network_pools = (pool for pool in snapshot.pools_by_node.get(None, ()) if pool.index in view.pools)
     network = [d for pool in network_pools for d in pool.devices if d.index in view.masks]
     network_values = {value for device in network for name in view.attributes for value in device.values(name)}
@@ -226,9 +226,9 @@ def _pool_key(
                 tuple(rename(name, value) for value in _sorted_values(device.values(name))) for name in view.attributes
             )
             members.append((view.state(device), values))
-    ledger = view.ledger
-    free = tuple((name, ledger.free_pool_blocks(pool.index, name)) for name in sorted(pool.resources))
-    groups = tuple(sorted(map(repr, ledger.groups.get(pool.index, ()))))
+    usage = view.usage
+    free = tuple((name, usage.free_pool_blocks(pool.index, name)) for name in sorted(pool.resources))
+    groups = tuple(sorted(map(repr, usage.groups.get(pool.index, ()))))
     return tuple(members), free, groups, use
 
 

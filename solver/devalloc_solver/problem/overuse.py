@@ -141,13 +141,13 @@ def overuse_problems(overuses: Iterable[Overuse[D]], kind: str, device: Callable
 # -- of a snapshot -----------------------------------------------------------------------------------------------------
 
 
-def overuse_of_allocations(snapshot: Snapshot, holdings: Iterable[Allocation]) -> list[Overuse[int]]:
-    """The same of holdings; devices are their numbers. What a claim only may hold is no alarm.
+def overuse_of_allocations(snapshot: Snapshot, allocations: Iterable[Allocation]) -> list[Overuse[int]]:
+    """The same of allocations; devices are their numbers. What a claim only may hold is no alarm.
 
     Devices are named in the order of the claims that hold them, not in that of the documents.
     """
     devices, pools = snapshot.devices, snapshot.pools
-    ordered = sorted(holdings, key=lambda holding: holding.claim)
+    ordered = sorted(allocations, key=lambda allocation: allocation.claim)
 
     def draws(index: int) -> Iterator[tuple[tuple[int, str], int]]:
         return (((devices[index].pool, name), blocks) for name, blocks in devices[index].draws)

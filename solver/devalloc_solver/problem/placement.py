@@ -30,7 +30,7 @@ class Placement:
     node: str | None
     entries: tuple[PlacedDevice, ...]
 
-    def holding(self) -> Allocation:
+    def allocation(self) -> Allocation:
         """What the claim holds from now on."""
         items = tuple(
             AllocatedDevice(e.device.index, e.amounts if e.amounts or e.device.shareable else None)

@@ -47,7 +47,7 @@ def scattered(nodes: int, claims: int, seed: int) -> list[Manifest]:
 
 def templates_of(prepared: PreparedProblem) -> list[NodeTemplate]:
     kinds, _ = group_units(prepared.snapshot, prepared.units)
-    return group_nodes(prepared.snapshot, Usage.of(prepared.snapshot, prepared.holdings), kinds).templates
+    return group_nodes(prepared.snapshot, Usage.of(prepared.snapshot, prepared.allocations), kinds).templates
 
 
 def seen(template: NodeTemplate, node: int) -> dict[int, tuple[object, ...]]:

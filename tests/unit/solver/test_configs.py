@@ -13,7 +13,7 @@ REF = {"apiVersion": "devalloc.io/v1alpha1", "kind": "VfConfig", "namespace": "a
 CONFIG: dict[str, Any] = {"kind": "VfConfig", "metadata": {"namespace": "admin", "name": "confined"}}
 
 
-def intake(**classes: int) -> ProblemInput:
+def problem_input(**classes: int) -> ProblemInput:
     """By each class how often it names the one configuration object."""
     made = {
         name: DeviceClass.model_validate({"metadata": {"name": name}, "spec": {"configs": [REF] * times}})
@@ -23,12 +23,12 @@ def intake(**classes: int) -> ProblemInput:
 
 
 def test_it_is_said_which_allocations_a_classs_configuration_is_for() -> None:
-    both = config_entries("default", [("a", ()), ("a", ())], intake(a=1))
+    both = config_entries("default", [("a", ()), ("a", ())], problem_input(a=1))
     assert both == {"classConfigs": [CONFIG]}, "all of them, so that nothing is to be said"
-    one = config_entries("default", [("b", ()), ("a", ())], intake(a=1, b=0))
+    one = config_entries("default", [("b", ()), ("a", ())], problem_input(a=1, b=0))
     assert one == {"classConfigs": [CONFIG], "classConfigAllocations": [[1]]}
 
 
 def test_an_object_that_a_class_names_twice_is_for_its_own_devices_only() -> None:
-    fields = config_entries("default", [("a", ()), ("b", ())], intake(a=2, b=0))
+    fields = config_entries("default", [("a", ()), ("b", ())], problem_input(a=2, b=0))
     assert fields == {"classConfigs": [CONFIG], "classConfigAllocations": [[0]]}

@@ -224,7 +224,7 @@ def test_a_unit_whose_search_begins_too_late_is_cut_short_and_its_expressions_ar
     """A program that hears of expressions gives them all of the time, which a search would then take."""
     prepared = prepare(read_documents([GPU, *fleet(1), wanting("c", 2)]))
     with pytest.raises(SearchCutShort) as cut:
-        strategy.solve_unit(prepared.snapshot, prepared.holdings, prepared.units[0], "pack", time.monotonic() - 1)
+        strategy.solve_unit(prepared.snapshot, prepared.allocations, prepared.units[0], "pack", time.monotonic() - 1)
     assert cut.value.bound is None
 
 

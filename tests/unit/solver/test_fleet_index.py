@@ -100,7 +100,7 @@ def test_a_census_that_keeps_up_counts_what_is_there(seed: int, spare: int, monk
     for number in range(60):
         if held and random.random() < 0.4:
             key = held.pop(random.randrange(len(held)))
-            if key in state.holdings:
+            if key in state.allocations:
                 fleet.release(*key)
         else:
             document = random.choice(documents(random))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from devalloc.api.meta import UNAVAILABLE
 from devalloc_solver.bounds.largest_partition import partition_loss, shapes_of_draws
-from devalloc_solver.fleet.device_kinds import DeviceKind
+from devalloc_solver.fleet.equal_devices import EqualDevices
 from devalloc_solver.fleet.fragmentation import PartitionLosses
 from devalloc_solver.fleet.pool_states import PoolKind, PoolState
 from devalloc_solver.problem.snapshot import Device, Resource
@@ -29,7 +29,7 @@ def pool_kinds(draw: st.DrawFn) -> PoolKind:
         draws = tuple((name, draw(st.integers(1, most))) for name in sorted(draw(names)))
         attributes = {UNAVAILABLE: "mode"} if draw(st.integers(0, 3)) == 3 else {}
         undefined = "lost" if draw(st.integers(0, 3)) == 3 else None
-        kinds.append(DeviceKind(number, "gpu", Device(number, 0, f"d{number}", attributes, {}, draws, undefined), {}))
+        kinds.append(EqualDevices(number, "gpu", Device(number, 0, f"d{number}", attributes, {}, draws, undefined), {}))
     numbers = count()
     groups = tuple(tuple(next(numbers) for _ in range(draw(st.integers(1, 3)))) for _ in kinds)
     return PoolKind(0, resources, tuple(kinds), groups, ())

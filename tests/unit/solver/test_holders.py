@@ -15,7 +15,7 @@ from devalloc_solver.problem.snapshot import Device, Pool, join_pools
 NODES, DEVICES = ("n0", "n1", "n2"), 4
 
 
-class Holding(NamedTuple):
+class AllocationRecord(NamedTuple):
     """Devices by node and number."""
 
     items: tuple[HeldItem, ...]
@@ -36,8 +36,8 @@ def index_of_nodes() -> NodeIndex:
 @pytest.mark.parametrize("seed", range(5))
 def test_what_is_kept_is_what_claims_hold(seed: int) -> None:
     rng, index = Random(seed), index_of_nodes()
-    holders: Holders[Holding] = Holders(index)
-    held: dict[tuple[str, str], Holding] = {}
+    holders: Holders[AllocationRecord] = Holders(index)
+    held: dict[tuple[str, str], AllocationRecord] = {}
     for number in range(200):
         key = ("default", f"c{rng.randrange(12)}")
         if key in held:
@@ -50,15 +50,15 @@ def test_what_is_kept_is_what_claims_hold(seed: int) -> None:
         else:
             count = rng.choice((0, 1, 1, 2, 3))
             items = [(rng.choice(NODES), rng.randrange(DEVICES), None) for _ in range(count)]
-            held[key] = Holding(tuple(dict.fromkeys(items)))
+            held[key] = AllocationRecord(tuple(dict.fromkeys(items)))
             holders.enter(key, held[key], held[key].items)
         assert holders.by_claim == held, number
         on_node = defaultdict(set)
-        for one, holding in held.items():
-            for node, _, _ in holding.items:
+        for one, allocation in held.items():
+            for node, _, _ in allocation.items:
                 on_node[node].add(one)
         assert holders.on_node == on_node
-        assert holders.scattered == {one for one, holding in held.items() if len(holding.pools) > 1}
+        assert holders.scattered == {one for one, allocation in held.items() if len(allocation.pools) > 1}
         for node in NODES:
             assert holders.of_pools((f"of {node}",)) == holders.on_nodes((node,)) == on_node[node]
     for key in held:
@@ -68,5 +68,5 @@ def test_what_is_kept_is_what_claims_hold(seed: int) -> None:
 
 
 def test_who_holds_nothing_leaves_nothing() -> None:
-    holders: Holders[Holding] = Holders(index_of_nodes())
+    holders: Holders[AllocationRecord] = Holders(index_of_nodes())
     assert holders.leave(("default", "unknown")) is None

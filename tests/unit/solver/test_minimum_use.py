@@ -23,14 +23,14 @@ def prepared_batch(kind: str, nodes: int, claims: int) -> PreparedProblem:
 
 
 def placed_one_by_one(ready: PreparedProblem) -> list[Placement]:
-    return place_compactly(ready.snapshot, ready.holdings, ready.units, placement="pack", ends=None)
+    return place_compactly(ready.snapshot, ready.allocations, ready.units, placement="pack", ends=None)
 
 
 def minimum_of(ready: PreparedProblem, placements: list[Placement]) -> tuple[int, int]:
     filled = {(one.demand.key, entry.request.label): entry.request for one in placements for entry in one.entries}
-    ledger = Usage.of(ready.snapshot, ready.holdings)
+    usage = Usage.of(ready.snapshot, ready.allocations)
     details = satisfied_details([((request,), 1) for request in filled.values()])
-    least = MinimumUse(ready.snapshot, ledger, ready.units, details)
+    least = MinimumUse(ready.snapshot, usage, ready.units, details)
     return least.pools(), least.devices()
 
 
@@ -63,7 +63,7 @@ def test_no_answer_to_a_random_fleet_takes_less(seed: int) -> None:
 def test_a_node_of_eight_devices_has_room_for_two_claims_of_three() -> None:
     ready = prepared_batch("equal", 10, 10)
     counts = satisfied_counts(ready.units, {0: 10})
-    least = MinimumUse(ready.snapshot, Usage.of(ready.snapshot, ready.holdings), ready.units, counts)
+    least = MinimumUse(ready.snapshot, Usage.of(ready.snapshot, ready.allocations), ready.units, counts)
     assert (least.pools(), least.devices()) == (5, 30)
 
 
@@ -82,10 +82,10 @@ def test_shares_need_as_many_devices_as_have_their_amounts() -> None:
 
 def test_claims_that_are_only_counted_take_what_the_smallest_take() -> None:
     ready = prepared_batch("mixed", 12, 12)
-    ledger = Usage.of(ready.snapshot, ready.holdings)
+    usage = Usage.of(ready.snapshot, ready.allocations)
     priorities = {unit.demands[0].claim.priority for unit in ready.units}
-    none = MinimumUse(ready.snapshot, ledger, ready.units, satisfied_counts(ready.units, dict.fromkeys(priorities, 0)))
-    one = MinimumUse(ready.snapshot, ledger, ready.units, satisfied_counts(ready.units, dict.fromkeys(priorities, 1)))
+    none = MinimumUse(ready.snapshot, usage, ready.units, satisfied_counts(ready.units, dict.fromkeys(priorities, 0)))
+    one = MinimumUse(ready.snapshot, usage, ready.units, satisfied_counts(ready.units, dict.fromkeys(priorities, 1)))
     assert (none.pools(), none.devices()) == (0, 0)
     assert one.pools() >= 1
     assert one.devices() >= len(priorities)

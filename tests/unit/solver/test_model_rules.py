@@ -120,8 +120,8 @@ def test_a_portion_without_amounts_holds_the_device_as_shared() -> None:
     gpu = fleet({}, shareable=1)
     request = replace(want(gpu), portions={0: ()})
     answers, _ = solved(gpu, claim("c", request))
-    assert answers["c"].holding().items == (AllocatedDevice(0, ()),)
-    assert sorted(solved(gpu, claim("d", request), held=[answers["c"].holding()])[0]) == ["d"]
+    assert answers["c"].allocation().items == (AllocatedDevice(0, ()),)
+    assert sorted(solved(gpu, claim("d", request), held=[answers["c"].allocation()])[0]) == ["d"]
 
 
 # -- all devices -----------------------------------------------------------------------------------------------------

@@ -19,12 +19,12 @@ from tests.support import random_fleets
 
 def assert_nodes_suffice(ready: PreparedProblem, placement: str) -> None:
     """Each unit of a batch goes where it would go if every node was looked at."""
-    ledger = Usage.of(ready.snapshot, ready.holdings)
-    batch = batch_nodes(SearchContext(ready.snapshot, ledger, placement), ready.units)
+    usage = Usage.of(ready.snapshot, ready.allocations)
+    batch = batch_nodes(SearchContext(ready.snapshot, usage, placement), ready.units)
 
     def best(unit: PlacementUnit, nodes: BatchNodes | None) -> UnitPlacement | None:
         try:
-            return place(ready.snapshot, ledger, unit, placement=placement, batch=nodes)
+            return place(ready.snapshot, usage, unit, placement=placement, batch=nodes)
         except StepsExhausted:
             return None
 
@@ -37,7 +37,7 @@ def assert_nodes_suffice(ready: PreparedProblem, placement: str) -> None:
         assert among.score.one_of == everywhere.score.one_of
         assert (among.score.pools, among.score.devices) == (everywhere.score.pools, everywhere.score.devices)
         for one in among.placements:
-            ledger.add(one.holding())
+            usage.add(one.allocation())
             batch.use(one.node)
 
 
@@ -55,8 +55,8 @@ def test_nodes_of_a_random_fleet_suffice(seed: int) -> None:
 
 def test_of_nodes_that_are_alike_the_first_unused_one_stands_for_all() -> None:
     ready = prepare(read_documents(BatchCase("equal", 12, 4).documents()))
-    ground = SearchContext(ready.snapshot, Usage.of(ready.snapshot, ready.holdings), "pack")
-    batch = batch_nodes(ground, ready.units)
+    context = SearchContext(ready.snapshot, Usage.of(ready.snapshot, ready.allocations), "pack")
+    batch = batch_nodes(context, ready.units)
     first = batch.nodes(ready.units[0])
     assert len(first) < 12
     batch.use(first[0])

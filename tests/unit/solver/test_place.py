@@ -29,7 +29,7 @@ def placed(*documents: dict[str, Any], placement: str = "pack") -> UnitPlacement
     """Where the only waiting unit goes."""
     ready = prepared(*documents)
     (unit,) = ready.units
-    return place(ready.snapshot, Usage.of(ready.snapshot, ready.holdings), unit, placement=placement)
+    return place(ready.snapshot, Usage.of(ready.snapshot, ready.allocations), unit, placement=placement)
 
 
 def devices(outcome: UnitPlacement | None) -> list[str]:
@@ -57,7 +57,7 @@ def want(**detail: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("question", HARD)
 def test_hard_questions_are_settled_within_a_tenth_of_the_budget(question: Question) -> None:
     ready = prepare(read_documents(question.documents))
-    answer = place(ready.snapshot, Usage.of(ready.snapshot, ready.holdings), ready.units[0], steps=3_000)
+    answer = place(ready.snapshot, Usage.of(ready.snapshot, ready.allocations), ready.units[0], steps=3_000)
     assert (answer is not None) is question.fits
 
 
@@ -67,7 +67,7 @@ def test_a_budget_that_is_spent_is_no_answer() -> None:
     ]
     ready = prepare(read_documents(question.documents))
     with pytest.raises(StepsExhausted):
-        place(ready.snapshot, Usage.of(ready.snapshot, ready.holdings), ready.units[0], steps=20)
+        place(ready.snapshot, Usage.of(ready.snapshot, ready.allocations), ready.units[0], steps=20)
 
 
 # -- goals -----------------------------------------------------------------------------------------------------------
@@ -238,9 +238,9 @@ def test_whole_takers_and_shares_never_meet() -> None:
 
 def test_a_single_node_is_placed_on_as_the_whole_fleet_would_be() -> None:
     documents = prepared(gpus("a", 1, "n1"), gpus("b", 2, "n2"), claim("c", want(requests={"count": 2})))
-    ledger = Usage.of(documents.snapshot, ())
+    usage = Usage.of(documents.snapshot, ())
     (unit,) = documents.units
-    assert place_on(documents.snapshot, ledger, unit, "n1") is None
-    outcome = place_on(documents.snapshot, ledger, unit, "n2")
-    assert outcome == place(documents.snapshot, ledger, unit)
+    assert place_on(documents.snapshot, usage, unit, "n1") is None
+    outcome = place_on(documents.snapshot, usage, unit, "n2")
+    assert outcome == place(documents.snapshot, usage, unit)
     assert pools(outcome, documents) == {"b"}

@@ -173,7 +173,7 @@ def test_columns_are_right_and_their_bound_holds(seed: int) -> None:
     }
     prepared = prepare(read_documents(documents))
     placements, levels = allocate_batch(
-        prepared.snapshot, prepared.holdings, prepared.units, placement="pack", ends=None
+        prepared.snapshot, prepared.allocations, prepared.units, placement="pack", ends=None
     )
     taken = [(e.device.pool, e.device.name) for p in placements for e in p.entries]
     assert len(taken) == len(set(taken))
@@ -264,12 +264,12 @@ def test_a_short_deadline_gives_what_a_first_fit_would_find(deadline: float) -> 
 
 def test_a_judge_that_is_kept_forgets_expressions_once_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(solve_cache, "MAX_VERDICTS", 2)
-    intake, state = read_documents([GPU, *fleet(1)]), solve_cache.SolveCache()
-    judge = state.take(intake)[2]
+    problem_input, state = read_documents([GPU, *fleet(1)]), solve_cache.SolveCache()
+    judge = state.take(problem_input)[2]
     for expression in ("device.", "device..", "device..."):
-        assert state.take(intake)[2] is judge
+        assert state.take(problem_input)[2] is judge
         assert judge.expression_error(expression) is not None
-    assert state.take(intake)[2] is not judge
+    assert state.take(problem_input)[2] is not judge
 
 
 def test_every_priority_that_waits_has_a_level() -> None:

@@ -21,8 +21,8 @@ KINDS = ("mixed", "half full", "unlike", "groups", "oneOf", "partitions", "share
 
 
 def warm_search(prepared: PreparedProblem) -> GoalSearch:
-    search = GoalSearch(build_model(prepared.snapshot, prepared.holdings, prepared.units))
-    start_search(search, prepared.holdings, placement="pack")
+    search = GoalSearch(build_model(prepared.snapshot, prepared.allocations, prepared.units))
+    start_search(search, prepared.allocations, placement="pack")
     return search
 
 
@@ -49,8 +49,8 @@ def test_small_models_begin_with_nothing() -> None:
 
 def test_a_search_after_its_deadline_begins_with_nothing() -> None:
     prepared = problem("mixed", 20, 20)
-    search = GoalSearch(build_model(prepared.snapshot, prepared.holdings, prepared.units), ends=0.0)
-    start_search(search, prepared.holdings, placement="pack")
+    search = GoalSearch(build_model(prepared.snapshot, prepared.allocations, prepared.units), ends=0.0)
+    start_search(search, prepared.allocations, placement="pack")
     assert not any(search.values)
 
 
@@ -61,7 +61,7 @@ def test_goals_end_where_they_do_without_a_first_incumbent(kind: str) -> None:
     def goals(search: GoalSearch) -> list[GoalLevel]:
         return optimize_goals(search.model, placement="pack", ends=None, search=search)[1]
 
-    cold = goals(GoalSearch(build_model(prepared.snapshot, prepared.holdings, prepared.units)))
+    cold = goals(GoalSearch(build_model(prepared.snapshot, prepared.allocations, prepared.units)))
     warm = goals(warm_search(prepared))
     assert [level for level in warm if level.goal in ("satisfied", "oneOf")] == [
         level for level in cold if level.goal in ("satisfied", "oneOf")

@@ -89,7 +89,7 @@ class SchedulingInput:
 
 
 def scheduling_input(documents: Sequence[Object], memo: Memo | None = None) -> SchedulingInput:
-    """The input for documents in which allocated claims are as they count (``as_allocated``)."""
+    """The input for documents in which allocated claims are as they count (``effective_documents``)."""
     machine_docs, memo = machines.virtual_machines_in(documents), memo or Memo()
     named = (doc for doc in documents if host_pool_names.node_of_host_pool(doc) is not None)
     pools = [doc for doc in named if memo.of("readable", doc, partial(_is_readable, doc))]

@@ -108,7 +108,7 @@ def _missing(key: Key) -> ClaimAnswer:
     raise KeyError(key)
 
 
-def placed_answer(placement: Placement, snapshot: Snapshot, intake: ProblemInput) -> ClaimAnswer:
+def placed_answer(placement: Placement, snapshot: Snapshot, problem_input: ProblemInput) -> ClaimAnswer:
     """The answer for a claim that got its devices."""
     claim = placement.demand.claim
     chosen: dict[int, int | None] = {}
@@ -128,9 +128,9 @@ def placed_answer(placement: Placement, snapshot: Snapshot, intake: ProblemInput
         configs=config_entries(
             claim.namespace,
             ((e.request.candidates.accepted[e.device.index], e.request.spec.configs) for e in placement.entries),
-            intake,
+            problem_input,
         ),
-        warnings=intake.warnings.get(claim.key, ()),
+        warnings=problem_input.warnings.get(claim.key, ()),
     )
 
 

@@ -14,7 +14,7 @@ CONFIG_FIELDS = ("classConfigs", "classConfigAllocations", "claimConfigs")
 
 
 def config_entries(
-    namespace: str, entries: Iterable[tuple[str | None, Sequence[DeviceConfigReference]]], intake: ProblemInput
+    namespace: str, entries: Iterable[tuple[str | None, Sequence[DeviceConfigReference]]], problem_input: ProblemInput
 ) -> dict[str, Any]:
     """What an answer says of them, where there is something to say: ``classConfigs`` and ``claimConfigs``, each object
     once, in spec order; ``classConfigAllocations`` where one of the classes is not for all allocations.
@@ -27,14 +27,14 @@ def config_entries(
     of_claim: dict[ConfigKey, None] = {}
     for index, (accepted, own) in enumerate(entries):
         count += 1
-        for ref in intake.classes[accepted].spec.configs if accepted is not None else ():
+        for ref in problem_input.classes[accepted].spec.configs if accepted is not None else ():
             of_class.setdefault((ref.api_version, ref.kind, ref.namespace, ref.name), {})[index] = None
         for own_ref in own:
             of_claim[own_ref.api_version, own_ref.kind, namespace, own_ref.name] = None
     is_partial = any(len(indexes) < count for indexes in of_class.values())
     sections: dict[str, Any] = {
-        "classConfigs": [deepcopy(intake.configs[key]) for key in of_class],
+        "classConfigs": [deepcopy(problem_input.configs[key]) for key in of_class],
         "classConfigAllocations": [list(indexes) for indexes in of_class.values()] if is_partial else [],
-        "claimConfigs": [deepcopy(intake.configs[key]) for key in of_claim],
+        "claimConfigs": [deepcopy(problem_input.configs[key]) for key in of_claim],
     }
     return {name: section for name, section in sections.items() if section}

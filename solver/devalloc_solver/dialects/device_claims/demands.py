@@ -26,14 +26,16 @@ from devalloc_solver.problem.ordering import claim_order
 from devalloc_solver.problem.snapshot import Device, Snapshot
 
 
-def build_units(intake: ProblemInput, eligibility: CandidateFinder) -> tuple[list[PlacementUnit], list[RejectedClaim]]:
+def build_units(
+    problem_input: ProblemInput, eligibility: CandidateFinder
+) -> tuple[list[PlacementUnit], list[RejectedClaim]]:
     """The units worth solving, in the order claims are decided, and the claims that are not."""
     refused: list[RejectedClaim] = []
     demands: list[Demand] = []
-    waiting = sorted((c for c in intake.claims if not c.is_allocated), key=claim_order)
+    waiting = sorted((c for c in problem_input.claims if not c.is_allocated), key=claim_order)
 
     def make(claim: DeviceClaim) -> Demand | RejectedClaim:
-        return find_refusal(claim, intake, eligibility) or make_demand(claim, eligibility)
+        return find_refusal(claim, problem_input, eligibility) or make_demand(claim, eligibility)
 
     for outcome in evaluate_in_turns(waiting, eligibility.allowance, make, timeout_rejection):
         if isinstance(outcome, Demand):
@@ -54,7 +56,7 @@ def build_units(intake: ProblemInput, eligibility: CandidateFinder) -> tuple[lis
         if group in done:
             continue
         done.add(group)
-        unit = _group_unit(group, groups[group], intake, refused, eligibility.snapshot)
+        unit = _group_unit(group, groups[group], problem_input, refused, eligibility.snapshot)
         if isinstance(unit, PlacementUnit):
             units.append(unit)
         else:
@@ -65,7 +67,7 @@ def build_units(intake: ProblemInput, eligibility: CandidateFinder) -> tuple[lis
 def _group_unit(
     group: tuple[str, str],
     members: list[Demand],
-    intake: ProblemInput,
+    problem_input: ProblemInput,
     refused: list[RejectedClaim],
     snapshot: Snapshot,
 ) -> PlacementUnit | list[RejectedClaim]:
@@ -76,13 +78,13 @@ def _group_unit(
 
     failing = [
         r
-        for r in (*intake.refused, *refused)
+        for r in (*problem_input.refused, *refused)
         if r.key[0] == namespace and r.group == name and r.status is None and r.reason is not Reason.DELETING
     ]
     if failing:
         first = min(failing, key=lambda r: r.key)
         return fail(f"member {first.key[0]}/{first.key[1]} of group {name} fails: {first.reason}: {first.message}")
-    allocated = [c for c in intake.claims if c.is_allocated and c.group == name and c.namespace == namespace]
+    allocated = [c for c in problem_input.claims if c.is_allocated and c.group == name and c.namespace == namespace]
     pins: dict[str, set[str]] = defaultdict(set)
     for demand in members:
         if demand.claim.pinned_node:
@@ -91,7 +93,7 @@ def _group_unit(
         if node := node_of(claim, snapshot):
             pins[node].add(claim.metadata.name)
     # An invalid member that holds devices is not solved, and fixes the node all the same.
-    for one in intake.refused:
+    for one in problem_input.refused:
         if one.key[0] == namespace and one.group == name and one.status and one.node:
             pins[one.node].add(one.key[1])
     if len(pins) > 1:
@@ -175,7 +177,7 @@ def timeout_rejection(claim: DeviceClaim, why: OutOfTime) -> RejectedClaim:
     return RejectedClaim(claim.key, Reason.SEARCH_LIMIT, message, group=claim.group, exceeded=why.bound)
 
 
-def find_refusal(claim: DeviceClaim, intake: ProblemInput, eligibility: CandidateFinder) -> RejectedClaim | None:
+def find_refusal(claim: DeviceClaim, problem_input: ProblemInput, eligibility: CandidateFinder) -> RejectedClaim | None:
     """Why a claim is not solved, whatever is free (S5, S6, S16); None for one that is.
 
     Raises OutOfTime, with the path of the expression.
@@ -184,7 +186,7 @@ def find_refusal(claim: DeviceClaim, intake: ProblemInput, eligibility: Candidat
         return RejectedClaim(claim.key, Reason.DELETING, "the claim is being deleted", group=claim.group)
     all_faults: list[_SpecError] = []
     for path, detail in _detail_paths(claim):
-        all_faults += _detail_refusals(path, detail, claim, intake, eligibility)
+        all_faults += _detail_refusals(path, detail, claim, problem_input, eligibility)
     for reason in (Reason.CLAIM_INVALID, Reason.CLASS_INVALID, Reason.CLASS_NOT_FOUND, Reason.CONFIG_NOT_FOUND):
         faults = [fault for fault in all_faults if fault[0] is reason]
         if faults:
@@ -219,7 +221,7 @@ def _detail_paths(claim: DeviceClaim) -> Iterator[tuple[str, DeviceClaimDetail]]
 
 
 def _detail_refusals(
-    path: str, detail: DeviceClaimDetail, claim: DeviceClaim, intake: ProblemInput, eligibility: CandidateFinder
+    path: str, detail: DeviceClaimDetail, claim: DeviceClaim, problem_input: ProblemInput, eligibility: CandidateFinder
 ) -> Iterator[_SpecError]:
     try:
         error = eligibility.expression_error(detail.constraints)
@@ -230,8 +232,8 @@ def _detail_refusals(
         yield Reason.CLAIM_INVALID, f"{path}.constraints: {error}", entry
     name = detail.device_class
     named = {"kind": "class", "path": f"{path}.deviceClass", "deviceClass": name}
-    if name and name not in intake.classes and name not in intake.invalid_classes:
-        near = closest_match(name, (*intake.classes, *intake.invalid_classes))
+    if name and name not in problem_input.classes and name not in problem_input.invalid_classes:
+        near = closest_match(name, (*problem_input.classes, *problem_input.invalid_classes))
         message = f"{path}.deviceClass: class {name!r} does not exist"
         if near is None:
             yield Reason.CLASS_NOT_FOUND, message, named
@@ -242,18 +244,18 @@ def _detail_refusals(
     else:
         for device_class in eligibility.classes_of(detail) or ():
             for ref in device_class.spec.configs:
-                if (ref.api_version, ref.kind, ref.namespace, ref.name) not in intake.configs:
+                if (ref.api_version, ref.kind, ref.namespace, ref.name) not in problem_input.configs:
                     message = f"class {device_class.metadata.name!r} refers to {ref.kind} {ref.namespace}/{ref.name}"
-                    entry = _missing_config(path, ref, ref.namespace, intake)
+                    entry = _missing_config(path, ref, ref.namespace, problem_input)
                     yield (
                         Reason.CONFIG_NOT_FOUND,
                         f"{path}: {message}, which does not exist{_did_you_mean(entry)}",
                         entry,
                     )
     for index, own in enumerate(detail.configs):
-        if (own.api_version, own.kind, claim.namespace, own.name) not in intake.configs:
+        if (own.api_version, own.kind, claim.namespace, own.name) not in problem_input.configs:
             message = f"{own.kind} {claim.namespace}/{own.name}"
-            entry = _missing_config(f"{path}.configs[{index}]", own, claim.namespace, intake)
+            entry = _missing_config(f"{path}.configs[{index}]", own, claim.namespace, problem_input)
             yield (
                 Reason.CONFIG_NOT_FOUND,
                 f"{path}.configs[{index}]: {message} does not exist{_did_you_mean(entry)}",
@@ -261,12 +263,12 @@ def _detail_refusals(
             )
 
 
-def _missing_config(path: str, ref: Any, namespace: str, intake: ProblemInput) -> dict[str, Any]:
+def _missing_config(path: str, ref: Any, namespace: str, problem_input: ProblemInput) -> dict[str, Any]:
     """The blocker for an object that does not exist, with the nearest name that does."""
     entry = {"kind": "config", "path": path, "apiVersion": ref.api_version, "configKind": ref.kind}
     entry |= {"namespace": namespace, "name": ref.name}
     same = (ref.api_version, ref.kind, namespace)
-    near = closest_match(ref.name, [key[3] for key in intake.configs if key[:3] == same])
+    near = closest_match(ref.name, [key[3] for key in problem_input.configs if key[:3] == same])
     return entry if near is None else {**entry, "didYouMean": near}
 
 

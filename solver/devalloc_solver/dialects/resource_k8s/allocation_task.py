@@ -59,7 +59,7 @@ class AllocationTask:
     classes: Mapping[str, ResourceDeviceClass]
     offers: Sequence[PublishedDevice]
     snapshot: Snapshot
-    holdings: tuple[Allocation, ...]
+    allocations: tuple[Allocation, ...]
     unit: PlacementUnit
     slices: Sequence[Manifest]
     """those that were read"""
@@ -84,7 +84,7 @@ def prepare(
     """All before the search; None when no claim waits.
 
     ``selectors``: those of a call before with the same ``features``, whose verdicts hold for the same devices.
-    ``holders``: what each holder has, so that each is a holding; devices are judged as if nothing were in use then.
+    ``holders``: what each holder has, so that each is an allocation; devices are judged as if nothing were in use then.
     Raises AllocationError and OutOfTime.
     """
     gates = read_gates(features)
@@ -108,7 +108,10 @@ def prepare(
     judged = usage if holders is None else DeviceUsage()
     judge = RequestJudge(gates, offers, judged, selectors or SelectorJudge(gates, allowance), named)
     used = DevicesInUse(offers)
-    choices = [[[judge.choose(one.claim, ask) for ask in r.asks] for r in one.claim.requests] for one in pending]
+    choices = [
+        [[judge.choose(one.claim, subrequest) for subrequest in r.subrequests] for r in one.claim.requests]
+        for one in pending
+    ]
     for one, chosen in zip(pending, choices, strict=True):
         _reject_too_many_devices(one.claim, chosen)
     return AllocationTask(
@@ -121,7 +124,7 @@ def prepare(
         classes=named,
         offers=offers,
         snapshot=make_snapshot(offers, [target.name], constrained_attributes(read), gates),
-        holdings=tuple(
+        allocations=tuple(
             Allocation(holder_key(number), 0, used.items(one))
             for number, one in enumerate([usage] if holders is None else holders)
         ),
@@ -129,17 +132,17 @@ def prepare(
         slices=book.seen(pools),
         ends=allowance.until,
         errors=[
-            f"claim {one.claim.title}, request {choice.ask.name}: {error}"
+            f"claim {one.claim.title}, request {choice.subrequest.name}: {error}"
             for one, chosen in zip(pending, choices, strict=True)
-            for asks in chosen
-            for choice in asks
+            for subrequests in chosen
+            for choice in subrequests
             for error in choice.verdict.errors
         ],
     )
 
 
 def holder_key(number: int) -> tuple[str, str]:
-    """The claim of a holding, by the position of its holder; keys are in the order of these."""
+    """The claim of an allocation, by the position of its holder; keys are in the order of these."""
     return "", f"{number:09}"
 
 
@@ -192,7 +195,7 @@ def _reject_ambiguous_names(claim: ResourceClaim) -> None:
     """
     for number, request in enumerate(claim.requests):
         same = [other for other in claim.requests if other.name == request.name]
-        if len(same) > 1 and any(other.is_list or other.asks[0].is_all for other in same):
+        if len(same) > 1 and any(other.is_list or other.subrequests[0].is_all for other in same):
             message = f"is the name of {len(same)} requests, and not all of them request a count; rename one"
             raise FieldError(f"spec.devices.requests[{number}].name", message)
 
@@ -225,12 +228,12 @@ def _read_classes(classes: Iterable[Manifest], claims: Sequence[ResourceClaim]) 
     by_name = {name_of(content): content for content in classes}
     classes_read: dict[str, ResourceDeviceClass] = {}
     for claim in claims:
-        for ask in (ask for request in claim.requests for ask in request.asks):
-            name = ask.class_name
+        for subrequest in (subrequest for request in claim.requests for subrequest in request.subrequests):
+            name = subrequest.class_name
             if name not in by_name:
                 near = closest_match(name, by_name)
                 raise AllocationError(
-                    f"claim {claim.title}, request {ask.name}: {ask.path}.deviceClassName: "
+                    f"claim {claim.title}, request {subrequest.name}: {subrequest.path}.deviceClassName: "
                     f"could not retrieve device class {name}: it does not exist; create it, or name another"
                     + ("" if near is None else f"; did you mean {near!r}?")
                 )
@@ -244,21 +247,24 @@ def _read_classes(classes: Iterable[Manifest], claims: Sequence[ResourceClaim]) 
 
 def _reject_incomplete_pools(claim: ResourceClaim, pools: Sequence[ResourcePool]) -> None:
     """``All`` cannot be told while any pool of the node is incomplete or invalid."""
-    for ask in (ask for request in claim.requests for ask in request.asks if ask.is_all):
+    for subrequest in (
+        subrequest for request in claim.requests for subrequest in request.subrequests if subrequest.is_all
+    ):
         for pool in pools:
             if pool.state is not PoolStatus.COMPLETE:
                 state = "being updated" if pool.state is PoolStatus.INCOMPLETE else "invalid"
                 raise AllocationError(
-                    f"claim {claim.title}, request {ask.name}: {ask.path}.allocationMode: asks for all devices, but "
-                    f"resource pool {pool.title} is currently {state}: {pool.why}; wait for its driver, or ask by count"
+                    f"claim {claim.title}, request {subrequest.name}: {subrequest.path}.allocationMode: "
+                    f"asks for all devices, but resource pool {pool.title} is currently {state}: {pool.why}; "
+                    f"wait for its driver, or ask by count"
                 )
 
 
 def _reject_too_many_devices(claim: ResourceClaim, choices: Sequence[Sequence[RequestCandidates]]) -> None:
     """A claim that cannot be met with 32 devices, whichever alternatives are taken (D4)."""
     total = 0
-    for request, asks in zip(claim.requests, choices, strict=True):
-        least = min(choice.size for choice in asks)
+    for request, subrequests in zip(claim.requests, choices, strict=True):
+        least = min(choice.size for choice in subrequests)
         if total + least > MOST_DEVICES:
             raise AllocationError(
                 f"claim {claim.title}, request {request.name}: adding {least} devices exceeds the claim limit of "

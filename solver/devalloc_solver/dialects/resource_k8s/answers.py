@@ -28,20 +28,20 @@ class ShareIds:
         self._used = used
         self._taken_ids: dict[DeviceId, set[str]] = {}
 
-    def make(self, claim: ResourceClaim, ask: SubRequest, offer: PublishedDevice) -> str:
+    def make(self, claim: ResourceClaim, subrequest: SubRequest, offer: PublishedDevice) -> str:
         taken_ids = self._taken_ids.get(offer.id)
         if taken_ids is None:
             taken_ids = self._taken_ids[offer.id] = set(self._used.get(offer.id, ()))
         number = 0
-        while (share_id := self._name(claim, ask, offer, number)) in taken_ids:
+        while (share_id := self._name(claim, subrequest, offer, number)) in taken_ids:
             number += 1
         taken_ids.add(share_id)
         return share_id
 
     @staticmethod
-    def _name(claim: ResourceClaim, ask: SubRequest, offer: PublishedDevice, number: int) -> str:
+    def _name(claim: ResourceClaim, subrequest: SubRequest, offer: PublishedDevice, number: int) -> str:
         owner = claim.uid or claim.title
-        return str(uuid.uuid5(_SHARES, "\n".join((owner, ask.name, *offer.id, str(number)))))
+        return str(uuid.uuid5(_SHARES, "\n".join((owner, subrequest.name, *offer.id, str(number)))))
 
 
 class AllocatedRequestDevice(NamedTuple):
@@ -49,7 +49,7 @@ class AllocatedRequestDevice(NamedTuple):
 
     number: int
     """of the request in its claim"""
-    ask: SubRequest
+    subrequest: SubRequest
     offer: PublishedDevice
     takes: Mapping[str, Amount] | None
     """what a share takes; None for a device that is not shareable"""
@@ -64,7 +64,7 @@ def devices_of_placement(
         choice: RequestCandidates = entry.request.spec
         offer = offers[entry.device.index]
         takes = choice.verdict.takes[offer.index] if offer.is_shareable else None
-        chosen.append(AllocatedRequestDevice(entry.request.detail, choice.ask, offer, takes))
+        chosen.append(AllocatedRequestDevice(entry.request.detail, choice.subrequest, offer, takes))
     return chosen
 
 
@@ -80,7 +80,7 @@ def make_result(
     chosen: dict[int, SubRequest] = {}
     results = []
     for one in given:
-        chosen[one.number] = one.ask
+        chosen[one.number] = one.subrequest
         results.append(_device_result(claim, one, gates, shares))
     devices: dict[str, Any] = {"results": results} if results else {}
     if config := _configs(claim, chosen, classes):
@@ -94,24 +94,24 @@ def make_result(
 def _device_result(
     claim: ResourceClaim, given: AllocatedRequestDevice, gates: frozenset[str], shares: ShareIds
 ) -> dict[str, Any]:
-    ask, offer, device = given.ask, given.offer, given.offer.device
+    subrequest, offer, device = given.subrequest, given.offer, given.offer.device
     entry: dict[str, Any] = {
-        "request": ask.name,
+        "request": subrequest.name,
         "driver": offer.pool.driver,
         "pool": offer.pool.name,
         "device": device.name,
     }
-    if ask.admin:
+    if subrequest.admin:
         entry["adminAccess"] = True
-    if ask.toleration_manifests:
-        entry["tolerations"] = [dict(toleration) for toleration in ask.toleration_manifests]
+    if subrequest.toleration_manifests:
+        entry["tolerations"] = [dict(toleration) for toleration in subrequest.toleration_manifests]
     if gate.BINDING_CONDITIONS in gates:
         if device.binding_conditions:
             entry["bindingConditions"] = list(device.binding_conditions)
         if device.binding_failure_conditions:
             entry["bindingFailureConditions"] = list(device.binding_failure_conditions)
     if given.takes is not None:
-        entry["shareID"] = shares.make(claim, ask, offer)
+        entry["shareID"] = shares.make(claim, subrequest, offer)
         if given.takes:
             entry["consumedCapacity"] = {name: str(amount) for name, amount in given.takes.items()}
     return entry
@@ -129,7 +129,9 @@ def _configs(
         sources += [("FromClass", requests, config) for config in classes[name].config]
     for config in claim.config:
         requests = list(config.get("requests") or ())
-        if not requests or any(_applies_to(requests, claim, number, ask) for number, ask in chosen.items()):
+        if not requests or any(
+            _applies_to(requests, claim, number, subrequest) for number, subrequest in chosen.items()
+        ):
             sources.append(("FromClaim", requests, config))
     return [
         {"source": source}
@@ -139,14 +141,14 @@ def _configs(
     ]
 
 
-def _applies_to(requests: Iterable[str], claim: ResourceClaim, number: int, ask: SubRequest) -> bool:
+def _applies_to(requests: Iterable[str], claim: ResourceClaim, number: int, subrequest: SubRequest) -> bool:
     """Whether a list of names has a request, or the alternative that was chosen of it."""
-    return claim.requests[number].name in requests or ask.name in requests
+    return claim.requests[number].name in requests or subrequest.name in requests
 
 
 def _requests_of(claim: ResourceClaim, chosen: Mapping[int, SubRequest], requests: list[str]) -> dict[str, list[str]]:
     """The requests a configuration is for; left out where it is for all."""
-    if not requests or all(_applies_to(requests, claim, number, ask) for number, ask in chosen.items()):
+    if not requests or all(_applies_to(requests, claim, number, subrequest) for number, subrequest in chosen.items()):
         return {}
     return {"requests": list(requests)}
 

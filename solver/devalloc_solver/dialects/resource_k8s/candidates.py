@@ -432,7 +432,7 @@ class RequestVerdict:
 class RequestCandidates:
     """A request that stands alone, or one alternative, and what it may take."""
 
-    ask: SubRequest
+    subrequest: SubRequest
     verdict: RequestVerdict
     judge: RequestJudge
     """who can be asked what it might take if it asked for something else"""
@@ -440,16 +440,16 @@ class RequestCandidates:
     @property
     def size(self) -> int:
         """How many devices it takes on a single node."""
-        return len(self.verdict.accepted) if self.ask.is_all else self.ask.count
+        return len(self.verdict.accepted) if self.subrequest.is_all else self.subrequest.count
 
     @property
     def is_exhausting(self) -> bool:
         """Whether a selector was too expensive on some device."""
-        expressions = (*self.judge.classes[self.ask.class_name].selectors, *self.ask.selectors)
+        expressions = (*self.judge.classes[self.subrequest.class_name].selectors, *self.subrequest.selectors)
         return any(self.judge.selectors.is_exhausting(expression) for expression in expressions)
 
     def candidates(self) -> Candidates:
-        return self.verdict.candidates(self.ask.class_name)
+        return self.verdict.candidates(self.subrequest.class_name)
 
 
 @dataclass(slots=True)
@@ -483,46 +483,53 @@ class RequestJudge:
         self._overdrawn = overdrawn_counters(self.offers, self.usage)
         self._reached = [offer.nodes for offer in self.offers]
 
-    def choose(self, claim: ResourceClaim, ask: SubRequest) -> RequestCandidates:
+    def choose(self, claim: ResourceClaim, subrequest: SubRequest) -> RequestCandidates:
         """Judge every device.
 
         Raises AllocationError for an expression or an amount that is wrong in itself, or an expression that is too
         expensive; OutOfTime, with the expression that there was no time for; and in a turn of a claim
         CommonBudgetExceeded.
         """
-        key = (ask.class_name, ask.selectors, ask.is_all, ask.admin, ask.tolerations, *sorted(ask.capacity.items()))
+        key = (
+            subrequest.class_name,
+            subrequest.selectors,
+            subrequest.is_all,
+            subrequest.admin,
+            subrequest.tolerations,
+            *sorted(subrequest.capacity.items()),
+        )
         if key not in self._verdicts:
-            self._verdicts[key] = self._judge(ask, f"claim {claim.title}, request {ask.name}")
-        return RequestCandidates(ask, self._verdicts[key], self)
+            self._verdicts[key] = self._judge(subrequest, f"claim {claim.title}, request {subrequest.name}")
+        return RequestCandidates(subrequest, self._verdicts[key], self)
 
-    def _judge(self, ask: SubRequest, where: str) -> RequestVerdict:
-        self._check(ask, where)
-        verdict = RequestVerdict(self._reached, self.broken if ask.is_all else frozenset())
+    def _judge(self, subrequest: SubRequest, where: str) -> RequestVerdict:
+        self._check(subrequest, where)
+        verdict = RequestVerdict(self._reached, self.broken if subrequest.is_all else frozenset())
         for offer in self.offers:
             if not offer.nodes:
                 continue
-            mismatch = self._find_mismatch(verdict, ask, offer, where)
+            mismatch = self._find_mismatch(verdict, subrequest, offer, where)
             if mismatch is not None:
                 verdict.rejected.setdefault(mismatch.what, []).append((offer.index, mismatch.why))
                 continue
-            barred = self._bar(verdict, ask, offer)
-            if barred is None or ask.is_all:
+            barred = self._bar(verdict, subrequest, offer)
+            if barred is None or subrequest.is_all:
                 verdict.accepted.append(offer.index)
                 verdict.binds = verdict.binds or offer.binds
-            if barred is not None and ask.is_all:
+            if barred is not None and subrequest.is_all:
                 verdict.blocked[offer.index] = barred
             elif barred is not None:
                 verdict.rejected.setdefault(barred.what, []).append((offer.index, barred.why))
         return verdict
 
-    def _check(self, ask: SubRequest, where: str) -> None:
-        chosen = self.classes[ask.class_name]
+    def _check(self, subrequest: SubRequest, where: str) -> None:
+        chosen = self.classes[subrequest.class_name]
         for number, expression in enumerate(chosen.selectors):
             title = f"class {chosen.name}: selector #{number}"
             with self._bounded(title):
                 self.selectors.check(expression, title, is_of_class=True)
                 self.selectors.charge(expression)
-        for number, expression in enumerate(ask.selectors):
+        for number, expression in enumerate(subrequest.selectors):
             title = f"{where}: selector #{number}"
             with self._bounded(title):
                 self.selectors.check(expression, title)
@@ -545,7 +552,7 @@ class RequestJudge:
             raise AllocationError(f"{where}: {TOO_EXPENSIVE}", exceeded=Bound.EXPRESSION) from None
 
     def _find_mismatch(
-        self, verdict: RequestVerdict, ask: SubRequest, offer: PublishedDevice, where: str
+        self, verdict: RequestVerdict, subrequest: SubRequest, offer: PublishedDevice, where: str
     ) -> DeviceMismatch | None:
         """Why a device is not a candidate of the request, whether it is in use or not."""
         device = offer.device
@@ -555,16 +562,16 @@ class RequestJudge:
             )
         if device.binding_conditions and gate.BINDING_CONDITIONS not in self.gates:
             return DeviceMismatch("have binding conditions, which are disabled", gate.BINDING_CONDITIONS)
-        if not ask.is_all and (used := self._in_use(ask, offer)) is not None:
+        if not subrequest.is_all and (used := self._in_use(subrequest, offer)) is not None:
             return used
-        chosen = self.classes[ask.class_name]
+        chosen = self.classes[subrequest.class_name]
         of_class = f"class {chosen.name}"
         mismatch = self._selected(
             verdict, offer, chosen.selectors, "fail a selector of the class", of_class, f"{of_class}, "
         )
         of_request = "fail a selector of the request"
-        mismatch = mismatch or self._selected(verdict, offer, ask.selectors, of_request, where, "")
-        return mismatch or self._capacity(verdict, ask, offer, where)
+        mismatch = mismatch or self._selected(verdict, offer, subrequest.selectors, of_request, where, "")
+        return mismatch or self._capacity(verdict, subrequest, offer, where)
 
     def _selected(
         self,
@@ -590,14 +597,14 @@ class RequestJudge:
         return None
 
     def _capacity(
-        self, verdict: RequestVerdict, ask: SubRequest, offer: PublishedDevice, where: str
+        self, verdict: RequestVerdict, subrequest: SubRequest, offer: PublishedDevice, where: str
     ) -> DeviceMismatch | None:
         if gate.CONSUMABLE_CAPACITY not in self.gates:
             return None
         try:
-            amounts = amounts_to_take(ask.capacity, offer.device, fractional=gate.FRACTIONAL_RANGE in self.gates)
+            amounts = amounts_to_take(subrequest.capacity, offer.device, fractional=gate.FRACTIONAL_RANGE in self.gates)
         except CapacityOverflowError as error:
-            path = f"{ask.path}.capacity.requests"
+            path = f"{subrequest.path}.capacity.requests"
             raise AllocationError(f"{where}: {path}: checking capacity for device {offer.title}: {error}") from None
         if isinstance(amounts, str):
             return DeviceMismatch("do not offer the capacity", amounts)
@@ -605,10 +612,10 @@ class RequestJudge:
             verdict.takes[offer.index] = amounts
         return None
 
-    def _bar(self, verdict: RequestVerdict, ask: SubRequest, offer: PublishedDevice) -> DeviceMismatch | None:
+    def _bar(self, verdict: RequestVerdict, subrequest: SubRequest, offer: PublishedDevice) -> DeviceMismatch | None:
         """Why a device that the request is about cannot be had."""
         device = offer.device
-        if (used := self._in_use(ask, offer)) is not None:
+        if (used := self._in_use(subrequest, offer)) is not None:
             return used
         if offer.slice.spec.skip_node_operations:
             return DeviceMismatch(
@@ -620,20 +627,23 @@ class RequestJudge:
             )
         if device.consumes and gate.PARTITIONABLE_DEVICES not in self.gates:
             return DeviceMismatch("consume counters, which are disabled", gate.PARTITIONABLE_DEVICES)
-        if self._draws(ask, offer) and (over := self._overdrawn.get(id(offer.pool))) is not None:
+        if self._draws(subrequest, offer) and (over := self._overdrawn.get(id(offer.pool))) is not None:
             return DeviceMismatch("are of a pool with an overdrawn counter", f"{over} of {offer.pool.title}")
-        if gate.DEVICE_TAINTS in self.gates and (taint := blocking_taint(device.taints, ask.tolerations)) is not None:
+        if (
+            gate.DEVICE_TAINTS in self.gates
+            and (taint := blocking_taint(device.taints, subrequest.tolerations)) is not None
+        ):
             value = f"={taint.value}" if taint.value else ""
             return DeviceMismatch("have a taint that is not tolerated", f"{taint.key}{value}:{taint.effect}")
-        return self._exhausted(verdict, ask, offer)
+        return self._exhausted(verdict, subrequest, offer)
 
-    def _draws(self, ask: SubRequest, offer: PublishedDevice) -> bool:
+    def _draws(self, subrequest: SubRequest, offer: PublishedDevice) -> bool:
         """Whether giving the device draws counters: admin access never does, nor one more share."""
         more = offer.is_shareable and offer.id in self.usage.shared
-        return bool(offer.device.consumes) and not ask.admin and not more
+        return bool(offer.device.consumes) and not subrequest.admin and not more
 
-    def _in_use(self, ask: SubRequest, offer: PublishedDevice) -> DeviceMismatch | None:
-        if ask.admin:
+    def _in_use(self, subrequest: SubRequest, offer: PublishedDevice) -> DeviceMismatch | None:
+        if subrequest.admin:
             return None
         if offer.id in self.usage.whole:
             return DeviceMismatch("are in use")
@@ -641,8 +651,10 @@ class RequestJudge:
             return DeviceMismatch("are in use", "in shares")
         return None
 
-    def _exhausted(self, verdict: RequestVerdict, ask: SubRequest, offer: PublishedDevice) -> DeviceMismatch | None:
-        if ask.admin or not offer.is_shareable:
+    def _exhausted(
+        self, verdict: RequestVerdict, subrequest: SubRequest, offer: PublishedDevice
+    ) -> DeviceMismatch | None:
+        if subrequest.admin or not offer.is_shareable:
             return None
         used = self.usage.shared.get(offer.id, {})
         for name, amount in verdict.takes[offer.index].items():

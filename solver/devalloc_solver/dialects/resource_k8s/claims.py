@@ -337,7 +337,7 @@ class DeviceRequest:
     """A request with its alternatives: one that stands alone, or the subrequests in order of preference."""
 
     name: str
-    asks: tuple[SubRequest, ...]
+    subrequests: tuple[SubRequest, ...]
     is_list: bool
 
 
@@ -349,9 +349,9 @@ class DeviceConstraint:
     distinct: bool
     requests: frozenset[str]
 
-    def covers(self, request: DeviceRequest, ask: SubRequest) -> bool:
+    def covers(self, request: DeviceRequest, subrequest: SubRequest) -> bool:
         """Whether it is about the devices of this alternative of the request."""
-        return not self.requests or request.name in self.requests or ask.name in self.requests
+        return not self.requests or request.name in self.requests or subrequest.name in self.requests
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -114,19 +114,19 @@ class ClusterChecker:
 
 
 def make_cluster_checker(
-    intake: ClusterInput, nodes: Mapping[str, ClusterNode], gates: frozenset[str]
+    problem_input: ClusterInput, nodes: Mapping[str, ClusterNode], gates: frozenset[str]
 ) -> ClusterChecker:
     """The check of a cluster with what its claims hold."""
     checker = ClusterChecker(gates)
-    checker.classes = intake.class_manifests
+    checker.classes = problem_input.class_manifests
     for name, node in nodes.items():
         checker.set_node(name, node.labels)
-    for pool, slices in slices_by_pool(intake.slices).items():
+    for pool, slices in slices_by_pool(problem_input.slices).items():
         checker.set_pool(pool, slices)
-    for claim in intake.claims:
+    for claim in problem_input.claims:
         if claim.allocation is not None:
             checker.hold((claim.namespace, claim.name), claim.allocation)
-    for refused in intake.refused:
+    for refused in problem_input.refused:
         if refused.allocation is not None:
             checker.hold(refused.key, refused.allocation)
     return checker

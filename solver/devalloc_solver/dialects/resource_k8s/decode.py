@@ -228,14 +228,14 @@ def _request(request: DeviceRequestSpec, written: Mapping[str, Any], path: str, 
             raise FieldError(f"{path}.firstAvailable", _gate_off_message("has subrequests", gate.PRIORITIZED_LIST))
         if request.exactly is not None:
             raise FieldError(path, "sets both exactly and firstAvailable; keep one")
-        asks = tuple(
+        subrequests = tuple(
             _subrequest(one, f"{request.name}/{one.name}", own, f"{path}.firstAvailable[{number}]", gates)
             for number, (one, own) in enumerate(zip(request.alternatives, written["firstAvailable"], strict=True))
         )
-        return DeviceRequest(request.name, asks, is_list=True)
+        return DeviceRequest(request.name, subrequests, is_list=True)
     assert request.exactly is not None
-    ask = _subrequest(request.exactly, request.name, written["exactly"], f"{path}.exactly", gates)
-    return DeviceRequest(request.name, (ask,), is_list=False)
+    subrequest = _subrequest(request.exactly, request.name, written["exactly"], f"{path}.exactly", gates)
+    return DeviceRequest(request.name, (subrequest,), is_list=False)
 
 
 def _subrequest(
@@ -271,7 +271,11 @@ def _constraint(
         raise FieldError(path, "must set one of matchAttribute and distinctAttribute (unsupported constraint type?)")
     if spec.distinct is not None and gate.CONSUMABLE_CAPACITY not in gates:
         raise FieldError(f"{path}.distinctAttribute", _gate_off_message("is used", gate.CONSUMABLE_CAPACITY))
-    request_names = {name for request in requests for name in (request.name, *(ask.name for ask in request.asks))}
+    request_names = {
+        name
+        for request in requests
+        for name in (request.name, *(subrequest.name for subrequest in request.subrequests))
+    }
     if missing := next((name for name in spec.requests if name not in request_names), None):
         raise FieldError(f"{path}.requests", f"names {missing!r}, but this claim has no such request")
     attribute = spec.match if spec.match is not None else spec.distinct or ""

@@ -74,29 +74,29 @@ def make_demand(pending: PendingClaim, choices: Sequence[Sequence[RequestCandida
         match=(),
         relations=tuple(_constraint(claim, constraint) for constraint in claim.constraints),
         most=MOST_DEVICES,
-        once=any(ask.admin for request in claim.requests for ask in request.asks),
+        once=any(subrequest.admin for request in claim.requests for subrequest in request.subrequests),
     )
 
 
 def _request(detail: int, alternative: int | None, choice: RequestCandidates) -> Request:
-    ask = choice.ask
-    if ask.admin:
-        mode = AllocationMode.ADMIN_ALL if ask.is_all else AllocationMode.ADMIN_COUNT
+    subrequest = choice.subrequest
+    if subrequest.admin:
+        mode = AllocationMode.ADMIN_ALL if subrequest.is_all else AllocationMode.ADMIN_COUNT
     else:
-        mode = AllocationMode.EVERY if ask.is_all else AllocationMode.WHOLE
-    count = 1 if ask.is_all else min(ask.count, MOST_DEVICES + 1)
+        mode = AllocationMode.EVERY if subrequest.is_all else AllocationMode.WHOLE
+    count = 1 if subrequest.is_all else min(subrequest.count, MOST_DEVICES + 1)
     return Request(
         detail=detail,
         alternative=alternative,
         spec=choice,
         mode=mode,
         min_count=count,
-        max_count=None if ask.is_all else count,
+        max_count=None if subrequest.is_all else count,
         requests={},
         limits={},
         match=(),
         candidates=choice.candidates(),
-        portions={} if ask.admin else {index: _portion(takes) for index, takes in choice.verdict.takes.items()},
+        portions={} if subrequest.admin else {index: _portion(takes) for index, takes in choice.verdict.takes.items()},
     )
 
 
@@ -108,8 +108,8 @@ def _constraint(claim: ResourceClaim, constraint: DeviceConstraint) -> Constrain
     labels = (
         request_label(number, alternative if request.is_list else None)
         for number, request in enumerate(claim.requests)
-        for alternative, ask in enumerate(request.asks)
-        if constraint.covers(request, ask)
+        for alternative, subrequest in enumerate(request.subrequests)
+        if constraint.covers(request, subrequest)
     )
     return Constraint(constraint.attribute, constraint.distinct, frozenset(labels))
 
@@ -133,14 +133,16 @@ def pending_claim(claim: ResourceClaim, position: int) -> PendingClaim:
     return PendingClaim(key_of(claim), priority_of(claim), meta, claim, position)
 
 
-def build_units(intake: ClusterInput, judge: RequestJudge) -> tuple[list[PlacementUnit], list[RejectedResourceClaim]]:
+def build_units(
+    problem_input: ClusterInput, judge: RequestJudge
+) -> tuple[list[PlacementUnit], list[RejectedResourceClaim]]:
     """The units worth solving, in the order claims are decided, and the claims that are not."""
     refused: list[RejectedResourceClaim] = []
     demands: list[Demand] = []
-    waiting = [pending_claim(claim, i) for i, claim in enumerate(intake.claims) if claim.allocation is None]
+    waiting = [pending_claim(claim, i) for i, claim in enumerate(problem_input.claims) if claim.allocation is None]
     waiting.sort(key=claim_order)
     for decoded in evaluate_in_turns(
-        waiting, judge.selectors.allowance, lambda one: make_claim_demand(one, intake, judge), timeout_rejection
+        waiting, judge.selectors.allowance, lambda one: make_claim_demand(one, problem_input, judge), timeout_rejection
     ):
         if isinstance(decoded, Demand):
             demands.append(decoded)
@@ -156,7 +158,7 @@ def build_units(intake: ClusterInput, judge: RequestJudge) -> tuple[list[Placeme
         if name is None:
             units.append(single_claim_unit(demand))
         elif (members := groups.pop((demand.claim.namespace, name), None)) is not None:
-            outcome = _group_unit((demand.claim.namespace, name), members, intake, refused)
+            outcome = _group_unit((demand.claim.namespace, name), members, problem_input, refused)
             if isinstance(outcome, PlacementUnit):
                 units.append(outcome)
             else:
@@ -171,13 +173,17 @@ def timeout_rejection(one: PendingClaim, why: OutOfTime) -> RejectedResourceClai
     return RejectedResourceClaim(one.key, Reason.SEARCH_LIMIT, message, group, exceeded=why.bound)
 
 
-def make_claim_demand(one: PendingClaim, intake: ClusterInput, judge: RequestJudge) -> Demand | RejectedResourceClaim:
+def make_claim_demand(
+    one: PendingClaim, problem_input: ClusterInput, judge: RequestJudge
+) -> Demand | RejectedResourceClaim:
     """The demand of a claim, or why it has none. Raises as ``RequestJudge.choose``: OutOfTime, CommonBudgetExceeded."""
     claim = one.claim
-    if (refused := find_refusal(claim, intake)) is not None:
+    if (refused := find_refusal(claim, problem_input)) is not None:
         return refused
     try:
-        choices = [[judge.choose(claim, ask) for ask in request.asks] for request in claim.requests]
+        choices = [
+            [judge.choose(claim, subrequest) for subrequest in request.subrequests] for request in claim.requests
+        ]
     except AllocationError as error:
         reason = Reason.CLASS_INVALID if error.message.startswith("class ") else Reason.CLAIM_INVALID
         return RejectedResourceClaim(
@@ -186,21 +192,24 @@ def make_claim_demand(one: PendingClaim, intake: ClusterInput, judge: RequestJud
     return replace(make_demand(one, choices), shape=_shape(claim))
 
 
-def find_refusal(claim: ResourceClaim, intake: ClusterInput) -> RejectedResourceClaim | None:
+def find_refusal(claim: ResourceClaim, problem_input: ClusterInput) -> RejectedResourceClaim | None:
     """Why a claim is not solved, whatever devices there are."""
     key, group = key_of(claim), claim.annotations.get(GROUP)
-    for ask in (ask for request in claim.requests for ask in request.asks):
-        if ask.class_name in intake.broken_classes:
-            message = f"{ask.path}.deviceClassName: class {ask.class_name!r} is invalid"
+    for subrequest in (subrequest for request in claim.requests for subrequest in request.subrequests):
+        if subrequest.class_name in problem_input.broken_classes:
+            message = f"{subrequest.path}.deviceClassName: class {subrequest.class_name!r} is invalid"
             return RejectedResourceClaim(
-                key, Reason.CLASS_INVALID, f"{message}: {intake.broken_classes[ask.class_name]}", group
+                key, Reason.CLASS_INVALID, f"{message}: {problem_input.broken_classes[subrequest.class_name]}", group
             )
-        if ask.class_name not in intake.classes:
-            message = f"{ask.path}.deviceClassName: class {ask.class_name!r} does not exist"
-            near = closest_match(ask.class_name, [*intake.classes, *intake.broken_classes])
+        if subrequest.class_name not in problem_input.classes:
+            message = f"{subrequest.path}.deviceClassName: class {subrequest.class_name!r} does not exist"
+            near = closest_match(subrequest.class_name, [*problem_input.classes, *problem_input.broken_classes])
             message += "" if near is None else f"; did you mean {near!r}?"
             return RejectedResourceClaim(key, Reason.CLASS_NOT_FOUND, message, group)
-    least = sum(min(1 if ask.is_all else ask.count for ask in request.asks) for request in claim.requests)
+    least = sum(
+        min(1 if subrequest.is_all else subrequest.count for subrequest in request.subrequests)
+        for request in claim.requests
+    )
     if least > MOST_DEVICES:
         message = f"spec.devices.requests: {least} devices exceed the claim limit of {MOST_DEVICES}; split the claim"
         return RejectedResourceClaim(key, Reason.CLAIM_INVALID, message, group)
@@ -209,7 +218,7 @@ def find_refusal(claim: ResourceClaim, intake: ClusterInput) -> RejectedResource
 
 def _shape(claim: ResourceClaim) -> str:
     """Equal for claims that ask for the same."""
-    requests = [[ask.to_key() for ask in request.asks] for request in claim.requests]
+    requests = [[subrequest.to_key() for subrequest in request.subrequests] for request in claim.requests]
     constraints = [(one.attribute, one.distinct, sorted(one.requests)) for one in claim.constraints]
     names = [request.name for request in claim.requests]
     return repr((names, requests, constraints))
@@ -222,7 +231,7 @@ def single_claim_unit(demand: Demand) -> PlacementUnit:
 
 
 def _group_unit(
-    group: Key, members: list[Demand], intake: ClusterInput, refused: Iterable[RejectedResourceClaim]
+    group: Key, members: list[Demand], problem_input: ClusterInput, refused: Iterable[RejectedResourceClaim]
 ) -> PlacementUnit | list[RejectedResourceClaim]:
     namespace, name = group
 
@@ -231,7 +240,7 @@ def _group_unit(
 
     failing = [
         r
-        for r in (*intake.refused, *refused)
+        for r in (*problem_input.refused, *refused)
         if r.key[0] == namespace and r.group == name and r.allocation is None and r.reason is not Reason.DELETING
     ]
     if failing:
@@ -242,7 +251,7 @@ def _group_unit(
     for demand in members:
         if pin := pin_of(demand.claim.claim):
             pins[pin].add(demand.key[1])
-    for claim in intake.claims:
+    for claim in problem_input.claims:
         is_mine = claim.allocation is not None and (claim.namespace, claim.annotations.get(GROUP)) == group
         if is_mine and (node := node_of(claim)):
             pins[node].add(claim.name)

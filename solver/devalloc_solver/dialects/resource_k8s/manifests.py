@@ -72,7 +72,11 @@ def check_claim(claim: ResourceClaim) -> None:
         _check_name(constraint, f"{path}.constraints[{number}]")
     for number, request in enumerate(claim.requests):
         _check_request(request, f"{path}.requests[{number}]")
-    names = {name for request in claim.requests for name in (request.name, *(ask.name for ask in request.asks))}
+    names = {
+        name
+        for request in claim.requests
+        for name in (request.name, *(subrequest.name for subrequest in request.subrequests))
+    }
     for number, config in enumerate(claim.config):
         _check_names(config, names, f"{path}.config[{number}].requests")
         _check_config(config, f"{path}.config[{number}]")
@@ -89,11 +93,11 @@ def _check_name(constraint: DeviceConstraint, path: str) -> None:
 
 def _check_request(request: DeviceRequest, path: str) -> None:
     if request.is_list:
-        _check_length(request.asks, MOST_CHOICES, f"{path}.firstAvailable")
-        _check_unique([ask.name for ask in request.asks], f"{path}.firstAvailable", "subrequests")
-    for ask in request.asks:
-        _check_selectors(ask.selectors, ask.path)
-        _check_length(ask.tolerations, MOST_TOLERATIONS, f"{ask.path}.tolerations")
+        _check_length(request.subrequests, MOST_CHOICES, f"{path}.firstAvailable")
+        _check_unique([subrequest.name for subrequest in request.subrequests], f"{path}.firstAvailable", "subrequests")
+    for subrequest in request.subrequests:
+        _check_selectors(subrequest.selectors, subrequest.path)
+        _check_length(subrequest.tolerations, MOST_TOLERATIONS, f"{subrequest.path}.tolerations")
 
 
 def _check_names(config: Mapping[str, Any], names: Iterable[str], path: str) -> None:
@@ -211,24 +215,24 @@ def read_documents(
 
     ``read``: slices among them that were read before, by the id of the manifest.
     """
-    intake = ClusterInput(read=dict(read or {}))
+    problem_input = ClusterInput(read=dict(read or {}))
     objects = [content for document in documents for content in _flatten_list(document)]
     count = Counter((_kind(content), key_of(content)) for content in objects if isinstance(content, Mapping))
     for content in objects:
         if not isinstance(content, Mapping):
             message = f"must be an object with apiVersion, kind and metadata, not {describe_value(content)}"
-            intake.problems.append(Problem(message))
+            problem_input.problems.append(Problem(message))
             continue
         kind, key = _kind(content), key_of(content)
         twice = count[kind, key] > 1 and kind in KINDS
         try:
-            _read(intake, content, gates, twice=twice)
+            _read(problem_input, content, gates, twice=twice)
         except FieldError as error:
             namespace = (key[0] or None) if kind == "ResourceClaim" else None
             problem = Problem(error.message, error.path, kind=kind, namespace=namespace, name=key[1])
-            if problem not in intake.problems:
-                intake.problems.append(problem)
-    return intake
+            if problem not in problem_input.problems:
+                problem_input.problems.append(problem)
+    return problem_input
 
 
 def _flatten_list(document: object) -> Iterator[Any]:
@@ -252,49 +256,54 @@ def key_of(content: Manifest) -> Key:
     return namespace, short_text(fields.get("name") or "")
 
 
-def _read(intake: ClusterInput, content: Manifest, gates: frozenset[str], *, twice: bool) -> None:
+def _read(problem_input: ClusterInput, content: Manifest, gates: frozenset[str], *, twice: bool) -> None:
     kind, key = _kind(content), key_of(content)
     if kind not in KINDS:
         message = f"kind {kind!r} is ignored: the solver reads {', '.join(KINDS)}"
-        intake.problems.append(Problem(message, kind=kind, name=key[1], severity="warning"))
+        problem_input.problems.append(Problem(message, kind=kind, name=key[1], severity="warning"))
         return
     if kind == "ResourceClaim":
-        _read_claim(intake, content, gates, twice=twice)
+        _read_claim(problem_input, content, gates, twice=twice)
         return
     if twice:
         if kind == "DeviceClass":
-            intake.broken_classes[key[1]] = "exists twice"
+            problem_input.broken_classes[key[1]] = "exists twice"
         raise FieldError("metadata.name", f"is the name of two objects of kind {kind}: both are ignored; rename one")
     if kind == "Node":
         node = read_node(content)
-        intake.nodes[node.name], intake.node_manifests[node.name] = node, content
+        problem_input.nodes[node.name], problem_input.node_manifests[node.name] = node, content
     elif kind == "DeviceClass":
         try:
             device_class = read_class(content)
             check_class(device_class)
         except FieldError as error:
-            intake.broken_classes[key[1]] = str(error)
+            problem_input.broken_classes[key[1]] = str(error)
             raise
-        intake.classes[device_class.name], intake.class_manifests[device_class.name] = device_class, content
+        problem_input.classes[device_class.name], problem_input.class_manifests[device_class.name] = (
+            device_class,
+            content,
+        )
     else:
-        _read_slice(intake, content, gates)
+        _read_slice(problem_input, content, gates)
 
 
-def _read_slice(intake: ClusterInput, content: Manifest, gates: frozenset[str]) -> None:
-    parsed = intake.read.get(id(content)) or read_slice(content)
+def _read_slice(problem_input: ClusterInput, content: Manifest, gates: frozenset[str]) -> None:
+    parsed = problem_input.read.get(id(content)) or read_slice(content)
     if gate.COMPATIBILITY_GROUPS in gates and parsed.uses_groups:
         message = f"has compatibilityGroups, an alpha feature ({gate.COMPATIBILITY_GROUPS}) that is not supported"
         raise FieldError("spec.devices.consumesCounters", message)
-    intake.slices.append(content)
-    intake.read[id(content)] = parsed
+    problem_input.slices.append(content)
+    problem_input.read[id(content)] = parsed
     try:
         check_slice(parsed)
     except FieldError as error:
         message = f"{error.message} (the slice is used all the same)"
-        intake.problems.append(Problem(message, error.path, kind="ResourceSlice", name=parsed.name, severity="warning"))
+        problem_input.problems.append(
+            Problem(message, error.path, kind="ResourceSlice", name=parsed.name, severity="warning")
+        )
 
 
-def _read_claim(intake: ClusterInput, content: Manifest, gates: frozenset[str], *, twice: bool) -> None:
+def _read_claim(problem_input: ClusterInput, content: Manifest, gates: frozenset[str], *, twice: bool) -> None:
     key = key_of(content)
     filled = with_defaults(content)
     try:
@@ -312,19 +321,19 @@ def _read_claim(intake: ClusterInput, content: Manifest, gates: frozenset[str], 
         group = marks.get(GROUP) if isinstance(marks, Mapping) else None
         allocation = status.get("allocation") if isinstance(status, Mapping) else None
         allocated = allocation if isinstance(allocation, Mapping) else None
-        if not any(refused.key == key for refused in intake.refused):
-            intake.refused.append(
+        if not any(refused.key == key for refused in problem_input.refused):
+            problem_input.refused.append(
                 RejectedResourceClaim(
                     key, Reason.CLAIM_INVALID, str(error), short_text(group) if group else None, allocated
                 )
             )
         raise
-    intake.manifests[key] = filled
+    problem_input.manifests[key] = filled
     if claim.is_deleting and claim.allocation is None:
         message = "the claim is being deleted"
-        intake.refused.append(RejectedResourceClaim(key, Reason.DELETING, message, claim.annotations.get(GROUP)))
+        problem_input.refused.append(RejectedResourceClaim(key, Reason.DELETING, message, claim.annotations.get(GROUP)))
     else:
-        intake.claims.append(claim)
+        problem_input.claims.append(claim)
 
 
 def _check_annotations(claim: ResourceClaim) -> None:
@@ -379,8 +388,8 @@ def _request_with_defaults(request: Any) -> Any:
     return filled
 
 
-def _subrequest_with_defaults(ask: Mapping[str, Any]) -> dict[str, Any]:
-    filled = dict(ask)
+def _subrequest_with_defaults(subrequest: Mapping[str, Any]) -> dict[str, Any]:
+    filled = dict(subrequest)
     if not filled.get("allocationMode"):
         filled["allocationMode"] = "ExactCount"
     if filled["allocationMode"] == "ExactCount" and filled.get("count") is None:

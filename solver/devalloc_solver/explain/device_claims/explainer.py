@@ -50,7 +50,7 @@ class DeviceClaimExplainer(Explainer):
     """Explains units of DeviceClaims."""
 
     eligibility: CandidateFinder
-    intake: ProblemInput
+    problem_input: ProblemInput
     fleet: FleetTotals | None = None
     """the numbers of the whole fleet, where the snapshot is but a part of it"""
     is_proven: bool = False
@@ -142,9 +142,15 @@ class DeviceClaimExplainer(Explainer):
         if unit.group is None or unit.pin is None:
             return ()
         namespace = unit.demands[0].key[0]
-        fixed = [c for c in self.intake.claims if c.group == unit.group and c.namespace == namespace and c.is_allocated]
+        fixed = [
+            c
+            for c in self.problem_input.claims
+            if c.group == unit.group and c.namespace == namespace and c.is_allocated
+        ]
         refused = [
-            r for r in self.intake.refused if (r.key[0], r.group) == (namespace, unit.group) and r.status and r.node
+            r
+            for r in self.problem_input.refused
+            if (r.key[0], r.group) == (namespace, unit.group) and r.status and r.node
         ]
         return tuple(sorted({c.key for c in fixed if node_of(c, self.snapshot)} | {r.key for r in refused}))
 
@@ -156,7 +162,7 @@ class DeviceClaimExplainer(Explainer):
         if here.claims and len(binding) >= len(here.claims):
             return here
         # The members of its group that hold devices bind it to their node for as long as they do.
-        stays = tuple(holding for holding in self.in_use if holding.claim not in binding)
+        stays = tuple(allocation for allocation in self.in_use if allocation.claim not in binding)
         unbound = replace(unit, pin=None)
         anywhere = BlockingClaims((), smallest=True)
         if not self.finder.works(self.question(unbound, stays)):

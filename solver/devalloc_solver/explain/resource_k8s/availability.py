@@ -31,7 +31,7 @@ class Availability:
 
     def funnel(self, request: Request) -> dict[str, Any]:
         """As JSON."""
-        return self._counter.make(request).to_dict(request.spec.ask.name, with_users=False)
+        return self._counter.make(request).to_dict(request.spec.subrequest.name, with_users=False)
 
     def users(self, request: Request) -> Users:
         """Who has devices for a request, and how many, such as "default/a (2)"."""
@@ -59,12 +59,12 @@ class Availability:
         if best >= request.min_count:
             return ""
         wanted = count_devices(request.min_count, "" if is_empty else "free ")
-        return f"{where_words(unit.pin)} {wanted} for request {request.spec.ask.name} (at most {best})"
+        return f"{where_words(unit.pin)} {wanted} for request {request.spec.subrequest.name} (at most {best})"
 
     def most(self, unit: PlacementUnit, request: Request, *, is_empty: bool) -> int:
         """The most devices for a request that one node has, free or not (``is_empty``)."""
         accepted = request.candidates.accepted
-        devices = [i for i in accepted if is_empty or has_room_for(request, self.snapshot, i, self._counter.ledger)]
+        devices = [i for i in accepted if is_empty or has_room_for(request, self.snapshot, i, self._counter.usage)]
         return self._best(unit, devices, len)
 
     def having(self, request: Request, name: str) -> tuple[int, int]:
@@ -106,7 +106,7 @@ class Availability:
             return ""
         there, total = self.having(request, relation.attribute)
         without = f", {total - there} of {total} have no {name}" if there < total else ""
-        wanted = f"{count_devices(request.min_count)} {what} for request {request.spec.ask.name}"
+        wanted = f"{count_devices(request.min_count)} {what} for request {request.spec.subrequest.name}"
         return f"{where_words(unit.pin)} {wanted} (at most {best}{without})"
 
     def _best(self, unit: PlacementUnit, devices: Iterable[int], count: Callable[[Sequence[int]], int]) -> int:

@@ -105,29 +105,29 @@ class CallInput(ProblemSource):
         """Whether the waiting claims fit beside all holders. Raises as ``task``."""
         task = self.task(self.holders)
         assert task is not None
-        return FeasibilityQuestion(task.snapshot, task.unit, task.holdings, source=self)
+        return FeasibilityQuestion(task.snapshot, task.unit, task.allocations, source=self)
 
     def decode(self, question: FeasibilityQuestion) -> FeasibilityQuestion:
         try:
             decoded = self.question()
         except AllocationError:
             return replace(question, is_decoded=False)
-        held = {holding.claim for holding in question.held}
-        return replace(decoded, held=tuple(holding for holding in decoded.held if holding.claim in held))
+        held = {allocation.claim for allocation in question.held}
+        return replace(decoded, held=tuple(allocation for allocation in decoded.held if allocation.claim in held))
 
     def judge_beside_held(self, question: FeasibilityQuestion) -> FeasibilityQuestion:
         """Nothing that draws counters is to be had of a pool of which a counter is overdrawn."""
-        ledger, devices = Usage.of(question.snapshot, question.held), question.snapshot.devices
+        usage, devices = Usage.of(question.snapshot, question.held), question.snapshot.devices
         overdrawn = {
             pool
-            for pool, drawn in ledger.drawn.items()
+            for pool, drawn in usage.drawn.items()
             for name, blocks in drawn.items()
             if blocks > question.snapshot.pools[pool].resources[name].blocks
         }
 
         def left(_: Demand, request: Request) -> Request:
             accepted, offers = request.candidates.accepted, request.spec.judge.offers
-            there = (index for index in accepted if devices[index].pool in overdrawn and index not in ledger.shared)
+            there = (index for index in accepted if devices[index].pool in overdrawn and index not in usage.shared)
             barred = {index for index in there if offers[index].device.consumes}  # be it nothing
             if not barred or request.mode.is_admin:
                 return request
@@ -330,7 +330,7 @@ class CallExplainer(ResourceClaimExplainer):
         return ResourceClaimExplainer.request_shortage(self, unit, demand, request, is_empty=False)
 
     def disagreement(self, unit: PlacementUnit) -> str:
-        in_use = any(holding.items for holding in self.in_use)
+        in_use = any(allocation.items for allocation in self.in_use)
         return "" if in_use else ResourceClaimExplainer.disagreement(self, unit)
 
     def users(self, request: Request, funnel: Mapping[str, Any]) -> Users:

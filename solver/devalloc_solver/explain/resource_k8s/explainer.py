@@ -102,10 +102,10 @@ class ResourceClaimExplainer(Explainer):
         return [(request, self.funnel(request)) for demand in unit.demands for request in demand.requests]
 
     def funnel(self, request: Request) -> dict[str, Any]:
-        key = id(request.spec.verdict), request.spec.ask.class_name
+        key = id(request.spec.verdict), request.spec.subrequest.class_name
         if key not in self._funnels:
             self._funnels[key] = self._numbers.funnel(request)
-        return self._funnels[key] | {"request": request.spec.ask.name}
+        return self._funnels[key] | {"request": request.spec.subrequest.name}
 
     # -- rules ---------------------------------------------------------------------------------------------------------
 
@@ -113,9 +113,9 @@ class ResourceClaimExplainer(Explainer):
         """Within the steps of one search, and not counted as one for blockers."""
         if self.ends is not None and time.monotonic() > self.ends:
             raise Undecided
-        ledger = self.finder.ledger(question)
+        usage = self.finder.usage(question)
         try:
-            return place(question.snapshot, ledger, question.unit) is not None
+            return place(question.snapshot, usage, question.unit) is not None
         except StepsExhausted:
             raise Undecided from None
 
@@ -142,7 +142,7 @@ class ResourceClaimExplainer(Explainer):
         return self._numbers.shortage(unit, request, is_empty=is_empty)
 
     def request_name(self, request: Request) -> str:
-        return str(request.spec.ask.name)
+        return str(request.spec.subrequest.name)
 
     def disagreement(self, unit: PlacementUnit) -> str:
         return self._numbers.disagreement(unit)
@@ -167,5 +167,5 @@ def _blocker_of(demand: Demand, unit: PlacementUnit, blocker: Mapping[str, Any])
 
 def class_selectors(unit: PlacementUnit) -> list[str]:
     """The selectors of all classes that a unit names."""
-    named = {s.spec.ask.class_name: s.spec.judge.classes for d in unit.demands for s in d.requests}
+    named = {s.spec.subrequest.class_name: s.spec.judge.classes for d in unit.demands for s in d.requests}
     return [text for name, classes in named.items() for text in classes[name].selectors]

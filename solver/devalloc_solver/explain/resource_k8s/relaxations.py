@@ -138,17 +138,19 @@ class ResourceClaimRelaxations(UnitRelaxations):
 
     def selectors(self) -> list[Relaxation]:
         """The selectors of a request."""
-        return [self._selectors(d, request) for d, request in self.each_request() if request.spec.ask.selectors]
+        return [self._selectors(d, request) for d, request in self.each_request() if request.spec.subrequest.selectors]
 
     def classes(self) -> list[Relaxation]:
         """The selectors of a class, for all requests that name it."""
-        names = dict.fromkeys(request.spec.ask.class_name for _, request in self.each_request())
+        names = dict.fromkeys(request.spec.subrequest.class_name for _, request in self.each_request())
         return [self._class(name) for name in names]
 
     def capacities(self) -> list[Relaxation]:
         """Requested capacities, one by one."""
         return [
-            self._capacity(d, request, name) for d, request in self.each_request() for name in request.spec.ask.capacity
+            self._capacity(d, request, name)
+            for d, request in self.each_request()
+            for name in request.spec.subrequest.capacity
         ]
 
     def taints(self) -> list[Relaxation]:
@@ -175,8 +177,13 @@ class ResourceClaimRelaxations(UnitRelaxations):
         return Relaxation(entry, words, lambda question: question.with_demands(change))
 
     def _count(self, demand: Demand, request: Request) -> Relaxation:
-        path = f"{request.spec.ask.path}.count"
-        entry = {"kind": "amount", **self.claim_entry(demand), "path": path, "requested": str(request.spec.ask.count)}
+        path = f"{request.spec.subrequest.path}.count"
+        entry = {
+            "kind": "amount",
+            **self.claim_entry(demand),
+            "path": path,
+            "requested": str(request.spec.subrequest.count),
+        }
 
         def asking(count: int) -> Callable[[FeasibilityQuestion], FeasibilityQuestion]:
             def changed(other: Demand, now: Request) -> Request:
@@ -187,32 +194,36 @@ class ResourceClaimRelaxations(UnitRelaxations):
 
         def narrow(question: FeasibilityQuestion, finder: FeasibilityChecker) -> Sequence[Relaxation]:
             fits = most_that_fits(request.min_count, lambda count: finder.works(asking(count)(question)))
-            words = f"with at most {count_devices(fits)} for request {request.spec.ask.name}{self.of_claim(demand)}"
+            words = (
+                f"with at most {count_devices(fits)} for request {request.spec.subrequest.name}{self.of_claim(demand)}"
+            )
             return [Relaxation({**entry, "most": str(fits)}, words, asking(fits))]
 
         return Relaxation(entry, f"with {path} of 1", asking(1), narrow=narrow)
 
     def _selectors(self, demand: Demand, request: Request) -> Relaxation:
-        path = f"{request.spec.ask.path}.selectors"
+        path = f"{request.spec.subrequest.path}.selectors"
         entry = {
             "kind": "selector",
             **self.claim_entry(demand),
             "path": path,
-            "expressions": [*request.spec.ask.selectors],
+            "expressions": [*request.spec.subrequest.selectors],
         }
-        change = _asking(_same_request(demand, request), lambda ask: replace(ask, selectors=()))
+        change = _asking(_same_request(demand, request), lambda subrequest: replace(subrequest, selectors=()))
         return Relaxation(entry, f"without {path}{self.of_claim(demand)}", change)
 
     def _class(self, name: str) -> Relaxation:
-        def change(ask: SubRequest) -> SubRequest:
-            return replace(ask, class_name=ANY_DEVICE.name) if ask.class_name == name else ask
+        def change(subrequest: SubRequest) -> SubRequest:
+            return replace(subrequest, class_name=ANY_DEVICE.name) if subrequest.class_name == name else subrequest
 
         words = f"without the selectors of class {name}"
         return Relaxation({"kind": "class", "deviceClassName": name}, words, _asking(lambda *_: True, change))
 
     def _capacity(self, demand: Demand, request: Request, name: str) -> Relaxation:
-        amount = _written_amount(demand, request, name) if self.quotes_claims else request.spec.ask.capacity[name]
-        path = f"{request.spec.ask.path}.capacity.requests[{name}]"
+        amount = (
+            _written_amount(demand, request, name) if self.quotes_claims else request.spec.subrequest.capacity[name]
+        )
+        path = f"{request.spec.subrequest.path}.capacity.requests[{name}]"
         entry = {
             "kind": "capacity",
             **self.claim_entry(demand),
@@ -221,8 +232,8 @@ class ResourceClaimRelaxations(UnitRelaxations):
             "requested": str(amount),
         }
 
-        def change(ask: SubRequest) -> SubRequest:
-            return replace(ask, capacity={other: a for other, a in ask.capacity.items() if other != name})
+        def change(subrequest: SubRequest) -> SubRequest:
+            return replace(subrequest, capacity={other: a for other, a in subrequest.capacity.items() if other != name})
 
         words = f"without {path}{self.of_claim(demand)}"
         return Relaxation(entry, words, _asking(_same_request(demand, request), change))
@@ -240,7 +251,7 @@ def _asking(
     def changed(demand: Demand, request: Request) -> Request:
         if not about(demand, request):
             return request
-        return _judged_by(_wider_judge(request.spec.judge), demand, request, change(request.spec.ask))
+        return _judged_by(_wider_judge(request.spec.judge), demand, request, change(request.spec.subrequest))
 
     return lambda question: question.with_requests(changed)
 
@@ -250,9 +261,9 @@ def _wider_judge(judge: RequestJudge) -> RequestJudge:
     return judge if ANY_DEVICE.name in judge.classes else judge.with_class(ANY_DEVICE)
 
 
-def _judged_by(judge: RequestJudge, demand: Demand, request: Request, ask: SubRequest) -> Request:
+def _judged_by(judge: RequestJudge, demand: Demand, request: Request, subrequest: SubRequest) -> Request:
     try:
-        choice = judge.choose(demand.claim.claim, ask)
+        choice = judge.choose(demand.claim.claim, subrequest)
     except AllocationError:  # what is asked for now cannot be judged: no remedy
         return request
     return _with_candidates(request, choice)
@@ -260,15 +271,17 @@ def _judged_by(judge: RequestJudge, demand: Demand, request: Request, ask: SubRe
 
 def _with_candidates(request: Request, choice: RequestCandidates) -> Request:
     """The request with other devices to choose from."""
-    takes = {} if choice.ask.admin else choice.verdict.takes
+    takes = {} if choice.subrequest.admin else choice.verdict.takes
     portions = {i: tuple(sorted((n, a.nano) for n, a in take.items())) for i, take in takes.items()}
     return replace(request, spec=choice, candidates=choice.candidates(), portions=portions)
 
 
 def _written_amount(demand: Demand, request: Request, name: str) -> object:
     written = demand.claim.claim.spec["devices"]["requests"][request.detail]
-    ask = written["exactly"] if request.alternative is None else written["firstAvailable"][request.alternative]
-    return ask["capacity"]["requests"][name]
+    written_subrequest = (
+        written["exactly"] if request.alternative is None else written["firstAvailable"][request.alternative]
+    )
+    return written_subrequest["capacity"]["requests"][name]
 
 
 # -- taints ------------------------------------------------------------------------------------------------------------
@@ -286,7 +299,7 @@ def _changing_devices(
         if id(judge) not in judges:
             offers = [change(offer) for offer in judge.offers]
             judges[id(judge)] = judge, replace(judge, offers=offers, _verdicts={}, _wider=None)
-        return _judged_by(judges[id(judge)][1], demand, request, request.spec.ask)
+        return _judged_by(judges[id(judge)][1], demand, request, request.spec.subrequest)
 
     return lambda question: question.with_requests(changed)
 

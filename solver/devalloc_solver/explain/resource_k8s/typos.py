@@ -65,9 +65,9 @@ class ResourceTypoFinder:
         for claim in claims:
             for constraint in claim.constraints:
                 yield [self._name(_attributes, "", constraint.attribute)]
-            for ask in (ask for request in claim.requests for ask in request.asks):
-                yield from map(self._of_expression, ask.selectors)
-                for name in ask.capacity:  # which is named as the devices name it
+            for subrequest in (subrequest for request in claim.requests for subrequest in request.subrequests):
+                yield from map(self._of_expression, subrequest.selectors)
+                for name in subrequest.capacity:  # which is named as the devices name it
                     yield [mistyped_name(name, survey.names(_own_capacities), survey.total, what="capacity ")]
         yield from map(self._of_expression, class_selectors)
 

@@ -53,13 +53,13 @@ def settled_answer(
         documents: where the pools are that it names.
         classes: the valid ones, by name.
     """
-    intake = select_valid(of_claim)
-    if intake.refused:
-        return rejected_answer(min(intake.refused, key=lambda refused: refused.status is None))
-    (claim,) = intake.claims
+    problem_input = select_valid(of_claim)
+    if problem_input.refused:
+        return rejected_answer(min(problem_input.refused, key=lambda refused: refused.status is None))
+    (claim,) = problem_input.claims
     snapshot, _ = take_snapshot(_pools_named(claim, documents))
     _, lost, _ = read_allocations(snapshot, [claim], classes)
-    return allocated_answer(claim, snapshot, lost, intake.warnings.get(claim.key, ()))
+    return allocated_answer(claim, snapshot, lost, problem_input.warnings.get(claim.key, ()))
 
 
 def _pools_named(claim: DeviceClaim, documents: ManifestStore) -> list[DevicePool]:
@@ -100,10 +100,10 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ReadDeviceClaim]):
     def _settled(self, read: ReadDeviceClaim) -> Answer | None:
         document, claim, _ = read
         state = self._state
-        held = document.key in state.holdings
+        held = document.key in state.allocations
         if claim is not None and not claim.is_allocated and not held:
             return None
-        answer = settled_answer(state.of_claim(document), state.documents, state.rules.intake.classes)
+        answer = settled_answer(state.of_claim(document), state.documents, state.rules.problem_input.classes)
         if answer.allocated and not held:
             state.replace(document)
         return answer.to_dict()
@@ -132,12 +132,12 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ReadDeviceClaim]):
         document, claim, shape = read
         assert claim is not None
         state = self._state
-        ask = state.ask(claim, shape)
-        if isinstance(ask, RejectedClaim):
-            return rejected_answer(ask).to_dict()
-        spot = state.index.find(ask, claim.pinned_node)
+        query = state.query(claim, shape)
+        if isinstance(query, RejectedClaim):
+            return rejected_answer(query).to_dict()
+        spot = state.index.find(query, claim.pinned_node)
         if spot is None:
-            return state.refusals.explain(ask, [problem.message for problem in document.problems])
+            return state.refusals.explain(query, [problem.message for problem in document.problems])
         answer = state.answer(claim, spot, [problem.message for problem in document.problems])
         violations = state.judge.judge(claim, answer)
         if violations:
@@ -154,11 +154,11 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ReadDeviceClaim]):
     ) -> dict[str, Any]:
         started, state = time.monotonic(), self._state
         fresh = self._fresh(claims)
-        intake = state.everything(fresh)
-        solution = solve_input(intake, state.placement, deadline, started, self._standing, is_quick=is_quick)
+        problem_input = state.everything(fresh)
+        solution = solve_input(problem_input, state.placement, deadline, started, self._standing, is_quick=is_quick)
         by_key = {document.key: document for document in (*state.pending(), *fresh)}
         for answer in solution.claims:
-            if answer.allocated and answer.key not in state.holdings and answer.key in by_key:
+            if answer.allocated and answer.key not in state.allocations and answer.key in by_key:
                 state.record(by_key[answer.key], answer.to_dict())
         return solution.to_dict()
 
@@ -168,12 +168,12 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ReadDeviceClaim]):
     def _fresh(self, claims: Iterable[Manifest]) -> list[ManifestRecord]:
         """Those that hold nothing."""
         documents = [self._read(claim)[0] for claim in claims]
-        return [document for document in documents if document.key not in self._state.holdings]
+        return [document for document in documents if document.key not in self._state.allocations]
 
     # -- objects -------------------------------------------------------------------------------------------------------
 
     def holds(self, namespace: str, name: str) -> bool:
-        return (namespace, name) in self._state.holdings
+        return (namespace, name) in self._state.allocations
 
     def _release(self, key: Key) -> None:
         self._state.release(key)

@@ -56,20 +56,20 @@ class FleetSubset:
             first += len(record.snapshot.devices)
         return cls(join_pools(renumber(pools)), offsets)
 
-    def holdings(
+    def allocations(
         self, held: Mapping[Hashable, Sequence[HeldItem]], keys: Iterable[Key], priority: Callable[[Key], int]
     ) -> tuple[Allocation, ...]:
         """What these claims hold here, by name of the claim; of other nodes nothing is said."""
         offsets = self.offsets
-        holdings = []
+        allocations = []
         for key in sorted(keys):
             items = tuple(
                 AllocatedDevice(offsets[node] + device, amounts)
                 for node, device, amounts in held[key]
                 if node in offsets
             )
-            holdings.append(Allocation(key, priority(key), items))
-        return tuple(holdings)
+            allocations.append(Allocation(key, priority(key), items))
+        return tuple(allocations)
 
 
 FEW_NODES, MANY_NODES = 16, 128
@@ -88,14 +88,14 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, tuple[
         self._priority = priority
         self._sample: CandidateFinder | None = None
         self._slips: TypoFinder | None = None
-        self._screens: dict[object, NodeSelection] = {}
+        self._node_selections: dict[object, NodeSelection] = {}
         self._splits: dict[tuple[str, ...], RefinedKinds] = {}
 
-    def explain(self, ask: DeviceClaimQuery, warnings: Sequence[str]) -> dict[str, Any]:
+    def explain(self, query: DeviceClaimQuery, warnings: Sequence[str]) -> dict[str, Any]:
         """The answer for a claim without a group that fits nowhere now."""
-        claim = ask.claim
-        self._catch_up(ask.rules)
-        answer = self._remembered((ask.shape, claim.pinned_node, claim.priority), lambda: self._find(ask, claim))
+        claim = query.claim
+        self._catch_up(query.rules)
+        answer = self._remembered((query.shape, claim.pinned_node, claim.priority), lambda: self._find(query, claim))
         assert answer is not None
         namespace, name = claim.key
         return deepcopy(replace(answer, namespace=namespace, name=name, warnings=tuple(warnings)).to_dict())
@@ -103,62 +103,64 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, tuple[
     def _forget(self) -> None:
         """Judges and slips too: they remember each shape that was ever explained."""
         super()._forget()
-        self._screens.clear()
+        self._node_selections.clear()
         self._splits.clear()
         self._sample = self._slips = None
 
-    def _find(self, ask: DeviceClaimQuery, claim: DeviceClaim) -> ClaimAnswer:
-        shape = self.index.shape(ask)
+    def _find(self, query: DeviceClaimQuery, claim: DeviceClaim) -> ClaimAnswer:
+        shape = self.index.shape(query)
         if isinstance(shape, ShapeSearch) and not shape.wide:
-            answer = self._find_in_part(ask, claim, shape)
+            answer = self._find_in_part(query, claim, shape)
             if answer is not None:
                 return answer
         if isinstance(shape, UniqueAttributeSearch) and self.index.network is None:
-            answer = self._find_apart(ask, claim, shape)
+            answer = self._find_apart(query, claim, shape)
             if answer is not None:
                 return answer
         with gc_paused():
-            return self._answer(ask, claim, [*self.stats.in_order()], None)[0]
+            return self._answer(query, claim, [*self.stats.in_order()], None)[0]
 
-    def _find_in_part(self, ask: DeviceClaimQuery, claim: DeviceClaim, shape: ShapeSearch) -> ClaimAnswer | None:
+    def _find_in_part(self, query: DeviceClaimQuery, claim: DeviceClaim, shape: ShapeSearch) -> ClaimAnswer | None:
         """From a few nodes, and from more where these do not prove it; None where too many nodes differ."""
-        screen = self._screens.get(ask.shape)
-        if screen is None:
-            if len(self._screens) >= MAX_SCREENS:
-                self._screens.clear()
-            screen = self._screens[ask.shape] = NodeSelection(self.stats, shape.demand)
-        choice = screen.choose(FEW_NODES)
+        node_selection = self._node_selections.get(query.shape)
+        if node_selection is None:
+            if len(self._node_selections) >= MAX_SCREENS:
+                self._node_selections.clear()
+            node_selection = self._node_selections[query.shape] = NodeSelection(self.stats, shape.demand)
+        choice = node_selection.choose(FEW_NODES)
         if choice is None:
             return None
         pinned = self.index.records.get(claim.pinned_node or "")
         ranks = {*choice.ranks, *(() if pinned is None else (pinned.rank,))}
-        answer, edits = self._answer_from(ask, claim, ranks)
+        answer, edits = self._answer_from(query, claim, ranks)
         if edits and _claims_to_release(answer):
             # Once these are made, other nodes may be those where the fewest claims are in the way.
-            screen = self._edited(ask, edits)
-            choice = screen.choose(FEW_NODES)
+            node_selection = self._edited(query, edits)
+            choice = node_selection.choose(FEW_NODES)
             assert choice is not None
             ranks = ranks.union(choice.ranks)
-            answer, _ = self._answer_from(ask, claim, ranks)
+            answer, _ = self._answer_from(query, claim, ranks)
         if _claims_to_release(answer) <= choice.min_blockers_elsewhere or pinned is not None:
             return answer
-        choice = screen.choose(MANY_NODES)
+        choice = node_selection.choose(MANY_NODES)
         assert choice is not None
-        return self._answer_from(ask, claim, ranks.union(choice.ranks))[0]
+        return self._answer_from(query, claim, ranks.union(choice.ranks))[0]
 
     def _find_apart(
-        self, ask: DeviceClaimQuery, claim: DeviceClaim, shape: UniqueAttributeSearch
+        self, query: DeviceClaimQuery, claim: DeviceClaim, shape: UniqueAttributeSearch
     ) -> ClaimAnswer | None:
         """From the nodes that have what its expressions name, and the emptiest of each kind."""
         split = (
-            None if any(s.mode is not AllocationMode.WHOLE for s in shape.demand.requests) else self._split(ask, shape)
+            None
+            if any(s.mode is not AllocationMode.WHOLE for s in shape.demand.requests)
+            else self._split(query, shape)
         )
         emptiest = self.stats.emptiest()
         if split is None or len(emptiest) > MAX_KINDS:
             return None
         judge = self.rules.on(split.kinds.sample())
         ranks = {*emptiest.values()}
-        for request in ask.demand(judge).requests:
+        for request in query.demand(judge).requests:
             devices = split.devices({*request.candidates.accepted})
             wanted = sorted(devices, key=lambda node: (-len(devices[node]), self.index.records[node or ""].rank))
             if len(wanted) > MANY_NODES:
@@ -170,16 +172,16 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, tuple[
         slips = TypoFinder(judge.snapshot, judge, split.sizes, identifiers)
         records = [self.stats.record(rank) for rank in sorted(ranks)]
         fleet = FleetTotals(RefinedFunnels(self.stats, judge, split), slips, self.index.records.keys())
-        return self._answer(ask, claim, records, fleet)[0]
+        return self._answer(query, claim, records, fleet)[0]
 
-    def _split(self, ask: DeviceClaimQuery, shape: UniqueAttributeSearch) -> RefinedKinds | None:
+    def _split(self, query: DeviceClaimQuery, shape: UniqueAttributeSearch) -> RefinedKinds | None:
         """The fleet by what the claim reads; None when there is no end of it."""
         kinds = self.index.kinds
         read: set[str] = set()
         literals: dict[str, frozenset[object]] = {}
         plain = True
         for request in shape.demand.requests:
-            own_reads, comparisons = ask.reads(request), ask.compared(request)
+            own_reads, comparisons = query.reads(request), query.compared(request)
             if own_reads is None:
                 return None
             read |= own_reads & kinds.varied
@@ -198,36 +200,36 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, tuple[
             self._splits[names] = RefinedKinds(self.stats, names, None)
         return self._splits[names]
 
-    def _edited(self, ask: DeviceClaimQuery, edits: Sequence[Relaxation]) -> NodeSelection:
+    def _edited(self, query: DeviceClaimQuery, edits: Sequence[Relaxation]) -> NodeSelection:
         """For what the claim asks for once its spec is edited."""
         judge = self._judge_of_kinds()
-        question = FeasibilityQuestion(judge.snapshot, PlacementUnit((ask.demand(judge),), None, None))
+        question = FeasibilityQuestion(judge.snapshot, PlacementUnit((query.demand(judge),), None, None))
         return NodeSelection(
             self.stats, apply_relaxations(question, [e for e in edits if not e.order]).unit.demands[0], least=0
         )
 
     def _answer_from(
-        self, ask: DeviceClaimQuery, claim: DeviceClaim, ranks: set[int]
+        self, query: DeviceClaimQuery, claim: DeviceClaim, ranks: set[int]
     ) -> tuple[ClaimAnswer, Sequence[Relaxation]]:
-        return self._answer(ask, claim, [self.stats.record(rank) for rank in sorted(ranks)], self._fleetwide())
+        return self._answer(query, claim, [self.stats.record(rank) for rank in sorted(ranks)], self._fleetwide())
 
     def _answer(
-        self, ask: DeviceClaimQuery, claim: DeviceClaim, records: Sequence[NodeRecord], fleet: FleetTotals | None
+        self, query: DeviceClaimQuery, claim: DeviceClaim, records: Sequence[NodeRecord], fleet: FleetTotals | None
     ) -> tuple[ClaimAnswer, Sequence[Relaxation]]:
         """The answer, and what would have to change besides what claims hold; ``fleet`` unless these are all nodes."""
         if fleet is not None and self.index.network is not None:
             records = [self.stats.record(NETWORK), *records]
         excerpt, eligibility = self._subset(tuple(records))
         keys = self.holders.on_nodes(record.name for record in records)
-        holdings = excerpt.holdings(self.index.held, keys, self._priority)
-        demand = ask.demand(eligibility)
+        allocations = excerpt.allocations(self.index.held, keys, self._priority)
+        demand = query.demand(eligibility)
         explainer = DeviceClaimExplainer(
             excerpt.snapshot,
-            holdings,
+            allocations,
             (),
             self.index.allowance.until,
             eligibility,
-            ask.rules.intake,
+            query.rules.problem_input,
             fleet,
         )
         unit = PlacementUnit((demand,), None, claim.pinned_node)

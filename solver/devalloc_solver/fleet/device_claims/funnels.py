@@ -16,7 +16,7 @@ from typing import Any
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
 from devalloc_solver.explain.funnel import MAX_USERS, SHOWN, Funnel, has_room_for
 from devalloc_solver.explain.typos import MAX_VALUES
-from devalloc_solver.fleet.device_kinds import DeviceKind, DeviceKinds
+from devalloc_solver.fleet.equal_devices import EqualDevices, EqualDevicesIndex
 from devalloc_solver.fleet.fleet_stats import NAMED_PER_KIND, NETWORK, DevicePosition, FleetStats
 from devalloc_solver.fleet.pool_states import NodeRecord, PoolState
 from devalloc_solver.problem.allocations import Key, Usage
@@ -39,10 +39,10 @@ class KindFunnels:
         """The funnel of a request of any part of the fleet."""
         sample = self.eligibility.snapshot
         sizes, firsts = self.sizes(), self.firsts()
-        rejected: dict[StepKey, list[DeviceKind]] = defaultdict(list)
+        rejected: dict[StepKey, list[EqualDevices]] = defaultdict(list)
         examples: dict[StepKey, list[DevicePosition]] = defaultdict(list)
         accepted: set[int] = set()
-        without: list[DeviceKind] = []
+        without: list[EqualDevices] = []
         nothing = Usage(sample)
         for kind in self.parts():
             if not sizes.get(kind.index):
@@ -72,7 +72,7 @@ class KindFunnels:
         free = matching - taken - excluded
         return Funnel(request, sum(sizes.values()), tuple(steps), matching, holders, taken, excluded, free)
 
-    def parts(self) -> Sequence[DeviceKind]:
+    def parts(self) -> Sequence[EqualDevices]:
         """All devices, in parts that are judged alike."""
         return self.stats.index.kinds.kinds
 
@@ -86,7 +86,7 @@ class KindFunnels:
 
     # -- names ---------------------------------------------------------------------------------------------------------
 
-    def _names(self, kinds: Sequence[DeviceKind]) -> tuple[str, ...]:
+    def _names(self, kinds: Sequence[EqualDevices]) -> tuple[str, ...]:
         """The first devices of these kinds."""
         firsts = self.firsts()
         return tuple(self._title(place) for place in islice(merge(*(firsts[kind.index] for kind in kinds)), SHOWN))
@@ -148,7 +148,7 @@ class KindFunnels:
         return tuple(sorted(users.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _order(step: StepKey, kinds: Sequence[DeviceKind], sizes: Mapping[int, int]) -> tuple[int, int, str]:
+def _order(step: StepKey, kinds: Sequence[EqualDevices], sizes: Mapping[int, int]) -> tuple[int, int, str]:
     return step[0], -sum(sizes[kind.index] for kind in kinds), step[1]
 
 
@@ -171,7 +171,7 @@ def _has_room(request: Request, record: NodeRecord, device: int) -> bool:
     return not use.whole and _has_room_left(request, record.kinds[device], use.amounts)
 
 
-def _has_room_left(request: Request, kind: DeviceKind, used: Mapping[str, int]) -> bool:
+def _has_room_left(request: Request, kind: EqualDevices, used: Mapping[str, int]) -> bool:
     for name in request.requests:
         resource = kind.one.resources.get(name)
         if resource is not None and (resource.nano - used.get(name, 0)) // resource.block > 0:
@@ -192,7 +192,7 @@ class RefinedKinds:
     """attributes that are no part of kinds"""
     literals: Mapping[str, frozenset[object]] | None
     """what each is compared with, and nothing else is done with it; None where all values count"""
-    kinds: DeviceKinds = field(default_factory=DeviceKinds)
+    kinds: EqualDevicesIndex = field(default_factory=EqualDevicesIndex)
     """the parts, as kinds"""
     sizes: dict[int, int] = field(default_factory=dict)
     firsts: dict[int, list[DevicePosition]] = field(default_factory=dict)
@@ -237,7 +237,7 @@ class RefinedKinds:
         own = sorted((index.records[node] for node in nodes if node is not None), key=_rank)
         return [index.network, *own] if None in nodes and index.network is not None else own
 
-    def _part(self, kind: DeviceKind, attributes: Mapping[str, object]) -> int:
+    def _part(self, kind: EqualDevices, attributes: Mapping[str, object]) -> int:
         number = len(self.kinds.kinds)
         one = kind.one
         like = type(one)(
@@ -252,11 +252,11 @@ class RefinedKinds:
             one.reach,
             one.traits,
         )
-        self.kinds.kinds.append(DeviceKind(number, kind.driver, like, {}))
+        self.kinds.kinds.append(EqualDevices(number, kind.driver, like, {}))
         self.sizes[number], self.firsts[number] = 0, []
         return number
 
-    def _take_rest(self, kind: DeviceKind, count: int) -> None:
+    def _take_rest(self, kind: EqualDevices, count: int) -> None:
         places = [p for p in self.stats.firsts()[kind.index] if (self._node(p), p[1]) not in self.split_devices]
         if len(places) < min(NAMED_PER_KIND, count):
             places = []
@@ -270,7 +270,7 @@ class RefinedKinds:
         self.sizes[number] = count
         self.firsts[number] = [(rank, device, number) for rank, device, _ in places]
 
-    def _places(self, kind: DeviceKind) -> Iterator[DevicePosition]:
+    def _places(self, kind: EqualDevices) -> Iterator[DevicePosition]:
         for record in self.stats.in_order():
             for device, own in zip(record.snapshot.devices, record.kinds, strict=True):
                 if own is kind:
@@ -320,7 +320,7 @@ class RefinedFunnels(KindFunnels):
 
     split: RefinedKinds
 
-    def parts(self) -> Sequence[DeviceKind]:
+    def parts(self) -> Sequence[EqualDevices]:
         return self.split.kinds.kinds
 
     def sizes(self) -> Mapping[int, int]:

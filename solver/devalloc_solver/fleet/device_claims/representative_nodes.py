@@ -8,7 +8,7 @@ from heapq import nsmallest
 
 from devalloc_solver.bounds.node_counts import match_attributes
 from devalloc_solver.explain.blocking_claims import IMPOSSIBLE, min_parts
-from devalloc_solver.fleet.device_kinds import UNSHARED
+from devalloc_solver.fleet.equal_devices import UNSHARED
 from devalloc_solver.fleet.explainer import MAX_KINDS
 from devalloc_solver.fleet.fleet_stats import FleetStats, HeldKinds, UsageClass
 from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, PoolKind, PoolState, ShareState

@@ -12,7 +12,7 @@ from devalloc_solver.cel.device_claims.reads import attributes_read, compared_li
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder, ExpressionError
 from devalloc_solver.dialects.device_claims.demands import find_refusal, make_demand
 from devalloc_solver.dialects.device_claims.manifests import ProblemInput, RejectedClaim
-from devalloc_solver.fleet.device_kinds import DeviceKinds
+from devalloc_solver.fleet.equal_devices import EqualDevicesIndex
 from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Device, Snapshot
 
@@ -26,8 +26,8 @@ there are more of either, all are forgotten."""
 class DeviceClaimRules:
     """Classes and configuration objects, and the verdicts of expressions, which outlive both."""
 
-    kinds: DeviceKinds
-    intake: ProblemInput
+    kinds: EqualDevicesIndex
+    problem_input: ProblemInput
     """only its classes and configuration objects count"""
     allowance: Allowance = field(default_factory=Allowance)
     """of the call that goes on"""
@@ -39,19 +39,21 @@ class DeviceClaimRules:
         self._begin()
 
     def _begin(self) -> None:
-        intake = self.intake
+        problem_input = self.problem_input
         self.shared = CandidateFinder(
-            self.kinds.sample(), intake.classes, intake.invalid_classes, allowance=self.allowance
+            self.kinds.sample(), problem_input.classes, problem_input.invalid_classes, allowance=self.allowance
         )
 
     def on(self, snapshot: Snapshot) -> CandidateFinder:
         """The judge of the devices of a snapshot; verdicts and errors are common to all."""
-        return self.shared.for_others(snapshot, self.intake.classes, self.intake.invalid_classes)
+        return self.shared.for_others(snapshot, self.problem_input.classes, self.problem_input.invalid_classes)
 
-    def renewed(self, intake: ProblemInput) -> DeviceClaimRules:
+    def renewed(self, problem_input: ProblemInput) -> DeviceClaimRules:
         """The same after classes or configuration objects have changed."""
-        fresh = DeviceClaimRules(self.kinds, intake, self.allowance)
-        fresh.shared = self.shared.for_others(fresh.shared.snapshot, intake.classes, intake.invalid_classes)
+        fresh = DeviceClaimRules(self.kinds, problem_input, self.allowance)
+        fresh.shared = self.shared.for_others(
+            fresh.shared.snapshot, problem_input.classes, problem_input.invalid_classes
+        )
         return fresh
 
     def after_failure(self, *, begin: bool) -> DeviceClaimRules:
@@ -60,24 +62,28 @@ class DeviceClaimRules:
         ``begin``: with fresh budgets, as they may have gone to devices that are there no more. Without, its error
         stands: it refuses the claims that have it, and the classes.
         """
-        return DeviceClaimRules(self.kinds, self.intake, self.allowance) if begin else self.renewed(self.intake)
+        return (
+            DeviceClaimRules(self.kinds, self.problem_input, self.allowance)
+            if begin
+            else self.renewed(self.problem_input)
+        )
 
     def refusal(self, claim: DeviceClaim, shape: object) -> RejectedClaim | None:
         """Why a claim is not solved, whatever is free (S5, S6, S16). Raises OutOfTime."""
         if claim.is_deleting:
-            return find_refusal(claim, self.intake, self.shared)
+            return find_refusal(claim, self.problem_input, self.shared)
         key = (shape, claim.namespace)
         if key not in self._refusals:
             if len(self._refusals) >= MAX_SHAPES or self.shared.remembered > MAX_VERDICTS:
                 self._refusals.clear()
                 self._begin()
-            self._refusals[key] = find_refusal(claim, self.intake, self.shared)
+            self._refusals[key] = find_refusal(claim, self.problem_input, self.shared)
         refusal = self._refusals[key]
         return None if refusal is None else replace(refusal, key=claim.key, group=claim.group)
 
 
 class DeviceClaimQuery(NamedTuple):
-    """One claim that asks; see ``seams.Ask``."""
+    """What one claim wants to know of the index; see ``interfaces.ClaimQuery``."""
 
     claim: DeviceClaim
     shape: object

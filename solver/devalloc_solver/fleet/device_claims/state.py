@@ -38,7 +38,7 @@ from devalloc_solver.problem.snapshot import Snapshot, take_snapshot, without_du
 
 
 def placed_answer(
-    claim: DeviceClaim, spot: ChosenPlace, intake: ProblemInput, warnings: Sequence[str]
+    claim: DeviceClaim, spot: ChosenPlace, problem_input: ProblemInput, warnings: Sequence[str]
 ) -> dict[str, Any]:
     """The dict of one allocated claim (settled L2)."""
     chosen: list[int | None] = [None] * len(claim.spec.claims)
@@ -64,7 +64,9 @@ def placed_answer(
         "message": None,
         "annotations": annotations,
     }
-    answer |= config_entries(namespace, ((given.accepted, given.request.spec.configs) for given in spot.given), intake)
+    answer |= config_entries(
+        namespace, ((given.accepted, given.request.spec.configs) for given in spot.given), problem_input
+    )
     if warnings:
         answer["warnings"] = list(warnings)
     return answer
@@ -123,7 +125,7 @@ class RecordedDevice(NamedTuple):
     """None when whole"""
 
 
-class RecordedHolding(NamedTuple):
+class RecordedAllocation(NamedTuple):
     """What one claim holds, as recorded."""
 
     node: str | None
@@ -149,7 +151,7 @@ class DeviceFleetState:
     index: NodeIndex = field(init=False)
     rules: DeviceClaimRules = field(init=False)
     judge: IncrementalChecker = field(init=False)
-    holders: Holders[RecordedHolding] = field(init=False)
+    holders: Holders[RecordedAllocation] = field(init=False)
     refusals: DeviceClaimsExplainer = field(init=False)
     _written: dict[Key, tuple[object, ManifestRecord]] = field(default_factory=dict)
     """claims with their answers written on them, as far as requested for these"""
@@ -173,13 +175,13 @@ class DeviceFleetState:
         state.rules = DeviceClaimRules(state.index.kinds, select_valid(state.documents.others()), state.index.allowance)
         state.holders = Holders(state.index)
         state.refusals = DeviceClaimsExplainer(state.index, state.holders, state._priority)
-        state.judge.set_classes(state.rules.intake.classes.values())
+        state.judge.set_classes(state.rules.problem_input.classes.values())
         for key in sorted({(name[1], name[2]) for name in state.documents.by_name if name[0] == "DeviceClaim"}):
             state._read_claim(key)
         return state
 
     @property
-    def holdings(self) -> Mapping[Key, RecordedHolding]:
+    def allocations(self) -> Mapping[Key, RecordedAllocation]:
         """What claims hold."""
         return self.holders.by_claim
 
@@ -216,7 +218,7 @@ class DeviceFleetState:
 
     def release(self, key: Key) -> bool:
         """The claim keeps its spec and holds nothing any more; False when it held nothing."""
-        if key not in self.holdings:
+        if key not in self.allocations:
             return False
         name = full_name("DeviceClaim", *key)
         pending = [without_status(each) for each in self.documents.by_name.get(name, ())]
@@ -233,13 +235,13 @@ class DeviceFleetState:
 
     def _rules_changed(self) -> None:
         """Classes decide what claims may take, and which entries of old ones are for admins only (S14)."""
-        before = _admin_classes(self.rules.intake)
+        before = _admin_classes(self.rules.problem_input)
         self.rules = self.rules.renewed(select_valid(self.documents.others()))
-        self.judge.set_classes(self.rules.intake.classes.values())
+        self.judge.set_classes(self.rules.problem_input.classes.values())
         self.index.forget()
-        changed = before ^ _admin_classes(self.rules.intake)
+        changed = before ^ _admin_classes(self.rules.problem_input)
         if changed:
-            for key in list(self.holdings):
+            for key in list(self.allocations):
                 self._hold_again(key)
 
     def expression_failed(self, *, begin: bool) -> None:
@@ -267,26 +269,26 @@ class DeviceFleetState:
         self.judge.set_pools(name, same)
         self.rules.kinds = self.index.kinds
         for key in sorted(keys):
-            self.holders.put(key, [*self._items(self.holdings[key])])
+            self.holders.put(key, [*self._items(self.allocations[key])])
 
     # -- what claims hold ----------------------------------------------------------------------------------------------
 
     def _read_claim(self, key: Key) -> None:
         """Take note of what a claim came in with (S18), valid or not (S13)."""
-        intake = select_valid(self.documents.by_name.get(full_name("DeviceClaim", *key), ()))
-        for claim in intake.claims:
+        problem_input = select_valid(self.documents.by_name.get(full_name("DeviceClaim", *key), ()))
+        for claim in problem_input.claims:
             if claim.is_allocated:
                 self.judge.hold(claim)
-                self._keep(key, _recorded_holding(claim, self.rules.intake))
-        for refused in intake.refused:
+                self._keep(key, _recorded_allocation(claim, self.rules.problem_input))
+        for refused in problem_input.refused:
             if refused.status is not None:
                 self.judge.hold_rejected(refused)
                 entries = tuple(map(_recorded_device, refused.status.allocations))
-                old = self.holdings.get(key)
+                old = self.allocations.get(key)
                 if old is not None:  # several of one name: all that any of them holds
                     self.holders.leave(key)
                     entries = (*old.entries, *entries)
-                self._keep(key, RecordedHolding(refused.node, entries))
+                self._keep(key, RecordedAllocation(refused.node, entries))
 
     def grant(self, document: ManifestRecord, claim: DeviceClaim, answer: dict[str, Any], spot: ChosenPlace) -> None:
         """A claim has what an answer gives it, from now on."""
@@ -299,7 +301,7 @@ class DeviceFleetState:
             if not request.mode.is_admin:
                 entries.append(RecordedDevice(pool.name, device.name, amounts or None))
                 items.append((pool.node, device.index, amounts or None))
-        self.holders.enter(key, RecordedHolding(spot.node, tuple(entries)), items)
+        self.holders.enter(key, RecordedAllocation(spot.node, tuple(entries)), items)
         self.judge.grant(claim, answer)
 
     def record(self, document: ManifestRecord, answer: dict[str, Any]) -> None:
@@ -309,18 +311,18 @@ class DeviceFleetState:
         self._forget_claim(claim.key)
         self.documents.by_name[document.name] = [document]
         self.granted[claim.key] = claim, status_of_answer(answer)
-        self._keep(claim.key, _recorded_holding(with_status(claim, answer), self.rules.intake))
+        self._keep(claim.key, _recorded_allocation(with_status(claim, answer), self.rules.problem_input))
         self.judge.grant(claim, answer)
 
-    def _keep(self, key: Key, holding: RecordedHolding) -> None:
-        self.holders.enter(key, holding, [*self._items(holding)])
+    def _keep(self, key: Key, allocation: RecordedAllocation) -> None:
+        self.holders.enter(key, allocation, [*self._items(allocation)])
 
     def _hold_again(self, key: Key) -> None:
         """What counts as held depends on classes: read it back."""
         if key in self.granted:
             claim = with_status(*self.granted[key])
             self.holders.leave(key)
-            self._keep(key, _recorded_holding(claim, self.rules.intake))
+            self._keep(key, _recorded_allocation(claim, self.rules.problem_input))
             return
         self.holders.leave(key)
         self.judge.release(key)
@@ -333,9 +335,9 @@ class DeviceFleetState:
         self._written.pop(key, None)
         self.judge.release(key)
 
-    def _items(self, holding: RecordedHolding) -> Iterator[HeldItem]:
-        for entry in holding.entries:
-            for node in self._nodes_of(holding.node, entry.pool):
+    def _items(self, allocation: RecordedAllocation) -> Iterator[HeldItem]:
+        for entry in allocation.entries:
+            for node in self._nodes_of(allocation.node, entry.pool):
                 record = self.index.network if node is None else self.index.records.get(node)
                 device = None if record is None else record.find(entry.pool, entry.device)
                 if device is not None:
@@ -357,23 +359,23 @@ class DeviceFleetState:
 
     # -- claims --------------------------------------------------------------------------------------------------------
 
-    def ask(self, claim: DeviceClaim, shape: object) -> DeviceClaimQuery | RejectedClaim:
+    def query(self, claim: DeviceClaim, shape: object) -> DeviceClaimQuery | RejectedClaim:
         """What a pending claim asks for, or why it is not solved."""
         return self.rules.refusal(claim, shape) or DeviceClaimQuery(claim, shape, self.rules)
 
     def answer(self, claim: DeviceClaim, spot: ChosenPlace, warnings: Sequence[str]) -> dict[str, Any]:
-        return placed_answer(claim, spot, self.rules.intake, warnings)
+        return placed_answer(claim, spot, self.rules.problem_input, warnings)
 
     def pending(self) -> Iterator[ManifestRecord]:
         """The kept claims that are valid and hold nothing."""
         for document in self.documents.of_kind("DeviceClaim"):
-            if isinstance(document.object, DeviceClaim) and document.object.key not in self.holdings:
+            if isinstance(document.object, DeviceClaim) and document.object.key not in self.allocations:
                 yield document
 
     def of_claim(self, document: ManifestRecord) -> list[ManifestRecord]:
         """The manifests that count for a question about a claim: those that are kept, where it holds anything."""
         key = document.name[1], document.name[2]
-        if key not in self.holdings:
+        if key not in self.allocations:
             return [document]
         return [self._written_on(key)] if key in self.granted else list(self.documents.by_name[document.name])
 
@@ -431,14 +433,14 @@ def _read_by_classes(documents: ManifestStore) -> frozenset[str]:
     return frozenset().union(*(attributes_read(text) or () for text in texts))
 
 
-def _admin_classes(intake: ProblemInput) -> set[str]:
-    return {name for name, each in intake.classes.items() if each.spec.admin_access}
+def _admin_classes(problem_input: ProblemInput) -> set[str]:
+    return {name for name, each in problem_input.classes.items() if each.spec.admin_access}
 
 
-def _recorded_holding(claim: DeviceClaim, intake: ProblemInput) -> RecordedHolding:
+def _recorded_allocation(claim: DeviceClaim, problem_input: ProblemInput) -> RecordedAllocation:
     assert claim.status is not None
-    marks = zip(claim.status.allocations, admin_entries(claim, intake.classes), strict=True)
-    return RecordedHolding(
+    marks = zip(claim.status.allocations, admin_entries(claim, problem_input.classes), strict=True)
+    return RecordedAllocation(
         claim.allocated_node or claim.pinned_node, tuple(_recorded_device(entry) for entry, admin in marks if not admin)
     )
 

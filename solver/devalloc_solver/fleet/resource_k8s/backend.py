@@ -66,7 +66,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         self._gates = state.gates
         self._reader = ResourceClaimReader(state.gates)
         self._refusals = ClusterExplainer(state)
-        self._world: FullCluster | None = None
+        self._full_cluster: FullCluster | None = None
         """made when it is asked for, and stale with the next change of what there is"""
 
     @classmethod
@@ -107,16 +107,16 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         assert isinstance(claim, ResourceClaim)
         if not rules.has_met(read.shape) and (refusal := find_refusal(claim, self._state.classes)) is not None:
             return rejected_answer(refusal)
-        ask = None if read.shape is None else rules.ask(claim, read.shape)
+        query = None if read.shape is None else rules.query(claim, read.shape)
         try:
-            spot = None if ask is None else self._state.index.find(ask, pin_of(claim))
-            if ask is not None and not ask.is_strange:
+            spot = None if query is None else self._state.index.find(query, pin_of(claim))
+            if query is not None and not query.is_strange:
                 if spot is not None:
-                    return self._accept(read, claim, ask, spot)
-                if (refused := self._refusals.explain(claim, ask)) is not None:
+                    return self._accept(read, claim, query, spot)
+                if (refused := self._refusals.explain(claim, query)) is not None:
                     return refused
         except (AllocationError, BudgetExceeded):
-            pass  # of one device or the other: the whole world is asked, and says of which
+            pass  # of one device or the other: the whole cluster is asked, and says of which
         return self._ask_world(read, claim)
 
     # -- several claims ------------------------------------------------------------------------------------------------
@@ -125,15 +125,18 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         self, claims: Iterable[Manifest], deadline: float | None = None, *, is_quick: bool = False
     ) -> dict[str, Any]:
         started = time.monotonic()
-        intake = self._intake(claims)
-        answer = solve(intake, self._gates, self._state.placement, deadline, started, is_quick=is_quick)
+        problem_input = self._intake(claims)
+        answer = solve(problem_input, self._gates, self._state.placement, deadline, started, is_quick=is_quick)
         by_key = {(one["namespace"], one["name"]): one for one in answer["claims"]}
-        for claim in intake.claims:
+        for claim in problem_input.claims:
             key = claim.namespace, claim.name
             given = by_key.get(key) if claim.allocation is None else None
             if given is not None and given["allocated"]:
                 self._keep(
-                    ReadResourceClaim(claim, intake.manifests[key], None), claim, _deep_copy(given["allocations"]), None
+                    ReadResourceClaim(claim, problem_input.manifests[key], None),
+                    claim,
+                    _deep_copy(given["allocations"]),
+                    None,
                 )
         return answer
 
@@ -162,16 +165,16 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         full = ("ResourceClaim", *key)
         held = [one for one in self._state.objects[full] if is_allocated(one)]
         self._state.replace(full, [{**one, "status": _without_allocation(one)} for one in held])
-        if self._world is not None:
-            self._world.free(key)
+        if self._full_cluster is not None:
+            self._full_cluster.free(key)
 
     def _name_of(self, document: Manifest) -> Name:
         return _name(document)
 
     def _replace(self, name: Name, document: Manifest) -> Iterable[Problem]:
         self._change(name, [document])
-        intake = read_documents([document], self._gates)
-        return (*intake.problems, *usage_of_claims(intake)[2])
+        problem_input = read_documents([document], self._gates)
+        return (*problem_input.problems, *usage_of_claims(problem_input)[2])
 
     def _remove(self, name: Name) -> bool:
         is_there = name in self._state.objects
@@ -181,14 +184,14 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
 
     def _change(self, name: Name, documents: list[Manifest]) -> None:
         state, key = self._state, (name[1], name[2])
-        is_more, world = state.replace(name, documents), self._world
-        if world is None:
+        is_more, full_cluster = state.replace(name, documents), self._full_cluster
+        if full_cluster is None:
             return
-        world.is_stale = world.is_stale or is_more
+        full_cluster.is_stale = full_cluster.is_stale or is_more
         if name[0] == "ResourceClaim":
-            world.free(key)
-            if key in state.holdings:
-                world.hold(key, state.holdings[key])
+            full_cluster.free(key)
+            if key in state.allocations:
+                full_cluster.hold(key, state.allocations[key])
 
     def _manifest(self, claim: Manifest) -> Manifest:
         if not isinstance(claim, Mapping) or claim.get("kind") != "ResourceClaim":
@@ -203,7 +206,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
     # -- one claim by the index ----------------------------------------------------------------------------------------
 
     def _accept(
-        self, read: ReadResourceClaim, claim: ResourceClaim, ask: ResourceClaimQuery, spot: ChosenPlace
+        self, read: ReadResourceClaim, claim: ResourceClaim, query: ResourceClaimQuery, spot: ChosenPlace
     ) -> dict[str, Any]:
         """Check, keep and answer what the index has found. Raises AllocationError."""
         state = self._state
@@ -213,7 +216,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         for request, _, device, _, amounts in sorted(
             spot.given, key=lambda one: (one.request.detail, one.device.index)
         ):
-            offer, subrequest = published_device(device), request.spec.ask
+            offer, subrequest = published_device(device), request.spec.subrequest
             takes = (
                 amounts_to_take(subrequest.capacity, offer.device, fractional=fractional)
                 if offer.is_shareable
@@ -223,7 +226,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
             given.append(AllocatedRequestDevice(request.detail, subrequest, offer, takes))
             if not subrequest.admin:
                 granted.append((spot.node, device, amounts if offer.is_shareable else None))
-        warnings = ask.rules.warnings(ask, state.layout)
+        warnings = query.rules.warnings(query, state.layout)
         node = spot.node or ""
         result = make_result(claim, given, state.classes.classes, node, self._gates, ShareIds(state.share_ids))
         self._check(node, read, claim, result)
@@ -253,30 +256,30 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
             state.hold(key, priority_of(claim), result)
         else:
             state.grant(key, priority_of(claim), result, granted)
-        if self._world is not None:
-            self._world.hold(key, state.holdings[key])
+        if self._full_cluster is not None:
+            self._full_cluster.hold(key, state.allocations[key])
 
-    # -- one claim by the whole world ----------------------------------------------------------------------------------
+    # -- one claim by the whole cluster --------------------------------------------------------------------------------
 
-    def _get_world(self) -> FullCluster:
-        if self._world is None or self._world.is_stale:
-            selectors = None if self._world is None else self._world.selectors
-            self._world = None  # there is no room for two
-            self._world = FullCluster.of(self._state, selectors)
-        return self._world
+    def _get_full_cluster(self) -> FullCluster:
+        if self._full_cluster is None or self._full_cluster.is_stale:
+            selectors = None if self._full_cluster is None else self._full_cluster.selectors
+            self._full_cluster = None  # there is no room for two
+            self._full_cluster = FullCluster.of(self._state, selectors)
+        return self._full_cluster
 
     @gc_paused()
     def _ask_world(self, read: ReadResourceClaim, claim: ResourceClaim) -> dict[str, Any]:
-        world, state = self._get_world(), self._state
+        full_cluster, state = self._get_full_cluster(), self._state
         state.index.allowance.begin_again()
-        unit = world.unit(claim)
+        unit = full_cluster.unit(claim)
         if isinstance(unit, RejectedResourceClaim):
             return rejected_answer(unit)
-        placement = world.find(unit)
+        placement = full_cluster.find(unit)
         if placement is None:
-            return world.explain(unit)
-        given = devices_of_placement(placement.entries, world.offers)
-        node = node_of_placement(placement, world.offers, world.seen)
+            return full_cluster.explain(unit)
+        given = devices_of_placement(placement.entries, full_cluster.offers)
+        node = node_of_placement(placement, full_cluster.offers, full_cluster.seen)
         result = make_result(claim, given, state.classes.classes, node, self._gates, ShareIds(state.share_ids))
         self._check(node, read, claim, result)
         self._keep(read, claim, result, None)

@@ -38,13 +38,13 @@ class ResourceClaimReader(ClaimReader[ReadResourceClaim, ReadResourceClaim]):
         self._gates = gates
 
     def _read_anew(self, manifest: Manifest, *, is_kept: bool) -> tuple[ReadResourceClaim, ReadResourceClaim | None]:
-        intake = read_documents([manifest], self._gates)
+        problem_input = read_documents([manifest], self._gates)
         filled = with_defaults(manifest)
-        if not intake.claims:
-            return ReadResourceClaim(intake.refused[0], filled, None), None
-        claim = intake.claims[0]
+        if not problem_input.claims:
+            return ReadResourceClaim(problem_input.refused[0], filled, None), None
+        claim = problem_input.claims[0]
         outcome = ReadResourceClaim(claim, filled, _shape(filled))
-        if not is_kept or intake.problems or claim.allocation is not None:
+        if not is_kept or problem_input.problems or claim.allocation is not None:
             return outcome, None
         own = deepcopy(dict(manifest))  # the caller may write on theirs
         (claim,) = read_documents([own], self._gates).claims

@@ -19,7 +19,7 @@ from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDev
 from devalloc_solver.explain.blocking_claims import IMPOSSIBLE, min_parts
 from devalloc_solver.explain.resource_k8s.availability import SHOWN, Availability
 from devalloc_solver.explain.typos import MAX_VALUES
-from devalloc_solver.fleet.device_kinds import DeviceKinds
+from devalloc_solver.fleet.equal_devices import EqualDevicesIndex
 from devalloc_solver.fleet.fleet_stats import FleetStats, UsageClass
 from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, NodeRecord, PoolKind, PoolState
 from devalloc_solver.fleet.resource_k8s.device_properties import published_device
@@ -44,9 +44,9 @@ class NamedDevices:
     """the nodes that have devices with a value that is named, in natural order"""
 
     @classmethod
-    def of(cls, ask: ResourceClaimQuery) -> NamedDevices | None:
+    def of(cls, query: ResourceClaimQuery) -> NamedDevices | None:
         """None where expressions tell devices of one kind apart in other ways, or name those of many nodes."""
-        index, demand = ask.rules.index, ask.sight.demand
+        index, demand = query.rules.index, query.shape_facts.demand
         related = {
             *demand.match,
             *(n for s in demand.requests for n in s.match),
@@ -58,10 +58,10 @@ class NamedDevices:
         labels: set[str] = set()
         nodes: set[str | None] = set()
         for request in demand.requests:
-            for program in ask.rules.programs(request.spec.ask):
-                places = ask.rules.places(program)
+            for program in query.rules.programs(request.spec.subrequest):
+                places = query.rules.places(program)
                 if places is None:
-                    if ask.rules.is_of_kinds(program):
+                    if query.rules.is_of_kinds(program):
                         continue
                     return None
                 if request.mode is not AllocationMode.WHOLE:
@@ -84,8 +84,8 @@ class NamedDevices:
 
     def has(self, request: Request) -> bool:
         """Whether a request, maybe of an edited claim, may only take devices of these nodes."""
-        ask, judge = request.spec.ask, request.spec.judge
-        return not self.expressions.isdisjoint((*judge.classes[ask.class_name].selectors, *ask.selectors))
+        subrequest, judge = request.spec.subrequest, request.spec.judge
+        return not self.expressions.isdisjoint((*judge.classes[subrequest.class_name].selectors, *subrequest.selectors))
 
     def is_all_there(self, details: Iterable[Iterable[Request]]) -> bool | None:
         """Whether a claim fits on these nodes only; None where an alternative does."""
@@ -96,7 +96,7 @@ class NamedDevices:
 
 
 def all_texts(
-    kinds: DeviceKinds, shared_devices: Sequence[PublishedDevice], name: str, _: object
+    kinds: EqualDevicesIndex, shared_devices: Sequence[PublishedDevice], name: str, _: object
 ) -> Collection[object] | None:
     """The texts that a unique attribute has on any device; None when they are too many to look among for a typo."""
     texts = dict.fromkeys(str(v[1]) for v in kinds.values(name) if isinstance(v, tuple) and v[0] == "string")
@@ -228,35 +228,35 @@ class ClusterCounts:
 
     stats: FleetStats
     firsts: FirstDevices
-    ask: ResourceClaimQuery
+    query: ResourceClaimQuery
     layout: int
     """of the cluster"""
     named: NamedDevices
-    _lots: Mapping[str, _RequestKinds] = field(init=False)
+    _request_kinds: Mapping[str, _RequestKinds] = field(init=False)
     _steps: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """request -> the steps of its funnel"""
 
     def __post_init__(self) -> None:
-        demand: Demand = self.ask.sight.demand
+        demand: Demand = self.query.shape_facts.demand
         there = {kind for kind, size in self.stats.sizes().items() if size}
-        self._lots = {
+        self._request_kinds = {
             s.label: _RequestKinds(s, frozenset(there.intersection(s.candidates.accepted))) for s in demand.requests
         }
 
     @property
     def errors(self) -> Sequence[str]:
         """The devices that could not be judged. Raises AllocationError."""
-        return self.ask.rules.warnings(self.ask, self.layout)
+        return self.query.rules.warnings(self.query, self.layout)
 
     @property
     def is_exact(self) -> bool:
         """Whether counting kinds tells all: no device is shared, and requests for all devices can have them."""
         kinds, sizes = self.stats.index.kinds.kinds, self.stats.sizes()
-        for label, lot in self._lots.items():
+        for label, request_kinds in self._request_kinds.items():
             if label in self.named.labels:
                 continue  # its devices are looked at one by one
-            verdict = lot.request.spec.verdict
-            if any(kinds[kind].one.shareable for kind in lot.kinds):
+            verdict = request_kinds.request.spec.verdict
+            if any(kinds[kind].one.shareable for kind in request_kinds.kinds):
                 return False
             if any(sizes.get(kind) for kind in verdict.blocked) or any(sizes.get(int(kind)) for kind in verdict.broken):
                 return False
@@ -264,31 +264,31 @@ class ClusterCounts:
 
     def matching(self, label: str) -> int:
         sizes = self.stats.sizes()
-        return sum(sizes[kind] for kind in self._lots[label].kinds)
+        return sum(sizes[kind] for kind in self._request_kinds[label].kinds)
 
     def in_use(self, label: str) -> int:
-        return self.stats.used(self._lots[label].kinds)
+        return self.stats.used(self._request_kinds[label].kinds)
 
     def excluded(self, label: str) -> int:
         """Free devices that cannot be had: others have what they need of their counters."""
-        return self.stats.excluded(self._lots[label].kinds)
+        return self.stats.excluded(self._request_kinds[label].kinds)
 
     def users(self, label: str) -> tuple[Sequence[tuple[Key, int]], int]:
         """(the first SHOWN of the claims that hold most, how many hold any)"""
-        return self.stats.holders_of(self._lots[label].kinds, SHOWN)
+        return self.stats.holders_of(self._request_kinds[label].kinds, SHOWN)
 
     def most(self, label: str, pin: str | None, *, is_empty: bool) -> int:
         """The most devices of one node, or of the one it is bound to."""
-        lot = self._lots[label]
+        request_kinds = self._request_kinds[label]
         nodes = [node for node, _ in self.stats.classes()] if pin is None else [*self._class_of(pin)]
         if is_empty:
-            return max(map(lot.size, {node.kind for node in nodes}), default=0)
-        return max(map(lot.free, nodes), default=0)
+            return max(map(request_kinds.size, {node.kind for node in nodes}), default=0)
+        return max(map(request_kinds.free, nodes), default=0)
 
     def having(self, label: str, name: str) -> int:
         """Devices that have a value of an attribute."""
         kinds, sizes = self.stats.index.kinds.kinds, self.stats.sizes()
-        return sum(sizes[kind] for kind in self._lots[label].kinds if kinds[kind].one.values(name))
+        return sum(sizes[kind] for kind in self._request_kinds[label].kinds if kinds[kind].one.values(name))
 
     def _class_of(self, node: str) -> Iterator[NodeClass]:
         """None for a node without devices."""
@@ -302,10 +302,10 @@ class ClusterCounts:
         """See ``dra.funnel``."""
         label = request.label
         if label not in self._steps:
-            self._steps[label] = [*self._steps_of(self._lots[label].request)]
+            self._steps[label] = [*self._steps_of(self._request_kinds[label].request)]
         return {
-            "request": request.spec.ask.name,
-            "devices": sum(self.stats.sizes().values()) + len(self.ask.rules.shared_devices.offers),
+            "request": request.spec.subrequest.name,
+            "devices": sum(self.stats.sizes().values()) + len(self.query.rules.shared_devices.offers),
             "steps": [{**step, "devices": [*step["devices"]]} for step in self._steps[label]],
             "matching": matching,
             "inUse": used,
@@ -320,9 +320,9 @@ class ClusterCounts:
         for what, some, count in self._rejected(request):
             firsts[what] += some
             counts[what] += count
-        rules = self.ask.rules
+        rules = self.query.rules
         numbers = {offer.index: number for number, offer in enumerate(rules.shared_devices.offers)}
-        for what, rejected in rules.judge_shared_devices(self.ask.claim, request.spec.ask).rejected.items():
+        for what, rejected in rules.judge_shared_devices(self.query.claim, request.spec.subrequest).rejected.items():
             there = ((numbers[index], rules.shared_devices.offers[numbers[index]]) for index, _ in rejected[:SHOWN])
             firsts[what] += [first_of_shared(number, offer) for number, offer in there]
             counts[what] += len(rejected)
@@ -344,24 +344,24 @@ class ClusterCounts:
             return
         ranks, near = self.named.ranks, self.named.sizes()
         left = {kind: size - near.get(kind, 0) for kind, size in sizes.items()}
-        lots = [(self.firsts.elsewhere(kind, ranks), count) for kind, count in left.items() if count]
-        lots += [((first,), 1) for record in self.named.records for first in devices_of(record)]
-        offers = [replace(self.firsts.offer(first[0]), index=number) for number, (first, _) in enumerate(lots)]
-        verdict = self.ask.rules.judge(offers).choose(self.ask.claim, request.spec.ask).verdict
+        samples = [(self.firsts.elsewhere(kind, ranks), count) for kind, count in left.items() if count]
+        samples += [((first,), 1) for record in self.named.records for first in devices_of(record)]
+        offers = [replace(self.firsts.offer(first[0]), index=number) for number, (first, _) in enumerate(samples)]
+        verdict = self.query.rules.judge(offers).choose(self.query.claim, request.spec.subrequest).verdict
         for what, rejected in verdict.rejected.items():
             for number, _ in rejected:
-                yield what, *lots[number]
+                yield what, *samples[number]
 
     def _why(self, request: Request, what: str, first: FirstDevice) -> str:
         """What there is to say of a device, in its own words."""
         offer = replace(self.firsts.offer(first), index=0)
-        verdict = self.ask.rules.judge([offer]).choose(self.ask.claim, request.spec.ask).verdict
+        verdict = self.query.rules.judge([offer]).choose(self.query.claim, request.spec.subrequest).verdict
         ((_, why),) = verdict.rejected[what]
         return why
 
     # -- claims in the way ---------------------------------------------------------------------------------------------
 
-    def lots(self, unit: PlacementUnit, part: ClusterSubset) -> RequestKinds | None:
+    def detail_kinds(self, unit: PlacementUnit, part: ClusterSubset) -> RequestKinds | None:
         """What the requests of a part may take of the whole cluster; None where any of it is taken in shares."""
         (demand,) = unit.demands
         if any(request.portions for request in demand.requests):
@@ -374,39 +374,49 @@ class ClusterCounts:
             for detail in demand.details
         ]
 
-    def roomy(self, lots: RequestKinds, most: int) -> list[int]:
+    def roomy(self, detail_kinds: RequestKinds, most: int) -> list[int]:
         """Ranks of nodes with enough free devices, the first of each class."""
         ranks = (
             first
             for node, first in self.stats.classes()
-            if all(any(lot.free(node) >= lot.least for lot in detail) for detail in lots)
+            if all(
+                any(request_kinds.free(node) >= request_kinds.least for request_kinds in detail)
+                for detail in detail_kinds
+            )
         )
         return nsmallest(most, ranks)
 
-    def fewest_claims(self, lots: RequestKinds, most: int) -> tuple[list[int], int]:
+    def fewest_claims(self, detail_kinds: RequestKinds, most: int) -> tuple[list[int], int]:
         """(ranks of the nodes where the fewest claims are in the way, as counting tells; the fewest on all others)
 
         The order is that of ``blockers.claims``.
         """
         bounded: list[tuple[int, UsageClass]] = []
         for node, _ in self.stats.classes():
-            if all(any(lot.size(node.kind) >= lot.least for lot in detail) for detail in lots):
-                sorts = ((_min_released(lots, sort), sort) for sort in self.stats.sorts_of(node))
+            if all(
+                any(request_kinds.size(node.kind) >= request_kinds.least for request_kinds in detail)
+                for detail in detail_kinds
+            ):
+                sorts = ((_min_released(detail_kinds, sort), sort) for sort in self.stats.sorts_of(node))
                 bounded += [(bound, sort) for bound, sort in sorts if bound < IMPOSSIBLE]
         ranked = nsmallest(most + 1, ((bound, rank) for bound, sort in bounded for rank in sort.ranks))
         return [rank for _, rank in ranked[:most]], ranked[most][0] if len(ranked) > most else IMPOSSIBLE
 
 
-def _min_released(lots: RequestKinds, sort: UsageClass) -> int:
+def _min_released(detail_kinds: RequestKinds, sort: UsageClass) -> int:
     """How many claims must go at least, counting each detail on its own."""
-    return max(1, *(min(_min_released_of(lot, sort) for lot in detail) for detail in lots))
+    return max(1, *(min(_min_released_of(request_kinds, sort) for request_kinds in detail) for detail in detail_kinds))
 
 
-def _min_released_of(lot: _RequestKinds, sort: UsageClass) -> int:
-    missing = lot.request.min_count - lot.free(sort.node) if lot.request.mode is AllocationMode.WHOLE else 0
+def _min_released_of(request_kinds: _RequestKinds, sort: UsageClass) -> int:
+    missing = (
+        request_kinds.request.min_count - request_kinds.free(sort.node)
+        if request_kinds.request.mode is AllocationMode.WHOLE
+        else 0
+    )
     if missing <= 0:
         return 0
-    return min_parts(missing, [sum(n for kind, n in holds if kind in lot.kinds) for holds in sort.tenants])
+    return min_parts(missing, [sum(n for kind, n in holds if kind in request_kinds.kinds) for holds in sort.tenants])
 
 
 @dataclass(slots=True)

@@ -56,17 +56,17 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, dict[str, Any], Cluste
         self._ranks: tuple[int, ...] = ()
         """of the first node of each kind"""
 
-    def explain(self, claim: ResourceClaim, ask: ResourceClaimQuery) -> dict[str, Any] | None:
+    def explain(self, claim: ResourceClaim, query: ResourceClaimQuery) -> dict[str, Any] | None:
         """The answer for a claim that fits nowhere now; None where a part of the cluster does not tell."""
         state, pin = self.state, pin_of(claim)
-        if state.holders.scattered or ask.is_strange:
+        if state.holders.scattered or query.is_strange:
             return None
-        if not ask.rules.is_beside_commons(claim):
+        if not query.rules.is_beside_commons(claim):
             return None
-        self._catch_up(ask.rules)
+        self._catch_up(query.rules)
         if not 0 < len(self._ranks) <= MAX_KINDS:
             return None
-        counts = self._counts_for(ask)
+        counts = self._counts_for(query)
         if counts is None:
             return None
         counts.layout = state.layout
@@ -75,9 +75,9 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, dict[str, Any], Cluste
 
         def find() -> dict[str, Any] | None:
             answer = self._find(claim, counts, pin)
-            return None if answer is None or ask.is_strange or self._may_need_commons(answer) else answer
+            return None if answer is None or query.is_strange or self._may_need_commons(answer) else answer
 
-        return deepcopy(self._remembered((claim.namespace, claim.name, ask.shape, pin), find))
+        return deepcopy(self._remembered((claim.namespace, claim.name, query.shape, pin), find))
 
     def _catch_up(self, rules: ResourceClaimRules) -> bool:
         is_other_layout = super()._catch_up(rules)
@@ -94,20 +94,22 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, dict[str, Any], Cluste
         self._counts.clear()
         self._slips = None
 
-    def _counts_for(self, ask: ResourceClaimQuery) -> ClusterCounts | None:
-        counts = self._counts.get(ask.shape)
-        if counts is None or counts.ask.sight is not ask.sight:
+    def _counts_for(self, query: ResourceClaimQuery) -> ClusterCounts | None:
+        counts = self._counts.get(query.shape)
+        if counts is None or counts.query.shape_facts is not query.shape_facts:
             if len(self._counts) >= MAX_COUNTS:
                 self._counts.clear()
-            named = NamedDevices() if isinstance(self.index.shape(ask), ShapeSearch) else NamedDevices.of(ask)
+            named = NamedDevices() if isinstance(self.index.shape(query), ShapeSearch) else NamedDevices.of(query)
             if named is None:
                 return None
-            counts = self._counts[ask.shape] = ClusterCounts(self.stats, self._firsts, ask, self.state.layout, named)
+            counts = self._counts[query.shape] = ClusterCounts(
+                self.stats, self._firsts, query, self.state.layout, named
+            )
         return counts
 
     def _find(self, claim: ResourceClaim, counts: ClusterCounts, pin: str | None) -> dict[str, Any] | None:
         """None where a few nodes do not tell what the whole cluster would."""
-        index, rules = self.state.index, counts.ask.rules
+        index, rules = self.state.index, counts.query.rules
         ranks = {*self._ranks, *self.stats.emptiest().values(), *counts.named.ranks}
         if pin in index.records:
             ranks.add(index.records[pin].rank)
@@ -128,12 +130,12 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, dict[str, Any], Cluste
                 return None
             if is_here:  # no other node would do, whatever is in use there
                 return self._explain(claim, part, counts)[0] if answer is None else answer
-        lots = None if crowded is None else counts.lots(crowded, part)
-        if lots is None:
+        detail_kinds = None if crowded is None else counts.detail_kinds(crowded, part)
+        if detail_kinds is None:
             return None
         for most in (FEW_NODES, MANY_NODES):
-            near, left = counts.fewest_claims(lots, most)
-            ranks.update(near, () if is_full else counts.roomy(lots, most))
+            near, left = counts.fewest_claims(detail_kinds, most)
+            ranks.update(near, () if is_full else counts.roomy(detail_kinds, most))
             answer, crowded = self._explain(claim, self._part(ranks), counts)
             if answer is None or crowded is None or self._is_proven(answer, near, left):
                 return answer
@@ -163,13 +165,13 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, dict[str, Any], Cluste
         self, claim: ResourceClaim, part: ClusterSubset, counts: ClusterCounts
     ) -> tuple[dict[str, Any] | None, PlacementUnit | None]:
         """(the answer as these nodes tell it, the claim as it must be changed where others are in its way then)"""
-        unit = _unit(claim, part, counts.ask.rules)
+        unit = _unit(claim, part, counts.query.rules)
         if unit is None:
             return None, None
-        holdings = part.holdings(self.state)
+        held = part.allocations(self.state)
         ends = self.index.allowance.until
-        numbers = ClusterAvailability(part.snapshot, part.offers, holdings, counts)
-        explainer = ResourceClaimExplainer(part.snapshot, holdings, [], ends, part.offers, self._get_slips(), numbers)
+        numbers = ClusterAvailability(part.snapshot, part.offers, held, counts)
+        explainer = ResourceClaimExplainer(part.snapshot, held, [], ends, part.offers, self._get_slips(), numbers)
         (answer,) = explainer.explain(unit)
         return answer, explainer.crowded
 
@@ -198,5 +200,5 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, dict[str, Any], Cluste
 
 
 def _unit(claim: ResourceClaim, part: ClusterSubset, rules: ResourceClaimRules) -> PlacementUnit | None:
-    demand = make_claim_demand(pending_claim(claim, 0), rules.intake, part.judge)
+    demand = make_claim_demand(pending_claim(claim, 0), rules.problem_input, part.judge)
     return None if isinstance(demand, RejectedResourceClaim) else single_claim_unit(demand)

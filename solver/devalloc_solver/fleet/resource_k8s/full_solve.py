@@ -42,7 +42,7 @@ MAX_EXPRESSIONS = 256
 class FullCluster:
     """Told who comes to hold what, as long as slices, classes and nodes are as they were."""
 
-    intake: ClusterInput
+    problem_input: ClusterInput
     seen: ClusterView
     offers: list[PublishedDevice]
     snapshot: Snapshot
@@ -53,20 +53,20 @@ class FullCluster:
     """slices, classes or nodes have changed: kept until there is another, since it takes long to throw away"""
     hidden: frozenset[DeviceId] = frozenset()
     """devices that draw on counters where no node reaches them: there they are among the offers only while in use"""
-    holdings: dict[Key, Allocation] = field(default_factory=dict)
+    allocations: dict[Key, Allocation] = field(default_factory=dict)
     _used: DevicesInUse = field(init=False)
     _judge: RequestJudge = field(init=False)
     _slips: ResourceTypoFinder = field(init=False)
-    _ledger: Usage | None = field(init=False)
+    _usage: Usage | None = field(init=False)
     _explanations: dict[object, dict[str, Any]] = field(default_factory=dict)
     """claim and what it asks for -> why it gets nothing, as long as no claim gets or gives back anything"""
 
     @classmethod
     def of(cls, state: ClusterState, selectors: SelectorJudge | None) -> FullCluster:
-        """``selectors``: those of the world before, whose verdicts hold as long as devices do."""
+        """``selectors``: those of the full cluster before, whose verdicts hold as long as devices do."""
         seen = view_cluster(state.all_slices(), state.nodes)
         usage = DeviceUsage()
-        for tenant in state.holdings.values():
+        for tenant in state.allocations.values():
             usage.whole |= tenant.usage.whole
             usage.shared.update(tenant.usage.shared)
         offers = list_published_devices(seen.views, None, state.gates)
@@ -75,15 +75,15 @@ class FullCluster:
             offers = list_published_devices(seen.views, usage, state.gates)
         snapshot = make_snapshot(offers, seen.nodes, None, state.gates)
         shared_selectors = SelectorJudge(state.gates, state.index.allowance) if selectors is None else selectors
-        world = cls(state.classes, seen, offers, snapshot, state.gates, state.placement, shared_selectors)
-        for key, tenant in state.holdings.items():
-            world.hold(key, tenant)
-        world.hidden = hidden
-        return world
+        full_cluster = cls(state.classes, seen, offers, snapshot, state.gates, state.placement, shared_selectors)
+        for key, tenant in state.allocations.items():
+            full_cluster.hold(key, tenant)
+        full_cluster.hidden = hidden
+        return full_cluster
 
     def __post_init__(self) -> None:
         self._used = DevicesInUse(self.offers)
-        self._ledger = Usage(self.snapshot)
+        self._usage = Usage(self.snapshot)
         self._renew()
 
     def _renew(self) -> None:
@@ -92,7 +92,9 @@ class FullCluster:
             self.selectors = SelectorJudge(self.gates, self.selectors.allowance)
         self._slips = ResourceTypoFinder(self.offers)
         broken = frozenset(self.seen.broken)
-        self._judge = RequestJudge(self.gates, self.offers, DeviceUsage(), self.selectors, self.intake.classes, broken)
+        self._judge = RequestJudge(
+            self.gates, self.offers, DeviceUsage(), self.selectors, self.problem_input.classes, broken
+        )
 
     def hold(self, key: Key, tenant: HeldUsage) -> None:
         """A claim has these devices."""
@@ -101,31 +103,33 @@ class FullCluster:
         self.free(key)
         self.is_stale |= not self.hidden.isdisjoint((*tenant.usage.whole, *tenant.usage.shared))
         self._explanations.clear()
-        self.holdings[key] = Allocation(key, tenant.priority, self._used.items(tenant.usage))
-        if self._ledger is not None:
-            self._ledger.add(self.holdings[key])
+        self.allocations[key] = Allocation(key, tenant.priority, self._used.items(tenant.usage))
+        if self._usage is not None:
+            self._usage.add(self.allocations[key])
 
     def free(self, key: Key) -> None:
         """A claim has nothing any more."""
-        held = None if self.is_stale else self.holdings.pop(key, None)
+        held = None if self.is_stale else self.allocations.pop(key, None)
         if held is not None:
             self.is_stale = any(self.offers[item.device].id in self.hidden for item in held.items)
-            self._ledger = None
+            self._usage = None
             self._explanations.clear()
 
     def unit(self, claim: ResourceClaim) -> PlacementUnit | RejectedResourceClaim:
         """What a claim asks for, or why it is not solved. Raises OutOfTime."""
         if self._judge.size > MAX_VERDICTS:
             self._renew()
-        demand = make_claim_demand(pending_claim(claim, 0), self.intake, self._judge)
+        demand = make_claim_demand(pending_claim(claim, 0), self.problem_input, self._judge)
         return demand if isinstance(demand, RejectedResourceClaim) else single_claim_unit(demand)
 
     def find(self, unit: PlacementUnit) -> Placement | None:
         """Where a claim goes. Raises OutOfTime."""
-        if self._ledger is None:
-            self._ledger = Usage.of(self.snapshot, self.holdings.values())
-        holdings, ends = list(self.holdings.values()), self.selectors.allowance.until
-        placements = place_unit(self.snapshot, holdings, unit, ledger=self._ledger, placement=self.placement, ends=ends)
+        if self._usage is None:
+            self._usage = Usage.of(self.snapshot, self.allocations.values())
+        allocations, ends = list(self.allocations.values()), self.selectors.allowance.until
+        placements = place_unit(
+            self.snapshot, allocations, unit, usage=self._usage, placement=self.placement, ends=ends
+        )
         return None if placements is None else placements[0]
 
     def explain(self, unit: PlacementUnit) -> dict[str, Any]:
@@ -133,9 +137,11 @@ class FullCluster:
         cache_key = unit.demands[0].key, unit.kind
         answer = self._explanations.get(cache_key) if unit.kind is not None else None
         if answer is None:
-            holdings = [self.holdings[key] for key in sorted(self.holdings)]
+            allocations = [self.allocations[key] for key in sorted(self.allocations)]
             allowance = self.selectors.allowance
-            explainer = ResourceClaimExplainer(self.snapshot, holdings, [], allowance.until, self.offers, self._slips)
+            explainer = ResourceClaimExplainer(
+                self.snapshot, allocations, [], allowance.until, self.offers, self._slips
+            )
             (answer,) = explainer.explain(unit)
             if unit.kind is not None and not allowance.is_over:
                 if len(self._explanations) >= MAX_EXPLANATIONS:

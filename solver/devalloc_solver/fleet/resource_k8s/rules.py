@@ -24,7 +24,7 @@ from devalloc_solver.dialects.resource_k8s.demands import make_demand, pending_c
 from devalloc_solver.dialects.resource_k8s.fields import AllocationError
 from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput
 from devalloc_solver.dialects.resource_k8s.published_devices import DeviceUsage, PublishedDevice
-from devalloc_solver.fleet.device_kinds import DeviceKind
+from devalloc_solver.fleet.equal_devices import EqualDevices
 from devalloc_solver.fleet.node_index import NodeIndex
 from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.fleet.resource_k8s.device_properties import (
@@ -73,11 +73,11 @@ class ResourceClaimRules:
 
     gates: frozenset[str]
     index: NodeIndex
-    intake: ClusterInput
+    problem_input: ClusterInput
     """only its classes count"""
     shared_devices: SharedDevices = field(default_factory=SharedDevices)
     _selectors: SelectorJudge = field(init=False)
-    _sights: dict[Hashable, _ShapeFacts | None] = field(default_factory=dict)
+    _shape_facts: dict[Hashable, _ShapeFacts | None] = field(default_factory=dict)
     _failed: dict[tuple[_ShapeFacts, int, str], tuple[NodeRecord, tuple[str, ...]]] = field(default_factory=dict)
     """(shape, number of a request, node) -> devices of the node, as it was then, that could not be judged"""
     _seen: tuple[object, int] | None = None
@@ -92,30 +92,30 @@ class ResourceClaimRules:
         self._selectors = SelectorJudge(self.gates, self.index.allowance)
         self._of_commons = self.judge(self.shared_devices.offers, self.shared_devices.broken)
         self._of_kinds = self._judge_kinds()
-        self._forget_sights()
+        self._forget_shape_facts()
 
-    def _forget_sights(self) -> None:
-        self._sights.clear()
+    def _forget_shape_facts(self) -> None:
+        self._shape_facts.clear()
         self._failed.clear()
 
     def has_met(self, shape: Hashable | None) -> bool:
         """Whether claims of a shape were solved under these rules: then their classes exist, and they are not too
         large."""
-        return shape in self._sights
+        return shape in self._shape_facts
 
-    def ask(self, claim: ResourceClaim, shape: Hashable) -> ResourceClaimQuery | None:
-        """What a claim asks the index; None for what the index has no words for."""
+    def query(self, claim: ResourceClaim, shape: Hashable) -> ResourceClaimQuery | None:
+        """What a claim wants to know of the index; None for what the index has no words for."""
         kinds = self.index.kinds
         if self._seen is None or self._seen[0] is not kinds or self._seen[1] != len(kinds.kinds):
             self._seen = kinds, len(kinds.kinds)
             self._of_kinds = self._judge_kinds()
-            self._forget_sights()
-        if shape not in self._sights:
-            if len(self._sights) >= MAX_SHAPES or len(self._selectors) > MAX_EXPRESSIONS:
+            self._forget_shape_facts()
+        if shape not in self._shape_facts:
+            if len(self._shape_facts) >= MAX_SHAPES or len(self._selectors) > MAX_EXPRESSIONS:
                 self._forget()
-            self._sights[shape] = self._look(claim)
-        sight = self._sights[shape]
-        return None if sight is None else ResourceClaimQuery(claim, shape, self, sight)
+            self._shape_facts[shape] = self._look(claim)
+        shape_facts = self._shape_facts[shape]
+        return None if shape_facts is None else ResourceClaimQuery(claim, shape, self, shape_facts)
 
     def _look(self, claim: ResourceClaim) -> _ShapeFacts | None:
         if not claim.requests or any(one.attribute in RESERVED for one in claim.constraints):
@@ -126,7 +126,7 @@ class ResourceClaimRules:
                 return None
         except AllocationError:
             return None
-        programs = [program for request in demand.requests for program in self.programs(request.spec.ask)]
+        programs = [program for request in demand.requests for program in self.programs(request.spec.subrequest)]
         return None if self.is_strange(programs) else _ShapeFacts(demand)
 
     @property
@@ -146,37 +146,46 @@ class ResourceClaimRules:
         """Whether a claim may have to do with devices that are not of one node."""
         if not self.shared_devices.offers and not self.shared_devices.broken:
             return False
-        for ask in (ask for request in claim.requests for ask in request.asks):
-            verdict = self.judge_shared_devices(claim, ask)
-            if verdict.accepted or verdict.blocked or verdict.errors or (ask.is_all and self.shared_devices.broken):
+        for subrequest in (subrequest for request in claim.requests for subrequest in request.subrequests):
+            verdict = self.judge_shared_devices(claim, subrequest)
+            if (
+                verdict.accepted
+                or verdict.blocked
+                or verdict.errors
+                or (subrequest.is_all and self.shared_devices.broken)
+            ):
                 return True
         return False
 
-    def judge_shared_devices(self, claim: ResourceClaim, ask: SubRequest) -> RequestVerdict:
+    def judge_shared_devices(self, claim: ResourceClaim, subrequest: SubRequest) -> RequestVerdict:
         """What a request may take of the commons. Raises AllocationError."""
-        return self._of_commons.choose(claim, ask).verdict
+        return self._of_commons.choose(claim, subrequest).verdict
 
     def is_beside_commons(self, claim: ResourceClaim) -> bool:
         """Whether no class that a claim names has any device of the commons."""
         if not self.shared_devices.offers:
             return True
-        asks = (replace(ask, selectors=(), capacity={}) for request in claim.requests for ask in request.asks)
+        subrequests = (
+            replace(subrequest, selectors=(), capacity={})
+            for request in claim.requests
+            for subrequest in request.subrequests
+        )
         try:
-            verdicts = [self.judge_shared_devices(claim, ask) for ask in asks]
+            verdicts = [self.judge_shared_devices(claim, subrequest) for subrequest in subrequests]
         except AllocationError:
             return False
         return not any(verdict.accepted or verdict.blocked or verdict.errors for verdict in verdicts)
 
-    def programs(self, ask: SubRequest) -> list[Program]:
+    def programs(self, subrequest: SubRequest) -> list[Program]:
         """The expressions that a device must pass, in order."""
-        texts = (*self.intake.classes[ask.class_name].selectors, *ask.selectors)
+        texts = (*self.problem_input.classes[subrequest.class_name].selectors, *subrequest.selectors)
         return [self._selectors.program(text) for text in texts]
 
     # -- judges --------------------------------------------------------------------------------------------------------
 
     def judge(self, offers: Iterable[PublishedDevice], broken: frozenset[str] = frozenset()) -> RequestJudge:
         """Judges these devices; ``broken`` are nodes on which it is unknown what ``All`` is."""
-        return RequestJudge(self.gates, [*offers], DeviceUsage(), self._selectors, self.intake.classes, broken)
+        return RequestJudge(self.gates, [*offers], DeviceUsage(), self._selectors, self.problem_input.classes, broken)
 
     def _judge_kinds(self) -> RequestJudge:
         """Judges one device of each kind, as if it were alone on its node."""
@@ -193,7 +202,9 @@ class ResourceClaimRules:
 
     def demand(self, claim: ResourceClaim, judge: RequestJudge) -> Demand:
         """The demand of a claim in terms of a judge. Raises AllocationError."""
-        choices = [[judge.choose(claim, ask) for ask in request.asks] for request in claim.requests]
+        choices = [
+            [judge.choose(claim, subrequest) for subrequest in request.subrequests] for request in claim.requests
+        ]
         return self._plainer(make_demand(pending_claim(claim, 0), choices))
 
     def _plainer(self, demand: Demand) -> Demand:
@@ -225,11 +236,11 @@ class ResourceClaimRules:
 
     # -- what is known before any node is looked at --------------------------------------------------------------------
 
-    def passing(self, ask: SubRequest, name: str, values: Iterable[object]) -> Sequence[object] | None:
+    def passing(self, subrequest: SubRequest, name: str, values: Iterable[object]) -> Sequence[object] | None:
         """Those of the values of an attribute that pass the expressions that read nothing else; None without any."""
         domain, _, identifier = name.partition("/")
         only = frozenset((CelRead("attribute", domain, identifier),))
-        programs = [program for program in self.programs(ask) if program.reads == only]
+        programs = [program for program in self.programs(subrequest) if program.reads == only]
         if not programs or any(order_attribute(name) in kind.one.attributes for kind in self.index.kinds.kinds):
             return None
 
@@ -242,13 +253,13 @@ class ResourceClaimRules:
         except BudgetExceeded:
             return None
 
-    def drivers(self, ask: SubRequest) -> frozenset[str]:
+    def drivers(self, subrequest: SubRequest) -> frozenset[str]:
         """The drivers of the kinds that no expression rules out which reads nothing that varies within them."""
         drivers = set()
         for kind in self.index.kinds.kinds:
             offer, varied = published_device(kind.one), self.index.kinds.varied.intersection(kind.one.attributes)
             applicable = [
-                p for p in self.programs(ask) if p.reads is not None and varied.isdisjoint(_attribute_names(p))
+                p for p in self.programs(subrequest) if p.reads is not None and varied.isdisjoint(_attribute_names(p))
             ]
             if all(self._selectors.verdict(program.text, offer) is True for program in applicable):
                 drivers.add(kind.driver)
@@ -284,45 +295,51 @@ class ResourceClaimRules:
 
     # -- devices that cannot be judged ---------------------------------------------------------------------------------
 
-    def warnings(self, ask: ResourceClaimQuery, layout: int) -> tuple[str, ...]:
+    def warnings(self, query: ResourceClaimQuery, layout: int) -> tuple[str, ...]:
         """The devices of the fleet that expressions of a claim fail on, told as sentences; ``layout`` numbers states of
         the fleet.
 
         Raises AllocationError.
         """
-        sight = ask.sight
-        if sight.warned[0] != layout:
-            asks = {id(request.spec.verdict): request.spec.ask for request in sight.demand.requests}
-            failures = (self._failures(ask.claim, one, sight, number) for number, one in enumerate(asks.values()))
-            sight.warned = layout, tuple(sorted({error for errors in failures for error in errors}))
-        return sight.warned[1]
+        shape_facts = query.shape_facts
+        if shape_facts.warned[0] != layout:
+            subrequests = {id(request.spec.verdict): request.spec.subrequest for request in shape_facts.demand.requests}
+            failures = (
+                self._failures(query.claim, one, shape_facts, number) for number, one in enumerate(subrequests.values())
+            )
+            shape_facts.warned = layout, tuple(sorted({error for errors in failures for error in errors}))
+        return shape_facts.warned[1]
 
-    def _failures(self, claim: ResourceClaim, ask: SubRequest, sight: _ShapeFacts, number: int) -> list[str]:
-        kinds, nodes = self._suspects(claim, ask)
+    def _failures(
+        self, claim: ResourceClaim, subrequest: SubRequest, shape_facts: _ShapeFacts, number: int
+    ) -> list[str]:
+        kinds, nodes = self._suspects(claim, subrequest)
         records = self.index.records
         failures: list[str] = []
         for name in records if kinds else sorted(nodes & records.keys()):
             record = records[name]
-            cached = self._failed.get((sight, number, name))
+            cached = self._failed.get((shape_facts, number, name))
             if cached is None or cached[0] is not record:
                 offers = [
                     published_device(device)
                     for device, kind in zip(record.snapshot.devices, record.kinds, strict=True)
                     if name in nodes or kind.index in kinds
                 ]
-                errors = self.judge(offers, frozenset()).choose(claim, ask).verdict.errors if offers else ()
+                errors = self.judge(offers, frozenset()).choose(claim, subrequest).verdict.errors if offers else ()
                 if len(self._failed) >= MAX_FAILURES:
                     self._failed.clear()
-                cached = self._failed[sight, number, name] = record, tuple(errors)
+                cached = self._failed[shape_facts, number, name] = record, tuple(errors)
             failures += cached[1]
         return failures
 
-    def _suspects(self, claim: ResourceClaim, ask: SubRequest) -> tuple[set[int], set[str]]:
+    def _suspects(self, claim: ResourceClaim, subrequest: SubRequest) -> tuple[set[int], set[str]]:
         """(kinds whose devices may fail, nodes on which any may fail)"""
-        failed = {index for index, _ in self._of_kinds.choose(claim, ask).verdict.rejected.get(SELECTOR_FAILED, ())}
+        failed = {
+            index for index, _ in self._of_kinds.choose(claim, subrequest).verdict.rejected.get(SELECTOR_FAILED, ())
+        }
         kinds: set[int] = set()
         nodes: set[str] = set()
-        programs = self.programs(ask)
+        programs = self.programs(subrequest)
         for kind in self.index.kinds.kinds:
             if self.index.kinds.varied.isdisjoint(kind.one.attributes):
                 kinds |= failed & {kind.index}
@@ -330,7 +347,7 @@ class ResourceClaimRules:
                 kinds.add(kind.index)
         return kinds, nodes
 
-    def _may_fail(self, programs: Iterable[Program], kind: DeviceKind, nodes: set[str]) -> bool:
+    def _may_fail(self, programs: Iterable[Program], kind: EqualDevices, nodes: set[str]) -> bool:
         """Whether devices of a kind may fail; ``nodes`` are filled in where only few of them may."""
         offer, varied = published_device(kind.one), self.index.kinds.varied.intersection(kind.one.attributes)
         for program in programs:
@@ -349,7 +366,7 @@ class ResourceClaimRules:
                 return True
         return False
 
-    def _are_texts(self, kind: DeviceKind, reads: Iterable[CelRead]) -> bool:
+    def _are_texts(self, kind: EqualDevices, reads: Iterable[CelRead]) -> bool:
         """Whether each device of a kind has these attributes, as one short string each, and all others are readable."""
         if _has_unreadable_attribute(kind):
             return False
@@ -365,42 +382,44 @@ class ResourceClaimRules:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResourceClaimQuery:
-    """One claim that asks; see ``seams.Ask``."""
+    """What one claim wants to know of the index; see ``interfaces.ClaimQuery``."""
 
     claim: ResourceClaim
     shape: Hashable
     rules: ResourceClaimRules
-    sight: _ShapeFacts
+    shape_facts: _ShapeFacts
 
     def unit_on(self, snapshot: Snapshot) -> PlacementUnit:
         """Raises AllocationError."""
         if snapshot.nodes == ("",):  # one device of each kind
-            return PlacementUnit((self.sight.demand,), None, None)
+            return PlacementUnit((self.shape_facts.demand,), None, None)
         return PlacementUnit((self.rules.demand(self.claim, self.rules.judge_node(snapshot)),), None, None)
 
     def reads(self, request: Request) -> frozenset[str] | None:
         names: set[str] = set()
-        for program in self.rules.programs(request.spec.ask):
+        for program in self.rules.programs(request.spec.subrequest):
             if program.reads is None:
                 return None
             names |= _attribute_names(program)
         return frozenset(names)
 
     def literals(self, request: Request) -> Iterator[tuple[str, frozenset[Any]]]:
-        for program in self.rules.programs(request.spec.ask):
+        for program in self.rules.programs(request.spec.subrequest):
             yield from _equalities(program)
 
     def passing(self, request: Request, name: str, values: Iterable[object]) -> Sequence[object] | None:
-        return self.rules.passing(request.spec.ask, name, values)
+        return self.rules.passing(request.spec.subrequest, name, values)
 
     def drivers(self, request: Request) -> frozenset[str] | None:
-        return self.rules.drivers(request.spec.ask)
+        return self.rules.drivers(request.spec.subrequest)
 
     @property
     def is_strange(self) -> bool:
         """Whether an expression turned out too expensive."""
         return self.rules.is_spent and self.rules.is_strange(
-            program for request in self.sight.demand.requests for program in self.rules.programs(request.spec.ask)
+            program
+            for request in self.shape_facts.demand.requests
+            for program in self.rules.programs(request.spec.subrequest)
         )
 
 
@@ -426,12 +445,12 @@ def _equalities(program: Program) -> Iterator[tuple[str, frozenset[Any]]]:
         yield f"{one.domain}/{one.id}", frozenset((_TYPES[type(value)], value) for value in one.values)
 
 
-def _has_unreadable_attribute(kind: DeviceKind) -> bool:
+def _has_unreadable_attribute(kind: EqualDevices) -> bool:
     """Whether the devices of a kind have an attribute that cannot be read."""
     return any(attribute.fault is not None for attribute in published_device(kind.one).device.attributes.values())
 
 
-def _has_type(kind: DeviceKind, name: str, values: Iterable[tuple[str, object]]) -> bool:
+def _has_type(kind: EqualDevices, name: str, values: Iterable[tuple[str, object]]) -> bool:
     """Whether the attribute of a kind is a single value of the type of these."""
     value = kind.one.attributes.get(name)
     return isinstance(value, tuple) and {value[0]} == {type_ for type_, _ in values}

@@ -103,7 +103,7 @@ class ClusterState:
         return state
 
     @property
-    def holdings(self) -> Mapping[Key, HeldUsage]:
+    def allocations(self) -> Mapping[Key, HeldUsage]:
         """What claims hold."""
         return self.holders.by_claim
 
@@ -153,7 +153,7 @@ class ClusterState:
             else:
                 self.index.drop(node)
         for key in sorted(keys):
-            self.holders.put(key, self._items(self.holdings[key].usage))
+            self.holders.put(key, self._items(self.allocations[key].usage))
         self.layout += 1
         if None in places or (None in self._own and names != self.node_names()):
             self._commons = self._rules = None
@@ -271,10 +271,10 @@ class ClusterState:
         """Take note of what a claim came in with, valid or not."""
         if not any(is_allocated(one) for one in self.objects.get(name, ())):
             return
-        intake = read_documents(self.objects[name], self.gates)
-        holdings = [((c.namespace, c.name), priority_of(c), c.allocation) for c in intake.claims]
-        holdings += [(refused.key, 0, refused.allocation) for refused in intake.refused]
-        for key, priority, allocation in holdings:
+        problem_input = read_documents(self.objects[name], self.gates)
+        allocated = [((c.namespace, c.name), priority_of(c), c.allocation) for c in problem_input.claims]
+        allocated += [(refused.key, 0, refused.allocation) for refused in problem_input.refused]
+        for key, priority, allocation in allocated:
             if allocation is not None:
                 self.hold(key, priority, allocation)
 
@@ -303,20 +303,20 @@ class ClusterState:
         self._enter(key, HeldUsage(priority, usage), items)
         self.checker.hold(key, allocation, is_own=True)
 
-    def _enter(self, key: Key, holding: HeldUsage, items: list[HeldItem]) -> None:
+    def _enter(self, key: Key, held: HeldUsage, items: list[HeldItem]) -> None:
         self.free(key)
-        self.holders.enter(key, holding, items)
-        for device, ids in holding.usage.share_ids.items():
+        self.holders.enter(key, held, items)
+        for device, ids in held.usage.share_ids.items():
             counts = self.share_ids.setdefault(device, {})
             for one in ids:
                 counts[one] = counts.get(one, 0) + 1
 
     def free(self, key: Key) -> None:
         """A claim has nothing any more."""
-        holding = self.holders.leave(key)
-        if holding is None:
+        held = self.holders.leave(key)
+        if held is None:
             return
-        for device, ids in holding.usage.share_ids.items():
+        for device, ids in held.usage.share_ids.items():
             counts = self.share_ids[device]
             for one in ids:
                 counts[one] -= 1

@@ -76,16 +76,16 @@ class ClusterSubset:
             snapshot, offers, rules.judge(offers, frozenset(broken)), places, kinds, DevicesInUse(offers[first:])
         )
 
-    def holdings(self, state: ClusterState) -> list[Allocation]:
+    def allocations(self, state: ClusterState) -> list[Allocation]:
         """What claims hold here, by name of the claim. None of them holds devices of several nodes."""
         by_claim: dict[Key, list[AllocatedDevice]] = {
-            key: [*self.shared_devices.items(state.holdings[key].usage)] for key in state.common_holders
+            key: [*self.shared_devices.items(state.allocations[key].usage)] for key in state.common_holders
         }
         for node, places in self.places.items():
             for key in state.holders.on_node.get(node, ()):
                 local = [AllocatedDevice(places[device], amounts) for _, device, amounts in state.index.held[key]]
                 by_claim.setdefault(key, []).extend(local)
         return [
-            Allocation(key, state.holdings[key].priority, tuple(sorted(items, key=lambda held: held.device)))
+            Allocation(key, state.allocations[key].priority, tuple(sorted(items, key=lambda held: held.device)))
             for key, items in sorted(by_claim.items())
         ]

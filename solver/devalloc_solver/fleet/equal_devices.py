@@ -1,4 +1,4 @@
-"""Kinds of devices: what all devices have in common that only a name or an address distinguishes.
+"""Equal devices: what all devices have in common that only a name or an address distinguishes. Short: a kind.
 
 Attributes with few values are part of a kind. Attributes with many (uuid, pciBusID, a PCIe root named after its node)
 are *varied*: of them a kind has only whether the device has the attribute and which devices of the same node have the
@@ -28,11 +28,11 @@ _TYPED_VALUES = (Quantity, SemVer)
 
 ValueGroups = tuple[tuple[str, int], ...]
 """Varied attributes of a device, each with the number of its value among those that several devices of the node have,
-or ALONE."""
+or UNSHARED."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DeviceKind:
+class EqualDevices:
     """Devices that differ in name, and in the values of varied attributes, only."""
 
     index: int
@@ -44,23 +44,23 @@ class DeviceKind:
     def value(self, name: str) -> object | None:
         """A value to compare within a node: equal for devices that have the same value; None without the attribute.
 
-        That of a varied attribute is a mark; ``(ALONE,)`` is equal for devices that are *not*. Of a scattered attribute
-        nothing is known: it must not be asked for.
+        That of a varied attribute is a mark; ``(UNSHARED,)`` is equal for devices that are *not*. Of a scattered
+        attribute nothing is known: it must not be asked for.
         """
         mark = self.marks.get(name)
         return self.one.attributes.get(name) if mark is None else (mark,)
 
 
 @dataclass(slots=True, eq=False)
-class DeviceKinds:
-    """All kinds met so far, and where the values of varied attributes are."""
+class EqualDevicesIndex:
+    """All equal devices met so far, by kind, and where the values of varied attributes are."""
 
     choice: GroupAttributes = field(default_factory=GroupAttributes)
-    kinds: list[DeviceKind] = field(default_factory=list)
+    kinds: list[EqualDevices] = field(default_factory=list)
     places: dict[str, dict[object, list[str | None]]] = field(default_factory=dict)
     """varied attribute -> value -> the nodes of devices with it (None: the network), a node once for each device; those
     of one node together"""
-    _by_key: dict[tuple[object, ...], DeviceKind] = field(default_factory=dict)
+    _by_key: dict[tuple[object, ...], EqualDevices] = field(default_factory=dict)
     _values: dict[str, set[object]] = field(default_factory=lambda: defaultdict(set))
     """attribute that is not varied -> values met"""
     edition: int = 0
@@ -97,7 +97,7 @@ class DeviceKinds:
                 few = few and len(values) <= most
         return few
 
-    def read(self, snapshot: Snapshot) -> tuple[DeviceKind, ...]:
+    def read(self, snapshot: Snapshot) -> tuple[EqualDevices, ...]:
         """The kind of each device of a node (or of the network)."""
         marks = self._marks(snapshot)
         return tuple(
@@ -187,7 +187,7 @@ class DeviceKinds:
             marks.append(tuple(sorted(own_marks)))
         return marks
 
-    def _kind(self, device: Device, pool: Pool, marks: ValueGroups) -> DeviceKind:
+    def _kind(self, device: Device, pool: Pool, marks: ValueGroups) -> EqualDevices:
         varied, scattered = self.choice.varied, self.choice.scattered
         key = (
             pool.driver,
@@ -205,7 +205,7 @@ class DeviceKinds:
         )
         kind = self._by_key.get(key)
         if kind is None:
-            kind = self._by_key[key] = DeviceKind(len(self.kinds), pool.driver, device, dict(marks))
+            kind = self._by_key[key] = EqualDevices(len(self.kinds), pool.driver, device, dict(marks))
             self.kinds.append(kind)
             self.shareable = self.shareable or device.shareable
         return kind
