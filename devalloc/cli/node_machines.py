@@ -15,13 +15,13 @@ from devalloc.cli.node_client import connect_plugin, default_socket, message_con
 from devalloc.cli.options.capacity import discover_or_fail
 from devalloc.cli.render.output import enum_text, print_note, print_objects
 from devalloc.cli.storage import open_embedded_store
-from devalloc.inventory.capacity.machines import MachineUsage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from devalloc.api.virtual_machine import VirtualMachine
     from devalloc.inventory.capacity import CapacityConfig
+    from devalloc.inventory.capacity.machines import MachineUsage
     from devalloc.inventory.capacity.status import HostStatus
     from devalloc_node.pb.node_pb2 import Amounts, Machine
 
@@ -158,6 +158,8 @@ def unstored_machines(socket: Path, node_name: str, stored: Collection[str]) -> 
 
 
 def _use(machine: Machine, key: str, state: str) -> MachineUsage:
+    from devalloc.inventory.capacity.machines import MachineUsage
+
     spec = machine.spec
     cpu, memory = spec.cpu.min_milli, spec.memory.min_bytes
     for amounts in (machine.applied, machine.observed):

@@ -77,11 +77,12 @@ def _serve() -> None:
 
     from click.testing import CliRunner
 
-    from devalloc.api.kinds import API_KINDS
+    from devalloc.api import kinds
     from devalloc.cli.main import cli
     from devalloc.controller.permits.vm_state import read_vm
     from devalloc.store.sqlite import SQLiteStore
 
+    api_kinds = kinds.API_KINDS if hasattr(kinds, "API_KINDS") else kinds.KINDS  # 0.1.0 calls it so
     for line in sys.stdin:
         what, first, second = json.loads(line)
         answer: Any = None
@@ -100,7 +101,7 @@ def _serve() -> None:
                     before = record.previous if hasattr(record, "previous") else record.kept  # 0.1.0 calls it so
                     answer = {"use": astuple(record.use), "permit": astuple(record.permit), "previous": astuple(before)}
                 else:
-                    entries = [(each["kind"], each["metadata"], each) for each in store.list(tuple(API_KINDS)).objects]
+                    entries = [(each["kind"], each["metadata"], each) for each in store.list(tuple(api_kinds)).objects]
                     answer = {f"{kind}/{m.get('namespace', '')}/{m['name']}": obj for kind, m, obj in entries}
         print(json.dumps(answer), flush=True)
 

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from devalloc.api import meta
-from devalloc.api.views import attribute_text
 from devalloc.cli.render.output import Cell, StyledText, enum_text, print_heading, print_note, print_table
 from devalloc.device_kinds import offered_plurals
 
@@ -165,10 +163,14 @@ def print_pools(pools: Sequence[Object], *, wide: bool) -> None:
 
 def effective_attribute(pool: Object, device: Object, name: str) -> str:
     """An attribute of a device, or else of its pool."""
+    from devalloc.api.views import attribute_text
+
     return attribute_text(device, name) or attribute_text(pool["spec"], name)
 
 
 def _pool_row(pool: Object) -> list[Cell]:
+    from devalloc.api import meta
+
     devices = pool["spec"].get("devices", [])
     free = [device for device in devices if not effective_attribute(pool, device, meta.UNAVAILABLE)]
     functions = Counter(effective_attribute(pool, device, "function") for device in free)
@@ -194,6 +196,8 @@ def _pool_row(pool: Object) -> list[Cell]:
 
 
 def _device_row(pool: Object, device: Object) -> list[Cell]:
+    from devalloc.api import meta
+
     reason = effective_attribute(pool, device, meta.UNAVAILABLE)
     return [
         pool["metadata"]["name"],
