@@ -26,6 +26,8 @@ class DeviceKind:
     """Which devices it contains, for docs/inventory.md."""
     offered: str
     """Whether they are offered, for docs/inventory.md."""
+    device_ids: frozenset[tuple[int, int]] | None = None
+    """The models, each by vendor and device ID, for a kind whose PCI class others have too; None: all."""
     is_offered: bool = True
     """False: the host itself needs these devices, always."""
     takes_whole_slot: bool = False
@@ -37,8 +39,13 @@ class DeviceKind:
     has_vendor_nodes: bool = False
     """Each vendor's driver makes device nodes of a class of its own, so the nodes of all classes count."""
 
-    def matches(self, subclass: int, vendor: int) -> bool:
-        """True for a PCI function of this kind. ``subclass``: with the base class, such as 0x0302."""
+    def matches(self, subclass: int, vendor: int, device: int | None) -> bool:
+        """True for a PCI function of this kind.
+
+        ``subclass``: with the base class, such as 0x0302. ``device``: its device ID, None if the host does not say.
+        """
+        if self.device_ids is not None and (vendor, device) not in self.device_ids:
+            return False
         code = f"{subclass:04x}"
         return any(
             each in self.classes and ((vendors := self.classes[each]) is None or vendor in vendors)
@@ -102,9 +109,9 @@ ALLOWABLE = tuple(dict.fromkeys((*DEFAULT_ALLOWED, *(kind.name for kind in DEVIC
 """What an admin can allow."""
 
 
-def kind_of_class(subclass: int, vendor: int) -> str | None:
-    """The kind of a PCI function; None: devalloc does not publish it. ``subclass``: with the base class."""
-    return next((kind.name for kind in DEVICE_KINDS.values() if kind.matches(subclass, vendor)), None)
+def find_kind(subclass: int, vendor: int, device: int | None) -> str | None:
+    """The kind of a PCI function (see ``DeviceKind.matches``); None: devalloc does not publish it."""
+    return next((kind.name for kind in DEVICE_KINDS.values() if kind.matches(subclass, vendor, device)), None)
 
 
 def offered_plurals() -> str:

@@ -1,7 +1,8 @@
 """Why a claim or machine waits, or what is wrong with what it holds: one row for each code.
 
 The explainers, the metrics, the advice of the command and the tables in docs/reasons.md take what they say of a code
-from here. Once released, a code keeps its meaning for ever. The codes of the node plugin are in docs/node-codes.md.
+from here. Once released, a code keeps its meaning for ever. The codes of the node plugin are in docs/node-codes.md,
+those of machines that wait for something other than room in docs/machines.md.
 """
 
 from __future__ import annotations
@@ -205,6 +206,16 @@ class Reason(StrEnum):
         "Its allocation could not be written to it, or to a member of its group, so devalloc stops trying to allocate "
         "it for now.",
         "Remove what the message names, or ask an admin; devalloc tries again after a change.",
+    )
+
+    # -- objects that nothing answers here -----------------------------------------------------------------------------
+
+    LEFT_ASIDE = (
+        "LeftAside",
+        f"{_RECONCILE}/claims.py",
+        "",
+        "`devalloc up` does not answer objects of its API group.",
+        "",
     )
 
     # -- claims that have devices, or had them -------------------------------------------------------------------------

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from devalloc.device_kinds import DEVICE_KINDS, NIC, kind_of_class
+from devalloc.device_kinds import DEVICE_KINDS, NIC, find_kind
 from devalloc.inventory.pci import Address, PciFunction
 
 
 def kind_of(function: PciFunction) -> str | None:
     """The kind of a function, None for everything that is not published."""
-    return kind_of_class(function.subclass, function.vendor)
+    return find_kind(function.subclass, function.vendor, function.device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from devalloc.device_kinds import DEVICE_KINDS, kind_of_class
+from devalloc.device_kinds import DEVICE_KINDS, find_kind
 from devalloc.inventory.nic import network_interfaces
 from devalloc.inventory.pci import Address, PciFunction
 from devalloc.inventory.storage import block_devices, nvme_controllers
@@ -217,7 +217,7 @@ def device_node_paths(function: PciFunction) -> Iterator[str]:
             yield from (f"{folder}/{name}" for name in function.folder.names(kind))
     for vdpa in filter(_VDPA.fullmatch, function.entries):
         yield from (f"/dev/{name}" for name in function.folder.names(vdpa) if _VHOST_VDPA.fullmatch(name))
-    device_kind = kind_of_class(function.subclass, function.vendor)
+    device_kind = find_kind(function.subclass, function.vendor, function.device)
     if device_kind is not None and DEVICE_KINDS[device_kind].has_vendor_nodes:
         yield from _vendor_nodes(function)
     if "drm" in function.entries:

@@ -21,7 +21,7 @@ _VIRTIO = re.compile(r"virtio[0-9]+", re.ASCII)
 
 def is_nic(function: PciFunction) -> bool:
     """True for network controllers of any sort."""
-    return NIC.matches(function.subclass, function.vendor)
+    return NIC.matches(function.subclass, function.vendor, function.device)
 
 
 def network_interfaces(function: PciFunction) -> list[Folder]:

@@ -24,7 +24,7 @@ def nvme_controllers(function: PciFunction) -> list[str]:
 def block_devices(function: PciFunction) -> Iterator[Folder]:
     """The disks and partitions on the function, also of a USB or disk controller. With multipath a disk of NVMe hangs
     below a virtual subsystem instead."""
-    is_nvme = STORAGE.matches(function.subclass, function.vendor)
+    is_nvme = STORAGE.matches(function.subclass, function.vendor, function.device)
     if not is_nvme and (function.base_class == _STORAGE or function.subclass == _USB):
         yield from _block_devices_below(function)
     for controller in nvme_controllers(function):

@@ -47,7 +47,7 @@ of one object                                                        it is remov
                                                                      status counts
 fence                    checked and written in one transaction      checked against what this process knows, including
                                                                      its own writes, then written; the leader's lease
-                                                                     and seal ensure that no other process allocates
+                                                                     and fence ensure that no other process allocates
 lost answers             none                                        read back; Unknown if that fails, too
 units that are refused   Invalid, and nothing is written             by ``commit_each``: Refused, for that unit alone
 no space                 by ``commit_each``: LeftOut, for units      refused like any write

@@ -17,6 +17,7 @@ from devalloc.api.claim import DeviceClaim
 from devalloc.api.cordon import apply_all_cordons, is_node
 from devalloc.api.decode import decode
 from devalloc.api.kinds import API_KINDS, qualified_kind
+from devalloc.api.reasons import Reason
 from devalloc.api.views import ClaimKey as ClaimKey
 from devalloc.api.views import ClaimView
 from devalloc.api.views import admin_class_names as admin_class_names
@@ -167,8 +168,6 @@ def _replace_classes(content: Any, instead: Mapping[str, str | None]) -> Any:
     return {name: value for name, value in changed.items() if name != "deviceClass" or value is not None}
 
 
-LEFT_ASIDE = "LeftAside"
-"""Reason on a claim, or a machine, of another group: nothing answers it here."""
 _MARKED_KINDS = {"ResourceClaim", "DeviceClaim", "VirtualMachine"}
 """Kinds that say so themselves: a user may wait for them."""
 
@@ -204,7 +203,7 @@ def ignored_changes(objects: Iterable[Object]) -> list[Change]:
     """What to write so that claims and machines that are left aside say so."""
     changes = []
     for obj in objects:
-        marking = {meta.REASON: LEFT_ASIDE, meta.MESSAGE: ignored_reason(api_group_of(obj))}
+        marking = {meta.REASON: Reason.LEFT_ASIDE.value, meta.MESSAGE: ignored_reason(api_group_of(obj))}
         annotations = obj["metadata"].get("annotations") or {}
         if obj["kind"] in _MARKED_KINDS and any(annotations.get(name) != text for name, text in marking.items()):
             changes.append(Change(Key.of(obj), obj["metadata"]["resourceVersion"], obj.get("status"), marking))

@@ -3,9 +3,7 @@
 ``pack`` counts nodes and pools that come into use, and what is lost of large partitions
 (``bounds.largest_partition``). ``spread`` sums the squares of the devices in use of each node, then of each pool.
 
-Each way to an answer applies them in one place: ``place.search_context`` and ``place.node_order`` to one unit,
-``exact.policy`` to a batch, ``columns.device_naming`` to a large batch, ``fleet.fast_path`` and
-``fleet.node_class_plan`` to a warm fleet.
+ARCHITECTURE.md ("Where do I change what?") lists the modules that apply them.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ RELEASED = {
     *("NodeUnavailable", "NotEnoughDevices", "InsufficientCapacity", "MatchAttributesConflict", "SearchLimit"),
     *("PoolResourcesExhausted", "DevicesInUse", "LostToHigherPriority", "LostToCompetition", "GroupUnsatisfiable"),
     *("NoRoom", "NodesTooSmall", "QuotaExceeded", "AdminAccessDenied", "Refused", "SpecChanged", "StillPrepared"),
-    *("NoSuitableNode", "SentBack"),
+    *("NoSuitableNode", "SentBack", "LeftAside"),
 }
 
 

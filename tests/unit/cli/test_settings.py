@@ -13,9 +13,11 @@ from click.testing import CliRunner
 
 from devalloc.cli.command import parse_duration
 from devalloc.cli.main import cli
+from devalloc.cli.options.common import PLACEMENT
 from devalloc.cli.options.settings import option_of, settings_options
 from devalloc.inventory.capacity import parse_bandwidth, parse_ratio, parse_size
 from devalloc.settings import build, given_options, group, setting, settings_of
+from devalloc_solver.problem.placement_policy import POLICIES
 from tests.support.repository import REPO
 from tools import settings_page
 from tools.settings_page import PROCESSES
@@ -149,6 +151,12 @@ def test_without_options_a_process_has_the_defaults_of_its_class(process: tuple[
     values = {name: value for name, value in command.make_context("x", []).params.items() if name not in ("debug",)}
     if command.name != "guest-monitor":  # which reads its texts itself
         assert build(settings_class, values) == settings_class()
+
+
+def test_the_placement_option_offers_the_policies_of_the_solver_which_it_does_not_load() -> None:
+    assert isinstance(PLACEMENT.type, click.Choice)
+    assert tuple(PLACEMENT.type.choices) == POLICIES
+    assert PLACEMENT.default == POLICIES[0]
 
 
 def test_the_page_of_settings_is_current() -> None:

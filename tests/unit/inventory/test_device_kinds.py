@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from devalloc.device_kinds import ALLOWABLE, DEVICE_KINDS, check_names, kind_of_class, offered_plurals
+from devalloc.device_kinds import ALLOWABLE, DEVICE_KINDS, DeviceKind, check_names, find_kind, offered_plurals
 from tests.support.repository import REPO
 
 NVIDIA, AMD, INTEL, MOORE_THREADS, ASPEED = 0x10DE, 0x1002, 0x8086, 0x1ED5, 0x1A03
@@ -35,7 +35,26 @@ NVIDIA, AMD, INTEL, MOORE_THREADS, ASPEED = 0x10DE, 0x1002, 0x8086, 0x1ED5, 0x1A
     ],
 )
 def test_a_function_has_the_kind_of_the_first_row_that_matches(pci_class: int, vendor: int, kind: str | None) -> None:
-    assert kind_of_class(pci_class, vendor) == kind
+    assert find_kind(pci_class, vendor, 0x1234) == find_kind(pci_class, vendor, None) == kind
+
+
+@pytest.mark.parametrize(
+    ("pci_class", "vendor", "device", "kind"),
+    [
+        (0x0200, 0x15B3, 0xA2DC, "dpu"),
+        (0x0207, 0x15B3, 0xA2DC, "dpu"),
+        (0x0200, 0x15B3, 0x101D, "nic"),
+        (0x0200, INTEL, 0xA2DC, "nic"),
+        (0x0200, 0x15B3, None, "nic"),
+        (0x0108, 0x15B3, 0xA2DC, "storage"),
+    ],
+)
+def test_a_row_before_another_can_take_models_out_of_a_class(
+    monkeypatch: pytest.MonkeyPatch, pci_class: int, vendor: int, device: int | None, kind: str
+) -> None:
+    dpu = DeviceKind("dpu", "DPUs", {"02": None}, "BlueField 3", "yes", device_ids=frozenset({(0x15B3, 0xA2DC)}))
+    monkeypatch.setattr("devalloc.device_kinds.DEVICE_KINDS", {"dpu": dpu, **DEVICE_KINDS})
+    assert find_kind(pci_class, vendor, device) == kind
 
 
 def test_the_guide_lists_the_kinds() -> None:

@@ -49,6 +49,30 @@ def messages_by_name(answer: Manifest) -> dict[str, str | None]:
     return {each["name"]: each["reason"] and each["message"] for each in answer["claims"]}
 
 
+@pytest.mark.parametrize(
+    ("detail", "names"),
+    [
+        ({"deviceClass": "gpu"}, set()),
+        ({"deviceClass": "gpu", "constraints": " "}, set()),
+        ({"deviceClass": "gpu", "constraints": "device.i == 1"}, {"i"}),
+        ({"deviceClass": "large", "constraints": "device.i == 1"}, {"i", "memory"}),
+        ({"deviceType": "gpu"}, {"memory", "model"}),
+        ({"constraints": "device.i == 1"}, {"i"}),
+        ({"deviceType": "gpu", "constraints": "device == device"}, None),
+    ],
+)
+def test_what_a_detail_reads_is_what_its_expression_and_those_of_its_possible_classes_read(
+    detail: Manifest, names: set[str] | None
+) -> None:
+    classes = [
+        GPU,
+        device_class("large", driver="gpu", deviceType="gpu", constraints="device.memory > 4"),
+        device_class("l4", driver="gpu", deviceType="gpu", constraints="device.model == 'L4'"),
+    ]
+    judge = prepare(read_documents([*classes, POOL])).eligibility
+    assert judge.attributes_read(DeviceClaimDetail.model_validate(detail)) == names
+
+
 @pytest.mark.parametrize(("expression", "verdicts"), [("device.model == 'a'", 2), ("device.i < 3", 12)])
 def test_an_expression_is_evaluated_once_for_devices_that_are_equal_in_what_it_reads(
     expression: str, verdicts: int

@@ -12,6 +12,7 @@ from devalloc.api import host_pool_names, meta
 from devalloc.api.decode import decode
 from devalloc.api.machine_reservation import missing_amounts, parse_nano, required_amounts, reserved_entries, sum_nano
 from devalloc.api.quantity import Quantity
+from devalloc.api.reasons import Reason
 from devalloc.api.views import MachineView
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.controller.reconcile.claims import ClaimKey, allocation_entries, is_deleting, is_prepared, wants_release
@@ -322,7 +323,10 @@ class _MachineSorter:
             elif is_deleting(claim_doc):
                 return "ClaimBeingDeleted", f"claim {name} is being deleted"
             elif is_prepared(claim_doc):
-                return "StillPrepared", f"the node of claim {name} has not released what the claim held before"
+                return (
+                    Reason.STILL_PREPARED.value,
+                    f"the node of claim {name} has not released what the claim held before",
+                )
             elif (owner := self.owners.get(claim, key)) != key:
                 return "ClaimNotAllocated", f"claim {name} is placed with machine {'/'.join(owner)} first"
         return None

@@ -5,7 +5,7 @@ An expression is evaluated once per distinct tuple of the attributes it reads, h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from devalloc.api.claim import DeviceClaimDetail
@@ -24,6 +24,7 @@ from devalloc_solver.cel.budget import (
     Costs,
     check_deadline,
 )
+from devalloc_solver.cel.device_claims.reads import attributes_read
 from devalloc_solver.problem.demand import ARE_UNAVAILABLE, Candidates, FunnelStep
 from devalloc_solver.problem.snapshot import Device, Snapshot
 
@@ -238,6 +239,19 @@ class CandidateFinder:
             and self.class_error(name) is None
         ]
 
+    def expressions_of(self, detail: DeviceClaimDetail) -> list[str]:
+        """The expressions that decide about a device: the detail's own, and those of the classes that it may be of."""
+        texts = [detail.constraints, *(each.spec.constraints for each in self.classes_of(detail) or ())]
+        return [text for text in texts if text and text.strip()]
+
+    def attributes_read(self, detail: DeviceClaimDetail) -> frozenset[str] | None:
+        """The attributes by which devices of a driver differ for a detail; None for all.
+
+        Those that bear on every detail are left out (``UNAVAILABLE``, ``ONLY_CLASS``), and those in matchAttributes.
+        """
+        reads = [attributes_read(text) for text in self.expressions_of(detail)]
+        return None if None in reads else frozenset().union(*(names for names in reads if names is not None))
+
     def candidates(self, detail: DeviceClaimDetail) -> Candidates:
         """The devices a detail may take, leaving aside what is in use. The detail's classes must be valid."""
         key = _selection(detail)
@@ -269,7 +283,7 @@ class CandidateFinder:
         accepted: list[tuple[int, str | None]] = []
         rejected: dict[tuple[int, str], list[int]] = {}
         examples: dict[tuple[int, str], str] = {}
-        for alike in self._alike(self._reads(detail, classes or ()), () if admin else match):
+        for alike in self._alike(self.attributes_read(detail), () if admin else match):
             one = alike[0]
             outcome = self._class_for(one, classes, detail)
             if not isinstance(outcome, Mismatch):
@@ -284,12 +298,6 @@ class CandidateFinder:
         steps = sorted(rejected.items(), key=lambda item: (item[0][0], -len(item[1]), item[0][1]))
         funnel = tuple(FunnelStep(key[1], tuple(sorted(devices)), examples.get(key)) for key, devices in steps)
         return Candidates(dict(sorted(accepted)), funnel)
-
-    def _reads(self, detail: DeviceClaimDetail, classes: Iterable[DeviceClass]) -> frozenset[str] | None:
-        """The attributes that decide about a device; None for all of them."""
-        expressions = [detail.constraints, *(c.spec.constraints for c in classes)]
-        read = [cel.compile(text).attributes for text in expressions if text and text.strip()]
-        return None if None in read else frozenset().union(*(names for names in read if names is not None))
 
     def _alike(self, reads: frozenset[str] | None, present: tuple[str, ...]) -> Sequence[Sequence[Device]]:
         """All devices, those together that no expression which reads these attributes can tell apart.

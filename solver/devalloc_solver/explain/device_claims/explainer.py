@@ -11,7 +11,6 @@ from functools import partial
 
 from devalloc.api.reasons import Reason
 from devalloc.api.suggest import closest_match
-from devalloc_solver.cel import device_claims as cel
 from devalloc_solver.cel.budget import OutOfTime
 from devalloc_solver.dialects.device_claims.answers import ClaimAnswer
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
@@ -98,15 +97,7 @@ class DeviceClaimExplainer(Explainer):
     # -- rules ---------------------------------------------------------------------------------------------------------
 
     def reads(self, request: Request) -> frozenset[str] | None:
-        classes = self.eligibility.classes_of(request.spec) or ()
-        names: set[str] = set()
-        for expression in (request.spec.constraints, *(one.spec.constraints for one in classes)):
-            if expression and expression.strip():
-                read = cel.compile(expression).attributes
-                if read is None:
-                    return None
-                names |= read
-        return frozenset(names)
+        return self.eligibility.attributes_read(request.spec)
 
     def fits(self, question: FeasibilityQuestion) -> bool:
         if self.is_proven and question.unit is self._left_out and len(question.held) == len(self.in_use):

@@ -97,22 +97,16 @@ class DeviceClaimQuery(NamedTuple):
         return make_demand(self.claim, eligibility)
 
     def reads(self, request: Request) -> frozenset[str] | None:
-        names: frozenset[str] = frozenset()
-        for expression in self._expressions(request.spec, every=True):
-            own = attributes_read(expression)
-            if own is None:
-                return None
-            names |= own
-        return names
+        return self.rules.shared.attributes_read(request.spec)
 
     def literals(self, request: Request) -> Iterable[tuple[str, frozenset[Any]]]:
-        for expression in self._expressions(request.spec, every=False):
+        for expression in self._necessary(request.spec):
             yield from equalities(expression)
 
     def compared(self, request: Request) -> Mapping[str, frozenset[Any]] | None:
         """The attributes that its expressions read, with all that they are compared with; None when more is done."""
         by_name: dict[str, frozenset[Any]] = {}
-        for expression in self._expressions(request.spec, every=True):
+        for expression in self.rules.shared.expressions_of(request.spec):
             own = compared_literals(expression)
             if own is None:
                 return None
@@ -120,9 +114,7 @@ class DeviceClaimQuery(NamedTuple):
         return by_name
 
     def passing(self, request: Request, name: str, values: Iterable[object]) -> Sequence[object] | None:
-        texts = [
-            text for text in self._expressions(request.spec, every=False) if attributes_read(text) == frozenset((name,))
-        ]
+        texts = [text for text in self._necessary(request.spec) if attributes_read(text) == frozenset((name,))]
         if not texts:
             return None
         judge = self.rules.shared
@@ -141,15 +133,11 @@ class DeviceClaimQuery(NamedTuple):
             return None
         return frozenset(each.spec.driver for each in classes)
 
-    def _expressions(self, detail: DeviceClaimDetail, *, every: bool) -> Iterable[str]:
-        """Those that a candidate must pass; with ``every`` also those of classes of which any will do."""
-        if detail.constraints and detail.constraints.strip():
-            yield detail.constraints
-        classes = self.rules.shared.classes_of(detail) or []
-        if every or len(classes) == 1:
-            for each in classes:
-                if each.spec.constraints and each.spec.constraints.strip():
-                    yield each.spec.constraints
+    def _necessary(self, detail: DeviceClaimDetail) -> list[str]:
+        """The expressions that every candidate passes: without those of classes, if it may be of any of several."""
+        if len(self.rules.shared.classes_of(detail) or ()) > 1:
+            return [detail.constraints] if detail.constraints and detail.constraints.strip() else []
+        return self.rules.shared.expressions_of(detail)
 
 
 def _device_with_attribute(name: str, value: object) -> Device:
