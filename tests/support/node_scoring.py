@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from devalloc.scaling.permits.usage import NO_RESOURCES, MachineAccount, NodeLedger
+from devalloc.scaling.permits.ledger import NO_RESOURCES, MachineAccount, NodeLedger
 
 from devalloc.scaling.resources import Resources
 
