@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from devalloc.scaling.permits.ledger import NO_RESOURCES, MachineAccount, NodeLedger
-
 from devalloc.scaling.resources import Resources
 
 BEST = 100
