@@ -89,7 +89,7 @@ class ScalingReport:
     guest: GuestReport | None = None
     """What its guest says that it has; None: it has not said so lately."""
     load: SystemMetrics | None = field(default=None, compare=False)
-    """What its guest told last. It is always another one, which is no news."""
+    """The amounts that the guest reported last. They differ each time, so a difference alone is no change."""
 
 
 MAX_PENDING = 64

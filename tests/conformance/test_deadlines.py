@@ -144,7 +144,7 @@ def all_at_once(evil: Manifest) -> Answers:
 
 def by_the_controller(evil: Manifest) -> Answers:
     cluster = IncrementalResourceSolver()
-    cluster.tell({("ResourceSlice", "", "n"): SLICE, ("DeviceClass", "", "gpu"): CLASS})
+    cluster.update({("ResourceSlice", "", "n"): SLICE, ("DeviceClass", "", "gpu"): CLASS})
     return by_name(cluster.solve([evil, VICTIM], DEADLINE))
 
 

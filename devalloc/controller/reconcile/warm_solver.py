@@ -33,9 +33,9 @@ MAX_EXPENSIVE = 10_000
 
 
 class WarmFleet:
-    """A fleet, and the documents that it was told. Not thread-safe.
+    """A fleet, and the documents that it has. Not thread-safe.
 
-    What a round decided is not believed until the next one sees it in the documents: it may not have been written.
+    The fleet does not keep what a round decided: the next round reads from the documents what was written.
     An error leaves nothing behind: then the next round begins with all documents.
     """
 
@@ -50,7 +50,7 @@ class WarmFleet:
         placement: str,
         is_unchanged: Callable[[Object | None, Object], bool],
     ) -> dict[ObjectName, Object | None] | None:
-        """Tell the fleet of all documents; what of them is new, has changed, or (None) is gone. None: all is new."""
+        """Give the fleet all documents. Returns those that are new or changed, or (None) gone. None: all are new."""
         from devalloc_solver import Fleet  # takes a while to load
 
         fleet, self._fleet = self._fleet, None
@@ -91,8 +91,8 @@ def _withdraw(fleet: Fleet, claims: Iterable[Object], answers: Iterable[Mapping[
 
 
 @dataclass(slots=True)
-class _LastRound:
-    """What the last round came to, for one in which little has changed."""
+class _PreviousRound:
+    """The result of the last round, for a round in which little has changed."""
 
     answers: dict[_ClaimKey, _Answer]
     """Of the claims that hold something."""
@@ -117,21 +117,21 @@ class IncrementalSolver:
         """``searches``: what is not answered at once is left to; None: all is answered at once."""
         self._searches = searches or BackgroundSearches(search_with_new_fleet("pack"))
         self._warm = WarmFleet()
-        """told everything but claims that hold nothing and have a spec"""
-        self._standing: _LastRound | None = None
+        """It has everything but claims that hold nothing and have a spec."""
+        self._previous_round: _PreviousRound | None = None
 
     def __call__(self, documents: Iterable[Object], *, placement: str, deadline: float | None) -> _Answer:
         """The dict of ``solve_manifests`` for these documents. An error leaves nothing behind."""
         ends = None if deadline is None else time.monotonic() + deadline
         documents = list(documents)
-        standing, self._standing = self._standing, None
+        previous_round, self._previous_round = self._previous_round, None
         loaded = {_name(document): document for document in documents if _is_loaded_beforehand(document)}
         changed = self._warm.update(loaded, placement, _is_unchanged)
         fleet = self._warm.take()
         waiting = [document for document in documents if _is_claim(document) and _name(document) not in loaded]
         answer = None
-        if changed is not None and standing is not None and len(waiting) <= 1:
-            answer = self._little(fleet, standing, changed, waiting, seconds_left(ends))
+        if changed is not None and previous_round is not None and len(waiting) <= 1:
+            answer = self._answer_small_change(fleet, previous_round, changed, waiting, seconds_left(ends))
         if answer is None:
             claims = [document for document in documents if _is_claim(document)]
             others = [claim for claim in claims if _name(claim) in loaded and not fleet.holds(*claim_key(claim))]
@@ -140,17 +140,17 @@ class IncrementalSolver:
             answer = self._searches.solve(fleet, [*loaded.values()], waiting, seconds_left(ends), others)
             claim_keys = {name[2:] for name in loaded if name[1] == "DeviceClaim"}
             held = {key: each for each in answer["claims"] if (key := (each["namespace"], each["name"])) in claim_keys}
-            standing = _LastRound(held, answer["problems"])
-            if any(("", *_name(claim)[1:]) in standing.about for claim in waiting):
-                standing = None  # they may be gone next time
+            previous_round = _PreviousRound(held, answer["problems"])
+            if any(("", *_name(claim)[1:]) in previous_round.about for claim in waiting):
+                previous_round = None  # they may be gone next time
         self._warm.put_back(fleet)
-        self._standing = standing
+        self._previous_round = previous_round
         return answer
 
-    def _little(
+    def _answer_small_change(
         self,
         fleet: Fleet,
-        standing: _LastRound,
+        previous_round: _PreviousRound,
         changed: Mapping[ObjectName, Object | None],
         waiting: list[Object],
         deadline: float | None,
@@ -158,34 +158,34 @@ class IncrementalSolver:
         """The answer where all that has changed are claims that hold something and are well, and one at most waits
         that is simple and gets its devices; None where that is not so, and all are to be looked at."""
         began = time.monotonic()
-        if any(name[1] != "DeviceClaim" or ("", *name[1:]) in standing.about for name in changed):
+        if any(name[1] != "DeviceClaim" or ("", *name[1:]) in previous_round.about for name in changed):
             return None
         if not all(_is_simple(claim) and group_of(claim) is None and not is_deleting(claim) for claim in waiting):
             return None
         for name, document in changed.items():
-            standing.answers.pop((name[2], name[3]), None)
+            previous_round.answers.pop((name[2], name[3]), None)
             if document is not None:
-                if not fleet.holds(*name[2:]) or not self._has_classes(document, standing):
+                if not fleet.holds(*name[2:]) or not self._has_classes(document, previous_round):
                     return None
                 answer: Any = fleet.allocate(document)
                 if not answer["allocated"] or answer.get("lost") or answer.get("warnings"):
                     return None
-                standing.answers[name[2], name[3]] = answer
+                previous_round.answers[name[2], name[3]] = answer
         given: list[Any] = [fleet.allocate(claim, deadline) for claim in waiting]
         _withdraw(fleet, waiting, given)
         if not all(each["allocated"] for each in given):
             return None
-        answers = sorted([*standing.answers.values(), *given], key=lambda each: (each["namespace"], each["name"]))
+        answers = sorted([*previous_round.answers.values(), *given], key=lambda each: (each["namespace"], each["name"]))
         seconds = round(time.monotonic() - began, 6)
-        return {"claims": answers, "problems": standing.problems, "optimal": True, "seconds": seconds}
+        return {"claims": answers, "problems": previous_round.problems, "optimal": True, "seconds": seconds}
 
-    def _has_classes(self, claim: Object, standing: _LastRound) -> bool:
+    def _has_classes(self, claim: Object, previous_round: _PreviousRound) -> bool:
         """Whether the claim is simple, and the class that it names is there and well."""
         if not _is_simple(claim):
             return False
         named = claim["spec"]["claims"][0].get("deviceClass")
         place = (claim["apiVersion"], "DeviceClass", "default", str(named))
-        return not named or (place in self._warm.loaded and ("", *place[1:]) not in standing.about)
+        return not named or (place in self._warm.loaded and ("", *place[1:]) not in previous_round.about)
 
 
 def _is_claim(document: Object) -> bool:
@@ -238,7 +238,7 @@ def _name(document: Object) -> ObjectName:
 
 @dataclass(slots=True)
 class _ExpensiveClaims:
-    """What a claim was told whose expressions were too expensive, and those in a group with it."""
+    """The answers to a claim whose expressions were too expensive, and to the members of its group."""
 
     claims: Sequence[object]
     """which claims these are: an edit of the spec makes another one"""
@@ -252,7 +252,7 @@ class _ExpensiveClaims:
 
 
 class IncrementalResourceSolver:
-    """What the solver knows of a cluster. Not thread-safe."""
+    """The same for the ResourceClaims of a cluster. Not thread-safe."""
 
     def __init__(
         self,
@@ -268,12 +268,12 @@ class IncrementalResourceSolver:
         """by the group of the claims, or the one of them"""
         self._warm = WarmFleet()
         self.is_again = False
-        """whether what was asked since the last ``tell`` would be answered with more at once: there was no time for all
-        expressions"""
+        """whether what was asked since the last ``update`` would have another answer if asked again: the time did not
+        suffice for all expressions"""
 
-    def tell(self, documents: Mapping[ObjectName, Object]) -> bool:
-        """All there is but claims that wait; whether anything of it is new."""
-        self.is_again = False  # a round in which nothing waits tells, and does not ask
+    def update(self, documents: Mapping[ObjectName, Object]) -> bool:
+        """Read everything but claims that wait. Returns whether anything changed."""
+        self.is_again = False  # a round in which nothing waits updates, and does not solve
         changed = self._warm.update(dict(documents), self._placement, operator.eq)
         if changed is None or any(name[0] not in _INCREMENTAL_KINDS for name in changed):
             self._searches.forget()

@@ -3,8 +3,8 @@
 It is a work queue. What changed (an object, a claim, a machine) queues the machines that it concerns, and workers bring
 these nearer to their objects. So a guest that powers down slowly delays no other machine, and a round costs what
 changed, not what exists. The loop keeps no state that matters: one that starts after a crash does the same as one that
-never ended. What cannot be done yet is retried, ever more rarely, and at once when something that it depends on
-changes.
+never ended. The loop retries what cannot be done yet: with growing delays, and at once when something on which it
+depends changes.
 """
 
 from __future__ import annotations

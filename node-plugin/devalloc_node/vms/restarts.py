@@ -2,7 +2,7 @@
 
 Those of VirtualMachine objects are brought back by the loop of these objects.
 
-A machine that ended is started again at once, but ever more rarely if it ends soon after each start.
+The node restarts a machine that ended at once, and with growing delays if it ends soon after each start.
 """
 
 from __future__ import annotations

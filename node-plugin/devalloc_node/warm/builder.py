@@ -118,7 +118,7 @@ class TapPart:
         """Before the namespace, which a process may hold: then it is gone all the same."""
         try:
             is_own = setup.inode is None or network.namespace_inode(setup.namespace) == setup.inode
-        except OSError:  # there is no namespace, and so no TAP
+        except OSError:  # without the namespace there is no TAP either
             return
         if is_own:
             network.remove_tap(setup.namespace, setup.tap)

@@ -102,10 +102,8 @@ class MinimumUse:
         for resource in self._shared():
             free_on = partial(self._free, resource=resource)
             whole = self._least_cost(free_on)
-            yield (
-                lambda request, r=resource, w=whole: _share(request, r) or w(request),  # type: ignore[misc]
-                [sum(map(free_on, pool.devices)) for pool in pools],
-            )
+            cost = partial(_amount_taken, resource=resource, of_whole=whole)
+            yield cost, [sum(map(free_on, pool.devices)) for pool in pools]
 
     def _parcels(self, driver: str) -> list[int]:
         """Numbers of devices by which to count: a node of 8 devices has room for two requests of three, since a request
@@ -179,6 +177,11 @@ def _whole_devices(request: Request, parcel: int = 1) -> int:
 
 def _share(request: Request, resource: str) -> int:
     return max(0, request.requests.get(resource, 0)) if request.mode is AllocationMode.SHARE else 0
+
+
+def _amount_taken(request: Request, *, resource: str, of_whole: Callable[[Request], int]) -> int:
+    """What a request takes of a resource, by a share or with whole devices."""
+    return _share(request, resource) or of_whole(request)
 
 
 def _min_share(alternatives: Alternatives, *, resource: str) -> int:

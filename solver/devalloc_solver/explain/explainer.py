@@ -10,6 +10,7 @@ A dialect gives the tiers (``RelaxationSet``), field paths and words.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -73,7 +74,7 @@ SEARCH_LIMIT_FINDING = Finding(Reason.SEARCH_LIMIT, "the search ended before it 
 
 
 @dataclass(slots=True)
-class Explainer:
+class Explainer(ABC):
     """Explains the units that a solution left out, each by solving it again under better circumstances."""
 
     snapshot: Snapshot
@@ -120,13 +121,14 @@ class Explainer:
 
     def reads(self, request: Request) -> frozenset[str] | None:
         """The attributes that the expressions of a request read; None: any."""
+        return None
 
     def question(self, unit: PlacementUnit, held: tuple[Allocation, ...]) -> FeasibilityQuestion:
         return FeasibilityQuestion(self.snapshot, unit, held)
 
+    @abstractmethod
     def relaxations(self, question: FeasibilityQuestion, key: Key) -> RelaxationSet:
         """Of a unit that does not fit an empty fleet; ``key``: of its claim that gets the message."""
-        raise NotImplementedError
 
     def counted_reason(self, unit: PlacementUnit) -> Reason:
         """The same reason as far as counting tells, without any search."""
@@ -134,21 +136,21 @@ class Explainer:
             return Reason.NO_MATCHING_DEVICES
         return Reason.NOT_ENOUGH_DEVICES if self.shortage(unit, is_empty=True) else Reason.SEARCH_LIMIT
 
+    @abstractmethod
     def shared_limits(self) -> Sequence[Relaxation]:
         """What the devices of a pool share."""
-        raise NotImplementedError
 
+    @abstractmethod
     def request_shortage(self, unit: PlacementUnit, demand: Demand, request: Request, *, is_empty: bool) -> str:
         """What the best node lacks, as far as counting tells; "" if it does not. ``is_empty``: if nothing is in use."""
-        raise NotImplementedError
 
+    @abstractmethod
     def disagreement(self, unit: PlacementUnit) -> str:
         """On which attributes the devices do not agree."""
-        raise NotImplementedError
 
+    @abstractmethod
     def typos_of(self, unit: PlacementUnit) -> Sequence[str]:
         """What was most likely mistyped, in words."""
-        raise NotImplementedError
 
     def request_name(self, request: Request) -> str:
         return str(request.detail)

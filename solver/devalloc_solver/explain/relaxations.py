@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -163,7 +164,7 @@ class RelaxationSet:
 
 
 @dataclass(frozen=True, slots=True)
-class UnitRelaxations:
+class UnitRelaxations(ABC):
     """What a unit of any dialect offers to be taken away. A dialect adds its rules, and names claims and requests."""
 
     unit: PlacementUnit
@@ -178,9 +179,9 @@ class UnitRelaxations:
     def of_claim(self, demand: Demand) -> str:
         return f" of {'/'.join(self.claim_name(demand))}" if self._is_shared else ""
 
+    @abstractmethod
     def request_place(self, demand: Demand, request: Request) -> tuple[str, str]:
         """(name, path) of the whole request."""
-        raise NotImplementedError
 
     @property
     def _is_shared(self) -> bool:

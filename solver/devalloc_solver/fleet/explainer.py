@@ -34,9 +34,9 @@ class FleetExplainer(ABC, Generic[RulesT, AnswerT, SubsetT]):
         self.stats = FleetStats(index, holders.on_node)
         self._rules: RulesT | None = None
         self._layout = -1
-        """of the census, when what is kept here began"""
+        """of ``stats``, when what is kept here began"""
         self._answers: dict[Hashable, tuple[int, AnswerT]] = {}
-        """what was asked -> (stamp of the census, answer)"""
+        """what was asked -> (stamp of ``stats``, answer)"""
         self._subsets: dict[tuple[NodeRecord, ...], SubsetT] = {}
 
     @property

@@ -142,7 +142,7 @@ def overuse_problems(overuses: Iterable[Overuse[D]], kind: str, device: Callable
 
 
 def overuse_of_allocations(snapshot: Snapshot, allocations: Iterable[Allocation]) -> list[Overuse[int]]:
-    """The same of allocations; devices are their numbers. What a claim only may hold is no alarm.
+    """The same of allocations; devices are their numbers. What a claim may hold, but need not, raises no alarm.
 
     Devices are named in the order of the claims that hold them, not in that of the documents.
     """

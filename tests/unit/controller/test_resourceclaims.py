@@ -282,7 +282,7 @@ class Played:
         """Of each claim that is waited for the devices, with their pool, or why not."""
         avoid = {("a", name): frozenset({where}) for name, where in avoided.items()}
         questions = self.cluster.build_requests(self.cluster.wants(), avoid)
-        self.solver.tell(self.cluster.documents())
+        self.solver.update(self.cluster.documents())
         by_claim = {key[1]: "no node" for each in questions if each.misfit for key in each.want.claims}
         documents = [document for each in questions for document in each.documents]
         for each in self.solver.solve(documents, None) if documents else ():

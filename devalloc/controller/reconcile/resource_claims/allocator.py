@@ -175,7 +175,7 @@ class ResourceClaimAllocator:
             for key in want.claims
         }
         requests = self._cluster.build_requests(wants, avoided)
-        is_new = self._solver.tell(self._cluster.documents())
+        is_new = self._solver.update(self._cluster.documents())
         if requests == last_requests and not (is_new or self._solver.is_due):
             self._last_requests = requests
             return

@@ -167,7 +167,7 @@ def test_a_constraint_that_forbids_all_devices_is_an_error() -> None:
 
 
 def test_a_device_that_an_earlier_request_must_take_is_no_error_of_the_constraint() -> None:
-    """The first request needs the only device with the attribute; so it is in use, which is no contradiction."""
+    """The first request must take the only device with the attribute. It is in use then; no constraint forbids it."""
     pools = [
         slice_("s", [device("d1", {"model": "small"})], pool="a", driver="a.io"),
         slice_("t", [device("d2")], pool="b", driver="b.io"),
