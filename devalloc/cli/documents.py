@@ -118,6 +118,35 @@ def quota_problems(document: Document) -> Iterator[Problem]:
         yield from (document.place(problem) for problem in quota.problems_of(document.content))
 
 
+def resource_problems(document: Document) -> Iterator[Problem]:
+    """Problems of an object of resource.k8s.io that the solver reads, with the feature gates that are on by default."""
+    from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS
+
+    if _group_of(document) != RESOURCE_CLAIMS:
+        return
+    from devalloc.api.problems import Problem
+    from devalloc_solver.cel.kubernetes import CompileError, compile
+    from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES
+    from devalloc_solver.dialects.resource_k8s.manifests import KINDS, read_documents
+
+    content: dict[str, Any] = document.content
+    if content.get("kind") not in KINDS:
+        return
+    cluster = read_documents([content], DEFAULT_GATES)
+    yield from (document.place(problem) for problem in cluster.problems)
+    selectors = [("spec", one.selectors) for one in cluster.classes.values()]
+    requests = (request for claim in cluster.claims for request in claim.requests)
+    selectors += [(one.path, one.selectors) for request in requests for one in request.subrequests]
+    for path, texts in selectors:
+        for number, text in enumerate(texts):
+            try:
+                compile(text, DEFAULT_GATES)
+            except CompileError as error:
+                where, metadata = f"{path}.selectors[{number}].cel.expression", content["metadata"]
+                what = f"line {error.line}, column {error.column}: {error.message}"
+                yield document.place(Problem(what, where, content["kind"], metadata.get("namespace"), metadata["name"]))
+
+
 def expression_problems(document: Document) -> Iterator[Problem]:
     """The CEL expressions that do not compile."""
     from devalloc.api.problems import Problem
@@ -181,7 +210,8 @@ def read_manifests(
 
     With a namespace, objects of namespaced kinds that name none get that one. With ``verb`` (what will be done with the
     objects), these are errors, too: expressions that do not compile, invalid scaling annotations, invalid quota
-    amounts, and several objects of one name; and a warning names kinds that devalloc does not use.
+    amounts, and several objects of one name; and a warning names kinds that devalloc does not use. To validate, also
+    what is wrong with objects of resource.k8s.io; the solver reports that itself.
     """
     from devalloc.api.decode import decode
     from devalloc.api.manifests import load
@@ -201,6 +231,7 @@ def read_manifests(
                 continue
             valid = replace(document, content=decoded.object.to_manifest())
             wrong = [*expression_problems(valid), *annotation_problems(valid), *quota_problems(valid)] if verb else []
+            wrong += resource_problems(valid) if verb == "validate" else []
             problems += wrong
             if not any(problem.is_error for problem in wrong):
                 good.append(valid)

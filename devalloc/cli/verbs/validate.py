@@ -16,8 +16,10 @@ from devalloc.cli.render.output import print_content
 def validate(files: tuple[str, ...], output: str) -> int:
     """Check manifests without a store: fields, amounts, expressions. Reports every error, not only the first.
 
+    Of an object of resource.k8s.io it reports the first wrong field, and every selector that does not compile.
+
     \b
-    devalloc validate -f examples/
+    devalloc validate -f examples/whole-gpu
     """
 
     documents = read_manifests(files, verb="validate")

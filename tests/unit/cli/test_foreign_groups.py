@@ -215,3 +215,25 @@ def test_a_problem_of_our_own_class_names_our_file_where_both_have_the_name(deva
     solved = devalloc("solve", "-f", tmp_path)
 
     assert [line for line in solved.err.splitlines() if "spec.constraints" in line and "ours.yaml" not in line] == []
+
+
+def test_validate_checks_fields_and_selectors_of_resource_claims(devalloc: Shell) -> None:
+    misspelled = {**FOREIGN_CLAIM, "spec": {"devices": {"requests": [{"name": "r", "exacly": {}}]}}}
+    selectors = [{"cel": {"expression": "true"}}, {"cel": {"expression": "device.driver = 'a'"}}]
+    exactly = {"deviceClassName": "gpu", "selectors": selectors}
+    broken = {**FOREIGN_CLAIM, "spec": {"devices": {"requests": [{"name": "r", "exactly": exactly}]}}}
+    broken_class = {**FOREIGN_CLASS, "spec": {"selectors": selectors}}
+
+    assert devalloc("validate", "-f", "-", stdin=text(FOREIGN_CLASS, FOREIGN_CLAIM)).out == "2 documents, all valid\n"
+    for content, message in (
+        (
+            misspelled,
+            "spec.devices.requests[0].exacly: is not a known field of resource.k8s.io/v1: did you mean exactly?",
+        ),
+        (broken, "spec.devices.requests[0].exactly.selectors[1].cel.expression: line 1, column 15: "),
+        (broken_class, "spec.selectors[1].cel.expression: line 1, column 15: "),
+    ):
+        refused = devalloc("validate", "-f", "-", stdin=text(content))
+        assert refused.code == 2
+        assert message in refused.err
+        assert refused.out == "1 document, 1 with errors\n"
