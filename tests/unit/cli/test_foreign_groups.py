@@ -218,7 +218,8 @@ def test_a_problem_of_our_own_class_names_our_file_where_both_have_the_name(deva
 
 
 def test_validate_checks_fields_and_selectors_of_resource_claims(devalloc: Shell) -> None:
-    misspelled = {**FOREIGN_CLAIM, "spec": {"devices": {"requests": [{"name": "r", "exacly": {}}]}}}
+    exactly: Object = {"deviceClassName": "gpu", "selector": []}
+    misspelled = {**FOREIGN_CLAIM, "spec": {"devices": {"requests": [{"name": "r", "exactly": exactly}]}}}
     selectors = [{"cel": {"expression": "true"}}, {"cel": {"expression": "device.driver = 'a'"}}]
     exactly = {"deviceClassName": "gpu", "selectors": selectors}
     broken = {**FOREIGN_CLAIM, "spec": {"devices": {"requests": [{"name": "r", "exactly": exactly}]}}}
@@ -228,7 +229,7 @@ def test_validate_checks_fields_and_selectors_of_resource_claims(devalloc: Shell
     for content, message in (
         (
             misspelled,
-            "spec.devices.requests[0].exacly: is not a known field of resource.k8s.io/v1: did you mean exactly?",
+            "spec.devices.requests[0].exactly.selector: is not a known field of resource.k8s.io/v1: did you mean",
         ),
         (broken, "spec.devices.requests[0].exactly.selectors[1].cel.expression: line 1, column 15: "),
         (broken_class, "spec.selectors[1].cel.expression: line 1, column 15: "),
