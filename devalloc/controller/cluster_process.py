@@ -218,9 +218,9 @@ class ClusterProcess:
 
     def _searched(self) -> Mapping[str, float]:
         """Seconds by namespace, of both dialects."""
-        seconds = Counter(self.allocator.searches.seconds())
+        seconds = Counter(self.allocator.loop.searches.seconds())
         if self._resource_claims is not None:
-            seconds.update(self._resource_claims.searches.seconds())
+            seconds.update(self._resource_claims.loop.searches.seconds())
         return seconds
 
     def _loops(self) -> Mapping[str, Loop]:
@@ -229,7 +229,7 @@ class ClusterProcess:
         except ApiError as error:
             if error.status == 403:  # the rights of an earlier version: claims are answered all the same
                 log.warning("whether Nodes are cordoned or ready does not count, see `devalloc install`: %s", error)
-                self.allocator.ignore_kind("Node")
+                self.allocator.loop.ignore_kind("Node")
         loops: dict[str, Loop] = {"allocate": self.allocator.run, "monitor": self.monitor.run}
         if self._settings.resource_claims:
             self._resource_claims = ResourceClaimAllocator(
