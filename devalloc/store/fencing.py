@@ -29,7 +29,7 @@ from typing import Protocol
 
 from devalloc.api import meta
 from devalloc.api.kinds import ALLOCATABLE_KINDS
-from devalloc.api.views import allocation_entries, annotation_of
+from devalloc.api.views import ClaimView, ObjectView
 from devalloc.store.errors import Conflict, Forbidden, Invalid, Key, NotFound, Object
 from devalloc.store.lifecycle import with_annotations, with_labels
 from devalloc.store.protocol import Change, Store
@@ -68,7 +68,9 @@ def fence_objects(
         left = [
             obj
             for obj in store.list(kinds).objects
-            if is_grantable(obj) and annotation_of(obj, meta.LEADER) != stamp and obj["metadata"]["uid"] not in done
+            if is_grantable(obj)
+            and ObjectView(obj).annotation(meta.LEADER) != stamp
+            and obj["metadata"]["uid"] not in done
         ]
         if not left:
             return sealed
@@ -125,9 +127,7 @@ def fence_by_label(write: Callable[[Object], object], obj: Object) -> bool:
 
 def _is_grantable(obj: Object) -> bool:
     """Whether a leader may still write a grant there that this process has not seen."""
-    return (
-        obj["kind"] != "DeviceClaim" or not allocation_entries(obj) or annotation_of(obj, meta.TRANSACTION) is not None
-    )
+    return obj["kind"] != "DeviceClaim" or not ClaimView(obj).entries or ObjectView(obj).is_unsettled
 
 
 def _stamp_change(obj: Object, stamp: str) -> Change:

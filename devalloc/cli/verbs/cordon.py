@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from devalloc.api.views import ClaimView
 from devalloc.cli.command import BadInput, parse_duration, verb
 from devalloc.cli.render.output import print_note, print_table
 from devalloc.cli.target import StoreTarget, open_target, target_options
@@ -118,7 +119,6 @@ def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, pl
 
     from devalloc.cli.verbs.release import wait_for_nodes
     from devalloc.controller import cordon as cordons
-    from devalloc.controller.reconcile.claims import is_prepared
     from devalloc.controller.reconcile.release import InUse
     from devalloc.controller.reconcile.release import release_claim as let_go
     from devalloc.store.errors import Key, NotFound
@@ -166,18 +166,17 @@ def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, pl
             print_note(
                 f"{Key.of(machine)} stays on the node; to remove it: devalloc delete vm/{machine['metadata']['name']}"
             )
-        if any(is_prepared(claim) for claim in _claims_on(store, target.node)):
+        if any(ClaimView(claim).is_held for claim in _claims_on(store, target.node)):
             return max(code, 1)
     return code
 
 
 def _plan_text(node: str, claims: list[Object], *, force: bool) -> str:
-    from devalloc.controller.reconcile.claims import claim_key, is_prepared
 
     steps = [f"cordon node {node}"]
-    used = [claim for claim in claims if is_prepared(claim)]
-    for word, some in (("release", [one for one in claims if not is_prepared(one)]), ("take away from", used)):
-        names = ", ".join("/".join(claim_key(claim)) for claim in some)
+    used = [claim for claim in claims if ClaimView(claim).is_held]
+    for word, some in (("release", [one for one in claims if not ClaimView(one).is_held]), ("take away from", used)):
+        names = ", ".join("/".join(ClaimView(claim).key) for claim in some)
         if some and (some is not used or force):
             steps.append(f"{word} {len(some)} {'claim' if len(some) == 1 else 'claims'}: {names}")
         elif some:
@@ -187,14 +186,12 @@ def _plan_text(node: str, claims: list[Object], *, force: bool) -> str:
 
 def _claims_on(store: Store, node: str) -> list[Object]:
     """The claims that have devices of the node, or that the node still has prepared."""
-    from devalloc.api import meta
-    from devalloc.controller.reconcile.claims import allocation_entries, annotation_of, is_prepared
 
     return [
         claim
         for claim in store.list("DeviceClaim").objects
-        if (allocation_entries(claim) and annotation_of(claim, meta.ALLOCATED_NODE) == node)
-        or (is_prepared(claim) and annotation_of(claim, meta.PREPARED_ON) == node)
+        if (ClaimView(claim).entries and ClaimView(claim).node == node)
+        or (ClaimView(claim).is_held and ClaimView(claim).holder == node)
     ]
 
 

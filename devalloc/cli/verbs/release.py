@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from devalloc.api.views import ClaimView
 from devalloc.cli.command import BadInput, parse_duration, verb
 from devalloc.cli.object_names import fetch_object, format_key, keys_of
 from devalloc.cli.options.common import namespace_option
@@ -92,15 +93,15 @@ def wait_for_nodes(store: Store, keys: list[Key], timeout: float) -> list[Key]:
 
 
 def _is_released(store: Store, key: Key) -> bool:
-    from devalloc.controller.reconcile.claims import is_prepared, wants_release
     from devalloc.controller.reconcile.release import release_claim as let_go
     from devalloc.store.errors import NotFound
 
     try:
         claim = store.get(*key)
-        if is_prepared(claim):
+        if ClaimView(claim).is_held:
             return False
-        if wants_release(claim):  # in case no allocator runs; if one does, whichever comes second has nothing to do
+        if ClaimView(claim).wants_release:
+            # In case no allocator runs; if one does, whichever comes second has nothing to do.
             return let_go(store, key.namespace or "default", key.name, force=True) != "asked"
     except NotFound:
         pass

@@ -20,17 +20,10 @@ from typing import Any, Protocol
 from devalloc.api.cordon import apply_all_cordons, apply_cordons, is_node, unknown_nodes, unschedulable_nodes
 from devalloc.api.meta import NODE_LABEL
 from devalloc.api.reasons import STILL_SEARCHING
+from devalloc.api.views import ClaimView, ObjectView, device_claims_in
 from devalloc.controller.reconcile import vm_scheduling
 from devalloc.controller.reconcile.availability import count_pools
-from devalloc.controller.reconcile.claims import (
-    allocation_entries,
-    device_claims_in,
-    effective_documents,
-    ignored_changes,
-    ignored_messages,
-    is_deleting,
-    is_foreign,
-)
+from devalloc.controller.reconcile.claims import effective_documents, ignored_changes, ignored_messages, is_foreign
 from devalloc.controller.reconcile.decision import WriteUnit, decide_claims
 from devalloc.controller.reconcile.loop import (
     MAX_REPAIRS,
@@ -218,14 +211,14 @@ class DeviceClaimAllocator:
             self._pools_then = pools
         self._publish_counts(state)
         claims = device_claims_in(state)
-        waiting = [c for c in claims if not allocation_entries(c) and not is_deleting(c)]
+        waiting = [c for c in claims if not ClaimView(c).entries and not ObjectView(c).is_deleting]
         strangers = (_NO_NODE.format(*each) for each in unknown_nodes(objects.values()).items())
         problems = (*map(_problem_message, answer["problems"]), *ignored_messages(aside), *strangers)
         self._report(problems)
         done = DeviceClaimRound(
             resource_version=version,
             claims=len(claims),
-            allocated=sum(bool(allocation_entries(claim)) for claim in claims),
+            allocated=sum(bool(ClaimView(claim).entries) for claim in claims),
             waiting=len(waiting),
             granted=[key for unit in units if unit.granted for key in unit.keys & written.keys()],
             stale=[key for unit in units for key in unit.keys - written.keys()],
@@ -375,12 +368,12 @@ def _relevant_part(doc: Object | None) -> Any:
 
 def _relevant_if_allocated(doc: Object) -> Any:
     """Of an allocated claim all that a round may decide on; None of anything else."""
-    if doc["kind"] != "DeviceClaim" or not allocation_entries(doc):
+    if doc["kind"] != "DeviceClaim" or not ClaimView(doc).entries:
         return None
     metadata = doc["metadata"]
     names = ("uid", "generation", "annotations", "finalizers", "deletionTimestamp")
     label = (metadata.get("labels") or {}).get(NODE_LABEL)
-    return allocation_entries(doc), doc.get("spec"), label, *(metadata.get(name) for name in names)
+    return ClaimView(doc).entries, doc.get("spec"), label, *(metadata.get(name) for name in names)
 
 
 def _redacted_answer(answer: dict[str, Any], shown: Callable[[str, str], str]) -> dict[str, Any]:

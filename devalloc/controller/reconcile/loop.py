@@ -19,10 +19,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from devalloc.api.kinds import ALLOCATABLE_KINDS
-from devalloc.api.meta import ALLOCATED_NODE, NODE_LABEL, PREPARED_ON, node_label
-from devalloc.api.views import ObjectView
+from devalloc.api.meta import NODE_LABEL, node_label
+from devalloc.api.views import ClaimView, ObjectView
 from devalloc.backoff import Backoff
-from devalloc.controller.reconcile.claims import allocation_entries, annotation_of, is_prepared
 from devalloc.controller.reconcile.decision import WriteUnit
 from devalloc.controller.reconcile.searches import BackgroundSearches, search_with_new_fleet
 from devalloc.controller.reconcile.snapshot import Memo, Snapshot, SnapshotReader
@@ -70,9 +69,10 @@ def owning_node(obj: Object) -> str | None:
     """The node that has the object, else the one that is to have it; None if there is none."""
     if Key.of(obj).kind == machines.KIND:
         return machines.running_node(obj) or None
-    if is_prepared(obj):
-        return annotation_of(obj, PREPARED_ON) or annotation_of(obj, ALLOCATED_NODE)
-    return annotation_of(obj, ALLOCATED_NODE) if allocation_entries(obj) else None
+    claim = ClaimView(obj)
+    if claim.is_held:
+        return claim.holder or claim.node
+    return claim.node if claim.entries else None
 
 
 def _label_change(key: Key, obj: Object) -> Change | None:

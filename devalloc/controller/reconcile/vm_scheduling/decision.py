@@ -9,7 +9,7 @@ from typing import Any
 from devalloc.api.cordon import is_node, pool_node
 from devalloc.api.machine_reservation import FITS
 from devalloc.api.reasons import STILL_SEARCHING, is_transient_reason
-from devalloc.controller.reconcile.claims import ClaimKey
+from devalloc.api.views import ClaimKey, MachineView
 from devalloc.controller.reconcile.decision import WriteUnit
 from devalloc.controller.reconcile.vm_scheduling import machines
 from devalloc.controller.reconcile.vm_scheduling.messages import MachineMessages
@@ -109,7 +109,7 @@ def node_service_units(documents: Collection[Object], taken: Collection[Key], no
         before = condition_of(machine, SERVED)
         if why is not None:
             reason, message = why
-            holder = machines.holding_node(machine)
+            holder = MachineView(machine).holder
             speaks = holder is None and condition_of(machine, PLACED).get("status") != "False"
             units += condition_units(
                 machine, reason, message + (_HELD_ADVICE if holder else ""), now, SERVED, speaks=speaks
@@ -145,12 +145,12 @@ def _reserve_change(
     machine: Object, node: str, entries: Sequence[Any], pools: Mapping[str, Object], now: str
 ) -> Change:
     """``entries`` of a node are kept for the machine."""
-    status = {name: value for name, value in machines.status_of(machine).items() if name not in _RESERVATION_FIELDS}
+    status = {name: value for name, value in MachineView(machine).status.items() if name not in _RESERVATION_FIELDS}
     status |= {"phase": status.get("phase", "Pending"), "nodeName": node, "allocations": [*entries]}
-    if machines.spec_of(machine).get("numaPolicy") == machines.SINGLE_NUMA:
+    if MachineView(machine).spec.get("numaPolicy") == machines.SINGLE_NUMA:
         compute = [entry for entry in entries if entry.get("allocations")]
         status |= {} if (numa := machines.single_numa(compute, pools)) is None else {"numaNode": numa}
-    if machines.holding_node(machine) is None:  # no one else wrote anything: the controller takes it back
+    if MachineView(machine).holder is None:  # no one else wrote anything: the controller takes it back
         status = {name: value for name, value in status.items() if name not in ("reason", "message")}
     status["conditions"] = _with_condition(machine, PLACED, "True", "Placed", f"on node {node}", now)
     return _status_change(machine, status)
@@ -161,9 +161,9 @@ def condition_units(
 ) -> list[WriteUnit]:
     """Why it is not placed, or not with more, or not served; nothing where it says so already. ``speaks``: this is the
     reason of the machine as well, unless a node has it, which says how it is."""
-    before = machines.status_of(machine)
+    before = MachineView(machine).status
     status = {**before, "conditions": _with_condition(machine, condition, "False", reason, message[:4096], now)}
-    if speaks and machines.holding_node(machine) is None:
+    if speaks and MachineView(machine).holder is None:
         status |= {"phase": "Pending", "reason": reason, "message": message[:4096]}
     return (
         []
@@ -174,14 +174,14 @@ def condition_units(
 
 def condition_of(machine: Object, name: str) -> Mapping[str, Any]:
     """Its condition of that type; empty where there is none that can be read."""
-    listed = machines.status_of(machine).get("conditions")
+    listed = MachineView(machine).status.get("conditions")
     conditions = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
     return next((one for one in conditions if one.get("type") == name), {})
 
 
 def _remove_condition_change(machine: Object, name: str) -> Change:
     """Its status without a condition, and without the reason that it was."""
-    before, gone = machines.status_of(machine), condition_of(machine, name)
+    before, gone = MachineView(machine).status, condition_of(machine, name)
     left = [one for one in before["conditions"] if one != gone]
     status = {key: value for key, value in before.items() if key != "conditions"} | (
         {"conditions": left} if left else {}
@@ -192,7 +192,7 @@ def _remove_condition_change(machine: Object, name: str) -> Change:
 
 
 def _free_change(machine: Object) -> Change:
-    status = {name: value for name, value in machines.status_of(machine).items() if name not in _RESERVATION_FIELDS}
+    status = {name: value for name, value in MachineView(machine).status.items() if name not in _RESERVATION_FIELDS}
     return _status_change(
         machine, {name: value for name, value in status.items() if name not in ("nodeName", "conditions")}
     )
@@ -201,7 +201,7 @@ def _free_change(machine: Object) -> Change:
 def _with_condition(machine: Object, name: str, value: str, reason: str, message: str, now: str) -> list[Any]:
     """With this one, which keeps its place: otherwise two that are False would swap places in every round.
     A machine that is placed fits, unless this condition says otherwise."""
-    listed = machines.status_of(machine).get("conditions")
+    listed = MachineView(machine).status.get("conditions")
     conditions = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
     before: Mapping[str, Any] = next((one for one in conditions if one.get("type") == name), {})
     since = before.get("lastTransitionTime", now) if before.get("status") == value else now
