@@ -8,7 +8,7 @@ from typing import Any
 
 from devalloc.api.cordon import is_node, pool_node
 from devalloc.api.machine_reservation import FITS
-from devalloc.api.reasons import STILL_SEARCHING, is_transient_reason
+from devalloc.api.reasons import STILL_SEARCHING, Reason, is_transient_reason
 from devalloc.api.views import ClaimKey, MachineView
 from devalloc.controller.reconcile.decision import WriteUnit
 from devalloc.controller.reconcile.vm_scheduling import machines
@@ -20,7 +20,6 @@ PLACED = "Placed"
 """Condition of a machine: whether a node was chosen that keeps for it what it needs. Where it is False, why."""
 SERVED = "Served"
 """Condition of a machine: False while no plugin on its node runs machines. It is not there otherwise."""
-NODE_NOT_FOUND, NODE_NOT_SERVED = "NodeNotFound", "NodeNotServed"
 _LABEL = "devalloc.io/publish"
 _PUBLISH_VALUES = ("pools", "host")
 """Values of the label with which a node has a plugin that runs machines."""
@@ -121,11 +120,14 @@ def node_service_units(documents: Collection[Object], taken: Collection[Key], no
 
 def _not_served_reason(name: str, nodes: Mapping[str, Any], publishing: Iterable[str | None]) -> tuple[str, str] | None:
     if name not in nodes:
-        return NODE_NOT_FOUND, f"there is no Node {name} in this cluster"
+        return Reason.NODE_NOT_FOUND.value, f"there is no Node {name} in this cluster"
     label = (nodes[name]["metadata"].get("labels") or {}).get(_LABEL)
     if label == "none" or (label not in _PUBLISH_VALUES and name not in publishing):
         problem = f"is labelled {_LABEL}={label}" if label else "publishes no DevicePools"
-        return NODE_NOT_SERVED, f"node {name} {problem}, so no plugin there runs machines; to run one: {_ADVICE}"
+        return (
+            Reason.NODE_NOT_SERVED.value,
+            f"node {name} {problem}, so no plugin there runs machines; to run one: {_ADVICE}",
+        )
     return None
 
 

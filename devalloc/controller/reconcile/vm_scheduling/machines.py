@@ -271,7 +271,7 @@ class _MachineSorter:
             if MachineView(doc).spec.get("nodeName") not in (None, *self.hosts):
                 return
             problem = next((problem for problem in decoded.problems if problem.is_error), None)
-            self.waiting[key] = "MachineInvalid", str(problem or "it cannot be read")
+            self.waiting[key] = Reason.MACHINE_INVALID.value, str(problem or "it cannot be read")
         elif is_running(doc):
             if (node := running_node(doc)) in self.hosts:
                 entries = entries_of_running(machine, self.hosts[node], taken)
@@ -283,7 +283,7 @@ class _MachineSorter:
             return
         elif machine.node is None and not self.hosts:
             self.waiting[key] = (
-                "NoHostCapacity",
+                Reason.NO_HOST_CAPACITY.value,
                 "no node has published its capacity for machines: run its plugin or `devalloc up` with "
                 "--host-capacity, or name the node in spec.nodeName",
             )
@@ -297,19 +297,19 @@ class _MachineSorter:
         for claim in claims_of(doc):
             name, claim_doc = "/".join(claim), self.claims.get(claim)
             if claim_doc is None:
-                return "ClaimNotFound", f"claim {name} does not exist"
+                return Reason.CLAIM_NOT_FOUND.value, f"claim {name} does not exist"
             if ClaimView(claim_doc).entries:
                 if ClaimView(claim_doc).wants_release:
-                    return "ClaimReleased", f"claim {name} is being released"
+                    return Reason.CLAIM_RELEASED.value, f"claim {name} is being released"
             elif ObjectView(claim_doc).is_deleting:
-                return "ClaimBeingDeleted", f"claim {name} is being deleted"
+                return Reason.CLAIM_BEING_DELETED.value, f"claim {name} is being deleted"
             elif ClaimView(claim_doc).is_held:
                 return (
                     Reason.STILL_PREPARED.value,
                     f"the node of claim {name} has not released what the claim held before",
                 )
             elif (owner := self.owners.get(claim, key)) != key:
-                return "ClaimNotAllocated", f"claim {name} is placed with machine {'/'.join(owner)} first"
+                return Reason.CLAIM_NOT_ALLOCATED.value, f"claim {name} is placed with machine {'/'.join(owner)} first"
         return None
 
     def _own(self, key: MachineKey, doc: Object) -> None:

@@ -16,6 +16,7 @@ from devalloc.api import host_pool_names, meta
 from devalloc.api.claim import MAX_NAME
 from devalloc.api.decode import decode
 from devalloc.api.machine_reservation import missing_amounts, required_amounts
+from devalloc.api.reasons import Reason
 from devalloc.api.views import ClaimKey, ClaimView, MachineView, ObjectView, device_claims_in
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.controller.reconcile.claims import DisjointSets
@@ -190,7 +191,7 @@ class _InputBuilder:
                 waiting.add(claim)
                 if (label := labels.get(("claim", *claim))) is not None:
                     message = f"claim {'/'.join(claim)} is in a group with a claim whose machine waits"
-                    self.blocked[claim[0], label] = "ClaimNotAllocated", message
+                    self.blocked[claim[0], label] = Reason.CLAIM_NOT_ALLOCATED.value, message
         return waiting
 
     def _hold(self, key: MachineKey, doc: Object, entries: Sequence[Any], label: str | None) -> None:
