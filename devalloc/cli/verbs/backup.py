@@ -37,7 +37,7 @@ def backup(path: Path, store: Path | None, node_state: Path | None) -> int:
         count = len(objects.list().objects)
     click.echo(f"{path}: {count} objects")
     if os.access(folder, os.R_OK | os.X_OK):
-        from devalloc_node.journal.backup import backup as copy
+        from devalloc_node.journal.sqlite import backup as copy
 
         journal = path.with_name(path.name + JOURNAL_SUFFIX)
         if copy(folder, journal):
@@ -79,7 +79,7 @@ def restore(path: Path, journal: str, store: Path | None, node_state: Path | Non
         with hold_store(place):  # check both before either is changed
             pass
     if journal != "no":  # first, because it fails while the plugin runs
-        from devalloc_node.journal.backup import restore as put_journal
+        from devalloc_node.journal.sqlite import restore as put_journal
 
         _say("the journal in", folder, put_journal(copy, folder))
     if journal != "only":

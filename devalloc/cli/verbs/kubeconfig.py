@@ -36,7 +36,7 @@ def kubeconfig(folder: Path, node_name: str, account_dir: Path) -> int:
     import signal
 
     from devalloc_node.kube.credentials import ClusterCredentials
-    from devalloc_node.model.names import is_subdomain
+    from devalloc_node.model.grant import is_subdomain
 
     host, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}", "") for part in ("HOST", "PORT"))
     if not host or not port.isdecimal():

@@ -187,7 +187,7 @@ def node(options: NodeOptions) -> int:
 
 def _check(options: NodeOptions) -> None:
     """Raises BadInput for options that exclude each other."""
-    from devalloc_node.model.names import is_subdomain
+    from devalloc_node.model.grant import is_subdomain
 
     name, scaling = options.inventory.node, options.plugin.scaling
     if options.is_cluster and not is_subdomain(name):

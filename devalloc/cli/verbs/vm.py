@@ -65,8 +65,8 @@ def power_down(state: Path | None, machine_dir: Path | None, socket: Path, timeo
     devalloc vm power-down --timeout 2m
     """
     from devalloc_node.journal import open_journal
-    from devalloc_node.machine.paths import MachineConfig
-    from devalloc_node.machine.powerdown import power_down_all
+    from devalloc_node.machine.exits import power_down_all
+    from devalloc_node.machine.machine_files import MachineConfig
     from devalloc_node.machine.registry import MachineRegistry
     from devalloc_node.net.unix_sockets import has_listener
 
