@@ -2,8 +2,8 @@
 
 - ``protocol``: what every store offers, and where stores differ; ``lifecycle``: the rules of metadata
 - ``fencing``: a write that makes every earlier write of others fail
-- ``sqlite``, over ``database`` and ``sql_statements``: the embedded store
-- ``disk_reserve``: space for changes that give something back on a full disk
+- ``sqlite``, over ``database`` and ``sql_statements``: the embedded store; also space for changes that give something
+  back on a full disk
 - ``paths``: private files, and the lock that lets one process run the loops
 - ``database_copies``: backups
 - ``kubernetes``: a cluster as a store

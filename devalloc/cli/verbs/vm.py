@@ -23,9 +23,8 @@ from devalloc.cli.node_client import (
     timeout_option,
 )
 from devalloc.cli.node_machines import ProcessUsage, show_usage
-from devalloc.cli.options.common import all_namespaces_option, files_option, namespace_option, output_option
+from devalloc.cli.options.common import all_namespaces_option, files_option, namespace_option, option_of, output_option
 from devalloc.cli.options.node import PluginOptions, state_folders
-from devalloc.cli.options.settings import option_of
 from devalloc.cli.render.host import (
     format_cores,
     format_size,

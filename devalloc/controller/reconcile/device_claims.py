@@ -24,7 +24,7 @@ from devalloc.api.views import ClaimView, ObjectView, device_claims_in
 from devalloc.controller.reconcile import vm_scheduling
 from devalloc.controller.reconcile.availability import count_pools
 from devalloc.controller.reconcile.claims import effective_documents, ignored_changes, ignored_messages, is_foreign
-from devalloc.controller.reconcile.decision import WriteUnit, decide_claims
+from devalloc.controller.reconcile.decision import WriteUnit, decide_claims, redact
 from devalloc.controller.reconcile.loop import (
     MAX_REPAIRS,
     AllocatorSettings,
@@ -38,7 +38,6 @@ from devalloc.controller.reconcile.preconditions import (
     allocates_from,
     fuller_pools,
 )
-from devalloc.controller.reconcile.redaction import redact
 from devalloc.controller.reconcile.snapshot import Memo, Snapshot
 from devalloc.controller.reconcile.warm_solver import IncrementalSolver
 from devalloc.controller.reconcile.write_backoff import rejection_messages

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
 from devalloc.file_lock import FileLock
-from devalloc.store import disk_reserve
+from devalloc.store import database
 from devalloc.store.database import (
     no_space_message,
     open_database,
@@ -110,7 +110,7 @@ def _needs_reserve(method: Method) -> Method:
     @wraps(method)
     def added(self: SQLiteJournal, *arguments: Any, **named: Any) -> Any:
         try:
-            if not disk_reserve.refill(self.path):
+            if not database.refill(self.path):
                 raise NoSpace(no_space_message(self.path, SCHEMA))
             return method(self, *arguments, **named)
         except StoreError as error:
@@ -125,7 +125,7 @@ def _uses_reserve(method: Method) -> Method:
     @wraps(method)
     def undone(self: SQLiteJournal, *arguments: Any, **named: Any) -> Any:
         try:
-            return disk_reserve.run_with_reserve(self.path, lambda: method(self, *arguments, **named), self.shorten_log)
+            return database.run_with_reserve(self.path, lambda: method(self, *arguments, **named), self.shorten_log)
         except StoreError as error:
             raise self.failed(error) from error
 

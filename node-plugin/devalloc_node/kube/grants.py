@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from devalloc.api.configs import VfConfig, VfioConfig, VgpuConfig
 from devalloc.api.decode import decode
+from devalloc.api.device_class import VfConfig, VfioConfig, VgpuConfig
 from devalloc.store.kubernetes.api_error import ApiError, Object
 from devalloc.store.kubernetes.client import Client, path_segment
 from devalloc_node.deadline import Deadline

@@ -15,10 +15,9 @@ from typing import Any
 
 from devalloc.api.reasons import STILL_SEARCHING, Reason
 from devalloc.controller.leader.election import ClusterStore
-from devalloc.controller.reconcile.decision import WriteUnit
+from devalloc.controller.reconcile.decision import WriteUnit, redact
 from devalloc.controller.reconcile.events import NORMAL, WARNING, ObjectEvent, object_event
 from devalloc.controller.reconcile.loop import AllocatorSettings, ReconcileLoop
-from devalloc.controller.reconcile.redaction import redact
 from devalloc.controller.reconcile.resource_claims.cluster_state import (
     KIND,
     WATCHED_KINDS,
