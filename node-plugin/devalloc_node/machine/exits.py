@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed, NodeError
@@ -253,7 +254,7 @@ class ExitHandler:
                 elif record.state == "stopping":
                     self._registry.put(record.asked_to_stop())
                 elif record.state == "starting" and self._has_begun(record):
-                    self._registry.put(record.become("running"))
+                    self._registry.put(replace(record, state="running"))
                 self.watch(key, process)
             else:
                 self.note_end(record)

@@ -149,9 +149,9 @@ class StatusCache:
 def record_after_end(record: MachineRecord, config: MachineConfig) -> MachineRecord:
     """What is to be noted of a machine that was known to live and does not."""
     words = machine_files.last_words(config, record.spec.id)
-    if record.state == "starting":  # not to its end, so that no policy forbids to start it again
-        return record.become("failed", "MachineDidNotStart", f"its start was not completed: {words}".rstrip(": "))
     on_request = record.state == "stopping" or record.reason == "StopWanted"
+    if record.state == "starting" and not on_request:  # not to its end, so that no policy forbids to start it again
+        return record.become("failed", "MachineDidNotStart", f"its start was not completed: {words}".rstrip(": "))
     code, text = ("StoppedOnRequest", "it was stopped on request") if on_request else ("MachineEnded", "it ended")
     return record.become("stopped", code, f"{text}: {words}" if words else text)
 
@@ -358,7 +358,8 @@ class MachineRegistry:
                 if record.spec.adopt or not record.spec.running:
                     continue
                 # No policy forbids ending one that never started completely, and nothing else would end it.
-                if record.state == "starting" or (record.will_restart and self.process_of(record) is None):
+                is_cut_off = record.state == "starting" and record.reason != "StopWanted"
+                if is_cut_off or (record.will_restart and self.process_of(record) is None):
                     to_start.append(record.machine)
         return to_start
 

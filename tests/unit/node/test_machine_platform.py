@@ -519,6 +519,37 @@ def test_a_guest_whose_start_was_cut_off_has_time_to_give_its_devices_addresses(
         assert world.operations.claims.is_in(ref, KEY)
 
 
+def test_a_guest_that_ignores_a_stop_before_its_devices_have_addresses_is_not_taken_to_run(world: World) -> None:
+    with cut_off(world, "running") as (_, qemu):
+        plugged_in(world, qemu)
+        qemu.gives_addresses = False
+        with pytest.raises(Denied) as denied:
+            world.machines.stop(KEY, 0.01, False, due())
+        assert denied.value.code == "GuestRefused"
+        seen = world.operations.machine(KEY)
+        assert (seen.phase, seen.reason) == ("Starting", "StopWanted")
+        assert world.machines.to_restart() == [], "it was to stop"
+        world.machines.settle()
+        assert world.operations.machine(KEY).phase == "Starting"
+        qemu.gives_addresses = True
+        world.machines.settle()
+        seen = world.operations.machine(KEY)
+        assert (seen.phase, seen.reason) == ("Running", "StopWanted")
+
+
+def test_a_guest_that_ends_as_it_was_asked_before_its_start_was_complete_was_stopped(world: World) -> None:
+    with cut_off(world, "running") as (lives, qemu):
+        plugged_in(world, qemu)
+        qemu.gives_addresses = False
+        with pytest.raises(Denied):
+            world.machines.stop(KEY, 0.01, False, due())
+        lives.kill()
+        lives.wait(60)
+        world.machines.settle()
+        seen = world.operations.machine(KEY)
+        assert (seen.phase, seen.reason) == ("Stopped", "StoppedOnRequest")
+
+
 def test_a_guest_whose_start_was_cut_off_is_ended_and_started_again_if_it_gives_no_addresses(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
