@@ -73,7 +73,7 @@ class StandaloneNode:
         self._limits = limits
         self._rescan = rescan
         self._print = say
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
         """What tries that failed have said already."""
         self._failed = failed
         self._serving = threading.Event()
@@ -110,8 +110,8 @@ class StandaloneNode:
 
     def _say(self, text: str) -> None:
         """Print a line; what tries in a row say alike only once, until one of them serves."""
-        if self._serving.is_set() or text not in self._said:
-            self._said.add(text)
+        if self._serving.is_set() or text not in self._reported:
+            self._reported.add(text)
             self._print(text)
 
     def _run(self) -> None:
