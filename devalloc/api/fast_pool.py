@@ -7,7 +7,6 @@ because they never change, and takes a fraction of the memory.
 
 from __future__ import annotations
 
-import marshal
 import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -15,12 +14,15 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from devalloc.api.fields import ApiModel
+from devalloc.api.json_content import ContentCache
 from devalloc.api.pool import Attribute, Device, DevicePool
 
 MAX_DEVICES = 1_000
 """Larger pools must also be checked against the bounds of documents."""
 MAX_CACHED = 4_096
-"""How many attributes, and remainders of devices, are cached; when the cache is full, it is cleared."""
+"""How many attributes are cached; when the cache is full, it is cleared."""
+MAX_NESTING = 8
+"""Deeper content is not of a device of the common form."""
 
 _NAME = re.compile(r"[ -~]{1,253}", re.ASCII)
 _VALUE_FIELDS = frozenset({"stringValue", "intValue", "quantityValue", "semVerValue"})
@@ -29,7 +31,8 @@ _NO_VALUE = dict.fromkeys(Attribute.model_fields)
 _TEXT_SET = {"name", "string_value"}
 
 _attributes: dict[tuple[str, Any, str | int, type], Attribute] = {}
-_device_templates: dict[bytes, Device] = {}
+_device_templates = ContentCache[Device]()
+"""of the content of devices without names and attributes"""
 
 
 M = TypeVar("M", bound=ApiModel)
@@ -76,42 +79,31 @@ def _device(content: Any) -> Device:
     name = content.get("name")
     if type(name) is not str or _NAME.fullmatch(name) is None:
         raise _Unusual
-    rest = {**content, "name": ""}
-    if "attributes" not in content:
-        template = _device_template(rest)
-        return _construct(Device, {**template.__dict__, "name": name}, template.model_fields_set)
-    rest["attributes"] = []
-    template = _device_template(rest)
-    attributes = _list_of_attributes(content["attributes"])
-    fields = {**template.__dict__, "name": name, "attributes": attributes}
+    rest = {**content, "name": "x"}
+    if "attributes" in content:
+        rest["attributes"] = []
+    template = _device_templates.get(rest, _device_template)
+    fields = {**template.__dict__, "name": name}
+    if "attributes" in content:
+        fields["attributes"] = _list_of_attributes(content["attributes"])
     return _construct(Device, fields, template.model_fields_set)
 
 
 def _device_template(content: dict[str, Any]) -> Device:
-    """A device of this content, which is that of a device without its name and its attributes."""
-    try:
-        key = marshal.dumps(content, 0)
-    except ValueError:
-        raise _Unusual from None
-    device = _device_templates.get(key)
-    if device is None:
-        _refuse_unusual(content)
-        if len(_device_templates) >= MAX_CACHED:
-            _device_templates.clear()
-        device = _device_templates[key] = Device.model_validate({**content, "name": "x"}, by_alias=True, by_name=False)
-    return device
+    _refuse_unusual(content, MAX_NESTING)
+    return Device.model_validate(content, by_alias=True, by_name=False)
 
 
-def _refuse_unusual(content: Any) -> None:
-    """Allow only plain texts and whole numbers. Raises _Unusual."""
-    if type(content) is dict:
+def _refuse_unusual(content: Any, levels: int) -> None:
+    """Allow only plain texts and whole numbers, in so many levels of lists and maps. Raises _Unusual."""
+    if type(content) is dict and levels:
         for key, value in content.items():
             if type(key) is not str or not key.isascii():
                 raise _Unusual
-            _refuse_unusual(value)
-    elif type(content) is list:
+            _refuse_unusual(value, levels - 1)
+    elif type(content) is list and levels:
         for value in content:
-            _refuse_unusual(value)
+            _refuse_unusual(value, levels - 1)
     elif not (type(content) is str and content.isascii()) and type(content) is not int:
         raise _Unusual
 

@@ -57,6 +57,8 @@ class Device:
     """of a pool without node: the nodes that reach this device; None for all"""
     traits: Hashable = None
     """the dialect's own: equal for devices that nothing tells apart but names, and what stands here"""
+    source: object = None
+    """the dialect's own: what the device was made of"""
 
     @property
     def unavailable(self) -> str | None:
@@ -197,6 +199,7 @@ def with_index(device: Device, index: int, pool: int) -> Device:
         device.shareable,
         device.reach,
         device.traits,
+        device.source,
     )
 
 
