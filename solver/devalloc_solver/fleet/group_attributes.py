@@ -77,7 +77,7 @@ def _columns(snapshots: Sequence[Snapshot]) -> tuple[Mapping[str, Sequence[_Colu
     columns: dict[str, list[_Column]] = {}
     values: dict[str, set[object]] = {}
     for number, snapshot in enumerate(snapshots):
-        for name, column in _columns_of_node(snapshot).items():
+        for name, column in columns_of_node(snapshot).items():
             of_all = columns.get(name)
             if of_all is None:
                 of_all, values[name] = columns.setdefault(name, []), set()
@@ -89,7 +89,7 @@ def _columns(snapshots: Sequence[Snapshot]) -> tuple[Mapping[str, Sequence[_Colu
     return columns, values
 
 
-def _columns_of_node(snapshot: Snapshot) -> dict[str, _Column]:
+def columns_of_node(snapshot: Snapshot) -> dict[str, _Column]:
     """Devices that have the same attributes are read together: most of a node are like that."""
     devices = snapshot.devices
     alike: dict[tuple[str, ...], list[int]] = {}

@@ -16,7 +16,10 @@ from devalloc_solver.explain.funnel import MAX_USERS
 from devalloc_solver.fleet import change_log
 from devalloc_solver.fleet.device_claims.backend import DeviceClaimFleet
 from devalloc_solver.fleet.device_claims.documents import DeviceClaimReader, ManifestRecord, read_manifest
+from devalloc_solver.fleet.equal_devices import UNSHARED, EqualDevicesIndex
 from devalloc_solver.fleet.fleet_stats import NAMED_PER_KIND, NETWORK, EqualClaims, FleetStats
+from devalloc_solver.fleet.group_attributes import GroupAttributes, columns_of_node
+from devalloc_solver.problem.snapshot import Device, Pool, Snapshot, join_pools
 from tests.support.manifests import claim
 from tests.support.random_fleets import documents
 
@@ -160,3 +163,41 @@ def _check(stats: FleetStats) -> None:
         emptiest[kind] = min(emptiest.get(kind, own), own)
     assert sum(len(s.ranks) for n, _ in stats.classes() for s in stats.sorts_of(n)) == len(index.records)
     assert dict(stats.emptiest()) == {kind: rank for kind, (_, rank) in emptiest.items()}
+
+
+def _columns_device_by_device(snapshot: Snapshot) -> dict[str, tuple[tuple[int, ...], tuple[object, ...]]]:
+    columns: dict[str, list[tuple[int, object]]] = {}
+    for position, device in enumerate(snapshot.devices):
+        for name, value in device.attributes.items():
+            columns.setdefault(name, []).append((position, value))
+    return {name: (tuple(p for p, _ in own), tuple(v for _, v in own)) for name, own in columns.items()}
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(0, 2)), max_size=6))
+def test_columns_of_a_node_are_those_of_its_devices(attributes: list[dict[str, int]]) -> None:
+    """Reading devices of equal attributes together changes nothing, whatever is mixed."""
+    devices = tuple(Device(n, 0, f"d{n}", own, {}, (), None) for n, own in enumerate(attributes))
+    snapshot = join_pools([Pool(0, "n", "p", "driver", {}, devices)])
+
+    assert columns_of_node(snapshot) == _columns_device_by_device(snapshot)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(0, 2)), max_size=6))
+def test_marks_say_which_devices_share_a_value(attributes: list[dict[str, int]]) -> None:
+    devices = tuple(Device(n, 0, f"d{n}", own, {}, (), None) for n, own in enumerate(attributes))
+    snapshot = join_pools([Pool(0, "n", "p", "driver", {}, devices)])
+    index = EqualDevicesIndex(GroupAttributes(frozenset("ab"), frozenset()))
+
+    kinds = index.read(snapshot)
+
+    for name in "ab":
+        values = [own.get(name) for own in attributes]
+        for kind, value in zip(kinds, values, strict=True):
+            mark = kind.marks.get(name)
+            if value is None:
+                assert mark is None
+            elif values.count(value) == 1:
+                assert mark == UNSHARED
+            else:
+                assert {k.marks[name] for k, v in zip(kinds, values, strict=True) if v == value} == {mark}
+                assert mark not in {k.marks.get(name) for k, v in zip(kinds, values, strict=True) if v != value}
