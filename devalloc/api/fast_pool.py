@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from devalloc.api.fields import ApiModel
 from devalloc.api.json_content import ContentCache
-from devalloc.api.pool import Attribute, Device, DevicePool
+from devalloc.api.pool import Attribute, Device, DevicePool, DevicePoolSpec, ResourceCapacity
 
 MAX_DEVICES = 1_000
 """Larger pools must also be checked against the bounds of documents."""
@@ -33,6 +33,7 @@ _TEXT_SET = {"name", "string_value"}
 _attributes: dict[tuple[str, Any, str | int, type], Attribute] = {}
 _device_templates = ContentCache[Device]()
 """of the content of devices without names and attributes"""
+_pool_resources = ContentCache[list[ResourceCapacity]]()
 
 
 M = TypeVar("M", bound=ApiModel)
@@ -68,9 +69,15 @@ def read_fast(shell: Mapping[str, Any], devices: list[Any]) -> DevicePool | None
         return None
     try:
         spec = {**shell["spec"], "devices": [_device(each) for each in devices]}
+        if "resources" in spec:
+            spec["resources"] = _pool_resources.get(spec["resources"], _read_resources)
         return DevicePool.model_validate({**shell, "spec": spec}, by_alias=True, by_name=False)
     except (_Unusual, ValidationError):
         return None
+
+
+def _read_resources(content: Any) -> list[ResourceCapacity]:
+    return DevicePoolSpec.model_validate({"driver": "x", "resources": content}, by_alias=True, by_name=False).resources
 
 
 def _device(content: Any) -> Device:

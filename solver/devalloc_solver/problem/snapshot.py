@@ -29,7 +29,13 @@ class Resource:
 
     @classmethod
     def of(cls, capacity: ResourceCapacity) -> Resource:
-        return cls(capacity.block.nano, floor_blocks(capacity.capacity, capacity.block))
+        return cls.shared(capacity.block.nano, floor_blocks(capacity.capacity, capacity.block))
+
+    @classmethod
+    @lru_cache(maxsize=4096)
+    def shared(cls, block: int, blocks: int) -> Resource:
+        """One object for equal amounts: a large fleet has the same ones on every node."""
+        return cls(block, blocks)
 
     @property
     def nano(self) -> int:

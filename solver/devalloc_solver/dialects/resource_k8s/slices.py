@@ -385,6 +385,7 @@ class CounterSet(Strict):
 
 
 _capacities = ContentCache[dict[str, DeviceCapacity]]()
+_counter_sets = ContentCache[tuple[CounterSet, ...]]()
 _consumption = ContentCache[tuple[CounterConsumption, ...]]()
 
 
@@ -426,7 +427,7 @@ class ResourceSliceSpec(Strict, NodeAccess):
     driver: Needed
     pool: Annotated[SlicePool, Field(default_factory=dict, validate_default=True)]
     per_device: Annotated[Flag | None, Field(alias="perDeviceNodeSelection")] = None
-    counter_sets: Annotated[Items[CounterSet], Field(alias="sharedCounters")] = ()
+    counter_sets: Annotated[Items[CounterSet], WrapValidator(_counter_sets.get), Field(alias="sharedCounters")] = ()
     devices: Items[SliceDevice] = ()
     skip_node_operations: Annotated[Texts, Field(alias="skipNodeOperations")] = ()
     partition_type: Annotated[Ignored, Field(alias="partitionTypeAttribute")] = None

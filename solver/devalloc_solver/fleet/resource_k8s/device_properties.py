@@ -96,7 +96,7 @@ def local_snapshot(
                     offer,
                 )
             )
-        counters = {"/".join(key): core.Resource(1, max(0, nano)) for key, nano in pool.counters.items()}
+        counters = {"/".join(key): core.Resource.shared(1, max(0, nano)) for key, nano in pool.counters.items()}
         local_pools.append(core.Pool(len(local_pools), node, pool.title, pool.driver, counters, tuple(devices)))
     return core.join_pools(local_pools, (node,))
 
