@@ -13,7 +13,9 @@ from functools import lru_cache, partial
 
 from devalloc.api.semver import SemVer
 from devalloc.api.suggest import closest_match
-from devalloc_solver.cel.kubernetes import CompileError, compile
+from devalloc_solver.cel.kubernetes.reads import PLACES
+from devalloc_solver.cel.kubernetes.type_checker import parse_and_check
+from devalloc_solver.cel.reads import Comparison
 from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim
 from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice, find_attribute
@@ -25,6 +27,7 @@ from devalloc_solver.explain.typos import (
     ValuesOf,
     mistyped_comparison,
     mistyped_name,
+    mistyped_parts,
 )
 
 _TYPES = TypeNames({str: "string", int: "int", bool: "bool"}, "of type ")
@@ -75,20 +78,21 @@ class ResourceTypoFinder:
         return self._survey.expression(expression, partial(self._in_expression, expression))
 
     def _in_expression(self, expression: str) -> Iterator[Typo]:
-        try:
-            program = compile(expression, DEFAULT_GATES)
-        except CompileError:
-            return
-        for read in sorted(program.reads or (), key=lambda r: (r.kind, r.domain, r.id)):
-            if read.kind in ("attribute", "capacity"):
-                names_of, what = (_attributes, "") if read.kind == "attribute" else (_capacities, "capacity ")
-                typo = self._name(names_of, what, f"{read.domain}/{read.id}")
-                yield from () if typo is None else (typo,)
-        for one in program.equalities:
-            access = f"device.attributes['{one.domain}'].{one.id}"
-            for value in sorted(one.values, key=repr):
-                typo = mistyped_comparison(self._survey, ("==", f"{one.domain}/{one.id}", value), _TYPES, access)
-                yield from () if typo is None else (typo,)
+        return mistyped_parts(
+            parse_and_check(expression, DEFAULT_GATES).root, PLACES, self._of_path, self._of_comparison
+        )
+
+    def _of_path(self, path: tuple[str, ...]) -> Typo | None:
+        if path[0] == "attribute":
+            return self._name(_attributes, "", "/".join(path[1:]))
+        return self._name(_capacities, "capacity ", "/".join(path[1:])) if path[0] == "capacity" else None
+
+    def _of_comparison(self, comparison: Comparison) -> Typo | None:
+        operator, path, literal = comparison
+        if path[0] != "attribute":
+            return None
+        access = f"device.attributes['{path[1]}'].{path[2]}"
+        return mistyped_comparison(self._survey, operator, "/".join(path[1:]), literal, _TYPES, access)
 
     def _name(self, names_of: Callable[[PublishedDevice], Iterable[str]], what: str, name: str) -> Typo | None:
         survey = self._survey

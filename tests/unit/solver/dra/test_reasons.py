@@ -299,6 +299,7 @@ def test_what_is_withheld_is_said_with_an_example() -> None:
 
 # -- slips ---------------------------------------------------------------------------------------------------------
 
+NO = "device.driver == 'no'"
 CARD = [device("a", {"model": "A100", "numa": 0}, capacity={"memory": "10"})]
 
 
@@ -318,6 +319,14 @@ CARD = [device("a", {"model": "A100", "numa": 0}, capacity={"memory": "10"})]
             "`gpu.io/model` is 'A10O' on 0 of 1 device; did you mean 'A100'?",
         ),
         (
+            wants("x", request("r", 1, "device.driver == 'd' || !(device.attributes['gpu.io'].model == 'A10O')", NO)),
+            "`gpu.io/model` is 'A10O' on 0 of 1 device; did you mean 'A100'?",
+        ),
+        (
+            wants("x", request("r", 1, "cel.bind(gpu, device.attributes['gpu.io'], gpu.modle == 'A100')")),
+            "`gpu.io/modle` exists on 0 of 1 device; did you mean `gpu.io/model`?",
+        ),
+        (
             wants("x", request("r", 1), match="gpu.io/nuam"),
             "`gpu.io/nuam` exists on 0 of 1 device; did you mean `gpu.io/numa`?",
         ),
@@ -326,7 +335,7 @@ CARD = [device("a", {"model": "A100", "numa": 0}, capacity={"memory": "10"})]
             "capacity `memroy` exists on 0 of 1 device; did you mean `memory`?",
         ),
     ],
-    ids=["attribute", "domain", "value", "match", "capacity"],
+    ids=["attribute", "domain", "value", "value in an alternative", "bound to a variable", "match", "capacity"],
 )
 def test_a_slip_of_the_pen_is_told(pending: Content, message: str) -> None:
     assert message in solved(pool("n1", CARD), pending)["x"]["message"]
