@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -25,8 +25,10 @@ from devalloc_solver.explain.relaxations import (
     Relaxation,
     RelaxationSet,
     apply_relaxations,
+    drop_unneeded,
     first_sufficient,
     unmatched_requests,
+    without_redundant,
 )
 from devalloc_solver.explain.supply_relaxations import shares_limits
 from devalloc_solver.problem.allocations import Allocation, Key
@@ -64,10 +66,6 @@ class Finding:
     def is_impossible(self) -> bool:
         """Whether it would not fit an empty fleet either."""
         return self.reason.verdict == IMPOSSIBLE_VERDICT
-
-    def is_about(self, key: Key) -> bool:
-        """Whether a member of the group is in the way, and it is this one."""
-        return any(e.kind == "member" and (e.entry["namespace"], e.entry["name"]) == key for e in self.edits)
 
 
 SEARCH_LIMIT_FINDING = Finding(Reason.SEARCH_LIMIT, "the search ended before it found the reason")
@@ -127,8 +125,11 @@ class Explainer(ABC):
         return FeasibilityQuestion(self.snapshot, unit, held)
 
     @abstractmethod
-    def relaxations(self, question: FeasibilityQuestion, key: Key) -> RelaxationSet:
-        """Of a unit that does not fit an empty fleet; ``key``: of its claim that gets the message."""
+    def relaxations(self, question: FeasibilityQuestion, key: Key | None) -> RelaxationSet:
+        """Of a unit that does not fit an empty fleet.
+
+        Members of its group but ``key``, the claim that gets the message, may be left out; None: none may.
+        """
 
     def counted_reason(self, unit: PlacementUnit) -> Reason:
         """The same reason as far as counting tells, without any search."""
@@ -165,8 +166,24 @@ class Explainer(ABC):
 
     # -- the reason ----------------------------------------------------------------------------------------------------
 
+    def begin(self) -> None:
+        """Begin with the finding of another unit."""
+        self.finder.begin()
+
+    def find_all(self, unit: PlacementUnit) -> Mapping[Key, Finding]:
+        """Why a unit is not placed, for each of its claims."""
+        if len(unit.demands) == 1:
+            key = unit.demands[0].key
+            return {key: self.find_equal(unit, key)}
+        try:
+            self.begin()
+            return self._find_members(unit)
+        except (Undecided, OutOfTime):
+            return {demand.key: SEARCH_LIMIT_FINDING for demand in unit.demands}
+
     def find(self, unit: PlacementUnit, key: Key) -> Finding:
         """Why a unit is not placed; ``key``: of its claim that gets the message."""
+        self.begin()
         try:
             empty = self.question(unit, ())
             if unmatched_requests(empty.unit) or not self.fits(empty):
@@ -261,6 +278,53 @@ class Explainer(ABC):
     def blocking(self, question: FeasibilityQuestion) -> BlockingClaims:
         """The same for a question about all that is in use."""
         return self.releases.find(question, self.finder)
+
+    # -- groups --------------------------------------------------------------------------------------------------------
+
+    def _find_members(self, unit: PlacementUnit) -> dict[Key, Finding]:
+        """Reasons in a group, which is all or none: who cannot be helped fails the others, and blockers are common."""
+        alone = {d.key: PlacementUnit((d,), unit.group, unit.pin) for d in unit.demands}
+        hopeless = [key for key, single in alone.items() if not self.fits(self.question(single, ()))]
+        if hopeless:
+            return self._hopeless_members(unit, alone, hopeless)
+        if not self.fits(self.question(unit, ())):
+            return {key: self._apart(unit, key) for key in alone}
+        together = self.find_beside_others(unit)
+        message = f"group {unit.group} is all-or-nothing and shares a node: {together.text}"
+        return dict.fromkeys(alone, replace(together, text=message))
+
+    def _hopeless_members(
+        self, unit: PlacementUnit, alone: Mapping[Key, PlacementUnit], hopeless: Sequence[Key]
+    ) -> dict[Key, Finding]:
+        """Some members fit no node even on their own."""
+        reasons: dict[Key, Reason] = {}
+        edits: list[Relaxation] = []
+        for key in hopeless:
+            question = self.question(alone[key], ())
+            reasons[key], own = self.why_impossible(question, self.relaxations(question, None))
+            edits += own
+        whole = self.question(unit, ())
+        eased = apply_relaxations(whole, edits)
+        if not self.finder.works(eased):
+            edits += self.why_impossible(eased, self.relaxations(eased, None))[1]
+        # What one member needs, such as another node, may be all that another one needs too.
+        self.finder.refill()
+        edits = drop_unneeded(whole, without_redundant(edits), self.finder)
+        names = ", ".join(f"{namespace}/{name}" for namespace, name in hopeless)
+        others = f"group {unit.group} is all-or-nothing, and {names} cannot be satisfied"
+        common = self.structural(unit, Reason.GROUP_UNSATISFIABLE, edits, others)
+        findings = dict.fromkeys(alone, common)
+        for key, reason in reasons.items():
+            tail = join_sentences(self.lack(alone[key], reason), self.describe_remedy(common.edits, common.claims))
+            findings[key] = replace(common, reason=reason, text=tail)
+        return findings
+
+    def _apart(self, unit: PlacementUnit, key: Key) -> Finding:
+        """Each member fits some node, and no node has room for all: as the member ``key`` sees it."""
+        question = self.question(unit, ())
+        reason, edits = self.why_impossible(question, self.relaxations(question, key))
+        message = f"group {unit.group} is all-or-nothing and shares a node: {self.lack(unit, reason)}"
+        return self.structural(unit, Reason.GROUP_UNSATISFIABLE, edits, message)
 
     # -- words ---------------------------------------------------------------------------------------------------------
 

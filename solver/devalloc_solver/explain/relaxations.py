@@ -119,6 +119,18 @@ def drop_unneeded(
     return remaining
 
 
+def without_redundant(edits: Sequence[Relaxation]) -> list[Relaxation]:
+    """The same without those that change a detail, or a member of a group, which another one leaves out."""
+    left_out = {f"{e.entry['namespace']}/{e.entry['name']}" for e in edits if e.kind == "member"}
+    gone = {(e.entry.get("claim"), e.entry["request"]) for e in edits if e.kind == "request"}
+
+    def is_moot(edit: Relaxation) -> bool:
+        claim, detail = edit.entry.get("claim"), str(edit.entry.get("request", "")).partition(".")[0]
+        return claim in left_out or (edit.kind != "request" and (claim, detail) in gone)
+
+    return [edit for edit in edits if not is_moot(edit)]
+
+
 def narrow_relaxations(
     question: FeasibilityQuestion, edits: Sequence[Relaxation], finder: FeasibilityChecker
 ) -> list[Relaxation]:

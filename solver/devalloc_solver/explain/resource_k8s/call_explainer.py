@@ -296,7 +296,7 @@ class CallExplainer(ResourceClaimExplainer):
     def fits(self, question: FeasibilityQuestion) -> bool:
         return self.finder.fits(question)
 
-    def relaxations(self, question: FeasibilityQuestion, key: Key) -> RelaxationSet:
+    def relaxations(self, question: FeasibilityQuestion, key: Key | None) -> RelaxationSet:
         pools, gates = complete_pools(self.pools), switch_on_features(self.source)
         source = SourceRelaxations(self.source.has_taints, pools, gates, reach_pools(self.source))
         relaxations = ResourceClaimRelaxations(question.unit, quotes_claims=True)

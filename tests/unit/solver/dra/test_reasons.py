@@ -127,6 +127,10 @@ CASES: dict[str, tuple[list[str], list[Content]]] = {
         ["member"],
         [pool("n1", devices("a")), wants("x", request(), group="g"), wants("y", request(), group="g")],
     ),
+    "a member that fits no node": (
+        ["amount"],
+        [pool("n1", devices(*"abc")), wants("x", request("r", 5), group="g"), wants("y", request(), group="g")],
+    ),
     "counter": (
         ["counter"],
         [
@@ -270,6 +274,41 @@ def fits(documents: list[Content], blockers: Any) -> bool:
 
 def walk(requests: list[Content]) -> Iterator[Content]:
     return (one["exactly"] for one in requests)
+
+
+# -- groups --------------------------------------------------------------------------------------------------------
+
+
+def test_a_member_that_nothing_matches_has_its_own_reason_and_the_others_name_it() -> None:
+    answers = solved(pool("n1", PAIR), wants("x", request("r", 1, NO), group="g"), wants("y", request(), group="g"))
+
+    assert {name: one["reason"] for name, one in answers.items()} == {
+        "x": "NoMatchingDevices",
+        "y": "GroupUnsatisfiable",
+    }
+    assert "no device matches; it fits without" in answers["x"]["message"]
+    assert "all 2 devices match; group g is all-or-nothing, and default/x cannot be sat" in answers["y"]["message"]
+    assert [one["kind"] for one in answers["x"]["blockers"]] == ["selector"]
+    assert answers["x"]["blockers"] == answers["y"]["blockers"]
+
+
+def test_members_that_fit_alone_and_not_together_name_each_other() -> None:
+    answers = solved(
+        pool("n1", devices(*"ab")), wants("x", request("r", 2), group="g"), wants("y", request(), group="g")
+    )
+
+    assert {one["reason"] for one in answers.values()} == {"GroupUnsatisfiable"}
+    assert [answers[name]["blockers"][0]["name"] for name in "xy"] == ["y", "x"]
+    assert "group g is all-or-nothing and shares a node" in answers["x"]["message"]
+
+
+def test_a_claim_in_the_way_of_a_group_is_in_the_way_of_each_member() -> None:
+    pending = [wants("high", request(), priority="7"), *(wants(name, request(), group="g") for name in "xy")]
+    answers = solved(pool("n1", devices(*"ab")), *pending)
+
+    for name in "xy":
+        assert answers[name]["reason"] == "LostToHigherPriority"
+        assert [one["name"] for one in answers[name]["blockers"]] == ["high"]
 
 
 # -- numbers -------------------------------------------------------------------------------------------------------
