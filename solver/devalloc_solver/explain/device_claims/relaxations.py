@@ -103,7 +103,8 @@ class DeviceClaimRelaxations(UnitRelaxations):
             for name in dict.fromkeys(request.spec.match_attributes):
                 entry = {"kind": "matchAttribute", "attribute": name, "path": path}
                 words = f"without `{name}` in {path}"
-                edits.append(self.edit_request(demand, request, entry, words, partial(_without_match, name=name)))
+                change = partial(_without, field="match_attributes", name=name)
+                edits.append(self.edit_request(demand, request, entry, words, change))
         return edits
 
     def limits(self) -> list[Relaxation]:
@@ -115,7 +116,7 @@ class DeviceClaimRelaxations(UnitRelaxations):
                 if capped if name == COUNT else not request.mode.is_admin:
                     path = f"{path_of(request)}.limits.{name}"
                     entry = {"kind": "limit", "resource": name, "path": path, "limit": str(limit)}
-                    change = partial(_without_limit, name=name)
+                    change = partial(_without, field="limits", name=name)
                     edits.append(self.edit_request(demand, request, entry, f"without {path}", change))
         return edits
 
@@ -215,12 +216,11 @@ class DeviceClaimRelaxations(UnitRelaxations):
         return [self.limits_of_pools]
 
 
-def _without_match(detail: DeviceClaimDetail, name: str) -> DeviceClaimDetail:
-    return detail.model_copy(update={"match_attributes": [n for n in detail.match_attributes if n != name]})
-
-
-def _without_limit(detail: DeviceClaimDetail, name: str) -> DeviceClaimDetail:
-    return detail.model_copy(update={"limits": {n: limit for n, limit in detail.limits.items() if n != name}})
+def _without(detail: DeviceClaimDetail, field: str, name: str) -> DeviceClaimDetail:
+    """Without a name in a list or map of the detail."""
+    values: list[str] | dict[str, Quantity] = getattr(detail, field)
+    rest = [n for n in values if n != name]
+    return detail.model_copy(update={field: {n: values[n] for n in rest} if isinstance(values, dict) else rest})
 
 
 def _with_amount(detail: DeviceClaimDetail, name: str, amount: Quantity) -> DeviceClaimDetail:
