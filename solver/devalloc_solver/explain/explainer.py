@@ -89,6 +89,8 @@ class Explainer(ABC):
     """kind of a unit -> what is found out about it, which holds for all its equals"""
     priorities: Mapping[Key, int] = field(init=False)
     """of the claims that hold anything"""
+    explained: PlacementUnit | None = field(init=False, default=None)
+    """what is being explained"""
     is_brief: bool = field(init=False, default=False)
     """find the reason only, and not what is in the way"""
     _finder: FeasibilityChecker | None = field(init=False, default=None)
@@ -166,8 +168,9 @@ class Explainer(ABC):
 
     # -- the reason ----------------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Begin with the finding of another unit."""
+    def begin(self, unit: PlacementUnit) -> None:
+        """Begin with another unit."""
+        self.explained = unit
         self.finder.begin()
 
     def find_all(self, unit: PlacementUnit) -> Mapping[Key, Finding]:
@@ -176,14 +179,14 @@ class Explainer(ABC):
             key = unit.demands[0].key
             return {key: self.find_equal(unit, key)}
         try:
-            self.begin()
+            self.begin(unit)
             return self._find_members(unit)
         except (Undecided, OutOfTime):
             return {demand.key: SEARCH_LIMIT_FINDING for demand in unit.demands}
 
     def find(self, unit: PlacementUnit, key: Key) -> Finding:
         """Why a unit is not placed; ``key``: of its claim that gets the message."""
-        self.begin()
+        self.begin(unit)
         try:
             empty = self.question(unit, ())
             if unmatched_requests(empty.unit) or not self.fits(empty):
@@ -273,7 +276,25 @@ class Explainer(ABC):
 
     def blocking_unit(self, unit: PlacementUnit) -> BlockingClaims:
         """Who must go so that the unit fits. It does not fit beside them."""
-        return self.blocking(self.question(unit, self.in_use))
+        here = self.blocking(self.question(unit, self.in_use))
+        binding = unit.bound_by
+        if not binding or len(unit.pinned_by) > len(binding) or not self.priorities.keys() >= {*binding}:
+            return here
+        if here.claims and len(binding) >= len(here.claims):
+            return here
+        # The members of its group that hold devices bind it to their node for as long as they do.
+        stays = tuple(allocation for allocation in self.in_use if allocation.claim not in binding)
+        unbound = replace(unit, pin=None)
+        anywhere = BlockingClaims((), smallest=True)
+        if not self.finder.works(self.question(unbound, stays)):
+            finder = BlockingClaimFinder(self.snapshot, stays, self.releases.new)
+            anywhere = finder.find(self.question(unbound, ()), self.finder)
+            if not anywhere.claims:
+                return here
+        claims = tuple(sorted({*binding, *anywhere.claims}))
+        if here.claims and len(claims) >= len(here.claims):
+            return here
+        return BlockingClaims(claims, anywhere.smallest)
 
     def blocking(self, question: FeasibilityQuestion) -> BlockingClaims:
         """The same for a question about all that is in use."""
@@ -283,7 +304,7 @@ class Explainer(ABC):
 
     def _find_members(self, unit: PlacementUnit) -> dict[Key, Finding]:
         """Reasons in a group, which is all or none: who cannot be helped fails the others, and blockers are common."""
-        alone = {d.key: PlacementUnit((d,), unit.group, unit.pin) for d in unit.demands}
+        alone = {demand.key: replace(unit, demands=(demand,)) for demand in unit.demands}
         hopeless = [key for key, single in alone.items() if not self.fits(self.question(single, ()))]
         if hopeless:
             return self._hopeless_members(unit, alone, hopeless)

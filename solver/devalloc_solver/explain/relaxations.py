@@ -180,6 +180,8 @@ class UnitRelaxations(ABC):
     """What a unit of any dialect offers to be taken away. A dialect adds its rules, and names claims and requests."""
 
     unit: PlacementUnit
+    group: PlacementUnit
+    """the unit that is explained: the same one, or all members of its group"""
 
     @abstractmethod
     def request_place(self, demand: Demand, request: Request) -> tuple[str, str]:
@@ -249,10 +251,19 @@ class UnitRelaxations(ABC):
         return Relaxation(entry, words, lambda question: question.without_member(demand.key))
 
     def pins(self) -> list[Relaxation]:
-        """The node that the unit is bound to."""
-        pin = self.unit.pin
-        words = f"without the pin to node {pin}"
-        return [Relaxation({"kind": "node", "node": pin}, words, lambda question: question.pinned(None))] if pin else []
+        """The node that the unit is bound to, and by which members of its group."""
+        pin, bound_by = self.unit.pin, self.group.bound_by
+        members = bound_by or [demand.key for demand in self.group.demands if demand.key in self.group.pinned_by]
+        names = ", ".join("/".join(key) for key in members)
+        entry: dict[str, Any] = {"kind": "node", "node": pin}
+        if members:
+            listed = [{"namespace": namespace, "name": name} for namespace, name in members]
+            entry["boundBy" if bound_by else "pinned"] = listed
+        words = f"without the pin to node {pin}{' of ' if members else ''}{names}"
+        if bound_by:
+            words = f"on a node other than {pin}, where {names} of group {self.unit.group} already is"
+        released = frozenset(bound_by)
+        return [Relaxation(entry, words, lambda question: question.without(released).pinned(None))] if pin else []
 
     def requests(self) -> list[Relaxation]:
         """Whole requests."""

@@ -13,8 +13,6 @@ from devalloc.api.reasons import Reason
 from devalloc.api.suggest import closest_match
 from devalloc_solver.dialects.device_claims.answers import ClaimAnswer
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
-from devalloc_solver.dialects.device_claims.manifests import ProblemInput
-from devalloc_solver.explain.blocking_claims import BlockingClaimFinder, BlockingClaims
 from devalloc_solver.explain.device_claims.relaxations import DeviceClaimRelaxations, short_reason
 from devalloc_solver.explain.device_claims.typos import TypoFinder
 from devalloc_solver.explain.explainer import Explainer, Finding
@@ -22,7 +20,7 @@ from devalloc_solver.explain.feasibility import FeasibilityQuestion
 from devalloc_solver.explain.funnel import FunnelCounter, FunnelSource, describe_shortage
 from devalloc_solver.explain.relaxations import Relaxation, RelaxationSet, unmatched_requests
 from devalloc_solver.explain.supply_relaxations import POOL_RESOURCES, relax_shared_limits, withheld_devices
-from devalloc_solver.problem.allocations import Key, node_of
+from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Device
 
@@ -42,7 +40,6 @@ class DeviceClaimExplainer(Explainer):
     """Explains units of DeviceClaims."""
 
     eligibility: CandidateFinder
-    problem_input: ProblemInput
     fleet: FleetTotals | None = None
     """the numbers of the whole fleet, where the snapshot is but a part of it"""
     is_proven: bool = False
@@ -51,8 +48,6 @@ class DeviceClaimExplainer(Explainer):
     typos: TypoFinder = field(init=False)
     held_back: Sequence[Device] | None = field(init=False, default=None)
     limits: Relaxation = field(init=False, default_factory=partial(relax_shared_limits, POOL_RESOURCES))
-    _left_out: PlacementUnit | None = field(init=False, default=None)
-    """the unit that is being explained"""
 
     def __post_init__(self) -> None:
         Explainer.__post_init__(self)
@@ -61,7 +56,6 @@ class DeviceClaimExplainer(Explainer):
 
     def explain(self, unit: PlacementUnit, warnings: Mapping[Key, tuple[str, ...]]) -> list[ClaimAnswer]:
         """An answer for each claim of the unit."""
-        self._left_out = unit
         findings = self.find_all(unit)
         return [self._answer(d, findings[d.key], warnings) for d in unit.demands]
 
@@ -85,17 +79,15 @@ class DeviceClaimExplainer(Explainer):
         return self.eligibility.attributes_read(request.spec)
 
     def fits(self, question: FeasibilityQuestion) -> bool:
-        if self.is_proven and question.unit is self._left_out and len(question.held) == len(self.in_use):
+        if self.is_proven and question.unit is self.explained and len(question.held) == len(self.in_use):
             return False  # what is held is the first so many of ``in_use``
         return Explainer.fits(self, question)
 
     def relaxations(self, question: FeasibilityQuestion, key: Key | None) -> RelaxationSet:
         if self.held_back is None:
             self.held_back = withheld_devices(self.snapshot)
-        unit, group = question.unit, self._left_out or question.unit
-        pinned = [d.key for d in group.demands if group.group is not None and d.claim.pinned_node]
-        bound_by = self._bound_by(unit)
-        offers = DeviceClaimRelaxations(unit, self.eligibility, self.held_back, self.limits, bound_by, pinned)
+        unit, group = question.unit, self.explained or question.unit
+        offers = DeviceClaimRelaxations(unit, group, self.eligibility, self.held_back, self.limits)
         return offers.in_order(question, self.finder, () if key is None else offers.members(key))
 
     def shared_limits(self) -> Sequence[Relaxation]:
@@ -109,45 +101,6 @@ class DeviceClaimExplainer(Explainer):
         if self.shortage(unit, is_empty=True) and not self.shortage(loose.unit, is_empty=True):
             return Reason.MATCH_ATTRIBUTES_CONFLICT
         return short_reason(unit)
-
-    def _bound_by(self, unit: PlacementUnit) -> tuple[Key, ...]:
-        """The members of a group that are on its node already, and so bind the others."""
-        if unit.group is None or unit.pin is None:
-            return ()
-        namespace = unit.demands[0].key[0]
-        fixed = [
-            c
-            for c in self.problem_input.claims
-            if c.group == unit.group and c.namespace == namespace and c.is_allocated
-        ]
-        refused = [
-            r
-            for r in self.problem_input.refused
-            if (r.key[0], r.group) == (namespace, unit.group) and r.status and r.node
-        ]
-        return tuple(sorted({c.key for c in fixed if node_of(c, self.snapshot)} | {r.key for r in refused}))
-
-    def blocking_unit(self, unit: PlacementUnit) -> BlockingClaims:
-        here = Explainer.blocking_unit(self, unit)
-        binding = self._bound_by(unit)
-        if not binding or any(d.claim.pinned_node for d in unit.demands) or not self.priorities.keys() >= {*binding}:
-            return here
-        if here.claims and len(binding) >= len(here.claims):
-            return here
-        # The members of its group that hold devices bind it to their node for as long as they do.
-        stays = tuple(allocation for allocation in self.in_use if allocation.claim not in binding)
-        unbound = replace(unit, pin=None)
-        anywhere = BlockingClaims((), smallest=True)
-        if not self.finder.works(self.question(unbound, stays)):
-            anywhere = BlockingClaimFinder(self.snapshot, stays, self.releases.new).find(
-                self.question(unbound, ()), self.finder
-            )
-            if not anywhere.claims:
-                return here
-        claims = tuple(sorted({*binding, *anywhere.claims}))
-        if here.claims and len(claims) >= len(here.claims):
-            return here
-        return BlockingClaims(claims, anywhere.smallest)
 
     # -- words ---------------------------------------------------------------------------------------------------------
 

@@ -39,10 +39,6 @@ class DeviceClaimRelaxations(UnitRelaxations):
     """``supply_relaxations.withheld_devices`` of the fleet"""
     limits_of_pools: Relaxation
     """``supply_relaxations.shared_limits`` of the fleet"""
-    bound_by: Sequence[Key] = ()
-    """members of the group that have their devices already, on the node that the others must go to"""
-    pinned: Sequence[Key] = ()
-    """members of the group that name its node"""
 
     # -- the order -----------------------------------------------------------------------------------------------------
 
@@ -189,20 +185,7 @@ class DeviceClaimRelaxations(UnitRelaxations):
     ) -> Request:
         return make_request(request.detail, request.alternative, change(request.spec), self.eligibility)
 
-    # -- the node, and the supply --------------------------------------------------------------------------------------
-
-    def pins(self) -> list[Relaxation]:
-        """The node that the unit is bound to, and by whom."""
-        if not self.bound_by and not self.pinned:
-            return UnitRelaxations.pins(self)
-        pin, names = self.unit.pin, ", ".join("/".join(key) for key in self.bound_by or self.pinned)
-        listed = [{"namespace": namespace, "name": name} for namespace, name in self.bound_by or self.pinned]
-        entry = {"kind": "node", "node": pin, "boundBy" if self.bound_by else "pinned": listed}
-        words = f"without the pin to node {pin} of {names}"
-        if self.bound_by:
-            words = f"on a node other than {pin}, where {names} of group {self.unit.group} already is"
-        released = frozenset(self.bound_by)
-        return [Relaxation(entry, words, lambda question: question.without(released).pinned(None))] if pin else []
+    # -- the supply ----------------------------------------------------------------------------------------------------
 
     def withheld(self) -> list[Relaxation]:
         """Devices that are withheld and would do (S6a, S12)."""

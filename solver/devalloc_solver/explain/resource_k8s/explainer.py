@@ -57,11 +57,11 @@ class ResourceClaimExplainer(Explainer):
         findings = self.find_all(unit)
         return [self._answer(demand, unit, findings[demand.key]) for demand in unit.demands]
 
-    def begin(self) -> None:
+    def begin(self, unit: PlacementUnit) -> None:
         self.is_brief = self._findings >= MAX_FINDINGS or self.finder.searched >= MAX_SEARCHES
         self._findings += not self.is_brief
         self.crowded = None
-        Explainer.begin(self)
+        Explainer.begin(self, unit)
 
     def _answer(self, demand: Demand, unit: PlacementUnit, finding: Finding) -> dict[str, Any]:
         errors = self._numbers.errors(demand.requests)
@@ -107,7 +107,7 @@ class ResourceClaimExplainer(Explainer):
             raise Undecided from None
 
     def relaxations(self, question: FeasibilityQuestion, key: Key | None) -> RelaxationSet:
-        relaxations = ResourceClaimRelaxations(question.unit)
+        relaxations = ResourceClaimRelaxations(question.unit, self.explained or question.unit)
         return relaxations.in_order(self.shared_limits(), () if key is None else relaxations.members(key)[::-1])
 
     def shared_limits(self) -> Sequence[Relaxation]:

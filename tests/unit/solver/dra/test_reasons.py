@@ -311,6 +311,32 @@ def test_a_claim_in_the_way_of_a_group_is_in_the_way_of_each_member() -> None:
         assert [one["name"] for one in answers[name]["blockers"]] == ["high"]
 
 
+def allocated(name: str, node: str, device_name: str, **marks: str) -> Content:
+    """A claim that holds a device of a node."""
+    pending = wants(name, request(), **marks)
+    answer = solved(pool(node, devices(device_name)), pending)[name]
+    return pending | {"status": {"allocation": answer["allocations"]}}
+
+
+def test_a_group_is_bound_by_the_member_that_holds_devices_and_not_by_a_pin() -> None:
+    pools = pool("n1", devices(*"abc")), pool("n2", devices(*"ab"))
+    answer = solved(*pools, allocated("x", "n2", "a", group="g"), wants("y", request("r", 3), group="g"))["y"]
+
+    bound_by = [{"namespace": "default", "name": "x"}]
+    assert answer["reason"] == "NodeUnavailable"
+    assert answer["blockers"] == [{"kind": "node", "node": "n2", "boundBy": bound_by}]
+    assert "it fits on a node other than n2, where default/x of group g already is" in answer["message"]
+
+
+def test_the_release_of_the_member_that_binds_a_group_may_be_enough() -> None:
+    pools = pool("n1", devices(*"abc")), pool("n2", devices(*"abc"))
+    held = [allocated("x", "n2", "a", group="g"), allocated("h", "n2", "b")]
+    answer = solved(*pools, *held, wants("y", request("r", 3), group="g"))["y"]
+
+    assert answer["reason"] == "DevicesInUse"
+    assert [one["name"] for one in answer["blockers"]] == ["x"]
+
+
 # -- numbers -------------------------------------------------------------------------------------------------------
 
 
