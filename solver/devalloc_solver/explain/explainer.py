@@ -31,6 +31,7 @@ from devalloc_solver.explain.relaxations import (
     without_redundant,
 )
 from devalloc_solver.explain.supply_relaxations import shares_limits
+from devalloc_solver.explain.typos import UnitTypos
 from devalloc_solver.problem.allocations import Allocation, Key
 from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
 from devalloc_solver.problem.placement import Placement
@@ -152,8 +153,8 @@ class Explainer(ABC):
         """On which attributes the devices do not agree."""
 
     @abstractmethod
-    def typos_of(self, unit: PlacementUnit) -> Sequence[str]:
-        """What was most likely mistyped, in words."""
+    def typo_finder(self) -> UnitTypos:
+        """Finds what was most likely mistyped."""
 
     def request_name(self, request: Request) -> str:
         return str(request.detail)
@@ -244,7 +245,8 @@ class Explainer(ABC):
         remedy = self.describe_remedy(marked, claims)
         if self.finder.is_cut_short and not note:
             note = NOT_PROVEN if remedy else CUT_SHORT
-        text = join_sentences(lack or self.lack(unit, reason), *self.typos_of(unit), remedy, note)
+        typos = self.typo_finder().of_unit(unit, self.ends)
+        text = join_sentences(lack or self.lack(unit, reason), *typos, remedy, note)
         return Finding(reason, text, marked, claims)
 
     def _blocking_edited(self, unit: PlacementUnit, edits: Sequence[Relaxation]) -> BlockingClaims:

@@ -6,6 +6,8 @@ A dialect reads its expressions, and says how it names types and attributes.
 from __future__ import annotations
 
 import re
+import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +18,7 @@ from devalloc_solver.cel.errors import CompileError
 from devalloc_solver.cel.reads import Comparison, Places, comparisons, nodes_with_places, value_path
 from devalloc_solver.cel.syntax_tree import Node
 from devalloc_solver.explain.funnel import count_devices
+from devalloc_solver.problem.demand import Demand, PlacementUnit
 
 MAX_VALUES = 1_000
 """Values among which one is looked for that was meant; identifiers have more, and each is like the next."""
@@ -103,6 +106,23 @@ class KnownNames(Generic[D]):
             for mark in marks:
                 counts[mark] += count
         return counts
+
+
+class UnitTypos(ABC):
+    """Finds what was most likely mistyped in claims. A dialect reads the fields of its claims and classes."""
+
+    @abstractmethod
+    def of_demand(self, demand: Demand) -> Iterable[Typo]:
+        """All typing errors of one claim, and of the classes that it names."""
+
+    def of_unit(self, unit: PlacementUnit, ends: float | None) -> list[str]:
+        """The first ones of a unit, in words. After the monotonic time ``ends`` no more are looked for."""
+        texts: dict[str, None] = {}
+        for typo in (typo for demand in unit.demands for typo in self.of_demand(demand)):
+            texts[typo.words] = None
+            if ends is not None and time.monotonic() > ends:
+                break
+        return [*texts][:SHOWN]
 
 
 @dataclass(frozen=True, slots=True)

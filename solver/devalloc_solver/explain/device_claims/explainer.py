@@ -113,8 +113,8 @@ class DeviceClaimExplainer(Explainer):
         names = sorted({name for group in named for name in group})
         return f"the devices needed together differ in {' and '.join(f'`{name}`' for name in names)} on every node"
 
-    def typos_of(self, unit: PlacementUnit) -> Sequence[str]:
-        return self.typos.of_unit(unit)
+    def typo_finder(self) -> TypoFinder:
+        return self.typos
 
     def mark(self, edit: Relaxation, unit: PlacementUnit) -> Relaxation:
         return self.typos.marked(edit, unit)

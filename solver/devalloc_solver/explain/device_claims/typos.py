@@ -20,10 +20,10 @@ from devalloc_solver.explain.device_claims.relaxations import path_of
 from devalloc_solver.explain.funnel import count_devices
 from devalloc_solver.explain.relaxations import Relaxation
 from devalloc_solver.explain.typos import (
-    SHOWN,
     KnownNames,
     TypeNames,
     Typo,
+    UnitTypos,
     ValuesOf,
     mistyped_comparison,
     mistyped_name,
@@ -62,7 +62,7 @@ def _values(device: Device, name: str) -> Iterable[object]:
 
 
 @dataclass(slots=True)
-class TypoFinder:
+class TypoFinder(UnitTypos):
     """Finds the slips of claims and classes on one fleet."""
 
     snapshot: Snapshot
@@ -81,10 +81,6 @@ class TypoFinder:
     def __post_init__(self) -> None:
         copies = self.copies
         self._there = {d.index: d for d in self.snapshot.devices if copies is None or copies.get(d.index)}
-
-    def of_unit(self, unit: PlacementUnit) -> list[str]:
-        """What the first slips of the unit are, in words."""
-        return [*dict.fromkeys(slip.words for demand in unit.demands for slip in self.of_demand(demand))][:SHOWN]
 
     def marked(self, edit: Relaxation, unit: PlacementUnit) -> Relaxation:
         """The edit with what was most likely meant, where what it takes away was mistyped."""

@@ -140,19 +140,13 @@ class ResourceClaimExplainer(Explainer):
     def users(self, request: Request, funnel: Mapping[str, Any]) -> Users:
         return self._numbers.users(request)
 
-    def typos_of(self, unit: PlacementUnit) -> Sequence[str]:
+    def typo_finder(self) -> ResourceTypoFinder:
         if self.typos is None:
             self.typos = ResourceTypoFinder(self.offers)
-        return self.typos.of_claims((d.claim.claim for d in unit.demands), class_selectors(unit), self.ends)
+        return self.typos
 
 
 def _blocker_of(demand: Demand, unit: PlacementUnit, blocker: Mapping[str, Any]) -> dict[str, Any]:
     """What is in the way of a claim; found for an equal one, maybe, and then told of this one."""
     own = {"claim": "/".join(demand.key)} if "claim" in blocker and len(unit.demands) == 1 else {}
     return {**blocker, **own}
-
-
-def class_selectors(unit: PlacementUnit) -> list[str]:
-    """The selectors of all classes that a unit names."""
-    named = {s.spec.subrequest.class_name: s.spec.judge.classes for d in unit.demands for s in d.requests}
-    return [text for name, classes in named.items() for text in classes[name].selectors]

@@ -5,36 +5,36 @@ A name or value counts as a typing error only if no device of the fleet has it a
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from itertools import chain
 
 from devalloc.api.semver import SemVer
 from devalloc.api.suggest import closest_match
 from devalloc_solver.cel.kubernetes.reads import PLACES
 from devalloc_solver.cel.kubernetes.type_checker import parse_and_check
 from devalloc_solver.cel.reads import Comparison
-from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim
 from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice, find_attribute
 from devalloc_solver.explain.typos import (
-    SHOWN,
     KnownNames,
     TypeNames,
     Typo,
+    UnitTypos,
     ValuesOf,
     mistyped_comparison,
     mistyped_name,
     mistyped_parts,
 )
+from devalloc_solver.problem.demand import Demand
 
 _TYPES = TypeNames({str: "string", int: "int", bool: "bool"}, "of type ")
 
 
 @dataclass(slots=True)
-class ResourceTypoFinder:
+class ResourceTypoFinder(UnitTypos):
     """Finds what was most likely mistyped, among the devices that some node reaches."""
 
     offers: Sequence[PublishedDevice]
@@ -49,30 +49,19 @@ class ResourceTypoFinder:
         copies = None if self.copies is None else [self.copies[number] for number in there]
         self._survey = KnownNames([self.offers[number] for number in there], _values, copies, self.identifiers)
 
-    def of_claims(
-        self, claims: Iterable[ResourceClaim], class_selectors: Iterable[str] = (), ends: float | None = None
-    ) -> list[str]:
-        """The first typing errors of these claims, and of the selectors of the classes they name, in words.
+    def of_demand(self, demand: Demand) -> Iterator[Typo]:
+        return filter(None, self._all(demand))
 
-        After the monotonic time ``ends`` no more are looked for.
-        """
-        texts: dict[str, None] = {}
-        for typos in self._all(claims, class_selectors):
-            texts |= dict.fromkeys(typo.words for typo in typos if typo is not None)
-            if ends is not None and time.monotonic() > ends:
-                break
-        return [*texts][:SHOWN]
-
-    def _all(self, claims: Iterable[ResourceClaim], class_selectors: Iterable[str]) -> Iterator[Iterable[Typo | None]]:
-        survey = self._survey
-        for claim in claims:
-            for constraint in claim.constraints:
-                yield [self._name(_attributes, "", constraint.attribute)]
-            for subrequest in (subrequest for request in claim.requests for subrequest in request.subrequests):
-                yield from map(self._of_expression, subrequest.selectors)
-                for name in subrequest.capacity:  # which is named as the devices name it
-                    yield [mistyped_name(name, survey.names(_own_capacities), survey.total, what="capacity ")]
-        yield from map(self._of_expression, class_selectors)
+    def _all(self, demand: Demand) -> Iterator[Typo | None]:
+        claim, survey = demand.claim.claim, self._survey
+        yield from (self._name(_attributes, "", constraint.attribute) for constraint in claim.constraints)
+        for subrequest in (subrequest for request in claim.requests for subrequest in request.subrequests):
+            yield from chain.from_iterable(map(self._of_expression, subrequest.selectors))
+            for name in subrequest.capacity:  # which is named as the devices name it
+                yield mistyped_name(name, survey.names(_own_capacities), survey.total, what="capacity ")
+        classes = {request.spec.subrequest.class_name: request.spec.judge.classes for request in demand.requests}
+        for name, of_name in classes.items():
+            yield from chain.from_iterable(map(self._of_expression, of_name[name].selectors))
 
     def _of_expression(self, expression: str) -> tuple[Typo, ...]:
         return self._survey.expression(expression, partial(self._in_expression, expression))
