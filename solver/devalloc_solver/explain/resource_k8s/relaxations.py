@@ -34,7 +34,7 @@ from devalloc_solver.explain.supply_relaxations import (
     relax_shared_limits,
 )
 from devalloc_solver.problem.allocations import Key
-from devalloc_solver.problem.demand import AllocationMode, Demand, Request
+from devalloc_solver.problem.demand import AllocationMode, Constraint, Demand, Request
 from devalloc_solver.problem.placement import Placement
 from devalloc_solver.problem.snapshot import Pool
 
@@ -116,15 +116,18 @@ class ResourceClaimRelaxations(UnitRelaxations):
     # -- rules of a claim ----------------------------------------------------------------------------------------------
 
     def constraints(self) -> list[Relaxation]:
-        """Constraints, one by one; the relations of a demand are in the order of its claim's constraints."""
+        """Constraints that are left; all relations of a demand are in the order of the constraints of its claim."""
+        relations = {demand.key: demand.relations for demand in self.group.demands}
         return [
-            self._constraint(demand, index, constraint)
+            self._constraint(demand, index, constraint, relation)
             for demand in self.unit.demands
-            for index, constraint in enumerate(demand.claim.claim.constraints)
+            for index, (constraint, relation) in enumerate(
+                zip(demand.claim.claim.constraints, relations[demand.key], strict=True)
+            )
+            if relation in demand.relations
         ]
 
-    def _constraint(self, demand: Demand, index: int, constraint: DeviceConstraint) -> Relaxation:
-        relation = demand.relations[index]
+    def _constraint(self, demand: Demand, index: int, constraint: DeviceConstraint, relation: Constraint) -> Relaxation:
         name = "distinctAttribute" if constraint.distinct else "matchAttribute"
         path = f"spec.devices.constraints[{index}]"
 

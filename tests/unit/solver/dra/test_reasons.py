@@ -302,6 +302,17 @@ def test_members_that_fit_alone_and_not_together_name_each_other() -> None:
     assert "group g is all-or-nothing and shares a node" in answers["x"]["message"]
 
 
+def test_what_a_member_needs_alone_may_not_be_enough_for_its_group() -> None:
+    apart = wants("x", request("r", 2), match="gpu.io/numa", group="g")
+    answers = solved(pool("n1", PAIR), apart, wants("y", request(), group="g"))
+
+    assert {name: one["reason"] for name, one in answers.items()} == {
+        "x": "MatchAttributesConflict",
+        "y": "GroupUnsatisfiable",
+    }
+    assert [(one["kind"], one["most"]) for one in answers["x"]["blockers"]] == [("amount", "1")]
+
+
 def test_a_claim_in_the_way_of_a_group_is_in_the_way_of_each_member() -> None:
     pending = [wants("high", request(), priority="7"), *(wants(name, request(), group="g") for name in "xy")]
     answers = solved(pool("n1", devices(*"ab")), *pending)
