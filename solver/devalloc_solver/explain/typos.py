@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from devalloc.api.suggest import closest_match
+from devalloc.api.problems import closest_match
 from devalloc_solver.cel.errors import CompileError
 from devalloc_solver.cel.reads import Comparison, Places, comparisons, nodes_with_places, value_path
 from devalloc_solver.cel.syntax_tree import Node

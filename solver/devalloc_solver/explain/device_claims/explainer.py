@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from devalloc.api.problems import closest_match
 from devalloc.api.reasons import Reason
-from devalloc.api.suggest import closest_match
 from devalloc_solver.dialects.device_claims.answers import ClaimAnswer
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
 from devalloc_solver.explain.device_claims.relaxations import DeviceClaimRelaxations, short_reason

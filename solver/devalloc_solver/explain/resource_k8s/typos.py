@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import chain
 
+from devalloc.api.problems import closest_match
 from devalloc.api.semver import SemVer
-from devalloc.api.suggest import closest_match
 from devalloc_solver.cel.kubernetes.reads import PLACES
 from devalloc_solver.cel.kubernetes.type_checker import parse_and_check
 from devalloc_solver.cel.reads import Comparison
