@@ -51,18 +51,18 @@ def _random_group(random: Random) -> list[Content]:
         holder["status"] = {"allocation": {"devices": {"results": [{"request": "r", **random.choice(places)}]}}}
         claims.append(holder)
     for name in MEMBERS[: random.randint(2, 3)]:
-        asked = []
+        requests = []
         for label in "rs"[: random.randint(1, 2)]:
             kind = random.choice(["gpu", "nic", "fpga"])
             selectors = [f"device.attributes['gpu.io'].kind == '{kind}'"] if random.random() < 0.4 else []
-            asked.append(request(label, random.randint(1, 2), *selectors))
+            requests.append(request(label, random.randint(1, 2), *selectors))
         match = "gpu.io/numa" if random.random() < 0.2 else None
-        claims.append(_claim(name, asked, match, group="g", **({"node": "n0"} if random.random() < 0.15 else {})))
+        claims.append(_claim(name, requests, match, group="g", **({"node": "n0"} if random.random() < 0.15 else {})))
     return [*slices, *claims]
 
 
-def _claim(name: str, asked: Sequence[Content], match: str | None = None, **marks: str) -> Content:
-    content = {**API, "kind": "ResourceClaim", **claim(*asked, name=name, match=match)}
+def _claim(name: str, requests: Sequence[Content], match: str | None = None, **marks: str) -> Content:
+    content = {**API, "kind": "ResourceClaim", **claim(*requests, name=name, match=match)}
     content["metadata"]["annotations"] = {f"devalloc.io/{key}": value for key, value in marks.items()}
     return content
 
@@ -89,8 +89,8 @@ def _fits(documents: Sequence[Content], blockers: Iterable[Mapping[str, Any]]) -
                 elif kind == "request":
                     spec["requests"] = [one for one in spec["requests"] if one["name"] != blocker["request"]]
                 else:
-                    asked = spec["requests"][int(blocker["path"].partition("[")[2].partition("]")[0])]["exactly"]
-                    asked |= {"amount": {"count": int(blocker.get("most", 1))}, "selector": {"selectors": []}}[kind]
+                    exact = spec["requests"][int(blocker["path"].partition("[")[2].partition("]")[0])]["exactly"]
+                    exact |= {"amount": {"count": int(blocker.get("most", 1))}, "selector": {"selectors": []}}[kind]
     slices = [one for one in changed if one["kind"] == "ResourceSlice"]
     answers = _answers([*slices, *claims.values()])
     return all(answers[name]["allocated"] for name in claims if name in MEMBERS)
