@@ -236,10 +236,10 @@ class Explainer(ABC):
         return self.blocking(question)
 
     def find_beside_others(self, unit: PlacementUnit) -> Finding:
-        """Who has what a unit needs that fits an empty fleet. Raises Undecided."""
+        """Who has what a unit needs that is certain to fit an empty fleet. Raises Undecided."""
         if self.fits(self.question(unit, self.in_use)):
             return Finding(Reason.SEARCH_LIMIT, "it fits, but the search ended before it found where")
-        in_batch = bool(self.placements) and self.fits(self.question(unit, self.before))
+        in_batch = bool(self.placements) and (not self.before or self.fits(self.question(unit, self.before)))
         reason = Reason.LOST_TO_COMPETITION if in_batch else Reason.DEVICES_IN_USE
         lack = self.shortage(unit, is_empty=False) or self.exhausted(unit)
         try:

@@ -172,14 +172,22 @@ class DeviceClaimExplainer(Explainer):
     def _find_members(self, unit: PlacementUnit) -> dict[Key, Finding]:
         """Reasons in a group, which is all or none: who cannot be helped fails the others, and blockers are common."""
         alone = {d.key: PlacementUnit((d,), unit.group, unit.pin) for d in unit.demands}
-        hopeless = [key for key, single in alone.items() if not self.fits(self.question(single, ()))]
-        if hopeless:
-            return self._hopeless_members(unit, alone, hopeless)
-        if not self.fits(self.question(unit, ())):
-            return {key: self._apart(unit, key) for key in alone}
+        if not self._may_fit_together(unit):
+            hopeless = [key for key, single in alone.items() if not self.fits(self.question(single, ()))]
+            if hopeless:
+                return self._hopeless_members(unit, alone, hopeless)
+            if not self.fits(self.question(unit, ())):
+                return {key: self._apart(unit, key) for key in alone}
         together = self.find_beside_others(unit)
         message = f"group {unit.group} is all-or-nothing and shares a node: {together.text}"
         return dict.fromkeys(alone, replace(together, text=message))
+
+    def _may_fit_together(self, unit: PlacementUnit) -> bool:
+        """Whether a group fits an empty fleet, and so each of its members does; False too where that is not known."""
+        try:
+            return self.fits(self.question(unit, ()))
+        except Undecided:
+            return False
 
     def _hopeless_members(
         self, unit: PlacementUnit, alone: Mapping[Key, PlacementUnit], hopeless: Sequence[Key]
