@@ -258,10 +258,10 @@ class Explainer(ABC):
         return self.blocking(question)
 
     def find_beside_others(self, unit: PlacementUnit) -> Finding:
-        """Who has what a unit needs that fits an empty fleet. Raises Undecided."""
+        """Who has what a unit needs that is certain to fit an empty fleet. Raises Undecided."""
         if self.fits(self.question(unit, self.in_use)):
             return Finding(Reason.SEARCH_LIMIT, "it fits, but the search ended before it found where")
-        in_batch = bool(self.placements) and self.fits(self.question(unit, self.before))
+        in_batch = bool(self.placements) and (not self.before or self.fits(self.question(unit, self.before)))
         reason = Reason.LOST_TO_COMPETITION if in_batch else Reason.DEVICES_IN_USE
         lack = self.shortage(unit, is_empty=False) or self.exhausted(unit)
         try:
@@ -307,14 +307,22 @@ class Explainer(ABC):
     def _find_members(self, unit: PlacementUnit) -> dict[Key, Finding]:
         """Reasons in a group, which is all or none: who cannot be helped fails the others, and blockers are common."""
         alone = {demand.key: replace(unit, demands=(demand,)) for demand in unit.demands}
-        hopeless = [key for key, single in alone.items() if not self.fits(self.question(single, ()))]
-        if hopeless:
-            return self._hopeless_members(unit, alone, hopeless)
-        if not self.fits(self.question(unit, ())):
-            return {key: self._apart(unit, key) for key in alone}
+        if not self._may_fit_together(unit):
+            hopeless = [key for key, single in alone.items() if not self.fits(self.question(single, ()))]
+            if hopeless:
+                return self._hopeless_members(unit, alone, hopeless)
+            if not self.fits(self.question(unit, ())):
+                return {key: self._apart(unit, key) for key in alone}
         together = self.find_beside_others(unit)
         message = f"group {unit.group} is all-or-nothing and shares a node: {together.text}"
         return dict.fromkeys(alone, replace(together, text=message))
+
+    def _may_fit_together(self, unit: PlacementUnit) -> bool:
+        """Whether a group fits an empty fleet, and so does each of its members; False too if the search is undecided."""
+        try:
+            return self.fits(self.question(unit, ()))
+        except Undecided:
+            return False
 
     def _hopeless_members(
         self, unit: PlacementUnit, alone: Mapping[Key, PlacementUnit], hopeless: Sequence[Key]
