@@ -318,7 +318,7 @@ class Explainer(ABC):
         return dict.fromkeys(alone, replace(together, text=message))
 
     def _may_fit_together(self, unit: PlacementUnit) -> bool:
-        """Whether a group fits an empty fleet, and so does each of its members; False too if the search is undecided."""
+        """Whether a group fits an empty fleet, and so does each member; False too if undecided."""
         try:
             return self.fits(self.question(unit, ()))
         except Undecided:
