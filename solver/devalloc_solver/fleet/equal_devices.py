@@ -10,8 +10,9 @@ are which. An inverted index finds the values that are not part of kinds.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from devalloc.api.meta import ONLY_CLASS, UNAVAILABLE
 from devalloc.api.quantity import Quantity
@@ -51,16 +52,33 @@ class EqualDevices:
         return self.one.attributes.get(name) if mark is None else (mark,)
 
 
+class _AttributeRoles(NamedTuple):
+    """The part that each attribute of a device has in its kind; the same for all devices with the same attributes."""
+
+    fixed: tuple[str, ...]
+    """by value"""
+    marked: tuple[str, ...]
+    """by which devices of a node share a value"""
+    varied: tuple[str, ...]
+    """those that are no part by value"""
+    presence: tuple[object, ...]
+    """what else a kind has of them"""
+    unshared: ValueGroups
+    """the marks of a device that shares no value"""
+
+
 @dataclass(slots=True, eq=False)
 class EqualDevicesIndex:
     """All equal devices met so far, by kind, and where the values of varied attributes are."""
 
     choice: GroupAttributes = field(default_factory=GroupAttributes)
     kinds: list[EqualDevices] = field(default_factory=list)
-    places: dict[str, dict[object, list[str | None]]] = field(default_factory=dict)
+    places: dict[str, dict[object, Sequence[str | None]]] = field(default_factory=dict)
     """varied attribute -> value -> the nodes of devices with it (None: the network), a node once for each device; those
     of one node together"""
     _by_key: dict[tuple[object, ...], EqualDevices] = field(default_factory=dict)
+    _roles: dict[tuple[str, ...], _AttributeRoles] = field(default_factory=dict)
+    """by the names of attributes"""
     _values: dict[str, set[object]] = field(default_factory=lambda: defaultdict(set))
     """attribute that is not varied -> values met"""
     edition: int = 0
@@ -99,16 +117,31 @@ class EqualDevicesIndex:
 
     def read(self, snapshot: Snapshot) -> tuple[EqualDevices, ...]:
         """The kind of each device of a node (or of the network)."""
-        marks = self._marks(snapshot)
+        roles = [self._roles_of(tuple(device.attributes)) for device in snapshot.devices]
+        marks = _marks(snapshot.devices, roles)
+        drivers = [pool.driver for pool in snapshot.pools]
         return tuple(
-            self._kind(device, snapshot.pools[device.pool], marks[device.index]) for device in snapshot.devices
+            [
+                self._kind(device, drivers[device.pool], own, marked)
+                for device, own, marked in zip(snapshot.devices, roles, marks, strict=True)
+            ]
         )
 
     def enter(self, node: str | None, snapshot: Snapshot) -> None:
         """Note where the values of varied attributes are."""
         self._changed()
+        here = (node,)  # most values are of one device, and share this
         for name, value in self._varied_values(snapshot):
-            self.places.setdefault(name, {}).setdefault(value, []).append(node)
+            by_value = self.places.get(name)
+            if by_value is None:
+                by_value = self.places[name] = {}
+            nodes = by_value.get(value)
+            if nodes is None:
+                by_value[value] = here
+            elif isinstance(nodes, list):
+                nodes.append(node)
+            else:
+                by_value[value] = [*nodes, node]
 
     def leave(self, node: str | None, snapshot: Snapshot) -> None:
         self._changed()
@@ -164,38 +197,36 @@ class EqualDevicesIndex:
         return list(dict.fromkeys(kind.driver for kind in self.kinds))
 
     def _varied_values(self, snapshot: Snapshot) -> Iterable[tuple[str, object]]:
-        varied = self.varied
         for device in snapshot.devices:
-            for name, listed in device.attributes.items():
-                if name in varied:
-                    for value in device.values(name) if isinstance(listed, frozenset) else (listed,):
-                        yield name, type(value) if isinstance(value, _TYPED_VALUES) else value
+            attributes = device.attributes
+            for name in self._roles_of(tuple(attributes)).varied:
+                value = attributes[name]
+                for one in value if isinstance(value, frozenset) else (value,):
+                    yield name, type(one) if isinstance(one, _TYPED_VALUES) else one
 
-    def _marks(self, snapshot: Snapshot) -> list[ValueGroups]:
-        marked = self.varied - self.choice.scattered
-        counts = Counter(
-            (name, value) for device in snapshot.devices for name, value in device.attributes.items() if name in marked
-        )
-        numbers: dict[tuple[str, object], int] = {}
-        marks: list[ValueGroups] = []
-        for device in snapshot.devices:
-            own_marks = []
-            for name, value in device.attributes.items():
-                if name in marked:
-                    key = (name, value)
-                    own_marks.append((name, UNSHARED if counts[key] == 1 else numbers.setdefault(key, len(numbers))))
-            marks.append(tuple(sorted(own_marks)))
-        return marks
+    def _roles_of(self, names: tuple[str, ...]) -> _AttributeRoles:
+        roles = self._roles.get(names)
+        if roles is None:
+            varied = self.varied.intersection(names)
+            marked = tuple(sorted(varied - self.choice.scattered))
+            roles = self._roles[names] = _AttributeRoles(
+                fixed=tuple(sorted({*names} - varied)),
+                marked=marked,
+                varied=tuple(sorted(varied)),
+                presence=(*sorted(self.choice.scattered.intersection(names)), UNAVAILABLE in names),
+                unshared=tuple((name, UNSHARED) for name in marked),
+            )
+        return roles
 
-    def _kind(self, device: Device, pool: Pool, marks: ValueGroups) -> EqualDevices:
-        varied, scattered = self.choice.varied, self.choice.scattered
+    def _kind(self, device: Device, driver: str, roles: _AttributeRoles, marks: ValueGroups) -> EqualDevices:
+        attributes = device.attributes
         key = (
-            pool.driver,
-            frozenset([item for item in device.attributes.items() if item[0] not in varied]),
+            driver,
+            roles.fixed,
+            tuple(map(attributes.__getitem__, roles.fixed)),
             marks,
-            scattered and tuple(sorted(scattered.intersection(device.attributes))),
-            UNAVAILABLE in device.attributes,
-            device.attributes.get(ONLY_CLASS),
+            roles.presence,
+            attributes.get(ONLY_CLASS),
             frozenset([(name, r.block, r.blocks) for name, r in device.resources.items()]) if device.resources else (),
             device.draws,
             device.undefined,
@@ -205,7 +236,7 @@ class EqualDevicesIndex:
         )
         kind = self._by_key.get(key)
         if kind is None:
-            kind = self._by_key[key] = EqualDevices(len(self.kinds), pool.driver, device, dict(marks))
+            kind = self._by_key[key] = EqualDevices(len(self.kinds), driver, device, dict(marks))
             self.kinds.append(kind)
             self.shareable = self.shareable or device.shareable
         return kind
@@ -220,6 +251,30 @@ class EqualDevicesIndex:
             for position, driver in enumerate(drivers)
         ]
         return join_pools(pools, ("",))
+
+
+def _marks(devices: Sequence[Device], roles: Sequence[_AttributeRoles]) -> Iterable[ValueGroups]:
+    """Of each device of a node."""
+    columns: dict[str, list[object]] = defaultdict(list)
+    for device, own in zip(devices, roles, strict=True):
+        for name in own.marked:
+            columns[name].append(device.attributes[name])
+    shared = {
+        name: {value for value, count in Counter(column).items() if count > 1}
+        for name, column in columns.items()
+        if len({*column}) < len(column)
+    }
+    numbers: dict[tuple[str, object], int] = {}
+    for device, own in zip(devices, roles, strict=True):
+        if shared.keys().isdisjoint(own.marked):
+            yield own.unshared
+            continue
+        marks = []
+        for name in own.marked:
+            value = device.attributes[name]
+            is_shared = name in shared and value in shared[name]
+            marks.append((name, numbers.setdefault((name, value), len(numbers)) if is_shared else UNSHARED))
+        yield tuple(marks)
 
 
 def reachable_snapshot(own: Snapshot | None, network: Snapshot, node: str | None) -> Snapshot:

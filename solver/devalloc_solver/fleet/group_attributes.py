@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from devalloc.api.meta import COMPATIBILITY_GROUP
 from devalloc_solver.problem.snapshot import Snapshot
@@ -66,8 +67,9 @@ def choose_group_attributes(
     return GroupAttributes(frozenset(varied), frozenset(scattered), fixed)
 
 
-_Column = tuple[Hashable, ...]
-"""(position, value) in turn of the devices of a node that have an attribute"""
+_Column = tuple[tuple[int, ...], tuple[Hashable, ...]]
+"""The positions of the devices of a node that have an attribute, and their values."""
+_NO_COLUMN: _Column = (), ()
 
 
 def _columns(snapshots: Sequence[Snapshot]) -> tuple[Mapping[str, Sequence[_Column]], dict[str, set[object]]]:
@@ -75,30 +77,46 @@ def _columns(snapshots: Sequence[Snapshot]) -> tuple[Mapping[str, Sequence[_Colu
     columns: dict[str, list[_Column]] = {}
     values: dict[str, set[object]] = {}
     for number, snapshot in enumerate(snapshots):
-        own_columns: dict[str, list[Hashable]] = {}
-        for position, device in enumerate(snapshot.devices):
-            for name, value in device.attributes.items():
-                column = own_columns.get(name)
-                if column is None:
-                    column = own_columns[name] = []
-                column.append(position)
-                column.append(value)
-        for name, listed in own_columns.items():
+        for name, column in _columns_of_node(snapshot).items():
             of_all = columns.get(name)
             if of_all is None:
                 of_all, values[name] = columns.setdefault(name, []), set()
-            of_all.extend([()] * (number - len(of_all)))
-            of_all.append(tuple(listed))
-            values[name].update(listed[1::2])
+            of_all.extend([_NO_COLUMN] * (number - len(of_all)))
+            of_all.append(column)
+            values[name].update(column[1])
     for of_all in columns.values():
-        of_all.extend([()] * (len(snapshots) - len(of_all)))
+        of_all.extend([_NO_COLUMN] * (len(snapshots) - len(of_all)))
     return columns, values
+
+
+def _columns_of_node(snapshot: Snapshot) -> dict[str, _Column]:
+    """Devices that have the same attributes are read together: most of a node are like that."""
+    devices = snapshot.devices
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for position, device in enumerate(devices):
+        alike.setdefault(tuple(device.attributes), []).append(position)
+    parts: dict[str, list[_Column]] = {}
+    for names, positions in alike.items():
+        rows = zip(*[devices[position].attributes.values() for position in positions], strict=True)
+        where = tuple(positions)
+        for name, values in zip(names, rows, strict=True):
+            parts.setdefault(name, []).append((where, values))
+    return {name: own[0] if len(own) == 1 else _join(own) for name, own in parts.items()}
+
+
+def _join(parts: Sequence[_Column]) -> _Column:
+    entries = [entry for positions, values in parts for entry in zip(positions, values, strict=True)]
+    entries.sort(key=itemgetter(0))
+    return tuple([position for position, _ in entries]), tuple([value for _, value in entries])
 
 
 def _value_pattern(column: _Column) -> _Column:
     """The same for nodes where the same devices share a value."""
+    positions, values = column
+    if len({*values}) == len(values):
+        return positions, ()
     number: dict[Hashable, int] = {}
-    return tuple(each if place % 2 == 0 else number.setdefault(each, len(number)) for place, each in enumerate(column))
+    return positions, tuple([number.setdefault(each, len(number)) for each in values])
 
 
 def _number_values(each: Sequence[Hashable]) -> list[int]:

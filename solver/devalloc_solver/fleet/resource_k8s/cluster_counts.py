@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice, find_attribute
 from devalloc_solver.explain.blocking_claims import IMPOSSIBLE, min_parts
-from devalloc_solver.explain.resource_k8s.availability import SHOWN, Availability
+from devalloc_solver.explain.funnel import SHOWN
+from devalloc_solver.explain.resource_k8s.availability import Availability
 from devalloc_solver.explain.typos import MAX_VALUES
 from devalloc_solver.fleet.equal_devices import EqualDevicesIndex
 from devalloc_solver.fleet.fleet_stats import FleetStats, UsageClass

@@ -25,7 +25,7 @@ from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, ResourceSl
 from devalloc_solver.fleet.backend import Manifest, Name
 from devalloc_solver.fleet.holders import Holders
 from devalloc_solver.fleet.node_index import HeldItem, NodeIndex
-from devalloc_solver.fleet.resource_k8s.device_properties import PropertyNumbers, local_snapshot, published_device
+from devalloc_solver.fleet.resource_k8s.device_properties import MetProperties, local_snapshot, published_device
 from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimRules, SharedDevices
 from devalloc_solver.problem.snapshot import Device, Snapshot
 
@@ -69,7 +69,7 @@ class ClusterState:
     """changes with slices and nodes"""
     _rules: ResourceClaimRules | None = None
     _commons: SharedDevices | None = None
-    _numbers: PropertyNumbers = field(default_factory=dict)
+    _properties: MetProperties = field(default_factory=dict)
     _pools: dict[PoolId, dict[Name, None]] = field(default_factory=dict)
     _places: dict[PoolId, str | None] = field(default_factory=dict)
     """pool -> the node that it is of; None for one of the commons"""
@@ -233,7 +233,7 @@ class ClusterState:
         return self.book(self._pools)
 
     def _snapshot(self, node: str) -> Snapshot:
-        return local_snapshot(node, self.book(self._own[node]).pools(ClusterNode(node)), self.gates, self._numbers)
+        return local_snapshot(node, self.book(self._own[node]).pools(ClusterNode(node)), self.gates, self._properties)
 
     @property
     def common_holders(self) -> set[Key]:
