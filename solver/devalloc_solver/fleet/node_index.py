@@ -12,7 +12,7 @@ from devalloc_solver.fleet.equal_devices import EqualDevices, EqualDevicesIndex,
 from devalloc_solver.fleet.group_attributes import NODE_KINDS, choose_group_attributes
 from devalloc_solver.fleet.interfaces import ChosenPlace, ClaimQuery
 from devalloc_solver.fleet.node_class_plan import NodeClassPlan
-from devalloc_solver.fleet.pool_states import CountedUse, NodeClasses, NodeRecord
+from devalloc_solver.fleet.pool_states import SOLE_USE, CountedUse, NodeClasses, NodeRecord
 from devalloc_solver.fleet.shape_search import ShapeSearch
 from devalloc_solver.fleet.unique_attribute_search import BestOnNode, UniqueAttributeSearch
 from devalloc_solver.problem.demand import Request
@@ -216,8 +216,11 @@ class NodeIndex:
             uses = record.uses[pool]
             position = device - record.starts[pool]
             use = uses.get(position)
-            if use is None:
-                use = uses[position] = CountedUse()
+            if use is None and amounts is None:
+                uses[position] = SOLE_USE
+                continue
+            if use is None or use is SOLE_USE:
+                use = uses[position] = CountedUse(int(use is SOLE_USE))
             use.add(amounts, sign)
             if not use.whole and not use.shares:
                 del uses[position]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heappop, heappush
 from itertools import count
 
+from devalloc_solver.bounds.largest_partition import size_of
 from devalloc_solver.fleet.equal_devices import EqualDevices
 from devalloc_solver.problem.allocations import Usage, pool_allows
 from devalloc_solver.problem.snapshot import Resource, Snapshot
@@ -45,6 +46,37 @@ class CountedUse:
         return self.whole > 0, tuple(sorted((name, nano) for name, nano in self.amounts.items() if nano))
 
 
+SOLE_USE = CountedUse(1)
+"""Of a device that one claim holds whole: most that are in use. Nothing is added to it."""
+
+
+@dataclass(frozen=True, eq=False)
+class PoolPart:
+    """Groups of a pool that draw on resources which no other group draws on, such as one card; or all that draw on
+    nothing."""
+
+    groups: tuple[int, ...]
+    draws: tuple[tuple[tuple[str, int], ...], ...]
+    """(resource, blocks) of a device of each group"""
+    sizes: tuple[int | None, ...]
+    """of the devices of each group, see ``size_of``; None where they draw on nothing or cannot be had"""
+    blocks: Mapping[str, int]
+    """of the resources that they draw on"""
+
+
+@dataclass(frozen=True, eq=False)
+class PartState:
+    """A part of a pool in use: what holds of it holds in every state of the other parts."""
+
+    part: PoolPart
+    free: tuple[int, ...]
+    """devices of each group"""
+    left: Mapping[str, int]
+    """free blocks of each resource"""
+    free_sizes: frozenset[int]
+    """of the devices that are free"""
+
+
 @dataclass(frozen=True, eq=False)
 class PoolKind:
     """Pools that differ in names only: equal kinds of devices in equal order."""
@@ -67,6 +99,54 @@ class PoolKind:
         """Blocks of each resource."""
         return {name: resource.blocks for name, resource in self.resources.items()}
 
+    @cached_property
+    def parts(self) -> Sequence[PoolPart]:
+        parts: list[tuple[set[str], list[int]]] = []
+        for group, kind in enumerate(self.kinds):
+            names = {name for name, _ in kind.one.draws}
+            joined = [part for part in parts if part[0] == names or not names.isdisjoint(part[0])]
+            parts = [part for part in parts if part not in joined]
+            parts.append(
+                (names.union(*(part[0] for part in joined)), [*(g for part in joined for g in part[1]), group])
+            )
+        return [self._part(names, tuple(groups)) for names, groups in parts]
+
+    def _part(self, names: set[str], groups: tuple[int, ...]) -> PoolPart:
+        devices = [self.kinds[group].one for group in groups]
+        draws = tuple([one.draws for one in devices])
+        can_be_had = [bool(one.draws) and one.undefined is None and one.unavailable is None for one in devices]
+        sizes = tuple(
+            [size_of(one.draws, self.blocks) if there else None for one, there in zip(devices, can_be_had, strict=True)]
+        )
+        return PoolPart(groups, draws, sizes, {name: self.blocks[name] for name in sorted(names & self.blocks.keys())})
+
+    @cached_property
+    def part_of(self) -> Mapping[int, int]:
+        """group -> number of its part"""
+        return {group: number for number, part in enumerate(self.parts) for group in part.groups}
+
+    @cached_property
+    def _part_states(self) -> dict[tuple[int, tuple[int, ...]], PartState]:
+        return {}
+
+    def part_state(self, number: int, free: tuple[int, ...]) -> PartState:
+        """A part with so many free devices of each group: one object, as long as there are not too many."""
+        state = self._part_states.get((number, free))
+        if state is None:
+            if len(self._part_states) >= SPARE_STATES:
+                self._part_states.clear()
+            state = self._part_states[number, free] = self._find_part_state(self.parts[number], free)
+        return state
+
+    def _find_part_state(self, part: PoolPart, free: tuple[int, ...]) -> PartState:
+        left = {**part.blocks}
+        for group, own_free, draws in zip(part.groups, free, part.draws, strict=True):
+            for name, blocks in draws if own_free < self.sizes[group] else ():
+                if name in left:
+                    left[name] = max(0, left[name] - blocks * (self.sizes[group] - own_free))
+        sizes = frozenset([size for size, number in zip(part.sizes, free, strict=True) if number and size is not None])
+        return PartState(part, free, left, sizes)
+
 
 @dataclass(frozen=True, eq=False)
 class PoolState:
@@ -87,14 +167,24 @@ class PoolState:
     def left(self) -> Mapping[str, int]:
         """Free blocks of each resource of the pool (S12)."""
         left = {**self.kind.blocks}
-        if self.free == self.kind.sizes:
-            return left
-        for kind, size, free in zip(self.kind.kinds, self.kind.sizes, self.free, strict=True):
-            if free < size:
-                for name, blocks in kind.one.draws:
-                    if name in left:
-                        left[name] = max(0, left[name] - blocks * (size - free))
+        if self.free != self.kind.sizes:
+            for part in self.parts:
+                left |= part.left
         return left
+
+    @cached_property
+    def parts(self) -> Sequence[PartState]:
+        """The state of each part of the pool."""
+        free, kind = self.free, self.kind
+        return [
+            kind.part_state(number, tuple([free[group] for group in part.groups]))
+            for number, part in enumerate(kind.parts)
+        ]
+
+    @cached_property
+    def sizes_differ(self) -> bool:
+        """Whether free devices are of several sizes: else none is worth keeping more than another (S17, goal 5)."""
+        return len(frozenset().union(*(part.free_sizes for part in self.parts))) > 1
 
     @cached_property
     def excluded(self) -> tuple[bool, ...]:
@@ -290,13 +380,10 @@ class NodeClasses:
         return pool_kind
 
     def _state(self, kind: PoolKind, uses: Mapping[int, CountedUse]) -> PoolState:
-        free = list(kind.sizes)
-        shared: list[tuple[int, ShareState]] = []
-        for position, use in uses.items():
-            group = kind.group_of[position]
-            free[group] -= 1
-            if use.shares:
-                shared.append((group, use.sharing))
+        free, group_of = list(kind.sizes), kind.group_of
+        for position in uses:
+            free[group_of[position]] -= 1
+        shared = [(group_of[position], use.sharing) for position, use in uses.items() if use.shares]
         key = (kind.index, *free, *sorted(shared)) if shared else (kind.index, *free)
         state = self._pool_states.get(key)
         if state is None:
