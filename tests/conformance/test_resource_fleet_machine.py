@@ -20,7 +20,7 @@ from devalloc_solver.fleet import group_attributes
 from devalloc_solver.fleet.node_index import NodeIndex
 from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet
 from devalloc_solver.fleet.resource_k8s.full_solve import FullCluster
-from devalloc_solver.fleet.resource_k8s.state import ClusterState
+from devalloc_solver.fleet.resource_k8s.state import ClusterState, usage_of
 from tests.support.dra_random_clusters import RandomCluster, is_held, name_of
 from tests.support.dra_random_pools import Manifest
 
@@ -180,7 +180,7 @@ def comparable_state(state: ClusterState) -> dict[str, object]:
             name: [(pool.name, [device.name for device in pool.devices]) for pool in record.snapshot.pools]
             for name, record in index.records.items()
         },
-        "holders": {key: (t.priority, t.usage.whole, t.usage.shared) for key, t in state.allocations.items()},
+        "holders": {key: (t.priority, usage_of(t).whole, usage_of(t).shared) for key, t in state.allocations.items()},
         "shares": state.share_ids,
         "commons": {(offer.id, offer.nodes) for offer in state.rules.shared_devices.offers},
         "broken": state.rules.shared_devices.broken,

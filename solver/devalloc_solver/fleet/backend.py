@@ -30,7 +30,7 @@ class FleetState(Protocol):
     """The objects of one dialect, and all that is kept up to date with them."""
 
     index: NodeIndex
-    holders: Holders[Any]
+    holders: Holders
 
 
 class _Prepared(Protocol):

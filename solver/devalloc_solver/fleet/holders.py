@@ -2,55 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Sequence
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
-from devalloc_solver.fleet.node_index import HeldItem, NodeIndex
+from devalloc_solver.fleet.node_index import HeldAmounts, HeldItem, NodeIndex
 from devalloc_solver.problem.allocations import Key
 
-
-class AllocationRecord(Protocol):
-    """What one claim holds."""
-
-    @property
-    def pools(self) -> Collection[Hashable]:
-        """The pools that it names, whether they exist or not."""
-
-
-AllocationT = TypeVar("AllocationT", bound=AllocationRecord)
 NameT = TypeVar("NameT")
 
 
-class Holders(Generic[AllocationT]):
+class HeldDevice(NamedTuple):
+    """A device by its names, and how much of it."""
+
+    pool: Any
+    """as the dialect names pools"""
+    device: str
+    amounts: HeldAmounts | None
+    """None when whole"""
+
+
+class HeldDevices(NamedTuple):
+    """What one claim holds, whether it exists or not; without devices of admin access, which are not held (S14)."""
+
+    priority: int
+    node: str | None
+    """where the pools are, if the claim says so"""
+    entries: tuple[HeldDevice, ...]
+
+    @property
+    def pools(self) -> set[Hashable]:
+        return {entry.pool for entry in self.entries}
+
+
+class Holders:
     """The claims that hold anything. Of nodes and pools that no claim holds anything of, nothing is kept."""
 
     def __init__(self, index: NodeIndex) -> None:
         self._index = index
-        self.by_claim: dict[Key, AllocationT] = {}
+        self.by_claim: dict[Key, HeldDevices] = {}
         self.on_node: dict[str | None, set[Key]] = {}
         """node (None: the network) -> claims that hold any of its own devices"""
         self.scattered: set[Key] = set()
         """claims that hold devices of several nodes"""
         self._by_pool: dict[Hashable, set[Key]] = {}
+        """pool -> claims that hold any of it, but for those that have had all they hold in the index since ``grant``"""
 
-    def enter(self, key: Key, allocation: AllocationT, items: Sequence[HeldItem]) -> None:
+    def enter(self, key: Key, held: HeldDevices, items: Sequence[HeldItem]) -> None:
         """A claim that holds nothing has this from now on; ``items``: what of it the index has."""
-        self.by_claim[key] = allocation
-        for pool in allocation.pools:
-            _add(self._by_pool, pool, key)
+        self.by_claim[key] = held
         self.put(key, items)
 
-    def leave(self, key: Key) -> AllocationT | None:
+    def grant(self, key: Key, held: HeldDevices, items: Sequence[HeldItem]) -> None:
+        """The same of devices that are all in the index."""
+        self.by_claim[key] = held
+        self._hold(key, items)
+
+    def leave(self, key: Key) -> HeldDevices | None:
         """A claim holds nothing any more; what it held."""
-        allocation = self.by_claim.pop(key, None)
-        if allocation is not None:
-            for pool in allocation.pools:
+        held = self.by_claim.pop(key, None)
+        if held is not None:
+            for pool in held.pools if self._by_pool else ():
                 _discard(self._by_pool, pool, key)
             self.lift(key)
-        return allocation
+        return held
 
     def put(self, key: Key, items: Sequence[HeldItem]) -> None:
         """These are devices of the index that a claim holds; there are none of it yet."""
+        for pool in self.by_claim[key].pools:
+            _add(self._by_pool, pool, key)
+        self._hold(key, items)
+
+    def _hold(self, key: Key, items: Sequence[HeldItem]) -> None:
         self._index.hold(key, items)
         nodes = {item[0] for item in items}
         for node in nodes:
@@ -66,7 +88,7 @@ class Holders(Generic[AllocationT]):
         self._index.free(key)
 
     def of_pools(self, pools: Iterable[Hashable]) -> set[Key]:
-        """The claims that hold anything of these pools."""
+        """The claims that hold anything of these pools, but for those that ``on_nodes`` has."""
         return {key for pool in pools for key in self._by_pool.get(pool, ())}
 
     def on_nodes(self, nodes: Iterable[str | None]) -> set[Key]:

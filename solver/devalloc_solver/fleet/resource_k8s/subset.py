@@ -15,7 +15,7 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
 from devalloc_solver.fleet.pool_states import NodeRecord, PoolKind
 from devalloc_solver.fleet.resource_k8s.device_properties import published_device
 from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimRules, is_broken
-from devalloc_solver.fleet.resource_k8s.state import ClusterState
+from devalloc_solver.fleet.resource_k8s.state import ClusterState, usage_of
 from devalloc_solver.problem.allocations import AllocatedDevice, Allocation
 from devalloc_solver.problem.snapshot import Snapshot, join_pools, renumber
 
@@ -79,7 +79,7 @@ class ClusterSubset:
     def allocations(self, state: ClusterState) -> list[Allocation]:
         """What claims hold here, by name of the claim. None of them holds devices of several nodes."""
         by_claim: dict[Key, list[AllocatedDevice]] = {
-            key: [*self.shared_devices.items(state.allocations[key].usage)] for key in state.common_holders
+            key: [*self.shared_devices.items(usage_of(state.allocations[key]))] for key in state.common_holders
         }
         for node, places in self.places.items():
             for key in state.holders.on_node.get(node, ()):
