@@ -70,7 +70,7 @@ def test_parts_have_all_groups_and_no_resource_in_common(data: st.DataObject) ->
     assert sorted(group for part in kind.parts for group in part.groups) == [*range(len(kind.kinds))]
     drawn = [{name for draws in part.draws for name, _ in draws} for part in kind.parts]
     assert sum(map(len, drawn)) == len(set().union(*drawn))
-    used = {name: 0 for name in kind.resources}
+    used = dict.fromkeys(kind.resources, 0)
     for each, size, left in zip(kind.kinds, kind.sizes, free, strict=True):
         for name, blocks in each.one.draws:
             used[name] += blocks * (size - left)
