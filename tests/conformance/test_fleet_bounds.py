@@ -13,7 +13,7 @@ from devalloc_solver.check import cel_results, specs
 from devalloc_solver.check.resource_k8s import cel_results as resource_results
 from devalloc_solver.check.resource_k8s import plain_answers
 from devalloc_solver.explain.device_claims import typos
-from devalloc_solver.fleet import change_log, claim_reader, node_index, pool_states, unique_attribute_search
+from devalloc_solver.fleet import claim_reader, node_index, pool_states, unique_attribute_search
 from devalloc_solver.fleet import explainer as kept
 from devalloc_solver.fleet.device_claims import explainer, representative_nodes, rules
 from devalloc_solver.fleet.resource_k8s import explainer as resource_explainer
@@ -55,7 +55,7 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Fleet:
         (unique_attribute_search, "SPARE_ENTRIES", 10),
         (rules, "MAX_SHAPES", 8),
         (rules, "MAX_VERDICTS", 100),
-        (change_log, "MIN_CHANGES_KEPT", 20),
+        (node_index, "MIN_CHANGES_KEPT", 20),
         (claim_reader, "MAX_SPECS", 8),
         (specs, "MAX_SPECS", 8),
         (cel_results, "MAX_EXPRESSIONS", 8),

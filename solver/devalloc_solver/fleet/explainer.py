@@ -7,8 +7,7 @@ from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 from devalloc_solver.fleet.fleet_stats import FleetStats
-from devalloc_solver.fleet.holders import Holders
-from devalloc_solver.fleet.node_index import NodeIndex
+from devalloc_solver.fleet.node_index import Holders, NodeIndex
 from devalloc_solver.fleet.pool_states import NodeRecord
 
 MAX_ANSWERS = 1_000

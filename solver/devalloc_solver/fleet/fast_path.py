@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from devalloc_solver.fleet.equal_devices import UNSHARED, EqualDevices
-from devalloc_solver.fleet.fragmentation import PartitionLosses
 from devalloc_solver.fleet.node_class_plan import NodeClassPlan, PlanPart
-from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, PartState, PoolKind, PoolState
+from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, PartitionLosses, PartState, PoolKind, PoolState
 from devalloc_solver.problem.demand import AllocationMode, Demand, Request
 from devalloc_solver.problem.placement_policy import square_growth
 

@@ -16,8 +16,15 @@ from typing import TYPE_CHECKING
 
 from devalloc_solver.fleet.equal_devices import EqualDevices, reachable_snapshot
 from devalloc_solver.fleet.fast_path import FastPath, has_fast_path
-from devalloc_solver.fleet.interfaces import ClaimQuery
-from devalloc_solver.fleet.node_class_plan import NodeClassPlan, PlanPick, Score, pick_of, place_exactly, plan_score
+from devalloc_solver.fleet.node_class_plan import (
+    ClaimQuery,
+    NodeClassPlan,
+    PlanPick,
+    Score,
+    pick_of,
+    place_exactly,
+    plan_score,
+)
 from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, NodeRecord, PoolKind, PoolState
 from devalloc_solver.problem.demand import AllocationMode, Candidates, Demand, PlacementUnit, Request
 from devalloc_solver.problem.placement_policy import square_growth

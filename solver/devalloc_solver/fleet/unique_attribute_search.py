@@ -12,10 +12,8 @@ from heapq import heapify, heappop, heappush, heapreplace
 from typing import TYPE_CHECKING
 
 from devalloc_solver.fleet.equal_devices import reachable_snapshot
-from devalloc_solver.fleet.fragmentation import PartitionLosses
-from devalloc_solver.fleet.interfaces import ChosenDevice, ClaimQuery
-from devalloc_solver.fleet.node_class_plan import Score, place_exactly, plan_score
-from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, NodeRecord, PoolKind
+from devalloc_solver.fleet.node_class_plan import ChosenDevice, ClaimQuery, Score, place_exactly, plan_score
+from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, NodeRecord, PartitionLosses, PoolKind
 from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
 from devalloc_solver.problem.placement_policy import square_growth
 

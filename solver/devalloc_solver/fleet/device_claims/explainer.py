@@ -25,8 +25,7 @@ from devalloc_solver.fleet.device_claims.representative_nodes import NodeSelecti
 from devalloc_solver.fleet.device_claims.rules import DeviceClaimQuery, DeviceClaimRules
 from devalloc_solver.fleet.explainer import MAX_KINDS, FleetExplainer
 from devalloc_solver.fleet.fleet_stats import NETWORK
-from devalloc_solver.fleet.holders import HeldDevices, Holders
-from devalloc_solver.fleet.node_index import HeldItem, NodeIndex
+from devalloc_solver.fleet.node_index import HeldDevices, HeldItem, Holders, NodeIndex
 from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.fleet.shape_search import ShapeSearch
 from devalloc_solver.fleet.unique_attribute_search import UniqueAttributeSearch

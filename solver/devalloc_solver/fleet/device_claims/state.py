@@ -30,9 +30,8 @@ from devalloc_solver.fleet.device_claims.documents import (
 )
 from devalloc_solver.fleet.device_claims.explainer import DeviceClaimsExplainer
 from devalloc_solver.fleet.device_claims.rules import DeviceClaimQuery, DeviceClaimRules
-from devalloc_solver.fleet.holders import HeldDevice, HeldDevices, Holders
-from devalloc_solver.fleet.interfaces import ChosenDevice, ChosenPlace
-from devalloc_solver.fleet.node_index import HeldItem, NodeIndex
+from devalloc_solver.fleet.node_class_plan import ChosenDevice, ChosenPlace
+from devalloc_solver.fleet.node_index import HeldDevice, HeldDevices, HeldItem, Holders, NodeIndex
 from devalloc_solver.problem.allocations import Key, admin_entries, allocated_amounts
 from devalloc_solver.problem.snapshot import Snapshot, take_snapshot, without_duplicate_pools
 

@@ -41,9 +41,8 @@ from devalloc_solver.dialects.resource_k8s.manifests import (
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice
 from devalloc_solver.dialects.resource_k8s.slices import single_node_selector
 from devalloc_solver.fleet.backend import Answer, FleetBackend, Manifest, Name
-from devalloc_solver.fleet.holders import HeldDevice, HeldDevices
-from devalloc_solver.fleet.interfaces import ChosenDevice, ChosenPlace
-from devalloc_solver.fleet.node_index import HeldItem
+from devalloc_solver.fleet.node_class_plan import ChosenDevice, ChosenPlace
+from devalloc_solver.fleet.node_index import HeldDevice, HeldDevices, HeldItem
 from devalloc_solver.fleet.resource_k8s.claim_reader import ReadResourceClaim, ResourceClaimReader
 from devalloc_solver.fleet.resource_k8s.device_properties import published_device
 from devalloc_solver.fleet.resource_k8s.explainer import ClusterExplainer

@@ -23,6 +23,7 @@ from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.fleet.resource_k8s.cluster_counts import (
     ClusterAvailability,
     ClusterCounts,
+    ClusterSubset,
     FirstDevices,
     NamedDevices,
     all_texts,
@@ -30,7 +31,6 @@ from devalloc_solver.fleet.resource_k8s.cluster_counts import (
 from devalloc_solver.fleet.resource_k8s.device_properties import published_device
 from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimQuery, ResourceClaimRules
 from devalloc_solver.fleet.resource_k8s.state import ClusterState
-from devalloc_solver.fleet.resource_k8s.subset import ClusterSubset
 from devalloc_solver.fleet.shape_search import ShapeSearch
 from devalloc_solver.place import StepsExhausted, fits
 from devalloc_solver.problem.allocations import Usage

@@ -22,8 +22,7 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
 )
 from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, ResourceSlice
 from devalloc_solver.fleet.backend import Manifest, Name
-from devalloc_solver.fleet.holders import HeldDevice, HeldDevices, Holders
-from devalloc_solver.fleet.node_index import HeldItem, NodeIndex
+from devalloc_solver.fleet.node_index import HeldDevice, HeldDevices, HeldItem, Holders, NodeIndex
 from devalloc_solver.fleet.resource_k8s.device_properties import PropertyNumbers, local_snapshot
 from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimRules, SharedDevices
 from devalloc_solver.problem.snapshot import Snapshot

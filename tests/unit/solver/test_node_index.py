@@ -7,8 +7,7 @@ from random import Random
 
 import pytest
 
-from devalloc_solver.fleet.holders import HeldDevice, HeldDevices, Holders
-from devalloc_solver.fleet.node_index import HeldItem, NodeIndex
+from devalloc_solver.fleet.node_index import HeldDevice, HeldDevices, HeldItem, Holders, NodeIndex
 from devalloc_solver.problem.snapshot import Device, Pool, join_pools
 
 NODES, DEVICES = ("n0", "n1", "n2"), 4

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from devalloc.api.meta import UNAVAILABLE
 from devalloc_solver.bounds.largest_partition import partition_loss, shapes_of_draws
 from devalloc_solver.fleet.equal_devices import EqualDevices
-from devalloc_solver.fleet.fragmentation import PartitionLosses
-from devalloc_solver.fleet.pool_states import PoolKind, PoolState
+from devalloc_solver.fleet.pool_states import PartitionLosses, PoolKind, PoolState
 from devalloc_solver.problem.snapshot import Device, Resource
 
 NAMES = [f"slice{number}" for number in range(6)]
