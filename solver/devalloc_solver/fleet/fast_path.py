@@ -261,7 +261,7 @@ class FastPath:
 
     def _find_offers(self, request: Request, state: PoolState) -> dict[Values, dict[Values, PoolOption]]:
         by_value: dict[Values, dict[Values, PoolOption]] = {}
-        if request.min_count == 1:
+        if request.min_count == 1 and state.kind.blocks:
             for (common, own), (loss, one_of) in self._cheapest(request, state).items():
                 by_value.setdefault(common, {})[own] = PoolOption(1, tuple(sorted(one_of)), loss)
             return by_value
