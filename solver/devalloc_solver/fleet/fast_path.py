@@ -281,13 +281,14 @@ class FastPath:
     def _cheapest(self, request: Request, state: PoolState) -> dict[tuple[Values, Values], tuple[int, list[int]]]:
         """At each choice of values what one device costs at least, and the groups whose devices cost that."""
         best: dict[tuple[Values, Values], tuple[int, list[int]]] = {}
+        sizes_differ = state.sizes_differ
         for number, part in enumerate(state.parts):
-            key = id(request), part
-            options = self._parts.get(key)
+            options = self._parts.get((id(request), part))
             if options is None:
-                options = self._parts[key] = self._options_of_part(request, state.kind, number, part)
+                options = self._options_of_part(request, state.kind, number, part)
+                self._parts[id(request), part] = options
             for values, (least, cheapest, fitting) in options.items():
-                loss, groups = (least, cheapest) if state.sizes_differ else (0, fitting)
+                loss, groups = (least, cheapest) if sizes_differ else (0, fitting)
                 before = best.get(values)
                 if before is None or loss < before[0]:
                     best[values] = loss, [*groups]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heappop, heappush
 from itertools import count
+from operator import itemgetter
 
 from devalloc_solver.bounds.largest_partition import partition_loss, size_of
 from devalloc_solver.fleet.equal_devices import EqualDevices
@@ -62,6 +63,12 @@ class PoolPart:
     """of the devices of each group, see ``size_of``; None where they draw on nothing or cannot be had"""
     blocks: Mapping[str, int]
     """of the resources that they draw on"""
+
+    @cached_property
+    def of_all(self) -> Callable[[Sequence[int]], tuple[int, ...]]:
+        """Picks what is of these groups from a value for each group of the pool."""
+        (first, *others) = self.groups
+        return itemgetter(first, *others) if others else lambda values: (values[first],)
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,11 +182,7 @@ class PoolState:
     @cached_property
     def parts(self) -> Sequence[PartState]:
         """The state of each part of the pool."""
-        free, kind = self.free, self.kind
-        return [
-            kind.part_state(number, tuple([free[group] for group in part.groups]))
-            for number, part in enumerate(kind.parts)
-        ]
+        return [self.kind.part_state(number, part.of_all(self.free)) for number, part in enumerate(self.kind.parts)]
 
     @cached_property
     def sizes_differ(self) -> bool:

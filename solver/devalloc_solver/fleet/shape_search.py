@@ -170,7 +170,7 @@ class CountBounds:
         for request, groups in zip(self._requests, self._groups_of(state.kind), strict=True):
             admin = request.mode.is_admin
             sizes = state.kind.sizes if admin else state.free
-            number = sum([sizes[group] for group in groups])
+            number = sum(map(sizes.__getitem__, groups))
             if not admin and (request.mode is AllocationMode.SHARE or request.portions):
                 number += state.shareable
             counts.append(number)
