@@ -15,7 +15,7 @@ from typing import Any, cast
 from devalloc.api import meta
 from devalloc.inventory.sysfs import Folder, Tree
 from devalloc.store.sqlite import SQLiteStore
-from devalloc_node.binding.config import BindingConfig
+from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.binding.registry import Bindings, step_kinds
 from devalloc_node.claims import ClaimLocks, Claims
 from devalloc_node.claims.files import ClaimFiles, FileKind

@@ -1,7 +1,7 @@
 """Settings of our processes: a field of a frozen dataclass is an option, a variable, and a row of docs/settings.md.
 
 A settings class declares its fields with ``setting``, in the order in which the help lists their options. A field that
-is declared with ``group`` holds another settings class. ``devalloc.cli.options.settings`` turns a class into options of
+is declared with ``group`` holds another settings class. ``devalloc.cli.options.common`` turns a class into options of
 a verb; the guest monitor, which runs without click, reads its class itself.
 """
 

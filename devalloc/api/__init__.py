@@ -1,6 +1,6 @@
 """The objects that users write, and what every other package may read without a store or a host.
 
-- ``pool``, ``device_class``, ``claim``, ``configs``, ``virtual_machine``: the kinds; ``kinds`` lists them
+- ``pool``, ``device_class``, ``claim``, ``virtual_machine``: the kinds; ``kinds`` lists them
 - ``quantity``, ``semver``: exact amounts and versions
 - ``manifests``: from files to objects, with every problem and its path; ``validation`` finds the problems
 - ``crds``: from the models to CustomResourceDefinitions, with their rules

@@ -1,28 +1,122 @@
-"""Decoding manifest content to API objects, and reporting every problem."""
+"""Decoding manifest content to API objects, and reporting every problem.
+
+The list of labels and annotations under ``devalloc.io/`` is the only one, so that misspelled names are noticed; tests
+compare the warning policies of ``deploy`` and the guides with it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, Literal
 
 from pydantic import ValidationError
 
-from devalloc.api.annotations import key_names, misspelled_keys
+from devalloc.api import dedicated_pools, meta
 from devalloc.api.claim import DeviceClaim, DeviceClaimDetail
-from devalloc.api.configs import ConfigObject
+from devalloc.api.device_class import ConfigObject
 from devalloc.api.fast_pool import read_fast
 from devalloc.api.fields import ApiModel, describe_value, quote_value
 from devalloc.api.json_content import ContentError, content_faults
 from devalloc.api.kinds import API_KINDS, ApiKind
 from devalloc.api.meta import DEVMGMT, ObjectMeta
-from devalloc.api.problems import Problem, Severity
+from devalloc.api.problems import Problem, Severity, closest_match
 from devalloc.api.quantity import type_name
-from devalloc.api.suggest import closest_match
 from devalloc.api.validation.errors import validation_errors
-from devalloc.api.validation.lenient import Finding, read_leniently
-from devalloc.api.validation.repair import repair_places
+from devalloc.api.validation.lenient import Finding, read_leniently, repair_places
 from devalloc.api.validation.schema import RAW, Loc, format_path, model_schema
+
+DOMAIN: Final = meta.DEVALLOC.partition("/")[0]
+PUBLISH: Final = f"{DOMAIN}/publish"
+"""A label of nodes: how to publish their devices. It also selects the nodes of devalloc's pods (``deploy``)."""
+MetadataField = Literal["annotations", "labels"]
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataKey:
+    """A label or annotation, and the kinds of objects on which it has a meaning."""
+
+    place: MetadataField
+    name: str
+    kinds: tuple[str, ...]
+    by_users: bool = False
+    """Whether users write it; devalloc itself writes the others."""
+    values: tuple[str, ...] = ()
+    """All valid values, if there are only a few. Others have no effect."""
+
+
+_CLAIM, _RESOURCE_CLAIM, _MACHINE = "DeviceClaim", "ResourceClaim", "VirtualMachine"
+_MARKED_KINDS = (_CLAIM, _RESOURCE_CLAIM, _MACHINE, "DevicePool", "DeviceClass", "ResourceQuota")
+"""Kinds whose objects the controller may mark."""
+METADATA_KEYS: Final = (
+    MetadataKey("annotations", meta.PRIORITY, (_CLAIM, _RESOURCE_CLAIM, _MACHINE), by_users=True),
+    MetadataKey("annotations", meta.GROUP, (_CLAIM, _RESOURCE_CLAIM), by_users=True),
+    MetadataKey("annotations", meta.GROUP_MATCH, (_CLAIM,), by_users=True),
+    MetadataKey("annotations", meta.NODE, (_CLAIM,), by_users=True),
+    MetadataKey("annotations", meta.RELEASE, (_CLAIM,), by_users=True, values=meta.RELEASES),
+    MetadataKey("annotations", meta.ALLOCATED_NODE, (_CLAIM,)),
+    MetadataKey("annotations", meta.ALLOCATED_DEVICES, (_CLAIM,)),
+    MetadataKey("annotations", meta.ALLOCATION_DETAILS, (_CLAIM,)),
+    MetadataKey("annotations", meta.ALLOCATED_SPEC, (_CLAIM,)),
+    MetadataKey("annotations", meta.ADMIN_CLASSES, (_CLAIM,)),
+    MetadataKey("annotations", meta.REASON, (_CLAIM,)),
+    MetadataKey("annotations", meta.MESSAGE, (_CLAIM,)),
+    MetadataKey("annotations", meta.PREPARED_ON, (_CLAIM, _MACHINE)),
+    MetadataKey("annotations", meta.LEADER, _MARKED_KINDS),
+    MetadataKey("annotations", meta.TRANSACTION, _MARKED_KINDS),
+    MetadataKey("annotations", meta.CORDONED, ("DevicePool",)),
+    MetadataKey("annotations", meta.CORDONED_NODE, ("DevicePool",)),
+    MetadataKey("annotations", meta.LABELS_NODES, ("Lease",)),
+    MetadataKey("annotations", meta.TOLERATED_TAINTS, ("Node",), by_users=True),
+    MetadataKey(
+        "labels", dedicated_pools.ALLOCATOR_KEY, (_RESOURCE_CLAIM,), by_users=True, values=(dedicated_pools.DEVALLOC,)
+    ),
+    MetadataKey("labels", PUBLISH, ("Node",), by_users=True, values=("slices", "pools", "host", "set-aside", "none")),
+    MetadataKey("labels", meta.ADMIN_ACCESS, ("Namespace",), by_users=True, values=("true",)),
+    MetadataKey("labels", meta.PUBLISHED_BY, ("DevicePool",)),
+    MetadataKey("labels", meta.LEADER, _MARKED_KINDS),
+    MetadataKey("labels", meta.NODE_LABEL, (_CLAIM, _MACHINE)),
+    MetadataKey("labels", meta.TRANSACTION, ("ConfigMap",)),
+)
+
+
+def key_names(kind: str, place: MetadataField, *, by_users: bool = False) -> tuple[str, ...]:
+    """The labels or annotations of a kind. ``by_users``: only those that users write."""
+    chosen = (each for each in METADATA_KEYS if each.place == place and kind in each.kinds)
+    return tuple(each.name for each in chosen if each.by_users or not by_users)
+
+
+ANNOTATIONS: Final = tuple(each.name for each in METADATA_KEYS if each.place == "annotations")
+LABELS: Final = tuple(each.name for each in METADATA_KEYS if each.place == "labels")
+
+
+def misspelled_keys(
+    annotations: Iterable[str], labels: Iterable[str], kind: str | None = None
+) -> Iterator[tuple[str, str]]:
+    """The path of each annotation and label that looks like devalloc's but is not, with a message.
+
+    ``kind``: accept only those of this kind; without it, those of every kind.
+    """
+    places: tuple[tuple[MetadataField, tuple[str, ...]], ...] = (("annotations", ANNOTATIONS), ("labels", LABELS))
+    for place, right in places:
+        chosen = right if kind is None else key_names(kind, place)
+        for name in annotations if place == "annotations" else labels:
+            if (advice := _advice(name, chosen)) is not None:
+                yield f"metadata.{place}[{name}]", f"{name!r} is unknown and has no effect{advice}"
+
+
+def _advice(name: str, right: Iterable[str]) -> str | None:
+    """The end of the message; None for a valid name, or one of another domain."""
+    if "/" not in name or name in right:
+        return None
+    domain, _, rest = name.partition("/")
+    if domain != DOMAIN and (abs(len(domain) - len(DOMAIN)) > 2 or closest_match(domain, [DOMAIN], alike=0.8) is None):
+        return None
+    near = closest_match(rest, [name.partition("/")[2] for name in right])
+    if near is not None:
+        return f"; did you mean {DOMAIN}/{near}?"
+    return f"; known names: {', '.join(sorted(right))}" if right else ""
+
 
 _ANNOTATIONS = {kind: frozenset(key_names(kind, "annotations")) for kind in API_KINDS}
 _LABELS = {kind: frozenset(key_names(kind, "labels")) for kind in API_KINDS}

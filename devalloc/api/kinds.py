@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from devalloc.api.claim import DeviceClaim
-from devalloc.api.configs import VfConfig, VfioConfig, VgpuConfig
-from devalloc.api.device_class import DeviceClass
+from devalloc.api.device_class import DeviceClass, VfConfig, VfioConfig, VgpuConfig
 from devalloc.api.fields import ApiModel
 from devalloc.api.meta import DEVALLOC, DEVMGMT
 from devalloc.api.pool import DevicePool

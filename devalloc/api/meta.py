@@ -57,7 +57,7 @@ RELEASES = ("asked", "forced")
 """Its values. A node treats both in the same way."""
 LEADER = "devalloc.io/leader"
 """On a claim without devices and on a machine: the last controller that became leader meanwhile. Late writes of earlier
-leaders are based on a state without it, so they fail (``devalloc.controller.leader.fencing``)."""
+leaders are based on a state without it, so they fail (``devalloc.store.fencing``)."""
 LABELS_NODES = "devalloc.io/labels-nodes"
 """On the controller's Lease: the number of its transitions as of which the leader writes ``NODE_LABEL`` on all objects
 that need it. While that is the present number, nodes watch only what has their label: a leader of an earlier version

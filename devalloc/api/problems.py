@@ -1,10 +1,49 @@
-"""Problem: an error or warning about the input, for its author."""
+"""Problem: an error or warning about the input, for its author; and "did you mean", the known word closest to one
+that is not known.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from difflib import get_close_matches
 from typing import Any, Literal
+
+_SIMILAR_CHARACTERS = str.maketrans({"-": None, "_": None, "o": "0", "l": "1"})
+MAX_WORD = 100
+"""Maximum characters of a word to compare: a longer one is not a misspelling."""
+
+
+def closest_match(word: str, candidates: Iterable[str], *, alike: float = 0.6) -> str | None:
+    """The known word that is most similar to ``word``, or None if none is similar.
+
+    Case, ``-`` and ``_`` do not count; o equals 0, and l equals 1. ``alike``: the required similarity, from 0 to 1.
+    Among several candidates, it returns the one with the fewest edits, then one of the same length, then the first in
+    order.
+    """
+    wanted = _normalized(word[:MAX_WORD])
+    by_folded = {_normalized(name): name for name in sorted(candidates, reverse=True)}
+    matches = get_close_matches(wanted, sorted(by_folded), n=5, cutoff=alike)
+    best = min(matches, key=lambda m: (_edit_distance(wanted, m), abs(len(m) - len(wanted)), m), default=None)
+    return None if best is None else by_folded[best]
+
+
+def _normalized(word: str) -> str:
+    return word.lower().translate(_SIMILAR_CHARACTERS)
+
+
+def _edit_distance(one: str, other: str) -> int:
+    """The number of characters that were omitted, inserted, changed, or swapped with their neighbour."""
+    before: list[int] = []
+    row = list(range(len(other) + 1))
+    for i, a in enumerate(one, 1):
+        before, last, row = row, before, [i]
+        for j, b in enumerate(other, 1):
+            row.append(min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (a != b)))
+            if i > 1 and j > 1 and (a, one[i - 2]) == (other[j - 2], b):
+                row[j] = min(row[j], last[j - 2] + 1)
+    return row[-1]
+
 
 Severity = Literal["error", "warning"]
 

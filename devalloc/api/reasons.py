@@ -1,8 +1,7 @@
 """Why a claim or machine waits, or what is wrong with what it holds: one row for each code.
 
 The explainers, the metrics, the advice of the command and the tables in docs/reasons.md take what they say of a code
-from here. Once released, a code keeps its meaning for ever. The codes of the node plugin are in docs/node-codes.md,
-those of machines that wait for something other than room in docs/machines.md.
+from here. Once released, a code keeps its meaning for ever. The codes of the node plugin are in docs/node-codes.md.
 """
 
 from __future__ import annotations
@@ -23,7 +22,8 @@ _RECONCILE = "devalloc/controller/reconcile"
 class Reason(StrEnum):
     """A reason code (S19): where it is decided, how final it is, its meaning, what to do, and whether it is transient.
 
-    The meaning and the advice are sentences of docs/reasons.md, or of the table of Events in docs/kubernetes.md.
+    The meaning and the advice are sentences of docs/reasons.md, of docs/machines.md, or of the table of Events in
+    docs/kubernetes.md.
     """
 
     decided_in: str
@@ -181,6 +181,63 @@ class Reason(StrEnum):
         "",
         "No node has that much capacity, even if nothing runs there.",
         "Ask for less, or let nodes promise more (--oversub-cpu, --oversub-memory, the node's limits).",
+    )
+    # Something other than room is in the way.
+    NO_HOST_CAPACITY = (
+        "NoHostCapacity",
+        f"{_RECONCILE}/vm_scheduling/machines.py",
+        "",
+        "No node publishes its capacity for machines.",
+        "Run one with `--host-capacity`, or set `nodeName`.",
+    )
+    NODE_NOT_SERVED = (
+        "NodeNotServed",
+        f"{_RECONCILE}/vm_scheduling/decision.py",
+        "",
+        "No plugin runs machines on its node: the node publishes slices, or nothing.",
+        "Label the node `devalloc.io/publish=host` and run the plugin as a service of that host, or name another one.",
+    )
+    NODE_NOT_FOUND = (
+        "NodeNotFound",
+        f"{_RECONCILE}/vm_scheduling/decision.py",
+        "",
+        "There is no Node of that name in the cluster.",
+        "Correct `spec.nodeName`.",
+    )
+    CLAIM_NOT_FOUND = (
+        "ClaimNotFound",
+        f"{_RECONCILE}/vm_scheduling/machines.py",
+        "",
+        "A claim that the machine names does not exist.",
+        "Apply that claim.",
+    )
+    CLAIM_NOT_ALLOCATED = (
+        "ClaimNotAllocated",
+        f"{_RECONCILE}/vm_scheduling/machines.py",
+        "",
+        "A claim is placed with another machine first, or is in a group with a claim that waits.",
+        "Wait, or resolve what the other one waits for.",
+    )
+    CLAIM_BEING_DELETED = (
+        "ClaimBeingDeleted",
+        f"{_RECONCILE}/vm_scheduling/machines.py",
+        "",
+        "A claim that the machine names is being deleted.",
+        "Wait, and apply the claim again; or remove it from `spec.claims`.",
+    )
+    CLAIM_RELEASED = (
+        "ClaimReleased",
+        f"{_RECONCILE}/vm_scheduling/machines.py",
+        "",
+        "A claim that the machine names is being released.",
+        "Wait until it is allocated again.",
+    )
+    MACHINE_INVALID = (
+        "MachineInvalid",
+        f"{_RECONCILE}/vm_scheduling/machines.py",
+        "",
+        "The machine cannot be read.",
+        "Correct what the message names.",
     )
 
     # -- quotas, admin access, and the API server ----------------------------------------------------------------------

@@ -280,11 +280,6 @@ def device_claims_in(documents: Iterable[Object]) -> list[Object]:
     return [doc for doc in documents if doc.get("kind") == "DeviceClaim" and doc.get("apiVersion") == meta.DEVMGMT]
 
 
-def claim_key(claim: Object) -> ClaimKey:
-    """(namespace, name)"""
-    return ClaimView(claim).key
-
-
 def claim_key_or_none(document: object) -> ClaimKey | None:
     """The key of a claim, even if the rest is unreadable; None if it has no name or is of another kind."""
     if not isinstance(document, Mapping) or document.get("kind") != "DeviceClaim":
@@ -296,26 +291,6 @@ def claim_key_or_none(document: object) -> ClaimKey | None:
     return escape_invalid_unicode(namespace) if isinstance(
         namespace, str
     ) and namespace else "default", escape_invalid_unicode(name)
-
-
-def annotation_of(claim: Object, name: str) -> str | None:
-    """The value of an annotation."""
-    return ClaimView(claim).annotation(name)
-
-
-def allocation_entries(claim: Object) -> list[Any]:
-    """The entries of status.allocations, well formed or not; empty for a claim that is not allocated."""
-    return ClaimView(claim).entries
-
-
-def is_deleting(claim: Object) -> bool:
-    """Whether its deletion was requested."""
-    return ClaimView(claim).is_deleting
-
-
-def group_of(claim: Object) -> str | None:
-    """The claim's group within its namespace."""
-    return ClaimView(claim).group
 
 
 def admin_class_names(documents: Iterable[Object]) -> frozenset[str]:

@@ -104,7 +104,7 @@ class VerbGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0] if args else ""
         if not name.startswith("-") and name not in self.list_commands(ctx):
-            from devalloc.api.suggest import closest_match
+            from devalloc.api.problems import closest_match
 
             above = "" if ctx.parent is None else f"{ctx.info_name} "
             advice = self._advice.get(name)
@@ -177,7 +177,7 @@ class Verb(click.Command):
         if isinstance(error, click.BadParameter):
             kind, written = error.param and error.param.type, _INVALID_CHOICE.match(error.message)
             if isinstance(kind, click.Choice) and written:
-                from devalloc.api.suggest import closest_match
+                from devalloc.api.problems import closest_match
 
                 near = closest_match(written[1], map(str, kind.choices))
                 return near and f"did you mean {near}?"

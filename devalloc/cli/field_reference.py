@@ -68,7 +68,7 @@ def print_field(kind: ApiKind, path: str, output: str) -> None:
 
 def unknown_field(kind: ApiKind, path: str) -> str:
     """The message for a path that leads to no field: how far it leads, and which fields may be meant."""
-    from devalloc.api.suggest import closest_match
+    from devalloc.api.problems import closest_match
 
     above, step = "", path
     for step in path.split("."):

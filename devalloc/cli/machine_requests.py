@@ -39,7 +39,7 @@ def read_function(file: str) -> OpenFaasFunction:
     """Read one from a file or ``-``. Raises BadInput with the problems."""
     from devalloc.api.fields import quote_value
     from devalloc.api.manifests import load
-    from devalloc_node.model.names import is_label
+    from devalloc_node.model.grant import is_label
 
     if Path(file).is_dir():
         raise BadInput(f"{file} is a folder; name the file of one deployment")

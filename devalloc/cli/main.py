@@ -70,12 +70,21 @@ VERBS: dict[str, dict[str, str]] = {
     },
 }
 _MODULES = {
+    "backup": "snapshot",
     "completion": "help",
+    "crds": "install",
+    "delete": "apply",
+    "discover": "capacity",
     "drain": "cordon",
+    "kubeconfig": "install",
+    "release": "cordon",
     "replay": "snapshot",
-    "restore": "backup",
+    "restore": "snapshot",
+    "solve": "explain",
+    "top": "get",
     "uncordon": "cordon",
     "uninstall": "install",
+    "validate": "apply",
     "version": "help",
 }
 """Verbs that share a module with another one; each other verb has the module of its name."""

@@ -68,7 +68,7 @@ def make_host(settings: NodeSettings, *, dry_run: bool, say: Say) -> Host:
     from devalloc_node.host.boundary import DryRun
     from devalloc_node.host.files import Files
     from devalloc_node.host.linux import LinuxHost
-    from devalloc_node.machine.paths import MachineConfig
+    from devalloc_node.machine.machine_files import MachineConfig
 
     host = LinuxHost(Files(settings.written), settings.root)
     if os.geteuid() != 0:

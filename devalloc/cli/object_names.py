@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from devalloc.api.configs import ConfigObject
+from devalloc.api.device_class import ConfigObject
 from devalloc.api.kinds import API_KINDS, ApiKind, find_kind
 from devalloc.cli.command import BadInput
 from devalloc.cli.render.output import one_line
@@ -37,7 +37,7 @@ def kind_of(word: str, store: Store | None = None) -> ApiKind:
         return kind
     if (why := _NO_KINDS.get(word.lower().removesuffix("s"))) is not None:
         raise BadInput(f"unknown kind {word!r}: {why}")
-    from devalloc.api.suggest import closest_match
+    from devalloc.api.problems import closest_match
 
     words = [word for kind in API_KINDS.values() for word in (kind.plural, kind.plural.removeprefix("device"))]
     near = closest_match(word, words)
@@ -108,7 +108,7 @@ def keys_of(
 
 def similar_names_hint(name: str, names: Iterable[str]) -> str:
     """Suggestions for a name that does not exist, as the end of a sentence."""
-    from devalloc.api.suggest import closest_match
+    from devalloc.api.problems import closest_match
 
     names = sorted({one_line(each) for each in names})
     if len(names) <= _MAX_COMPARED and (near := closest_match(name, names)) is not None:

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from aiohttp import web
 
 from devalloc.api.meta import LABELS_NODES
+from devalloc.api.views import ClaimView
 from devalloc.controller import site
 from devalloc.controller.authorization import AUDIENCE, ClusterAuthorizer
 from devalloc.controller.fleet_monitor import FleetMonitor
@@ -24,7 +25,6 @@ from devalloc.controller.metrics import TYPE, ControllerMetrics
 from devalloc.controller.overview.cache import OverviewCache
 from devalloc.controller.permits.leader_server import LeaderPermitServer, PermitListenAddress
 from devalloc.controller.permits.leadership import ProcessLeadership
-from devalloc.controller.reconcile.claims import allocation_entries
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator, DeviceClaimRound
 from devalloc.controller.reconcile.events import EventRecorder, events_of_write, node_events
 from devalloc.controller.reconcile.loop import AllocatorSettings, ReconcileLoop
@@ -218,9 +218,9 @@ class ClusterProcess:
 
     def _searched(self) -> Mapping[str, float]:
         """Seconds by namespace, of both dialects."""
-        seconds = Counter(self.allocator.searches.seconds())
+        seconds = Counter(self.allocator.loop.searches.seconds())
         if self._resource_claims is not None:
-            seconds.update(self._resource_claims.searches.seconds())
+            seconds.update(self._resource_claims.loop.searches.seconds())
         return seconds
 
     def _loops(self) -> Mapping[str, Loop]:
@@ -229,7 +229,7 @@ class ClusterProcess:
         except ApiError as error:
             if error.status == 403:  # the rights of an earlier version: claims are answered all the same
                 log.warning("whether Nodes are cordoned or ready does not count, see `devalloc install`: %s", error)
-                self.allocator.ignore_kind("Node")
+                self.allocator.loop.ignore_kind("Node")
         loops: dict[str, Loop] = {"allocate": self.allocator.run, "monitor": self.monitor.run}
         if self._settings.resource_claims:
             self._resource_claims = ResourceClaimAllocator(
@@ -269,7 +269,7 @@ class ClusterProcess:
         self._on_round(done)
 
     def _wrote(self, before: Object, after: Object) -> None:
-        if after["kind"] == "DeviceClaim" and allocation_entries(after) and not allocation_entries(before):
+        if after["kind"] == "DeviceClaim" and ClaimView(after).entries and not ClaimView(before).entries:
             self.metrics.allocated(after, datetime.now(UTC))
         self.recorder.record(events_of_write(before, after))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from devalloc.api.cordon import ALL_DEVICES, cordon_annotations, cordon_reasons, pool_node
 from devalloc.api.meta import CORDONED_NODE
-from devalloc.api.suggest import closest_match
+from devalloc.api.problems import closest_match
 from devalloc.store import Change, Conflict, Key, Object, Store, StoreError
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from devalloc.controller.overview import Alarm, Overview
 from devalloc.controller.overview.cache import OPTIONAL_KINDS, REQUIRED_KINDS, CachedOverview
+from devalloc.controller.reconcile.decision import redact
 from devalloc.controller.reconcile.events import WARNING, ObjectEvent
-from devalloc.controller.reconcile.redaction import redact
 from devalloc.store import Store, StoreError
 
 log = logging.getLogger(__name__)

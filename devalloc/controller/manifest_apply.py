@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from devalloc.api.meta import CORDONED, CORDONED_NODE, NODE_LABEL, PREPARED_ON, RELEASE
-from devalloc.controller.reconcile.claims import ALLOCATION_ANNOTATIONS, allocation_entries, claim_key
+from devalloc.api.views import ClaimView
+from devalloc.controller.reconcile.claims import ALLOCATION_ANNOTATIONS
 from devalloc.store import Invalid, Key, Object
 
 CLAIM = "DeviceClaim"
@@ -14,9 +15,9 @@ CLAIM = "DeviceClaim"
 def apply_refusal(old: Object, wanted: Object) -> str:
     """Why the manifest may not be applied; "" when it may. An allocated claim's spec is fixed until it is released
     (S18)."""
-    if Key.of(old).kind != CLAIM or not allocation_entries(old) or old["spec"] == wanted["spec"]:
+    if Key.of(old).kind != CLAIM or not ClaimView(old).entries or old["spec"] == wanted["spec"]:
         return ""
-    namespace, name = claim_key(old)
+    namespace, name = ClaimView(old).key
     return f"is allocated, so its spec is fixed; take its devices back first: devalloc release {name} -n {namespace}"
 
 

@@ -97,7 +97,7 @@ class Standalone:
                 )
             store.call_by_group()
             allocator = DeviceClaimAllocator(store, settings=self._settings, solve=self._solve, progress=self._on_round)
-            allocator.ignore_kind(NODE_KIND)
+            allocator.loop.ignore_kind(NODE_KIND)
             loops: list[Loop] = [allocator.run]
             host = None
             if self._inventory is not None:

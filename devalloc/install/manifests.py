@@ -11,17 +11,16 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import yaml
-
+from devalloc.api.yaml_reader import YamlError, read_yaml
 from devalloc.version import VERSION
 
 Object = dict[str, Any]
 
 _NAMES = ("kustomization.yaml", "Kustomization")
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _FIELDS = {"apiVersion", "kind", "resources", "patches", "labels"}
 
 
@@ -47,8 +46,20 @@ def render_folder(folder: Path) -> list[Object]:
 
 
 def load_documents(path: Path) -> list[Object]:
-    """The documents of a file."""
-    return [document for document in yaml.load_all(path.read_text(), _LOADER) if document]
+    """The documents of a file. Raises ValueError for what is not YAML, and OSError."""
+    return _read_documents(path.read_text(), path)
+
+
+def _read_documents(text: str, path: Path) -> list[Any]:
+    contents = []
+    try:
+        for document in read_yaml(text):
+            if error := next((note for note in document.notes if note.is_error), None):
+                raise YamlError(error.message, error.line)
+            contents.append(document.content)
+    except YamlError as error:
+        raise ValueError(f"{path}: line {error.line or 1}: {error.message}") from None
+    return [content for content in contents if content]
 
 
 def _patched(objects: Iterable[Object], entry: Mapping[str, Any], path: Path) -> list[Object]:
@@ -59,7 +70,7 @@ def _patched(objects: Iterable[Object], entry: Mapping[str, Any], path: Path) ->
     for one in objects:
         if (one["kind"], one["metadata"]["name"]) == (target["kind"], target["name"]):
             matched = True
-            for operation in yaml.load(entry["patch"], _LOADER):
+            for operation in chain(*_read_documents(entry["patch"], path)):
                 _apply(one, operation, path)
         done.append(one)
     if not matched:

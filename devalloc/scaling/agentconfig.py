@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from devalloc.api.problems import Problem
+from devalloc.api.problems import Problem, closest_match
 from devalloc.api.quantity import type_name
-from devalloc.api.suggest import closest_match
 from devalloc.scaling.config import ScalingConfig, read_defaults
 from devalloc.scaling.health import HealthLimits
 from devalloc.scaling.messages.plugin import PORT

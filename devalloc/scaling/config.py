@@ -13,9 +13,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from devalloc.api.problems import Problem
+from devalloc.api.problems import Problem, closest_match
 from devalloc.api.quantity import type_name
-from devalloc.api.suggest import closest_match
 from devalloc.scaling.versions import ProtocolEra
 
 ANNOTATION = "autoscaling.neon.tech/config"

@@ -1,8 +1,9 @@
 """Where objects live: the ``Store`` protocol, the embedded store, and the Kubernetes API behind the same protocol.
 
 - ``protocol``: what every store offers, and where stores differ; ``lifecycle``: the rules of metadata
-- ``sqlite``, over ``database`` and ``sql_statements``: the embedded store
-- ``disk_reserve``: space for changes that give something back on a full disk
+- ``fencing``: a write that makes every earlier write of others fail
+- ``sqlite``, over ``database`` and ``sql_statements``: the embedded store; also space for changes that give something
+  back on a full disk
 - ``paths``: private files, and the lock that lets one process run the loops
 - ``database_copies``: backups
 - ``kubernetes``: a cluster as a store

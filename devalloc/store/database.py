@@ -5,20 +5,112 @@ own transaction, so a crash leaves the schema of the last complete step. ``PRAGM
 completed steps. If it is higher than this program knows, a newer version wrote the file, which then stays unchanged.
 
 The store has no event log: a watch reads objects by their resourceVersion, and deletions from ``tombstones``.
+
+Deleting or undoing something needs disk space, too. If the disk is full, such changes use the space of a file beside
+the database, the reserve, one piece at a time. Changes that add something never use it; they are refused until the file
+has its full size again. So a user who fills the disk cannot prevent the release of devices, and nothing starts that
+could not be undone.
 """
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from devalloc.store import disk_reserve
-from devalloc.store.errors import Damaged, NoSpace, StoreError, Unavailable, Unusable
+from devalloc.store.errors import Damaged, NoSpace, StoreError, Unavailable, Unusable, is_disk_full
 from devalloc.store.paths import check_private, file_identity, prepare_files
+
+RESERVE_SUFFIX = ".reserve"
+"""Suffix of the file's name, after the database's name."""
+RESERVE_BYTES = 2**20
+"""Much more than one change needs. Successive changes overwrite the same log: see ``run_with_reserve``."""
+_PIECES = 16
+
+Result = TypeVar("Result")
+
+
+def reserve_path(path: Path) -> Path:
+    """The reserve of the database at ``path``."""
+    return path.with_name(path.name + RESERVE_SUFFIX)
+
+
+def is_whole(path: Path) -> bool:
+    """Whether the reserve is complete."""
+    with suppress(OSError):
+        return os.lstat(reserve_path(path)).st_size >= RESERVE_BYTES
+    return False
+
+
+def refill(path: Path) -> bool:
+    """Allocate the reserve of the database at ``path`` if there is space; returns whether it has its full size.
+
+    Also True if the file cannot be created for another reason: then the write itself reports the error.
+    """
+    if is_whole(path):
+        return True
+    try:
+        descriptor = os.open(reserve_path(path), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            before = os.fstat(descriptor).st_size
+            try:
+                os.posix_fallocate(descriptor, 0, RESERVE_BYTES)
+            except OSError:
+                os.ftruncate(descriptor, before)  # part of it may already be allocated
+                raise
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        return not is_disk_full(error)
+    return True
+
+
+def has_space(folder: Path) -> bool:
+    """Whether the file system of that folder has space for one piece of the reserve. Also True if this cannot be tested
+    for another reason."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES // _PIECES)
+    except OSError as error:
+        return not is_disk_full(error)
+    return True
+
+
+def run_with_reserve(path: Path, change: Callable[[], Result], shorten: Callable[[], object] = lambda: None) -> Result:
+    """Make a change that deletes or undoes something, with the reserve of the database at ``path`` if the disk is full.
+    ``change`` must be atomic, because it is called again after ``shorten``, which writes the log to the database so
+    that SQLite starts it again. Raises NoSpace if the reserve is used up, too."""
+    tries = 0
+    while True:
+        try:
+            return change()
+        except NoSpace as error:
+            tries += 1
+            # Other processes may fill the disk, or refill the reserve, as fast as this process releases it.
+            if tries > 2 * _PIECES or (tries > 1 and not _release_piece(path)):
+                raise NoSpace(f"{error}. Its reserve {reserve_path(path)} is used up") from error
+            shorten()
+
+
+def _release_piece(path: Path) -> bool:
+    """Return a piece of the reserve to the file system; False if none is left."""
+    try:
+        descriptor = os.open(reserve_path(path), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            size = os.fstat(descriptor).st_size
+            os.ftruncate(descriptor, max(0, size - RESERVE_BYTES // _PIECES))
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return False
+    return size > 0
+
 
 APPLICATION_ID = 0x64_76_61_6C
 """``PRAGMA application_id`` of our files: "dval"."""
@@ -123,9 +215,9 @@ def open_database(path: Path, schema: Schema) -> sqlite3.Connection:
     If the disk is full, it uses the reserve, because SQLite creates files beside the database.
     """
     prepare_files(path, schema.noun)
-    check_private(disk_reserve.reserve_path(path))
-    connection = disk_reserve.run_with_reserve(path, lambda: _opened(path, schema))
-    disk_reserve.refill(path)
+    check_private(reserve_path(path))
+    connection = run_with_reserve(path, lambda: _opened(path, schema))
+    refill(path)
     return connection
 
 
@@ -237,7 +329,7 @@ def no_space_message(path: Path, schema: Schema) -> str:
     """The message if the disk is full, or the reserve is not complete."""
     return (
         f"no space left for the {schema.noun} {path}; nothing was written. {schema.full} Free at least "
-        f"{disk_reserve.RESERVE_BYTES >> 20} MiB on the file system of {path.parent} and try again"
+        f"{RESERVE_BYTES >> 20} MiB on the file system of {path.parent} and try again"
     )
 
 
@@ -247,7 +339,7 @@ def store_error_for(path: Path, schema: Schema, error: sqlite3.Error) -> StoreEr
     code = getattr(error, "sqlite_errorcode", 0)
     if code == sqlite3.SQLITE_IOERR_SHMSIZE:  # the index of the log could not be created
         code = sqlite3.SQLITE_FULL
-    if code in _WRITE_ERRORS and not disk_reserve.has_space(path.parent):
+    if code in _WRITE_ERRORS and not has_space(path.parent):
         code = sqlite3.SQLITE_FULL
     match code & 0xFF:
         case sqlite3.SQLITE_NOTADB:

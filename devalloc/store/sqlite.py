@@ -25,7 +25,7 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from devalloc.store import database, disk_reserve, lifecycle
+from devalloc.store import database, lifecycle
 from devalloc.store.database import (
     no_space_message,
     open_reader,
@@ -116,7 +116,7 @@ def _with_reserve(method: Method) -> Method:
 
     @wraps(method)
     def written(self: SQLiteStore, *arguments: Any, **named: Any) -> Any:
-        return disk_reserve.run_with_reserve(self.path, lambda: method(self, *arguments, **named), self._shorten_log)
+        return database.run_with_reserve(self.path, lambda: method(self, *arguments, **named), self._shorten_log)
 
     return cast(Method, written)
 
@@ -305,12 +305,7 @@ class SQLiteStore:
             try:
                 with translate_errors(self.path, database.STORE_SCHEMA), transaction(self._connection, write=write):
                     yield rows
-                    if (
-                        write
-                        and not disk_reserve.is_whole(self.path)
-                        and rows.grows
-                        and not disk_reserve.refill(self.path)
-                    ):
+                    if write and not database.is_whole(self.path) and rows.grows and not database.refill(self.path):
                         raise NoSpace(no_space_message(self.path, database.STORE_SCHEMA))
             except NoSpace as error:
                 if rows.grows:  # the reserve is not for writes that grow

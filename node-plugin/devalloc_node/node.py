@@ -14,7 +14,7 @@ from typing import Literal
 from devalloc.inventory import DeviceRecords, pci
 from devalloc.inventory.device_users import visibility_problem
 from devalloc.inventory.pci import BarSizes
-from devalloc_node.binding.device_users import process_using
+from devalloc_node.binding.checks import process_using
 from devalloc_node.binding.registry import Bindings, step_kinds
 from devalloc_node.claims import ClaimLocks, Claims, PrepareOptions
 from devalloc_node.claims.dry_run import deny_change_in_dry_run, deny_in_dry_run, planned_steps
@@ -34,15 +34,13 @@ from devalloc_node.machine.records import MachineAmounts
 from devalloc_node.metrics import gauges
 from devalloc_node.metrics.registry import NodeMetrics, NodeState
 from devalloc_node.model.grant import ClaimRef, Grants
-from devalloc_node.model.prepared import Prepared
-from devalloc_node.model.step import ATTACHMENT, Step
+from devalloc_node.model.step import ATTACHMENT, Prepared, Step
 from devalloc_node.operations.change_feed import CLAIMS, DEVICES, ChangeNotifier, machine_change
 from devalloc_node.operations.claim_registry import ClaimRegistry
 from devalloc_node.operations.inventory_cache import InventoryCache
 from devalloc_node.operations.node_operations import NodeOperations
 from devalloc_node.settings import NodeSettings
-from devalloc_node.warm.pool import Pool
-from devalloc_node.warm.sandboxes import WarmSandboxes
+from devalloc_node.warm.pool import Pool, WarmSandboxes
 
 NodeCommand = Literal["stop", "rescan"]
 ADMIT_SECONDS = 10.0

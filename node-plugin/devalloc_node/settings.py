@@ -17,8 +17,8 @@ from devalloc.scaling.health import HealthLimits
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.state import ScalingTiming
 from devalloc.scaling.versions import ProtocolEra
-from devalloc_node.binding.config import BindingConfig
-from devalloc_node.machine.paths import MachineConfig
+from devalloc_node.binding.binding import BindingConfig
+from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.warm.setup import WarmConfig
 
 

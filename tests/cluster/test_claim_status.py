@@ -16,7 +16,7 @@ from devalloc_node.binding.binding import HealthState
 from devalloc_node.health.watch import DeviceHealth, HealthSnapshot
 from devalloc_node.kube.claim_status import ResourceClaimStatuses
 from devalloc_node.model.grant import ClaimRef
-from devalloc_node.model.prepared import Prepared, PreparedDevice
+from devalloc_node.model.step import Prepared, PreparedDevice
 from tests.support import kube_build, kube_rights
 from tests.support.go_build import Progress
 from tests.support.kube_api import Cluster, running

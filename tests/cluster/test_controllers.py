@@ -19,11 +19,10 @@ import pytest
 from devalloc.controller.cluster_process import ClusterProcess as Controller
 from devalloc.controller.cluster_process import ClusterSettings
 from devalloc.controller.leader import election
-from devalloc.controller.leader.fencing import fence_objects
 from devalloc.controller.leader.lease import LeaseLost
 from devalloc.controller.reconcile.release import release_claim
+from devalloc.store.fencing import UncertainWrites, fence_objects
 from devalloc.store.kubernetes import ApiError, Client
-from devalloc.store.kubernetes.object_writer import UncertainWrites
 from tests.support import kube_build, kube_crds, kube_rights
 from tests.support.claim_history import PREPARED, History, holders, unanswered
 from tests.support.claim_storm import SERVER, ClaimStorm

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from devalloc.api.meta import GROUP, GROUP_MATCH, PRIORITY, REASON
-from devalloc.controller.reconcile.claims import allocation_entries, annotation_of
+from devalloc.api.views import ClaimView, ObjectView
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.manifests import claim, device, device_class, pool
 from tests.support.repository import REPO
@@ -153,7 +153,7 @@ def runner(store: SQLiteStore, tmp_path: Path) -> Iterator[Runner]:
 
 def is_given(store: SQLiteStore, wanted: Manifest) -> bool:
     metadata = wanted["metadata"]
-    return bool(allocation_entries(store.get("DeviceClaim", metadata["namespace"], metadata["name"])))
+    return bool(ClaimView(store.get("DeviceClaim", metadata["namespace"], metadata["name"])).entries)
 
 
 def give(store: SQLiteStore, runner: Runner, *wanted: Manifest) -> None:
@@ -170,7 +170,7 @@ def hard_claims(store: SQLiteStore) -> list[Manifest]:
 
 
 def are_answered(store: SQLiteStore) -> bool:
-    return all(annotation_of(each, REASON) for each in hard_claims(store))
+    return all(ObjectView(each).annotation(REASON) for each in hard_claims(store))
 
 
 def touch(store: SQLiteStore) -> None:
@@ -189,7 +189,7 @@ def test_an_easy_claim_never_waits_for_hard_ones(
     give(store, runner, wanted("while-they-come"))
     until(lambda: runner.times("search"), "a search begins", context=runner.log.read_text)
     give(store, runner, wanted("while-they-are-searched-for"), wanted("and-another"))
-    assert not [each for each in hard_claims(store) if annotation_of(each, REASON)], "the search goes on"
+    assert not [each for each in hard_claims(store) if ObjectView(each).annotation(REASON)], "the search goes on"
 
     runner.let_go()
     until(lambda: are_answered(store), "the hard claims are answered", context=runner.log.read_text)
@@ -202,7 +202,7 @@ def test_an_easy_claim_never_waits_for_hard_ones(
     # A quiet store costs nothing: nothing is searched again, and no round is held.
     assert until(runner.settled, "all is answered") < 100
     assert runner.times("search") == searches, "the hard claims are not searched for again"
-    assert not any(allocation_entries(each) for each in hard_claims(store))
+    assert not any(ClaimView(each).entries for each in hard_claims(store))
 
 
 def test_a_claim_that_competes_with_hard_ones_goes_first_once_these_were_searched_for(

@@ -14,9 +14,9 @@ from devalloc.cli.node_wiring import store_publishing, store_source
 from devalloc.controller.pool_publisher import PublishResult
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store.sqlite import SQLiteStore
-from devalloc_node.binding.config import BindingConfig
+from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.daemon import run_daemon
-from devalloc_node.machine.paths import MachineConfig
+from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.node import Node, open_node
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb.node_pb2_grpc import NodeStub

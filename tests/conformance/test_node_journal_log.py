@@ -16,9 +16,8 @@ import pytest
 
 from devalloc.store.errors import Damaged
 from devalloc_node.journal import open_journal
-from devalloc_node.journal.backup import backup
-from devalloc_node.journal.sqlite import FILE, QUARANTINED
-from devalloc_node.journal.wal_check import wal_damage
+from devalloc_node.journal.sqlite import FILE, QUARANTINED, backup
+from devalloc_node.journal.state_folder import wal_damage
 from devalloc_node.model.grant import ClaimRef
 from tests.support.fake_tree import memory_folder
 

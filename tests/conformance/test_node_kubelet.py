@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.model.grant import ClaimRef
-from devalloc_node.model.prepared import Prepared, PreparedDevice
+from devalloc_node.model.step import Prepared, PreparedDevice
 from devalloc_node.pb import dra_v1_pb2
 from devalloc_node.service.kubelet import MOST_CLAIMS, VERSIONS, KubeletPlugin
 from devalloc_node.service.server import serve

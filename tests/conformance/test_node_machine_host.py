@@ -20,7 +20,7 @@ from devalloc_node.errors import Denied, Failed, Unknown
 from devalloc_node.machine import confinement, launch, machine_files, preflight, spawn
 from devalloc_node.machine.confinement import seen_by_qemu
 from devalloc_node.machine.exits import ExitWatcher
-from devalloc_node.machine.paths import AllowedFolder, MachineConfig
+from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
 from devalloc_node.machine.process import Process, alive, kill, memlock_of, open_nodes, pidfd, process, wait
 from devalloc_node.machine.spec import machine_id, spec_of
 from tests.support.machines import (

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from devalloc_node.binding.config import BindingConfig
+from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.binding.registry import Bindings, step_kinds
 from devalloc_node.claims import ClaimLocks, Claims
 from devalloc_node.claims.reconcile import Reconciler

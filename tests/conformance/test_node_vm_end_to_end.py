@@ -19,7 +19,7 @@ from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store import NotFound
 from devalloc_node.daemon import run_daemon
 from devalloc_node.machine import adoption, process
-from devalloc_node.machine.paths import AllowedFolder
+from devalloc_node.machine.machine_files import AllowedFolder
 from devalloc_node.node import open_node
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb.node_pb2_grpc import NodeStub

@@ -11,13 +11,13 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from devalloc_solver import solve_manifests
 from tests.support import random_fleets
 from tests.support.hash_seeds import outputs
-from tools.fuzz_claims import judge
+from tools.fuzz_claims import TooLargeForOracle, judge
 
 EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "150"))
 BATCH = 50
@@ -57,7 +57,11 @@ def test_groups_that_agree_on_an_attribute_agree_with_exhaustive_search() -> Non
 @settings(max_examples=40, deadline=None, suppress_health_check=SLOW)
 @given(documents=random_fleets.DOCUMENTS)
 def test_shrinkable_instances_agree_with_exhaustive_search(documents: list[dict[str, Any]]) -> None:
-    assert judge(documents) == []
+    try:
+        problems = judge(documents)
+    except TooLargeForOracle:
+        reject()
+    assert problems == []
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=SLOW)

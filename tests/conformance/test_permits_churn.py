@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from devalloc.api.views import MachineView
 from devalloc.controller.permits import Host, Settings
 from devalloc.controller.permits.ledgers import PermitLedgers
-from devalloc.controller.permits.vm_state import key_of
 from devalloc.scaling.permits.ledger import MachineKey
 from devalloc.store import Conflict, Fence, Object, StoreError
 from devalloc.store.sqlite import SQLiteStore
@@ -47,10 +47,10 @@ class Judging(SQLiteStore):
         self.writes = 0
 
     def commit_each(self, units: Any, fence: Fence | None = None) -> Any:
-        before = {key_of(obj): obj for obj in self.list(KIND).objects}
+        before = {MachineView(obj).key: obj for obj in self.list(KIND).objects}
         done = super().commit_each(units, fence)
         self.writes += 1
-        after = before | {key_of(obj): obj for unit in done if not isinstance(unit, Conflict) for obj in unit}
+        after = before | {MachineView(obj).key: obj for unit in done if not isinstance(unit, Conflict) for obj in unit}
         had, has = (begun(objects.values()).nodes["node-a"] for objects in (before, after))
         if has.counted.exceeds(has.total.most(had.counted)):
             self.wrong.append(f"{has.counted} is taken of {has.total}, and was {had.counted}")

@@ -20,7 +20,7 @@ from devalloc.cli.options.capacity import CapacityOptions
 from devalloc.controller.permits import Settings, server
 from devalloc.scaling.resources import Resources
 from devalloc.store.sqlite import SQLiteStore
-from devalloc_node.binding.config import BindingConfig
+from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.settings import NodeSettings, ScalingSettings, ServerPorts
 from tests.support.permit_bench import machine, node_of, running, serving
 from tests.support.ports import free_ports

@@ -25,7 +25,7 @@ from devalloc.store import (
     SkippedForSpace,
     StoreError,
     Unavailable,
-    disk_reserve,
+    database,
 )
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.errors import Failed
@@ -113,7 +113,7 @@ class TestClaims:
 
         make_room(disk)
         bench.claims.prepare(refs[0])
-        assert (disk / "state" / "journal.db.reserve").stat().st_size == disk_reserve.RESERVE_BYTES
+        assert (disk / "state" / "journal.db.reserve").stat().st_size == database.RESERVE_BYTES
 
     def test_a_prepare_that_the_disk_fills_up_under_is_undone(
         self, disk: Path, monkeypatch: pytest.MonkeyPatch
@@ -195,7 +195,7 @@ class TestStore:
         store.create(claim("after"))
         with pytest.raises(AlreadyExists):
             store.create(claim("after"))
-        assert (disk / "devalloc.db.reserve").stat().st_size == disk_reserve.RESERVE_BYTES
+        assert (disk / "devalloc.db.reserve").stat().st_size == database.RESERVE_BYTES
 
     def test_what_takes_back_is_written_though_what_gives_is_refused(self, disk: Path) -> None:
         """In one round of the allocator: a claim that fits must not keep others from being taken back."""

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from devalloc_node.errors import Denied
-from devalloc_node.machine.paths import MachineConfig
+from devalloc_node.machine.machine_files import MachineConfig
 from tests.support.capacity_fakes import host
 from tests.support.deadlines import soon
 from tests.support.images import Image

@@ -18,8 +18,8 @@ from devalloc.inventory.pci import BarSizes
 from devalloc_node.errors import Denied
 from devalloc_node.machine import adoption, attachment, hotplug, pci
 from devalloc_node.machine.lifecycle import MachineLifecycle
-from devalloc_node.machine.paths import MachineConfig
-from devalloc_node.model.prepared import PreparedDevice
+from devalloc_node.machine.machine_files import MachineConfig
+from devalloc_node.model.step import PreparedDevice
 from tests.support.cli_shell import Shell, devalloc
 from tests.support.deadlines import soon
 from tests.support.guest import Guest

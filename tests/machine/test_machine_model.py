@@ -16,7 +16,7 @@ import pytest
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError, Unknown
 from devalloc_node.machine import confinement
-from devalloc_node.machine.paths import AllowedFolder, MachineConfig
+from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
 from tests.support.deadlines import soon
 from tests.support.guest import Guest
 from tests.support.images import Image

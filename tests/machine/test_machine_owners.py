@@ -24,7 +24,7 @@ from devalloc_node.machine import confinement, hotplug, pci, preflight
 from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.confinement import QemuLimits, qemu_limits
 from devalloc_node.machine.lifecycle import MachineLifecycle
-from devalloc_node.machine.paths import AllowedFolder, MachineConfig
+from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
 from devalloc_node.machine.process import open_nodes, process
 from devalloc_node.machine.spec import Disk, EmulatedDevice, Nic, machine_id
 from tests.support import exceed_limits, tiny_guest

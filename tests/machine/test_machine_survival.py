@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from devalloc_node.errors import Denied, Unknown
-from devalloc_node.machine.paths import MachineConfig
+from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.process import process
 from devalloc_node.machine.records import MACHINES
 from devalloc_node.machine.spec import EmulatedDevice, Nic

@@ -23,10 +23,8 @@ from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.machine.spawn import open_tap
 from devalloc_node.machine.spec import AmountBounds, MachineSpec, Nic
 from devalloc_node.warm import network
-from devalloc_node.warm.errors import SetupNotTaken
-from devalloc_node.warm.pool import PoolBackground
-from devalloc_node.warm.sandboxes import WarmSandboxes
-from devalloc_node.warm.setup import Setup
+from devalloc_node.warm.pool import PoolBackground, WarmSandboxes
+from devalloc_node.warm.setup import Setup, SetupNotTaken
 from tests.support import warm_bed
 from tests.support.deadlines import soon
 from tests.support.fault_gates import HOWS, KILLS, FaultGate

@@ -6,13 +6,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from devalloc_node.binding.config import BindingConfig
+from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.binding.registry import Bindings, step_kinds
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
 from devalloc_node.model.grant import GrantedDevice
-from devalloc_node.model.prepared import PreparedDevice
-from devalloc_node.model.step import Step
+from devalloc_node.model.step import PreparedDevice, Step
 from tests.support.fake_host import Boundary, FakeHost, LocalHost
 
 NODE = "node-a"

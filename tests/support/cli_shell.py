@@ -56,7 +56,7 @@ class Shell:
         store = SQLiteStore(self.store)
         try:
             allocator = DeviceClaimAllocator(store)
-            allocator.ignore_kind(NODE_KIND)
+            allocator.loop.ignore_kind(NODE_KIND)
             allocator.round()
         finally:
             store.close()

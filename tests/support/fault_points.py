@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from devalloc_node.binding.config import BindingConfig
+from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.binding.registry import Bindings, step_kinds
 from devalloc_node.claims import ClaimLocks, Claims
 from devalloc_node.claims.files import FileKind, claim_spec
@@ -36,8 +36,7 @@ from devalloc_node.errors import NodeError
 from devalloc_node.host.boundary import Host
 from devalloc_node.journal import open_journal
 from devalloc_node.model.grant import Grant, GrantedDevice
-from devalloc_node.model.prepared import Prepared
-from devalloc_node.model.step import Step
+from devalloc_node.model.step import Prepared, Step
 from tests.support.fake_host import FakeHost
 from tests.support.fault_gates import (
     HOWS,

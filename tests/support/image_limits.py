@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from devalloc.inventory.capacity.config import format_size
 from devalloc.inventory.capacity.host import HostCapacity
-from devalloc.inventory.capacity.sizes import format_size
 from devalloc.inventory.capacity.status import DiskUsageSources, stored_bytes
 
 LEAST_FOR_PULL = 5 << 30

@@ -25,7 +25,7 @@ from tests.support.previous import PRESENT, Version
 
 if TYPE_CHECKING:
     from devalloc_node.machine.pci import PciDevice
-    from devalloc_node.model.prepared import PreparedDevice
+    from devalloc_node.model.step import PreparedDevice
 
 DRIVER = "devalloc.io"
 ALLOWED = ("accelerator", "gpu", "nic", "storage", "vf", "vgpu")
@@ -146,7 +146,7 @@ def _run(address: str, die_before_reply: bool, emulated: bool, command: list[str
     from devalloc.cli import main, node_wiring
     from devalloc_node.deadline import Deadline
     from devalloc_node.model.grant import ClaimRef
-    from devalloc_node.model.prepared import Prepared
+    from devalloc_node.model.step import Prepared
     from devalloc_node.node import Node
     from devalloc_node.settings import NodeSettings
 

@@ -26,7 +26,7 @@ from unittest.mock import patch
 
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.sysfs import open_device_nodes
-from devalloc_node.binding.config import BindingConfig
+from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.binding.registry import Bindings, step_kinds
 from devalloc_node.claims import ClaimLocks, Claims
 from devalloc_node.claims.files import FileKind, claim_spec
@@ -39,7 +39,7 @@ from devalloc_node.journal import open_journal
 from devalloc_node.machine import adoption, attachment, confinement, launch
 from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.lifecycle import MachineLifecycle
-from devalloc_node.machine.paths import MachineConfig
+from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.process import open_nodes, process
 from devalloc_node.machine.qmp import Monitor, QmpMonitor, QmpRefused, SocketPeer
 from devalloc_node.machine.records import MACHINES, PLUGS

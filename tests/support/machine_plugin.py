@@ -17,7 +17,7 @@ from typing import Any
 
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc_node.deadline import Deadline
-from devalloc_node.machine.paths import AllowedFolder, MachineConfig
+from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
 from devalloc_node.machine.qmp import Monitor, QmpMonitor, SocketPeer
 from devalloc_node.machine.records import MachineRecords
 from tests.support.machines import plugin

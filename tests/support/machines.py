@@ -15,9 +15,9 @@ from pyroute2 import IPRoute
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.capacity import HostCapacity
 from devalloc_node.journal.sqlite import open_journal
-from devalloc_node.machine import paths as machine_config
+from devalloc_node.machine import machine_files as machine_config
 from devalloc_node.machine.lifecycle import MachineLifecycle
-from devalloc_node.machine.paths import MachineConfig
+from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.qmp import Connect, QmpMonitor
 from devalloc_node.machine.records import MachineRecords, MachineView
 from tests.support.images import Image

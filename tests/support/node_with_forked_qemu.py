@@ -17,10 +17,10 @@ import grpc
 from devalloc.cli.node_wiring import store_machines, store_source
 from devalloc.inventory.capacity import HostCapacity
 from devalloc.store.sqlite import SQLiteStore
-from devalloc_node.binding.config import BindingConfig
+from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.daemon import run_daemon
 from devalloc_node.machine import adoption, confinement, launch
-from devalloc_node.machine.paths import AllowedFolder, MachineConfig
+from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
 from devalloc_node.machine.records import MACHINES
 from devalloc_node.node import Node, open_node
 from devalloc_node.pb.node_pb2_grpc import NodeStub

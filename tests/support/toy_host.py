@@ -19,8 +19,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.journal import Journal, open_journal
 from devalloc_node.model.grant import ClaimRef, Grant, GrantedDevice
-from devalloc_node.model.prepared import PreparedDevice
-from devalloc_node.model.step import Step, Value
+from devalloc_node.model.step import PreparedDevice, Step, Value
 
 BOOT = "3e6c0f2e-boot"
 SLOTS = 4

@@ -14,8 +14,7 @@ from devalloc_node.journal import StepRecord
 from devalloc_node.machine.records import MachineAmounts, MachineView, PluggedDevice
 from devalloc_node.machine.spec import EmulatedDevice, MachineSpec, spec_of
 from devalloc_node.model.grant import ClaimRef
-from devalloc_node.model.prepared import Prepared
-from devalloc_node.model.step import ATTACHMENT, Step, Value
+from devalloc_node.model.step import ATTACHMENT, Prepared, Step, Value
 
 
 @dataclass

@@ -15,10 +15,9 @@ from pydantic_core import ErrorDetails
 
 from devalloc.api.claim import DeviceClaimDetail, DeviceClaimInstance, DeviceClaimSpec
 from devalloc.api.fields import REFUSED, RELATED, ApiModel, escape_unprintable, json_names, quote_value
+from devalloc.api.problems import closest_match
 from devalloc.api.quantity import type_name
-from devalloc.api.suggest import closest_match
-from devalloc.api.validation.lenient import Finding
-from devalloc.api.validation.repair import entry_location, repair_places
+from devalloc.api.validation.lenient import Finding, entry_location, repair_places
 from devalloc.api.validation.schema import (
     Loc,
     SchemaNode,

@@ -20,7 +20,7 @@ from devalloc.device_kinds import ALLOWABLE, DEFAULT_ALLOWED
 from devalloc.settings import group, setting
 
 if TYPE_CHECKING:
-    from devalloc_node.machine.paths import AllowedFolder, FolderSharing
+    from devalloc_node.machine.machine_files import AllowedFolder, FolderSharing
     from devalloc_node.settings import KubeletSettings, NodeSettings
 
 _MAX_TAP_PATTERN = 64
@@ -172,8 +172,8 @@ def node_settings(
     inventory: InventoryOptions, options: PluginOptions, resync: float, kubelet: KubeletSettings | None = None
 ) -> NodeSettings:
     """The node plugin's settings. ``resync``: seconds between looks. Raises BadInput, CommandFailed."""
-    from devalloc_node.binding.config import BindingConfig
-    from devalloc_node.machine.paths import MachineConfig
+    from devalloc_node.binding.binding import BindingConfig
+    from devalloc_node.machine.machine_files import MachineConfig
     from devalloc_node.settings import NodeSettings
 
     if resync <= 0:
@@ -225,7 +225,7 @@ def node_settings(
 
 def _folder(option: str, text: str) -> AllowedFolder:
     """``DIR``, ``DIR:shared`` or ``DIR:any``. Raises BadInput."""
-    from devalloc_node.machine.paths import AllowedFolder
+    from devalloc_node.machine.machine_files import AllowedFolder
 
     path, sharing = text, "own"
     if text.endswith((":shared", ":any")):
@@ -242,7 +242,7 @@ def _folder(option: str, text: str) -> AllowedFolder:
 
 def _users(text: str | None) -> tuple[range, range]:
     """User ids of machines, and of paused ones. Raises BadInput if the host already uses some of them."""
-    from devalloc_node.machine.paths import USERS
+    from devalloc_node.machine.machine_files import USERS
     from devalloc_node.machine.user_ids import owners_among
 
     both = range(USERS.start, USERS.stop + len(USERS))

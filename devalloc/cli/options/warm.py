@@ -18,7 +18,7 @@ from devalloc_node.errors import Denied, NodeError
 
 if TYPE_CHECKING:
     from devalloc.api.virtual_machine import VirtualMachine
-    from devalloc_node.machine.paths import MachineConfig
+    from devalloc_node.machine.machine_files import MachineConfig
     from devalloc_node.warm.setup import WarmConfig
 
 
@@ -59,7 +59,7 @@ def warm_settings(
     ``run_dir``: the folder of the node plugin's socket. ``users``: of paused machines, if the plugin is root. Raises
     BadInput.
     """
-    from devalloc_node.machine.paths import AllowedFolder
+    from devalloc_node.machine.machine_files import AllowedFolder
     from devalloc_node.warm.setup import WarmConfig
 
     file, most = options.warm_machine, options.warm_most

@@ -1,4 +1,4 @@
-"""``devalloc apply``: create or update objects in the store."""
+"""``devalloc apply``, ``validate`` and ``delete``: create or update objects from manifests, check them, delete them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,163 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from devalloc.cli.command import verb
+from devalloc.cli.command import BadInput, verb
 from devalloc.cli.documents import ignored_warnings, read_manifests
-from devalloc.cli.object_names import format_key
-from devalloc.cli.options.common import manifests_option, namespace_option, store_option
-from devalloc.cli.render.output import print_note
+from devalloc.cli.object_names import format_key, keys_of, kind_of, not_found_hint
+from devalloc.cli.options.common import (
+    LabelTest,
+    all_namespaces_option,
+    files_option,
+    manifests_option,
+    namespace_option,
+    output_option,
+    selector_option,
+    store_option,
+)
+from devalloc.cli.render.output import print_content, print_note
+from devalloc.cli.shell_completion import complete_objects
 from devalloc.cli.storage import open_embedded_store, store_path
 
 if TYPE_CHECKING:
+    from devalloc.store.errors import Key
     from devalloc.store.protocol import Store
+    from devalloc.store.sqlite import SQLiteStore
+
+
+@verb("validate")
+@manifests_option(required=True)
+@output_option("table", "json", "yaml")
+def validate(files: tuple[str, ...], output: str) -> int:
+    """Check manifests without a store: fields, amounts, expressions. Reports every error, not only the first.
+
+    Of an object of resource.k8s.io it reports the first wrong field, and every selector that does not compile.
+
+    \b
+    devalloc validate -f examples/whole-gpu
+    """
+
+    documents = read_manifests(files, verb="validate")
+    problems = documents.problems
+    bad = len(documents.all) - len(documents.good)
+    if output == "table":
+        number = "1 document" if len(documents.all) == 1 else f"{len(documents.all)} documents"
+        if bad:
+            click.echo(f"{number}, {bad} with errors")
+        elif not any(problem.is_error for problem in problems):
+            click.echo(f"{number}, {'valid' if len(documents.all) == 1 else 'all valid'}")
+    else:
+        print_content(
+            {"documents": len(documents.all), "problems": [problem.to_dict() for problem in problems]}, output
+        )
+    return 2 if any(problem.is_error for problem in problems) else 0
+
+
+@verb("delete")
+@click.argument("what", nargs=-1, metavar="KIND NAME... | KIND/NAME...", shell_complete=complete_objects)
+@files_option(required=False)
+@click.option("--all", "everything", is_flag=True, help="Every object of the kind.")
+@selector_option
+@click.option("--ignore-not-found", is_flag=True, help="Do not fail if an object does not exist.")
+@click.option("--dry-run", is_flag=True, help="Show what would be deleted, but delete nothing.")
+@namespace_option
+@all_namespaces_option
+@store_option
+def delete(
+    what: tuple[str, ...],
+    files: tuple[str, ...],
+    everything: bool,
+    selected: LabelTest | None,
+    ignore_not_found: bool,
+    dry_run: bool,
+    namespace: str,
+    all_namespaces: bool,
+    store: Path | None,
+) -> int:
+    """Delete objects. The devices of a deleted claim are free at once.
+
+    \b
+    devalloc delete dclaim/train
+    devalloc delete -f examples/whole-gpu
+    devalloc delete claims --all -A
+    """
+    from devalloc.store.errors import NotFound
+
+    code = 0
+    with open_embedded_store(store) as objects:
+        within = None if all_namespaces else namespace
+        keys, code = _keys_to_delete(objects, what, files, everything, selected, within, namespace)
+        for key, group in keys:
+            try:
+                stored = objects.get(*key) if group is not None or dry_run else None
+                if (
+                    group is not None
+                    and stored is not None
+                    and (other := stored["apiVersion"].rpartition("/")[0]) != group
+                ):
+                    if not ignore_not_found:
+                        print_note(
+                            f"error: {key} of {group or 'the core group'} does not exist; the {key.kind} of {other} is "
+                            "kept"
+                        )
+                        code = max(code, 1)
+                    continue
+                if dry_run:
+                    click.echo(f"{format_key(key)} deleted (dry run)")
+                    continue
+                last = objects.delete(*key, uid=stored["metadata"]["uid"] if stored else None)
+            except NotFound as error:
+                if not ignore_not_found:
+                    print_note(f"error: {error}{not_found_hint(objects, key)}")
+                    code = max(code, 1)
+                continue
+            waiting = last["metadata"].get("finalizers") or []
+            click.echo(f"{format_key(key)} {_deletion_text(waiting)}")
+    return code
+
+
+def _deletion_text(finalizers: list[str]) -> str:
+    """The result of a deletion. ``finalizers``: those that the object still has."""
+    from devalloc.api.meta import NODE_FINALIZER
+
+    if not finalizers:
+        return "deleted"
+    if finalizers == [NODE_FINALIZER]:
+        return f"marked for deletion until its node releases it (finalizer {NODE_FINALIZER})"
+    return f"marked for deletion until its finalizers are removed ({', '.join(finalizers)})"
+
+
+def _keys_to_delete(
+    store: SQLiteStore,
+    what: tuple[str, ...],
+    files: tuple[str, ...],
+    everything: bool,
+    selected: LabelTest | None,
+    within: str | None,
+    namespace: str,
+) -> tuple[list[tuple[Key, str | None]], int]:
+    """The keys to delete, each with the API group that its manifest names, and the exit code so far."""
+    from devalloc.store.errors import Key
+
+    if bool(what) == bool(files):
+        raise BadInput("name what to delete: either KIND NAME... or -f PATH")
+    if files:
+        from devalloc.cli.documents import read_manifests
+
+        documents = read_manifests(files, namespace)
+        contents = [document.content for document in documents.good]
+        groups = [content["apiVersion"].rpartition("/")[0] for content in contents]
+        return list(zip(map(Key.of, contents), groups, strict=True)), documents.exit_code
+    if everything or selected is not None:
+        if len(what) != 1 or "/" in what[0]:
+            raise BadInput(f"{'--all' if everything else '--selector'} needs one KIND and no names")
+        kind = kind_of(what[0], store)
+        listed = store.list(kind.kind, within if kind.namespaced else None).objects
+        return [(Key.of(obj), None) for obj in listed if selected is None or selected(obj)], 0
+    if len(what) == 1 and "/" not in what[0]:
+        kind_of(what[0], store)  # reports a kind that does not exist
+        raise BadInput(f"which {what[0]}? Name them, or use --all")
+    return [(key, None) for key in keys_of(what, namespace, store=store)], 0
+
 
 Object = dict[str, Any]
 

@@ -1,4 +1,6 @@
-"""``devalloc capacity``: how many more claims like this one fit, and what a host offers to machines."""
+"""``devalloc discover`` and ``capacity``: the devices of a host, what it offers to machines, and how many more claims
+like this one fit.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ import click
 
 from devalloc.cli.command import BadInput, CommandFailed, verb
 from devalloc.cli.options.capacity import CapacityOptions
-from devalloc.cli.options.common import EXISTING_FOLDER, files_option, namespace_option, output_option
-from devalloc.cli.options.settings import settings_options
-from devalloc.cli.render.output import print_content, show_spinner
+from devalloc.cli.options.common import EXISTING_FOLDER, files_option, namespace_option, output_option, settings_options
+from devalloc.cli.options.inventory import InventoryOptions
+from devalloc.cli.render.output import print_content, print_note, print_objects, show_spinner
 from devalloc.cli.shell_completion import complete_claims
 from devalloc.cli.solver_input import load_solver_input, with_store_option
 from devalloc.cli.storage import store_path
@@ -21,6 +23,35 @@ from devalloc.settings import group, setting
 
 if TYPE_CHECKING:
     from devalloc_solver.pipeline.remaining_capacity import Capacity
+
+
+@verb("discover")
+@settings_options(InventoryOptions, "inventory")
+@output_option()
+def discover(inventory: InventoryOptions, output: str) -> int:
+    """List this host's devices as DevicePools, with their functions and profiles.
+
+    \b
+    devalloc discover
+    devalloc discover -o json | jq '.items[].metadata.name'
+    """
+    from devalloc.inventory import discover as look
+
+    discovery = look(inventory.sysfs_root, node_name=inventory.node, config=inventory.config)
+    for problem in discovery.problems:
+        print_note(f"error: {problem}" if problem.is_error else str(problem))
+    pools: list[dict[str, Any]] = [pool.to_manifest() for pool in discovery.pools]
+    if output in ("json", "yaml"):
+        print_objects(pools, output)
+    elif output == "name":
+        for pool in pools:
+            click.echo(f"devicepool/{pool['metadata']['name']}")
+    else:
+        from devalloc.cli.render.host import print_pools
+
+        print_pools(pools, wide=output == "wide")
+    return 0
+
 
 Object = dict[str, Any]
 CLAIM = "DeviceClaim"

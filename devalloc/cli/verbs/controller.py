@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from devalloc.cli.command import BadInput, CommandFailed, parse_duration, verb
-from devalloc.cli.options.common import BATCH_DEADLINE, EXISTING_FILE, FOLDER, PLACEMENT
-from devalloc.cli.options.settings import settings_options
-from devalloc.cli.render.progress import open_display
+from devalloc.cli.options.common import BATCH_DEADLINE, EXISTING_FILE, FOLDER, PLACEMENT, settings_options
+from devalloc.cli.render.output import open_display
 from devalloc.settings import declared, setting
 
 if TYPE_CHECKING:

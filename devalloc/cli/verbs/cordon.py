@@ -1,21 +1,116 @@
-"""``devalloc cordon``, ``uncordon``, ``drain``: exclude devices from allocation, and release the claims on a node."""
+"""``devalloc cordon``, ``uncordon``, ``drain``, ``release``: exclude devices from allocation, and take back those of
+claims.
+"""
 
 from __future__ import annotations
 
 import getpass
 import os
+import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from devalloc.api.views import ClaimView
 from devalloc.cli.command import BadInput, parse_duration, verb
-from devalloc.cli.render.output import print_note, print_table
+from devalloc.cli.object_names import fetch_object, format_key, keys_of
+from devalloc.cli.options.common import namespace_option
+from devalloc.cli.render.output import print_note, print_table, show_spinner
+from devalloc.cli.shell_completion import complete_claims
 from devalloc.cli.target import StoreTarget, open_target, target_options
 
 if TYPE_CHECKING:
     from devalloc.store import Store
     from devalloc.store.errors import Key
+
+
+@verb("release")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_claims)
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Also release claims in use: the node takes the devices away. MACHINES THAT DO NOT GIVE THEM UP ARE KILLED.",
+)
+@click.option(
+    "--abandon",
+    is_flag=True,
+    help="Do not ask the node, because it is gone permanently. A node that is still alive keeps the devices.",
+)
+@click.option(
+    "--timeout", type=parse_duration, default="60s", metavar="DURATION", help="How long to wait for the node."
+)
+@namespace_option
+@target_options
+def release(
+    names: tuple[str, ...], force: bool, abandon: bool, timeout: float, namespace: str, place: StoreTarget
+) -> int:
+    """Take back the devices of claims, but keep the claims: they are allocated again, with their current spec.
+
+    A claim that is prepared on a node, for a machine or a pod, is released only with --force: the command then asks the
+    node to release the devices, and waits. Exit code 1 if the node does not do it in time; it does so later.
+
+    \b
+    devalloc release train
+    """
+    from devalloc.controller.reconcile.release import release_claim as let_go
+
+    waiting = []
+    with open_target(place.within(namespace)) as objects:
+        keys = keys_of(names, namespace, default="claims", store=objects)
+        for key in keys:
+            if key.kind != "DeviceClaim":
+                hint = "; delete the pod of a ResourceClaim instead" if key.kind.startswith("ResourceClaim") else ""
+                raise BadInput(f"cannot release {key}, only DeviceClaims{hint}")
+        for key in keys:
+            fetch_object(objects, key)
+            outcome = let_go(objects, key.namespace or "default", key.name, force=force, abandon=abandon)
+            if outcome == "asked":
+                waiting.append(key)
+            else:
+                click.echo(f"{format_key(key)} {outcome}")
+        late = wait_for_nodes(objects, waiting, timeout) if waiting else []
+    for key in waiting:
+        if key in late:
+            print_note(
+                f"error: {key}: the node has not released the devices within {timeout:g} s: are the node plugin there "
+                "and the controller running? The node releases them when they run; if the node is gone permanently: "
+                "--abandon"
+            )
+        else:
+            click.echo(f"{format_key(key)} released")
+    return 1 if late else 0
+
+
+def wait_for_nodes(store: Store, keys: list[Key], timeout: float) -> list[Key]:
+    """Wait for the nodes; returns the claims that a node still has at the end. The others were released by the
+    allocator or here."""
+    until = time.monotonic() + timeout
+    since = store.list(()).resource_version
+    with show_spinner("waiting for the node to release the devices"):
+        waiting = [key for key in keys if not _is_released(store, key)]
+        while waiting and (left := until - time.monotonic()) > 0:
+            for event in store.watch("DeviceClaim", since, timeout=left):
+                since = event.resource_version
+                break
+            waiting = [key for key in waiting if not _is_released(store, key)]
+    return waiting
+
+
+def _is_released(store: Store, key: Key) -> bool:
+    from devalloc.controller.reconcile.release import release_claim as let_go
+    from devalloc.store.errors import NotFound
+
+    try:
+        claim = store.get(*key)
+        if ClaimView(claim).is_held:
+            return False
+        if ClaimView(claim).wants_release:
+            # In case no allocator runs; if one does, whichever comes second has nothing to do.
+            return let_go(store, key.namespace or "default", key.name, force=True) != "asked"
+    except NotFound:
+        pass
+    return True
 
 
 @verb("uncordon")
@@ -116,9 +211,7 @@ def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, pl
     devalloc drain node/node-a --reason 'new firmware'
     """
 
-    from devalloc.cli.verbs.release import wait_for_nodes
     from devalloc.controller import cordon as cordons
-    from devalloc.controller.reconcile.claims import is_prepared
     from devalloc.controller.reconcile.release import InUse
     from devalloc.controller.reconcile.release import release_claim as let_go
     from devalloc.store.errors import Key, NotFound
@@ -166,18 +259,17 @@ def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, pl
             print_note(
                 f"{Key.of(machine)} stays on the node; to remove it: devalloc delete vm/{machine['metadata']['name']}"
             )
-        if any(is_prepared(claim) for claim in _claims_on(store, target.node)):
+        if any(ClaimView(claim).is_held for claim in _claims_on(store, target.node)):
             return max(code, 1)
     return code
 
 
 def _plan_text(node: str, claims: list[Object], *, force: bool) -> str:
-    from devalloc.controller.reconcile.claims import claim_key, is_prepared
 
     steps = [f"cordon node {node}"]
-    used = [claim for claim in claims if is_prepared(claim)]
-    for word, some in (("release", [one for one in claims if not is_prepared(one)]), ("take away from", used)):
-        names = ", ".join("/".join(claim_key(claim)) for claim in some)
+    used = [claim for claim in claims if ClaimView(claim).is_held]
+    for word, some in (("release", [one for one in claims if not ClaimView(one).is_held]), ("take away from", used)):
+        names = ", ".join("/".join(ClaimView(claim).key) for claim in some)
         if some and (some is not used or force):
             steps.append(f"{word} {len(some)} {'claim' if len(some) == 1 else 'claims'}: {names}")
         elif some:
@@ -187,14 +279,12 @@ def _plan_text(node: str, claims: list[Object], *, force: bool) -> str:
 
 def _claims_on(store: Store, node: str) -> list[Object]:
     """The claims that have devices of the node, or that the node still has prepared."""
-    from devalloc.api import meta
-    from devalloc.controller.reconcile.claims import allocation_entries, annotation_of, is_prepared
 
     return [
         claim
         for claim in store.list("DeviceClaim").objects
-        if (allocation_entries(claim) and annotation_of(claim, meta.ALLOCATED_NODE) == node)
-        or (is_prepared(claim) and annotation_of(claim, meta.PREPARED_ON) == node)
+        if (ClaimView(claim).entries and ClaimView(claim).node == node)
+        or (ClaimView(claim).is_held and ClaimView(claim).holder == node)
     ]
 
 

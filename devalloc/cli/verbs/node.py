@@ -11,12 +11,11 @@ import click
 
 from devalloc.cli.command import BadInput, CommandFailed, verb
 from devalloc.cli.options.capacity import HOST_CAPACITY, DiscoverFunction
-from devalloc.cli.options.common import EXISTING_FILE, FOLDER, RESYNC, STORE
+from devalloc.cli.options.common import EXISTING_FILE, FOLDER, RESYNC, STORE, settings_options
 from devalloc.cli.options.inventory import InventoryOptions
 from devalloc.cli.options.node import PluginOptions
 from devalloc.cli.options.scaling import OF_PERMIT_SERVER
-from devalloc.cli.options.settings import settings_options
-from devalloc.cli.render.progress import open_display, show_published
+from devalloc.cli.render.output import open_display, show_published
 from devalloc.cli.storage import is_default_store, node_state_folder, store_path
 from devalloc.settings import declared, given_options, group, setting
 from devalloc_node.errors import NodeError
@@ -187,7 +186,7 @@ def node(options: NodeOptions) -> int:
 
 def _check(options: NodeOptions) -> None:
     """Raises BadInput for options that exclude each other."""
-    from devalloc_node.model.names import is_subdomain
+    from devalloc_node.model.grant import is_subdomain
 
     name, scaling = options.inventory.node, options.plugin.scaling
     if options.is_cluster and not is_subdomain(name):

@@ -14,11 +14,10 @@ from click.core import ParameterSource
 
 from devalloc.cli.command import BadInput, CommandFailed, require_packages, verb
 from devalloc.cli.options.capacity import HOST_CAPACITY
-from devalloc.cli.options.common import BATCH_DEADLINE, PLACEMENT, RESYNC, STORE
+from devalloc.cli.options.common import BATCH_DEADLINE, PLACEMENT, RESYNC, STORE, settings_options
 from devalloc.cli.options.inventory import InventoryOptions
 from devalloc.cli.options.node import PluginOptions
-from devalloc.cli.options.settings import settings_options
-from devalloc.cli.render.progress import ProgressDisplay, open_display, show_published
+from devalloc.cli.render.output import ProgressDisplay, open_display, show_published
 from devalloc.cli.standalone import PAGE, LoopsAndPlugin, StandaloneNode, StandalonePage, missing_requirement
 from devalloc.cli.storage import is_default_store, node_state_folder, store_path
 from devalloc.settings import declared, group, setting, settings_of

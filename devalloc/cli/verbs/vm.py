@@ -23,9 +23,8 @@ from devalloc.cli.node_client import (
     timeout_option,
 )
 from devalloc.cli.node_machines import ProcessUsage, show_usage
-from devalloc.cli.options.common import all_namespaces_option, files_option, namespace_option, output_option
+from devalloc.cli.options.common import all_namespaces_option, files_option, namespace_option, option_of, output_option
 from devalloc.cli.options.node import PluginOptions, state_folders
-from devalloc.cli.options.settings import option_of
 from devalloc.cli.render.host import (
     format_cores,
     format_size,
@@ -65,8 +64,8 @@ def power_down(state: Path | None, machine_dir: Path | None, socket: Path, timeo
     devalloc vm power-down --timeout 2m
     """
     from devalloc_node.journal import open_journal
-    from devalloc_node.machine.paths import MachineConfig
-    from devalloc_node.machine.powerdown import power_down_all
+    from devalloc_node.machine.exits import power_down_all
+    from devalloc_node.machine.machine_files import MachineConfig
     from devalloc_node.machine.registry import MachineRegistry
     from devalloc_node.net.unix_sockets import has_listener
 

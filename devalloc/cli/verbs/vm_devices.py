@@ -17,8 +17,7 @@ from devalloc.cli.node_client import (
     socket_option,
     timeout_option,
 )
-from devalloc.cli.options.common import namespace_option
-from devalloc.cli.options.settings import settings_options
+from devalloc.cli.options.common import namespace_option, settings_options
 from devalloc.cli.render.host import plugged_device_text
 from devalloc.settings import setting
 

@@ -16,9 +16,9 @@ from typing import Literal, Protocol
 
 from devalloc.api.meta import CONTROLLER_LEASE
 from devalloc.backoff import Backoff
-from devalloc.controller.leader.fencing import FencingInterrupted, fence_objects
 from devalloc.controller.leader.lease import Lease, LeaseLost
 from devalloc.store import Store, StoreError
+from devalloc.store.fencing import FencingInterrupted, fence_objects
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ it (``deadline``), so that work in progress can end.
 
 A lease keeps two processes apart only if each checks its clock before it acts. The store must refuse the late writes of
 a holder that was suspended: the permit server fences its commits with the leases, the controller fences the objects
-that it writes allocations on (``devalloc.controller.leader.fencing``).
+that it writes allocations on (``devalloc.store.fencing``).
 
 Leases may be *rivals*: one for all nodes, and one for a single node. A process that sees a held rival releases its
 own.

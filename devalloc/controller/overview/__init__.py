@@ -21,6 +21,7 @@ from devalloc.api.cordon import NODE_CORDONED, apply_all_cordons, is_cordon_reas
 from devalloc.api.decode import decode
 from devalloc.api.dedicated_pools import is_dedicated
 from devalloc.api.kinds import API_KINDS
+from devalloc.api.views import ClaimView, device_claims_in
 from devalloc.controller.overview import alarms, claims, pools
 from devalloc.controller.overview.claims import summarize_quotas
 from devalloc.controller.overview.model import (
@@ -43,7 +44,6 @@ from devalloc.controller.overview.model import (
     shorten,
 )
 from devalloc.controller.reconcile.availability import CountedPool, FleetCounts, count_fleet
-from devalloc.controller.reconcile.claims import allocation_entries, device_claims_in
 from devalloc.controller.reconcile.snapshot import Memo
 from devalloc.controller.reconcile.vm_scheduling.machines import virtual_machines_in
 from devalloc.store import Object
@@ -119,7 +119,7 @@ def build_overview(documents: Iterable[Object], notes: Sequence[str] = (), memo:
         counts=sum((node.counts for node in nodes), DeviceCounts()),
         cards=sum(len(node.cards) for node in nodes),
         pending=sum(claim.is_pending for claim in listed),
-        allocated=sum(bool(allocation_entries(doc)) for doc in device_claims_in(docs))
+        allocated=sum(bool(ClaimView(doc).entries) for doc in device_claims_in(docs))
         + sum(map(claims.is_allocated, theirs)),
         is_settled=is_said and all(pools.reported_available(one) == len(one.available) for one in counted.pools),
         alarms=(*alarms.pool_alarms(counted), *alarms.slice_alarms(published, used)),

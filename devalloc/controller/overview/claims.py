@@ -8,6 +8,7 @@ from typing import Any
 
 from devalloc.api import meta, views
 from devalloc.api.dedicated_pools import ALLOCATOR_KEY, DEVALLOC
+from devalloc.api.views import ClaimKey, ClaimView, MachineView, ObjectView
 from devalloc.controller.overview.model import (
     AmountTexts,
     ClaimSummary,
@@ -19,18 +20,8 @@ from devalloc.controller.overview.model import (
     short_annotation,
     shorten,
 )
-from devalloc.controller.reconcile.claims import (
-    ClaimKey,
-    allocation_entries,
-    claim_key,
-    effective_documents,
-    is_deleting,
-)
+from devalloc.controller.reconcile.claims import effective_documents
 from devalloc.controller.reconcile.vm_scheduling.machines import (
-    claim_names,
-    machine_key,
-    spec_of,
-    status_of,
     virtual_machines_in,
 )
 from devalloc.store import Object
@@ -42,15 +33,15 @@ def machine_of_claims(documents: Iterable[Object]) -> dict[ClaimKey, str]:
     """The machine of each claim that a machine names; where several do, the first."""
     by_claim: dict[ClaimKey, str] = {}
     for machine in virtual_machines_in(documents):
-        namespace, name = machine_key(machine)
-        for claim in claim_names(machine):
+        namespace, name = MachineView(machine).key
+        for claim in MachineView(machine).claim_names:
             by_claim.setdefault((namespace, claim), name)
     return by_claim
 
 
 def summarize_machine(doc: Object) -> MachineSummary:
-    namespace, name = machine_key(doc)
-    status = status_of(doc)
+    namespace, name = MachineView(doc).key
+    status = MachineView(doc).status
     devices = as_mappings(status.get("devices"))
     return MachineSummary(
         namespace=namespace,
@@ -61,7 +52,7 @@ def summarize_machine(doc: Object) -> MachineSummary:
         permitted=_amounts(status.get("permitted")),
         applied=_amounts(status.get("applied")),
         observed=_amounts(status.get("observed")),
-        claims=tuple(map(shorten, claim_names(doc))),
+        claims=tuple(map(shorten, MachineView(doc).claim_names)),
         devices=tuple(shorten(f"{each.get('pool', '')}/{each.get('device', '')}") for each in devices),
         reason=shorten(status.get("reason", "")),
         message=shorten(status.get("message", "")),
@@ -71,8 +62,8 @@ def summarize_machine(doc: Object) -> MachineSummary:
 
 def _wanted_amounts(machine: Object) -> AmountTexts:
     """What its node says that it wants; before that, what its spec says."""
-    reported = _amounts(status_of(machine).get("wanted"))
-    spec = spec_of(machine)
+    reported = _amounts(MachineView(machine).status.get("wanted"))
+    spec = MachineView(machine).spec
     cpu, memory = as_mapping(spec.get("cpu")), as_mapping(spec.get("memory"))
     return AmountTexts(
         reported.cpus or shorten(cpu.get("use", cpu.get("min", ""))),
@@ -110,14 +101,13 @@ def summarize_quotas(documents: Sequence[Object]) -> tuple[list[QuotaSummary], b
 
 
 def _resource_claim_quotas(doc: Object) -> Iterable[QuotaSummary]:
-    metadata, status = doc["metadata"], as_mapping(doc.get("status"))
-    used = as_mapping(status.get("used"))
-    for name, most in as_mapping(status.get("hard")).items():
+    view = ObjectView(doc)
+    used = as_mapping(view.status.get("used"))
+    for name, most in as_mapping(view.status.get("hard")).items():
         if isinstance(name, str) and name.endswith(RESOURCE_CLAIM_SUFFIX):
-            namespace = metadata.get("namespace") or "default"
             now, hard = shorten(used.get(name, "")), shorten(most)
             is_full = now.isdecimal() and hard.isdecimal() and int(now[:18]) >= int(hard[:18])
-            yield QuotaSummary(namespace, metadata["name"], shorten(name), now, hard, is_full)
+            yield QuotaSummary(*view.key, shorten(name), now, hard, is_full)
 
 
 DRIVER = "devalloc.io"
@@ -129,19 +119,19 @@ WAITS_FOR_SCHEDULER = "kube-scheduler gives it devices when a pod uses it"
 
 
 def summarize_device_claim(doc: Object, users: Mapping[ClaimKey, str]) -> ClaimSummary:
-    namespace, name = claim_key(doc)
+    namespace, name = ClaimView(doc).key
     return ClaimSummary(
         namespace=namespace,
         name=name,
         state=safe_text(views.claim_state, doc),
         wants=safe_text(views.request_summary, doc),
         node=short_annotation(doc, meta.ALLOCATED_NODE),
-        devices=safe_text(lambda claim: views.format_devices(allocation_entries(claim), limit=_MAX_DEVICES), doc),
+        devices=safe_text(lambda claim: views.format_devices(ClaimView(claim).entries, limit=_MAX_DEVICES), doc),
         reason=short_annotation(doc, meta.REASON),
         message=short_annotation(doc, meta.MESSAGE),
         machine=users.get((namespace, name), ""),
         created=str(doc["metadata"].get("creationTimestamp", "")),
-        is_pending=not allocation_entries(doc) and not is_deleting(doc),
+        is_pending=not ClaimView(doc).entries and not ObjectView(doc).is_deleting,
     )
 
 
@@ -204,7 +194,7 @@ def dedicated_note(aside: int, devices: int) -> str:
 def summarize_resource_claim(doc: Object, events: Mapping[str, tuple[str, str]], aside: str = "") -> ClaimSummary:
     """``events``: reason and message of the last Event of each claim, by UID. ``aside``: of ``dedicated_note``."""
     metadata = doc["metadata"]
-    is_pending = not is_allocated(doc) and not is_deleting(doc)
+    is_pending = not is_allocated(doc) and not ObjectView(doc).is_deleting
     reason, message = _why(doc, events) if is_pending else ("", "")
     if is_pending and aside and not is_for_devalloc(doc):
         message = f"{message}; {aside}"
@@ -255,7 +245,7 @@ def _why(doc: Object, events: Mapping[str, tuple[str, str]]) -> tuple[str, str]:
 
 
 def _state(doc: Object) -> str:
-    if is_deleting(doc):
+    if ObjectView(doc).is_deleting:
         return "Deleting"
     if not is_allocated(doc):
         return "Pending"

@@ -20,6 +20,7 @@ from devalloc.api.cordon import ALL_DEVICES, CORDONED, cordon_reasons
 from devalloc.api.dedicated_pools import ALLOCATOR_KEY, is_dedicated
 from devalloc.api.meta import UNAVAILABLE
 from devalloc.api.quantity import Quantity, QuantityError
+from devalloc.api.views import ClaimKey, ClaimView
 from devalloc.controller.overview import claims
 from devalloc.controller.overview.model import (
     EXCLUDED,
@@ -38,7 +39,6 @@ from devalloc.controller.overview.model import (
     shorten,
 )
 from devalloc.controller.reconcile.availability import CountedPool, FleetCounts, HeldDevice
-from devalloc.controller.reconcile.claims import ClaimKey, claim_key
 from devalloc.store import Object
 from devalloc_solver.problem.ordering import natural_key
 
@@ -139,7 +139,7 @@ def slice_device_uses(documents: Iterable[Object]) -> SliceDeviceUses:
     for doc in documents:
         if doc["kind"] != "ResourceClaim":
             continue
-        namespace, name = claim_key(doc)
+        namespace, name = ClaimView(doc).key
         for each in claims.allocated_results(doc):
             amounts = as_mapping(each.get("consumedCapacity"))
             text = ", ".join(shorten(f"{key} {amount}") for key, amount in amounts.items())

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TypeVar
 
+from devalloc.api.views import MachineView
 from devalloc.controller.leader.lease import KIND as LEASE
 from devalloc.controller.leader.lease import LeaseLost
 from devalloc.controller.permits.hosts import FrozenHosts, Host
@@ -25,7 +26,7 @@ from devalloc.controller.permits.leadership import Leadership
 from devalloc.controller.permits.ledgers import PermitLedgers
 from devalloc.controller.permits.metrics import PermitMetrics
 from devalloc.controller.permits.transaction import ConditionValue, PermitGrant, PermitTransaction, RetryLater
-from devalloc.controller.permits.vm_state import KIND, key_of
+from devalloc.controller.permits.vm_state import KIND
 from devalloc.net.http_server import HttpResponse
 from devalloc.scaling.messages.plugin import PermitRequest
 from devalloc.scaling.messages.plugin import RequestError as BadRequest
@@ -243,12 +244,12 @@ class PermitDecider:
 
     def _see_machine(self, obj: Object, gone: bool) -> None:
         if gone:
-            self.book.drop(key_of(obj), obj["metadata"]["resourceVersion"])
+            self.book.drop(MachineView(obj).key, obj["metadata"]["resourceVersion"])
         else:
             self._put(obj)
 
     def _put(self, obj: Object, *, starting: bool = False) -> None:
-        key = key_of(obj)
+        key = MachineView(obj).key
         before = self.book.records.get(key)
         self.book.put(obj, starting=starting)
         after = self.book.records.get(key)
@@ -409,7 +410,7 @@ class PermitDecider:
         for obj in listing.objects:
             if obj["kind"] == KIND:
                 self._put(obj, starting=starting)
-                there.add(key_of(obj))
+                there.add(MachineView(obj).key)
         for key in self.book.objects.keys() - there:
             self.book.drop(key)
         self.seen = listing.resource_version

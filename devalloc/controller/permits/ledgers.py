@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from devalloc.api.meta import parse_time
+from devalloc.api.views import MachineView
 from devalloc.controller.permits.hosts import CanMigrate, Host, OverheadFunction
 from devalloc.controller.permits.settings import Settings
-from devalloc.controller.permits.vm_state import VmState, has_devices, key_of, read_vm
+from devalloc.controller.permits.vm_state import VmState, has_devices, read_vm
 from devalloc.scaling.messages.plugin import NO_POD, RequestError
 from devalloc.scaling.permits import ledger
 from devalloc.scaling.permits.ledger import (
@@ -87,7 +88,7 @@ class PermitLedgers:
 
         ``starting``: a machine that runs without a record may have been permitted anything before.
         """
-        key = key_of(obj)
+        key = MachineView(obj).key
         before = self.objects.get(key)
         if before is not None and not starting and _version(obj) <= _version(before):
             return

@@ -16,6 +16,7 @@ from devalloc.api import meta
 from devalloc.api.host_pool_names import CPU, MEMORY
 from devalloc.api.machine_reservation import reserved_entries, sum_nano
 from devalloc.api.quantity import NANO, Format, Quantity, QuantityError
+from devalloc.api.views import MachineView
 from devalloc.api.virtual_machine import MEMORY_BLOCK
 from devalloc.scaling.permits.ledger import NO_RESOURCES, MachineKey
 from devalloc.scaling.resources import Resources
@@ -86,17 +87,12 @@ class VmState:
     """What it may have in this run where that was written down, and was taken off."""
 
 
-def key_of(obj: Object) -> MachineKey:
-    """Namespace and name."""
-    return obj["metadata"].get("namespace") or "default", obj["metadata"]["name"]
-
-
 def read_vm(obj: Object) -> VmState | None:
     """What counts of an object; None for one that is on no node, or is not to run and does not."""
-    spec, status, metadata = _map(obj.get("spec")), _map(obj.get("status")), obj["metadata"]
-    annotations, labels = _map(metadata.get("annotations")), _map(metadata.get("labels"))
+    view = MachineView(obj)
+    spec, status, labels = view.spec, view.status, _map(view.metadata.get("labels"))
     placed = _text(status.get("nodeName")) if status.get("allocations") else ""  # admitted there, and not begun yet
-    node = _text(annotations.get(meta.PREPARED_ON)) or placed or _text(spec.get("nodeName"))
+    node = view.annotation(meta.PREPARED_ON) or placed or _text(spec.get("nodeName"))
     phase = status.get("phase", "Pending")
     # One that is started and waits with stopped CPUs is Pending, and has what it has.
     has = phase not in ("Stopped", "Failed") and (phase != "Pending" or bool(_map(status.get("observed"))))
@@ -112,7 +108,7 @@ def read_vm(obj: Object) -> VmState | None:
         # What QEMU was told and has not done yet may still come.
         for amounts in (_map(status.get("observed")), _map(status.get("applied"))):
             use = use.most(Resources(_cpus(amounts.get("cpus"), most.cpu), _bytes(amounts.get("memory"), most.memory)))
-        use = use.most(_usage(annotations.get(USAGE), most))
+        use = use.most(_usage(view.annotation(USAGE), most))
     begins = Resources(_cpus(cpu.get("use")), _bytes(memory.get("use")))
     ceiling = spec.get("reserveMax") is True
     if (
@@ -131,7 +127,7 @@ def read_vm(obj: Object) -> VmState | None:
         {_text(c.get("type")): c for c in conditions if isinstance(c, dict)} if isinstance(conditions, list) else {}
     )
     return VmState(
-        key=key_of(obj),
+        key=view.key,
         node=node,
         least=least,
         most=most,
@@ -145,10 +141,10 @@ def read_vm(obj: Object) -> VmState | None:
         must_move=labels.get(LABEL_ALWAYS_MIGRATE) == "true",
         reserve_max=ceiling,
         # Half a surrogate pair can be spelled and nothing can show it.
-        billed_to=_text(annotations.get(ANNOTATION_BILLING))[:_MAX_TEXT].encode("utf-8", "replace").decode(),
-        overcommit=_overcommit(annotations.get(OVERCOMMIT)),
-        runner_pod=_pod(pod, key_of(obj)[0]) if pod else None,
-        created=_text(metadata.get("creationTimestamp")),
+        billed_to=(view.annotation(ANNOTATION_BILLING) or "")[:_MAX_TEXT].encode("utf-8", "replace").decode(),
+        overcommit=_overcommit(view.annotation(OVERCOMMIT)),
+        runner_pod=_pod(pod, view.key[0]) if pod else None,
+        created=_text(view.metadata.get("creationTimestamp")),
         migrating=_condition(told_of.get(MIGRATING)),
         should_migrate=_condition(told_of.get(SHOULD_MIGRATE)),
         machine_id=_text(status.get("machineID")),
@@ -157,8 +153,7 @@ def read_vm(obj: Object) -> VmState | None:
 
 def has_devices(obj: Object) -> bool:
     """Whether devices are bound to the machine, or are to be."""
-    spec, status = _map(obj.get("spec")), _map(obj.get("status"))
-    return bool(spec.get("claims")) or bool(status.get("devices"))
+    return bool(MachineView(obj).spec.get("claims")) or bool(MachineView(obj).status.get("devices"))
 
 
 def permit_change(
@@ -174,7 +169,7 @@ def permit_change(
 
     ``conditions``: by type whether it is true, its reason and its message. ``now``: RFC 3339.
     """
-    status = dict(_map(obj.get("status")))
+    status = dict(MachineView(obj).status)
     if permit is None:
         if _map(status.get("permitted")).get("givenBy"):
             del status["permitted"]

@@ -13,9 +13,9 @@ from devalloc.api.device_class import DeviceClass
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
 from devalloc.api.pool import AttributeValue, Device, DevicePool
 from devalloc.api.quantity import ceil_blocks, floor_blocks
-from devalloc.api.views import recover_status
+from devalloc.api.views import ClaimKey, ClaimView, device_claims_in, recover_status
 from devalloc.controller.reconcile import vm_scheduling
-from devalloc.controller.reconcile.claims import ClaimKey, claim_key, device_claims_in, effective_documents
+from devalloc.controller.reconcile.claims import effective_documents
 from devalloc.controller.reconcile.snapshot import Memo
 from devalloc.controller.reconcile.vm_scheduling.machines import MachineKey
 from devalloc.store import Object
@@ -60,7 +60,7 @@ def _held_by_manifest(doc: Object, classes: Mapping[str, DeviceClass]) -> tuple[
     if isinstance(claim, DeviceClaim):
         return (*_held_by_claim(claim, classes),)
     status = recover_status(doc.get("status"))
-    return () if status is None else tuple(HeldDevice(claim_key(doc), entry) for entry in status.allocations)
+    return () if status is None else tuple(HeldDevice(ClaimView(doc).key, entry) for entry in status.allocations)
 
 
 def _held_by_claim(claim: DeviceClaim, classes: Mapping[str, DeviceClass]) -> Iterator[HeldDevice]:

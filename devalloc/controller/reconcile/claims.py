@@ -18,15 +18,7 @@ from devalloc.api.cordon import apply_all_cordons, is_node
 from devalloc.api.decode import decode
 from devalloc.api.kinds import API_KINDS, qualified_kind
 from devalloc.api.reasons import Reason
-from devalloc.api.views import ClaimKey as ClaimKey
-from devalloc.api.views import ClaimView
-from devalloc.api.views import admin_class_names as admin_class_names
-from devalloc.api.views import allocation_entries as allocation_entries
-from devalloc.api.views import annotation_of as annotation_of
-from devalloc.api.views import claim_key as claim_key
-from devalloc.api.views import device_claims_in as device_claims_in
-from devalloc.api.views import group_of as group_of
-from devalloc.api.views import is_deleting as is_deleting
+from devalloc.api.views import ClaimView, admin_class_names
 from devalloc.controller.reconcile.snapshot import Memo
 from devalloc.store import Change, Key, Object
 from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS, api_group_of
@@ -67,16 +59,6 @@ class DisjointSets(Generic[_T]):
         return [*{id(each): each for each in self._set_of.values()}.values()]
 
 
-def is_prepared(claim: Object) -> bool:
-    """True while its node holds the claim's devices, or is about to: no other claim can get them."""
-    return ClaimView(claim).is_held
-
-
-def wants_release(claim: Object) -> bool:
-    """True if its devices must be released, even if they are in use."""
-    return ClaimView(claim).wants_release
-
-
 def canonical_spec(claim: Object) -> str:
     """The claim's spec for the annotation ALLOCATED_SPEC."""
     return json.dumps(claim.get("spec"), sort_keys=True, separators=(",", ":"))
@@ -84,8 +66,8 @@ def canonical_spec(claim: Object) -> str:
 
 def allocated_spec(claim: Object) -> Any:
     """The spec that the allocation answers; the claim's own where none is recorded."""
-    text = annotation_of(claim, meta.ALLOCATED_SPEC)
-    if text is None or not allocation_entries(claim):
+    text = ClaimView(claim).annotation(meta.ALLOCATED_SPEC)
+    if text is None or not ClaimView(claim).entries:
         return claim.get("spec")
     try:
         return json.loads(text)
@@ -132,7 +114,7 @@ def effective_documents(documents: Sequence[Object], memo: Memo | None = None) -
 def _admin_when_allocated(claim: Object) -> frozenset[str]:
     """The classes the claim names that had admin access when it was allocated."""
     try:
-        return frozenset(json.loads(annotation_of(claim, meta.ADMIN_CLASSES) or "[]"))
+        return frozenset(json.loads(ClaimView(claim).annotation(meta.ADMIN_CLASSES) or "[]"))
     except (ValueError, TypeError):
         return frozenset()  # others wrote there
 
@@ -141,7 +123,7 @@ def _effective_claim(claim: Object, admin: frozenset[str]) -> tuple[Object, bool
     """The claim as it counts, and whether a class that it names has lost admin access since."""
     recorded = _admin_when_allocated(claim) if claim.get("apiVersion") == meta.DEVMGMT else frozenset()
     once_admin = bool(recorded - admin)
-    if not allocation_entries(claim) or annotation_of(claim, meta.ALLOCATED_SPEC) is None:
+    if not ClaimView(claim).entries or ClaimView(claim).annotation(meta.ALLOCATED_SPEC) is None:
         return claim, once_admin
     recorded = _admin_when_allocated(claim)
     instead = {

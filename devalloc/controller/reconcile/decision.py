@@ -1,9 +1,14 @@
-"""From the solver's answer to what is written on the claims. Pure."""
+"""From the solver's answer to what is written on the claims, and to messages that everyone may read. Pure.
+
+Who may read one namespace learns from its objects and Events how much others use, and not who they are; kube-scheduler
+tells as little of other pods. `devalloc explain` with the rights of an admin names them.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,26 +18,34 @@ from pydantic import ValidationError
 from devalloc.api import meta
 from devalloc.api.claim import DeviceClaimStatus
 from devalloc.api.reasons import STILL_SEARCHING, Reason, is_transient_reason
-from devalloc.api.views import format_devices
-from devalloc.controller.reconcile.claims import (
-    ALLOCATION_ANNOTATIONS,
-    ClaimKey,
-    admin_class_names,
-    allocated_spec,
-    allocation_entries,
-    annotation_of,
-    canonical_spec,
-    claim_key,
-    class_names,
-    device_claims_in,
-    group_of,
-    is_deleting,
-    is_prepared,
-    wants_release,
-)
+from devalloc.api.views import ClaimKey, ClaimView, admin_class_names, device_claims_in, format_devices
+from devalloc.controller.reconcile.claims import ALLOCATION_ANNOTATIONS, allocated_spec, canonical_spec, class_names
 from devalloc.controller.reconcile.release import release_change
 from devalloc.controller.reconcile.snapshot import Memo
 from devalloc.store import Change, Key, Object
+
+_PART = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
+_NAME = re.compile(
+    rf"(?<![\w./-])(?:(?:machine|claim|DeviceClaim|VirtualMachine|ResourceClaim) )?({_PART})/({_PART}(?:\.{_PART})*)"
+    r"(?: \(\d+\))?(?![\w/-])"
+)
+_HIDDEN = "\0"
+_SEVERAL = re.compile(f"{_HIDDEN}(?:(?:, | and ){_HIDDEN})*")
+
+
+def redact(message: str, namespace: str, is_owner: Callable[[str, str], bool]) -> str:
+    """The message for a user of this namespace. ``is_owner``: whether a claim or machine has this namespace and name:
+    pools and devices look alike in a text."""
+
+    def one(match: re.Match[str]) -> str:
+        return _HIDDEN if match[1] != namespace and is_owner(match[1], match[2]) else match[0]
+
+    def several(match: re.Match[str]) -> str:
+        count = match[0].count(_HIDDEN)
+        return "a claim of another namespace" if count == 1 else f"{count} claims of other namespaces"
+
+    return _SEVERAL.sub(several, _NAME.sub(one, message)) if "/" in message else message
+
 
 _MAX_MESSAGE = 300
 """Characters that a column shows of a claim's devices."""
@@ -77,30 +90,32 @@ def decide_claims(
     answers: dict[ClaimKey, Mapping[str, Any]] = {(a["namespace"], a["name"]): a for a in answer["claims"]}
     admin, memo = admin_class_names(documents), memo or Memo()
     groups: dict[tuple[str, str], list[Change]] = {}
-    blocked = {(claim_key(claim)[0], group_of(claim)) for claim in device_claims_in(documents) if _is_held_back(claim)}
+    held_back = map(ClaimView, filter(_is_held_back, device_claims_in(documents)))
+    blocked = {(claim.key[0], claim.group) for claim in held_back}
     units = []
     for claim in device_claims_in(documents):
-        key = claim_key(claim)
+        view = ClaimView(claim)
+        key = view.key
         verdict = answers.get(key)
         if verdict is None or verdict.get(STILL_SEARCHING):
             continue
         granted = is_transient = False
-        if allocation_entries(claim) and wants_release(claim) and not is_prepared(claim):
+        if view.entries and view.wants_release and not view.is_held:
             units.append(WriteUnit((release_change(claim),), granted=False, released=True))
             continue
-        if allocation_entries(claim):
+        if view.entries:
             if (
                 update := memo.of("kept", claim, partial(_keep_change_if_different, claim, verdict, now), verdict)
             ) is None:
                 continue
             change = update
-        elif is_deleting(claim):
+        elif view.is_deleting:
             continue
         elif _is_held_back(claim):
             change = _annotation_change(
                 claim, claim.get("status"), {meta.REASON: Reason.STILL_PREPARED.value, meta.MESSAGE: _STILL_PREPARED}
             )
-        elif verdict["allocated"] and group_of(claim) is not None and (key[0], group_of(claim)) in blocked:
+        elif verdict["allocated"] and view.group is not None and (key[0], view.group) in blocked:
             continue  # all of a group or none
         elif verdict["allocated"]:
             change, granted = _grant_change(claim, verdict, admin, now if has_conditions else None), True
@@ -108,9 +123,8 @@ def decide_claims(
             change, is_transient = _refusal_change(claim, verdict), is_transient_reason(verdict["reason"])
         if not _changes_object(change, claim):
             continue
-        group = group_of(claim)
-        if granted and group is not None:
-            groups.setdefault((key[0], group), []).append(change)
+        if granted and view.group is not None:
+            groups.setdefault((key[0], view.group), []).append(change)
         else:
             units.append(WriteUnit((change,), granted, transient=is_transient))
     return units + [WriteUnit(tuple(changes), granted=True) for changes in groups.values()]
@@ -124,7 +138,7 @@ _STILL_PREPARED = (
 
 def _is_held_back(claim: Object) -> bool:
     """Whether a claim that holds nothing is still prepared: others removed its status, and its node lives on."""
-    return is_prepared(claim) and not allocation_entries(claim)
+    return ClaimView(claim).is_held and not ClaimView(claim).entries
 
 
 def _grant_change(claim: Object, answer: Mapping[str, Any], admin: frozenset[str], since: str | None) -> Change:
@@ -175,7 +189,8 @@ def _keep_change_if_different(claim: Object, answer: Mapping[str, Any], now: str
 
 def _keep_change(claim: Object, answer: Mapping[str, Any], now: str) -> Change:
     """An allocated claim: its allocation stays; what is wrong with it is said."""
-    stored = {name: annotation_of(claim, name) for name in ALLOCATION_ANNOTATIONS}
+    view = ClaimView(claim)
+    stored = {name: view.annotation(name) for name in ALLOCATION_ANNOTATIONS}
     if not answer["allocated"]:  # invalid in a way that an edit of the spec does not explain; what it holds it holds
         reasons = {meta.REASON: answer["reason"], meta.MESSAGE: answer["message"]}
         return _annotation_change(claim, claim["status"], {**stored, **reasons})
@@ -184,8 +199,8 @@ def _keep_change(claim: Object, answer: Mapping[str, Any], now: str) -> Change:
         reason, _, message = warning.partition(": ")
         if reason == Reason.CLAIM_INVALID:
             reasons = {meta.REASON: reason, meta.MESSAGE: message}
-    if allocated_spec(claim) != claim.get("spec") and not is_deleting(claim):
-        namespace, name = claim_key(claim)
+    if allocated_spec(claim) != claim.get("spec") and not view.is_deleting:
+        namespace, name = view.key
         reasons[meta.REASON] = Reason.SPEC_CHANGED.value
         reasons[meta.MESSAGE] = (
             "the spec was edited after the allocation, which stays as it is; "
@@ -194,7 +209,7 @@ def _keep_change(claim: Object, answer: Mapping[str, Any], now: str) -> Change:
     lost = {(entry["devicePoolName"], entry["deviceName"]) for entry in answer.get("lost", ())}
     status = dict(claim["status"])
     if _is_readable(status):
-        reasons[meta.ALLOCATED_DEVICES] = _device_list(allocation_entries(claim))  # of versions before this, too
+        reasons[meta.ALLOCATED_DEVICES] = _device_list(view.entries)  # of versions before this, too
         if statuses := _device_statuses(claim, lost, now):
             status["deviceStatuses"] = statuses
     return _annotation_change(claim, status, {**stored, **reasons})
@@ -216,7 +231,7 @@ def _device_statuses(claim: Object, lost: set[tuple[str, str]], now: str) -> lis
     """
     statuses = list(claim["status"].get("deviceStatuses", ()))
     positions = {(s.get("devicePoolName"), s.get("deviceName")): i for i, s in enumerate(statuses)}
-    for entry in allocation_entries(claim):
+    for entry in ClaimView(claim).entries:
         device = (entry["devicePoolName"], entry["deviceName"])
         position = positions.get(device)
         if position is None:
@@ -260,6 +275,6 @@ def _annotation_change(claim: Object, status: Object | None, annotations: Mappin
 
 
 def _changes_object(change: Change, claim: Object) -> bool:
-    return any(annotation_of(claim, name) != value for name, value in change.annotations.items()) or json.dumps(
+    return any(ClaimView(claim).annotation(name) != value for name, value in change.annotations.items()) or json.dumps(
         change.status or {}, sort_keys=True
     ) != json.dumps(claim.get("status", {}), sort_keys=True)

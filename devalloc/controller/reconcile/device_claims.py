@@ -18,27 +18,17 @@ from functools import partial
 from typing import Any, Protocol
 
 from devalloc.api.cordon import apply_all_cordons, apply_cordons, is_node, unknown_nodes, unschedulable_nodes
-from devalloc.api.meta import NODE_LABEL, TRANSACTION
+from devalloc.api.meta import NODE_LABEL
 from devalloc.api.reasons import STILL_SEARCHING
+from devalloc.api.views import ClaimView, ObjectView, device_claims_in
 from devalloc.controller.reconcile import vm_scheduling
 from devalloc.controller.reconcile.availability import count_pools
-from devalloc.controller.reconcile.claims import (
-    allocation_entries,
-    annotation_of,
-    device_claims_in,
-    effective_documents,
-    ignored_changes,
-    ignored_messages,
-    is_deleting,
-    is_foreign,
-)
-from devalloc.controller.reconcile.decision import WriteUnit, decide_claims
+from devalloc.controller.reconcile.claims import effective_documents, ignored_changes, ignored_messages, is_foreign
+from devalloc.controller.reconcile.decision import WriteUnit, decide_claims, redact
 from devalloc.controller.reconcile.loop import (
     MAX_REPAIRS,
     AllocatorSettings,
     ReconcileLoop,
-    Renewal,
-    commit_units,
     labelled_units,
     missing_labels,
 )
@@ -48,11 +38,9 @@ from devalloc.controller.reconcile.preconditions import (
     allocates_from,
     fuller_pools,
 )
-from devalloc.controller.reconcile.redaction import redact
-from devalloc.controller.reconcile.searches import BackgroundSearches, search_with_new_fleet
-from devalloc.controller.reconcile.snapshot import Memo, SnapshotReader
+from devalloc.controller.reconcile.snapshot import Memo, Snapshot
 from devalloc.controller.reconcile.warm_solver import IncrementalSolver
-from devalloc.controller.reconcile.write_backoff import WriteBackoff, rejection_messages
+from devalloc.controller.reconcile.write_backoff import rejection_messages
 from devalloc.store import Change, Event, EventType, Fence, Key, Object, Store
 from devalloc.store.lifecycle import with_annotations, with_status
 from devalloc_solver.deadline import seconds_left
@@ -129,15 +117,11 @@ class DeviceClaimAllocator:
         others have changed, the same."""
         self._store = store
         self._settings = settings
-        self._kinds = None if kinds is None else frozenset(kinds)
-        self.searches = BackgroundSearches(search_with_new_fleet(settings.placement), clock)
-        self._solve: SolveManifests = IncrementalSolver(self.searches) if solve is None else solve
+        self.loop = ReconcileLoop("could not answer the claims", store, settings, kinds, clock)
+        self._solve: SolveManifests = IncrementalSolver(self.loop.searches) if solve is None else solve
         self._progress = progress
         self._wrote = wrote
         self._heard = heard
-        self._is_unfinished = False
-        """Something that was written is marked still as not yet given: the store takes the marks away before it writes
-        anything else."""
         self._now = now
         self._clock = clock
         self._counted = -math.inf
@@ -148,37 +132,22 @@ class DeviceClaimAllocator:
         """Of pools, devices and available devices then."""
         self._is_behind = False
         """It is to be counted again."""
-        self.loop = ReconcileLoop("could not answer the claims", store, settings, self.searches, clock)
         self.has_labelled = False
         """Each object of a node has that node's label, as far as the store accepts it: nodes can rely on it."""
-        self._stop = threading.Event()
         self._own_writes: set[str] = set()
-        self._without: frozenset[str] = frozenset()
-        """Kinds that do not count, though they may be in the store."""
-        self._reading = SnapshotReader(store, self._kinds)
         self._memo = Memo()
         self._last: DeviceClaimRound | None = None
         """The last round, where one more on the same objects would come to the same."""
         self._seen: Mapping[Key, Object] = {}
         """All objects as of the last round, with what it wrote."""
         self._problems: frozenset[str] = frozenset()
-        self._refusals = WriteBackoff(clock)
-        self._is_again = False
-        """Devices were set aside in vain, or something of the round was left to the next, so that one is due."""
         self._left: frozenset[Key] = frozenset()
         """Refusals that the last round left to this one."""
         self._unsaid: list[WriteUnit] = []
         """What the last round wanted to say on objects, and they could not be written."""
 
-    def ignore_kind(self, kind: str) -> None:
-        """Decide without these objects, which may not be read, or do not count here. Before ``run``."""
-        self._without |= {kind}
-        self._kinds = None if self._kinds is None else self._kinds - {kind}
-        self._reading = SnapshotReader(self._store, self._kinds, self._without)
-
     def run(self, stop: threading.Event) -> None:
         """Round after round until ``stop`` is set. Raises Unusable; logs all other errors and tries again."""
-        self._stop = stop
         version = ""
 
         def act() -> None:
@@ -187,21 +156,12 @@ class DeviceClaimAllocator:
             version = done.resource_version
             self._progress(done)
 
-        def wait() -> None:
-            if self._is_unfinished:
-                stop.wait(self._settings.retry)
-            elif self._is_again:
-                stop.wait(self._settings.batch)  # users write the claims of a group one by one
-            else:
-                self._wait(version, stop)
-
-        with self.searches.in_thread():
-            self.loop.run(stop, act, wait)
+        self.loop.run(stop, act, lambda: self._wait(version, stop))
 
     def round(self) -> DeviceClaimRound:
         """Answer every claim there is, once."""
-        objects, version, is_new = self._reading.look()
-        if self._last is not None and not (is_new or self._is_unfinished or self._refusals.has_entries()):
+        objects, version, is_new = self.loop.reading.look()
+        if self._last is not None and not (is_new or self.loop.is_unfinished or self.loop.refusals.has_entries()):
             return replace(self._last, seconds=0.0)
         self._last = None
         self._memo.turn()
@@ -210,8 +170,8 @@ class DeviceClaimAllocator:
                 self._heard(old, obj)  # what its node says of it
         documents = self._documents(objects.values())
         solver_input = vm_scheduling.scheduling_input(effective_documents(documents, self._memo), self._memo)
-        self._is_again, self._unsaid = False, []
-        kept_out = rejection_messages(self._refusals.look(documents), solver_input)
+        self.loop.is_again, self._unsaid = False, []
+        kept_out = rejection_messages(self.loop.refusals.look(documents), solver_input)
         answer = admission.solve_admitted(
             solver_input.documents, partial(self._answer, self._ends()), self._settings.admin_namespaces, kept_out
         )
@@ -228,10 +188,10 @@ class DeviceClaimAllocator:
         if self._settings.labels_nodes:
             units = labelled_units(objects, units)
             missing = missing_labels(objects.items(), {key for unit in units for key in unit.keys}, self._memo)
-            repairs = [unit for unit in missing if not self._refusals.is_backed_off(unit)]
-            self._is_again |= len(repairs) > MAX_REPAIRS
+            repairs = [unit for unit in missing if not self.loop.refusals.is_backed_off(unit)]
+            self.loop.is_again |= len(repairs) > MAX_REPAIRS
             units += repairs[:MAX_REPAIRS]
-        written = self._commit(units, Fence(version, EXCLUSIVE_SPECS, EXCLUSIVE_STATUSES), objects)
+        written = self._commit(units, version, objects)
         for key, obj in written.items():
             self._wrote(objects[key], obj)
         for change in (change for unit in self._unsaid for change in unit.changes):
@@ -241,7 +201,7 @@ class DeviceClaimAllocator:
         self._own_writes = {obj["metadata"]["resourceVersion"] for key, obj in written.items() if key not in freed}
         self._seen = {**objects, **written}
         if self._settings.labels_nodes and not self.has_labelled:
-            self.has_labelled = not missing_labels(self._seen.items(), self._refusals.keys(), self._memo)
+            self.has_labelled = not missing_labels(self._seen.items(), self.loop.refusals.keys(), self._memo)
         state = self._documents(self._seen.values())
         pools = sum(obj["kind"] == "DevicePool" for obj in state)
         self._is_behind = self._clock() - self._counted < self._settings.availability
@@ -250,14 +210,14 @@ class DeviceClaimAllocator:
             self._pools_then = pools
         self._publish_counts(state)
         claims = device_claims_in(state)
-        waiting = [c for c in claims if not allocation_entries(c) and not is_deleting(c)]
+        waiting = [c for c in claims if not ClaimView(c).entries and not ObjectView(c).is_deleting]
         strangers = (_NO_NODE.format(*each) for each in unknown_nodes(objects.values()).items())
         problems = (*map(_problem_message, answer["problems"]), *ignored_messages(aside), *strangers)
         self._report(problems)
         done = DeviceClaimRound(
             resource_version=version,
             claims=len(claims),
-            allocated=sum(bool(allocation_entries(claim)) for claim in claims),
+            allocated=sum(bool(ClaimView(claim).entries) for claim in claims),
             waiting=len(waiting),
             granted=[key for unit in units if unit.granted for key in unit.keys & written.keys()],
             stale=[key for unit in units for key in unit.keys - written.keys()],
@@ -270,7 +230,7 @@ class DeviceClaimAllocator:
             seconds=answer["seconds"],
         )
         is_searching = any(one.get(STILL_SEARCHING) for one in answer["claims"])
-        self._is_again |= bool(answer.get("again"))
+        self.loop.is_again |= bool(answer.get("again"))
         is_final = not (is_searching or answer.get(STILL_SEARCHING, not answer["optimal"]))
         if not units and is_final and not self._is_behind and not (waiting and self._has_quotas()):
             self._last = done
@@ -294,7 +254,7 @@ class DeviceClaimAllocator:
         transient = {key for unit in units if unit.transient for key in unit.keys}
         gives = any(unit.granted or unit.grows for unit in units)
         self._left = frozenset(transient - self._left) if gives else frozenset()
-        self._is_again = gives and bool(transient)
+        self.loop.is_again = gives and bool(transient)
         return [unit for unit in units if not (unit.transient and unit.keys & self._left)]
 
     def _documents(self, objects: Collection[Object]) -> list[Object]:
@@ -320,35 +280,21 @@ class DeviceClaimAllocator:
         return self._solve(documents, placement=self._settings.placement, deadline=seconds_left(ends))
 
     def _commit(
-        self, units: Sequence[WriteUnit], fence: Fence | None, decided_on: Mapping[Key, Object] | None = None
-    ) -> dict[Key, Object]:
-        """Write the units whose objects are still as they were; none when the fence is broken, or after a stop.
+        self, units: Sequence[WriteUnit], version: str, decided_on: Mapping[Key, Object]
+    ) -> Mapping[Key, Object]:
+        """Write what was decided on the objects of a version.
 
-        ``decided_on``: what the decision rests on. A node that only says how its devices are breaks the fence as well,
-        and so does a machine that is permitted more or less; while nothing changed that matters the decision holds, or
-        what is left of it, and long ones would otherwise never be written where much goes on.
+        A node that only says how its devices are breaks the fence as well, and so does a machine that is permitted
+        more or less; while nothing changed that matters the decision holds, or what is left of it.
         """
-        units = [unit for unit in units if not self._refusals.is_backed_off(unit)]
-        if self._stop.is_set() or not (units or self._is_unfinished):
-            return {}
 
-        def renew(planned: Sequence[WriteUnit]) -> Renewal | None:
-            if fence is None or decided_on is None:
-                return None
-            now = self._reading.look()
+        def standing(planned: Sequence[WriteUnit], now: Snapshot) -> Sequence[WriteUnit] | None:
             if (pools := fuller_pools(decided_on, now.objects)) is None:
                 return None
-            standing = [unit for unit in planned if not allocates_from(unit, pools)]
-            self._is_again |= len(standing) < len(planned)
-            return standing, replace(fence, resource_version=now.version)
+            return [unit for unit in planned if not allocates_from(unit, pools)]
 
-        report = commit_units(self._store, units, fence, self._refusals, renew)
-        if report is None:
-            return {}
-        self._is_again |= report.is_again
-        if fence is not None:
-            self._unsaid += [unit for unit, _ in report.rejected if not (unit.granted or unit.grows or unit.released)]
-        self._is_unfinished = any(annotation_of(obj, TRANSACTION) is not None for obj in report.written.values())
+        report = self.loop.commit(units, Fence(version, EXCLUSIVE_SPECS, EXCLUSIVE_STATUSES), standing)
+        self._unsaid += [unit for unit, _ in report.rejected if not (unit.granted or unit.grows or unit.released)]
         return report.written
 
     def _publish_availability(self, state: Sequence[Object]) -> None:
@@ -363,7 +309,7 @@ class DeviceClaimAllocator:
                 units.append(
                     WriteUnit((Change(Key.of(doc), version, {**status, "availableDevices": available}),), granted=False)
                 )
-        done = self._commit(units, fence=None)
+        done = self.loop.commit(units, fence=None).written
         self._own_writes |= {obj["metadata"]["resourceVersion"] for obj in done.values()}
         self._counted, self._numbers = self._clock(), (pools, devices, total)
 
@@ -372,7 +318,7 @@ class DeviceClaimAllocator:
         units = []
         for doc, status in quota.quota_statuses_to_write(effective_documents(state)) if self._has_quotas() else ():
             units.append(WriteUnit((Change(Key.of(doc), doc["metadata"]["resourceVersion"], status),), granted=False))
-        done = self._commit(units, fence=None)
+        done = self.loop.commit(units, fence=None).written
         self._own_writes |= {obj["metadata"]["resourceVersion"] for obj in done.values()}
         # any write of others meanwhile is a reason to look again
         unread = {key for unit in units for key in unit.keys} - done.keys()
@@ -384,10 +330,10 @@ class DeviceClaimAllocator:
         until = self._clock() + self._settings.resync
         while not stop.is_set() and self._clock() < until:
             due = min(until, self._counted + self._settings.availability) if self._is_behind else until
-            if self.loop.wait_for_change(self._kinds, version, due, stop, self._is_news):
+            if self.loop.wait_for_change(version, due, stop, self._is_news):
                 return
             if self._is_behind and not stop.is_set():
-                self._publish_availability(self._documents(self._reading.look().objects.values()))
+                self._publish_availability(self._documents(self.loop.reading.look().objects.values()))
                 self._is_behind = False
 
     def _is_news(self, event: Event) -> bool:
@@ -399,8 +345,6 @@ class DeviceClaimAllocator:
         devices: in a cluster all day long."""
         now = event.object if event.type is not EventType.DELETED else None
         before = self._seen.get(Key.of(event.object))
-        if Key.of(event.object).kind in self._without:
-            return False
         if admission.is_admission_object(event.object):
             return bool(_relevant_part(now) != _relevant_part(before))
         if is_node(event.object):  # which says all day long that it is there
@@ -423,12 +367,12 @@ def _relevant_part(doc: Object | None) -> Any:
 
 def _relevant_if_allocated(doc: Object) -> Any:
     """Of an allocated claim all that a round may decide on; None of anything else."""
-    if doc["kind"] != "DeviceClaim" or not allocation_entries(doc):
+    if doc["kind"] != "DeviceClaim" or not ClaimView(doc).entries:
         return None
     metadata = doc["metadata"]
     names = ("uid", "generation", "annotations", "finalizers", "deletionTimestamp")
     label = (metadata.get("labels") or {}).get(NODE_LABEL)
-    return allocation_entries(doc), doc.get("spec"), label, *(metadata.get(name) for name in names)
+    return ClaimView(doc).entries, doc.get("spec"), label, *(metadata.get(name) for name in names)
 
 
 def _redacted_answer(answer: dict[str, Any], shown: Callable[[str, str], str]) -> dict[str, Any]:

@@ -21,10 +21,9 @@ from urllib.parse import quote
 
 from devalloc.api import meta
 from devalloc.api.machine_reservation import FITS
+from devalloc.api.views import ClaimView, MachineView, ObjectView
 from devalloc.controller.reconcile import vm_scheduling
-from devalloc.controller.reconcile.claims import allocation_entries, annotation_of
 from devalloc.controller.reconcile.decision import ALLOCATED, DEVICE_LOST
-from devalloc.controller.reconcile.vm_scheduling import machines
 from devalloc.controller.reconcile.vm_scheduling.decision import SERVED
 from devalloc.store import Object
 
@@ -61,27 +60,27 @@ def events_of_write(before: Object, after: Object) -> list[ObjectEvent]:
 
 def node_events(before: Object, after: Object) -> list[ObjectEvent]:
     """What a node says is wrong with a machine that it has, where that is another reason than before."""
-    was, now = machines.status_of(before).get("reason"), machines.status_of(after).get("reason")
-    if machines.holding_node(after) is None or not now or now == was or now in _EXPECTED_REASONS:
+    was, now = MachineView(before).status.get("reason"), MachineView(after).status.get("reason")
+    if MachineView(after).holder is None or not now or now == was or now in _EXPECTED_REASONS:
         return []
-    note = str(machines.status_of(after).get("message", ""))
+    note = str(MachineView(after).status.get("message", ""))
     return [object_event(after, WARNING, str(now), "Run", note)]
 
 
 def _claim_events(before: Object, after: Object) -> Iterable[ObjectEvent]:
-    had, has = allocation_entries(before), allocation_entries(after)
+    had, has = ClaimView(before).entries, ClaimView(after).entries
     if has and not had:
-        node = annotation_of(after, meta.ALLOCATED_NODE)
+        node = ClaimView(after).node
         where = f" on node {node}" if node else ""
         yield object_event(after, NORMAL, ALLOCATED, "Allocate", f"{_count(has)}{where}: {_devices(has)}")
     elif had and not has:
         yield object_event(after, NORMAL, RELEASED, "Release", f"{_count(had)} taken back: {_devices(had)}")
     for lost in sorted(_lost_devices(after) - _lost_devices(before)):
         yield object_event(after, WARNING, DEVICE_LOST, "Check", f"device {lost} no longer exists")
-    reason = annotation_of(after, meta.REASON)
-    if reason and reason != annotation_of(before, meta.REASON):
+    reason = ObjectView(after).annotation(meta.REASON)
+    if reason and reason != ObjectView(before).annotation(meta.REASON):
         yield object_event(
-            after, WARNING, reason, "Check" if has else "Allocate", annotation_of(after, meta.MESSAGE) or ""
+            after, WARNING, reason, "Check" if has else "Allocate", ObjectView(after).annotation(meta.MESSAGE) or ""
         )
 
 
@@ -92,7 +91,7 @@ def _machine_events(before: Object, after: Object) -> Iterable[ObjectEvent]:
     elif now.get("status") == "False" and now.get("reason") != was.get("reason"):
         yield object_event(after, WARNING, str(now.get("reason")), "Place", str(now.get("message", "")))
     elif was.get("status") == "True" and not now:
-        node = machines.status_of(before).get("nodeName")
+        node = MachineView(before).status.get("nodeName")
         yield object_event(after, NORMAL, RELEASED, "Release", f"node {node} no longer reserves anything for it")
     served = _condition(after, SERVED)
     if served.get("status") == "False" and served.get("reason") != _condition(before, SERVED).get("reason"):
@@ -117,7 +116,7 @@ def object_event(obj: Object, type: str, reason: str, action: str, note: str) ->
 
 
 def _condition(machine: Object, name: str) -> Mapping[str, Any]:
-    conditions = _maps(machines.status_of(machine).get("conditions"))
+    conditions = _maps(MachineView(machine).status.get("conditions"))
     return next((one for one in conditions if one.get("type") == name), {})
 
 

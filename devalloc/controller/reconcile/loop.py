@@ -1,4 +1,4 @@
-"""What all allocators share: their settings, the loop with its pauses, the wait for a change, and the fenced commit.
+"""The one reconcile loop, of which each allocator is an adapter: its settings, its pauses, and the fenced commit.
 
 A round writes all that it decided in one commit. The commit is fenced: if something changed on which the decision
 depends, nothing is written. So two allocators, or one and a concurrent release, never give one device to two claims.
@@ -15,16 +15,16 @@ import math
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from devalloc.api.kinds import ALLOCATABLE_KINDS
-from devalloc.api.meta import ALLOCATED_NODE, NODE_LABEL, PREPARED_ON, node_label
+from devalloc.api.meta import NODE_LABEL, node_label
+from devalloc.api.views import ClaimView, ObjectView
 from devalloc.backoff import Backoff
-from devalloc.controller.reconcile.claims import allocation_entries, annotation_of, is_prepared
 from devalloc.controller.reconcile.decision import WriteUnit
-from devalloc.controller.reconcile.searches import BackgroundSearches
-from devalloc.controller.reconcile.snapshot import Memo
+from devalloc.controller.reconcile.searches import BackgroundSearches, search_with_new_fleet
+from devalloc.controller.reconcile.snapshot import Memo, Snapshot, SnapshotReader
 from devalloc.controller.reconcile.vm_scheduling import machines
 from devalloc.controller.reconcile.write_backoff import WriteBackoff
 from devalloc.store import (
@@ -69,9 +69,10 @@ def owning_node(obj: Object) -> str | None:
     """The node that has the object, else the one that is to have it; None if there is none."""
     if Key.of(obj).kind == machines.KIND:
         return machines.running_node(obj) or None
-    if is_prepared(obj):
-        return annotation_of(obj, PREPARED_ON) or annotation_of(obj, ALLOCATED_NODE)
-    return annotation_of(obj, ALLOCATED_NODE) if allocation_entries(obj) else None
+    claim = ClaimView(obj)
+    if claim.is_held:
+        return claim.holder or claim.node
+    return claim.node if claim.entries else None
 
 
 def _label_change(key: Key, obj: Object) -> Change | None:
@@ -130,30 +131,69 @@ class AllocatorSettings:
     """Seconds to wait after a round that failed, doubled after each further one, up to ``resync``."""
 
 
+@dataclass(frozen=True)
+class CommitReport:
+    """What became of a round's units."""
+
+    written: Mapping[Key, Object] = field(default_factory=dict)
+    """The objects as stored."""
+    rejected: Sequence[tuple[WriteUnit, str]] = ()
+    """Units that the store does not accept, with the reason."""
+
+
 class ReconcileLoop:
-    """Round after round, with a growing pause after failures. ``run`` in one thread; read the fields from any."""
+    """Round after round: read what changed, decide, write it in one fenced commit, wait for the next change.
+
+    An allocator gives the decision (``act`` of ``run``) and says when a decision still holds (``commit``). All else is
+    here: snapshots, searches beside the loop, back-off after failures and for refused writes, fences, pauses. ``run``
+    in one thread; read the fields from any.
+    """
 
     def __init__(
         self,
         what: str,
         store: Store,
         settings: AllocatorSettings,
-        searches: BackgroundSearches,
+        kinds: Iterable[str] | None,
         clock: Callable[[], float],
     ) -> None:
-        """``what``: what a failing round could not do, for the log."""
+        """``what``: what a failing round could not do, for the log. ``kinds``: what is read to decide; None for all."""
         self._what = what
         self._store = store
         self._settings = settings
-        self._searches = searches
+        self._kinds = None if kinds is None else frozenset(kinds)
+        self._ignored: frozenset[str] = frozenset()
+        """Kinds that do not count, though they may be in the store."""
         self._clock = clock
+        self._stop = threading.Event()
+        self.reading = SnapshotReader(store, self._kinds)
+        self.searches = BackgroundSearches(search_with_new_fleet(settings.placement), clock)
+        self.refusals = WriteBackoff(clock)
+        self.is_again = False
+        """Devices were set aside in vain, or something of the round was left to the next, so that one is due at once.
+        """
+        self.is_unfinished = False
+        """Something that was written is marked still as not yet given: the store takes the marks away before it writes
+        anything else."""
         self.began: float | None = None
         """When the current round began, by ``clock``; None between rounds."""
         self.failing: float | None = None
         """Since when all rounds fail."""
 
+    def ignore_kind(self, kind: str) -> None:
+        """Decide without these objects, which may not be read, or do not count here. Before ``run``."""
+        self._ignored |= {kind}
+        self._kinds = None if self._kinds is None else self._kinds - {kind}
+        self.reading = SnapshotReader(self._store, self._kinds, self._ignored)
+
     def run(self, stop: threading.Event, act: Callable[[], object], wait: Callable[[], object]) -> None:
-        """``act`` and then ``wait`` until ``stop`` is set. Raises Unusable; logs all other errors and tries again."""
+        """``act`` until ``stop`` is set, with ``wait`` after a round that left nothing to do. Raises Unusable; logs all
+        other errors and tries again."""
+        self._stop = stop
+        with self.searches.in_thread():
+            self._run(stop, act, wait)
+
+    def _run(self, stop: threading.Event, act: Callable[[], object], wait: Callable[[], object]) -> None:
         backoff, logged = Backoff(self._settings.retry, self._settings.resync), ""
         reread = Backoff(self._settings.retry, self._settings.resync)
         while not stop.is_set():
@@ -162,7 +202,12 @@ class ReconcileLoop:
                 act()
                 backoff.reset()
                 logged, self.began, self.failing = "", None, None
-                wait()
+                if self.is_unfinished:
+                    stop.wait(self._settings.retry)
+                elif self.is_again:
+                    stop.wait(self._settings.batch)  # users write the claims of a group one by one
+                else:
+                    wait()
                 reread.reset()
             except Expired:
                 stop.wait(reread.next_delay())
@@ -177,77 +222,60 @@ class ReconcileLoop:
                 stop.wait(delay)
 
     def wait_for_change(
-        self,
-        kinds: Iterable[str] | None,
-        version: str,
-        until: float,
-        stop: threading.Event,
-        matters: Callable[[Event], bool] = lambda event: True,
+        self, version: str, until: float, stop: threading.Event, matters: Callable[[Event], bool] = lambda event: True
     ) -> bool:
         """Until something that ``matters`` has changed after ``version``, a search has ended, ``until``, or ``stop``.
         Whether a round is due."""
         while not stop.is_set() and (now := self._clock()) < until:
-            if self._searches.news():
+            if self.searches.news():
                 return True
-            due = min(until, now + _SEARCH_POLL_SECONDS) if self._searches.is_busy else until
-            with closing(self._store.watch(kinds, version, timeout=max(0.0, due - now), stop=stop)) as events:
-                if any(map(matters, events)):
+            due = min(until, now + _SEARCH_POLL_SECONDS) if self.searches.is_busy else until
+            with closing(self._store.watch(self._kinds, version, timeout=max(0.0, due - now), stop=stop)) as events:
+                if any(matters(event) for event in events if Key.of(event.object).kind not in self._ignored):
                     stop.wait(self._settings.batch)
                     return True
         return False
 
+    def commit(
+        self,
+        units: Iterable[WriteUnit],
+        fence: Fence | None,
+        standing: Callable[[Sequence[WriteUnit], Snapshot], Sequence[WriteUnit] | None] = lambda units, now: None,
+    ) -> CommitReport:
+        """Write the units whose objects are still as they were; none if the fence is broken, or after a stop.
 
-@dataclass(frozen=True)
-class CommitReport:
-    """What became of a round's units."""
-
-    written: dict[Key, Object]
-    """The objects as stored."""
-    rejected: Sequence[tuple[WriteUnit, str]]
-    """Units that the store does not accept, with the reason."""
-    is_again: bool
-    """Devices were set aside in vain, so that another round is due."""
-
-
-Renewal = tuple[Sequence[WriteUnit], Fence]
-"""The units that still hold after a fence was broken, and the fence from which they do."""
-
-
-def commit_units(
-    store: Store,
-    units: Sequence[WriteUnit],
-    fence: Fence | None,
-    refusals: WriteBackoff,
-    renew: Callable[[Sequence[WriteUnit]], Renewal | None] = lambda units: None,
-) -> CommitReport | None:
-    """Write the units whose objects are still as they were; None, and nothing is written, if the fence is broken.
-
-    ``renew``: called if the fence is broken, because much breaks it that does not matter to the decision, and slow
-    decisions would otherwise never be written; None: decide again. Raises StoreError.
-    """
-    renewals = _COMMIT_ATTEMPTS
-    while True:
-        try:
-            outcomes = store.commit_each([unit.changes for unit in units], fence)
-            break
-        except FenceBroken as broken:
-            renewed = renew(units) if renewals else None
-            if renewed is None:
-                log.info("decided on an outdated state, deciding again: %s", broken)
-                return None
-            units, fence = renewed
-            renewals -= 1
-    written: dict[Key, Object] = {}
-    rejected: list[tuple[WriteUnit, str]] = []
-    is_again = False
-    for unit, outcome in zip(units, outcomes, strict=True):
-        if isinstance(outcome, WriteRejected):
-            is_again |= refusals.note(unit, outcome.why)
-            rejected.append((unit, outcome.why))
-        elif isinstance(outcome, Conflict):
-            log.info("left for the next round: %s", outcome)
-        else:
-            written |= {Key.of(obj): obj for obj in outcome}
-    if (left := next((outcome for outcome in outcomes if isinstance(outcome, SkippedForSpace)), None)) is not None:
-        raise NoSpace(left.why)  # nothing reports when there is space again, so all is decided again soon
-    return CommitReport(written, rejected, is_again)
+        ``standing``: called if the fence is broken, because much breaks it that does not matter to the decision, and
+        slow decisions would otherwise never be written: the units that still hold; None: decide again. Raises
+        StoreError.
+        """
+        units = [unit for unit in units if not self.refusals.is_backed_off(unit)]
+        if self._stop.is_set() or not (units or self.is_unfinished):
+            return CommitReport()
+        renewals = _COMMIT_ATTEMPTS
+        while True:
+            try:
+                outcomes = self._store.commit_each([unit.changes for unit in units], fence)
+                break
+            except FenceBroken as broken:
+                now = self.reading.look() if renewals else None
+                left = None if now is None else standing(units, now)
+                if left is None or now is None or fence is None:
+                    log.info("decided on an outdated state, deciding again: %s", broken)
+                    return CommitReport()
+                self.is_again |= len(left) < len(units)
+                units, fence = [*left], replace(fence, resource_version=now.version)
+                renewals -= 1
+        written: dict[Key, Object] = {}
+        rejected: list[tuple[WriteUnit, str]] = []
+        for unit, outcome in zip(units, outcomes, strict=True):
+            if isinstance(outcome, WriteRejected):
+                self.is_again |= self.refusals.note(unit, outcome.why)
+                rejected.append((unit, outcome.why))
+            elif isinstance(outcome, Conflict):
+                log.info("left for the next round: %s", outcome)
+            else:
+                written |= {Key.of(obj): obj for obj in outcome}
+        if (skipped := next((each for each in outcomes if isinstance(each, SkippedForSpace)), None)) is not None:
+            raise NoSpace(skipped.why)  # nothing reports when there is space again, so all is decided again soon
+        self.is_unfinished = any(ObjectView(obj).is_unsettled for obj in written.values())
+        return CommitReport(written, rejected)

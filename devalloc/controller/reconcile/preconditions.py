@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from devalloc.api.meta import ADMIN_CLASSES, ALLOCATED_NODE, ALLOCATED_SPEC, ALLOCATION_DETAILS
+from devalloc.api.views import ClaimView
 from devalloc.controller.reconcile import vm_scheduling
-from devalloc.controller.reconcile.claims import allocation_entries
 from devalloc.controller.reconcile.decision import WriteUnit
 from devalloc.store import Key, Object
 
@@ -51,11 +51,11 @@ def _relevant_part(doc: Object | None) -> Any:
     metadata = doc["metadata"]
     if doc["kind"] in EXCLUSIVE_SPECS:
         return metadata["uid"], metadata["generation"]
-    if not allocation_entries(doc):
+    if not ClaimView(doc).entries:
         return None
     noted = metadata.get("annotations", {})
     values = [noted.get(name) for name in _ALLOCATION_ANNOTATIONS]
-    return metadata["uid"], metadata["generation"], allocation_entries(doc), values
+    return metadata["uid"], metadata["generation"], ClaimView(doc).entries, values
 
 
 def _reserved_entries(machine: Object | None) -> list[Any]:

@@ -11,13 +11,8 @@ from __future__ import annotations
 from typing import Literal
 
 from devalloc.api import meta
-from devalloc.controller.reconcile.claims import (
-    ALLOCATION_ANNOTATIONS,
-    allocation_entries,
-    annotation_of,
-    is_prepared,
-    wants_release,
-)
+from devalloc.api.views import ClaimView
+from devalloc.controller.reconcile.claims import ALLOCATION_ANNOTATIONS
 from devalloc.store import Change, Conflict, Forbidden, Invalid, Key, Object, Store, StoreError
 from devalloc.store.lifecycle import with_annotations
 
@@ -42,18 +37,21 @@ def release_claim(
     while True:
         claim = store.get("DeviceClaim", namespace, name)
         try:
-            return _abandon(store, claim) if abandon and is_prepared(claim) else _release_or_ask(store, claim, force)
+            if abandon and ClaimView(claim).is_held:
+                return _abandon(store, claim)
+            return _release_or_ask(store, claim, force)
         except Conflict:
             continue  # it changed since we read it; what we want is still the same
 
 
 def _release_or_ask(store: Store, claim: Object, force: bool) -> ReleaseOutcome:
-    if not allocation_entries(claim):
+    view = ClaimView(claim)
+    if not view.entries:
         return "held nothing"
-    if is_prepared(claim):
+    if view.is_held:
         if not force:
             raise InUse(_prepared(claim))
-        if not wants_release(claim):
+        if not view.wants_release:
             store.commit([_ask_change(claim)])
         return "asked"
     if (users := _users(claim)) and not force:
@@ -61,7 +59,7 @@ def _release_or_ask(store: Store, claim: Object, force: bool) -> ReleaseOutcome:
     try:
         store.commit([release_change(claim)])
     except (Forbidden, Invalid):  # by rights, or by a policy: who may only edit the claim asks the controller for it
-        if not wants_release(claim):
+        if not view.wants_release:
             store.replace(with_annotations(claim, {meta.RELEASE: "asked"}))
         return "asked"
     return "released"
@@ -69,7 +67,7 @@ def _release_or_ask(store: Store, claim: Object, force: bool) -> ReleaseOutcome:
 
 def _abandon(store: Store, claim: Object) -> ReleaseOutcome:
     """The status goes first: a claim that holds devices is never seen without its mark."""
-    if allocation_entries(claim):
+    if ClaimView(claim).entries:
         (claim,) = store.commit([release_change(claim)]).objects
     left = [name for name in claim["metadata"]["finalizers"] if name != meta.NODE_FINALIZER]
     annotations = {k: v for k, v in claim["metadata"].get("annotations", {}).items() if k != meta.PREPARED_ON}
@@ -97,7 +95,7 @@ def _users(claim: Object) -> str:
 
 
 def _prepared(claim: Object) -> str:
-    users, node = _users(claim), annotation_of(claim, meta.PREPARED_ON) or "its node"
+    users, node = _users(claim), ClaimView(claim).holder or "its node"
     return (
         f"{Key.of(claim)} is prepared on {node}"
         + (f" for {users}" if users else "")

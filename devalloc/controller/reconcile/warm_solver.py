@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from devalloc.api.meta import GROUP, PRIORITY
 from devalloc.api.reasons import Reason
-from devalloc.controller.reconcile.claims import allocation_entries, claim_key, group_of, is_deleting
+from devalloc.api.views import ClaimView
 from devalloc.controller.reconcile.searches import QUICK_SECONDS, BackgroundSearches, search_with_new_fleet
 from devalloc.controller.reconcile.write_backoff import UNRELATED_KINDS
 from devalloc.store import Object
@@ -83,7 +83,7 @@ def _withdraw(fleet: Fleet, claims: Iterable[Object], answers: Iterable[Mapping[
     """Forget what was given now: the documents of the next round say what of it was written."""
     given = {(each["namespace"], each["name"]) for each in answers if each["allocated"]}
     for claim in claims:
-        if claim_key(claim) in given:
+        if ClaimView(claim).key in given:
             fleet.delete(claim)
 
 
@@ -134,7 +134,7 @@ class IncrementalSolver:
             answer = self._answer_small_change(fleet, previous_round, changed, waiting, seconds_left(ends))
         if answer is None:
             claims = [document for document in documents if _is_claim(document)]
-            others = [claim for claim in claims if _name(claim) in loaded and not fleet.holds(*claim_key(claim))]
+            others = [claim for claim in claims if _name(claim) in loaded and not fleet.holds(*ClaimView(claim).key)]
             if changed is None or any(name[1] not in UNRELATED_KINDS for name in changed):
                 self._searches.forget()
             answer = self._searches.solve(fleet, [*loaded.values()], waiting, seconds_left(ends), others)
@@ -160,7 +160,10 @@ class IncrementalSolver:
         began = time.monotonic()
         if any(name[1] != "DeviceClaim" or ("", *name[1:]) in previous_round.about for name in changed):
             return None
-        if not all(_is_simple(claim) and group_of(claim) is None and not is_deleting(claim) for claim in waiting):
+        if not all(
+            _is_simple(claim) and ClaimView(claim).group is None and not ClaimView(claim).is_deleting
+            for claim in waiting
+        ):
             return None
         for name, document in changed.items():
             previous_round.answers.pop((name[2], name[3]), None)
@@ -205,7 +208,7 @@ def _is_simple(claim: Object) -> bool:
 def _is_loaded_beforehand(document: Object) -> bool:
     """Whether the fleet is to know of it beforehand: of claims, those that may hold something, and those without a
     spec, which it would take for the name of one that it knows."""
-    return not _is_claim(document) or bool(allocation_entries(document)) or "spec" not in document
+    return not _is_claim(document) or bool(ClaimView(document).entries) or "spec" not in document
 
 
 def _is_unchanged(previous: Object | None, document: Object) -> bool:
@@ -302,7 +305,7 @@ class IncrementalResourceSolver:
         units = _units(claims)
         again = [record for key, unit in units.items() if (record := self._find_left_alone(key, unit)) is not None]
         answered = {(each["namespace"], each["name"]) for one in again for each in one.answers}
-        fresh = [claim for claim in claims if claim_key(claim) not in answered]
+        fresh = [claim for claim in claims if ClaimView(claim).key not in answered]
         began = self._clock()
         self.is_again = False
         answers = self._ask(fresh, deadline) if fresh else []
@@ -323,9 +326,9 @@ class IncrementalResourceSolver:
             del self._left_alone[key]
         by_key = {(each["namespace"], each["name"]): each for each in answers}
         until = self._clock() + REST_FACTOR * seconds
-        several = len(by_key.keys() & {claim_key(claim) for unit in units.values() for claim in unit[:1]}) > 1
+        several = len(by_key.keys() & {ClaimView(claim).key for unit in units.values() for claim in unit[:1]}) > 1
         for key, unit in units.items():
-            unit_answers = [by_key[claim_key(claim)] for claim in unit if claim_key(claim) in by_key]
+            unit_answers = [by_key[ClaimView(claim).key] for claim in unit if ClaimView(claim).key in by_key]
             if not unit_answers:
                 continue
             self._left_alone.pop(key, None)
@@ -342,7 +345,7 @@ class IncrementalResourceSolver:
     def _ask(self, claims: Sequence[Object], deadline: float | None) -> list[_Answer]:
         ends = None if deadline is None else time.monotonic() + deadline
         fleet = self._warm.take()
-        by_key = {claim_key(claim): claim for claim in claims}
+        by_key = {ClaimView(claim).key: claim for claim in claims}
         answers = self._one_by_one(fleet, claims, ends)
         _withdraw(fleet, claims, answers)
         is_answered = len(answers) == len(claims) and all(each["allocated"] for each in answers)
@@ -385,7 +388,7 @@ def _units(claims: Sequence[Object]) -> dict[_ClaimKey, list[Object]]:
     by_key: dict[_ClaimKey, list[Object]] = {}
     for claim in claims:
         group = claim["metadata"].get("annotations", {}).get(GROUP)
-        key = claim_key(claim)
+        key = ClaimView(claim).key
         by_key.setdefault((key[0], f"group {group}" if group else key[1]), []).append(claim)
     return by_key
 

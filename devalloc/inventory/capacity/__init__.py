@@ -2,16 +2,18 @@
 
 from devalloc.inventory.capacity.config import (
     RESOURCES,
+    AmountError,
     Capacity,
     CapacityConfig,
     Resource,
     UnknownResource,
+    parse_bandwidth,
     parse_ratio,
+    parse_size,
 )
 from devalloc.inventory.capacity.cpus import NumaNode
 from devalloc.inventory.capacity.host import CapacityError, HostCapacity, discover_capacity
 from devalloc.inventory.capacity.pool import host_pool, host_pool_name
-from devalloc.inventory.capacity.sizes import AmountError, parse_bandwidth, parse_size
 
 __all__ = [
     "RESOURCES",

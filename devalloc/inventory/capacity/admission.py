@@ -22,11 +22,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from devalloc.inventory.capacity.config import RESOURCES, Capacity, Resource
+from devalloc.inventory.capacity.config import RESOURCES, Capacity, Resource, format_size
 from devalloc.inventory.capacity.gpus import GpuStatus
 from devalloc.inventory.capacity.host import HostCapacity
 from devalloc.inventory.capacity.machines import MachineUsage
-from devalloc.inventory.capacity.sizes import format_size
 from devalloc.inventory.capacity.status import (
     NO_AMOUNTS,
     DiskUsageSources,

@@ -1,4 +1,7 @@
-"""The resources of a host, and what the admin decides about them: ratios of oversubscription, and limits."""
+"""The resources of a host, and what the admin decides about them: ratios of oversubscription, and limits.
+
+Every unit is binary: a kilobyte has 1024 bytes, whether it is written ``k``, ``kB``, ``KiB`` or ``Ki``.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,107 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Literal
 
-from devalloc.inventory.capacity.sizes import AmountError, quote_text
+MAX_BYTES = 2**63 - 1
+"""Most bytes, and bytes per second, that an amount may have."""
+_MAX_TEXT = 64
+_POWERS = {"k": 1, "m": 2, "g": 3, "t": 4, "p": 5, "e": 6}
+_NAMES = {"kilo": "k", "mega": "m", "giga": "g", "tera": "t", "peta": "p", "exa": "e"}
+_UNITS = {
+    **dict.fromkeys(("", "b", "byte", "bytes"), 0),
+    **{f"{letter}{end}": power for letter, power in _POWERS.items() for end in ("", "b", "i", "ib")},
+    **{f"{name}{end}": _POWERS[letter] for name, letter in _NAMES.items() for end in ("", "byte", "bytes")},
+}
+_SIZE = re.compile(r"([0-9]{1,32})\s*([A-Za-z]*)", re.ASCII)
+
+
+class AmountError(ValueError):
+    """A text that is no amount. The message tells the text, what is wrong with it, and how to write it."""
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size: digits, perhaps blanks, and a unit in any case (``100GB``, ``100 gib``, ``100000``).
+
+    Raises AmountError for anything else: nothing at all, a sign, a fraction, more than 2^63 - 1 bytes.
+    """
+    match = _SIZE.fullmatch(strip_amount(text))
+    if match is None:
+        raise AmountError(
+            f"invalid size {quote_text(text)}: write digits and a unit, such as 100GB or 512MiB (1KB is 1024 bytes)"
+        )
+    power = _UNITS.get(match[2].lower())
+    if power is None:
+        raise AmountError(
+            f"invalid size {quote_text(text)}: unknown unit {match[2][:20]!r}; use B, KB, MB, GB, TB, PB or EB"
+        )
+    return check_range(int(match[1]) << 10 * power, text)
+
+
+def strip_amount(text: str) -> str:
+    """The text without blanks around it. Raises AmountError when nothing is left, or far too much."""
+    stripped = text.strip()
+    if not stripped:
+        raise AmountError("is empty: write an amount, or leave the setting out")
+    if len(stripped) > _MAX_TEXT:
+        raise AmountError(f"invalid amount {quote_text(stripped)}: it has more than {_MAX_TEXT} characters")
+    return stripped
+
+
+def check_range(amount: int, text: str) -> int:
+    """The amount, when it is one that can be. Raises AmountError otherwise."""
+    if amount > MAX_BYTES:
+        raise AmountError(f"{quote_text(text)} is more than 2^63 - 1 bytes")
+    return amount
+
+
+def quote_text(text: str) -> str:
+    """A text inside a message."""
+    return repr(text if len(text) <= 40 else text[:39] + "…")
+
+
+def format_size(size: int) -> str:
+    """A size for people: one decimal, a blank and a unit that it is *more* than one of, so 1 GiB is ``1024.0 MB``."""
+    for power, unit in ((6, "EB"), (5, "PB"), (4, "TB"), (3, "GB"), (2, "MB"), (1, "KB")):
+        if size > 1 << 10 * power:
+            whole, rest = divmod(size, 1 << 10 * power)
+            return f"{whole + rest / (1 << 10 * power):.1f} {unit}"
+    return f"{size} B"
+
+
+_BITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
+_NUMBER = re.compile(r"\+?[0-9]{1,32}", re.ASCII)
+_AMBIGUOUS = re.compile(r"[0-9]+\s*(?:[KMGTPE]b(?:/s)?|[kmgtpe]?b/s)", re.ASCII)
+"""A small b: megabits to who writes carefully, megabytes to who does not."""
+_ADVICE = "write bits as 100Mbps or 10Gbps, bytes as 100MBps or 100MB/s"
+
+
+def parse_bandwidth(text: str) -> int:
+    """Bytes per second; what is less than a byte of a number of bits is dropped.
+
+    Raises AmountError for what is empty, negative, no number, ambiguous or more than 2^63 - 1.
+    """
+    amount = strip_amount(text)
+    ending = amount[-3:]
+    if ending.lower() == "bps" and ending not in ("bps", "Bps"):
+        raise AmountError(f"{quote_text(text)} may be bits or bytes: {_ADVICE}")
+    if ending == "bps":
+        return check_range(_bits(amount[:-3].strip(), text) // 8, text)
+    if _AMBIGUOUS.fullmatch(amount) is not None:
+        raise AmountError(f"{quote_text(text)} may be bits or bytes: {_ADVICE}")
+    size = amount.removesuffix("/s") if ending != "Bps" else amount[:-2]
+    try:
+        return parse_size(size)
+    except AmountError as error:
+        raise AmountError(f"invalid bandwidth {quote_text(text)}: parse as bytes: {error} ({_ADVICE})") from None
+
+
+def _bits(amount: str, text: str) -> int:
+    unit = amount[-1:].lower()
+    number = amount[:-1].strip() if unit in ("k", "m", "g") else amount
+    if _NUMBER.fullmatch(number) is None:
+        advice = "must not be negative" if number.startswith("-") else f"whole numbers only; {_ADVICE}"
+        raise AmountError(f"invalid bandwidth {quote_text(text)}: invalid number: {number.lower()[:20]} ({advice})")
+    return int(number) * _BITS[unit if unit in _BITS else ""]
+
 
 Resource = Literal["cpu", "memory", "disk", "network", "disk_io"]
 RESOURCES: tuple[Resource, ...] = ("cpu", "memory", "disk", "network", "disk_io")

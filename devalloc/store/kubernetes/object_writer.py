@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from devalloc.api.meta import LEADER
 from devalloc.backoff import backoff_delay
 from devalloc.store import lifecycle
 from devalloc.store.errors import (
@@ -35,66 +33,9 @@ from devalloc.store.lifecycle import (
     is_deleting,
     other_object_message,
     spec_of,
-    with_annotations,
 )
 
 log = logging.getLogger(__name__)
-
-
-class ReadWriteApi(Protocol):
-    """The requests to the API server. Raises StoreError."""
-
-    def read(self, key: Key) -> Object: ...
-    def write(self, obj: Object) -> Object: ...
-
-
-class UncertainWrites:
-    """The doubtful objects of one process. Thread-safe."""
-
-    def __init__(self, api: ReadWriteApi) -> None:
-        self._api = api
-        self._keys: dict[Key, object] = {}
-        """The keys, each with a token that identifies the write."""
-        self._noting = threading.Lock()
-        self._settling = threading.Lock()
-
-    def __bool__(self) -> bool:
-        return bool(self._keys)
-
-    def note(self, keys: Iterable[Key]) -> None:
-        """A write of these objects has ended with an unknown result."""
-        with self._noting:
-            self._keys |= {key: object() for key in keys}
-
-    def settle(self) -> None:
-        """Settle all doubts. If it raises StoreError, call it again before any decision."""
-        with self._settling:
-            with self._noting:
-                noted = [*self._keys.items()]
-            for key, write in noted:
-                self._settle(key)
-                with self._noting:
-                    if self._keys[key] is write:  # otherwise a later write is already in doubt
-                        del self._keys[key]
-
-    def _settle(self, key: Key) -> None:
-        log.warning("cannot tell whether %s was written; writing it again", key)
-        while True:
-            try:
-                now = self._api.read(key)
-                mark = secrets.token_hex(8)
-                try:
-                    self._api.write(with_annotations(now, {LEADER: mark}))
-                except (Invalid, Forbidden):  # it may have the maximum of annotations
-                    self._api.write(lifecycle.with_labels(now, {LEADER: mark}))
-                return
-            except NotFound:
-                return
-            except Conflict:
-                continue
-            except Invalid as error:  # about the object; with missing rights, a later try may be accepted
-                log.error("cannot mark %s; its author must make it smaller: %s", key, error)
-                return
 
 
 class StatusWriteApi(Protocol):

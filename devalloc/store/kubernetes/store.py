@@ -29,11 +29,12 @@ from devalloc.store.errors import (
     UnknownOutcome,
     WriteRejected,
 )
+from devalloc.store.fencing import UncertainWrites
 from devalloc.store.kubernetes import object_writer, transaction
 from devalloc.store.kubernetes.api_error import ApiError, translate_error
 from devalloc.store.kubernetes.client import Client
 from devalloc.store.kubernetes.informer_cache import InformerCache
-from devalloc.store.kubernetes.object_writer import ObjectWriter, UncertainWrites
+from devalloc.store.kubernetes.object_writer import ObjectWriter
 from devalloc.store.kubernetes.reflector import Reflectors
 from devalloc.store.kubernetes.resources import (
     CORE_KINDS,

@@ -30,8 +30,8 @@ from devalloc_node.agent.metrics import ScalingMetrics
 from devalloc_node.agent.permit_client import HttpPermits, PermitEndpoint, StaticEndpoint
 from devalloc_node.agent.scaler import Scaler
 from devalloc_node.errors import Denied
-from devalloc_node.host import routes
-from devalloc_node.host.routes import Route
+from devalloc_node.host import linux
+from devalloc_node.host.linux import Route
 from devalloc_node.operations.node_operations import NodeOperations
 from devalloc_node.settings import ScalingSettings, scaler_timeouts
 
@@ -177,7 +177,7 @@ class AgentThread:
         with self._mutex:
             seen = self._ways.get(address)
         if seen is None or now - seen[0] > WAY_SECONDS:
-            seen = now, routes.route_to(address)
+            seen = now, linux.route_to(address)
             with self._mutex:
                 if len(self._ways) >= MOST_WAYS:
                     self._ways.clear()

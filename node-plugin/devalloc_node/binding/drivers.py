@@ -12,7 +12,7 @@ from devalloc.inventory.locate import function_folder, read_function
 from devalloc.inventory.pci import Address, PciFunction
 from devalloc.inventory.sysfs import Folder, Tree
 from devalloc_node.binding import host_changes
-from devalloc_node.binding.device_users import refuse_open, vfio_nodes
+from devalloc_node.binding.checks import refuse_open, vfio_nodes
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.host.boundary import Host

@@ -7,7 +7,7 @@ from devalloc.inventory.pci import Address, PciFunction
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.binding.binding import HealthState
 from devalloc_node.binding.drivers import is_responsive
-from devalloc_node.model.prepared import PreparedDevice
+from devalloc_node.model.step import PreparedDevice
 
 HEALTHY = HealthState("healthy")
 

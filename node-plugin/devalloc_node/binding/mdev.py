@@ -11,11 +11,9 @@ from devalloc.inventory.pci import Address
 from devalloc.inventory.sysfs import Folder, Tree
 from devalloc.inventory.vgpu import mdev_nodes
 from devalloc_node.binding import checks, host_changes
-from devalloc_node.binding.binding import HealthState, Steps
-from devalloc_node.binding.config import BindingConfig
-from devalloc_node.binding.device_users import refuse_open
+from devalloc_node.binding.binding import BindingConfig, HealthState, Steps
+from devalloc_node.binding.checks import locate_device, refuse_open
 from devalloc_node.binding.health import HEALTHY, problem_with_function
-from devalloc_node.binding.locate import locate_device
 from devalloc_node.binding.vfio_handover import pci_location
 from devalloc_node.binding.vgpu_parents import choose_parent, recorded_parent, refuse_other_profile
 from devalloc_node.deadline import Deadline
@@ -23,8 +21,7 @@ from devalloc_node.errors import Denied, Failed
 from devalloc_node.host.boundary import Host
 from devalloc_node.host.files import is_name
 from devalloc_node.model.grant import GrantedDevice
-from devalloc_node.model.prepared import PreparedDevice
-from devalloc_node.model.step import Step, Value
+from devalloc_node.model.step import PreparedDevice, Step, Value
 
 _SPACE = uuid.UUID("5b0f3f4e-8d0c-5e43-9d0e-6f1d1a1d7c55")
 """The name space of our UUIDs: of one claim and device it is always the same."""

@@ -6,14 +6,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from devalloc.inventory.locate import InstanceDevice, PortDevice, ProfileDevice, VfDevice, existing_vf
-from devalloc_node.binding.binding import Binding, HealthState, Steps
-from devalloc_node.binding.config import BindingConfig
+from devalloc_node.binding.binding import Binding, BindingConfig, HealthState, Steps
+from devalloc_node.binding.checks import locate_device
 from devalloc_node.binding.drivers import DriverKind, ResetKind
 from devalloc_node.binding.health import HEALTHY, problem_with_function
-from devalloc_node.binding.locate import locate_device
 from devalloc_node.binding.mdev import Mdev, MdevKind
-from devalloc_node.binding.sriov import Sriov
-from devalloc_node.binding.vf_count import VfAutoprobeKind, VfCountKind
+from devalloc_node.binding.sriov import Sriov, VfAutoprobeKind, VfCountKind
 from devalloc_node.binding.vf_settings import VfSettingsKind
 from devalloc_node.binding.vfio import Vfio
 from devalloc_node.binding.vfio_handover import pci_location
@@ -21,8 +19,7 @@ from devalloc_node.binding.vgpu import Vgpu, VgpuKind
 from devalloc_node.deadline import Deadline
 from devalloc_node.host.boundary import Host
 from devalloc_node.model.grant import GrantedDevice
-from devalloc_node.model.prepared import PreparedDevice
-from devalloc_node.model.step import StepKind
+from devalloc_node.model.step import PreparedDevice, StepKind
 
 
 def step_kinds(host: Host) -> Mapping[str, StepKind]:

@@ -1,4 +1,8 @@
-"""Binding ``sriov``: one virtual function of a card, created if need be, set up by its PF, and passed through."""
+"""Binding ``sriov``: one virtual function of a card, created if need be, set up by its PF, and passed through.
+
+Whether VFs get drivers by themselves, and how many there are, belongs to all claims that have VFs of the PF, under the
+name ``pf/<address>``.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,13 @@ from dataclasses import dataclass, replace
 
 from devalloc.inventory import nic
 from devalloc.inventory.cards import VirtualFunction
-from devalloc.inventory.locate import VfDevice, read_function
+from devalloc.inventory.locate import VfDevice, function_folder, read_function
 from devalloc.inventory.pci import PciFunction
-from devalloc.inventory.sysfs import Tree
-from devalloc_node.binding import checks, vf_count
-from devalloc_node.binding.binding import HealthState, Steps
-from devalloc_node.binding.config import BindingConfig
+from devalloc.inventory.sysfs import Folder, Tree
+from devalloc_node.binding import checks, host_changes
+from devalloc_node.binding.binding import BindingConfig, HealthState, Steps
+from devalloc_node.binding.checks import locate_device_of_kind, refuse_open, vfio_nodes
 from devalloc_node.binding.health import health_of_functions
-from devalloc_node.binding.locate import locate_device_of_kind
 from devalloc_node.binding.vf_settings import settings_step, wanted_settings
 from devalloc_node.binding.vfio_handover import (
     describe_passed_through,
@@ -27,8 +30,103 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.host.boundary import Host
 from devalloc_node.model.grant import GrantedDevice
-from devalloc_node.model.prepared import PreparedDevice
-from devalloc_node.model.step import Step
+from devalloc_node.model.step import PreparedDevice, Step, Value
+
+
+def shared_name(pf: PciFunction) -> str:
+    return f"pf/{pf.address}"
+
+
+def autoprobe_step(pf: PciFunction) -> Step:
+    """Its VFs are to get no drivers; where the kernel has no switch for that, they do."""
+    before = _autoprobe(pf.folder)
+    return Step("vf-autoprobe", str(pf.address), before, None if before is None else 0, shared_name(pf))
+
+
+def count_step(pf: PciFunction, after: int | None) -> Step:
+    """``after`` None: as it is."""
+    before = _count(pf.folder)
+    return Step("vf-count", str(pf.address), before, before if after is None else after, shared_name(pf))
+
+
+@dataclass(frozen=True, slots=True)
+class VfAutoprobeKind:
+    """0: VFs get no driver when they are made. None where the kernel has no such switch (before 4.12)."""
+
+    host: Host
+
+    def read(self, target: str) -> Value:
+        return _autoprobe(host_changes.folder(self.host.tree(), target))
+
+    def apply(self, target: str, value: Value, deadline: Deadline) -> None:
+        if self.read(target) == value:
+            return
+        host_changes.write(self.host, f"bus/pci/devices/{target}/sriov_drivers_autoprobe", str(value), deadline)
+        if self.read(target) != value:
+            raise Failed("HostRefused", f"{target} keeps sriov_drivers_autoprobe at {self.read(target)}")
+
+
+@dataclass(frozen=True, slots=True)
+class VfCountKind:
+    """How many VFs a PF has: changed from none and to none only, and never while VFs are in use."""
+
+    host: Host
+
+    def read(self, target: str) -> Value:
+        return _count(host_changes.folder(self.host.tree(), target))
+
+    def apply(self, target: str, value: Value, deadline: Deadline) -> None:
+        host_changes.refuse_unanswered(self.host, target)
+        tree = self.host.tree()
+        now = _count(host_changes.folder(tree, target))
+        # The kernel shows the number once all exist; one may since have been removed by its own `remove`.
+        if now == value:
+            return
+        if now and value:
+            raise Denied(
+                "VfCountFixed",
+                f"{target} has {now} VFs; the count can change to {value} only from zero",
+                retryable=True,
+            )
+        if now:
+            _refuse_users(tree, host_changes.function(tree, target))
+        host_changes.write(self.host, f"bus/pci/devices/{target}/sriov_numvfs", str(value), deadline)
+        tree = self.host.tree()
+        pf = host_changes.function(tree, target)
+        there = [address for _, address in pf.virtfns if function_folder(tree, address) is not None]
+        if _count(pf.folder) != value or len(there) != value:
+            raise Failed("VfsMissing", f"{target} has {len(there)} VFs although {value} were requested")
+
+    def taken_over(self, step: Step, *, finished: bool) -> str | None:
+        """VFs that were not made by the step are not removed, nor created again if others removed them (T8). While it
+        is not known to be done, fewer than were asked for are its own: drivers may make some and give up."""
+        count = self.read(step.target)
+        return f"{step.target} has {count} VFs" if finished and count not in (step.before, step.after) else None
+
+
+def _autoprobe(pf: Folder) -> int | None:
+    return host_changes.number(pf, "sriov_drivers_autoprobe")
+
+
+def _count(pf: Folder) -> int:
+    count = host_changes.number(pf, "sriov_numvfs")
+    if count is None:
+        raise Denied("DeviceGone", f"{pf.name} no longer has VFs to configure")
+    return count
+
+
+def _refuse_users(tree: Tree, pf: PciFunction) -> None:
+    """The plugin's own VFs have been given back by now, and none gets a driver by itself: what has one is used."""
+    for _, address in pf.virtfns:
+        vf = read_function(tree, address)
+        if vf is not None and vf.driver is not None:
+            refuse_open(tree, vfio_nodes([vf]), str(vf.address), certain=False)
+            raise Denied(
+                "VfsInUse",
+                f"the VFs of {pf.address} stay: {vf.address} has the driver {vf.driver}, which "
+                "devalloc did not bind; unbind it, and devalloc removes them",
+                retryable=True,
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +159,7 @@ class Sriov:
             checks.refuse_vgpus(function)
             # The card's last user may remove them until this claim counts as another: then they are not as they were.
             # Whether others would get a driver by themselves does not matter to it.
-            yield replace(vf_count.count_step(vf.pf, None), more=not function.on_vfio)
+            yield replace(count_step(vf.pf, None), more=not function.on_vfio)
         else:
             yield from self._created(vf)
             tree = self.host.tree()
@@ -91,8 +189,8 @@ class Sriov:
                 "NoIommuGroup",
                 f"{pf.address} has no IOMMU group, so its VFs would have none either (is the IOMMU enabled?)",
             )
-        yield replace(vf_count.autoprobe_step(pf), more=True)
-        yield vf_count.count_step(pf, count)
+        yield replace(autoprobe_step(pf), more=True)
+        yield count_step(pf, count)
 
 
 def _existing_function(tree: Tree, vf: VirtualFunction) -> PciFunction:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from devalloc.api.configs import VfConfig
 from devalloc.api.decode import decode
+from devalloc.api.device_class import VfConfig
 from devalloc.inventory import nic
 from devalloc.inventory.cards import VirtualFunction
 from devalloc_node.binding import host_changes

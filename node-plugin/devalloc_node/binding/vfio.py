@@ -11,10 +11,9 @@ from devalloc.inventory.locate import LocatedDevice, PortDevice
 from devalloc.inventory.pci import Address
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.binding import checks
-from devalloc_node.binding.binding import HealthState, Steps
-from devalloc_node.binding.config import BindingConfig
+from devalloc_node.binding.binding import BindingConfig, HealthState, Steps
+from devalloc_node.binding.checks import locate_device_of_kind
 from devalloc_node.binding.health import health_of_functions
-from devalloc_node.binding.locate import locate_device_of_kind
 from devalloc_node.binding.vfio_handover import (
     describe_passed_through,
     function_key,
@@ -27,7 +26,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
 from devalloc_node.host.boundary import Host
 from devalloc_node.model.grant import GrantedDevice
-from devalloc_node.model.prepared import PreparedDevice
+from devalloc_node.model.step import PreparedDevice
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,7 @@ from devalloc_node.errors import Denied, Failed
 from devalloc_node.host.boundary import Host
 from devalloc_node.host.files import is_name
 from devalloc_node.model.grant import GrantedDevice
-from devalloc_node.model.prepared import Attribute, PreparedDevice
-from devalloc_node.model.step import Step
+from devalloc_node.model.step import Attribute, PreparedDevice, Step
 
 GENERIC = "vfio-pci"
 _PREFIX = b"alias vfio_pci:"

@@ -9,19 +9,16 @@ from devalloc.inventory.device_users import device_node_paths
 from devalloc.inventory.locate import LocatedDevice, ProfileDevice
 from devalloc.inventory.pci import PciFunction
 from devalloc_node.binding import checks, host_changes
-from devalloc_node.binding.binding import HealthState, Steps
-from devalloc_node.binding.config import BindingConfig
-from devalloc_node.binding.device_users import own_nodes, refuse_open
+from devalloc_node.binding.binding import BindingConfig, HealthState, Steps
+from devalloc_node.binding.checks import locate_device_of_kind, own_nodes, refuse_open
 from devalloc_node.binding.health import HEALTHY, problem_with_function
-from devalloc_node.binding.locate import locate_device_of_kind
 from devalloc_node.binding.vfio_handover import pci_location
 from devalloc_node.binding.vgpu_parents import choose_parent, recorded_parent, refuse_other_profile
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.host.boundary import Host
 from devalloc_node.model.grant import GrantedDevice
-from devalloc_node.model.prepared import PreparedDevice
-from devalloc_node.model.step import Step, Value
+from devalloc_node.model.step import PreparedDevice, Step, Value
 
 _FILE = "current_vgpu_type"
 _PREFIX = "nvidia-"

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from devalloc.api.configs import VgpuConfig
 from devalloc.api.decode import decode
+from devalloc.api.device_class import VgpuConfig
 from devalloc.inventory import vgpu
 from devalloc.inventory.locate import ProfileDevice, existing_vfs
 from devalloc.inventory.pci import PciFunction

@@ -1,6 +1,6 @@
 """Claims on this node: prepared, unprepared, recovered after a crash, and reconciled with the store and the host.
 
-- ``engine``: prepare and unprepare, whole or not at all; ``reserve``: what a claim holds exclusively
+- ``engine``: prepare and unprepare, whole or not at all, and what a claim holds exclusively
 - ``steps``: perform and undo steps, each recorded in the journal before and after
 - ``reconcile``: what crashes left, and claims that are gone
 - ``finalizers``, ``store_grants``: DeviceClaims of the store

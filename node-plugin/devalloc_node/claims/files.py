@@ -27,10 +27,8 @@ from devalloc_node.errors import Denied, Failed
 from devalloc_node.host.boundary import Host
 from devalloc_node.host.files import Files
 from devalloc_node.journal.protocol import Journal, JournalReader
-from devalloc_node.model.grant import ClaimRef, Grant
-from devalloc_node.model.names import check_ref, is_label, shown
-from devalloc_node.model.prepared import PreparedDevice
-from devalloc_node.model.step import Value
+from devalloc_node.model.grant import ClaimRef, Grant, check_ref, is_label, shown
+from devalloc_node.model.step import PreparedDevice, Value
 
 CLASS = "device"
 _NODE = re.compile(r"/dev(/[A-Za-z0-9_][A-Za-z0-9_.:-]*)+")

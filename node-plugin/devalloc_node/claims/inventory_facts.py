@@ -11,7 +11,7 @@ from devalloc_node.claims.journal_content import prepared_of
 from devalloc_node.journal import ClaimState
 from devalloc_node.journal.protocol import JournalReader
 from devalloc_node.journal.records import WITHHELD
-from devalloc_node.model.prepared import Prepared
+from devalloc_node.model.step import Prepared
 
 
 def orphaned_devices(tree: Tree, held: Collection[str]) -> list[str]:

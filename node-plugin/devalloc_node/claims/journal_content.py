@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from devalloc_node.errors import Failed
 from devalloc_node.journal.protocol import JournalReader
 from devalloc_node.model.grant import ClaimRef, Grant, GrantedDevice
-from devalloc_node.model.prepared import Prepared, PreparedDevice
+from devalloc_node.model.step import Prepared, PreparedDevice
 
 
 def journal_dump(journal: JournalReader) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError
 from devalloc_node.health.watch import HealthSnapshot, HealthWatch
 from devalloc_node.model.grant import ClaimRef
-from devalloc_node.model.prepared import Prepared, PreparedDevice
+from devalloc_node.model.step import Prepared, PreparedDevice
 
 log = logging.getLogger(__name__)
 

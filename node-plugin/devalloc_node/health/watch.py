@@ -22,7 +22,7 @@ from devalloc.inventory.sysfs import Tree
 from devalloc_node.binding.binding import HealthState
 from devalloc_node.binding.health import HEALTHY, is_there, problem_with_function
 from devalloc_node.errors import NodeError
-from devalloc_node.model.prepared import Prepared, PreparedDevice
+from devalloc_node.model.step import Prepared, PreparedDevice
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
 """The boundary to the host: it is read through ``devalloc.inventory.sysfs`` and changed through ``Host`` alone.
 
 - ``boundary``: every change, one call each; and a host that refuses all; ``linux``: the real
-  host
+  host, and questions to its kernel
 - ``files``, ``lock_folder``: the plugin's own files, and locks that the kernel releases
-- ``block_devices``, ``routes``: questions to the kernel
 """

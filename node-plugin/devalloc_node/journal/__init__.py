@@ -1,9 +1,8 @@
 """The journal: what the plugin is about to change on the host and for whom, on disk before it does.
 
 - ``protocol``, ``records``: what the engine needs of a journal, and what it holds
-- ``sqlite``, ``schema``, ``state_folder``: the file; ``wal_check``: whether it is whole
+- ``sqlite``, ``schema``: the file, and copies of it; ``state_folder``: its folder, and whether it is whole
 - ``audit_log``: who changed what, when and for which claim
-- ``backup``: copies
 """
 
 from devalloc_node.journal.protocol import Journal

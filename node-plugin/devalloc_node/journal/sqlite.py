@@ -1,4 +1,8 @@
-"""The journal in one SQLite file (WAL, synchronous=FULL), which two plugin processes may share."""
+"""The journal in one SQLite file (WAL, synchronous=FULL), which two plugin processes may share.
+
+A journal says what was done to the host, so an old copy is worse than the present one: it is put back only where that
+is lost. What was prepared after the copy was made is then unknown, and left as it is.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
 from devalloc.file_lock import FileLock
-from devalloc.store import disk_reserve
+from devalloc.store import database
 from devalloc.store.database import (
     no_space_message,
     open_database,
@@ -22,8 +26,8 @@ from devalloc.store.database import (
     translate_errors,
     truncate_wal,
 )
-from devalloc.store.database_copies import flush_replaced
-from devalloc.store.errors import Damaged, NoSpace, StoreError, Unavailable, Unusable
+from devalloc.store.database_copies import copy_database, flush_replaced, restore_database
+from devalloc.store.errors import Damaged, NoSpace, StoreError, StoreLocked, Unavailable, Unusable
 from devalloc.store.paths import file_identity, wal_path
 from devalloc_node.errors import Failed
 from devalloc_node.journal.records import (
@@ -106,7 +110,7 @@ def _needs_reserve(method: Method) -> Method:
     @wraps(method)
     def added(self: SQLiteJournal, *arguments: Any, **named: Any) -> Any:
         try:
-            if not disk_reserve.refill(self.path):
+            if not database.refill(self.path):
                 raise NoSpace(no_space_message(self.path, SCHEMA))
             return method(self, *arguments, **named)
         except StoreError as error:
@@ -121,7 +125,7 @@ def _uses_reserve(method: Method) -> Method:
     @wraps(method)
     def undone(self: SQLiteJournal, *arguments: Any, **named: Any) -> Any:
         try:
-            return disk_reserve.run_with_reserve(self.path, lambda: method(self, *arguments, **named), self.shorten_log)
+            return database.run_with_reserve(self.path, lambda: method(self, *arguments, **named), self.shorten_log)
         except StoreError as error:
             raise self.failed(error) from error
 
@@ -438,3 +442,35 @@ _text = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 def _value(text: str) -> Value:
     return json.loads(text)
+
+
+def backup(folder: Path, path: Path) -> bool:
+    """Copy the journal in a state folder to ``path`` (0600); False where there is none.
+
+    Raises Damaged where part of its log is lost, which is then left as it is, and other StoreErrors.
+    """
+    if not (folder / FILE).exists():
+        return False
+    with open_lock(folder) as lock:
+        lost = missing_wal(folder / FILE, lock)
+    if lost is not None:
+        raise Damaged(f"the journal {folder / FILE} is damaged ({lost}). {SCHEMA.damaged}")
+    copy_database(folder / FILE, path, SCHEMA, _checked)
+    return True
+
+
+def restore(copy: Path, folder: Path) -> Path | None:
+    """Put a copy in the place of the journal; where what was there is now, None where nothing was.
+
+    Raises StoreLocked while a node plugin has the journal open, and StoreError.
+    """
+    make_private(folder)
+    with open_lock(folder) as lock:
+        if not lock.try_lock():
+            raise StoreLocked(f"a node plugin uses the journal in {folder}; stop it first", None)
+        return restore_database(copy, folder / FILE, SCHEMA, _checked, lambda connection: None)
+
+
+def _checked(connection: sqlite3.Connection) -> list[str]:
+    errors = [text for (text,) in connection.execute("PRAGMA integrity_check") if text != "ok"]
+    return errors or inconsistencies(connection)

@@ -20,7 +20,7 @@ from devalloc_node.health.conditions import conditions_of
 from devalloc_node.health.watch import HealthSnapshot
 from devalloc_node.kube.grants import CLAIMS
 from devalloc_node.model.grant import ClaimRef
-from devalloc_node.model.prepared import Prepared, PreparedDevice
+from devalloc_node.model.step import Prepared, PreparedDevice
 
 log = logging.getLogger(__name__)
 

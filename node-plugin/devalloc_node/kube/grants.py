@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from devalloc.api.configs import VfConfig, VfioConfig, VgpuConfig
 from devalloc.api.decode import decode
+from devalloc.api.device_class import VfConfig, VfioConfig, VgpuConfig
 from devalloc.store.kubernetes.api_error import ApiError, Object
 from devalloc.store.kubernetes.client import Client, path_segment
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.model.grant import ClaimRef, Configs, Grant, GrantedDevice
-from devalloc_node.model.names import is_subdomain, shown
+from devalloc_node.model.grant import ClaimRef, Configs, Grant, GrantedDevice, is_subdomain, shown
 
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims/{}"
 POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"

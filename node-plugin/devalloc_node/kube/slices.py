@@ -33,7 +33,7 @@ from devalloc.api.pool import AttributeValue, Device, DevicePool
 from devalloc.api.problems import Problem
 from devalloc.api.quantity import Quantity, ceil_blocks, floor_blocks
 from devalloc.api.semver import SemVer
-from devalloc_node.model.names import is_label, is_subdomain
+from devalloc_node.model.grant import is_label, is_subdomain
 
 MAX_LABEL = 63
 MAX_SUBDOMAIN = 253

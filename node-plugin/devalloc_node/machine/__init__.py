@@ -1,9 +1,10 @@
 """Machines: QEMU, started or adopted, through QMP.
 
-- ``lifecycle``: start, adopt, scale, stop, delete, over ``registry`` and ``records``
+- ``lifecycle``: start, adopt, scale, stop, delete; over ``records``, and ``registry``, which also knows machines that
+  the journal lost
 - ``command_line``, ``launch``, ``spawn``, ``adoption``: how QEMU comes to run, and outlives the plugin
 - ``qmp``: QEMU's monitor; ``attachment``, ``emulated_devices``, ``hotplug``, ``pci``: devices
 - ``vcpu``, ``memory``, ``resources``: CPUs and memory of a running machine
-- ``paths``, ``confinement``, ``user_ids``: what a machine may name, take and see of its host
-- ``exits``, ``orphans``, ``powerdown``: how machines end, and what is left of them
+- ``machine_files``, ``confinement``, ``user_ids``: what a machine may name, take and see of its host
+- ``exits``: how machines end
 """

@@ -11,8 +11,8 @@ from uuid import UUID
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.machine import launch, memory, paths, vcpu
-from devalloc_node.machine.paths import AllowedFolder, MachineConfig
+from devalloc_node.machine import launch, machine_files, memory, vcpu
+from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
 from devalloc_node.machine.process import Process, memlock, process
 from devalloc_node.machine.qmp import Connect, Monitor, SocketPeer, malformed_as_failed
 from devalloc_node.machine.records import MachineAmounts
@@ -67,7 +67,9 @@ def examine(spec: MachineSpec, config: MachineConfig, connect: Connect, deadline
         raise Denied("MachineInvalid", f"machine {spec.key} has no socket to adopt it by")
     lent = () if config.lent is None else (config.lent,)
     allowed = (*config.socket_folders, *(AllowedFolder(folder, "any") for folder in lent))
-    path = paths.resolve_allowed(spec.adopt, allowed, spec.namespace, "socket", writes=True, option="--qmp-folder")
+    path = machine_files.resolve_allowed(
+        spec.adopt, allowed, spec.namespace, "socket", writes=True, option="--qmp-folder"
+    )
     info = path.lstat()
     if not stat.S_ISSOCK(info.st_mode):
         raise Denied("PathNotAllowed", f"{path} is not a socket")

@@ -15,14 +15,13 @@ from typing import Any, Protocol
 from devalloc.inventory.pci import BarSizes
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
-from devalloc_node.machine import adoption, hotplug, orphans, pci
+from devalloc_node.machine import adoption, hotplug, pci, registry
 from devalloc_node.machine.lifecycle import MachineLifecycle
 from devalloc_node.machine.process import Process, open_nodes
 from devalloc_node.machine.records import PLUGS, MachineRecord, PluggedDevice, host_device_of
 from devalloc_node.machine.registry import LOOK_SECONDS
 from devalloc_node.model.grant import ClaimRef
-from devalloc_node.model.prepared import Prepared, PreparedDevice
-from devalloc_node.model.step import ATTACHMENT, Step, Value
+from devalloc_node.model.step import ATTACHMENT, Prepared, PreparedDevice, Step, Value
 
 LOG = logging.getLogger(__name__)
 _POLL_SECONDS = 0.05
@@ -150,7 +149,7 @@ class AttachmentKind:
             "after that"
         )
         with self._machines.busy(key, busy), self._machines.line(record) as monitor:
-            runs = not orphans.never_ran(self._machines, record, deadline)
+            runs = not registry.never_ran(self._machines, record, deadline)
             if runs:
                 hotplug.check_runs(monitor, key, deadline)
             device = _device(name, value)
@@ -168,7 +167,7 @@ class AttachmentKind:
         content = self._recorded(target)
         if machine is not None:
             record, process = machine
-            if orphans.never_ran(self._machines, record, Deadline.after(LOOK_SECONDS)):
+            if registry.never_ran(self._machines, record, Deadline.after(LOOK_SECONDS)):
                 # No guest is there that could let go, and nothing has happened in it yet.
                 self._machines.undo_start(key, deadline)
             else:

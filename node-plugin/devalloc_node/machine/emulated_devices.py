@@ -22,10 +22,10 @@ from typing import Any, get_args
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
-from devalloc_node.machine import hotplug, paths, spawn
+from devalloc_node.machine import hotplug, machine_files, spawn
 from devalloc_node.machine.command_line import NIC_DRIVERS, file_node, format_node, user_backend
 from devalloc_node.machine.hotplug import ANSWER_SECONDS
-from devalloc_node.machine.paths import MachineConfig
+from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.pci import PERIPHERAL, PciDevice, QemuBackend, QmpCommand, function_id, present_devices
 from devalloc_node.machine.qmp import Monitor, QmpRefused, checked_number, checked_text
 from devalloc_node.machine.spec import (
@@ -277,9 +277,9 @@ def _resolved(device: EmulatedDevice, config: MachineConfig, namespace: str) -> 
     """With the path that its links lead to; what may not be named is refused as for machines that start."""
     what = device.what
     if isinstance(what, Disk):
-        return replace(device, what=replace(what, path=str(paths.disk_image(what, config.folders, namespace))))
+        return replace(device, what=replace(what, path=str(machine_files.disk_image(what, config.folders, namespace))))
     if what.interface is not None:
-        paths.checked_tap(what.interface, config.taps, namespace)
+        machine_files.checked_tap(what.interface, config.taps, namespace)
     return replace(device, what=replace(what, mac=None if what.mac is None else what.mac.lower()))
 
 
@@ -303,7 +303,7 @@ def _opened(machine: str, device: EmulatedDevice) -> Iterator[int | None]:
         ) from None
     try:
         if isinstance(what, Disk) and fd is not None:
-            paths.check_image_free(fd, what.path, writable=not what.read_only)
+            machine_files.check_image_free(fd, what.path, writable=not what.read_only)
         yield fd
     finally:
         if fd is not None:

@@ -1,4 +1,8 @@
-"""Watch QEMU processes, and record the end of each, whatever ended it."""
+"""The end of machines: watch QEMU processes, record the end of each, and ask all guests to power down.
+
+Nothing is noted of guests that power down because their host does: the machines stay wanted, and come back with the
+host as their restart policies say.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,63 @@ import logging
 import os
 import select
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed, NodeError
 from devalloc_node.journal.audit_log import audit
-from devalloc_node.machine import hotplug, launch, machine_files, orphans, pci
+from devalloc_node.machine import hotplug, launch, machine_files, pci, registry
 from devalloc_node.machine.process import Process, pidfd
 from devalloc_node.machine.records import MACHINES, MachineRecord, record_of
 from devalloc_node.machine.registry import LOOK_SECONDS, MachineRegistry, record_after_end, suppress_and_log
 from devalloc_node.machine.spec import machine_id
+
+_MOST = 256
+"""Machines that are waited for at the same time."""
+_ANSWER_SECONDS = 5.0
+
+
+def power_down_all(machines: MachineRegistry, deadline: Deadline) -> Mapping[str, str]:
+    """What became of each machine that runs, by its key: "" where its guest has powered down, else why it has not.
+
+    Each has as long as its own spec says. Adopted machines are left alone, and those whose CPUs do not run yet.
+    Raises Failed where the machines are not known.
+    """
+    outcomes: dict[str, str] = {}
+    pending: list[tuple[MachineRecord, Process]] = []
+    for key, content in machines.records.records(MACHINES).items():
+        try:
+            record = record_of(key, content)
+            process = None if record.spec.adopt else machines.process_of(record)
+        except NodeError as error:
+            outcomes[key] = error.message
+        else:
+            if process is not None:
+                pending.append((record, process))
+    if not pending:
+        return outcomes
+
+    def ask(one: tuple[MachineRecord, Process]) -> str | None:
+        record, process = one
+        seconds = min(record.spec.powerdown_seconds, deadline.seconds)
+        try:
+            with machines.line(record) as monitor:
+                if registry.is_paused(monitor, deadline.capped(_ANSWER_SECONDS)):
+                    return None
+                if launch.power_down(monitor, process, seconds, deadline):
+                    return ""
+        except NodeError as error:  # its guest is not even asked, as where its sockets are in another folder
+            return error.message
+        return f"its guest did not power down within {seconds:.0f} s"
+
+    with ThreadPoolExecutor(min(_MOST, len(pending))) as pool:
+        keys = (record.spec.key for record, _ in pending)
+        answers = zip(keys, pool.map(ask, pending), strict=True)
+        return outcomes | {key: answer for key, answer in answers if answer is not None}
+
 
 LOG = logging.getLogger(__name__)
 
@@ -192,7 +242,7 @@ class ExitHandler:
             if record is None:
                 return
             process = self._registry.process_of(record)
-            is_another = process is not None and orphans.is_other_run(record, process)
+            is_another = process is not None and registry.is_other_run(record, process)
             if is_another and record.spec.uid:
                 LOG.warning("the journal's record of machine %s belongs to an earlier run and is deleted", key)
                 self._registry.records.drop(MACHINES, key)  # perhaps of another object, too: its own takes it up
@@ -200,11 +250,11 @@ class ExitHandler:
                 # The call that was stopping it is gone but its guest still runs; or the call that started it succeeded.
                 if is_another or record.state in ("stopped", "failed"):  # an older journal was put back
                     LOG.warning("machine %s is a later run than the one in the journal: adopted", key)
-                    self._registry.put(orphans.observe_run(self._registry, record, Deadline.after(LOOK_SECONDS)))
+                    self._registry.put(registry.observe_run(self._registry, record, Deadline.after(LOOK_SECONDS)))
                 elif record.state == "stopping":
                     self._registry.put(record.asked_to_stop())
                 elif record.state == "starting" and self._has_begun(record):
-                    self._registry.put(record.become("running"))
+                    self._registry.put(replace(record, state="running"))
                 self.watch(key, process)
             else:
                 self.note_end(record)
@@ -214,7 +264,7 @@ class ExitHandler:
         the start was cut off before its end. If QEMU does not answer, the record counts."""
         key, deadline = record.spec.key, Deadline.after(LOOK_SECONDS)
         with suppress_and_log(key), self._registry.line(record) as monitor:
-            if not orphans.is_paused(monitor, deadline):
+            if not registry.is_paused(monitor, deadline):
                 there = [name for name in pci.present_devices(monitor, deadline) if hotplug.is_of_claim(name)]
                 return hotplug.have_addresses(monitor, key, there, deadline)
         return False

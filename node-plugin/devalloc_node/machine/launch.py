@@ -19,10 +19,10 @@ from typing import Literal
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
-from devalloc_node.machine import confinement, machine_files, paths, pci, preflight, spawn
+from devalloc_node.machine import confinement, machine_files, pci, preflight, spawn
 from devalloc_node.machine.command_line import StartContext, disk_fd, qemu_arguments, tap_fd
 from devalloc_node.machine.confinement import PathAccess, QemuLimits, qemu_limits, seen_by_qemu
-from devalloc_node.machine.paths import MAX_SOCKET_PATH, MachineConfig
+from devalloc_node.machine.machine_files import MAX_SOCKET_PATH, MachineConfig
 from devalloc_node.machine.process import Process, alive, kill, wait
 from devalloc_node.machine.qmp import Monitor
 from devalloc_node.machine.spec import HOST_SANDBOX, MachineSandbox, MachineSpec
@@ -71,7 +71,7 @@ def check(spec: MachineSpec, config: MachineConfig, given: LaunchOptions) -> Non
         with suppress(OSError):  # the error is reported when it is opened for the machine
             fd = spawn.open_checked(path, False)
             try:
-                paths.check_image_free(fd, path, writable=writable)
+                machine_files.check_image_free(fd, path, writable=writable)
             finally:
                 os.close(fd)
     preflight.check_host_limits(spec, given.accel)
@@ -295,10 +295,10 @@ def _resolved(
     if len(qmp.encode()) > MAX_SOCKET_PATH:
         raise Denied("PathTooLong", f"{qmp} is longer than a socket's path can be ({MAX_SOCKET_PATH} bytes)")
     kernel, initrd = (
-        None if path is None else str(paths.boot_image(path, config.folders, spec.namespace, what))
+        None if path is None else str(machine_files.boot_image(path, config.folders, spec.namespace, what))
         for path, what in ((spec.kernel, "kernel"), (spec.initrd, "initrd"))
     )
-    disks = [paths.disk_image(disk, config.folders, spec.namespace) for disk in spec.disks]
+    disks = [machine_files.disk_image(disk, config.folders, spec.namespace) for disk in spec.disks]
     start = StartContext(
         binary=binary,
         accel=given.accel,
@@ -313,7 +313,7 @@ def _resolved(
     taps = {}
     for number, nic in enumerate(spec.nics):
         if nic.interface is not None and not nic.warm:  # one in another namespace cannot be seen from here
-            taps[tap_fd(number)] = paths.checked_tap(nic.interface, config.taps, spec.namespace)
+            taps[tap_fd(number)] = machine_files.checked_tap(nic.interface, config.taps, spec.namespace)
     return qemu_arguments(spec, start), files, taps
 
 

@@ -21,16 +21,14 @@ from devalloc_node.machine import (
     hotplug,
     launch,
     machine_files,
-    orphans,
-    paths,
     pci,
     preflight,
+    registry,
     resources,
     user_ids,
 )
-from devalloc_node.machine.capacity_check import CapacityCheck, without_object
 from devalloc_node.machine.exits import ExitHandler
-from devalloc_node.machine.paths import MachineConfig
+from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.process import Process, open_nodes
 from devalloc_node.machine.qmp import Connect, QmpMonitor
 from devalloc_node.machine.records import (
@@ -44,6 +42,7 @@ from devalloc_node.machine.records import (
     host_device_of,
 )
 from devalloc_node.machine.registry import LOOK_SECONDS, SLEEPING, MachineRegistry, suppress_and_log
+from devalloc_node.machine.resources import CapacityCheck, without_object
 from devalloc_node.machine.spec import HOST_SANDBOX, EmulatedDevice, MachineSpec, SandboxProvider, machine_id, spec_of
 
 LOG = logging.getLogger(__name__)
@@ -108,7 +107,7 @@ class MachineLifecycle(MachineRegistry):
                 self._settling.note_end(existing)  # who watches for that may come later
             if (survivor := machine_files.process_of(spec.id, self.config)) is not None:
                 # A journal was lost, or an older one put back.
-                raise orphans.orphan_refusal(spec.key, survivor)
+                raise registry.orphan_refusal(spec.key, survivor)
             how = preflight.choose_accelerator(self.config)
             requested = existing.requested if as_it_was and existing is not None else UNKNOWN_AMOUNTS
             record = MachineRecord(machine.to_manifest(), "starting", "", requested=requested)
@@ -146,7 +145,7 @@ class MachineLifecycle(MachineRegistry):
 
     def all_lost(self) -> Sequence[MachineView]:
         """Those that are ``orphans``, with their process and what can be done, as far as it is known what they are."""
-        return orphans.all_orphans(self)
+        return registry.all_orphans(self)
 
     def take_up(self, key: str, machine: VirtualMachine | None, run: str, deadline: Deadline) -> None:
         """Keep one that is ``orphans`` again, as ``machine``, if it is the ``run`` that this was last seen as.
@@ -158,8 +157,8 @@ class MachineLifecycle(MachineRegistry):
         with self.hold(key, deadline, "take up"):
             if (process := self.lost(key)) is not None:
                 if machine is None:
-                    raise orphans.orphan_refusal(key, process)
-                self.put(orphans.recognised_record(self, machine, run, process, deadline))
+                    raise registry.orphan_refusal(key, process)
+                self.put(registry.recognised_record(self, machine, run, process, deadline))
                 self._settling.watch(key, process)
 
     def resume(self, key: str, deadline: Deadline) -> None:
@@ -189,7 +188,7 @@ class MachineLifecycle(MachineRegistry):
         and if QEMU does not answer: there may be a guest then.
         """
         with self.hold(key, deadline, "finish the start"):
-            if orphans.never_ran(self, self.record_for(key), Deadline.after(LOOK_SECONDS)):
+            if registry.never_ran(self, self.record_for(key), Deadline.after(LOOK_SECONDS)):
                 return False
             self.resume(key, deadline)
             return True
@@ -243,7 +242,7 @@ class MachineLifecycle(MachineRegistry):
             record = self.record_for(key)
             process = self.process_of(record)
             if process is not None:
-                never_ran = orphans.is_without_guest(self, record)
+                never_ran = registry.is_without_guest(self, record)
                 patience = record.spec.powerdown_seconds if seconds is None else seconds
                 patience = 0.0 if never_ran else min(patience, deadline.seconds)
                 if not never_ran:
@@ -252,7 +251,7 @@ class MachineLifecycle(MachineRegistry):
                     self._end(record, process, patience, force or never_ran, deadline)
                 except (Denied, Failed):  # it goes on
                     # One that did not answer before may do so now: without a guest nothing was asked.
-                    was_asked = patience > 0 and not orphans.is_without_guest(self, record)
+                    was_asked = patience > 0 and not registry.is_without_guest(self, record)
                     self.put(record.asked_to_stop() if was_asked else record)
                     raise
             self.put(record.become("stopped", "StoppedOnRequest", "it was stopped on request"))
@@ -334,7 +333,7 @@ class MachineLifecycle(MachineRegistry):
                     deadline,
                     namespace=record.spec.namespace,
                     owner=record.spec.owner,
-                    is_starting=orphans.never_ran(self, record, deadline),
+                    is_starting=registry.never_ran(self, record, deadline),
                 )
 
     def unplug(self, key: str, name: str, deadline: Deadline) -> bool:
@@ -365,12 +364,12 @@ class MachineLifecycle(MachineRegistry):
         """Inside, an error about an image in use names the machine that uses it, if that is known."""
         try:
             yield
-        except paths.ImageInUse as error:
+        except machine_files.ImageInUse as error:
             for other, process in self.living():
                 with suppress(NodeError):  # what it has open cannot be told, and the image is in use all the same
                     if open_nodes(process.pid, [error.path]):
                         itself = " itself" if other.spec.key == key else ""
-                        error = paths.ImageInUse(error.path, f"machine {other.spec.key}{itself}")
+                        error = machine_files.ImageInUse(error.path, f"machine {other.spec.key}{itself}")
             raise error from None
 
     def _come_up(self, record: MachineRecord, deadline: Deadline) -> None:

@@ -1,20 +1,321 @@
-"""What QEMU and the guest of a machine have written, which is theirs: it is read and emptied with care.
+"""The files of machines: where they are, who may write them, and what QEMU and the guest have written there.
 
-A machine's own files: the lock that QEMU holds while it runs, and the logs of QEMU and the guest.
+A machine's own files are the lock that QEMU holds while it runs, and the logs of QEMU and the guest: these are read
+and emptied with care.
 """
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
 import stat
+import struct
 import time
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Literal
 
 from devalloc.file_lock import FileLock
+from devalloc.inventory.pci import BarSizes
 from devalloc_node.deadline import Deadline
-from devalloc_node.errors import Failed, Unknown
-from devalloc_node.machine.paths import MachineConfig
+from devalloc_node.errors import Denied, Failed, Unknown
+from devalloc_node.host import linux
 from devalloc_node.machine.process import Process, process, with_removed_file
+from devalloc_node.machine.spec import Disk
+
+MAX_SOCKET_PATH = 107
+"""Bytes of a path that a socket can be bound to."""
+
+
+USERS = range(2_146_435_072, 2_146_436_072)
+"""Far above those of people, of directories and of what containers are given (which begin at 65536)."""
+FolderSharing = Literal["own", "shared", "any"]
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedFolder:
+    """A folder of the host in which machines may have files or sockets."""
+
+    path: Path
+    sharing: FolderSharing = "own"
+    """``own``: each namespace has the folder below it that is called like the namespace, and nothing else. ``shared``:
+    all namespaces may read all of it. ``any``: all namespaces may use all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineConfig:
+    state: Path = Path("/var/lib/devalloc/node/machines")
+    """Locks and verdicts; only the plugin's user reads and writes it."""
+    run: Path = Path("/run/devalloc/machines")
+    """A folder for each machine with its sockets and logs."""
+    binary: str = "qemu-system-x86_64"
+    folders: tuple[AllowedFolder, ...] = ()
+    """Where kernels and disks may lie (T13). Empty: no machine can be started."""
+    socket_folders: tuple[AllowedFolder, ...] = ()
+    """Where the QMP sockets of machines to adopt may lie. Empty: none can be adopted."""
+    taps: tuple[str, ...] = ()
+    """Which TAP interfaces machines may use beside those that are named for their namespace: patterns such as
+    ``vm*``, or ``NAMESPACE:PATTERN`` for one namespace alone."""
+    user_net: bool = False
+    """Network cards with backend user reach the host, its loopback too, and what the host reaches."""
+    lent: Path | None = None
+    """Where those of machines lie that were given away by this node and may be adopted by it, too. There each is of a
+    user of its own. None: there are none."""
+    accel: Literal["auto", "kvm", "tcg"] = "auto"
+    users: range | None = field(default=USERS)
+    """User ids, one for each machine, where the plugin is root. None: QEMU runs as the plugin's own user."""
+    visible: tuple[Path, ...] = ()
+    """Folders that QEMU sees, as they are, beside what it needs by its nature."""
+    cgroups: Path = Path("/sys/fs/cgroup")
+    systemd: bool | None = None
+    """Whether machines are services of systemd; None: where systemd runs this host."""
+    start_seconds: float = 20.0
+    """How long QEMU may take until its monitor answers."""
+    command_seconds: float = 10.0
+    """How long one command to QEMU may take, but for those that may take as long as their caller waits."""
+    memlock_slack: int = 1 << 30
+    """Bytes that a machine may lock beyond its memory: VFIO maps the registers of devices too."""
+    memory_slack: int = 1 << 30
+    """Bytes that QEMU itself may take, beyond its guest's memory and what grows with it."""
+    log_bytes: int = 8 << 20
+    """A guest's log is emptied when it is longer."""
+
+    devices: Callable[[], BarSizes] = BarSizes
+    """The most memory of its own that any device of this host has, asked for when a machine is started: its root ports
+    reserve addresses for as much."""
+    dry_run: bool = False
+    """Machines are looked at, and each change of one is refused."""
+
+    def folder(self, machine_id: str) -> Path:
+        """What lies in it: ``qmp``, ``console`` and ``agent`` (sockets), ``console.log``, ``qemu.log``, and
+        ``qemu.log.1`` of an earlier run."""
+        return self.run / machine_id
+
+    def group(self, machine_id: str) -> str:
+        """What its cgroup is called on this host, where a plugin with another state folder may have one of its name."""
+        if self.state == type(self)().state:
+            return machine_id
+        return f"{machine_id}-{hashlib.sha256(bytes(self.state.absolute())).hexdigest()[:8]}"
+
+    def unit(self, machine_id: str) -> str:
+        """Its service, where systemd runs this host."""
+        return f"devalloc-{self.group(machine_id)}.service"
+
+    def plan(self, machine_id: str) -> Path:
+        """What its start was told; it stays as long as the machine lives."""
+        return self.state / f"{machine_id}.start"
+
+    def life(self, machine_id: str) -> Path:
+        """The file that a machine's QEMU holds locked as long as it lives; its text is the process."""
+        return self.state / f"{machine_id}.life"
+
+
+_QCOW2 = b"QFI\xfb"
+_EXTERNAL_DATA = 1 << 2
+_FLOCK = struct.Struct("hhqqi4x")
+"""As fcntl(2) has it where pointers have 64 bits."""
+_WRITES, _READS_ALONE, _NO_OTHER_WRITES = 101, 200, 201
+"""Bytes of an image that QEMU locks: it writes, bears no other reader, bears no other writer."""
+
+
+def resolve_allowed(
+    path: str,
+    folders: Sequence[AllowedFolder],
+    namespace: str,
+    what: str,
+    *,
+    writes: bool = False,
+    option: str = "--image-folder",
+) -> Path:
+    """``path`` without its links, proven to lie where machines of the namespace may have it; what it is is not looked
+    at. ``writes``: it is to be changed.
+
+    Raises Denied: ``PathNotAllowed``, also for what does not exist outside of that; ``PathMissing``.
+    """
+    if not path.startswith("/") or "\0" in path or "\n" in path or ".." in path.split("/"):
+        raise Denied("PathNotAllowed", f"{what} {path!r} must be an absolute path without '..'")
+    missing: OSError | None = None
+    try:
+        real = Path(os.path.realpath(path, strict=True))
+    except OSError as error:
+        # Where it would be: one that may never be named is not to be waited for, nor told to be absent.
+        missing, real = error, Path(os.path.realpath(path))
+    _check_owner(path, real, folders, namespace, what, writes, option)
+    if missing is not None:
+        raise Denied("PathMissing", f"{what} {path}: {missing.strerror}", retryable=True)
+    return real
+
+
+def _check_owner(
+    path: str, real: Path, folders: Sequence[AllowedFolder], namespace: str, what: str, writes: bool, option: str
+) -> None:
+    """That a namespace may use a path that has no links any more. Of folders that lie in each other the innermost
+    counts: a shared one opens no folder in it that belongs to namespaces. Raises Denied."""
+    around = [(folder, Path(os.path.realpath(folder.path))) for folder in folders]
+    around = [(folder, base) for folder, base in around if real.is_relative_to(base)]
+    where = f", which is {real}," if str(real) != path else ""
+    if not around:
+        allowed = ", ".join(str(folder.path) for folder in folders) or "none"
+        raise Denied(
+            "PathNotAllowed",
+            f"{what} {path}{where} is not below a folder that machines of this node may use ({allowed}; set them "
+            f"with {option} of `devalloc node` and `devalloc up`)",
+        )
+    depth = max(len(base.parts) for _, base in around)
+    inner = [folder for folder, base in around if len(base.parts) == depth]
+    if any(_may_use(real, folder, namespace, writes) for folder in inner):
+        return
+    own = next((folder.path / namespace for folder in (*inner, *folders) if folder.sharing == "own"), None)
+    put = "" if own is None else f"put it below {own}, or "
+    if any(folder.sharing == "shared" for folder in inner):
+        raise Denied(
+            "PathNotAllowed",
+            f"{what} {path}{where} is in a folder that all namespaces share, where machines must not write: {put}set "
+            "readOnly: true",
+        )
+    shared = "" if option == "--qmp-folder" else f"{option} {inner[0].path}:shared lets all namespaces read it, "
+    raise Denied(
+        "PathNotAllowed",
+        f"{what} {path}{where} does not belong to namespace {namespace}, whose machines may use what is below "
+        f"{inner[0].path / namespace}: {put}ask the admin of this node ({shared}{option} {inner[0].path}:any lets them "
+        "use it)",
+    )
+
+
+def _may_use(real: Path, folder: AllowedFolder, namespace: str, writes: bool) -> bool:
+    if folder.sharing == "any" or (folder.sharing == "shared" and not writes):
+        return True
+    if folder.sharing == "shared" or namespace in ("", ".", "..") or "/" in namespace:
+        return False
+    own = Path(os.path.realpath(folder.path)) / namespace
+    return real.is_relative_to(os.path.realpath(own)) and real != own
+
+
+def files_fingerprint(files: Iterable[str]) -> Hashable:
+    """Something else as soon as one of the files comes, goes, is another one or is written to."""
+    return tuple(_state(path) for path in files)
+
+
+def _state(path: str) -> tuple[int, ...]:
+    try:
+        info = os.stat(path)
+    except OSError as error:
+        return (error.errno or 0,)
+    except ValueError:  # no path at all
+        return ()
+    return info.st_dev, info.st_ino, info.st_mode, info.st_uid, info.st_size, info.st_mtime_ns
+
+
+def boot_image(path: str, folders: Sequence[AllowedFolder], namespace: str, what: str) -> Path:
+    """A file that is read whole: a kernel or an initrd. Raises Denied, also ``PathNotFile``."""
+    real = resolve_allowed(path, folders, namespace, what)
+    if not stat.S_ISREG(real.stat().st_mode):
+        raise Denied("PathNotFile", f"{what} {path} is not a file")
+    return real
+
+
+def disk_image(disk: Disk, folders: Sequence[AllowedFolder], namespace: str) -> Path:
+    """The file or block device of a disk.
+
+    Raises Denied: as ``boot_image``; ``DeviceReserved`` for a block device that the host uses in whole or in part,
+    ``InUseUnknown`` where that cannot be told; ``DiskFormat`` for a format that is not raw or qcow2, or that the file
+    does not have; ``DiskNamesOthers`` for a qcow2 whose header names another file, which was not checked.
+    """
+    if disk.format not in ("raw", "qcow2"):
+        raise Denied("DiskFormat", f"disk {disk.path}: its format must be raw or qcow2, not {disk.format!r}")
+    real = resolve_allowed(disk.path, folders, namespace, "disk", writes=not disk.read_only)
+    mode = real.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
+        raise Denied("PathNotFile", f"disk {disk.path} is neither a file nor a block device")
+    if stat.S_ISBLK(mode):
+        _refuse_host_disk(disk.path, real)
+    if disk.format == "qcow2":
+        _check_qcow2(disk.path, real)
+    return real
+
+
+def _refuse_host_disk(path: str, real: Path) -> None:
+    try:
+        is_kept = linux.is_used_by_host(real)
+    except OSError as error:
+        raise Denied("InUseUnknown", f"cannot check whether the host needs disk {path}: {error.strerror}") from None
+    if is_kept:
+        raise Denied(
+            "DeviceReserved",
+            f"disk {path} is reserved for the host: it or a part of it is mounted, is swap, or is in a volume",
+        )
+
+
+class ImageInUse(Denied):
+    """Another QEMU has an image open that does not get along with this one."""
+
+    def __init__(self, path: str, by: str = "another machine, or by a tool of QEMU") -> None:
+        super().__init__("DiskInUse", f"disk {path} is in use by {by}", retryable=True)
+        self.path = path
+
+
+def check_image_free(fd: int, path: str, *, writable: bool) -> None:
+    """That no other QEMU has an image open that does not get along with this one. Raises ImageInUse.
+
+    QEMU would refuse too, and tells it by the same locks; but some versions keep an image open whose disk they refused.
+    """
+    for byte in (_READS_ALONE, _WRITES, *([_NO_OTHER_WRITES] if writable else [])):
+        query = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+        try:
+            kind, *_ = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, query))
+        except OSError:  # no locks where this lies, and QEMU goes without them
+            return
+        if kind != fcntl.F_UNLCK:
+            raise ImageInUse(path)
+
+
+def checked_tap(interface: str, patterns: Sequence[str], namespace: str) -> str:
+    """A TAP interface that is there and that machines of the namespace may use.
+
+    Raises Denied (``TapNotAllowed``, ``TapMissing``).
+    """
+    if not _is_own_tap(interface, namespace) and not any(_names(each, interface, namespace) for each in patterns):
+        raise Denied(
+            "TapNotAllowed",
+            f"TAP {interface} does not belong to namespace {namespace}, whose machines may use those called "
+            f"{namespace}.NAME: rename it, or ask the admin of this node (--tap {namespace}:{interface} lets them use "
+            "it)",
+        )
+    if "/" in interface or not Path(f"/sys/class/net/{interface}/tun_flags").exists():
+        raise Denied("TapMissing", f"no TAP interface {interface!r} on this host", retryable=True)
+    return interface
+
+
+def _is_own_tap(interface: str, namespace: str) -> bool:
+    """A namespace has no dot in its name, so that no other one has this interface too."""
+    owner, dot, _ = interface.partition(".")
+    return bool(dot and owner) and owner == namespace
+
+
+def _names(pattern: str, interface: str, namespace: str) -> bool:
+    """Whether a pattern of --tap lets machines of a namespace use an interface."""
+    only, colon, names = pattern.rpartition(":")
+    return (not colon or only == namespace) and fnmatchcase(interface, names)
+
+
+def _check_qcow2(path: str, real: Path) -> None:
+    with real.open("rb") as file:
+        header = file.read(80).ljust(80, b"\0")
+    if not header.startswith(_QCOW2):
+        raise Denied("DiskFormat", f"disk {path} is not qcow2, although its spec says so")
+    version, backing = struct.unpack_from(">IQ", header, 4)
+    (incompatible,) = struct.unpack_from(">Q", header, 72)
+    if backing or (version >= 3 and incompatible & _EXTERNAL_DATA):
+        raise Denied(
+            "DiskNamesOthers",
+            f"disk {path} names another file as its backing or data file, which could be any file of this host; make "
+            "a standalone image (qemu-img convert)",
+        )
+
 
 _POLL_SECONDS = 0.05
 _ENDING_SECONDS = 0.2

@@ -17,7 +17,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
 from devalloc_node.machine.qmp import Monitor, QmpRefused
 from devalloc_node.machine.spec import MIB, MachineSpec, memory_text
-from devalloc_node.model.prepared import PreparedDevice
+from devalloc_node.model.step import PreparedDevice
 
 GIB = 1 << 30
 FIRMWARE_WINDOW = 2 * MIB

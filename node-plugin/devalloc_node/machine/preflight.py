@@ -23,12 +23,12 @@ from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.capacity.cpus import parse_cpu_list
 from devalloc_node.errors import Denied
 from devalloc_node.machine import die_with_parent
-from devalloc_node.machine.paths import MachineConfig
+from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.records import (
     MachineView,
 )
 from devalloc_node.machine.spec import MIB, MachineSpec
-from devalloc_node.model.prepared import Prepared
+from devalloc_node.model.step import Prepared
 
 
 def check_slots(machine: VirtualMachine, claims: Sequence[Prepared]) -> None:

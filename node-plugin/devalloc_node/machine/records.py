@@ -159,12 +159,13 @@ class MachineRecord:
         return self.spec.restart == "Always" and self.spec.running and self.spec.adopt is None and not is_over
 
     def asked_to_stop(self) -> MachineRecord:
-        """Its guest was asked to power down, and goes on."""
+        """Its guest was asked to power down, and goes on. A start that is not complete stays so: the devices of its
+        claims may have no addresses yet."""
         why = (
             "its guest was asked to power down but still runs; when it ends, it stays stopped unless you create it "
             "again"
         )
-        return self.become("running", "StopWanted", why)
+        return self.become("starting" if self.state == "starting" else "running", "StopWanted", why)
 
 
 def host_device_of(value: Mapping[str, Any]) -> str:

@@ -8,7 +8,9 @@ QMP connections: one per machine, shared by its users, and open only while it is
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import shutil
 import threading
 import time
@@ -17,13 +19,15 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from uuid import UUID
 
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.host.lock_folder import LockFolder
-from devalloc_node.machine import adoption, emulated_devices, machine_files, paths, pci, resources, user_ids
-from devalloc_node.machine.paths import MachineConfig
+from devalloc_node.machine import adoption, emulated_devices, machine_files, pci, resources, user_ids
+from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.process import Process, alive
 from devalloc_node.machine.qmp import Connect, Monitor, QmpMonitor, malformed_as_failed
 from devalloc_node.machine.records import (
@@ -36,7 +40,7 @@ from devalloc_node.machine.records import (
     content_of,
     record_of,
 )
-from devalloc_node.machine.spec import EmulatedDevice, MachineSpec, NoSandboxes, SandboxProvider, machine_id
+from devalloc_node.machine.spec import EmulatedDevice, MachineSpec, NoSandboxes, SandboxProvider, machine_id, spec_of
 from devalloc_node.model.step import Value
 
 LOOK_SECONDS = 2.0
@@ -145,9 +149,9 @@ class StatusCache:
 def record_after_end(record: MachineRecord, config: MachineConfig) -> MachineRecord:
     """What is to be noted of a machine that was known to live and does not."""
     words = machine_files.last_words(config, record.spec.id)
-    if record.state == "starting":  # not to its end, so that no policy forbids to start it again
-        return record.become("failed", "MachineDidNotStart", f"its start was not completed: {words}".rstrip(": "))
     on_request = record.state == "stopping" or record.reason == "StopWanted"
+    if record.state == "starting" and not on_request:  # not to its end, so that no policy forbids to start it again
+        return record.become("failed", "MachineDidNotStart", f"its start was not completed: {words}".rstrip(": "))
     code, text = ("StoppedOnRequest", "it was stopped on request") if on_request else ("MachineEnded", "it ended")
     return record.become("stopped", code, f"{text}: {words}" if words else text)
 
@@ -325,7 +329,7 @@ class MachineRegistry:
         binary = shutil.which(self.config.binary) or self.config.binary
         files = [path for path in (spec.kernel, spec.initrd, *(disk.path for disk in spec.disks)) if path is not None]
         taps = [f"/sys/class/net/{nic.interface}" for nic in spec.nics if nic.interface is not None and not nic.warm]
-        return paths.files_fingerprint((binary, *files, *taps))
+        return machine_files.files_fingerprint((binary, *files, *taps))
 
     def guest_addresses(self, key: str) -> Mapping[str, str]:
         """Where its guest finds the devices plugged in, by the ids of devices; nothing if QEMU does not answer."""
@@ -354,7 +358,8 @@ class MachineRegistry:
                 if record.spec.adopt or not record.spec.running:
                     continue
                 # No policy forbids ending one that never started completely, and nothing else would end it.
-                if record.state == "starting" or (record.will_restart and self.process_of(record) is None):
+                is_cut_off = record.state == "starting" and record.reason != "StopWanted"
+                if is_cut_off or (record.will_restart and self.process_of(record) is None):
                     to_start.append(record.machine)
         return to_start
 
@@ -487,3 +492,121 @@ def suppress_and_log(key: str) -> Iterator[None]:
         yield
     except (NodeError, OSError) as error:
         LOG.warning("machine %s: %s", key, error)
+
+
+PAUSED = "prelaunch"
+"""What QEMU says of itself until its CPUs are let run for the first time."""
+
+
+def is_paused(monitor: Monitor, deadline: Deadline) -> bool:
+    """Whether QEMU waits to let its CPUs run for the first time. Raises NodeError."""
+    return bool(monitor.execute("query-status", deadline=deadline)["status"] == PAUSED)
+
+
+def never_ran(machines: MachineRegistry, record: MachineRecord, due: Deadline) -> bool:
+    """Whether a machine that lives has no guest yet: QEMU waits to let its CPUs run for the first time.
+
+    A record that says ``starting`` does not decide that alone: the plugin may have been killed after it let them run.
+    Raises NodeError if QEMU does not answer by ``due``. Who would end the machine gives it LOOK_SECONDS, whatever its
+    caller has left: a QEMU that is slow is not one without a guest.
+    """
+    if record.state != "starting":
+        return False
+    with machines.line(record) as monitor:
+        return is_paused(monitor, due)
+
+
+def is_without_guest(machines: MachineRegistry, record: MachineRecord) -> bool:
+    """As ``never_ran``. If QEMU does not answer, there may be a guest."""
+    with suppress(NodeError):
+        return never_ran(machines, record, Deadline.after(LOOK_SECONDS))
+    return False
+
+
+def is_other_run(record: MachineRecord, process: Process) -> bool:
+    """Whether a process that is the machine by its life file was started as another run than the record's. Not where
+    that cannot be seen; an adopted one is known by its process, and may write its UUID as it likes."""
+    if record.spec.adopt is not None:
+        return False
+    try:
+        words = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"-uuid" in words[:-1] and words[words.index(b"-uuid") + 1] != record.run.encode()
+
+
+def orphan_refusal(name: str, process: Process) -> Denied:
+    """The message about one that cannot be identified."""
+    return Denied(
+        "MachineRuns",
+        f"machine {name} already runs as process {process.pid} but is not in the journal; shut its guest down or end "
+        f"that process first (kill {process.pid})",
+        retryable=True,
+    )
+
+
+def recognised_record(
+    machines: MachineRegistry, machine: VirtualMachine, run: str, process: Process, due: Deadline
+) -> MachineRecord:
+    """The record of a living machine, if it is the ``run`` that its object names.
+
+    Raises Denied (``MachineRuns``) if it is another run, and Failed or Unknown if QEMU does not answer.
+    """
+    spec = spec_of(machine)
+    if not run:
+        raise orphan_refusal(spec.key, process)
+    record = MachineRecord(machine.to_manifest(), "running", run, user_of(machines.config, spec.id), cpus_left=None)
+    there = observe_run(machines, record, due)
+    if there.run != run:
+        raise orphan_refusal(spec.key, process)
+    LOG.warning("adopted machine %s (process %d), which was not in the journal", spec.key, process.pid)
+    return there
+
+
+def observe_run(machines: MachineRegistry, record: MachineRecord, due: Deadline) -> MachineRecord:
+    """What QEMU says of a machine that lives: which run it is, and whether its CPUs ever ran. Raises NodeError."""
+    with machines.line(record) as monitor:
+        run = str(UUID(monitor.execute("query-uuid", deadline=due)["UUID"]))
+        now = record.become("starting" if is_paused(monitor, due) else "running")
+    # Of another run nothing of that holds.
+    return (
+        now
+        if run == record.run
+        else replace(now, run=run, applied=UNKNOWN_AMOUNTS, requested=UNKNOWN_AMOUNTS, cpus_left=None)
+    )
+
+
+def all_orphans(machines: MachineRegistry) -> list[MachineView]:
+    """Those that live and have no record, as far as that and what they are called is known. Raises NodeError."""
+    config, lost_machines = machines.config, []
+    for lives in machine_files.machine_ids(config) - {machine_id(key) for key in machines.records.records(MACHINES)}:
+        process, key = None, _key_of(lives, config)
+        with suppress(NodeError):  # one that cannot be told of must not hide the others
+            process = machine_files.process_of(lives, config)
+        if process is not None and key is not None:
+            why = (
+                f"it lives as process {process.pid} but is not in the journal: a VirtualMachine that names this run "
+                f"adopts it; else shut its guest down, or end that process (kill {process.pid})"
+            )
+            socket = str(config.folder(lives) / "qmp")
+            lost_machines.append(
+                MachineView(key, "", "Unknown", pid=process.pid, reason="MachineLost", message=why, qmp_socket=socket)
+            )
+    return lost_machines
+
+
+def _key_of(lives: str, config: MachineConfig) -> str | None:
+    """``namespace/name`` of a machine, from its command line; None if unknown."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        key = json.loads(config.plan(lives).read_bytes())["key"]
+        return key if isinstance(key, str) and machine_id(key) == lives else None
+    return None
+
+
+def user_of(config: MachineConfig, name: str) -> int | None:
+    """What a machine's QEMU runs as, by its folder, which it cannot give away. Raises Failed."""
+    try:
+        user = os.lstat(config.folder(name)).st_uid
+    except OSError as error:
+        raise Failed("HostUnreadable", f"cannot inspect the folder of machine {name}: {error}") from None
+    return None if user == adoption.own_user() else user

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from devalloc_node.errors import Denied
 from devalloc_node.machine import adoption, machine_files
-from devalloc_node.machine.paths import MachineConfig
+from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.records import MACHINES, MachineRecord, MachineRecords
 from devalloc_node.machine.spec import machine_id
 

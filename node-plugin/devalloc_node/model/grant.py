@@ -1,10 +1,13 @@
-"""What a claim was given on this node, in either dialect: the input of preparing it."""
+"""What a claim was given on this node, in either dialect: the input of preparing it; and the names in it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from devalloc_node.errors import Denied
 
 Configs = tuple[Mapping[str, Any], ...]
 """Configuration objects as manifests (``{"apiVersion", "kind", "spec", …}``), the weightiest first."""
@@ -95,3 +98,39 @@ class Grants(Protocol):
     def held(self) -> Sequence[ClaimRef]:
         """The claims that count as held by this node: those of ``get`` that were not let go. Empty where nothing keeps
         count. Raises Failed when the store cannot answer."""
+
+
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_UID = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9]{0,62}[A-Za-z0-9])?")
+
+
+def is_label(text: str) -> bool:
+    """A DNS label: namespaces, requests, devices."""
+    return _LABEL.fullmatch(text) is not None
+
+
+def is_subdomain(text: str) -> bool:
+    """DNS labels with dots between them, at most 253 characters: claims, drivers."""
+    return len(text) <= 253 and _SUBDOMAIN.fullmatch(text) is not None
+
+
+def is_uid(text: str) -> bool:
+    """Letters, digits and dashes, at most 64 characters: Kubernetes has UUIDs, other stores their own."""
+    return _UID.fullmatch(text) is not None
+
+
+def shown(text: str, most: int = 64) -> str:
+    """A text of unknown origin for a message: quoted, without control characters, cut."""
+    return repr(text) if len(text) <= most else f"{text[:most]!r} and {len(text) - most} more characters"
+
+
+def check_ref(ref: ClaimRef) -> None:
+    """Raises Denied ``ClaimNameInvalid`` for names that no claim can have."""
+    for what, text, fits, rule in (
+        ("namespace", ref.namespace, is_label(ref.namespace), "a DNS label in lower case"),
+        ("name", ref.name, is_subdomain(ref.name), "a DNS name in lower case of at most 253 characters"),
+        ("UID", ref.uid, is_uid(ref.uid), "letters, digits and dashes, at most 64"),
+    ):
+        if not fits:
+            raise Denied("ClaimNameInvalid", f"the {what} of the claim must be {rule}, not {shown(text)}")

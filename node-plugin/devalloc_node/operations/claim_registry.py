@@ -24,8 +24,7 @@ from devalloc_node.journal import ClaimRecord, ClaimState, StepRecord
 from devalloc_node.machine.records import MachineView, PluggedDevice
 from devalloc_node.machine.spec import EmulatedDevice, MachineSpec
 from devalloc_node.model.grant import ClaimRef
-from devalloc_node.model.prepared import Prepared
-from devalloc_node.model.step import ATTACHMENT, Step
+from devalloc_node.model.step import ATTACHMENT, Prepared, Step
 
 
 class ClaimRecords(Protocol):

@@ -21,7 +21,7 @@ from devalloc_node.machine.preflight import check_slots, refuse_other_spec
 from devalloc_node.machine.records import MachineAmounts, MachineView, PluggedDevice
 from devalloc_node.machine.spec import EmulatedDevice, spec_of
 from devalloc_node.model.grant import ClaimRef
-from devalloc_node.model.prepared import Prepared
+from devalloc_node.model.step import Prepared
 from devalloc_node.operations.change_feed import claim_change, machine_change
 from devalloc_node.operations.claim_registry import UNDO_SECONDS, ClaimRegistry, HeldClaim, MachineControl, undo_problem
 

@@ -18,9 +18,8 @@ import grpc
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError
-from devalloc_node.model.grant import ClaimRef
-from devalloc_node.model.names import check_ref
-from devalloc_node.model.prepared import Prepared
+from devalloc_node.model.grant import ClaimRef, check_ref
+from devalloc_node.model.step import Prepared
 from devalloc_node.pb import dra_v1_pb2, dra_v1_pb2_grpc, dra_v1beta1_pb2, dra_v1beta1_pb2_grpc
 from devalloc_node.service.resource_health import cut
 from devalloc_node.service.server import Service

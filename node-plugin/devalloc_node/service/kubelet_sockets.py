@@ -19,7 +19,7 @@ import grpc
 
 from devalloc_node.errors import Denied
 from devalloc_node.health.watch import HealthFeed
-from devalloc_node.model.names import is_subdomain, is_uid, shown
+from devalloc_node.model.grant import is_subdomain, is_uid, shown
 from devalloc_node.net.unix_sockets import MAX_PATH_BYTES
 from devalloc_node.pb import registration_pb2 as pb
 from devalloc_node.pb import registration_pb2_grpc as pb_grpc

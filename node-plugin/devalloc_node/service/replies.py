@@ -17,8 +17,7 @@ from devalloc_node.machine.pci import function_id
 from devalloc_node.machine.records import MachineAmounts, MachineView, PluggedDevice
 from devalloc_node.machine.spec import Disk, EmulatedDevice, MachineSpec, Nic
 from devalloc_node.model.grant import ClaimRef
-from devalloc_node.model.prepared import PreparedDevice
-from devalloc_node.model.step import Step
+from devalloc_node.model.step import PreparedDevice, Step
 from devalloc_node.operations.claim_registry import HeldClaim
 from devalloc_node.pb import node_pb2 as pb
 

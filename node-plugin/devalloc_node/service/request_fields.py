@@ -12,8 +12,7 @@ from devalloc.api.decode import decode
 from devalloc.api.meta import DEVALLOC
 from devalloc.api.virtual_machine import MAX_CLAIMS, MAX_CPUS, VirtualMachine
 from devalloc_node.machine.spec import MAX_EMULATED_NAME, EmulatedDevice, spec_of
-from devalloc_node.model.grant import ClaimRef
-from devalloc_node.model.names import is_label, is_subdomain, is_uid, shown
+from devalloc_node.model.grant import ClaimRef, is_label, is_subdomain, is_uid, shown
 from devalloc_node.pb import node_pb2 as pb
 
 MAX_MEMORY = 1 << 62

@@ -12,8 +12,7 @@ from devalloc_node.pb import warm_pb2_grpc
 from devalloc_node.service import calls
 from devalloc_node.service.request_fields import BadField
 from devalloc_node.service.server import Service
-from devalloc_node.warm.pool import Pool
-from devalloc_node.warm.sandboxes import OWNER
+from devalloc_node.warm.pool import OWNER, Pool
 from devalloc_node.warm.setup import TakenSetup
 
 NAME = "devalloc.node.v1.WarmPool"

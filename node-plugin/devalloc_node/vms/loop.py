@@ -18,6 +18,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 
+from devalloc.api import views
 from devalloc.api.host_pool_names import node_of_host_pool
 from devalloc.api.kinds import ALLOCATABLE_KINDS
 from devalloc.api.meta import ALLOCATED_NODE, RELEASE
@@ -289,7 +290,7 @@ class VirtualMachineLoop:
         node = self._operations.node_name
         if obj["kind"] == objects.KIND:
             name = f"vm {obj['metadata']['uid']}"
-            return name in self._work or node in (objects.node_of(obj), objects.holder_of(obj))
+            return name in self._work or node in (views.MachineView(obj).node, objects.holder_of(obj))
         return node in (ClaimView(obj).holder, ClaimView(obj).node)
 
     def _read(self, kind: str, key: ClaimKey) -> Object | None:
@@ -401,7 +402,7 @@ class VirtualMachineLoop:
             for key in _claims_of(obj):
                 self._users.setdefault(key, set()).add(uid)
         name, node = f"vm {uid}", self._operations.node_name
-        if node not in (objects.node_of(obj), objects.holder_of(obj)) and not is_here:
+        if node not in (views.MachineView(obj).node, objects.holder_of(obj)) and not is_here:
             self._drop(name)
             return
         self._work[name] = partial(self._look_after, uid)
@@ -719,7 +720,7 @@ def _claim_key(claim: Object) -> ClaimKey:
 
 def _claims_of(obj: Object | None) -> set[ClaimKey]:
     """The claims that a VirtualMachine names."""
-    return set() if obj is None else {(objects.namespace_of(obj), name) for name in objects.claim_names(obj)}
+    return set() if obj is None else {(objects.namespace_of(obj), name) for name in views.MachineView(obj).claim_names}
 
 
 def _in_thread(work: Callable[[], None]) -> None:
@@ -738,7 +739,7 @@ def _depends(obj: Object, claims: Claims, machine: MachineView | None, node_name
             bool(allocated),
             finalizers.is_group_pending(claim),
         )
-        for name in objects.claim_names(obj)
+        for name in views.MachineView(obj).claim_names
         if (claim := claims.get((objects.namespace_of(obj), name))) is not None
         for allocated in [claim.get("status", {}).get("allocations")]
     ]
@@ -754,7 +755,7 @@ def _depends(obj: Object, claims: Claims, machine: MachineView | None, node_name
         status.get("numaNode"),
         repr(allocations),
         allocations and objects.why_not_admitted(obj),
-        objects.is_unsettled(obj),
+        views.MachineView(obj).is_unsettled,
     )
     holder = objects.holder_of(obj)
     other_holder = None if holder == node_name else holder

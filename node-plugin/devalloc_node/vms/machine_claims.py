@@ -6,6 +6,7 @@ import logging
 from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from devalloc.api import views
 from devalloc.api.views import ClaimView
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.store import NotFound, Object, Store
@@ -103,8 +104,8 @@ def due_unprepares(
     wanted = {
         (objects.namespace_of(vm), name)
         for vm in machines
-        if objects.node_of(vm) == node_name and not objects.is_deleting(vm)
-        for name in objects.claim_names(vm)
+        if views.MachineView(vm).node == node_name and not views.MachineView(vm).is_deleting
+        for name in views.MachineView(vm).claim_names
     }
     claims, to_unprepare = list(claims), []
     for claim in claims:

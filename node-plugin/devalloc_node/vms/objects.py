@@ -64,16 +64,6 @@ def namespace_of(obj: Object) -> str:
     return obj["metadata"].get("namespace") or "default"
 
 
-def node_of(obj: Object) -> str | None:
-    """The node that is to run it: the one its spec names, else the one that was chosen for it."""
-    return views.MachineView(obj).node
-
-
-def is_unsettled(obj: Object) -> bool:
-    """Whether what the allocator says of it may still be taken back: what belongs to it is not written yet."""
-    return views.MachineView(obj).is_unsettled
-
-
 def reserved_entries(obj: Object, node_name: str) -> list[Any]:
     """The entries of what this node keeps for it; empty where it keeps nothing."""
     return reserved(obj) if (obj.get("status") or {}).get("nodeName") == node_name else []
@@ -82,7 +72,7 @@ def reserved_entries(obj: Object, node_name: str) -> list[Any]:
 def is_admitted(obj: Object, node_name: str, spec: VirtualMachineSpec) -> bool:
     """Whether this node keeps for it what it needs."""
     entries = reserved_entries(obj, node_name)
-    return bool(entries) and not missing_amounts(spec, entries) and not is_unsettled(obj)
+    return bool(entries) and not missing_amounts(spec, entries) and not views.MachineView(obj).is_unsettled
 
 
 def why_not_admitted(obj: Object) -> str:
@@ -119,15 +109,6 @@ def holder_of(obj: Object) -> str | None:
     return views.MachineView(obj).holder or None
 
 
-def claim_names(obj: Object) -> list[str]:
-    """What its spec says, also where the rest of it makes no sense."""
-    return views.MachineView(obj).claim_names
-
-
-def is_deleting(obj: Object) -> bool:
-    return views.MachineView(obj).is_deleting
-
-
 def take_object(store: Store, obj: Object, node_name: str) -> Object | None:
     """Make the object this node's; None where it is gone, another's, or being deleted. Raises Failed."""
 
@@ -135,7 +116,11 @@ def take_object(store: Store, obj: Object, node_name: str) -> Object | None:
         metadata, holder = now["metadata"], holder_of(now)
         if holder == node_name == metadata.get("annotations", {}).get(meta.PREPARED_ON):
             return now
-        if holder not in (None, node_name) or is_deleting(now) or node_of(now) != node_name:
+        if (
+            holder not in (None, node_name)
+            or views.MachineView(now).is_deleting
+            or views.MachineView(now).node != node_name
+        ):
             return None
         annotations = {**metadata.get("annotations", {}), meta.PREPARED_ON: node_name}
         others = [name for name in metadata.get("finalizers", []) if name != meta.NODE_FINALIZER]
@@ -227,7 +212,7 @@ def permitted_on(store: Store, node_name: str) -> dict[str, MachineAmounts]:
     permitted = {}
     for obj in listed:
         status = obj.get("status") or {}
-        if _is_permitted_run(status, status) and node_name in (holder_of(obj), node_of(obj)):
+        if _is_permitted_run(status, status) and node_name in (holder_of(obj), views.MachineView(obj).node):
             permit, kept_amounts = status["permitted"], status["permitted"].get("kept")
             both = [permit, kept_amounts] if isinstance(kept_amounts, dict) else [permit]
             cpus, memory = (max(parse_nano(amounts.get(name)) for amounts in both) for name in ("cpus", "memory"))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
+from devalloc.api import views
 from devalloc.api.decode import decode
 from devalloc.api.host_pool_names import node_of_host_pool
 from devalloc.api.virtual_machine import VirtualMachine
@@ -99,7 +100,7 @@ class MachineReconciler:
         elif vm.spec.scaling is None and self._scaling is not None:
             self._scaling.drop(objects.key_of(obj))
         try:
-            if objects.is_deleting(obj) or objects.node_of(obj) != self._operations.node_name:
+            if views.MachineView(obj).is_deleting or views.MachineView(obj).node != self._operations.node_name:
                 self._undo(obj, vm)
                 return None
             if vm is not None and vm.spec.running and objects.holder_of(obj) is None and self._is_unplaced(obj, vm):
@@ -218,7 +219,7 @@ class MachineReconciler:
         for each in list(self._no_window):  # other threads add theirs meanwhile
             if each[0] == key:
                 self._no_window.pop(each, None)
-        if not objects.is_deleting(obj) and objects.holder_of(obj) == self._operations.node_name:
+        if not views.MachineView(obj).is_deleting and objects.holder_of(obj) == self._operations.node_name:
             ended = objects.status_of(vm, None, [], "", "")  # the other node may not be there to tell
             objects.write_status(self._store, obj, ended, at_rest=True)
         objects.release_object(self._store, obj, self._operations.node_name)
@@ -227,7 +228,7 @@ class MachineReconciler:
         """Unprepare claims of the object that are in no machine: a start may have been cut off before it got there."""
         if objects.holder_of(obj) != self._operations.node_name:
             return
-        names = {(objects.namespace_of(obj), name) for name in objects.claim_names(obj)}
+        names = {(objects.namespace_of(obj), name) for name in views.MachineView(obj).claim_names}
         for held in self._operations.claims.held():
             ref = held.record.ref
             if (ref.namespace, ref.name) in names and not held.plugs:
@@ -240,7 +241,7 @@ class MachineReconciler:
             self._take_up(obj, decoded.object if isinstance(decoded.object, VirtualMachine) else None)
         except NodeError:
             return  # something runs that may be it
-        names = {(objects.namespace_of(obj), name) for name in objects.claim_names(obj)}
+        names = {(objects.namespace_of(obj), name) for name in views.MachineView(obj).claim_names}
         held = ((one.record.ref.namespace, one.record.ref.name) for one in self._operations.claims.held())
         if self._operations.machines.get(objects.key_of(obj)) is None and not names.intersection(held):
             objects.release_object(self._store, obj, self._operations.node_name)

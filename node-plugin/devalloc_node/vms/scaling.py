@@ -26,7 +26,7 @@ from devalloc_node.agent.actuator import memory_rounded_down
 from devalloc_node.agent.channels import ScaledMachine
 from devalloc_node.agent.runner import RunnerAddress
 from devalloc_node.errors import Denied
-from devalloc_node.host.routes import Route
+from devalloc_node.host.linux import Route
 from devalloc_node.machine.records import MachineAmounts, MachineView
 from devalloc_node.machine.spec import MachineSpec, Nic, spec_of, whole_cpus
 from devalloc_node.settings import Network, ScalingSettings

@@ -1,9 +1,9 @@
 """The pool of warm machine setups: a network namespace, a TAP interface and a folder each, made before it is used.
 
 - ``pool``: who has which setup, and the work behind it; ``pool_state``: its state
-- ``setup``: what a setup is
+- ``setup``: what a setup is, and which CPUs it gets
 - ``builder``, over ``network``: a whole setup and its parts: recorded first, and removed from whatever exists of it
-- ``paused_machine``: a QEMU that waits in a setup; ``sandboxes``: setups for this node's own machines
+- ``paused_machine``: a QEMU that waits in a setup
 - ``records``: what outlives a killed plugin
-- ``replicas``, ``cpu_pinning``: replicas of a function as machines, and their CPUs
+- ``replicas``: replicas of a function as machines
 """

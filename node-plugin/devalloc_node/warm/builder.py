@@ -23,15 +23,14 @@ from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.capacity.machines import MachineUsage
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.journal.audit_log import audit
-from devalloc_node.machine.capacity_check import resources_taken
+from devalloc_node.machine.resources import resources_taken
 from devalloc_node.machine.spec import MachineSpec
 from devalloc_node.warm import network
-from devalloc_node.warm.errors import NotEnoughSetups
 from devalloc_node.warm.network import ForeignNameError
 from devalloc_node.warm.paused_machine import MachinePart, check_template, free_user, paused_spec
 from devalloc_node.warm.pool_state import PoolState
 from devalloc_node.warm.records import SetupRecord, SetupRecords
-from devalloc_node.warm.setup import Inode, Setup, WarmConfig, new_identifier
+from devalloc_node.warm.setup import Inode, NotEnoughSetups, Setup, WarmConfig, new_identifier
 
 
 class SetupPart(Protocol):

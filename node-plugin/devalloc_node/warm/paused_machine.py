@@ -14,10 +14,10 @@ from devalloc.api.virtual_machine import VirtualMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.machine import confinement, launch, machine_files, preflight
-from devalloc_node.machine.orphans import PAUSED
-from devalloc_node.machine.paths import MachineConfig
+from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.process import Process, kill, wait
 from devalloc_node.machine.qmp import Monitor, QmpMonitor, SocketPeer
+from devalloc_node.machine.registry import PAUSED
 from devalloc_node.machine.spec import MachineSandbox, MachineSpec, Nic, machine_id, spec_of
 from devalloc_node.warm.setup import Setup
 

@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from devalloc_node.errors import Denied
-from devalloc_node.warm.errors import NotEnoughSetups, SetupNotTaken
 from devalloc_node.warm.records import SetupRecord
-from devalloc_node.warm.setup import WarmConfig
+from devalloc_node.warm.setup import NotEnoughSetups, SetupNotTaken, WarmConfig
 
 
 class PoolState:

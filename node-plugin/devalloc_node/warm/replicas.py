@@ -19,7 +19,7 @@ from devalloc.api.decode import decode
 from devalloc.scaling.resources import Resources
 from devalloc_node.errors import Denied
 from devalloc_node.machine.spec import cpus_text
-from devalloc_node.model.names import shown
+from devalloc_node.model.grant import shown
 from devalloc_node.warm.setup import is_identifier
 
 MIN_REPLICAS, MAX_REPLICAS, ENVIRONMENTS = "com.openfaas.scale.min", "com.openfaas.scale.max", "execenvironment.count"

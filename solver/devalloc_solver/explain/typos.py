@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from devalloc.api.suggest import closest_match
+from devalloc.api.problems import closest_match
 from devalloc_solver.explain.funnel import count_devices
 
 MAX_VALUES = 1_000

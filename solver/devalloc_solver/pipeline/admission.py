@@ -19,16 +19,7 @@ from devalloc.api.claim import DeviceClaim
 from devalloc.api.decode import decode, normalize
 from devalloc.api.json_content import is_valid_unicode
 from devalloc.api.reasons import STILL_SEARCHING, Reason, refusal_answer
-from devalloc.api.views import (
-    ClaimKey,
-    admin_class_names,
-    allocation_entries,
-    claim_key,
-    claim_key_or_none,
-    device_claims_in,
-    group_of,
-    is_deleting,
-)
+from devalloc.api.views import ClaimKey, ClaimView, admin_class_names, claim_key_or_none, device_claims_in
 from devalloc_solver.pipeline import quota
 from devalloc_solver.pipeline.quota import Bound
 
@@ -147,7 +138,7 @@ class _Unit:
 
     @property
     def keys(self) -> frozenset[ClaimKey]:
-        return frozenset(map(claim_key, self.members))
+        return frozenset(ClaimView(claim).key for claim in self.members)
 
 
 def solve_admitted(
@@ -180,7 +171,9 @@ def solve_admitted(
 
     def solve_without(withheld: Container[ClaimKey]) -> Answer:
         nonlocal seconds
-        answer = solve([doc for doc in relevant if doc.get("kind") != "DeviceClaim" or claim_key(doc) not in withheld])
+        answer = solve(
+            [doc for doc in relevant if doc.get("kind") != "DeviceClaim" or ClaimView(doc).key not in withheld]
+        )
         seconds += answer["seconds"]
         return answer
 
@@ -288,14 +281,15 @@ def _waiting(documents: Sequence[Object], unread: Sequence[Any]) -> Iterator[lis
     """Claims that hold nothing, with their groups. Claims of one name are left out: the solver refuses all of them."""
     groups: dict[tuple[str, str], list[Object]] = {}
     claims = [*device_claims_in(documents)]
-    copies = Counter([*map(claim_key, claims), *_other_claim_names(documents, unread)])
+    copies = Counter([*(ClaimView(claim).key for claim in claims), *_other_claim_names(documents, unread)])
     for claim in claims:
-        if allocation_entries(claim) or is_deleting(claim) or copies[claim_key(claim)] > 1:
+        view = ClaimView(claim)
+        if view.entries or view.is_deleting or copies[view.key] > 1:
             continue
-        if (group := group_of(claim)) is None:
+        if (group := view.group) is None:
             yield [claim]
         else:
-            groups.setdefault((claim_key(claim)[0], group), []).append(claim)
+            groups.setdefault((view.key[0], group), []).append(claim)
     yield from groups.values()
 
 
@@ -317,7 +311,7 @@ def _units(
         by_namespace.setdefault(bound[0], []).append(bound)
     ordered = []
     for members in _waiting(documents, unread):
-        own_bounds = by_namespace.get(claim_key(members[0])[0], ())
+        own_bounds = by_namespace.get(ClaimView(members[0]).key[0], ())
         read = [one for member in members if own_bounds and isinstance(one := decode(member).object, DeviceClaim)]
         wants: dict[Bound, dict[ClaimKey, int | str]] = {}
         for bound in own_bounds:
@@ -343,13 +337,13 @@ def _admin_denials(documents: Sequence[Object], unread: Sequence[Any]) -> dict[C
     labelled = {doc["metadata"]["name"] for doc in documents if _is_namespace(doc) and _is_labelled(doc)}
     denied: dict[ClaimKey, Refusal] = {}
     for members in _waiting(documents, unread):
-        namespace = claim_key(members[0])[0]
+        namespace = ClaimView(members[0]).key[0]
         if namespace in labelled:
             continue
         why = {}
         for member in members:
             if named := sorted(admin & _class_names(member)):
-                why[claim_key(member)] = (
+                why[ClaimView(member).key] = (
                     Reason.ADMIN_ACCESS_DENIED,
                     f"class {named[0]} gives admin access, which namespace {namespace} does not allow; "
                     f'an admin must label it {meta.ADMIN_ACCESS}: "true"',
@@ -365,7 +359,7 @@ def _with_group_members(
     """Those of them that wait, and who is in a group with them."""
     reasons: dict[ClaimKey, Refusal] = {}
     for members in _waiting(documents, unread) if why else ():
-        if own_reasons := {key: why[key] for key in map(claim_key, members) if key in why}:
+        if own_reasons := {key: why[key] for claim in members if (key := ClaimView(claim).key) in why}:
             reasons |= _member_messages(_Unit(members, {}), own_reasons)
     return reasons
 

@@ -20,7 +20,7 @@ from devalloc.api.device_class import DeviceClass
 from devalloc.api.json_content import escape_invalid_unicode
 from devalloc.api.problems import Problem
 from devalloc.api.quantity import Quantity
-from devalloc.api.views import allocation_entries, claim_key, claim_key_or_none, recover_status
+from devalloc.api.views import ClaimView, claim_key_or_none, recover_status
 
 Object = dict[str, Any]
 KIND = "ResourceQuota"
@@ -158,7 +158,7 @@ def count_allocated(documents: Iterable[Any], bounds: Iterable[Bound], classes: 
     for doc in documents:
         key = claim_key_or_none(doc)
         own_bounds = None if key is None else by_namespace.get(key[0])
-        if own_bounds is None or not allocation_entries(doc):
+        if own_bounds is None or not ClaimView(doc).entries:
             continue
         claim = decode(doc).object
         for bound in own_bounds:
@@ -185,7 +185,7 @@ def _details(claim: DeviceClaim) -> Iterator[list[DeviceClaimDetail]]:
 def copies_allowed(documents: Sequence[Object], manifest: Object) -> tuple[int, str] | None:
     """How many more claims like one the quotas of its namespace allow beside all that are allocated, and which of them
     says so; None where none does. ``documents``: as they count (``effective_documents``)."""
-    namespace, claim = claim_key(manifest)[0], decode(manifest).object
+    namespace, claim = ClaimView(manifest).key[0], decode(manifest).object
     bounds = {bound: number for doc in documents if is_quota(doc) for bound, number in bounds_of(doc).items()}
     bounds = {bound: number for bound, number in bounds.items() if bound[0] == namespace}
     if not bounds or not isinstance(claim, DeviceClaim):

@@ -20,9 +20,9 @@ from devalloc.api.device_class import DeviceClassSpec
 from devalloc.api.fields import ApiModel
 from devalloc.api.meta import ALLOCATED_NODE, ALLOCATION_DETAILS, DEVMGMT, GROUP, NODE, PRIORITY, ObjectMeta
 from devalloc.api.pool import Attribute
+from devalloc.api.problems import closest_match
 from devalloc.api.quantity import Quantity
 from devalloc.api.semver import SemVer
-from devalloc.api.suggest import closest_match
 from devalloc.api.validation.schema import field_schemas
 from devalloc_solver.answer_types import ClaimAnswerDict, SolutionDict
 

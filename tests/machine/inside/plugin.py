@@ -25,15 +25,15 @@ from snapshot import snapshot  # type: ignore[import-not-found]  # beside this f
 from devalloc.api import meta
 from devalloc.api.meta import UNAVAILABLE
 from devalloc.inventory import DeviceRecords
-from devalloc_node.binding.config import BindingConfig
+from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.claims.journal_content import prepared_content
 from devalloc_node.errors import Denied, NodeError
 from devalloc_node.host.files import Files
 from devalloc_node.host.linux import LinuxHost
 from devalloc_node.journal import Journal, open_journal
 from devalloc_node.journal.sqlite import QUARANTINED
-from devalloc_node.machine import confinement, paths
-from devalloc_node.machine.paths import AllowedFolder
+from devalloc_node.machine import confinement, machine_files
+from devalloc_node.machine.machine_files import AllowedFolder
 from devalloc_node.machine.spec import Disk
 from devalloc_node.model.grant import ClaimRef, Grant, GrantedDevice
 from devalloc_node.node import ClaimSource, Node
@@ -143,7 +143,9 @@ class Plugin:
 
     def disk(self, path: str) -> Answer:
         """Name a block device as the disk of a machine."""
-        return {"path": str(paths.disk_image(Disk(path, "raw"), [AllowedFolder(Path("/dev"), "any")], "default"))}
+        return {
+            "path": str(machine_files.disk_image(Disk(path, "raw"), [AllowedFolder(Path("/dev"), "any")], "default"))
+        }
 
     def stop_after(self, call: int) -> Answer:
         """Of what is asked next."""

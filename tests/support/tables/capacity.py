@@ -12,10 +12,9 @@ from devalloc.inventory.capacity import (
     parse_bandwidth,
     parse_ratio,
     parse_size,
-    sizes,
 )
 from devalloc.inventory.capacity.admission import Admission, Request
-from devalloc.inventory.capacity.config import resource_named
+from devalloc.inventory.capacity.config import format_size, resource_named
 from devalloc.inventory.capacity.cpus import count_cpus
 from devalloc.inventory.capacity.host import HostCapacity, parse_mem_total
 from devalloc.inventory.capacity.machines import (
@@ -118,7 +117,7 @@ def _pull(row: Row) -> Any:
 _SECTIONS: dict[str, Callable[[Row], Any]] = {
     "bandwidth": lambda row: parse_bandwidth(row["given"]),
     "size": lambda row: parse_size(row["given"]),
-    "human": lambda row: sizes.format_size(row["given"]),
+    "human": lambda row: format_size(row["given"]),
     "cpuinfo": lambda row: count_cpus(row["given"]),
     "meminfo": lambda row: parse_mem_total(row["given"]),
     "ratio": _ratio,

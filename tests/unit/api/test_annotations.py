@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from devalloc.api import annotations as module
+from devalloc.api import decode as module
 from devalloc.api import dedicated_pools, meta
-from devalloc.api.annotations import DOMAIN, METADATA_KEYS, key_names, misspelled_keys
+from devalloc.api.decode import DOMAIN, METADATA_KEYS, key_names, misspelled_keys
 
 NO_MARKS = {
     meta.UNAVAILABLE,  # attributes of devices

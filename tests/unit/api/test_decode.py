@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devalloc.api.claim import DeviceClaim
-from devalloc.api.configs import ConfigObject
 from devalloc.api.decode import MAX_PROBLEMS, decode
-from devalloc.api.device_class import DeviceClass
+from devalloc.api.device_class import ConfigObject, DeviceClass
 from devalloc.api.json_content import MAX_DEPTH
 from devalloc.api.kinds import API_KINDS, find_kind
 from devalloc.api.pool import DevicePool

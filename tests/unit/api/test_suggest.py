@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devalloc.api.suggest import closest_match
+from devalloc.api.problems import closest_match
 
 
 @pytest.mark.parametrize(

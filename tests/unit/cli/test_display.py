@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from devalloc.cli.command import CommandFailed, verb
-from devalloc.cli.render.progress import open_display, show_published
+from devalloc.cli.render.output import open_display, show_published
 from devalloc.controller.pool_publisher import PublishResult
 
 

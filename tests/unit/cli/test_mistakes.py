@@ -12,7 +12,7 @@ import pytest
 
 from devalloc.cli import node_client
 from devalloc_node.machine import preflight
-from devalloc_node.machine.paths import MachineConfig
+from devalloc_node.machine.machine_files import MachineConfig
 from tests.support.cli_shell import Shell, claim, device_class, pool, text
 
 FULL_NAME = "A100 SXM4 80GB"

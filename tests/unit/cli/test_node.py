@@ -13,13 +13,13 @@ from click.testing import CliRunner
 
 from devalloc.cli.command import BadInput
 from devalloc.cli.node_wiring import make_host
+from devalloc.cli.options.common import settings_options
 from devalloc.cli.options.inventory import InventoryOptions
 from devalloc.cli.options.node import PluginOptions, node_settings
-from devalloc.cli.options.settings import settings_options
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra
-from devalloc_node.binding.config import BindingConfig
-from devalloc_node.machine.paths import AllowedFolder, MachineConfig
+from devalloc_node.binding.binding import BindingConfig
+from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
 from devalloc_node.settings import NodeSettings, ServerPorts
 from tests.support import pci_cards
 from tests.support.cli_shell import Shell

@@ -13,8 +13,7 @@ from click.testing import CliRunner
 
 from devalloc.cli.command import parse_duration
 from devalloc.cli.main import cli
-from devalloc.cli.options.common import PLACEMENT
-from devalloc.cli.options.settings import option_of, settings_options
+from devalloc.cli.options.common import PLACEMENT, option_of, settings_options
 from devalloc.inventory.capacity import parse_bandwidth, parse_ratio, parse_size
 from devalloc.settings import build, given_options, group, setting, settings_of
 from devalloc_solver.problem.placement_policy import POLICIES

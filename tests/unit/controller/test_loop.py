@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from devalloc.controller.reconcile.claims import DisjointSets
-from devalloc.controller.reconcile.loop import AllocatorSettings, ReconcileLoop
-from devalloc.store import Expired
+from devalloc.controller.reconcile.decision import WriteUnit
+from devalloc.controller.reconcile.loop import AllocatorSettings, CommitReport, ReconcileLoop
+from devalloc.controller.reconcile.snapshot import Snapshot
+from devalloc.store import Change, Expired, Fence
+from devalloc.store.sqlite import SQLiteStore
+from tests.support.fake_tree import memory_folder
+from tests.support.fleet_manifests import fill, gpu_claim
 
 
 class _Stop(threading.Event):
@@ -55,6 +63,84 @@ def test_after_a_wait_that_ended_well_the_pause_is_short_again() -> None:
     assert stop.delays == [1.0, 2.0, 1.0]
 
 
+class TestCommit:
+    """Of a loop over two claims, the second of which another writer may reach first."""
+
+    @pytest.fixture
+    def store(self) -> Iterator[SQLiteStore]:
+        with memory_folder() as name, closing(SQLiteStore(Path(name) / "store.db")) as store:
+            fill(store, gpu_claim("a"), gpu_claim("b"))
+            yield store
+
+    def test_a_broken_fence_writes_nothing(self, store: SQLiteStore) -> None:
+        loop, units, fence = _planned(store)
+        _touch(store, "b")
+        assert loop.commit(units, fence) == CommitReport()
+        assert _noted(store) == {"a": None, "b": "touched"}
+
+    def test_what_still_stands_is_written_and_the_rest_is_due_at_once(self, store: SQLiteStore) -> None:
+        loop, units, fence = _planned(store)
+        _touch(store, "b")
+        seen: list[Snapshot] = []
+
+        def standing(planned: Sequence[WriteUnit], now: Snapshot) -> Sequence[WriteUnit]:
+            seen.append(now)
+            return planned[:1]
+
+        report = loop.commit(units, fence, standing)
+        assert [key.name for key in report.written] == ["a"]
+        assert (_noted(store), loop.is_again, len(seen)) == ({"a": "decided", "b": "touched"}, True, 1)
+
+    def test_a_fence_that_breaks_every_time_is_given_up(self, store: SQLiteStore) -> None:
+        loop, units, fence = _planned(store)
+        _touch(store, "b")
+        looks = 0
+
+        def standing(planned: Sequence[WriteUnit], now: Snapshot) -> Sequence[WriteUnit]:
+            nonlocal looks
+            looks += 1
+            _touch(store, "b", f"again {looks}")
+            return planned
+
+        assert loop.commit(units, fence, standing).written == {}
+        assert (_noted(store)["a"], looks) == (None, 5)
+
+    def test_an_object_that_changed_costs_only_its_own_unit(self, store: SQLiteStore) -> None:
+        loop, units, _ = _planned(store)
+        _touch(store, "b")
+        report = loop.commit(units, fence=None)
+        assert [key.name for key in report.written] == ["a"]
+        assert (_noted(store), loop.is_again) == ({"a": "decided", "b": "touched"}, False)
+
+    def test_after_a_stop_nothing_is_written(self, store: SQLiteStore) -> None:
+        loop, units, fence = _planned(store)
+        stop = threading.Event()
+        stop.set()
+        loop.run(stop, lambda: None, lambda: None)
+        assert loop.commit(units, fence) == CommitReport()
+        assert _noted(store) == {"a": None, "b": None}
+
+
+def _planned(store: SQLiteStore) -> tuple[ReconcileLoop, list[WriteUnit], Fence]:
+    """A loop that has read two claims, and a unit for each."""
+    loop = ReconcileLoop("could not answer", store, AllocatorSettings(), None, lambda: 0.0)
+    snapshot = loop.reading.look()
+    status = {"podNames": ["decided"]}
+    changes = [Change(key, obj["metadata"]["resourceVersion"], status) for key, obj in snapshot.objects.items()]
+    fence = Fence(snapshot.version, frozenset(), frozenset({"DeviceClaim"}))
+    return loop, [WriteUnit((change,), granted=False) for change in changes], fence
+
+
+def _touch(store: SQLiteStore, name: str, what: str = "touched") -> None:
+    obj = store.get("DeviceClaim", "default", name)
+    store.replace_status({**obj, "status": {"podNames": [what]}})
+
+
+def _noted(store: SQLiteStore) -> dict[str, str | None]:
+    objects = store.list().objects
+    return {obj["metadata"]["name"]: (obj.get("status", {}).get("podNames") or [None])[0] for obj in objects}
+
+
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=20))
 def test_what_is_joined_is_one_set_and_nothing_else_is(pairs: list[tuple[int, int]]) -> None:
     joined: DisjointSets[int] = DisjointSets()
@@ -77,4 +163,4 @@ def _reach(start: int, pairs: Iterable[tuple[int, int]]) -> set[int]:
 
 def _loop() -> ReconcileLoop:
     nothing: Any = None
-    return ReconcileLoop("could not answer", nothing, AllocatorSettings(retry=1.0, resync=60.0), nothing, lambda: 0.0)
+    return ReconcileLoop("could not answer", nothing, AllocatorSettings(retry=1.0, resync=60.0), None, lambda: 0.0)

@@ -179,7 +179,7 @@ def test_labels_that_the_api_server_refuses_keep_no_others_waiting(monkeypatch: 
         for _ in range(4):
             allocator.round()
         assert [label(cluster, f"c{number}") for number in range(6)] == [None, None, None, "n", "n", "n"]
-        assert not allocator._is_again
+        assert not allocator.loop.is_again
 
 
 def test_a_round_follows_if_a_user_removes_the_label(store: Store) -> None:

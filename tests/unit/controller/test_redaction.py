@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from devalloc.controller.reconcile.redaction import redact
+from devalloc.controller.reconcile.decision import redact
 
 OWNERS = {("team-a", "own"), ("team-b", "secret"), ("team-b", "plan.v2"), ("team-c", "third")}
 

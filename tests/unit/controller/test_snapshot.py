@@ -118,7 +118,7 @@ def test_nobody_changes_what_is_kept(store: Store) -> None:
     allocator = DeviceClaimAllocator(store)
     for _ in range(4):
         allocator.round()
-    assert [*allocator._reading.look().objects.values()] == store.list().objects
+    assert [*allocator.loop.reading.look().objects.values()] == store.list().objects
 
 
 def _noting(method: Any, note: Any) -> Any:
@@ -154,6 +154,6 @@ def test_who_loses_is_told_who_has_it_also_where_a_round_could_not_write(
     )
     for _ in range(10):
         allocator.round()
-        if not allocator._is_again:  # else it comes at once
+        if not allocator.loop.is_again:  # else it comes at once
             break
     assert [annotations(store, name).get("reason") for name in "ab"] == [None, "DevicesInUse"]

@@ -299,6 +299,20 @@ def test_what_is_not_known_of_kustomize_is_an_error(text: str, what: str, tmp_pa
         manifests.render_folder(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("kind: A\nkind: B\n", "duplicate|twice|already"),
+        ("kind: [A\n", "not valid YAML"),
+        ("a: &a [x]\nb: *c\n", "anchor .c., which does not exist"),
+    ],
+)
+def test_a_file_that_the_yaml_reader_refuses_is_an_error_with_its_place(text: str, what: str, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(ValueError, match=rf"a\.yaml: line \d: .*({what})"):
+        manifests.load_documents(tmp_path / "a.yaml")
+
+
 # -- services of hosts -------------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from devalloc.api import annotations
+from devalloc.api import decode
 from devalloc.install.chart import chart
 from devalloc.install.manifests import WORKER, InstallOptions, render_manifests
 
@@ -126,20 +126,20 @@ def literal(variable: str) -> Any:
 
 
 @pytest.mark.parametrize("place", ["annotations", "labels"])
-def test_the_policy_that_warns_knows_the_names_that_the_code_knows(place: annotations.MetadataField) -> None:
-    by_resource = {resource: list(annotations.key_names(kind, place)) for resource, kind in WARNED.items()}
-    by_users = {resource: list(annotations.key_names(kind, place, by_users=True)) for resource, kind in WARNED.items()}
+def test_the_policy_that_warns_knows_the_names_that_the_code_knows(place: decode.MetadataField) -> None:
+    by_resource = {resource: list(decode.key_names(kind, place)) for resource, kind in WARNED.items()}
+    by_users = {resource: list(decode.key_names(kind, place, by_users=True)) for resource, kind in WARNED.items()}
     assert literal(f"known{place.capitalize()}") == by_resource
     assert literal(f"users{place.capitalize()}") == by_users
 
 
 def test_the_policy_that_warns_knows_the_values_that_the_code_knows() -> None:
-    labels = [each for each in annotations.METADATA_KEYS if each.place == "labels" and each.values]
+    labels = [each for each in decode.METADATA_KEYS if each.place == "labels" and each.values]
     assert literal("values") == {each.name: list(each.values) for each in labels if {*WARNED.values()} & {*each.kinds}}
 
 
 def test_every_kind_with_names_of_its_own_is_looked_at() -> None:
-    kinds = {kind for each in annotations.METADATA_KEYS if each.by_users for kind in each.kinds}
+    kinds = {kind for each in decode.METADATA_KEYS if each.by_users for kind in each.kinds}
     assert kinds <= set(WARNED.values())
     (policy,) = [one for one in policies() if one["metadata"]["name"] == "devalloc-names"]
     rules = policy["spec"]["matchConstraints"]["resourceRules"]
@@ -171,7 +171,7 @@ def test_the_guide_names_all_that_people_write() -> None:
     rows = {cells[1].strip().removesuffix("s"): cells[2:] for cells in (line.split("|") for line in table.splitlines())}
     for kind in WARNED.values():
         for place, cell in zip(("annotations", "labels"), rows.get(kind, ["", ""]), strict=False):
-            for name in annotations.key_names(kind, place, by_users=True):  # type: ignore[arg-type]
+            for name in decode.key_names(kind, place, by_users=True):  # type: ignore[arg-type]
                 assert re.search(rf"`(devalloc\.io/)?{name.partition('/')[2]}[`:]", cell), (kind, name)
 
 

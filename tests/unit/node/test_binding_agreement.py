@@ -14,7 +14,7 @@ from devalloc.device_kinds import ALLOWABLE
 from devalloc.inventory.locate import DeviceGone, DeviceUnknown, locate
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.errors import NodeError
-from devalloc_node.model.names import is_label
+from devalloc_node.model.grant import is_label
 from tests.support import pci_cards
 from tests.support.binding_runner import NODE, BindingRunner
 from tests.support.discovery_view import DiscoveredPools

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from devalloc_node.binding.device_users import current_nodes
+from devalloc_node.binding.checks import current_nodes
 from devalloc_node.binding.registry import step_kinds
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError

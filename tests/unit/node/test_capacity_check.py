@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.machine.capacity_check import CapacityCheck
 from devalloc_node.machine.records import MachineAmounts, MachineRecord, content_of
+from devalloc_node.machine.resources import CapacityCheck
 from devalloc_node.machine.spec import spec_of
 from tests.support.capacity_fakes import host
 from tests.support.machines import virtual_machine

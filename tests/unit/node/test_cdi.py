@@ -10,7 +10,7 @@ import pytest
 from devalloc_node.claims.files import claim_spec, metadata_files
 from devalloc_node.errors import Denied
 from devalloc_node.model.grant import ClaimRef, Grant
-from devalloc_node.model.prepared import PreparedDevice
+from devalloc_node.model.step import PreparedDevice
 
 UID = "a1b2c3d4-0000-4000-8000-000000000001"
 REF = ClaimRef("team-a", "training", UID)

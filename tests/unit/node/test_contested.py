@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from devalloc.inventory.sysfs import Tree
-from devalloc_node.binding.device_users import current_nodes
+from devalloc_node.binding.checks import current_nodes
 from devalloc_node.claims.inventory_facts import inventory_facts
 from devalloc_node.claims.steps import ClaimWork
 from devalloc_node.deadline import Deadline

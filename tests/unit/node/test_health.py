@@ -13,8 +13,7 @@ from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.inventory import DeviceRecords, InventoryConfig, discover
 from devalloc.inventory.sysfs import Tree
 from devalloc.store.sqlite import SQLiteStore
-from devalloc_node.binding.binding import HealthState
-from devalloc_node.binding.config import BindingConfig
+from devalloc_node.binding.binding import BindingConfig, HealthState
 from devalloc_node.binding.registry import Bindings
 from devalloc_node.claims.inventory_facts import backing_devices
 from devalloc_node.errors import Failed
@@ -28,7 +27,7 @@ from devalloc_node.health.watch import (
     devices_to_observe,
 )
 from devalloc_node.model.grant import ClaimRef
-from devalloc_node.model.prepared import Prepared, PreparedDevice
+from devalloc_node.model.step import Prepared, PreparedDevice
 from tests.support import pci_cards
 from tests.support.fake_host import FakeHost, LocalHost
 from tests.support.fake_sysfs import FakeSysfs

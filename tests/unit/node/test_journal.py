@@ -27,8 +27,7 @@ from devalloc_node.journal.schema import SCHEMA
 from devalloc_node.journal.sqlite import QUARANTINED
 from devalloc_node.journal.state_folder import move_aside
 from devalloc_node.model.grant import ClaimRef, Grant, GrantedDevice
-from devalloc_node.model.prepared import Prepared, PreparedDevice
-from devalloc_node.model.step import Step
+from devalloc_node.model.step import Prepared, PreparedDevice, Step
 from tests.support.fake_tree import memory_folder
 
 GRANT = {"kind": "DeviceClaim", "devices": []}

@@ -11,7 +11,7 @@ from devalloc.store import StoreError, StoreLocked
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.errors import Failed
 from devalloc_node.journal import open_journal
-from devalloc_node.journal.backup import backup, restore
+from devalloc_node.journal.sqlite import backup, restore
 from devalloc_node.model.grant import ClaimRef
 
 REF = ClaimRef("default", "train", "uid-1")

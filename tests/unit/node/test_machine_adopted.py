@@ -29,15 +29,14 @@ from devalloc_node.machine import (
     launch,
     lifecycle,
     machine_files,
-    orphans,
     process,
     registry,
     user_ids,
 )
 from devalloc_node.machine.attachment import AttachmentKind
+from devalloc_node.machine.exits import power_down_all
 from devalloc_node.machine.lifecycle import MachineLifecycle
-from devalloc_node.machine.paths import AllowedFolder, MachineConfig
-from devalloc_node.machine.powerdown import power_down_all
+from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
 from devalloc_node.machine.qmp import QmpMonitor
 from devalloc_node.machine.records import (
     MACHINES,
@@ -50,8 +49,7 @@ from devalloc_node.machine.records import (
 )
 from devalloc_node.machine.spec import Disk, EmulatedDevice
 from devalloc_node.model.grant import ClaimRef
-from devalloc_node.model.prepared import Prepared, PreparedDevice
-from devalloc_node.model.step import ForcibleKind
+from devalloc_node.model.step import ForcibleKind, Prepared, PreparedDevice
 from devalloc_node.service import replies
 from tests.support.deadlines import deadline_after, soon
 from tests.support.fake_qmp import Error, FakeQemu
@@ -601,7 +599,7 @@ def test_an_adopted_machine_is_its_process_however_its_uuid_was_written(tmp_path
         assert identity is not None
         manifest = adopting(tmp_path / "qmp").to_manifest()
         record = MachineRecord(manifest, "running", run.lower(), None, identity, adoption.boot_id())
-        assert not orphans.is_other_run(record, identity)
+        assert not registry.is_other_run(record, identity)
         running.kill()
 
 

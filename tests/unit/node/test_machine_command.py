@@ -15,11 +15,11 @@ import pytest
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.machine import launch, paths, preflight, spawn
+from devalloc_node.machine import launch, machine_files, preflight, spawn
 from devalloc_node.machine.command_line import StartContext, qemu_arguments
 from devalloc_node.machine.confinement import CpuGroup, QemuLimits, qemu_limits, seen_by_qemu
 from devalloc_node.machine.launch import LaunchOptions, check, memlock_needed, spawn_words
-from devalloc_node.machine.paths import AllowedFolder, MachineConfig
+from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
 from devalloc_node.machine.process import Process
 from devalloc_node.machine.resources import cpu_limit_of
 from devalloc_node.machine.spec import MIB, AmountBounds, Disk, MachineSpec, Nic, machine_id, spec_of
@@ -270,7 +270,8 @@ def images(tmp_path: Path) -> Path:
 def test_only_files_below_the_allowed_folders_are_used_and_by_their_true_path(images: Path) -> None:
     (images / "link").symlink_to("disk")
     assert (
-        paths.boot_image(str(images / "link"), [AllowedFolder(images, "any")], "default", "kernel") == images / "disk"
+        machine_files.boot_image(str(images / "link"), [AllowedFolder(images, "any")], "default", "kernel")
+        == images / "disk"
     )
 
 
@@ -281,7 +282,7 @@ def test_a_path_that_leads_out_is_refused(images: Path, name: str) -> None:
     (images / "dir").mkdir()
     path = name if name in ("", "relative") else f"{images}/{name}"
     with pytest.raises(Denied) as denied:
-        paths.boot_image(path, [AllowedFolder(images, "any")], "default", "kernel")
+        machine_files.boot_image(path, [AllowedFolder(images, "any")], "default", "kernel")
     assert denied.value.code == "PathNotAllowed"
 
 
@@ -290,10 +291,10 @@ def test_of_what_is_outside_it_is_not_told_whether_it_exists(images: Path) -> No
     (images / "dangling").symlink_to("../nowhere")
     for path in (images / "dangling", images.parent / "nowhere" / "disk", Path("/no/such/kernel")):
         with pytest.raises(Denied) as denied:
-            paths.boot_image(str(path), [AllowedFolder(images, "any")], "default", "kernel")
+            machine_files.boot_image(str(path), [AllowedFolder(images, "any")], "default", "kernel")
         assert (denied.value.code, denied.value.retryable) == ("PathNotAllowed", False)
     with pytest.raises(Denied) as denied:
-        paths.boot_image(str(images / "not-yet"), [AllowedFolder(images, "any")], "default", "kernel")
+        machine_files.boot_image(str(images / "not-yet"), [AllowedFolder(images, "any")], "default", "kernel")
     assert (denied.value.code, denied.value.retryable) == ("PathMissing", True)
 
 
@@ -306,7 +307,7 @@ def test_the_example_adopts_from_a_folder_that_is_not_the_plugins_own() -> None:
 def refused(path: Path, folders: list[AllowedFolder], namespace: str, *, read_only: bool = True) -> str | None:
     """Why a namespace may not use a disk; None: it may."""
     try:
-        paths.disk_image(Disk(str(path), "raw", read_only), folders, namespace)
+        machine_files.disk_image(Disk(str(path), "raw", read_only), folders, namespace)
     except Denied as error:
         return f"{error.code}: {error.message}"
     return None
@@ -371,7 +372,7 @@ def test_a_tap_belongs_to_the_namespace_that_it_is_named_for_or_that_the_admin_s
     interface: str, patterns: tuple[str, ...], namespace: str, may: bool
 ) -> None:
     with pytest.raises(Denied) as denied:
-        paths.checked_tap(interface, patterns, namespace)
+        machine_files.checked_tap(interface, patterns, namespace)
     assert denied.value.code == ("TapMissing" if may else "TapNotAllowed"), "there is no such interface here"
     if not may and namespace:
         assert f"--tap {namespace}:{interface}" in denied.value.message
@@ -387,22 +388,22 @@ def test_cards_of_qemus_own_network_reach_nothing_unless_the_admin_says_so() -> 
 
 def test_without_allowed_folders_nothing_can_be_named(images: Path) -> None:
     with pytest.raises(Denied, match="none") as denied:
-        paths.boot_image(str(images / "disk"), [], "default", "kernel")
+        machine_files.boot_image(str(images / "disk"), [], "default", "kernel")
     assert denied.value.code == "PathNotAllowed"
     sibling = images.parent / "images-of-others"
     sibling.mkdir()
     (sibling / "disk").touch()
     with pytest.raises(Denied):
-        paths.boot_image(str(sibling / "disk"), [AllowedFolder(images, "any")], "default", "kernel")
+        machine_files.boot_image(str(sibling / "disk"), [AllowedFolder(images, "any")], "default", "kernel")
 
 
 def test_only_files_are_kernels_and_only_files_and_block_devices_are_disks(images: Path) -> None:
     os.mkfifo(images / "pipe")
     for path in (images, images / "pipe"):
         with pytest.raises(Denied, match="is not a file"):
-            paths.boot_image(str(path), [AllowedFolder(images, "any")], "default", "kernel")
+            machine_files.boot_image(str(path), [AllowedFolder(images, "any")], "default", "kernel")
         with pytest.raises(Denied, match="neither"):
-            paths.disk_image(Disk(str(path), "raw"), [AllowedFolder(images, "any")], "default")
+            machine_files.disk_image(Disk(str(path), "raw"), [AllowedFolder(images, "any")], "default")
 
 
 def qcow2(backing: int = 0, incompatible: int = 0, version: int = 3) -> bytes:
@@ -426,7 +427,7 @@ def test_a_disk_of_another_format_or_that_names_another_file_is_refused(
 ) -> None:
     (images / "disk").write_bytes(content)
     with pytest.raises(Denied) as denied:
-        paths.disk_image(Disk(str(images / "disk"), format), [AllowedFolder(images, "any")], "default")
+        machine_files.disk_image(Disk(str(images / "disk"), format), [AllowedFolder(images, "any")], "default")
     assert denied.value.code == code
 
 
@@ -434,7 +435,7 @@ def test_an_image_that_stands_alone_is_fine_and_a_raw_one_is_never_looked_into(i
     for content, format in ((qcow2(), "qcow2"), (qcow2(incompatible=1), "qcow2"), (qcow2(backing=112), "raw")):
         (images / "disk").write_bytes(content)
         assert (
-            paths.disk_image(Disk(str(images / "disk"), format), [AllowedFolder(images, "any")], "default")
+            machine_files.disk_image(Disk(str(images / "disk"), format), [AllowedFolder(images, "any")], "default")
             == images / "disk"
         )  # type: ignore[arg-type]
 

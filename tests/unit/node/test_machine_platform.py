@@ -20,10 +20,10 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.journal import open_journal
 from devalloc_node.journal.audit_log import to_file
-from devalloc_node.machine import adoption, attachment, hotplug, launch, lifecycle, orphans
+from devalloc_node.machine import adoption, attachment, hotplug, launch, lifecycle, registry
 from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.lifecycle import MachineLifecycle
-from devalloc_node.machine.paths import AllowedFolder, MachineConfig
+from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
 from devalloc_node.machine.process import process
 from devalloc_node.machine.records import MACHINES, MachineAmounts, MachineRecord, content_of
 from devalloc_node.machine.spec import Disk, EmulatedDevice, machine_id
@@ -519,6 +519,37 @@ def test_a_guest_whose_start_was_cut_off_has_time_to_give_its_devices_addresses(
         assert world.operations.claims.is_in(ref, KEY)
 
 
+def test_a_guest_that_ignores_a_stop_before_its_devices_have_addresses_is_not_taken_to_run(world: World) -> None:
+    with cut_off(world, "running") as (_, qemu):
+        plugged_in(world, qemu)
+        qemu.gives_addresses = False
+        with pytest.raises(Denied) as denied:
+            world.machines.stop(KEY, 0.01, False, due())
+        assert denied.value.code == "GuestRefused"
+        seen = world.operations.machine(KEY)
+        assert (seen.phase, seen.reason) == ("Starting", "StopWanted")
+        assert world.machines.to_restart() == [], "it was to stop"
+        world.machines.settle()
+        assert world.operations.machine(KEY).phase == "Starting"
+        qemu.gives_addresses = True
+        world.machines.settle()
+        seen = world.operations.machine(KEY)
+        assert (seen.phase, seen.reason) == ("Running", "StopWanted")
+
+
+def test_a_guest_that_ends_as_it_was_asked_before_its_start_was_complete_was_stopped(world: World) -> None:
+    with cut_off(world, "running") as (lives, qemu):
+        plugged_in(world, qemu)
+        qemu.gives_addresses = False
+        with pytest.raises(Denied):
+            world.machines.stop(KEY, 0.01, False, due())
+        lives.kill()
+        lives.wait(60)
+        world.machines.settle()
+        seen = world.operations.machine(KEY)
+        assert (seen.phase, seen.reason) == ("Stopped", "StoppedOnRequest")
+
+
 def test_a_guest_whose_start_was_cut_off_is_ended_and_started_again_if_it_gives_no_addresses(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -587,7 +618,7 @@ def test_a_machine_whose_qemu_does_not_answer_may_have_a_guest_and_is_ended_only
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "_QUIT_SECONDS", 0.1)
-    for module in (orphans, lifecycle, attachment):
+    for module in (registry, lifecycle, attachment):
         monkeypatch.setattr(module, "LOOK_SECONDS", 0.2)
     with cut_off(world, "running") as (lives, qemu):
         ref = plugged_in(world, qemu)
@@ -614,7 +645,7 @@ def test_a_machine_without_a_guest_stays_one_though_its_qemu_did_not_answer_as_i
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "_QUIT_SECONDS", 0.1)
-    monkeypatch.setattr(orphans, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(registry, "LOOK_SECONDS", 0.5)
     with cut_off(world, "prelaunch") as (lives, qemu):
         qemu.trouble["query-status"] = "hang"
 
@@ -634,7 +665,7 @@ def test_a_start_that_failed_just_now_is_undone_though_qemu_does_not_answer(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "_QUIT_SECONDS", 0.1)
-    for module in (orphans, lifecycle, attachment):
+    for module in (registry, lifecycle, attachment):
         monkeypatch.setattr(module, "LOOK_SECONDS", 0.2)
     with contextlib.ExitStack() as stack:
 

@@ -15,7 +15,7 @@ from devalloc_node.errors import Denied, NodeError, Unknown
 from devalloc_node.machine import hotplug, memory, pci, vcpu
 from devalloc_node.machine.qmp import Event, QmpMonitor, QmpRefused
 from devalloc_node.machine.spec import memory_text
-from devalloc_node.model.prepared import PreparedDevice
+from devalloc_node.model.step import PreparedDevice
 from tests.support.deadlines import deadline_after, soon
 from tests.support.fake_qmp import FakeQemu
 from tests.support.waiting import until

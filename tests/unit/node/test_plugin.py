@@ -14,7 +14,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
 from devalloc_node.health.watch import HealthSnapshot
 from devalloc_node.model.grant import ClaimRef
-from devalloc_node.model.prepared import Prepared
+from devalloc_node.model.step import Prepared
 from devalloc_node.service.kubelet_sockets import VERSIONS, KubeletSockets, kubelet_paths
 from devalloc_node.settings import KubeletSettings
 from tests.support.kubelet_client import kubelet_client

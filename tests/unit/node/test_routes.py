@@ -7,7 +7,7 @@ import os
 import pytest
 from pyroute2 import IPRoute
 
-from devalloc_node.host.routes import route_to
+from devalloc_node.host.linux import route_to
 from tests.support.private_network import add_tap, private_network
 
 

@@ -24,7 +24,7 @@ from devalloc_node.kube.slices import (
     slices_of_pool,
     text_value,
 )
-from devalloc_node.model.names import is_label, is_subdomain
+from devalloc_node.model.grant import is_label, is_subdomain
 from tests.support import pci_cards
 from tests.support.discovery_view import DiscoveredPools
 from tests.support.fake_sysfs import FakeSysfs

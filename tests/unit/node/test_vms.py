@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from devalloc.api import meta
+from devalloc.api import meta, views
 from devalloc.api.virtual_machine import VirtualMachine, VirtualMachineStatus
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
@@ -28,7 +28,7 @@ from devalloc_node.machine.spec import spec_of
 from devalloc_node.operations.change_feed import DEVICES, ChangeNotifier, machine_change
 from devalloc_node.vms import LoopSettings, VirtualMachineLoop
 from devalloc_node.vms.machine_claims import due_unprepares, unprepare
-from devalloc_node.vms.objects import node_of, permitted_on
+from devalloc_node.vms.objects import permitted_on
 from devalloc_solver import solve_manifests
 from tests.support.fake_tree import memory_folder
 from tests.support.host_pools import host
@@ -537,7 +537,7 @@ class TestChange:
         del placed["spec"]["nodeName"]
         unsettled = {**placed, "metadata": {**placed["metadata"], "annotations": {meta.TRANSACTION: "t"}}}
         held = {**unsettled, "metadata": {**unsettled["metadata"], "finalizers": [meta.NODE_FINALIZER]}}
-        assert [node_of(obj) for obj in (placed, unsettled, held)] == [NODE, None, NODE]
+        assert [views.MachineView(obj).node for obj in (placed, unsettled, held)] == [NODE, None, NODE]
 
     def test_a_claim_that_is_not_allocated_yet_does_not_stop_a_machine_that_runs(self, world: World) -> None:
         world.apply(vm("web"))

@@ -27,7 +27,7 @@ from devalloc_node.agent.actuator import MachineActuator, MachineExecutors, memo
 from devalloc_node.agent.channels import ChangeRefused, ScaledMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.host.routes import Route
+from devalloc_node.host.linux import Route
 from devalloc_node.machine.records import MachineAmounts, MachineView
 from devalloc_node.machine.spec import spec_of
 from devalloc_node.operations.change_feed import ChangeNotifier

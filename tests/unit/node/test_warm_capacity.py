@@ -11,11 +11,10 @@ import pytest
 from devalloc_node.errors import Denied
 from devalloc_node.journal.sqlite import open_journal
 from devalloc_node.machine.lifecycle import MachineLifecycle
-from devalloc_node.machine.paths import MachineConfig
+from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.spec import spec_of
-from devalloc_node.warm.errors import NotEnoughSetups
 from devalloc_node.warm.pool import Pool
-from devalloc_node.warm.setup import WarmConfig
+from devalloc_node.warm.setup import NotEnoughSetups, WarmConfig
 from tests.support.capacity_fakes import host
 from tests.support.deadlines import soon
 from tests.support.machines import virtual_machine

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from devalloc_node.errors import Denied, Failed, NodeError
-from devalloc_node.warm.errors import NotEnoughSetups, SetupNotTaken
 from devalloc_node.warm.pool import Pool
 from devalloc_node.warm.records import SetupRecord, SetupRecords
-from devalloc_node.warm.setup import Setup, WarmConfig
+from devalloc_node.warm.setup import NotEnoughSetups, Setup, SetupNotTaken, WarmConfig
 from tests.support.deadlines import soon
 from tests.support.toy_setups import BOOT, ToyPart, host, opened
 

@@ -10,11 +10,9 @@ import pytest
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
 from devalloc_node.machine.spec import CPU, HOST_SANDBOX, AmountBounds, MachineSpec, Nic, NoSandboxes
-from devalloc_node.warm.errors import NotEnoughSetups
-from devalloc_node.warm.pool import Pool
+from devalloc_node.warm.pool import Pool, WarmSandboxes
 from devalloc_node.warm.records import SetupRecord
-from devalloc_node.warm.sandboxes import WarmSandboxes
-from devalloc_node.warm.setup import Setup, WarmConfig
+from devalloc_node.warm.setup import NotEnoughSetups, Setup, WarmConfig
 from tests.support.deadlines import soon
 from tests.support.toy_setups import BOOT, ToyPart, host, opened
 

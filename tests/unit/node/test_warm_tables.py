@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 
 from devalloc.inventory.capacity.cpus import format_cpu_list
 from devalloc_node.errors import Denied
-from devalloc_node.warm.cpu_pinning import choose_cpus
-from devalloc_node.warm.errors import NotEnoughSetups
 from devalloc_node.warm.replicas import image_name, number, replica_request
-from devalloc_node.warm.setup import check_identifier, is_identifier, new_identifier
+from devalloc_node.warm.setup import NotEnoughSetups, check_identifier, choose_cpus, is_identifier, new_identifier
 from tests.support.toy_setups import host
 
 CASES: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "warm_cases.yaml").read_text())

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from devalloc.store import Unavailable, disk_reserve
+from devalloc.store import Unavailable, database
 from devalloc.store.errors import is_disk_full
 from devalloc.store.paths import wal_path
 from devalloc.store.sql_statements import SqlStatements
@@ -88,7 +88,7 @@ def test_an_object_that_is_being_deleted_grows_by_a_few_words_a_write(
 ) -> None:
     store.create(claim("old", finalizers=["example.com/hold"]))
     old = store.delete("DeviceClaim", "default", "old")
-    os.truncate(disk_reserve.reserve_path(store.path), disk_reserve.RESERVE_BYTES // 2)
+    os.truncate(database.reserve_path(store.path), database.RESERVE_BYTES // 2)
     with nothing_allocated(monkeypatch, code):
         with pytest.raises(Unavailable, match="no space left"):
             store.replace_status({**old, "status": {"message": "x" * 5000}})

@@ -10,8 +10,8 @@ import pytest
 
 from devalloc.api.meta import LEADER
 from devalloc.store import Change, Conflict, Fence, FenceBroken, Key, Object, StoreError, UnknownOutcome
+from devalloc.store.fencing import UncertainWrites
 from devalloc.store.kubernetes import ApiError, KubernetesStore, object_writer
-from devalloc.store.kubernetes.object_writer import UncertainWrites
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.permit_bench import KIND, machine
 

@@ -15,11 +15,9 @@ from typing import Any
 
 from devalloc.api.reasons import STILL_SEARCHING, Reason
 from devalloc.controller.leader.election import ClusterStore
-from devalloc.controller.leader.fencing import FencingInterrupted, fence_objects
-from devalloc.controller.reconcile.decision import WriteUnit
+from devalloc.controller.reconcile.decision import WriteUnit, redact
 from devalloc.controller.reconcile.events import NORMAL, WARNING, ObjectEvent, object_event
-from devalloc.controller.reconcile.loop import AllocatorSettings, ReconcileLoop, Renewal, commit_units
-from devalloc.controller.reconcile.redaction import redact
+from devalloc.controller.reconcile.loop import AllocatorSettings, ReconcileLoop
 from devalloc.controller.reconcile.resource_claims.cluster_state import (
     KIND,
     WATCHED_KINDS,
@@ -35,12 +33,11 @@ from devalloc.controller.reconcile.resource_claims.pending import (
     is_for_devalloc,
     key_of,
 )
-from devalloc.controller.reconcile.searches import BackgroundSearches, search_with_new_fleet
-from devalloc.controller.reconcile.snapshot import Snapshot, SnapshotReader
+from devalloc.controller.reconcile.snapshot import Snapshot
 from devalloc.controller.reconcile.warm_solver import IncrementalResourceSolver
-from devalloc.controller.reconcile.write_backoff import WriteBackoff
 from devalloc.store import Change, Fence
 from devalloc.store import Key as ObjectKey
+from devalloc.store.fencing import FencingInterrupted, fence_objects
 
 Object = dict[str, Any]
 
@@ -122,18 +119,13 @@ class ResourceClaimAllocator:
         self._progress = progress
         self._gave = gave
         self._clock = clock
-        self._reading = SnapshotReader(store, WATCHED_KINDS)
         self._cluster = ClusterState()
-        self._refusals = WriteBackoff(clock)
-        self.searches = BackgroundSearches(search_with_new_fleet(self._settings.placement), clock)
-        self._solver = IncrementalResourceSolver(self._settings.placement, clock, self.searches)
-        self.loop = ReconcileLoop("could not answer the ResourceClaims", store, self._settings, self.searches, clock)
+        self.loop = ReconcileLoop("could not answer the ResourceClaims", store, self._settings, WATCHED_KINDS, clock)
+        self._solver = IncrementalResourceSolver(self._settings.placement, clock, self.loop.searches)
         self._notes: dict[str, _ClaimNotes] = {}
         self._last_requests: list[SolverRequest] = []
         self._version = ""
         """Of the last round; empty before the first one."""
-        self._is_again = False
-        """Another round is due at once."""
         self._is_incomplete = False
         """The last round wrote less than it decided, because objects changed meanwhile."""
 
@@ -143,12 +135,12 @@ class ResourceClaimAllocator:
         def act() -> None:
             if self._take_over(stop):
                 self.round()
+                self.loop.is_again |= self._solver.is_again
 
-        with self.searches.in_thread():
-            self.loop.run(stop, act, lambda: self._wait(stop))
+        self.loop.run(stop, act, lambda: self._wait(stop))
 
     def _take_over(self, stop: threading.Event) -> bool:
-        """Once: until what the leader before still sends is refused (``devalloc.controller.leader.fencing``). Raises
+        """Once: until what the leader before still sends is refused (``devalloc.store.fencing``). Raises
         StoreError."""
         if not self._version:
             self._store.list(KIND)
@@ -162,12 +154,12 @@ class ResourceClaimAllocator:
     def round(self) -> None:
         """Answer all claims that pods wait for, once, if something has changed since the last time."""
         last_requests, self._last_requests = self._last_requests, []
-        snapshot = self._reading.look()
-        self._version, self._is_again = snapshot.version, False
+        snapshot = self.loop.reading.look()
+        self._version, self.loop.is_again = snapshot.version, False
         self._cluster.look(snapshot.objects.values())
         claims, wants, now = self._cluster.claims, self._cluster.wants(), self._clock()
         self._note(claims, wants, now)
-        refused = self._refusals.look(obj for obj in snapshot.objects.values() if obj["kind"] in _COPIED_KINDS)
+        refused = self.loop.refusals.look(obj for obj in snapshot.objects.values() if obj["kind"] in _COPIED_KINDS)
         wants = [want for want in wants if not any(_object_key(key) in refused for key in want.claims)]
         avoided = {
             key: frozenset(node for node, until in self._of(claims[key]).avoided.items() if until > now)
@@ -217,18 +209,14 @@ class ResourceClaimAllocator:
         """Write the decisions, and report what became of them; the claims that got devices."""
         claims = self._cluster.claims
 
-        def renew(planned: Sequence[WriteUnit]) -> Renewal | None:
+        def standing(planned: Sequence[WriteUnit], now: Snapshot) -> Sequence[WriteUnit] | None:
             """What pods and nodes write on claims does not matter, as long as allocations of dedicated pools stay."""
-            now = self._reading.look()
-            same = _allocations(snapshot) == _allocations(now)
-            return (planned, Fence(now.version, statuses=frozenset({KIND}))) if same else None
+            return planned if _allocations(snapshot) == _allocations(now) else None
 
-        units = [unit for each in decisions for unit in each.units if not self._refusals.is_backed_off(unit)]
-        fence = Fence(snapshot.version, statuses=frozenset({KIND}))
-        report = commit_units(self._store, units, fence, self._refusals, renew) if units else None
-        written = report.written if report is not None else {}
-        rejected = {key: why for unit, why in report.rejected for key in unit.keys} if report is not None else {}
-        self._is_again = report is not None and report.is_again
+        units = [unit for each in decisions for unit in each.units if not self.loop.refusals.is_backed_off(unit)]
+        report = self.loop.commit(units, Fence(snapshot.version, statuses=frozenset({KIND})), standing)
+        written = report.written
+        rejected = {key: why for unit, why in report.rejected for key in unit.keys}
         self._is_incomplete = not all(unit.keys <= written.keys() | rejected.keys() for unit in units)
         happened: list[ObjectEvent] = []
         granted: list[ObjectKey] = []
@@ -273,12 +261,9 @@ class ResourceClaimAllocator:
 
     def _wait(self, stop: threading.Event) -> None:
         """Until something has changed, or a time is over for which a claim waits."""
-        if self._solver.is_again or self._is_again:
-            stop.wait(self._settings.batch)
-            return
         now = self._clock()
         ends = [end + 0.1 for each in self._notes.values() for end in each.avoided.values() if end > now]
-        self.loop.wait_for_change(WATCHED_KINDS, self._version, min([now + self._settings.resync, *ends]), stop)
+        self.loop.wait_for_change(self._version, min([now + self._settings.resync, *ends]), stop)
 
 
 def _decide(

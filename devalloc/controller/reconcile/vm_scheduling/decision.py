@@ -8,8 +8,8 @@ from typing import Any
 
 from devalloc.api.cordon import is_node, pool_node
 from devalloc.api.machine_reservation import FITS
-from devalloc.api.reasons import STILL_SEARCHING, is_transient_reason
-from devalloc.controller.reconcile.claims import ClaimKey
+from devalloc.api.reasons import STILL_SEARCHING, Reason, is_transient_reason
+from devalloc.api.views import ClaimKey, MachineView
 from devalloc.controller.reconcile.decision import WriteUnit
 from devalloc.controller.reconcile.vm_scheduling import machines
 from devalloc.controller.reconcile.vm_scheduling.messages import MachineMessages
@@ -20,7 +20,6 @@ PLACED = "Placed"
 """Condition of a machine: whether a node was chosen that keeps for it what it needs. Where it is False, why."""
 SERVED = "Served"
 """Condition of a machine: False while no plugin on its node runs machines. It is not there otherwise."""
-NODE_NOT_FOUND, NODE_NOT_SERVED = "NodeNotFound", "NodeNotServed"
 _LABEL = "devalloc.io/publish"
 _PUBLISH_VALUES = ("pools", "host")
 """Values of the label with which a node has a plugin that runs machines."""
@@ -109,7 +108,7 @@ def node_service_units(documents: Collection[Object], taken: Collection[Key], no
         before = condition_of(machine, SERVED)
         if why is not None:
             reason, message = why
-            holder = machines.holding_node(machine)
+            holder = MachineView(machine).holder
             speaks = holder is None and condition_of(machine, PLACED).get("status") != "False"
             units += condition_units(
                 machine, reason, message + (_HELD_ADVICE if holder else ""), now, SERVED, speaks=speaks
@@ -121,11 +120,14 @@ def node_service_units(documents: Collection[Object], taken: Collection[Key], no
 
 def _not_served_reason(name: str, nodes: Mapping[str, Any], publishing: Iterable[str | None]) -> tuple[str, str] | None:
     if name not in nodes:
-        return NODE_NOT_FOUND, f"there is no Node {name} in this cluster"
+        return Reason.NODE_NOT_FOUND.value, f"there is no Node {name} in this cluster"
     label = (nodes[name]["metadata"].get("labels") or {}).get(_LABEL)
     if label == "none" or (label not in _PUBLISH_VALUES and name not in publishing):
         problem = f"is labelled {_LABEL}={label}" if label else "publishes no DevicePools"
-        return NODE_NOT_SERVED, f"node {name} {problem}, so no plugin there runs machines; to run one: {_ADVICE}"
+        return (
+            Reason.NODE_NOT_SERVED.value,
+            f"node {name} {problem}, so no plugin there runs machines; to run one: {_ADVICE}",
+        )
     return None
 
 
@@ -145,12 +147,12 @@ def _reserve_change(
     machine: Object, node: str, entries: Sequence[Any], pools: Mapping[str, Object], now: str
 ) -> Change:
     """``entries`` of a node are kept for the machine."""
-    status = {name: value for name, value in machines.status_of(machine).items() if name not in _RESERVATION_FIELDS}
+    status = {name: value for name, value in MachineView(machine).status.items() if name not in _RESERVATION_FIELDS}
     status |= {"phase": status.get("phase", "Pending"), "nodeName": node, "allocations": [*entries]}
-    if machines.spec_of(machine).get("numaPolicy") == machines.SINGLE_NUMA:
+    if MachineView(machine).spec.get("numaPolicy") == machines.SINGLE_NUMA:
         compute = [entry for entry in entries if entry.get("allocations")]
         status |= {} if (numa := machines.single_numa(compute, pools)) is None else {"numaNode": numa}
-    if machines.holding_node(machine) is None:  # no one else wrote anything: the controller takes it back
+    if MachineView(machine).holder is None:  # no one else wrote anything: the controller takes it back
         status = {name: value for name, value in status.items() if name not in ("reason", "message")}
     status["conditions"] = _with_condition(machine, PLACED, "True", "Placed", f"on node {node}", now)
     return _status_change(machine, status)
@@ -161,9 +163,9 @@ def condition_units(
 ) -> list[WriteUnit]:
     """Why it is not placed, or not with more, or not served; nothing where it says so already. ``speaks``: this is the
     reason of the machine as well, unless a node has it, which says how it is."""
-    before = machines.status_of(machine)
+    before = MachineView(machine).status
     status = {**before, "conditions": _with_condition(machine, condition, "False", reason, message[:4096], now)}
-    if speaks and machines.holding_node(machine) is None:
+    if speaks and MachineView(machine).holder is None:
         status |= {"phase": "Pending", "reason": reason, "message": message[:4096]}
     return (
         []
@@ -174,14 +176,14 @@ def condition_units(
 
 def condition_of(machine: Object, name: str) -> Mapping[str, Any]:
     """Its condition of that type; empty where there is none that can be read."""
-    listed = machines.status_of(machine).get("conditions")
+    listed = MachineView(machine).status.get("conditions")
     conditions = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
     return next((one for one in conditions if one.get("type") == name), {})
 
 
 def _remove_condition_change(machine: Object, name: str) -> Change:
     """Its status without a condition, and without the reason that it was."""
-    before, gone = machines.status_of(machine), condition_of(machine, name)
+    before, gone = MachineView(machine).status, condition_of(machine, name)
     left = [one for one in before["conditions"] if one != gone]
     status = {key: value for key, value in before.items() if key != "conditions"} | (
         {"conditions": left} if left else {}
@@ -192,7 +194,7 @@ def _remove_condition_change(machine: Object, name: str) -> Change:
 
 
 def _free_change(machine: Object) -> Change:
-    status = {name: value for name, value in machines.status_of(machine).items() if name not in _RESERVATION_FIELDS}
+    status = {name: value for name, value in MachineView(machine).status.items() if name not in _RESERVATION_FIELDS}
     return _status_change(
         machine, {name: value for name, value in status.items() if name not in ("nodeName", "conditions")}
     )
@@ -201,7 +203,7 @@ def _free_change(machine: Object) -> Change:
 def _with_condition(machine: Object, name: str, value: str, reason: str, message: str, now: str) -> list[Any]:
     """With this one, which keeps its place: otherwise two that are False would swap places in every round.
     A machine that is placed fits, unless this condition says otherwise."""
-    listed = machines.status_of(machine).get("conditions")
+    listed = MachineView(machine).status.get("conditions")
     conditions = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
     before: Mapping[str, Any] = next((one for one in conditions if one.get("type") == name), {})
     since = before.get("lastTransitionTime", now) if before.get("status") == value else now

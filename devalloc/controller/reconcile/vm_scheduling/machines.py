@@ -13,9 +13,8 @@ from devalloc.api.decode import decode
 from devalloc.api.machine_reservation import missing_amounts, parse_nano, required_amounts, reserved_entries, sum_nano
 from devalloc.api.quantity import Quantity
 from devalloc.api.reasons import Reason
-from devalloc.api.views import MachineView
+from devalloc.api.views import ClaimKey, ClaimView, MachineView, ObjectView
 from devalloc.api.virtual_machine import VirtualMachine
-from devalloc.controller.reconcile.claims import ClaimKey, allocation_entries, is_deleting, is_prepared, wants_release
 from devalloc.store import Object
 
 KIND = "VirtualMachine"
@@ -34,52 +33,31 @@ _AMOUNT_FIELDS = ("permitted", "applied", "observed")
 def virtual_machines_in(documents: Iterable[Object]) -> list[Object]:
     """The VirtualMachines, in the order in which they are placed."""
     machines = [doc for doc in documents if doc.get("kind") == KIND and doc.get("apiVersion") == meta.DEVALLOC]
-    return sorted(machines, key=lambda doc: (str(doc["metadata"].get("creationTimestamp") or "~"), machine_key(doc)))
-
-
-def machine_key(machine: Object) -> MachineKey:
-    """(namespace, name)"""
-    return MachineView(machine).key
-
-
-def status_of(machine: Object) -> Mapping[str, Any]:
-    """Its status; empty where it has none that can be read."""
-    return MachineView(machine).status
-
-
-def spec_of(machine: Object) -> Mapping[str, Any]:
-    """Its spec; empty where it has none that can be read."""
-    return MachineView(machine).spec
-
-
-def holding_node(machine: Object) -> str | None:
-    """The node that has something of it; None where none does. Where its name was taken off, that of the spec."""
-    return MachineView(machine).holder
-
-
-def claim_names(machine: Object) -> list[str]:
-    """What its spec says, also where the rest of it makes no sense."""
-    return MachineView(machine).claim_names
+    return sorted(
+        machines, key=lambda doc: (str(doc["metadata"].get("creationTimestamp") or "~"), MachineView(doc).key)
+    )
 
 
 def claims_of(machine: Object) -> list[ClaimKey]:
     """Namespace and name of each claim that its spec names."""
-    namespace = machine_key(machine)[0]
-    return [(namespace, name) for name in claim_names(machine)]
+    namespace = MachineView(machine).key[0]
+    return [(namespace, name) for name in MachineView(machine).claim_names]
 
 
 def is_running(machine: Object) -> bool:
     """Whether its node says that it does, or may; or it is to be adopted, and so runs before its node has it."""
-    spec, phase = spec_of(machine), status_of(machine).get("phase")
-    if holding_node(machine) is not None and phase in _RUNNING_PHASES:
+    view = MachineView(machine)
+    spec, phase = view.spec, view.status.get("phase")
+    if view.holder is not None and phase in _RUNNING_PHASES:
         return True
     is_adopted = spec.get("adopt") is not None and spec.get("running") is not False
-    return is_adopted and phase not in ("Stopped", "Failed") and not is_deleting(machine)
+    return is_adopted and phase not in ("Stopped", "Failed") and not view.is_deleting
 
 
 def running_node(machine: Object) -> str:
     """The node that a running machine is on."""
-    return holding_node(machine) or str(spec_of(machine).get("nodeName") or status_of(machine).get("nodeName") or "")
+    view = MachineView(machine)
+    return view.holder or str(view.spec.get("nodeName") or view.status.get("nodeName") or "")
 
 
 def has_ended(machine: VirtualMachine) -> bool:
@@ -94,7 +72,9 @@ def counted_entries(machine: Object) -> list[Any]:
     """The entries that a placed machine counts for: what is kept for it, or what it is permitted or was seen to have
     where that is more (T25)."""
     entries = [{**entry, "allocations": [*entry.get("allocations", ())]} for entry in reserved_entries(machine)]
-    reported = [section for name in _AMOUNT_FIELDS if isinstance(section := status_of(machine).get(name), dict)]
+    reported = [
+        section for name in _AMOUNT_FIELDS if isinstance(section := MachineView(machine).status.get(name), dict)
+    ]
     reported += [previous for permit in reported if isinstance(previous := permit.get("kept"), dict)]
     for resource, name in _AMOUNTS.items():
         more = max((parse_nano(amounts.get(name)) for amounts in reported), default=0) - sum_nano(entries, resource)
@@ -234,11 +214,11 @@ class _MachineSorter:
         taken: dict[tuple[str, str, str], int] = {}
         for doc in docs:
             if entries := self._held(doc):
-                self.placed[machine_key(doc)] = doc, entries
+                self.placed[MachineView(doc).key] = doc, entries
                 for place, nano in sum_entries(entries).items():
                     taken[place] = taken.get(place, 0) + nano
         for doc in docs:
-            key = machine_key(doc)
+            key = MachineView(doc).key
             if key not in self.placed:
                 self._sort(key, doc, taken)
         for key, (doc, _) in self.placed.items():
@@ -265,11 +245,12 @@ class _MachineSorter:
 
     def _held(self, doc: Object) -> list[Any]:
         """What a placed machine counts for, on a node that still says what it has."""
-        key, holder = machine_key(doc), holding_node(doc)
-        spec, status = spec_of(doc), status_of(doc)
+        view = MachineView(doc)
+        key, holder = view.key, view.holder
+        spec, status = view.spec, view.status
         if not reserved_entries(doc) or status["nodeName"] not in self.hosts:
             return []
-        if holder is None and not is_deleting(doc):
+        if holder is None and not ObjectView(doc).is_deleting:
             if spec.get("running") is False or self._has_outgrown(doc):
                 self.freed.add(key)
             if spec.get("nodeName") not in (None, status["nodeName"]):
@@ -285,12 +266,12 @@ class _MachineSorter:
         """What becomes of a machine that nothing is kept for."""
         decoded = decode(doc)
         machine = decoded.object if isinstance(decoded.object, VirtualMachine) else None
-        holder = holding_node(doc)
+        holder = MachineView(doc).holder
         if machine is None:
-            if spec_of(doc).get("nodeName") not in (None, *self.hosts):
+            if MachineView(doc).spec.get("nodeName") not in (None, *self.hosts):
                 return
             problem = next((problem for problem in decoded.problems if problem.is_error), None)
-            self.waiting[key] = "MachineInvalid", str(problem or "it cannot be read")
+            self.waiting[key] = Reason.MACHINE_INVALID.value, str(problem or "it cannot be read")
         elif is_running(doc):
             if (node := running_node(doc)) in self.hosts:
                 entries = entries_of_running(machine, self.hosts[node], taken)
@@ -298,11 +279,11 @@ class _MachineSorter:
                 self.placed[key] = doc, entries
                 for place, nano in sum_entries(entries).items():
                     taken[place] = taken.get(place, 0) + nano
-        elif is_deleting(doc) or not machine.spec.running or has_ended(machine):
+        elif ObjectView(doc).is_deleting or not machine.spec.running or has_ended(machine):
             return
         elif machine.node is None and not self.hosts:
             self.waiting[key] = (
-                "NoHostCapacity",
+                Reason.NO_HOST_CAPACITY.value,
                 "no node has published its capacity for machines: run its plugin or `devalloc up` with "
                 "--host-capacity, or name the node in spec.nodeName",
             )
@@ -316,25 +297,25 @@ class _MachineSorter:
         for claim in claims_of(doc):
             name, claim_doc = "/".join(claim), self.claims.get(claim)
             if claim_doc is None:
-                return "ClaimNotFound", f"claim {name} does not exist"
-            if allocation_entries(claim_doc):
-                if wants_release(claim_doc):
-                    return "ClaimReleased", f"claim {name} is being released"
-            elif is_deleting(claim_doc):
-                return "ClaimBeingDeleted", f"claim {name} is being deleted"
-            elif is_prepared(claim_doc):
+                return Reason.CLAIM_NOT_FOUND.value, f"claim {name} does not exist"
+            if ClaimView(claim_doc).entries:
+                if ClaimView(claim_doc).wants_release:
+                    return Reason.CLAIM_RELEASED.value, f"claim {name} is being released"
+            elif ObjectView(claim_doc).is_deleting:
+                return Reason.CLAIM_BEING_DELETED.value, f"claim {name} is being deleted"
+            elif ClaimView(claim_doc).is_held:
                 return (
                     Reason.STILL_PREPARED.value,
                     f"the node of claim {name} has not released what the claim held before",
                 )
             elif (owner := self.owners.get(claim, key)) != key:
-                return "ClaimNotAllocated", f"claim {name} is placed with machine {'/'.join(owner)} first"
+                return Reason.CLAIM_NOT_ALLOCATED.value, f"claim {name} is placed with machine {'/'.join(owner)} first"
         return None
 
     def _own(self, key: MachineKey, doc: Object) -> None:
         for claim in claims_of(doc):
             if claim in self.claims:
                 self.owners.setdefault(claim, key)
-        policy = spec_of(doc).get("numaPolicy")
+        policy = MachineView(doc).spec.get("numaPolicy")
         if policy == SINGLE_NUMA:
             self.agree.add(key)

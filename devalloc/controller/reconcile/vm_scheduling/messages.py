@@ -14,8 +14,8 @@ from devalloc.api.decode import decode
 from devalloc.api.machine_reservation import missing_amounts, parse_nano, required_amounts
 from devalloc.api.quantity import Format, Quantity
 from devalloc.api.reasons import Reason
+from devalloc.api.views import ClaimKey, ClaimView, ObjectView
 from devalloc.api.virtual_machine import VirtualMachine
-from devalloc.controller.reconcile.claims import ClaimKey, allocation_entries, annotation_of, claim_key
 from devalloc.controller.reconcile.vm_scheduling import machines
 from devalloc.controller.reconcile.vm_scheduling.solver_input import SchedulingInput
 
@@ -113,10 +113,10 @@ class MachineMessages:
         holdings: dict[ClaimKey, Sequence[Any]] = {}
         for doc in self._placing.documents:
             if doc.get("kind") == "DeviceClaim":
-                key = claim_key(doc)
-                if (node := annotation_of(doc, meta.NODE)) is not None:
+                key = ClaimView(doc).key
+                if (node := ObjectView(doc).annotation(meta.NODE)) is not None:
                     self._pins[key] = node
-                holdings[key] = allocation_entries(doc)
+                holdings[key] = ClaimView(doc).entries
         return holdings | {
             (one["namespace"], one["name"]): one["allocations"] for one in self._claims if one["allocated"]
         }

@@ -20,8 +20,8 @@ from devalloc.api.machine_reservation import (
     sum_nano,
 )
 from devalloc.api.quantity import Format, Quantity
+from devalloc.api.views import ClaimKey, MachineView
 from devalloc.api.virtual_machine import VirtualMachineSpec
-from devalloc.controller.reconcile.claims import ClaimKey
 from devalloc.controller.reconcile.vm_scheduling import machines
 from devalloc.store import Object
 
@@ -51,14 +51,14 @@ def resized_entries(machine: Object, spec: VirtualMachineSpec, counted: Sequence
     if _nano_by_device(target) == _nano_by_device(current):
         return current if has_shortage_condition(machine) else None
     # Between taking a machine and saying what it begins it with, a node goes by what was kept when it looked.
-    applied = machines.status_of(machine).get("applied")
+    applied = MachineView(machine).status.get("applied")
     is_known = isinstance(applied, dict) and applied.keys() >= {"cpus", "memory"}
-    return target if machines.holding_node(machine) is None or is_known else None
+    return target if MachineView(machine).holder is None or is_known else None
 
 
 def has_shortage_condition(machine: Object) -> bool:
     """Whether its status says that it lacks something."""
-    listed = machines.status_of(machine).get("conditions")
+    listed = MachineView(machine).status.get("conditions")
     return isinstance(listed, list) and any(isinstance(one, dict) and one.get("type") == FITS for one in listed)
 
 
@@ -85,7 +85,7 @@ def merge_entries(entries: Iterable[Any], more: Iterable[Any]) -> list[Any]:
 
 def required_numa(machine: Object, entries: Sequence[Any], pools: Mapping[str, Object]) -> int | None:
     """The NUMA node that whatever else is kept for it must be on, too; None where any will do."""
-    spec = machines.spec_of(machine)
+    spec = MachineView(machine).spec
     start = spec.get("start")
     if isinstance(start, dict) and isinstance(start.get("numaNode"), int):
         return int(start["numaNode"])

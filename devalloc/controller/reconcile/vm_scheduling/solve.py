@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from devalloc.api.machine_reservation import reserved_entries
 from devalloc.api.reasons import Reason
-from devalloc.controller.reconcile.vm_scheduling import machines
+from devalloc.api.views import MachineView
 from devalloc.controller.reconcile.vm_scheduling.messages import MachineMessages, with_machine_names
 from devalloc.controller.reconcile.vm_scheduling.resize import MachineGrowth
 from devalloc.controller.reconcile.vm_scheduling.solver_input import SchedulingInput, scheduling_input
@@ -63,7 +63,7 @@ def _with_machine_names(answer: SolverAnswer, placing: SchedulingInput) -> Solve
             machine_answers.append(_growth_answer(key, more, claims[more.part], words))
         elif key in placing.running or reserved_entries(machine):
             entries = placing.running.get(key) or reserved_entries(machine)
-            machine_answers.append(_entry(key, True, machines.status_of(machine).get("nodeName"), entries, None, None))
+            machine_answers.append(_entry(key, True, MachineView(machine).status.get("nodeName"), entries, None, None))
     problems = [{**one, "message": with_machine_names(one["message"], placing)} for one in answer["problems"]]
     return {**answer, "claims": own, "machines": machine_answers, "problems": problems}
 
@@ -72,7 +72,7 @@ def _growth_answer(
     key: tuple[str, str], growth: MachineGrowth, more: SolverAnswer, words: MachineMessages
 ) -> SolverAnswer:
     """Of a machine that is placed and is to have more; the reason is why it does not get it."""
-    node = machines.status_of(growth.machine).get("nodeName")
+    node = MachineView(growth.machine).status.get("nodeName")
     if more["allocated"]:
         return _entry(key, True, node, growth.grown_entries(more["allocations"]), None, None)
     reason, message, details = words.why(key, more)

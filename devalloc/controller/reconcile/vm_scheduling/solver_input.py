@@ -16,17 +16,10 @@ from devalloc.api import host_pool_names, meta
 from devalloc.api.claim import MAX_NAME
 from devalloc.api.decode import decode
 from devalloc.api.machine_reservation import missing_amounts, required_amounts
+from devalloc.api.reasons import Reason
+from devalloc.api.views import ClaimKey, ClaimView, MachineView, ObjectView, device_claims_in
 from devalloc.api.virtual_machine import VirtualMachine
-from devalloc.controller.reconcile.claims import (
-    ClaimKey,
-    DisjointSets,
-    allocation_entries,
-    annotation_of,
-    claim_key,
-    device_claims_in,
-    group_of,
-    is_deleting,
-)
+from devalloc.controller.reconcile.claims import DisjointSets
 from devalloc.controller.reconcile.snapshot import Memo
 from devalloc.controller.reconcile.vm_scheduling import machines, resize
 from devalloc.controller.reconcile.vm_scheduling.machines import MachineKey, machine_states
@@ -93,7 +86,7 @@ def scheduling_input(documents: Sequence[Object], memo: Memo | None = None) -> S
     machine_docs, memo = machines.virtual_machines_in(documents), memo or Memo()
     named = (doc for doc in documents if host_pool_names.node_of_host_pool(doc) is not None)
     pools = [doc for doc in named if memo.of("readable", doc, partial(_is_readable, doc))]
-    if not machine_docs or (not pools and all(machines.spec_of(doc).get("nodeName") for doc in machine_docs)):
+    if not machine_docs or (not pools and all(MachineView(doc).spec.get("nodeName") for doc in machine_docs)):
         return SchedulingInput(documents)
     return _InputBuilder(documents, machine_docs, pools).written()
 
@@ -110,7 +103,7 @@ class _InputBuilder:
         self.machine_docs = machine_docs
         self.hosts = {node: pool for pool in pools if (node := host_pool_names.node_of_host_pool(pool)) is not None}
         self.pools = {pool["metadata"]["name"]: pool for pool in self.hosts.values()}
-        self.claims = {claim_key(doc): doc for doc in device_claims_in(documents)}
+        self.claims = {ClaimView(doc).key: doc for doc in device_claims_in(documents)}
         self.standing = machine_states(machine_docs, self.hosts, self.claims)
         self.extra: list[Object] = []
         """claims that stand for machines"""
@@ -131,7 +124,7 @@ class _InputBuilder:
             if label is not None and claim not in kept_back:
                 agree = standing.owners.get(claim) in standing.agree
                 changed[claim] = _with_group(doc, label, agree=agree)
-                if not allocation_entries(doc):
+                if not ClaimView(doc).entries:
                     members.setdefault((claim[0], label), set()).add(claim)
         wishes = {}
         for key, (doc, entries) in standing.placed.items():
@@ -145,9 +138,9 @@ class _InputBuilder:
                 continue
             wishes[key] = self._ask(key, doc, machine, label)
         rest = [
-            changed.get(claim_key(doc), doc) if doc.get("kind") == "DeviceClaim" else doc
+            changed.get(ClaimView(doc).key, doc) if doc.get("kind") == "DeviceClaim" else doc
             for doc in self.documents
-            if not _is_class(doc) and not (doc.get("kind") == "DeviceClaim" and claim_key(doc) in kept_back)
+            if not _is_class(doc) and not (doc.get("kind") == "DeviceClaim" and ClaimView(doc).key in kept_back)
         ]
         return SchedulingInput(
             documents=[*rest, _HOST_CLASS, *self.extra],
@@ -162,7 +155,7 @@ class _InputBuilder:
             kept_back=frozenset(kept_back),
             names=self.names,
             pools=self.pools,
-            objects={machines.machine_key(doc): doc for doc in self.machine_docs},
+            objects={MachineView(doc).key: doc for doc in self.machine_docs},
         )
 
     def _labels(self) -> dict[tuple[str, str, str], str]:
@@ -174,7 +167,7 @@ class _InputBuilder:
         for claim, owner in self.standing.owners.items():
             joined.join(("machine", *owner), ("claim", *claim))
         for claim, doc in self.claims.items():
-            if (group := group_of(doc)) is not None:
+            if (group := ClaimView(doc).group) is not None:
                 joined.join(("group", claim[0], group), ("claim", *claim))
         labels: dict[tuple[str, str, str], str] = {}
         for members in sorted(map(sorted, joined.sets())):
@@ -190,20 +183,20 @@ class _InputBuilder:
         waiting = {
             claim
             for claim in self.standing.unowned
-            if claim in self.claims and not allocation_entries(self.claims[claim])
+            if claim in self.claims and not ClaimView(self.claims[claim]).entries
         }
-        groups = {(claim[0], group) for claim in waiting if (group := group_of(self.claims[claim])) is not None}
+        groups = {(claim[0], group) for claim in waiting if (group := ClaimView(self.claims[claim]).group) is not None}
         for claim, doc in self.claims.items():
-            if not allocation_entries(doc) and (claim[0], group_of(doc)) in groups:
+            if not ClaimView(doc).entries and (claim[0], ClaimView(doc).group) in groups:
                 waiting.add(claim)
                 if (label := labels.get(("claim", *claim))) is not None:
                     message = f"claim {'/'.join(claim)} is in a group with a claim whose machine waits"
-                    self.blocked[claim[0], label] = "ClaimNotAllocated", message
+                    self.blocked[claim[0], label] = Reason.CLAIM_NOT_ALLOCATED.value, message
         return waiting
 
     def _hold(self, key: MachineKey, doc: Object, entries: Sequence[Any], label: str | None) -> None:
         """A machine that is placed, as claims that hold: those on NUMA nodes apart where others are to agree."""
-        node = machines.running_node(doc) if key in self.standing.running else machines.status_of(doc)["nodeName"]
+        node = machines.running_node(doc) if key in self.standing.running else MachineView(doc).status["nodeName"]
         notes = {meta.ALLOCATED_NODE: str(node)}
         if label is None or key not in self.standing.agree:
             self._add(key, "", doc, [{}], notes | ({} if label is None else {meta.GROUP: label}), entries)
@@ -248,7 +241,7 @@ class _InputBuilder:
     def _resize(self, key: MachineKey, doc: Object, entries: Sequence[Any]) -> None:
         """What is to become of what is kept for a placed machine, where its spec says something else by now."""
         machine = decode(doc).object
-        node = machines.status_of(doc).get("nodeName")
+        node = MachineView(doc).status.get("nodeName")
         if (
             not isinstance(machine, VirtualMachine)
             or not machine.spec.running
@@ -256,7 +249,7 @@ class _InputBuilder:
             or key in self.standing.freed
         ):
             return
-        if is_deleting(doc) or machines.has_ended(machine) or machine.spec.node_name not in (None, node):
+        if ObjectView(doc).is_deleting or machines.has_ended(machine) or machine.spec.node_name not in (None, node):
             return
         if short := missing_amounts(machine.spec, entries):
             details = _machine_details(short)
@@ -273,7 +266,7 @@ class _InputBuilder:
         if machine.node is not None:
             return machine.node
         held = (self.claims[claim] for claim in machines.claims_of(doc))
-        return next((node for claim in held if (node := annotation_of(claim, meta.ALLOCATED_NODE)) is not None), None)
+        return next((node for claim in held if (node := ClaimView(claim).node) is not None), None)
 
     def _add(
         self,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from devalloc.api.suggest import closest_match
+from devalloc.api.problems import closest_match
 from devalloc_solver.cel.budget import Budget, BudgetExceeded
 from devalloc_solver.cel.build import build
 from devalloc_solver.cel.errors import CompileError, EvaluationError, error_at

@@ -10,8 +10,8 @@ from typing import Any
 
 from devalloc.api.claim import COUNT, DeviceClaim, DeviceClaimDetail
 from devalloc.api.meta import GROUP_MATCH, NODE
+from devalloc.api.problems import closest_match
 from devalloc.api.reasons import Reason
-from devalloc.api.suggest import closest_match
 from devalloc_solver.cel.budget import (
     OUT_OF_TIME,
     Bound,

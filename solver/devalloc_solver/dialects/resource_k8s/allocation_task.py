@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from devalloc.api.problems import closest_match
 from devalloc.api.quantity import type_name
-from devalloc.api.suggest import closest_match
 from devalloc_solver.cel.budget import Allowance
 from devalloc_solver.dialects.resource_k8s.candidates import RequestCandidates, RequestJudge, SelectorJudge
 from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim, ResourceDeviceClass, claim_with_allocation

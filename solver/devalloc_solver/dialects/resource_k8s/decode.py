@@ -13,10 +13,10 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from devalloc.api.json_content import INVALID_UNICODE, ContentError, content_faults
+from devalloc.api.problems import closest_match
 from devalloc.api.quantity import type_name
-from devalloc.api.suggest import closest_match
 from devalloc.api.validation.errors import Wording, first_error
-from devalloc.api.validation.repair import KEY
+from devalloc.api.validation.lenient import KEY
 from devalloc.api.validation.schema import (
     RAW,
     NodeForm,

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from devalloc.api.meta import ALLOCATED_NODE, GROUP, NODE
+from devalloc.api.problems import closest_match
 from devalloc.api.reasons import Reason
-from devalloc.api.suggest import closest_match
 from devalloc_solver.cel.budget import OutOfTime, evaluate_in_turns
 from devalloc_solver.dialects.resource_k8s.candidates import RequestCandidates, RequestJudge
 from devalloc_solver.dialects.resource_k8s.claims import DeviceConstraint, ResourceClaim

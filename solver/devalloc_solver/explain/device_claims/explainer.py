@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from devalloc.api.problems import closest_match
 from devalloc.api.reasons import Reason
-from devalloc.api.suggest import closest_match
 from devalloc_solver.cel.budget import OutOfTime
 from devalloc_solver.dialects.device_claims.answers import ClaimAnswer
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder

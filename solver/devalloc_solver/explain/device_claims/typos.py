@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from devalloc.api.claim import COUNT, DeviceClaimDetail
+from devalloc.api.problems import closest_match
 from devalloc.api.quantity import Quantity
 from devalloc.api.semver import SemVer
-from devalloc.api.suggest import closest_match
 from devalloc_solver.cel.device_claims.parser import parse
 from devalloc_solver.cel.errors import CompileError
 from devalloc_solver.cel.syntax_tree import Call, ListOf, Literal, Name, Node, Select, children

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
+from devalloc.api.problems import closest_match
 from devalloc.api.semver import SemVer
-from devalloc.api.suggest import closest_match
 from devalloc_solver.cel.kubernetes import CompileError, compile
 from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim
 from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES

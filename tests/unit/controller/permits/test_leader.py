@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from devalloc.controller.cluster_process import ObjectClient
-from devalloc.controller.leader.fencing import fence_objects
 from devalloc.controller.permits.caller_auth import NODE_NAME_KEY
 from devalloc.controller.permits.decider import PermitDecider
 from devalloc.controller.permits.hosts import Host
@@ -29,6 +28,7 @@ from devalloc.scaling.permits.endpoint import NAME, PublishedEndpoint, parse_end
 from devalloc.scaling.permits.ledger import NO_RESOURCES
 from devalloc.scaling.resources import Resources
 from devalloc.store import StoreError
+from devalloc.store.fencing import fence_objects
 from devalloc.store.kubernetes import ApiError, KubernetesStore, object_writer
 from devalloc_node.agent.http_client import new_session
 from devalloc_node.agent.permit_client import ClusterEndpoint, HttpPermits

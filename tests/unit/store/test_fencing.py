@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from devalloc.api.meta import LEADER, TRANSACTION
-from devalloc.controller.leader.fencing import FencingInterrupted, fence_objects
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store import Change, Conflict, Key, Listing, Object, StoreError
+from devalloc.store.fencing import FencingInterrupted, fence_objects
 from devalloc.store.kubernetes import ApiError, KubernetesStore
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fake_kube import FakeClient, FakeKube

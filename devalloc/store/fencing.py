@@ -1,4 +1,4 @@
-"""Fencing: why a leader that stood still cannot allocate a device twice when it wakes up.
+"""Fencing: why a late write cannot allocate a device twice, whether a leader stood still or an answer was lost.
 
 Each write names the state of its object that it is based on. A new leader therefore writes on each object that grants
 are written on, before it decides anything: what the one before still sends is then based on a state that is over, and
@@ -10,7 +10,8 @@ refuses that as well is left: it refuses the leader before the same, and nothing
 what is refused because of the object. Where an API server that was just started knows no rights and policies yet, or
 the rights are missing, it is unknown what it will let through later: then this fails, and begins anew.
 
-The store does the same to an object of which it does not know whether what this process sent will still be done.
+The store does the same to an object of which it does not know whether what this process sent will still be done
+(``UncertainWrites``).
 
 Not sealed is a DeviceClaim that holds devices already: a write there takes them back, says how they are, or leaves
 them. Only where a commit of several objects was cut off (a mark of the store) it may still be finished, so that is
@@ -23,13 +24,15 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from devalloc.api import meta
 from devalloc.api.kinds import ALLOCATABLE_KINDS
-from devalloc.api.views import allocation_entries, annotation_of
-from devalloc.store import Change, Conflict, Invalid, Key, NotFound, Object, Store
-from devalloc.store.lifecycle import with_labels
+from devalloc.api.views import ClaimView, ObjectView
+from devalloc.store.errors import Conflict, Forbidden, Invalid, Key, NotFound, Object
+from devalloc.store.lifecycle import with_annotations, with_labels
+from devalloc.store.protocol import Change, Store
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +68,9 @@ def fence_objects(
         left = [
             obj
             for obj in store.list(kinds).objects
-            if is_grantable(obj) and annotation_of(obj, meta.LEADER) != stamp and obj["metadata"]["uid"] not in done
+            if is_grantable(obj)
+            and ObjectView(obj).annotation(meta.LEADER) != stamp
+            and obj["metadata"]["uid"] not in done
         ]
         if not left:
             return sealed
@@ -93,12 +98,27 @@ def fence_objects(
 
 
 def _is_labelled(store: Store, obj: Object) -> bool | None:
-    """Sealed by a label that is another than before; None: retry, another writer was faster. Raises
-    StoreError."""
+    """Whether it was fenced by a label; None: retry, another writer was faster. Raises StoreError."""
     try:
-        store.replace(with_labels(obj, {meta.LEADER: secrets.token_hex(8)}))
+        return fence_by_label(store.replace, obj)
     except (Conflict, NotFound):
         return None
+
+
+def fence_object(write: Callable[[Object], object], obj: Object) -> None:
+    """``write`` a mark on the object, so that every write that is based on an earlier state of it is refused. An object
+    that takes no mark is logged and left. Raises Conflict, NotFound, and other StoreErrors."""
+    try:
+        write(with_annotations(obj, {meta.LEADER: secrets.token_hex(8)}))
+    except (Invalid, Forbidden):  # it may have the maximum of annotations
+        fence_by_label(write, obj)
+
+
+def fence_by_label(write: Callable[[Object], object], obj: Object) -> bool:
+    """The same with a label that is another than before; False if the object takes none. A server that refuses it for
+    missing rights may accept a later write, so that is no answer: raises Forbidden, and other StoreErrors."""
+    try:
+        write(with_labels(obj, {meta.LEADER: secrets.token_hex(8)}))
     except Invalid as error:
         log.error("cannot fence %s; its author must make it smaller: %s", Key.of(obj), error)
         return False
@@ -107,11 +127,57 @@ def _is_labelled(store: Store, obj: Object) -> bool | None:
 
 def _is_grantable(obj: Object) -> bool:
     """Whether a leader may still write a grant there that this process has not seen."""
-    return (
-        obj["kind"] != "DeviceClaim" or not allocation_entries(obj) or annotation_of(obj, meta.TRANSACTION) is not None
-    )
+    return obj["kind"] != "DeviceClaim" or not ClaimView(obj).entries or ObjectView(obj).is_unsettled
 
 
 def _stamp_change(obj: Object, stamp: str) -> Change:
     version = obj["metadata"]["resourceVersion"]
     return Change(Key.of(obj), version, obj.get("status"), {meta.LEADER: stamp})
+
+
+class ReadWriteApi(Protocol):
+    """The requests to the API server. Raises StoreError."""
+
+    def read(self, key: Key) -> Object: ...
+    def write(self, obj: Object) -> Object: ...
+
+
+class UncertainWrites:
+    """Objects of which this process does not know whether its writes will still be done. Thread-safe."""
+
+    def __init__(self, api: ReadWriteApi) -> None:
+        self._api = api
+        self._keys: dict[Key, object] = {}
+        """The keys, each with a token that identifies the write."""
+        self._noting = threading.Lock()
+        self._settling = threading.Lock()
+
+    def __bool__(self) -> bool:
+        return bool(self._keys)
+
+    def note(self, keys: Iterable[Key]) -> None:
+        """A write of these objects has ended with an unknown result."""
+        with self._noting:
+            self._keys |= {key: object() for key in keys}
+
+    def settle(self) -> None:
+        """Settle all doubts. If it raises StoreError, call it again before any decision."""
+        with self._settling:
+            with self._noting:
+                noted = [*self._keys.items()]
+            for key, write in noted:
+                self._settle(key)
+                with self._noting:
+                    if self._keys[key] is write:  # otherwise a later write is already in doubt
+                        del self._keys[key]
+
+    def _settle(self, key: Key) -> None:
+        log.warning("cannot tell whether %s was written; writing it again", key)
+        while True:
+            try:
+                fence_object(self._api.write, self._api.read(key))
+                return
+            except NotFound:
+                return
+            except Conflict:
+                continue
