@@ -140,10 +140,10 @@ def decode(manifest: object) -> Decoded:
     """
     if not isinstance(manifest, dict):
         return Decoded(None, [Problem(f"must be an object with apiVersion and kind, not {describe_value(manifest)}")])
-    about = _Subject.of(manifest)
     plain = _fast_pool(manifest)
     if plain is not None:
         return Decoded(plain, [])
+    about = _Subject.of(manifest)
     try:
         faults = content_faults(manifest)
     except ContentError as error:

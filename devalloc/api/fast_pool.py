@@ -7,31 +7,33 @@ because they never change, and takes a fraction of the memory.
 
 from __future__ import annotations
 
-import marshal
 import re
 from collections.abc import Mapping
-from functools import cache
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from devalloc.api.fields import ApiModel
-from devalloc.api.pool import Attribute, Device, DevicePool
+from devalloc.api.json_content import ContentCache
+from devalloc.api.pool import Attribute, Device, DevicePool, DevicePoolSpec, ResourceCapacity
 
 MAX_DEVICES = 1_000
 """Larger pools must also be checked against the bounds of documents."""
 MAX_CACHED = 4_096
-"""How many attributes, and remainders of devices, are cached; when the cache is full, it is cleared."""
+"""How many attributes are cached; when the cache is full, it is cleared."""
+MAX_NESTING = 8
+"""Deeper content is not of a device of the common form."""
 
 _NAME = re.compile(r"[ -~]{1,253}", re.ASCII)
 _VALUE_FIELDS = frozenset({"stringValue", "intValue", "quantityValue", "semVerValue"})
-_DEVICE_FIELDS = frozenset({"name", "attributes", "requests", "resources"})
 
 _NO_VALUE = dict.fromkeys(Attribute.model_fields)
 _TEXT_SET = {"name", "string_value"}
 
-_attributes: dict[tuple[str, str, str | int, type], Attribute] = {}
-_device_templates: dict[bytes, Device] = {}
+_attributes: dict[tuple[str, Any, str | int, type], Attribute] = {}
+_device_templates = ContentCache[Device]()
+"""of the content of devices without names and attributes"""
+_pool_resources = ContentCache[list[ResourceCapacity]]()
 
 
 M = TypeVar("M", bound=ApiModel)
@@ -66,62 +68,49 @@ def read_fast(shell: Mapping[str, Any], devices: list[Any]) -> DevicePool | None
     if not 0 < len(devices) <= MAX_DEVICES:
         return None
     try:
-        pool = DevicePool.model_validate(shell, by_alias=True, by_name=False)
-        read = [_device(each) for each in devices]
+        spec = {**shell["spec"], "devices": [_device(each) for each in devices]}
+        if "resources" in spec:
+            spec["resources"] = _pool_resources.get(spec["resources"], _read_resources)
+        return DevicePool.model_validate({**shell, "spec": spec}, by_alias=True, by_name=False)
     except (_Unusual, ValidationError):
         return None
-    if len({device.name for device in read}) < len(read):
-        return None
-    return pool.model_copy(update={"spec": pool.spec.model_copy(update={"devices": read})})
+
+
+def _read_resources(content: Any) -> list[ResourceCapacity]:
+    return DevicePoolSpec.model_validate({"driver": "x", "resources": content}, by_alias=True, by_name=False).resources
 
 
 def _device(content: Any) -> Device:
-    if type(content) is not dict or not content.keys() <= _DEVICE_FIELDS:
+    if type(content) is not dict:
         raise _Unusual
     name = content.get("name")
     if type(name) is not str or _NAME.fullmatch(name) is None:
         raise _Unusual
-    rest = _device_template({key: value for key, value in content.items() if key != "name" and key != "attributes"})
-    fields = dict(rest.__dict__)
-    fields["name"] = name
-    given = rest.model_fields_set
+    rest = {**content, "name": "x"}
+    if "attributes" in content:
+        rest["attributes"] = []
+    template = _device_templates.get(rest, _device_template)
+    fields = {**template.__dict__, "name": name}
     if "attributes" in content:
         fields["attributes"] = _list_of_attributes(content["attributes"])
-        given = _field_set(frozenset(given))
-    return _construct(Device, fields, given)
-
-
-@cache
-def _field_set(given: frozenset[str]) -> set[str]:
-    """The set of given fields, shared by all devices that have the same fields."""
-    return {*given, "attributes"}
+    return _construct(Device, fields, template.model_fields_set)
 
 
 def _device_template(content: dict[str, Any]) -> Device:
-    """A device with these requests and resources."""
-    try:
-        key = marshal.dumps(content, 0)
-    except ValueError:
-        raise _Unusual from None
-    device = _device_templates.get(key)
-    if device is None:
-        _refuse_unusual(content)
-        if len(_device_templates) >= MAX_CACHED:
-            _device_templates.clear()
-        device = _device_templates[key] = Device.model_validate({"name": "x", **content}, by_alias=True, by_name=False)
-    return device
+    _refuse_unusual(content, MAX_NESTING)
+    return Device.model_validate(content, by_alias=True, by_name=False)
 
 
-def _refuse_unusual(content: Any) -> None:
-    """Allow only plain texts and whole numbers. Raises _Unusual."""
-    if type(content) is dict:
+def _refuse_unusual(content: Any, levels: int) -> None:
+    """Allow only plain texts and whole numbers, in so many levels of lists and maps. Raises _Unusual."""
+    if type(content) is dict and levels:
         for key, value in content.items():
             if type(key) is not str or not key.isascii():
                 raise _Unusual
-            _refuse_unusual(value)
-    elif type(content) is list:
+            _refuse_unusual(value, levels - 1)
+    elif type(content) is list and levels:
         for value in content:
-            _refuse_unusual(value)
+            _refuse_unusual(value, levels - 1)
     elif not (type(content) is str and content.isascii()) and type(content) is not int:
         raise _Unusual
 
@@ -129,34 +118,36 @@ def _refuse_unusual(content: Any) -> None:
 def _list_of_attributes(content: Any) -> list[Attribute]:
     if type(content) is not list or len(content) > 48:
         raise _Unusual
-    attributes = [_attribute(each) for each in content]
-    if len({attribute.name for attribute in attributes}) < len(attributes):
+    attributes: list[Attribute] = []
+    names: set[str] = set()
+    for each in content:
+        if type(each) is not dict or len(each) != 2:
+            raise _Unusual
+        (first, given), (field, value) = each.items()
+        name = given
+        if first != "name":
+            if field != "name":
+                raise _Unusual
+            name, field, value = value, first, given
+        kind = type(value)
+        if type(name) is not str or not (kind is str or kind is int):
+            raise _Unusual
+        key = name, field, value, kind
+        attribute = _attributes.get(key)
+        if attribute is None:
+            attribute = _new_attribute(name, field, value)
+            if len(_attributes) >= MAX_CACHED:
+                _attributes.clear()
+            _attributes[key] = attribute
+        attributes.append(attribute)
+        names.add(name)
+    if len(names) < len(attributes):
         raise _Unusual
     return attributes
 
 
-def _attribute(content: Any) -> Attribute:
-    if type(content) is not dict or len(content) != 2:
-        raise _Unusual
-    name = content.get("name")
-    if type(name) is not str:
-        raise _Unusual
-    field = next(key for key in content if key != "name")
-    value = content[field]
-    kind = type(value)
-    if field not in _VALUE_FIELDS or not (kind is int or (kind is str and value.isascii())):
-        raise _Unusual
-    attribute = _attributes.get((name, field, value, kind))
-    if attribute is None:
-        if len(_attributes) >= MAX_CACHED:
-            _attributes.clear()
-        attribute = _new_attribute(name, field, value)
-        _attributes[name, field, value, kind] = attribute
-    return attribute
-
-
-def _new_attribute(name: str, field: str, value: str | int) -> Attribute:
-    if _NAME.fullmatch(name) is None:
+def _new_attribute(name: str, field: Any, value: str | int) -> Attribute:
+    if _NAME.fullmatch(name) is None or field not in _VALUE_FIELDS or (type(value) is str and not value.isascii()):
         raise _Unusual
     if field == "stringValue" and type(value) is str and len(value) <= 4096:
         # There may be one of these per device, such as uuids: build them directly.

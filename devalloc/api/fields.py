@@ -6,6 +6,7 @@ import re
 import reprlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Annotated, Any, Final
 
 from pydantic import (
@@ -246,18 +247,17 @@ def raise_faults(faults: Iterable[FieldFault], kind: str = REFUSED) -> None:
 def unique_by(*names: str) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """A validator for lists whose entries must differ in these key fields (Python names)."""
 
-    def key(item: Any) -> tuple[Any, ...]:
-        return tuple(getattr(item, name) for name in names)
+    key, last = attrgetter(*names), attrgetter(names[-1])
 
     def check(items: Sequence[Any]) -> Sequence[Any]:
-        if len({key(item) for item in items}) < len(items):
-            first: dict[tuple[Any, ...], int] = {}
+        if len({*map(key, items)}) < len(items):
+            first: dict[Any, int] = {}
             for i, item in enumerate(items):
                 first.setdefault(key(item), i)
             raise_faults(
                 (
                     (i, to_camel(names[-1])),
-                    f"is not unique: entry [{first[key(item)]}] already has {quote_value(key(item)[-1])}",
+                    f"is not unique: entry [{first[key(item)]}] already has {quote_value(last(item))}",
                 )
                 for i, item in enumerate(items)
                 if first[key(item)] != i

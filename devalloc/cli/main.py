@@ -81,7 +81,6 @@ _MODULES = {
     "replay": "snapshot",
     "restore": "snapshot",
     "solve": "explain",
-    "top": "get",
     "uncordon": "cordon",
     "uninstall": "install",
     "validate": "apply",

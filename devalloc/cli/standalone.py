@@ -72,7 +72,9 @@ class StandaloneNode:
         self._settings = settings
         self._limits = limits
         self._rescan = rescan
-        self._say = say
+        self._print = say
+        self._reported: set[str] = set()
+        """What tries that failed have said already."""
         self._failed = failed
         self._serving = threading.Event()
         self._stopped = threading.Event()
@@ -106,6 +108,12 @@ class StandaloneNode:
         if self._thread is not None:
             self._thread.join(STOP_SECONDS)
 
+    def _say(self, text: str) -> None:
+        """Print a line; what tries in a row say alike only once, until one of them serves."""
+        if self._serving.is_set() or text not in self._reported:
+            self._reported.add(text)
+            self._print(text)
+
     def _run(self) -> None:
         backoff = Backoff(RETRY_SECONDS, MAX_RETRY_SECONDS)
         while not self._stopped.is_set():
@@ -120,7 +128,7 @@ class StandaloneNode:
                     self._failed(ended)
                     return
                 pause = backoff.next_delay()
-                self._say(
+                self._print(
                     f"WARNING: the node plugin does not run, so devices are allocated but not bound, and machines do "
                     f"not start; next try in {pause:.0f} s: {error}"
                 )

@@ -1,96 +1,33 @@
-"""``devalloc get`` and ``top``: objects of the store, and the fleet at a glance, live."""
+"""``devalloc get``: objects of the store."""
 
 from __future__ import annotations
 
 import sys
-import time
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from devalloc.api.kinds import API_KINDS
-from devalloc.cli.command import BadInput, parse_duration, verb
+from devalloc.cli.command import BadInput, verb
 from devalloc.cli.object_names import format_key, keys_of, kind_of, not_found_hint
 from devalloc.cli.options.common import (
     LabelTest,
     all_namespaces_option,
     namespace_option,
     no_headers_option,
-    output_option,
     output_option_with_jsonpath,
     selector_option,
 )
 from devalloc.cli.render.jsonpath import render_template
 from devalloc.cli.render.output import GrowingTable, print_content, print_note, print_objects, print_table
 from devalloc.cli.shell_completion import complete_objects
-from devalloc.cli.target import StoreTarget, missing_controller_note, open_readable_target, open_target, target_options
+from devalloc.cli.target import StoreTarget, missing_controller_note, open_target, target_options
 from devalloc.store.errors import Key
 
 if TYPE_CHECKING:
     from devalloc.api.kinds import ApiKind
     from devalloc.cli.render.output import Cell, GrowingTable
     from devalloc.store import Store
-
-
-@verb(
-    "top",
-    advice={
-        "": "it shows nodes, claims and machines together: devalloc top; for resource usage of machines: devalloc vm "
-        "top",
-    },
-)
-@click.option(
-    "--once", is_flag=True, help="Show it once and exit. This is the default if the output is not a terminal."
-)
-@click.option("--interval", type=parse_duration, default="2s", metavar="DURATION", help="How often to refresh.")
-@click.option(
-    "-n",
-    "--namespace",
-    metavar="NAME",
-    envvar="DEVALLOC_NAMESPACE",
-    help="Only claims, machines and quotas of this namespace. On a cluster, also for users who can read only one "
-    "namespace; default: the namespace of the kubeconfig's context.",
-)
-@output_option("table", "wide", "json", "yaml")
-@target_options
-def top(once: bool, interval: float, namespace: str | None, output: str, place: StoreTarget) -> int:
-    """Show nodes with free and used devices, waiting claims with reasons, and machines, until Ctrl-C.
-
-    AVAILABLE is the same number as in `devalloc get pools` and `kubectl get dpool`. A device is held, shared, free,
-    unavailable (with the reason) or excluded (other partitions of its card are in use). -o wide also shows cards, and
-    devices that are not free with their claims. For resource usage of machines: `devalloc vm top`.
-
-    \b
-    devalloc top
-    devalloc top --once -o wide
-    devalloc top -n team-a
-    devalloc top --kubeconfig ~/.kube/config
-    """
-    from devalloc.cli.render.fleet import live_screen, overview_json, overview_lines
-    from devalloc.cli.target import current_namespace
-    from devalloc.controller.overview.cache import MIN_SECONDS, OverviewCache
-
-    own = namespace or (current_namespace(place.kubeconfig) if place.is_cluster else None) or "default"
-    with open_readable_target(place, own) as source:
-        sight = OverviewCache(
-            source,
-            source if place.is_cluster else None,
-            namespace=namespace,
-            remarks=partial(missing_controller_note, source),
-        )
-        if output in ("json", "yaml"):
-            print_content(overview_json(sight.latest().overview), output)
-        elif once or not sys.stdout.isatty():
-            for line in overview_lines(sight.latest().overview, wide=output == "wide"):
-                click.echo(line)
-        else:
-            with live_screen(wide=output == "wide") as show:
-                while True:
-                    show(sight.latest())
-                    time.sleep(max(interval, MIN_SECONDS))
-    return 0
-
 
 Object = dict[str, Any]
 

@@ -73,8 +73,8 @@ def wait(names: tuple[str, ...], state: str | None, timeout: float, namespace: s
     for key in keys:
         if key not in missing:
             click.echo(f"{format_key(key)} {state}")
-    for key in missing:
-        print_note(f"error: {key} is not {state} after {timeout:g} s{advice.get(key, '')}")
+    for key, why in missing.items():
+        print_note(f"error: {key} is not {state} {why or f'after {timeout:g} s'}{advice.get(key, '')}")
     return 1 if missing else 0
 
 
@@ -127,18 +127,41 @@ def _advice(store: Store, key: Key) -> str:
     return f": {annotations[meta.REASON]}; see: devalloc explain {key.name} -n {key.namespace}"
 
 
-def _wait(store: Store, keys: list[Key], state: str, timeout: float) -> list[Key]:
-    """The keys that did not reach the state in time."""
+def _wait(store: Store, keys: list[Key], state: str, timeout: float) -> dict[Key, str]:
+    """The keys that did not reach the state in time, or never will as they are: then with the reason."""
     until = time.monotonic() + timeout
     since = store.list(()).resource_version
     waiting = [key for key in keys if not _reached(store, key, state)]
+    hopeless: dict[Key, str] = {}
     kinds = {key.kind for key in keys}
-    while waiting and (left := until - time.monotonic()) > 0:
+    while True:
+        never = {key: why for key in waiting if state == "running" and (why := _why_never_running(store, key))}
+        waiting = [key for key in waiting if key not in never]
+        hopeless |= never
+        if not waiting or (left := until - time.monotonic()) <= 0:
+            return hopeless | dict.fromkeys(waiting, "")
         for event in store.watch(kinds, since, timeout=left):
             since = event.resource_version
             break
         waiting = [key for key in waiting if not _reached(store, key, state)]
-    return waiting
+
+
+def _why_never_running(store: Store, key: Key) -> str:
+    """Why a machine will not run until someone changes it; empty if it may."""
+    from devalloc.api.decode import decode
+    from devalloc.api.virtual_machine import VirtualMachine
+    from devalloc.controller.reconcile.vm_scheduling.machines import has_ended
+    from devalloc.store.errors import NotFound
+
+    try:
+        machine = decode(store.get(*key)).object
+    except NotFound:
+        return ""
+    if not isinstance(machine, VirtualMachine):
+        return ""
+    if not machine.spec.running:
+        return "and stays so, because its spec.running is false"
+    return "and stays so, because it ended and its spec.restartPolicy is Never" if has_ended(machine) else ""
 
 
 def _reached(store: Store, key: Key, state: str) -> bool:

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import NamedTuple
 
 from devalloc.api.meta import COMPATIBILITY_GROUP, ONLY_CLASS, UNAVAILABLE
 from devalloc.api.quantity import Quantity
@@ -71,8 +73,9 @@ def choose_group_attributes(
     return GroupAttributes(frozenset(varied), frozenset(scattered), fixed)
 
 
-_Column = tuple[Hashable, ...]
-"""(position, value) in turn of the devices of a node that have an attribute"""
+_Column = tuple[tuple[int, ...], tuple[Hashable, ...]]
+"""The positions of the devices of a node that have an attribute, and their values."""
+_NO_COLUMN: _Column = (), ()
 
 
 def _columns(snapshots: Sequence[Snapshot]) -> tuple[Mapping[str, Sequence[_Column]], dict[str, set[object]]]:
@@ -80,30 +83,46 @@ def _columns(snapshots: Sequence[Snapshot]) -> tuple[Mapping[str, Sequence[_Colu
     columns: dict[str, list[_Column]] = {}
     values: dict[str, set[object]] = {}
     for number, snapshot in enumerate(snapshots):
-        own_columns: dict[str, list[Hashable]] = {}
-        for position, device in enumerate(snapshot.devices):
-            for name, value in device.attributes.items():
-                column = own_columns.get(name)
-                if column is None:
-                    column = own_columns[name] = []
-                column.append(position)
-                column.append(value)
-        for name, listed in own_columns.items():
+        for name, column in _columns_of_node(snapshot).items():
             of_all = columns.get(name)
             if of_all is None:
                 of_all, values[name] = columns.setdefault(name, []), set()
-            of_all.extend([()] * (number - len(of_all)))
-            of_all.append(tuple(listed))
-            values[name].update(listed[1::2])
+            of_all.extend([_NO_COLUMN] * (number - len(of_all)))
+            of_all.append(column)
+            values[name].update(column[1])
     for of_all in columns.values():
-        of_all.extend([()] * (len(snapshots) - len(of_all)))
+        of_all.extend([_NO_COLUMN] * (len(snapshots) - len(of_all)))
     return columns, values
+
+
+def _columns_of_node(snapshot: Snapshot) -> dict[str, _Column]:
+    """Devices that have the same attributes are read together: most of a node are like that."""
+    devices = snapshot.devices
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for position, device in enumerate(devices):
+        alike.setdefault(tuple(device.attributes), []).append(position)
+    parts: dict[str, list[_Column]] = {}
+    for names, positions in alike.items():
+        rows = zip(*[devices[position].attributes.values() for position in positions], strict=True)
+        where = tuple(positions)
+        for name, values in zip(names, rows, strict=True):
+            parts.setdefault(name, []).append((where, values))
+    return {name: own[0] if len(own) == 1 else _join(own) for name, own in parts.items()}
+
+
+def _join(parts: Sequence[_Column]) -> _Column:
+    entries = [entry for positions, values in parts for entry in zip(positions, values, strict=True)]
+    entries.sort(key=itemgetter(0))
+    return tuple([position for position, _ in entries]), tuple([value for _, value in entries])
 
 
 def _value_pattern(column: _Column) -> _Column:
     """The same for nodes where the same devices share a value."""
+    positions, values = column
+    if len({*values}) == len(values):
+        return positions, ()
     number: dict[Hashable, int] = {}
-    return tuple(each if place % 2 == 0 else number.setdefault(each, len(number)) for place, each in enumerate(column))
+    return positions, tuple([number.setdefault(each, len(number)) for each in values])
 
 
 def _number_values(each: Sequence[Hashable]) -> list[int]:
@@ -143,16 +162,33 @@ class EqualDevices:
         return self.one.attributes.get(name) if mark is None else (mark,)
 
 
+class _AttributeRoles(NamedTuple):
+    """The part that each attribute of a device has in its kind; the same for all devices with the same attributes."""
+
+    fixed: tuple[str, ...]
+    """by value"""
+    marked: tuple[str, ...]
+    """by which devices of a node share a value"""
+    varied: tuple[str, ...]
+    """those that are no part by value"""
+    presence: tuple[object, ...]
+    """what else a kind has of them"""
+    unshared: ValueGroups
+    """the marks of a device that shares no value"""
+
+
 @dataclass(slots=True, eq=False)
 class EqualDevicesIndex:
     """All equal devices met so far, by kind, and where the values of varied attributes are."""
 
     choice: GroupAttributes = field(default_factory=GroupAttributes)
     kinds: list[EqualDevices] = field(default_factory=list)
-    places: dict[str, dict[object, list[str | None]]] = field(default_factory=dict)
+    places: dict[str, dict[object, Sequence[str | None]]] = field(default_factory=dict)
     """varied attribute -> value -> the nodes of devices with it (None: the network), a node once for each device; those
     of one node together"""
     _by_key: dict[tuple[object, ...], EqualDevices] = field(default_factory=dict)
+    _roles: dict[tuple[str, ...], _AttributeRoles] = field(default_factory=dict)
+    """by the names of attributes"""
     _values: dict[str, set[object]] = field(default_factory=lambda: defaultdict(set))
     """attribute that is not varied -> values met"""
     edition: int = 0
@@ -191,16 +227,31 @@ class EqualDevicesIndex:
 
     def read(self, snapshot: Snapshot) -> tuple[EqualDevices, ...]:
         """The kind of each device of a node (or of the network)."""
-        marks = self._marks(snapshot)
+        roles = [self._roles_of(tuple(device.attributes)) for device in snapshot.devices]
+        marks = _marks(snapshot.devices, roles)
+        drivers = [pool.driver for pool in snapshot.pools]
         return tuple(
-            self._kind(device, snapshot.pools[device.pool], marks[device.index]) for device in snapshot.devices
+            [
+                self._kind(device, drivers[device.pool], own, marked)
+                for device, own, marked in zip(snapshot.devices, roles, marks, strict=True)
+            ]
         )
 
     def enter(self, node: str | None, snapshot: Snapshot) -> None:
         """Note where the values of varied attributes are."""
         self._changed()
+        here = (node,)  # most values are of one device, and share this
         for name, value in self._varied_values(snapshot):
-            self.places.setdefault(name, {}).setdefault(value, []).append(node)
+            by_value = self.places.get(name)
+            if by_value is None:
+                by_value = self.places[name] = {}
+            nodes = by_value.get(value)
+            if nodes is None:
+                by_value[value] = here
+            elif isinstance(nodes, list):
+                nodes.append(node)
+            else:
+                by_value[value] = [*nodes, node]
 
     def leave(self, node: str | None, snapshot: Snapshot) -> None:
         self._changed()
@@ -256,38 +307,36 @@ class EqualDevicesIndex:
         return list(dict.fromkeys(kind.driver for kind in self.kinds))
 
     def _varied_values(self, snapshot: Snapshot) -> Iterable[tuple[str, object]]:
-        varied = self.varied
         for device in snapshot.devices:
-            for name, listed in device.attributes.items():
-                if name in varied:
-                    for value in device.values(name) if isinstance(listed, frozenset) else (listed,):
-                        yield name, type(value) if isinstance(value, _TYPED_VALUES) else value
+            attributes = device.attributes
+            for name in self._roles_of(tuple(attributes)).varied:
+                value = attributes[name]
+                for one in value if isinstance(value, frozenset) else (value,):
+                    yield name, type(one) if isinstance(one, _TYPED_VALUES) else one
 
-    def _marks(self, snapshot: Snapshot) -> list[ValueGroups]:
-        marked = self.varied - self.choice.scattered
-        counts = Counter(
-            (name, value) for device in snapshot.devices for name, value in device.attributes.items() if name in marked
-        )
-        numbers: dict[tuple[str, object], int] = {}
-        marks: list[ValueGroups] = []
-        for device in snapshot.devices:
-            own_marks = []
-            for name, value in device.attributes.items():
-                if name in marked:
-                    key = (name, value)
-                    own_marks.append((name, UNSHARED if counts[key] == 1 else numbers.setdefault(key, len(numbers))))
-            marks.append(tuple(sorted(own_marks)))
-        return marks
+    def _roles_of(self, names: tuple[str, ...]) -> _AttributeRoles:
+        roles = self._roles.get(names)
+        if roles is None:
+            varied = self.varied.intersection(names)
+            marked = tuple(sorted(varied - self.choice.scattered))
+            roles = self._roles[names] = _AttributeRoles(
+                fixed=tuple(sorted({*names} - varied)),
+                marked=marked,
+                varied=tuple(sorted(varied)),
+                presence=(*sorted(self.choice.scattered.intersection(names)), UNAVAILABLE in names),
+                unshared=tuple((name, UNSHARED) for name in marked),
+            )
+        return roles
 
-    def _kind(self, device: Device, pool: Pool, marks: ValueGroups) -> EqualDevices:
-        varied, scattered = self.choice.varied, self.choice.scattered
+    def _kind(self, device: Device, driver: str, roles: _AttributeRoles, marks: ValueGroups) -> EqualDevices:
+        attributes = device.attributes
         key = (
-            pool.driver,
-            frozenset([item for item in device.attributes.items() if item[0] not in varied]),
+            driver,
+            roles.fixed,
+            tuple(map(attributes.__getitem__, roles.fixed)),
             marks,
-            scattered and tuple(sorted(scattered.intersection(device.attributes))),
-            UNAVAILABLE in device.attributes,
-            device.attributes.get(ONLY_CLASS),
+            roles.presence,
+            attributes.get(ONLY_CLASS),
             frozenset([(name, r.block, r.blocks) for name, r in device.resources.items()]) if device.resources else (),
             device.draws,
             device.undefined,
@@ -297,7 +346,7 @@ class EqualDevicesIndex:
         )
         kind = self._by_key.get(key)
         if kind is None:
-            kind = self._by_key[key] = EqualDevices(len(self.kinds), pool.driver, device, dict(marks))
+            kind = self._by_key[key] = EqualDevices(len(self.kinds), driver, device, dict(marks))
             self.kinds.append(kind)
             self.shareable = self.shareable or device.shareable
         return kind
@@ -312,6 +361,30 @@ class EqualDevicesIndex:
             for position, driver in enumerate(drivers)
         ]
         return join_pools(pools, ("",))
+
+
+def _marks(devices: Sequence[Device], roles: Sequence[_AttributeRoles]) -> Iterable[ValueGroups]:
+    """Of each device of a node."""
+    columns: dict[str, list[object]] = defaultdict(list)
+    for device, own in zip(devices, roles, strict=True):
+        for name in own.marked:
+            columns[name].append(device.attributes[name])
+    shared = {
+        name: {value for value, count in Counter(column).items() if count > 1}
+        for name, column in columns.items()
+        if len({*column}) < len(column)
+    }
+    numbers: dict[tuple[str, object], int] = {}
+    for device, own in zip(devices, roles, strict=True):
+        if shared.keys().isdisjoint(own.marked):
+            yield own.unshared
+            continue
+        marks = []
+        for name in own.marked:
+            value = device.attributes[name]
+            is_shared = name in shared and value in shared[name]
+            marks.append((name, numbers.setdefault((name, value), len(numbers)) if is_shared else UNSHARED))
+        yield tuple(marks)
 
 
 def reachable_snapshot(own: Snapshot | None, network: Snapshot, node: str | None) -> Snapshot:

@@ -17,6 +17,7 @@ from devalloc.api import host_pool_names
 from devalloc.api.claim import COUNT, DeviceClaim, DeviceClaimDetail
 from devalloc.api.decode import decode
 from devalloc.api.device_class import DeviceClass
+from devalloc.api.fields import label_name
 from devalloc.api.json_content import escape_invalid_unicode
 from devalloc.api.problems import Problem
 from devalloc.api.quantity import Quantity
@@ -65,11 +66,15 @@ def _key(quota: Object) -> tuple[str, str] | None:
 
 
 def problems_of(quota: Object) -> Iterator[Problem]:
-    """What is wrong with a quota: amounts that cannot be read, each of which allows no device. Nothing of one that has
-    no name, or no namespace that can be one: decoding it reports that."""
+    """What is wrong with a quota: amounts that cannot be read, each of which allows no device, and a namespace that no
+    claim can have. Nothing of one that has no name, or no text as its namespace: decoding it reports that."""
     if (key := _key(quota)) is None:
         return
     here = Problem("", kind=KIND, namespace=key[0], name=key[1])
+    try:
+        label_name(key[0])
+    except ValueError as error:
+        yield replace(here, path="metadata.namespace", message=f"{error}; the quota counts for no claim")
     spec = quota.get("spec")
     hard = spec.get("hard") if isinstance(spec, dict) else None
     for name, amount in _mapping(hard).items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
@@ -28,7 +29,13 @@ class Resource:
 
     @classmethod
     def of(cls, capacity: ResourceCapacity) -> Resource:
-        return cls(capacity.block.nano, floor_blocks(capacity.capacity, capacity.block))
+        return cls.shared(capacity.block.nano, floor_blocks(capacity.capacity, capacity.block))
+
+    @classmethod
+    @lru_cache(maxsize=4096)
+    def shared(cls, block: int, blocks: int) -> Resource:
+        """One object for equal amounts: a large fleet has the same ones on every node."""
+        return cls(block, blocks)
 
     @property
     def nano(self) -> int:
@@ -56,6 +63,8 @@ class Device:
     """of a pool without node: the nodes that reach this device; None for all"""
     traits: Hashable = None
     """the dialect's own: equal for devices that nothing tells apart but names, and what stands here"""
+    source: object = None
+    """the dialect's own: what the device was made of"""
 
     @property
     def unavailable(self) -> str | None:
@@ -107,6 +116,15 @@ class Snapshot:
         return next((pool for pool in self.pools_by_name.get(name, ()) if pool.node in (node, None)), None)
 
 
+_NO_RESOURCES: Mapping[str, Resource] = {}
+
+
+@lru_cache(maxsize=4096)
+def _one_object(draws: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
+    """Partitions of one profile draw the same on every node: in a large fleet this saves much memory."""
+    return draws
+
+
 def take_snapshot(pools: Iterable[DevicePool]) -> tuple[Snapshot, list[Problem]]:
     """Intern valid pools; report those that share a name on one node (S2)."""
     valid, problems = without_duplicate_pools(list(pools))
@@ -122,19 +140,24 @@ def take_snapshot(pools: Iterable[DevicePool]) -> tuple[Snapshot, list[Problem]]
         members: list[Device] = []
         for device in sorted(pool.spec.devices, key=lambda d: natural_key(d.name)):
             own = {a.name: a.value for a in device.attributes}
-            undefined = next((name for name in sorted(device.requests) if name not in resources), None)
+            draws = undefined = None
+            if device.requests:
+                undefined = next((name for name in sorted(device.requests) if name not in resources), None)
+                draws = tuple(
+                    [
+                        (name, ceil_blocks(amount, blocks[name]))
+                        for name, amount in sorted(device.requests.items())
+                        if name in blocks and amount.nano > 0
+                    ]
+                )
             members.append(
                 Device(
                     index=len(devices) + len(members),
                     pool=len(views),
                     name=device.name,
-                    attributes=common | own if own else common,
-                    resources={r.name: Resource.of(r) for r in device.resources},
-                    draws=tuple(
-                        (name, ceil_blocks(amount, blocks[name]))
-                        for name, amount in sorted(device.requests.items())
-                        if name in blocks and amount.nano > 0
-                    ),
+                    attributes=own if not common else common | own if own else common,
+                    resources={r.name: Resource.of(r) for r in device.resources} if device.resources else _NO_RESOURCES,
+                    draws=_one_object(draws) if draws else (),
                     undefined=undefined,
                 )
             )
@@ -182,6 +205,7 @@ def with_index(device: Device, index: int, pool: int) -> Device:
         device.shareable,
         device.reach,
         device.traits,
+        device.source,
     )
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from devalloc.api import decode as decoding
 from devalloc.api import fast_pool
 from devalloc.api.decode import Decoded, decode
+from devalloc.api.json_content import ContentCache
 from devalloc.api.pool import Attribute, Device, DevicePool
 from tests.support.good_manifests import good_manifests
 from tests.support.manifest_mutations import mutated
@@ -120,10 +121,17 @@ def test_equal_attributes_are_one_object() -> None:
     assert first.attributes[0] is second.attributes[0]
 
 
+def test_content_that_is_nested_deeply_is_read_with_care() -> None:
+    content: Any = 1
+    for _ in range(1_500):
+        content = [content]
+    assert_same(_pool([{"name": "d", "requests": content}]))
+
+
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fast_pool, "MAX_CACHED", 3)
     monkeypatch.setattr(fast_pool, "_attributes", dict[Any, Attribute]())
-    monkeypatch.setattr(fast_pool, "_device_templates", dict[bytes, Device]())
+    monkeypatch.setattr(fast_pool, "_device_templates", ContentCache[Device](3))
     devices = [
         {"name": f"d{n}", "requests": {f"r{n}": n}, "attributes": [{"name": "n", "intValue": n}]} for n in range(20)
     ]

@@ -302,6 +302,20 @@ def test_wait_for_machines(devalloc: Shell) -> None:
     says(phase="Running")
     assert devalloc("wait", "vm/web").out == "virtualmachine/web running\n"
     assert devalloc("wait", "vm/web", "--for=stopped", "--timeout=0s").code == 1
+    says(phase="Stopped", reason="MachineEnded", message="it ended")
+    ended = devalloc("wait", "vm/web", "--timeout=10ms")
+    assert "is not running after 0.01 s" in ended.err, "its policy starts it again"
+    machine["spec"]["restartPolicy"] = "Never"  # type: ignore[index]
+    devalloc("apply", "-f", "-", stdin=text(machine))
+    ended = devalloc("wait", "vm/web", "--timeout=1h")
+    assert "is not running and stays so, because it ended and its spec.restartPolicy is Never: it is" in ended.err
+    machine["spec"]["running"] = False  # type: ignore[index]
+    devalloc("apply", "-f", "-", stdin=text(machine))
+    stopped = devalloc("wait", "vm/web", "--timeout=1h")
+    assert (stopped.code, "is not running and stays so, because its spec.running is false: it is" in stopped.err) == (
+        1, True,
+    )  # fmt: skip
+    assert devalloc("wait", "vm/web", "--for=stopped").code == 0
     wrong = devalloc("wait", "vm/web", "--for=allocated")
     assert (wrong.code, wrong.err) == (
         2, "error: a VirtualMachine is never allocated; wait --for=running|stopped|deleted\n",

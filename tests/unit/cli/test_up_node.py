@@ -89,7 +89,8 @@ def test_that_it_does_not_run_beside_the_loops_cannot_be_overlooked(
 def test_it_is_tried_again_until_what_was_in_its_way_is_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tries: SimpleQueue[str] = SimpleQueue()
 
-    def served(_: StandaloneNode) -> None:
+    def served(one: StandaloneNode) -> None:
+        one._say("not root: the kernel will refuse to bind devices")
         tries.put("")
         if tries.qsize() < 3:
             raise Unavailable("no space left for the journal")
@@ -101,6 +102,7 @@ def test_it_is_tried_again_until_what_was_in_its_way_is_gone(monkeypatch: pytest
     plugin.initial_records()
     until(lambda: tries.qsize() == 3, "it was tried until it went")
     plugin.stop()
+    assert messages.pop(0) == "not root: the kernel will refuse to bind devices", "said once"
     assert len(messages) == 2
     assert all("no space left" in each for each in messages)
 

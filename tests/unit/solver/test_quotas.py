@@ -308,6 +308,18 @@ def test_a_quota_of_no_namespace_bounds_nobody(namespace: Any) -> None:
     assert "metadata.namespace" in [one["path"] for one in solve_manifests([pool(), wrong])["problems"]]
 
 
+@pytest.mark.parametrize("namespace", ["no\ud800such", "Not A Label"])
+def test_a_quota_of_a_namespace_that_no_claim_can_have_is_named(namespace: str) -> None:
+    quota_there = {**QUOTA, "metadata": {"name": "few", "namespace": namespace}}
+    answer = solve_manifests([pool(), device_class(), claim("a"), quota_there])
+    (problem,) = answer["problems"]
+    assert (problem["kind"], problem["name"], problem["path"]) == ("ResourceQuota", "few", "metadata.namespace")
+    assert "must be a DNS label" in problem["message"]
+    assert problem["message"].endswith("; the quota counts for no claim")
+    json.dumps(answer).encode()
+    assert reasons(answer) == {"a": None}
+
+
 @pytest.mark.parametrize("metadata", [{"namespace": "default"}, {"name": 3}, None, [], ...])
 def test_a_quota_of_no_name_bounds_nobody(metadata: Any) -> None:
     wrong = {**QUOTA, "metadata": metadata}

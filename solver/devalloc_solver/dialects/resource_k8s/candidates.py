@@ -316,7 +316,7 @@ def _device_field(offer: PublishedDevice, read: DeviceField) -> object:
             capacity = find_qualified(offer, offer.device.capacity, f"{read.domain}/{read.id}")
             return None if capacity is None else (capacity.value.nano, capacity.value.format)
     attribute = find_qualified(offer, offer.device.attributes, f"{read.domain}/{read.id}")
-    return None if attribute is None else (attribute.kind, attribute.is_list, attribute.values)
+    return None if attribute is None else (attribute.typed, attribute.is_list)
 
 
 def cel_device(offer: PublishedDevice) -> CelDevice | str:

@@ -6,12 +6,11 @@ answers write it in the same form.
 
 from __future__ import annotations
 
-import marshal
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import pydantic
 from pydantic import BeforeValidator, ConfigDict, FailFast, Field, PlainValidator
@@ -126,7 +125,6 @@ class ResourceAnswerRefused(errors.AnswerRefused):
 
 NUMBER_LIMIT = 2**64
 """The first whole number that no field can be."""
-MAX_SHARED = 4096
 
 
 class FieldError(ValueError):
@@ -215,23 +213,3 @@ Given = Annotated[bool, PlainValidator(_is_given)]
 """Whether the field is there, whatever it has."""
 Ignored = Annotated[None, PlainValidator(_ignore)]
 """A field that has no part in an allocation."""
-
-_shared: dict[bytes, Any] = {}
-
-
-def share(content: Any, read: Callable[[Any], Any]) -> Any:
-    """What ``read`` makes of a field; equal content is read once. For fields that many devices have alike.
-
-    The fields that use this differ in their type of content, so that what one has is nothing that another reads.
-    """
-    try:
-        key = marshal.dumps(content, 0)
-    except ValueError:
-        return read(content)
-    value = _shared.get(key)
-    if value is None:
-        value = read(content)
-        if len(_shared) >= MAX_SHARED:
-            _shared.clear()
-        _shared[key] = value
-    return value

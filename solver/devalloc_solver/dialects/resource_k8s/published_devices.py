@@ -249,10 +249,10 @@ def constraint_value(attribute: DeviceAttribute | None, gates: frozenset[str]) -
 
     While lists are switched off, a list is no value.
     """
-    if attribute is None or not attribute.values or (attribute.is_list and gate.LIST_ATTRIBUTES not in gates):
+    if attribute is None or not attribute.is_list:
+        return None if attribute is None else attribute.typed
+    if not attribute.values or gate.LIST_ATTRIBUTES not in gates:
         return None
-    if not attribute.is_list:
-        return attribute.kind, attribute.values[0]
     return frozenset((attribute.kind, value) for value in attribute.values)
 
 
@@ -402,9 +402,10 @@ def amounts_in_use(offer: PublishedDevice, usage: DeviceUsage) -> tuple[tuple[st
 def overdrawn_counters(offers: Sequence[PublishedDevice], usage: DeviceUsage) -> dict[int, str]:
     """Pools (by id of the object) with a counter of which more is in use than there is, and which counter that is."""
     worst_counters: dict[int, str] = {}
+    is_any_used = bool(usage.whole or usage.shared)
     for pool, members in _by_pool([offer for offer in offers if offer.pool.counters]):
         left = {"/".join(key): nano for key, nano in pool.counters.items()}
-        for offer in members:
+        for offer in members if is_any_used else ():
             if pool.state is PoolStatus.COMPLETE and usage.is_used(offer.id):
                 for name, nano in _draws(offer.device.consumes):
                     left[name] = left.get(name, nano) - nano

@@ -13,12 +13,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, Field, PlainValidator, WrapValidator
 
 from devalloc.api.fields import raise_faults
-from devalloc.api.json_content import INVALID_UNICODE, is_valid_unicode
+from devalloc.api.json_content import INVALID_UNICODE, ContentCache, is_valid_unicode
 from devalloc.api.quantity import type_name
 from devalloc.api.semver import SemVer, SemVerError
 from devalloc_solver.dialects.resource_k8s.fields import (
@@ -35,7 +35,6 @@ from devalloc_solver.dialects.resource_k8s.fields import (
     Text,
     Texts,
     Tolerant,
-    share,
     short_text,
 )
 
@@ -215,15 +214,23 @@ def _selector(expressions: list[NodeSelectorRequirement], names: list[NodeSelect
     return {"nodeSelectorTerms": [term]}
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceAttribute:
-    """A value with its type, one of ``int bool string version``; a list has its members in ``values``."""
+class DeviceAttribute(NamedTuple):
+    """A value with its type. Devices share most of their attributes."""
 
-    kind: str
-    values: tuple[int | bool | str, ...]
+    typed: tuple[str, Any]
+    """one of ``int bool string version``, and the value as relations compare it; of a list, all members"""
     is_list: bool = False
     fault: str | None = None
     """why the value cannot be read by a selector, or None"""
+
+    @property
+    def kind(self) -> str:
+        return self.typed[0]
+
+    @property
+    def values(self) -> tuple[int | bool | str, ...]:
+        """Several, or none, of a list."""
+        return self.typed[1] if self.is_list else self.typed[1:]
 
 
 _SCALARS: dict[object, type] = {"int": int, "bool": bool, "string": str, "version": str}
@@ -238,7 +245,7 @@ def read_attribute(content: object) -> DeviceAttribute:
     named = [name for name in content if content[name] is not None]
     if len(named) != 1 or (named[0] not in _SCALARS and named[0] not in _LISTS):
         kinds = f" ({', '.join(sorted(map(short_text, named)))})" if named else ""
-        return DeviceAttribute("none", (), fault=f"unsupported attribute value{kinds}")
+        return DeviceAttribute(("none", ()), is_list=True, fault=f"unsupported attribute value{kinds}")
     name = named[0]
     kind = _LISTS.get(name, name)
     given = content[name]
@@ -248,13 +255,8 @@ def read_attribute(content: object) -> DeviceAttribute:
             raise_faults([((name,), f"must be of type {name}, not {type_name(value)}")])
         if isinstance(value, str) and not is_valid_unicode(value):
             raise_faults([((name,), INVALID_UNICODE)])
-    return DeviceAttribute(kind, values, name in _LISTS, _attribute_fault(kind, values))
-
-
-@lru_cache(maxsize=4096)
-def _shared_attribute(kind: str, value: int | bool | str) -> DeviceAttribute:
-    """Devices have much the same attributes: most of them share one object."""
-    return DeviceAttribute(kind, (value,), False, _attribute_fault(kind, (value,)))
+    is_list = name in _LISTS
+    return DeviceAttribute((kind, values if is_list else given), is_list, _attribute_fault(kind, values))
 
 
 def _attribute_fault(kind: str, values: tuple[Any, ...]) -> str | None:
@@ -276,6 +278,11 @@ def _check_numbers(version: SemVer) -> None:
         raise SemVerError(f"has a number beyond 64 bits: {version.text[:60]!r}")
 
 
+_attributes: dict[tuple[str, Any], DeviceAttribute] = {}
+MAX_CACHED = 4_096
+"""How many attributes are cached; when the cache is full, it is cleared."""
+
+
 def share_attributes(content: Any, read: Callable[[Any], dict[str, DeviceAttribute]]) -> dict[str, DeviceAttribute]:
     """What ``read`` makes of attributes; attributes of the usual form share objects, and are read quickly."""
     if type(content) is not dict or not _are_ascii(tuple(content)):
@@ -284,10 +291,19 @@ def share_attributes(content: Any, read: Callable[[Any], dict[str, DeviceAttribu
     for name, value in content.items():
         if type(value) is not dict or len(value) != 1:
             return read(content)
-        ((kind, given),) = value.items()
-        if _SCALARS.get(kind) is not type(given) or (type(given) is str and not given.isascii()):
+        (typed,) = value.items()
+        kind, given = typed
+        if _SCALARS.get(kind) is not type(given):
             return read(content)
-        attributes[name] = _shared_attribute(kind, given)
+        attribute = _attributes.get(typed)
+        if attribute is None:
+            if type(given) is str and not given.isascii():
+                return read(content)
+            if len(_attributes) >= MAX_CACHED:
+                _attributes.clear()
+            fault = None if kind == "string" else _attribute_fault(kind, (given,))
+            attribute = _attributes[typed] = DeviceAttribute(typed, False, fault)
+        attributes[name] = attribute
     return attributes
 
 
@@ -368,14 +384,21 @@ class CounterSet(Strict):
     counters: dict[Text, Counter] = field(default_factory=dict)
 
 
+_capacities = ContentCache[dict[str, DeviceCapacity]]()
+_counter_sets = ContentCache[tuple[CounterSet, ...]]()
+_consumption = ContentCache[tuple[CounterConsumption, ...]]()
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SliceDevice(Strict, NodeAccess):
     """A device of a slice; names of attributes and capacities are as written, with or without a domain."""
 
     name: Needed
     attributes: Attributes = field(default_factory=dict)
-    capacity: Annotated[dict[Text, DeviceCapacity], WrapValidator(share)] = field(default_factory=dict)
-    consumes: Annotated[Items[CounterConsumption], WrapValidator(share), Field(alias="consumesCounters")] = ()
+    capacity: Annotated[dict[Text, DeviceCapacity], WrapValidator(_capacities.get)] = field(default_factory=dict)
+    consumes: Annotated[
+        Items[CounterConsumption], WrapValidator(_consumption.get), Field(alias="consumesCounters")
+    ] = ()
     taints: Items[DeviceTaint] = ()
     binds_to_node: Annotated[Flag, Field(alias="bindsToNode")] = False
     binding_conditions: Annotated[Texts, Field(alias="bindingConditions")] = ()
@@ -404,7 +427,7 @@ class ResourceSliceSpec(Strict, NodeAccess):
     driver: Needed
     pool: Annotated[SlicePool, Field(default_factory=dict, validate_default=True)]
     per_device: Annotated[Flag | None, Field(alias="perDeviceNodeSelection")] = None
-    counter_sets: Annotated[Items[CounterSet], Field(alias="sharedCounters")] = ()
+    counter_sets: Annotated[Items[CounterSet], WrapValidator(_counter_sets.get), Field(alias="sharedCounters")] = ()
     devices: Items[SliceDevice] = ()
     skip_node_operations: Annotated[Texts, Field(alias="skipNodeOperations")] = ()
     partition_type: Annotated[Ignored, Field(alias="partitionTypeAttribute")] = None

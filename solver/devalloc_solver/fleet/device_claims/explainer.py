@@ -227,7 +227,6 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, tuple[
             (),
             self.index.allowance.until,
             eligibility,
-            query.rules.problem_input,
             fleet,
         )
         unit = PlacementUnit((demand,), None, claim.pinned_node)

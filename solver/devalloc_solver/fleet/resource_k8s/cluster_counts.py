@@ -22,7 +22,8 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
     find_attribute,
     make_snapshot,
 )
-from devalloc_solver.explain.resource_k8s.availability import SHOWN, Availability
+from devalloc_solver.explain.funnel import SHOWN
+from devalloc_solver.explain.resource_k8s.availability import Availability
 from devalloc_solver.explain.typos import MAX_VALUES
 from devalloc_solver.fleet.equal_devices import EqualDevicesIndex
 from devalloc_solver.fleet.fleet_stats import FleetStats

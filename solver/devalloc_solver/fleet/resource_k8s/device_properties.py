@@ -23,7 +23,7 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
     qualified_attributes,
     resources_of,
 )
-from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, SliceDevice
+from devalloc_solver.dialects.resource_k8s.slices import ClusterNode
 from devalloc_solver.problem import snapshot as core
 
 RESERVED = frozenset((COMPATIBILITY_GROUP, UNAVAILABLE))
@@ -32,24 +32,14 @@ RESERVED = frozenset((COMPATIBILITY_GROUP, UNAVAILABLE))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceProperties:
-    """Equal for devices that no claim tells apart but by name and attributes."""
+    """The same object for devices that no claim tells apart but by name and attributes."""
 
-    offer: PublishedDevice
-    """the device itself; its index is that in the snapshot of its node"""
     is_broken: bool
     """the node has a pool that is incomplete or invalid"""
-    number: int
-    """of what is equal"""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, DeviceProperties) and self.number == other.number
-
-    def __hash__(self) -> int:
-        return self.number
 
 
-PropertyNumbers = dict[Hashable, int]
-"""What traits are made of, numbered as it is met."""
+MetProperties = dict[Hashable, DeviceProperties]
+"""Those that were met, by what they are made of."""
 
 
 def order_attribute(name: str) -> str:
@@ -58,9 +48,9 @@ def order_attribute(name: str) -> str:
 
 
 def published_device(device: core.Device) -> PublishedDevice:
-    traits = device.traits
-    assert isinstance(traits, DeviceProperties)
-    return traits.offer
+    """The device itself; its index is that in the snapshot of its node."""
+    assert isinstance(device.source, PublishedDevice)
+    return device.source
 
 
 def cel_value(value: Any) -> Scalar:
@@ -70,7 +60,7 @@ def cel_value(value: Any) -> Scalar:
 
 
 def local_snapshot(
-    node: str, pools: Iterable[ResourcePool], gates: frozenset[str], numbers: PropertyNumbers
+    node: str, pools: Iterable[ResourcePool], gates: frozenset[str], met: MetProperties
 ) -> core.Snapshot:
     """What a node has in pools of its own, in the order of the dialect."""
     seen = tuple(pools)
@@ -80,58 +70,51 @@ def local_snapshot(
     by_pool: dict[int, list[PublishedDevice]] = {}
     for offer in offers:
         by_pool.setdefault(id(offer.pool), []).append(offer)
+    capacities: dict[int, Hashable] = {}
     local_pools: list[core.Pool] = []
     for pool in seen:
+        of_pool = pool.state.value, is_broken, over.get(id(pool))
         devices = []
         for offer in by_pool.get(id(pool), ()):
-            attributes, rest = _read(offer, gates)
-            key = (rest, is_broken, over.get(id(pool)))
-            traits = DeviceProperties(offer, is_broken, numbers.setdefault(key, len(numbers)))
-            draws = draws_of(offer, gates)
-            resources = resources_of(offer)
+            attributes, types = _read_attributes(offer, gates)
+            key = (of_pool, types, _read_properties(offer, capacities))
+            traits = met.get(key)
+            if traits is None:
+                traits = met[key] = DeviceProperties(is_broken)
             devices.append(
                 core.Device(
                     offer.index,
                     len(local_pools),
                     offer.device.name,
                     attributes,
-                    resources,
-                    draws,
+                    resources_of(offer),
+                    draws_of(offer, gates),
                     None,
                     offer.is_shareable,
                     None,
                     traits,
+                    offer,
                 )
             )
-        counters = {"/".join(key): core.Resource(1, max(0, nano)) for key, nano in pool.counters.items()}
+        counters = {"/".join(key): core.Resource.shared(1, max(0, nano)) for key, nano in pool.counters.items()}
         local_pools.append(core.Pool(len(local_pools), node, pool.title, pool.driver, counters, tuple(devices)))
     return core.join_pools(local_pools, (node,))
 
 
-def _read(offer: PublishedDevice, gates: frozenset[str]) -> tuple[Mapping[str, Any], Hashable]:
-    """The attributes of a device that relations and selectors read, and what else there is to it."""
-    device = offer.device
-    names, own = full_names(tuple(device.attributes), offer.pool.driver), device.attributes.values()
-    is_faulty = False
-    if any(one.is_list or one.fault is not None for one in own) or not _are_usual(names):
-        attributes, types = _read_unusual(offer, gates)
-        is_faulty = any(attribute.fault is not None for attribute in own)
-    else:
-        attributes = {name: (one.kind, one.values[0]) for name, one in zip(names, own, strict=True)}
-        types = _types_of(names, tuple([one.kind for one in own]))
-    return attributes, (
-        types,
-        cel_device(offer) if is_faulty else None,
-        offer.slice.spec.skip_node_operations,
-        offer.pool.state,
-        _own_device(device),
-    )
-
-
-@lru_cache(maxsize=1024)
-def _are_usual(names: tuple[str, ...]) -> bool:
-    """Whether attributes have a name each, and none has a meaning to the core."""
-    return RESERVED.isdisjoint(names) and len({*names}) == len(names)
+def _read_attributes(offer: PublishedDevice, gates: frozenset[str]) -> tuple[Mapping[str, Any], Hashable]:
+    """The attributes of a device that relations and selectors read, and the types of all."""
+    own = offer.device.attributes
+    names = full_names(tuple(own), offer.pool.driver)
+    attributes: dict[str, Any] = {}
+    for name, (typed, is_list, fault) in zip(names, own.values(), strict=True):
+        if is_list or fault is not None:
+            break
+        attributes[name] = typed
+    if len(attributes) < len(names) or not RESERVED.isdisjoint(names):
+        unusual, types = _read_unusual(offer, gates)
+        is_faulty = any(attribute.fault is not None for attribute in own.values())
+        return unusual, (types, cel_device(offer) if is_faulty else None)
+    return attributes, _types_of(names, tuple([kind for kind, _ in attributes.values()]))
 
 
 @lru_cache(maxsize=1024)
@@ -158,9 +141,15 @@ def _read_unusual(
     return attributes, frozenset(types)
 
 
-def _own_device(device: SliceDevice) -> tuple[Hashable, ...]:
-    capacity = frozenset((name, c.value.nano, c.value.format, c.policy) for name, c in device.capacity.items())
+def _read_properties(offer: PublishedDevice, capacities: dict[int, Hashable]) -> tuple[Hashable, ...]:
+    """All else that claims can tell of a device. ``capacities``: those of the node that were read, by id."""
+    device = offer.device
+    capacity = capacities.get(id(device.capacity))
+    if capacity is None:
+        amounts = ((name, c.value.nano, c.value.format, c.policy) for name, c in device.capacity.items())
+        capacity = capacities[id(device.capacity)] = frozenset(amounts)
     return (
+        offer.slice.spec.skip_node_operations,
         capacity,
         device.taints,
         device.binds_to_node,

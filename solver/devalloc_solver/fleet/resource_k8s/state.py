@@ -23,7 +23,7 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
 from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, ResourceSlice
 from devalloc_solver.fleet.backend import Manifest, Name
 from devalloc_solver.fleet.node_index import HeldDevice, HeldDevices, HeldItem, Holders, NodeIndex
-from devalloc_solver.fleet.resource_k8s.device_properties import PropertyNumbers, local_snapshot
+from devalloc_solver.fleet.resource_k8s.device_properties import MetProperties, local_snapshot
 from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimRules, SharedDevices
 from devalloc_solver.problem.snapshot import Snapshot
 
@@ -65,7 +65,7 @@ class ClusterState:
     """changes with slices and nodes"""
     _rules: ResourceClaimRules | None = None
     _commons: SharedDevices | None = None
-    _numbers: PropertyNumbers = field(default_factory=dict)
+    _properties: MetProperties = field(default_factory=dict)
     _pools: dict[PoolId, dict[Name, None]] = field(default_factory=dict)
     _places: dict[PoolId, str | None] = field(default_factory=dict)
     """pool -> the node that it is of; None for one of the commons"""
@@ -222,7 +222,7 @@ class ClusterState:
         return self.book(self._pools)
 
     def _snapshot(self, node: str) -> Snapshot:
-        return local_snapshot(node, self.book(self._own[node]).pools(ClusterNode(node)), self.gates, self._numbers)
+        return local_snapshot(node, self.book(self._own[node]).pools(ClusterNode(node)), self.gates, self._properties)
 
     @property
     def common_holders(self) -> set[Key]:

@@ -1,0 +1,73 @@
+"""``devalloc top``: the fleet at a glance, live."""
+
+from __future__ import annotations
+
+import sys
+import time
+from functools import partial
+
+import click
+
+from devalloc.cli.command import parse_duration, verb
+from devalloc.cli.options.common import output_option
+from devalloc.cli.render.output import print_content
+from devalloc.cli.target import StoreTarget, missing_controller_note, open_readable_target, target_options
+
+
+@verb(
+    "top",
+    advice={
+        "": "it shows nodes, claims and machines together: devalloc top; for resource usage of machines: devalloc vm "
+        "top",
+    },
+)
+@click.option(
+    "--once", is_flag=True, help="Show it once and exit. This is the default if the output is not a terminal."
+)
+@click.option("--interval", type=parse_duration, default="2s", metavar="DURATION", help="How often to refresh.")
+@click.option(
+    "-n",
+    "--namespace",
+    metavar="NAME",
+    envvar="DEVALLOC_NAMESPACE",
+    help="Only claims, machines and quotas of this namespace. On a cluster, also for users who can read only one "
+    "namespace; default: the namespace of the kubeconfig's context.",
+)
+@output_option("table", "wide", "json", "yaml")
+@target_options
+def top(once: bool, interval: float, namespace: str | None, output: str, place: StoreTarget) -> int:
+    """Show nodes with free and used devices, waiting claims with reasons, and machines, until Ctrl-C.
+
+    AVAILABLE is the same number as in `devalloc get pools` and `kubectl get dpool`. A device is held, shared, free,
+    unavailable (with the reason) or excluded (other partitions of its card are in use). -o wide also shows cards, and
+    devices that are not free with their claims. For resource usage of machines: `devalloc vm top`.
+
+    \b
+    devalloc top
+    devalloc top --once -o wide
+    devalloc top -n team-a
+    devalloc top --kubeconfig ~/.kube/config
+    """
+    from devalloc.cli.render.fleet import live_screen, overview_json, overview_lines
+    from devalloc.cli.target import current_namespace
+    from devalloc.controller.overview.cache import MIN_SECONDS, OverviewCache
+
+    own = namespace or (current_namespace(place.kubeconfig) if place.is_cluster else None) or "default"
+    with open_readable_target(place, own) as source:
+        sight = OverviewCache(
+            source,
+            source if place.is_cluster else None,
+            namespace=namespace,
+            remarks=partial(missing_controller_note, source),
+        )
+        if output in ("json", "yaml"):
+            print_content(overview_json(sight.latest().overview), output)
+        elif once or not sys.stdout.isatty():
+            for line in overview_lines(sight.latest().overview, wide=output == "wide"):
+                click.echo(line)
+        else:
+            with live_screen(wide=output == "wide") as show:
+                while True:
+                    show(sight.latest())
+                    time.sleep(max(interval, MIN_SECONDS))
+    return 0
