@@ -1,4 +1,5 @@
-"""Users of devices: what the host itself needs (reserved), and what a process has open (in use).
+"""Users of devices: what the host itself needs (reserved), and what a process has open (in use);
+and the block devices of drives.
 
 Read from /proc and sysfs below the same root. Nothing is assumed beyond what a recording contains. A file that exists
 but cannot be read makes every device reserved that it could concern. These answers are for choosing; the code that
@@ -11,12 +12,53 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from devalloc.device_kinds import DEVICE_KINDS, find_kind
+from devalloc.device_kinds import DEVICE_KINDS, STORAGE, find_kind
 from devalloc.inventory.nic import network_interfaces
 from devalloc.inventory.pci import Address, PciFunction
-from devalloc.inventory.storage import block_devices, nvme_controllers
 from devalloc.inventory.sysfs import Folder, Tree, ipv4_interfaces, open_device_nodes
 from devalloc.inventory.vgpu import mdev_groups
+
+_STORAGE = 0x01
+_USB = 0x0C03
+_CONTROLLER = re.compile(r"nvme[0-9]+", re.ASCII)
+_NAMESPACE = re.compile(r"(nvme[0-9]+)(?:c[0-9]+)?(n[0-9]+)", re.ASCII)
+
+
+def nvme_controllers(function: PciFunction) -> list[str]:
+    """The names of the controllers a driver has made of the function: ``nvme0``."""
+    names = function.folder.names("nvme") if "nvme" in function.entries else ()
+    return [name for name in names if _CONTROLLER.fullmatch(name)]
+
+
+def block_devices(function: PciFunction) -> Iterator[Folder]:
+    """The disks and partitions on the function, also of a USB or disk controller. With multipath a disk of NVMe hangs
+    below a virtual subsystem instead."""
+    is_nvme = STORAGE.matches(function.subclass, function.vendor, function.device)
+    if not is_nvme and (function.base_class == _STORAGE or function.subclass == _USB):
+        yield from _block_devices_below(function)
+    for controller in nvme_controllers(function):
+        for name in function.folder.names("nvme", controller):
+            match = _NAMESPACE.fullmatch(name)
+            if match is None:
+                continue
+            system = function.folder.tree.sys
+            head = system.folder("class", "block", match[1] + match[2]) if system else None
+            disk = head or function.folder.folder("nvme", controller, name)
+            if disk is not None:
+                yield disk
+                parts = [name for name in disk.names() if name.startswith(f"{disk.name}p")]
+                yield from filter(None, map(disk.folder, parts))
+
+
+def _block_devices_below(function: PciFunction) -> Iterator[Folder]:
+    """Block devices whose folders lie below the function's."""
+    system = function.folder.tree.sys
+    listing = system.folder("class", "block") if system else None
+    for name in listing.names() if listing else ():
+        disk = listing.folder(name) if listing else None
+        if disk is not None and disk.path.startswith(f"{function.folder.path}/"):
+            yield disk
+
 
 _INIT_NAMESPACE = "pid:[4026531836]"
 """The number that Linux gives the machine's own process namespace (PROC_PID_INIT_INO)."""

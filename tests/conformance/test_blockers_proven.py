@@ -32,7 +32,6 @@ def test_reasons_are_the_same_whether_or_not_they_ask_again_what_the_search_has_
                 placements,
                 None,
                 ready.eligibility,
-                problem_input,
                 is_proven=is_proven,
             )
             answers.append([explainer.explain(unit, {}) for unit in left_out])

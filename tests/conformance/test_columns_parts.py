@@ -11,11 +11,11 @@ import pytest
 
 from benchmarks.fleets import scenario
 from devalloc_solver.bounds.device_bound import GRID
-from devalloc_solver.columns import patterns
+from devalloc_solver.columns import neighbourhood, patterns
 from devalloc_solver.columns import state_network as networks
 from devalloc_solver.columns.bins import BinShape
 from devalloc_solver.columns.claim_kinds import group_units
-from devalloc_solver.columns.neighbourhood import OpenPacking
+from devalloc_solver.columns.neighbourhood import OpenPacking, repair
 from devalloc_solver.columns.node_geometry import DeviceCell, Geometry
 from devalloc_solver.columns.packing import Packing
 from devalloc_solver.columns.patterns import LocalChoice, LocalClaim, LocalRequest, find_patterns
@@ -358,4 +358,24 @@ def test_a_packing_taken_apart_can_be_put_together_again() -> None:
     assert (again.free == packing.free).all()
     assert (again.gone == packing.gone).all()
     assert again.taken == packing.taken
+    assert [a + b for a, b in zip(again.counts(), open_packing.left, strict=True)] == wanted(state_space)
+
+
+@pytest.mark.parametrize("most", [0, 40, 10_000])
+def test_a_repair_leaves_bins_with_too_many_patterns_and_loses_nothing(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(neighbourhood, "REPAIR_PATTERNS", most)
+    state_space = board_of(6, 40, 5)
+    supply = state_space.supply()
+    packing = LevelSolver(state_space, supply, wanted(state_space)).best
+    open_packing = OpenPacking.of(packing, supply, wanted(state_space))
+    before = list(open_packing.paths)
+    chosen = range(min(8, len(before)))
+    sizes = [neighbourhood.count_patterns(state_space, before[n][0], range(len(state_space.kinds))) for n in chosen]
+    won = repair(open_packing, chosen, min(state_space.priorities))
+    changed = [number for number in chosen if open_packing.paths[number] != before[number]]
+    assert sum(sizes[number] for number in changed[1:]) <= most
+    again = open_packing.pack(supply)
+    assert won < 0 or sum(again.satisfied().values()) >= sum(packing.satisfied().values())
     assert [a + b for a, b in zip(again.counts(), open_packing.left, strict=True)] == wanted(state_space)

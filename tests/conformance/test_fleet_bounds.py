@@ -13,9 +13,9 @@ from devalloc_solver.check import cel_results, specs
 from devalloc_solver.check.resource_k8s import cel_results as resource_results
 from devalloc_solver.check.resource_k8s import plain_answers
 from devalloc_solver.explain.device_claims import typos
-from devalloc_solver.fleet import change_log, claim_reader, node_index, pool_states, unique_attribute_search
+from devalloc_solver.fleet import claim_reader, node_index, node_selection, pool_states, unique_attribute_search
 from devalloc_solver.fleet import explainer as kept
-from devalloc_solver.fleet.device_claims import explainer, representative_nodes, rules
+from devalloc_solver.fleet.device_claims import explainer, rules
 from devalloc_solver.fleet.resource_k8s import explainer as resource_explainer
 from devalloc_solver.fleet.resource_k8s import full_solve
 from devalloc_solver.fleet.resource_k8s import rules as resource_rules
@@ -55,7 +55,7 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Fleet:
         (unique_attribute_search, "SPARE_ENTRIES", 10),
         (rules, "MAX_SHAPES", 8),
         (rules, "MAX_VERDICTS", 100),
-        (change_log, "MIN_CHANGES_KEPT", 20),
+        (node_index, "MIN_CHANGES_KEPT", 20),
         (claim_reader, "MAX_SPECS", 8),
         (specs, "MAX_SPECS", 8),
         (cel_results, "MAX_EXPRESSIONS", 8),
@@ -65,7 +65,7 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Fleet:
         (explainer, "MAX_SCREENS", 4),
         (kept, "MAX_SUBSETS", 4),
         (explainer, "MAX_REFINEMENTS", 1),
-        (representative_nodes, "MAX_BOUNDS", 20),
+        (node_selection, "MAX_BOUNDS", 20),
     ):
         monkeypatch.setattr(module, name, most)
     manifests = [gpus(f"p{n}", f"n{n}", f"m{n % 3}") for n in range(NODES)]

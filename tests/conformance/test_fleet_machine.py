@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from devalloc.api.meta import GROUP
 from devalloc_solver import Fleet, solve_manifests
-from devalloc_solver.fleet import group_attributes, node_index
+from devalloc_solver.fleet import equal_devices, node_index
 from devalloc_solver.fleet.device_claims.backend import DeviceClaimFleet
 from devalloc_solver.fleet.device_claims.state import DeviceFleetState
 from tests.support.identity_attributes import with_identities
@@ -235,7 +235,7 @@ class TestFleetOfVariedAttributes(FleetMachine.TestCase):
 
     @pytest.fixture(autouse=True)
     def _varied(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(group_attributes, "VARIED_ABOVE", 1)
+        monkeypatch.setattr(equal_devices, "VARIED_ABOVE", 1)
 
 
 class IdentifiedMachine(FleetMachine):
@@ -258,5 +258,5 @@ class TestFleetOfScatteredIdentities(IdentifiedMachine.TestCase):
 
     @pytest.fixture(autouse=True)
     def _scattered(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(group_attributes, "NODE_KINDS", 1)
+        monkeypatch.setattr(equal_devices, "NODE_KINDS", 1)
         monkeypatch.setattr(node_index, "NODE_KINDS", 1)

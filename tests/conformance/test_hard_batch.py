@@ -26,7 +26,7 @@ Manifest = dict[str, Any]
 RUNNER = """
 import sys, time
 from pathlib import Path
-from devalloc.controller.reconcile import device_claims as allocate
+from devalloc.controller.reconcile import loop as allocate
 from devalloc.controller.standalone import Standalone, handling_signals
 
 store, begin, go = map(Path, sys.argv[1:])

@@ -16,11 +16,11 @@ from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES
 from devalloc_solver.dialects.resource_k8s.manifests import read_documents
 from devalloc_solver.dialects.resource_k8s.pools import SliceBook
 from devalloc_solver.dra import solve_manifests
-from devalloc_solver.fleet import group_attributes
+from devalloc_solver.fleet import equal_devices
 from devalloc_solver.fleet.node_index import NodeIndex
 from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet
 from devalloc_solver.fleet.resource_k8s.full_solve import FullCluster
-from devalloc_solver.fleet.resource_k8s.state import ClusterState
+from devalloc_solver.fleet.resource_k8s.state import ClusterState, usage_of
 from tests.support.dra_random_clusters import RandomCluster, is_held, name_of
 from tests.support.dra_random_pools import Manifest
 
@@ -180,7 +180,7 @@ def comparable_state(state: ClusterState) -> dict[str, object]:
             name: [(pool.name, [device.name for device in pool.devices]) for pool in record.snapshot.pools]
             for name, record in index.records.items()
         },
-        "holders": {key: (t.priority, t.usage.whole, t.usage.shared) for key, t in state.allocations.items()},
+        "holders": {key: (t.priority, usage_of(t).whole, usage_of(t).shared) for key, t in state.allocations.items()},
         "shares": state.share_ids,
         "commons": {(offer.id, offer.nodes) for offer in state.rules.shared_devices.offers},
         "broken": state.rules.shared_devices.broken,
@@ -196,8 +196,8 @@ def comparable_state(state: ClusterState) -> dict[str, object]:
 @pytest.mark.parametrize("seed", range(40))
 def test_a_warm_cluster_answers_as_one_that_is_read_afresh(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if seed % 2:  # few values already are many
-        monkeypatch.setattr(group_attributes, "VARIED_ABOVE", 3)
-        monkeypatch.setattr(group_attributes, "NODE_KINDS", 2)
+        monkeypatch.setattr(equal_devices, "VARIED_ABOVE", 3)
+        monkeypatch.setattr(equal_devices, "NODE_KINDS", 2)
     missed: list[bool] = []
     by_index, by_world = NodeIndex.find, FullCluster.find
 

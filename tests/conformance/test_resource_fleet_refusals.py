@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from devalloc_solver.dra import solve_manifests
-from devalloc_solver.fleet import group_attributes
+from devalloc_solver.fleet import equal_devices
 from devalloc_solver.fleet.resource_k8s import explainer
 from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet
 from devalloc_solver.fleet.resource_k8s.full_solve import FullCluster
@@ -231,7 +231,7 @@ def test_refusals_of_named_devices_are_those_of_the_whole_cluster(
 @pytest.mark.parametrize("seed", range(2))
 def test_refusals_are_those_of_the_whole_cluster(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if seed % 2:
-        monkeypatch.setattr(group_attributes, "VARIED_ABOVE", 40)
+        monkeypatch.setattr(equal_devices, "VARIED_ABOVE", 40)
         monkeypatch.setattr(explainer, "FEW_NODES", 1)
     asked_of_all = whole_cluster_asked(monkeypatch)
     rng = Random(seed)

@@ -12,7 +12,7 @@ import grpc
 
 from devalloc.api.pool import DevicePool
 from devalloc_node.binding.binding import HealthState
-from devalloc_node.claims.dry_run import planned_steps
+from devalloc_node.claims.steps import planned_steps
 from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.lifecycle import MachineLifecycle as RealMachines
 from devalloc_node.metrics.registry import NodeMetrics

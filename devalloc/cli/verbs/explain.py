@@ -58,7 +58,7 @@ def solve(
     devalloc solve -f claim.yaml --kubeconfig ~/.kube/config
     """
     from devalloc.cli.documents import print_answer_problems
-    from devalloc.cli.render.answers import print_answers
+    from devalloc.cli.render.explanation import print_answers
     from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
 
     question = load_solver_input(files, namespace, place, with_store)

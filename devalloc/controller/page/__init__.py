@@ -2,11 +2,10 @@
 
 The page works without scripts; ``static/page.js`` keeps it up to date.
 
-- ``pages``: requests and responses; ``login``: who may see it
+- ``pages``: requests and responses, and who may see it
 - ``view``: what is shown of an overview, as values for the HTML of ``templates/``
 """
 
-from devalloc.controller.page.login import SingleTokenAuthorizer
-from devalloc.controller.page.pages import PATH, FleetPage
+from devalloc.controller.page.pages import PATH, FleetPage, SingleTokenAuthorizer
 
 __all__ = ["PATH", "FleetPage", "SingleTokenAuthorizer"]

@@ -1,17 +1,23 @@
-"""Requests below the page's path, and their responses."""
+"""Requests below the page's path, their authentication, and their responses.
+
+A token comes in a header, or in a cookie that only this page gets and no script reads. The cookie holds the token
+itself: each replica knows it, and a restart signs no one out. It goes with the browser.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import gzip
 import hashlib
+import hmac
 import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from http.cookies import SimpleCookie
 from importlib import resources
 from typing import TypeVar
-from urllib.parse import quote
+from urllib.parse import parse_qs, quote, urlsplit
 
 from aiohttp import web
 from jinja2 import Environment, FunctionLoader, StrictUndefined
@@ -21,12 +27,75 @@ from devalloc.controller.authorization import REFILL_SECONDS, Authorizer, Bounde
 from devalloc.controller.overview import AmountTexts, Overview
 from devalloc.controller.overview.cache import CachedOverview, OverviewCache
 from devalloc.controller.overview.model import count_noun, format_users
-from devalloc.controller.page import login
 from devalloc.controller.page.view import MAX_SEARCH, PageQuery, holders_text, overview_view
 from devalloc.controller.site import SitePage
 from devalloc.net.http_server import HttpResponse, read_body
 from devalloc.store import Store, StoreError
 from devalloc.version import VERSION
+
+MAX_TOKEN = 3800
+"""Characters; a browser keeps no longer cookies."""
+MAX_FORM = 8192
+
+_PORT = re.compile(r":(\d{1,5})$", re.ASCII)
+_TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*")
+
+
+class SingleTokenAuthorizer:
+    """The owner of this token may read everything."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token.encode()
+
+    def status(self, token: str | None, path: str) -> int:
+        """200 or 401."""
+        return 200 if token and hmac.compare_digest(token.encode("utf-8", "replace"), self._token) else 401
+
+
+def cookie_name(request: web.BaseRequest) -> str:
+    """With TLS one that no other host and no unencrypted connection can set. Another port has another cookie."""
+    port = _PORT.search(request.headers.get("Host", ""))
+    return "__Host-devalloc" if request.secure else f"devalloc-{port[1] if port else 80}"
+
+
+def request_token(request: web.BaseRequest) -> str | None:
+    """From ``Authorization: Bearer``, else from the cookie."""
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return token.strip() or None
+    return request.cookies.get(cookie_name(request)) or None
+
+
+def token_cookie(request: web.BaseRequest, token: str) -> str:
+    """The header that has the browser keep the token; "" as token makes it forget."""
+    name = cookie_name(request)
+    cookie: SimpleCookie = SimpleCookie()
+    cookie[name] = token
+    morsel = cookie[name]
+    morsel["path"], morsel["httponly"], morsel["samesite"], morsel["secure"] = "/", True, "Strict", request.secure
+    if not token:
+        morsel["max-age"] = 0
+    return morsel.OutputString()
+
+
+def is_same_origin(request: web.BaseRequest) -> bool:
+    """Whether a form was sent by this very page: no other page can sign a user in or out."""
+    site = request.headers.get("Sec-Fetch-Site")
+    if site is not None:
+        return site == "same-origin"
+    origin = request.headers.get("Origin")
+    return origin is None or urlsplit(origin).netloc == request.headers.get("Host")
+
+
+def token_of_form(form: bytes) -> str | None:
+    """The token in a form that was sent; None where there is none that could be one."""
+    try:
+        fields = parse_qs(form.decode(), max_num_fields=4)
+    except ValueError:
+        return None
+    token = fields.get("token", [""])[0].strip()
+    return token if len(token) <= MAX_TOKEN and _TOKEN.fullmatch(token) else None
+
 
 _PHASE_STYLES = {"Running": "free", "Failed": "unavailable", "Unknown": "unavailable"}
 _REFUSALS = {
@@ -157,16 +226,16 @@ class FleetPage:
         if request.method == "POST":
             if path not in ("login", "logout"):
                 return HttpResponse(405, b"must be GET", headers={"Allow": "GET, HEAD"})
-            if not login.is_same_origin(request):
+            if not is_same_origin(request):
                 return HttpResponse(403, b"this form was sent by another page")
-            return await self._login(request) if path == "login" else _redirect("./", login.token_cookie(request, ""))
+            return await self._login(request) if path == "login" else _redirect("./", token_cookie(request, ""))
         if (name := path.removeprefix("static/")) in _STATIC and name != path:
             return _static(request, name)
         if path == "login":
             return self._form(200)
         if path not in ("", "view"):
             return HttpResponse(404, b"there is nothing here")
-        status = await self._status(request, login.request_token(request))
+        status = await self._status(request, request_token(request))
         if status != 200:
             return self._refused(request, status, is_page=path == "")
         query = PageQuery.of(request.query)
@@ -177,12 +246,12 @@ class FleetPage:
             return self._form(429)
         self._forms += 1
         try:
-            token = login.token_of_form(await read_body(request, login.MAX_FORM, FORM_SECONDS))
+            token = token_of_form(await read_body(request, MAX_FORM, FORM_SECONDS))
         finally:
             self._forms -= 1
         status = 401 if token is None else await self._status(request, token)
         if token is not None and status == 200:
-            return _redirect("./", login.token_cookie(request, token))
+            return _redirect("./", token_cookie(request, token))
         return self._form(status)
 
     async def _status(self, request: web.BaseRequest, token: str | None) -> int:
@@ -205,7 +274,7 @@ class FleetPage:
         return _compressed(request, HttpResponse(200, body.encode("utf-8", "replace"), HTML, {"ETag": mark}))
 
     def _refused(self, request: web.BaseRequest, status: int, *, is_page: bool) -> HttpResponse:
-        if status == 401 and login.request_token(request) is None:
+        if status == 401 and request_token(request) is None:
             return self._form(200 if is_page else 401)  # nothing was refused
         return self._form(status)
 

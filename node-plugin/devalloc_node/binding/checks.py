@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import TypeVar
 
 from devalloc.device_kinds import DEVICE_KINDS
-from devalloc.inventory import locate, nic, storage, vgpu
+from devalloc.inventory import device_users, locate, nic, vgpu
 from devalloc.inventory.cards import PciPort, kind_of
 from devalloc.inventory.device_users import DeviceUsers, device_node_paths, visibility_problem
 from devalloc.inventory.locate import LocatedDevice, group_members, mdev_folder, read_function
@@ -168,7 +168,7 @@ def _refuse_reserved(tree: Tree, function: PciFunction, holders: DeviceUsers) ->
     need = holders.reserved(function)
     if need is not None:
         raise Denied("DeviceReserved", f"{function.address} is reserved for the host: {need}")
-    blocks = list(storage.block_devices(function))
+    blocks = list(device_users.block_devices(function))
     for block in blocks:
         refuse_kernel_use(tree, block.name, str(function.address))
     if holders.interfaces(function) and _is_unreadable(tree, "net", "route"):

@@ -9,8 +9,7 @@ from devalloc.inventory.pci import Address
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.claims.journal_content import prepared_of
 from devalloc_node.journal import ClaimState
-from devalloc_node.journal.protocol import JournalReader
-from devalloc_node.journal.records import WITHHELD
+from devalloc_node.journal.protocol import WITHHELD, JournalReader
 from devalloc_node.model.step import Prepared
 
 

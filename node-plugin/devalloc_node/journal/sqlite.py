@@ -30,7 +30,7 @@ from devalloc.store.database_copies import copy_database, flush_replaced, restor
 from devalloc.store.errors import Damaged, NoSpace, StoreError, StoreLocked, Unavailable, Unusable
 from devalloc.store.paths import file_identity, wal_path
 from devalloc_node.errors import Failed
-from devalloc_node.journal.records import (
+from devalloc_node.journal.protocol import (
     USE,
     WITHHELD,
     ClaimRecord,

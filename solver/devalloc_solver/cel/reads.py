@@ -78,9 +78,7 @@ def _step(node: Node) -> tuple[Node, str] | None:
 def _collect(node: Node, variables: Places, collected: set[tuple[str, ...]]) -> None:
     if isinstance(node, Literal):
         return
-    place = place_of(node, variables)
-    if place is None and isinstance(node, Call) and node.function == "@in":
-        place = _place_of_member(node.arguments[0], node.arguments[1], variables)
+    place = _place_read(node, variables)
     if place is not None:
         if place.steps != 0:
             raise _DependsOnDevice
@@ -92,26 +90,75 @@ def _collect(node: Node, variables: Places, collected: set[tuple[str, ...]]) -> 
             _collect(part, variables, collected)
 
 
-def _place_of_member(key: Node, container: Node, variables: Places) -> Place | None:
-    """``"x" in container`` asks only whether x is present."""
-    within = place_of(container, variables)
-    if within is None or within.steps != 1 or not isinstance(key, Literal) or not isinstance(key.value, str):
-        return None
-    return within.below(key.value)
+def _place_read(node: Node, variables: Places) -> Place | None:
+    """The place that a node denotes, or ``"x" in place`` looks into: that asks only whether x is present."""
+    place = place_of(node, variables)
+    if place is None and isinstance(node, Call) and node.function == "@in":
+        key, container = node.arguments
+        within = place_of(container, variables)
+        if within is not None and within.steps == 1 and isinstance(key, Literal) and isinstance(key.value, str):
+            return within.below(key.value)
+    return place
 
 
 def _collect_fold(fold: Comprehension, variables: Places, collected: set[tuple[str, ...]]) -> None:
-    start = place_of(fold.start, variables) if is_binding(fold) else None
-    hidden = (fold.variable, fold.second_variable, fold.accumulator)
-    own = {name: place for name, place in variables.items() if name not in hidden}
-    if start is not None and start.steps != 0:
-        own[fold.accumulator] = start
+    own = _places_within(fold, variables)
+    if fold.accumulator in own:
         _collect(fold.result, own, collected)
         return
     for part in (fold.range, fold.start):
         _collect(part, variables, collected)
     for part in (fold.condition, fold.step, fold.result):
         _collect(part, own, collected)
+
+
+def _places_within(fold: Comprehension, variables: Places) -> Places:
+    """The places that variables denote in a comprehension, which hides some and may bind one."""
+    hidden = (fold.variable, fold.second_variable, fold.accumulator)
+    own = {name: place for name, place in variables.items() if name not in hidden}
+    start = place_of(fold.start, variables) if is_binding(fold) else None
+    if start is not None and start.steps != 0:
+        own[fold.accumulator] = start
+    return own
+
+
+def nodes_with_places(root: Node, variables: Places) -> Iterator[tuple[Node, Places]]:
+    """The node and all below it, in their order, each with the places that its variables denote."""
+    pending = [(root, variables)]
+    while pending:
+        node, outside = pending.pop()
+        yield node, outside
+        within = _places_within(node, outside) if isinstance(node, Comprehension) else outside
+        first, others = children(node)[:2], children(node)[2:]  # of a comprehension the range and the start, the rest
+        pending += reversed([*((part, outside) for part in first), *((part, within) for part in others)])
+
+
+def value_path(node: Node, variables: Places) -> tuple[str, ...] | None:
+    """The path of the value that a node reads, or only looks for (``has``, ``in``); None if it does neither."""
+    place = _place_read(node, variables)
+    return place.path if place is not None and place.steps == 0 else None
+
+
+Comparison = tuple[str, tuple[str, ...], object]
+"""(operator, path, literal)"""
+_SWAPPED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+
+
+def comparisons(node: Node, variables: Places) -> Iterator[Comparison]:
+    """What a node compares with literals: ``device.a == literal``, or ``device.a in [literals]``."""
+
+    def path_of(part: Node) -> tuple[str, ...] | None:
+        place = place_of(part, variables)
+        return None if place is None or place.steps != 0 or is_optional(part) else place.path
+
+    match node:
+        case Call(function="@in", arguments=(left, ListOf(elements=items))) if (path := path_of(left)) is not None:
+            yield from (("==", path, item.value) for item in items if isinstance(item, Literal))
+        case Call(arguments=(left, right)) if (operator := node.function.strip("_")) in _SWAPPED:
+            if (path := path_of(left)) is not None and isinstance(right, Literal):
+                yield operator, path, right.value
+            elif (path := path_of(right)) is not None and isinstance(left, Literal):
+                yield _SWAPPED[operator], path, left.value
 
 
 Equality = tuple[tuple[str, ...], tuple[object, ...]]

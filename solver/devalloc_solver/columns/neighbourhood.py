@@ -10,8 +10,9 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,10 @@ from devalloc_solver.columns.pricing import PathValues
 from devalloc_solver.columns.state_network import NetworkPart, User
 from devalloc_solver.columns.state_space import StateSpace
 
-REPAIR_LIMIT = 0.1
+REPAIR_LIMIT = 0.05
 """CP-SAT's deterministic time (roughly seconds) for one neighbourhood."""
+REPAIR_PATTERNS = 400
+"""Patterns of a neighbourhood of several bins: with more, that time ends before there is any solution."""
 NEGLIGIBLE = GRID // 1000
 """Waste that is rounding."""
 HIGHER_PRIORITY_WEIGHT = 100
@@ -92,10 +95,18 @@ class _RepairBin:
 
 def repair(open_packing: OpenPacking, chosen: Sequence[int], priority: int, ends: float | None = None) -> int:
     """Place anew what is in these bins and what is left. Returns what is won, in claims of the priority; the packing is
-    changed where that is not negative. Nothing is won where it takes longer than to ``ends`` (monotonic time)."""
+    changed where that is not negative. Nothing is won where it takes longer than to ``ends`` (monotonic time).
+
+    The last of the bins stay as they are where all of them have too many patterns."""
     from ortools.linear_solver import pywraplp
 
     kinds = open_packing.state_space.kinds
+    users = [{user[0] for user, _ in open_packing.paths[number][1] if user is not None} for number in chosen]
+    wanted = {kind for kind, left in enumerate(open_packing.left) if left > 0}.union(*users)
+    open_kinds = {kind for kind in wanted if kinds[kind].priority >= priority}
+    sizes = accumulate(count_patterns(open_packing.state_space, open_packing.paths[n][0], open_kinds) for n in chosen)
+    few = sum(size <= REPAIR_PATTERNS for size in sizes)
+    chosen = chosen[: max(1, few)]
     inside: Counter[int] = Counter(
         user[0] for number in chosen for user, _ in open_packing.paths[number][1] if user is not None
     )
@@ -123,6 +134,23 @@ def repair(open_packing: OpenPacking, chosen: Sequence[int], priority: int, ends
     return repair_model.solve(chosen, before, weight)
 
 
+def count_patterns(state_space: StateSpace, start: int, kinds: Container[int]) -> int:
+    """How many patterns of these kinds fit into a bin that starts in a state."""
+    part = state_space.part_of(start)
+    row = part.lattice.rows[start - part.offset]
+    return sum(len(patterns) for _, _, patterns in _patterns_of(part, row, kinds))
+
+
+def _patterns_of(part: NetworkPart, row: Ints, kinds: Container[int]) -> Iterator[tuple[LocalChoice, list[User], Ints]]:
+    """(way, its users of these kinds, what each of its patterns takes) of all ways that have any in a row."""
+    shape = part.lattice.shape
+    for way, counts in shape.patterns.items():
+        users = [user for user in part.users.get(way, ()) if user[0] in kinds]
+        if users:
+            takes = np.concatenate([counts, counts @ shape.draws], axis=1)
+            yield way, users, takes[(takes <= row).all(axis=1)]
+
+
 class _RepairModel:
     """The model of one neighbourhood."""
 
@@ -146,14 +174,10 @@ class _RepairModel:
             before = target
         one = _RepairBin(start, part, part.lattice.rows[start - part.offset], opened)
         self.bins.append(one)
-        shape = part.lattice.shape
         capacity = [self.solver.Constraint(0, int(free)) for free in one.row]
-        for way, counts in shape.patterns.items():
-            users = [user for user in part.users.get(way, ()) if user[0] in self.available]
-            if users:
-                takes = np.concatenate([counts, counts @ shape.draws], axis=1)
-                for pattern in takes[(takes <= one.row).all(axis=1)]:
-                    self.add_pattern(one, way, pattern, users, capacity)
+        for way, users, patterns in _patterns_of(part, one.row, self.available):
+            for pattern in patterns:
+                self.add_pattern(one, way, pattern, users, capacity)
         for card, count in opened.items():
             row = self.solver.Constraint(count, count)
             for cell, state in part.opened.items():

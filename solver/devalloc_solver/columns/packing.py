@@ -5,7 +5,7 @@ Bins of one state are interchangeable, so a path belongs to a state it starts in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -110,47 +110,66 @@ class PackingChoices:
     """state of the card to be opened first, or -1"""
     insides: dict[User, Ints]
     """and the state it is in after"""
-    roomy: dict[User, Ints]
-    """positions in these, with most room first"""
+    weight: Ints
+    """state -> devices that are free"""
+    _roomy: dict[User, Ints] = field(default_factory=dict)
+
+    def roomy(self, user: User) -> Ints:
+        """Positions in these, with most room first."""
+        if user not in self._roomy:
+            self._roomy[user] = np.argsort(-self.weight[self.sources[user]], kind="stable")
+        return self._roomy[user]
 
     @classmethod
     def by_loss(cls, state_space: StateSpace, worth: Ints) -> PackingChoices:
         """``worth``: state (and one more, of none) -> what it is still good for, in any unit."""
         network = state_space.network
         loss = worth[network.source] - worth[network.target] - worth[network.inner]
-        # Arcs of one source and label stand together: of each such group the first with the least loss.
-        groups = np.flatnonzero(np.diff(network.source * len(network.users) + network.label, prepend=-1))
-        sizes = np.diff(groups, append=len(loss))
-        least = np.flatnonzero(loss == np.repeat(np.minimum.reduceat(loss, groups), sizes)) if len(loss) else groups
-        best = least[np.searchsorted(least, groups)]
-        best = best[np.argsort(network.label[best], kind="stable")]
-        labels = network.label[best]
-        bounds = np.searchsorted(labels, np.arange(len(network.users) + 1))
+        # Of each group of arcs of one source and label the first with the least loss.
+        groups = network.arc_groups()
+        least = loss
+        if len(loss):
+            least = np.flatnonzero(loss == np.repeat(np.minimum.reduceat(loss, groups.first), groups.sizes))
+        best = least[np.searchsorted(least, groups.first)][groups.order]
         opening: dict[int, list[int]] = {}
         for arc in best[network.inner[best] < network.states].tolist():
             opening.setdefault(int(network.inner[arc]), []).append(arc)
-        by_user: dict[User, list[tuple[Ints, Ints, Ints, Ints, Ints]]] = {}
+        labels_of: dict[User, tuple[int, ...]] = {}
         for label, users in enumerate(network.users):
-            if not users:
-                continue
-            arcs = best[bounds[label] : bounds[label + 1]]
-            none = np.full(len(arcs), -1, dtype=np.int64)
-            entries = [(loss[arcs], network.source[arcs], network.target[arcs], none, none)]
-            for arc in arcs[np.isin(network.source[arcs], [*opening])].tolist():
-                card = int(network.source[arc])
-                via = np.array(opening[card], dtype=np.int64)
-                same = np.full(len(via), card), np.full(len(via), network.target[arc])
-                entries.append((loss[via] + loss[arc], network.source[via], network.target[via], *same))
             for user in users:
-                by_user.setdefault(user, []).extend(entries)
-        choices = cls({}, {}, {}, {}, {})
-        for user, entries in by_user.items():
-            costs, sources, targets, cards, insides = (np.concatenate(column) for column in zip(*entries, strict=True))
-            order = np.lexsort((sources, cards, network.weight[sources], costs))
-            choices.sources[user], choices.targets[user] = sources[order], targets[order]
-            choices.cards[user], choices.insides[user] = cards[order], insides[order]
-            choices.roomy[user] = np.argsort(-network.weight[sources[order]], kind="stable")
+                labels_of[user] = (*labels_of.get(user, ()), label)
+        choices = cls({}, {}, {}, {}, network.weight)
+        by_labels: dict[tuple[int, ...], tuple[Ints, Ints, Ints, Ints]] = {}
+        for user, labels in labels_of.items():
+            if labels not in by_labels:
+                arcs = [best[groups.bounds[label] : groups.bounds[label + 1]] for label in labels]
+                by_labels[labels] = _sorted_choices(network, loss, arcs, opening)
+            choices.sources[user], choices.targets[user], choices.cards[user], choices.insides[user] = by_labels[labels]
         return choices
+
+
+def _sorted_choices(
+    network: Network, loss: Ints, arcs_of_labels: Sequence[Ints], opening: Mapping[int, Sequence[int]]
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """Sources, targets, cards and insides (``PackingChoices``) of these arcs and of those that open cards for them.
+
+    ``opening``: state of a card -> the arcs that open it. The arcs of each label are in the order of ``ArcGroups``.
+    """
+    entries: list[tuple[Ints, Ints, Ints, Ints, Ints]] = []
+    for arcs in arcs_of_labels:
+        none = np.full(len(arcs), -1, dtype=np.int64)
+        entries.append((loss[arcs], network.source[arcs], network.target[arcs], none, none))
+        for arc in arcs[np.isin(network.source[arcs], [*opening])].tolist() if opening else ():
+            card = int(network.source[arc])
+            via = np.array(opening[card], dtype=np.int64)
+            same = np.full(len(via), card), np.full(len(via), network.target[arc])
+            entries.append((loss[via] + loss[arc], network.source[via], network.target[via], *same))
+    costs, sources, targets, cards, insides = (np.concatenate(column) for column in zip(*entries, strict=True))
+    if len(entries) == 1:
+        order = np.argsort(costs, kind="stable")
+    else:
+        order = np.lexsort((sources, cards, network.weight[sources], costs))
+    return sources[order], targets[order], cards[order], insides[order]
 
 
 def fill_packing(
@@ -203,7 +222,7 @@ def _best_choice(packing: Packing, choices: PackingChoices, user: User, sources:
         first = int(there.argmax())
         if there[first]:
             return first
-        roomy = choices.roomy[user]
+        roomy = choices.roomy(user)
         there = packing.free[sources[roomy]] > 0
         first = int(there.argmax())
         return int(roomy[first]) if there[first] else None

@@ -85,6 +85,8 @@ REPAIR_SIZE = 8
 """Bins that are repaired together."""
 MAX_REPAIRS, MAX_REPAIRS_WIDE_GAP = 10, 16
 """Repairs of what the best of the dives leaves; and as long as the gap is wider than TOLERANCE."""
+MAX_FUTILE_REPAIRS = 4
+"""Repairs in a row that win nothing."""
 TOLERANCE = 1
 """Claims."""
 
@@ -224,12 +226,15 @@ class LevelSolver:
         """Repair some bins after others, as long as there is a gap."""
         rng = random.Random(1)
         open_packing = OpenPacking.of(packing, self.supply, self.wanted)
+        futile = 0
         for turn in range(MAX_REPAIRS_WIDE_GAP):
             gap = self.bounds[priority] - self.best.satisfied()[priority]
-            if gap <= (0 if turn < MAX_REPAIRS else TOLERANCE) or self._is_late():
+            if gap <= (0 if turn < MAX_REPAIRS else TOLERANCE) or futile >= MAX_FUTILE_REPAIRS or self._is_late():
                 return
             chosen = pick_bins(open_packing, valuation, REPAIR_SIZE, rng)
+            futile += 1
             if chosen and repair(open_packing, chosen, priority, self.ends) > 0:
+                futile = 0
                 self.best = max(
                     self.best, self._completed(open_packing.pack(self.supply), self._choices), key=_packing_value
                 )

@@ -186,6 +186,19 @@ class _Explorer:
         return new_rows, numbers
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ArcGroups:
+    """The arcs of a network, in groups."""
+
+    first: Ints
+    """group -> its first arc"""
+    sizes: Ints
+    order: Ints
+    """groups by label, then by the devices that are free in their source"""
+    bounds: Ints
+    """label (and one more) -> where its groups begin in that order"""
+
+
 @dataclass(slots=True, eq=False)
 class Network:
     """The lattices of all shapes of all templates side by side."""
@@ -211,6 +224,17 @@ class Network:
     sweep: list[tuple[int, int, int, int]]
     """(range of ``sources``, range of arcs) that can be looked at together, in the order of what depends on what"""
     _range: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _groups: ArcGroups | None = None
+
+    def arc_groups(self) -> ArcGroups:
+        """The arcs of one source and label each; they stand together."""
+        if self._groups is None:
+            first = np.flatnonzero(np.diff(self.source * len(self.users) + self.label, prepend=-1))
+            source, label = self.source[first], self.label[first]
+            order = np.lexsort((source, self.weight[source], label))
+            bounds = np.searchsorted(label[order], np.arange(len(self.users) + 1))
+            self._groups = ArcGroups(first, np.diff(first, append=len(self.source)), order, bounds)
+        return self._groups
 
     def arcs_of(self, state: int) -> tuple[int, int]:
         """The range of the arcs that leave a state."""

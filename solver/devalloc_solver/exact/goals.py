@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -36,8 +36,10 @@ POOLS_LIMITS = ((400, STEP_LIMIT), (2 * SMALL_MODEL, 0.5))
 """(variables, the same for pools and devices) of models up to that size."""
 LARGE_POOLS_LIMIT = 0.2
 """The same for larger models."""
-PLACED_POOLS_LIMIT = 0.25
+PLACED_POOLS_LIMITS = ((500, 0.25), (1_500, 0.1))
 """The same for what was placed one by one: that takes few pools already (``warm_start``)."""
+LARGE_PLACED_POOLS_LIMIT = 0.05
+"""The same for larger models."""
 UNITS_PER_STEP = 24
 """Units that are decided together."""
 MAX_TOGETHER = 2**24
@@ -85,7 +87,9 @@ class GoalSearch:
         """The same for goals 3 and 4."""
         size = len(self.model.cp.proto.variables)
         if self.is_placed:
-            return PLACED_POOLS_LIMIT if size <= SMALL_MODEL else LARGE_POOLS_LIMIT
+            return next(
+                (limit for variables, limit in PLACED_POOLS_LIMITS if size <= variables), LARGE_PLACED_POOLS_LIMIT
+            )
         return next((limit for variables, limit in POOLS_LIMITS if size <= variables), LARGE_POOLS_LIMIT)
 
     @property
@@ -285,7 +289,10 @@ def _maximize_satisfied(search: GoalSearch) -> list[GoalLevel]:
         numbers = [number for order, number, _ in members if -order[0] == priority]
         incumbent, most = sum(_satisfied(search, numbers)), len(numbers)
         if search.is_warm and incumbent < most:
-            most = min(most, most_claims(priority, {level.priority or 0: level.value for level in levels}))
+            higher = {level.priority or 0: level.value for level in levels}
+            most = min(most, most_claims(priority, higher))
+            if incumbent < most and levels:
+                most = min(most, _most_beside(search, settled, priority, higher))
         if (
             not asked_at_once
             and incumbent < most
@@ -320,6 +327,15 @@ def _most_claims(model: BatchModel) -> Callable[[int, Mapping[int, int]], int]:
         return min(each.bound(priority, higher) for each in bounds)
 
     return most
+
+
+def _most_beside(search: GoalSearch, settled: Container[int], priority: int, higher: Mapping[int, int]) -> int:
+    """The same beside just those units that are decided and satisfied, rather than beside so many claims."""
+    from devalloc_solver.bounds.device_bound import make_device_bound  # brings numpy
+
+    model = search.model
+    units = [unit for n, unit in enumerate(model.units) if n not in settled or search.value(model.satisfied[n])]
+    return make_device_bound(model.snapshot, model.usage, units).bound(priority, higher)
 
 
 def _claims(model: BatchModel, numbers: Sequence[int]) -> LinearTerms:

@@ -10,7 +10,7 @@ from itertools import combinations
 
 from devalloc_solver.bounds.node_counts import CountByNode, Node, NodeCounts
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
-from devalloc_solver.problem.allocations import Allocation, Key
+from devalloc_solver.problem.allocations import Allocation, Key, Usage
 from devalloc_solver.problem.demand import AllocationMode, Demand, Request
 from devalloc_solver.problem.snapshot import Snapshot
 
@@ -106,12 +106,15 @@ class BlockingClaimFinder:
         def is_useful(allocation: Allocation) -> bool:
             return any(devices[item.device].pool in pools for item in allocation.items)
 
+        needs = _WholeNeeds.of(question, finder.counting, self.held)
         finder.refill(SINGLE_STEPS)
         last = finder.searched + MAX_SINGLES
         for is_new in (True, False):
             for node in nodes:
                 for allocation in self._holders(node):
                     if (allocation.claim in self.new) != is_new or not is_useful(allocation):
+                        continue
+                    if not needs.may_be_met(node, allocation):
                         continue
                     if finder.searched >= last or not finder.has_steps:
                         return None, False
@@ -212,6 +215,58 @@ class BlockingClaimFinder:
             if missing > 0:
                 few = min_parts(missing, [part(allocation) for allocation in self._around(node)])
                 bounds[node] = max(bounds.get(node, 0), few)
+
+
+@dataclass(slots=True, eq=False)
+class _WholeNeeds:
+    """The whole devices that a unit needs, detail by detail, and how many of them are free."""
+
+    snapshot: Snapshot
+    in_use: Usage
+    details: list[list[tuple[Request, CountByNode]]]
+    """each alternative with the most devices that it may have on each node"""
+    _free: dict[Node, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, question: FeasibilityQuestion, counting: NodeCounts, held: tuple[Allocation, ...]) -> _WholeNeeds:
+        """Of details that need whole devices by every alternative."""
+        details = [
+            [(request, counting.devices(demand, request, held)) for request in detail]
+            for demand in question.unit.demands
+            for detail in demand.details
+            if all(request.mode is AllocationMode.WHOLE and not request.portions for request in detail)
+        ]
+        return cls(counting.snapshot, counting.state(held).usage, details)
+
+    def may_be_met(self, node: Node, gone: Allocation) -> bool:
+        """Whether there are enough devices on a node without an allocation: for each detail, and for all together."""
+        total = 0
+        for detail in self.details:
+            enough = [
+                request.min_count
+                for request, free in detail
+                if free.get(node, free.get(None, 0)) + _freed_devices(gone, request) >= request.min_count
+            ]
+            if not enough:
+                return False
+            total += min(enough)
+        return total <= self.free_on(node) + sum(map(self.is_wanted, {item.device for item in gone.items}))
+
+    def free_on(self, node: Node) -> int:
+        """Free devices on a node and of the network that any of the details may use."""
+        if node not in self._free:
+            places = {node, None}
+            devices = (
+                d for place in places for pool in self.snapshot.pools_by_node.get(place, ()) for d in pool.devices
+            )
+            self._free[node] = sum(
+                not self.in_use.in_use(device) and self.is_wanted(device.index) for device in devices
+            )
+        return self._free[node]
+
+    def is_wanted(self, index: int) -> bool:
+        """Whether any of the details may use a device."""
+        return any(index in request.candidates.accepted for detail in self.details for request, _ in detail)
 
 
 def _freed_devices(allocation: Allocation, request: Request) -> int:

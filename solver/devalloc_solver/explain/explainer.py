@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -25,10 +25,13 @@ from devalloc_solver.explain.relaxations import (
     Relaxation,
     RelaxationSet,
     apply_relaxations,
+    drop_unneeded,
     first_sufficient,
     unmatched_requests,
+    without_redundant,
 )
 from devalloc_solver.explain.supply_relaxations import shares_limits
+from devalloc_solver.explain.typos import UnitTypos
 from devalloc_solver.problem.allocations import Allocation, Key
 from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
 from devalloc_solver.problem.placement import Placement
@@ -65,10 +68,6 @@ class Finding:
         """Whether it would not fit an empty fleet either."""
         return self.reason.verdict == IMPOSSIBLE_VERDICT
 
-    def is_about(self, key: Key) -> bool:
-        """Whether a member of the group is in the way, and it is this one."""
-        return any(e.kind == "member" and (e.entry["namespace"], e.entry["name"]) == key for e in self.edits)
-
 
 SEARCH_LIMIT_FINDING = Finding(Reason.SEARCH_LIMIT, "the search ended before it found the reason")
 
@@ -91,6 +90,8 @@ class Explainer(ABC):
     """kind of a unit -> what is found out about it, which holds for all its equals"""
     priorities: Mapping[Key, int] = field(init=False)
     """of the claims that hold anything"""
+    explained: PlacementUnit | None = field(init=False, default=None)
+    """what is being explained"""
     is_brief: bool = field(init=False, default=False)
     """find the reason only, and not what is in the way"""
     _finder: FeasibilityChecker | None = field(init=False, default=None)
@@ -127,8 +128,11 @@ class Explainer(ABC):
         return FeasibilityQuestion(self.snapshot, unit, held)
 
     @abstractmethod
-    def relaxations(self, question: FeasibilityQuestion, key: Key) -> RelaxationSet:
-        """Of a unit that does not fit an empty fleet; ``key``: of its claim that gets the message."""
+    def relaxations(self, question: FeasibilityQuestion, key: Key | None) -> RelaxationSet:
+        """Of a unit that does not fit an empty fleet.
+
+        Members of its group but ``key``, the claim that gets the message, may be left out; None: none may.
+        """
 
     def counted_reason(self, unit: PlacementUnit) -> Reason:
         """The same reason as far as counting tells, without any search."""
@@ -149,8 +153,8 @@ class Explainer(ABC):
         """On which attributes the devices do not agree."""
 
     @abstractmethod
-    def typos_of(self, unit: PlacementUnit) -> Sequence[str]:
-        """What was most likely mistyped, in words."""
+    def typo_finder(self) -> UnitTypos:
+        """Finds what was most likely mistyped."""
 
     def request_name(self, request: Request) -> str:
         return str(request.detail)
@@ -165,8 +169,25 @@ class Explainer(ABC):
 
     # -- the reason ----------------------------------------------------------------------------------------------------
 
+    def begin(self, unit: PlacementUnit) -> None:
+        """Begin with another unit."""
+        self.explained = unit
+        self.finder.begin()
+
+    def find_all(self, unit: PlacementUnit) -> Mapping[Key, Finding]:
+        """Why a unit is not placed, for each of its claims."""
+        if len(unit.demands) == 1:
+            key = unit.demands[0].key
+            return {key: self.find_equal(unit, key)}
+        try:
+            self.begin(unit)
+            return self._find_members(unit)
+        except (Undecided, OutOfTime):
+            return {demand.key: SEARCH_LIMIT_FINDING for demand in unit.demands}
+
     def find(self, unit: PlacementUnit, key: Key) -> Finding:
         """Why a unit is not placed; ``key``: of its claim that gets the message."""
+        self.begin(unit)
         try:
             empty = self.question(unit, ())
             if unmatched_requests(empty.unit) or not self.fits(empty):
@@ -224,7 +245,8 @@ class Explainer(ABC):
         remedy = self.describe_remedy(marked, claims)
         if self.finder.is_cut_short and not note:
             note = NOT_PROVEN if remedy else CUT_SHORT
-        text = join_sentences(lack or self.lack(unit, reason), *self.typos_of(unit), remedy, note)
+        typos = self.typo_finder().of_unit(unit, self.ends)
+        text = join_sentences(lack or self.lack(unit, reason), *typos, remedy, note)
         return Finding(reason, text, marked, claims)
 
     def _blocking_edited(self, unit: PlacementUnit, edits: Sequence[Relaxation]) -> BlockingClaims:
@@ -236,10 +258,10 @@ class Explainer(ABC):
         return self.blocking(question)
 
     def find_beside_others(self, unit: PlacementUnit) -> Finding:
-        """Who has what a unit needs that fits an empty fleet. Raises Undecided."""
+        """Who has what a unit needs that is certain to fit an empty fleet. Raises Undecided."""
         if self.fits(self.question(unit, self.in_use)):
             return Finding(Reason.SEARCH_LIMIT, "it fits, but the search ended before it found where")
-        in_batch = bool(self.placements) and self.fits(self.question(unit, self.before))
+        in_batch = bool(self.placements) and (not self.before or self.fits(self.question(unit, self.before)))
         reason = Reason.LOST_TO_COMPETITION if in_batch else Reason.DEVICES_IN_USE
         lack = self.shortage(unit, is_empty=False) or self.exhausted(unit)
         try:
@@ -256,11 +278,84 @@ class Explainer(ABC):
 
     def blocking_unit(self, unit: PlacementUnit) -> BlockingClaims:
         """Who must go so that the unit fits. It does not fit beside them."""
-        return self.blocking(self.question(unit, self.in_use))
+        here = self.blocking(self.question(unit, self.in_use))
+        binding = unit.bound_by
+        if not binding or len(unit.pinned_by) > len(binding) or not self.priorities.keys() >= {*binding}:
+            return here
+        if here.claims and len(binding) >= len(here.claims):
+            return here
+        # The members of its group that hold devices bind it to their node for as long as they do.
+        stays = tuple(allocation for allocation in self.in_use if allocation.claim not in binding)
+        unbound = replace(unit, pin=None)
+        anywhere = BlockingClaims((), smallest=True)
+        if not self.finder.works(self.question(unbound, stays)):
+            finder = BlockingClaimFinder(self.snapshot, stays, self.releases.new)
+            anywhere = finder.find(self.question(unbound, ()), self.finder)
+            if not anywhere.claims:
+                return here
+        claims = tuple(sorted({*binding, *anywhere.claims}))
+        if here.claims and len(claims) >= len(here.claims):
+            return here
+        return BlockingClaims(claims, anywhere.smallest)
 
     def blocking(self, question: FeasibilityQuestion) -> BlockingClaims:
         """The same for a question about all that is in use."""
         return self.releases.find(question, self.finder)
+
+    # -- groups --------------------------------------------------------------------------------------------------------
+
+    def _find_members(self, unit: PlacementUnit) -> dict[Key, Finding]:
+        """Reasons in a group, which is all or none: who cannot be helped fails the others, and blockers are common."""
+        alone = {demand.key: replace(unit, demands=(demand,)) for demand in unit.demands}
+        if not self._may_fit_together(unit):
+            hopeless = [key for key, single in alone.items() if not self.fits(self.question(single, ()))]
+            if hopeless:
+                return self._hopeless_members(unit, alone, hopeless)
+            if not self.fits(self.question(unit, ())):
+                return {key: self._apart(unit, key) for key in alone}
+        together = self.find_beside_others(unit)
+        message = f"group {unit.group} is all-or-nothing and shares a node: {together.text}"
+        return dict.fromkeys(alone, replace(together, text=message))
+
+    def _may_fit_together(self, unit: PlacementUnit) -> bool:
+        """Whether a group fits an empty fleet, and so does each member; False too if undecided."""
+        try:
+            return self.fits(self.question(unit, ()))
+        except Undecided:
+            return False
+
+    def _hopeless_members(
+        self, unit: PlacementUnit, alone: Mapping[Key, PlacementUnit], hopeless: Sequence[Key]
+    ) -> dict[Key, Finding]:
+        """Some members fit no node even on their own."""
+        reasons: dict[Key, Reason] = {}
+        edits: list[Relaxation] = []
+        for key in hopeless:
+            question = self.question(alone[key], ())
+            reasons[key], own = self.why_impossible(question, self.relaxations(question, None))
+            edits += own
+        whole = self.question(unit, ())
+        eased = apply_relaxations(whole, edits)
+        if not self.finder.works(eased):
+            edits += self.why_impossible(eased, self.relaxations(eased, None))[1]
+        # What one member needs, such as another node, may be all that another one needs too.
+        self.finder.refill()
+        edits = drop_unneeded(whole, without_redundant(edits), self.finder)
+        names = ", ".join(f"{namespace}/{name}" for namespace, name in hopeless)
+        others = f"group {unit.group} is all-or-nothing, and {names} cannot be satisfied"
+        common = self.structural(unit, Reason.GROUP_UNSATISFIABLE, edits, others)
+        findings = dict.fromkeys(alone, common)
+        for key, reason in reasons.items():
+            tail = join_sentences(self.lack(alone[key], reason), self.describe_remedy(common.edits, common.claims))
+            findings[key] = replace(common, reason=reason, text=tail)
+        return findings
+
+    def _apart(self, unit: PlacementUnit, key: Key) -> Finding:
+        """Each member fits some node, and no node has room for all: as the member ``key`` sees it."""
+        question = self.question(unit, ())
+        reason, edits = self.why_impossible(question, self.relaxations(question, key))
+        message = f"group {unit.group} is all-or-nothing and shares a node: {self.lack(unit, reason)}"
+        return self.structural(unit, Reason.GROUP_UNSATISFIABLE, edits, message)
 
     # -- words ---------------------------------------------------------------------------------------------------------
 

@@ -106,33 +106,25 @@ class FeasibilityQuestion:
     is_decoded: bool = True
     """False: the source is wrong, so nothing fits"""
 
-    def with_requests(self, change: Callable[[Demand, Request], Request | None]) -> FeasibilityQuestion:
-        """The same with every request changed; a request that becomes None goes, as does a detail without any."""
-        demands = []
-        for demand in self.unit.demands:
+    def with_requests(
+        self, change: Callable[[Demand, Request], Request | None], only: Key | None = None
+    ) -> FeasibilityQuestion:
+        """The same with every request changed, or those of one claim; what stays the same is the same object.
+
+        A request that becomes None goes, as does a detail without any.
+        """
+
+        def changed(demand: Demand) -> Demand:
+            if only not in (None, demand.key):
+                return demand
             details = []
             for detail in demand.details:
                 requests = tuple([new for request in detail if (new := change(demand, request)) is not None])
                 if requests:
-                    details.append(requests)
-            demands.append(replace(demand, details=tuple(details), shape=None))
-        return replace(self, unit=replace(self.unit, demands=tuple(demands)))
+                    details.append(detail if requests == detail else requests)
+            return demand if details == [*demand.details] else replace(demand, details=tuple(details), shape=None)
 
-    def with_detail(self, key: Key, number: int, change: Callable[[Request], Request | None]) -> FeasibilityQuestion:
-        """The same with the requests of one detail changed, as by ``with_requests``; others stay the same."""
-        demands = []
-        for demand in self.unit.demands:
-            details = demand.details
-            if demand.key == key:
-                changed = [
-                    tuple([new for request in detail if (new := change(request)) is not None])
-                    if detail[0].detail == number
-                    else detail
-                    for detail in details
-                ]
-                details = tuple([requests for requests in changed if requests])
-            demands.append(replace(demand, details=details, shape=None))
-        return replace(self, unit=replace(self.unit, demands=tuple(demands)))
+        return self.with_demands(changed)
 
     def with_demands(self, change: Callable[[Demand], Demand | None]) -> FeasibilityQuestion:
         """The same with every demand changed; one that becomes None goes."""

@@ -11,10 +11,11 @@ from devalloc.api.quantity import Quantity
 from devalloc_solver.bounds.node_counts import NodeCounts, counts_whole_devices, match_attributes, max_on_node
 from devalloc_solver.problem.allocations import Allocation, Key, Usage
 from devalloc_solver.problem.demand import AllocationMode, Demand, Request
+from devalloc_solver.problem.overuse import device_title
 from devalloc_solver.problem.snapshot import Snapshot
 
 SHOWN = 3
-"""Examples per step."""
+"""Examples per step, and claims that are named as users of devices."""
 ARE_EXCLUDED = "are excluded (the card or its counters are taken)"
 """Of devices without owner that cannot be allocated: others have what they need of their card."""
 MAX_USERS = 20
@@ -133,12 +134,6 @@ def count_unavailable(
     return taken, sum(usage.excludes(snapshot.devices[index]) for index in devices if index not in taken)
 
 
-def device_title(snapshot: Snapshot, index: int) -> str:
-    """pool/device"""
-    device = snapshot.devices[index]
-    return f"{snapshot.pools[device.pool].name}/{device.name}"
-
-
 def describe_shortage(
     counting: NodeCounts, demand: Demand, request: Request, held: tuple[Allocation, ...], *, pin: str | None
 ) -> str:
@@ -147,28 +142,24 @@ def describe_shortage(
     Empty when counting alone does not show it.
     """
     match = match_attributes(demand, request)
-    free, where = "free " if held else "", where_words(pin)
+    free = "free " if held else ""
     together = f" with one {' and one '.join(f'`{name}`' for name in match)} value" if match else ""
     if counts_whole_devices(request):
         best = max_on_node(counting.devices(demand, request, held), pin)
         if best < request.min_count:
-            return f"{where} {count_devices(request.min_count, free)}{together} (at most {best})"
+            return describe_missing(pin, f"{count_devices(request.min_count, free)}{together}", best)
     for name, amount in request.requests.items() if not request.portions else ():
         best = max_on_node(counting.amounts(demand, request, name, held), pin)
         if best < amount:
-            shown = request.spec.requests[name]
-            most = (
-                f" on {request.max_count} device{'s' if request.max_count != 1 else ''}"
-                if request.max_count is not None
-                else ""
-            )
-            return f"{where} {shown} of {free}{name}{most}{together} (at most {Quantity(best, shown.format)})"
+            shown, count = request.spec.requests[name], request.max_count
+            on_devices = "" if count is None else f" on {count_devices(count)}"
+            return describe_missing(pin, f"{shown} of {free}{name}{on_devices}{together}", Quantity(best, shown.format))
     return ""
 
 
-def where_words(pin: str | None) -> str:
-    """Where something is missing."""
-    return f"node {pin} does not have" if pin else "no node has"
+def describe_missing(pin: str | None, what: str, most: object) -> str:
+    """Such as "no node has 2 free devices (at most 1)"."""
+    return f"{f'node {pin} does not have' if pin else 'no node has'} {what} (at most {most})"
 
 
 def has_room_for(request: Request, snapshot: Snapshot, index: int, usage: Usage) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -119,6 +119,18 @@ def drop_unneeded(
     return remaining
 
 
+def without_redundant(edits: Sequence[Relaxation]) -> list[Relaxation]:
+    """The same without those that change a detail, or a member of a group, which another one leaves out."""
+    left_out = {f"{e.entry['namespace']}/{e.entry['name']}" for e in edits if e.kind == "member"}
+    gone = {(e.entry.get("claim"), e.entry["request"]) for e in edits if e.kind == "request"}
+
+    def is_moot(edit: Relaxation) -> bool:
+        claim, detail = edit.entry.get("claim"), str(edit.entry.get("request", "")).partition(".")[0]
+        return claim in left_out or (edit.kind != "request" and (claim, detail) in gone)
+
+    return [edit for edit in edits if not is_moot(edit)]
+
+
 def narrow_relaxations(
     question: FeasibilityQuestion, edits: Sequence[Relaxation], finder: FeasibilityChecker
 ) -> list[Relaxation]:
@@ -168,6 +180,16 @@ class UnitRelaxations(ABC):
     """What a unit of any dialect offers to be taken away. A dialect adds its rules, and names claims and requests."""
 
     unit: PlacementUnit
+    group: PlacementUnit
+    """the unit that is explained: the same one, or all members of its group"""
+
+    @abstractmethod
+    def request_place(self, demand: Demand, request: Request) -> tuple[str, str]:
+        """(name, path) of the whole request."""
+
+    @abstractmethod
+    def judge_changed(self, demand: Demand, request: Request, change: Callable[[Any], Any]) -> Request:
+        """The request with its spec changed, in the words of the dialect, and the devices judged again."""
 
     def claim_name(self, demand: Demand) -> Key:
         return demand.key
@@ -176,16 +198,47 @@ class UnitRelaxations(ABC):
         """Whose spec it is, where several claims are meant."""
         return {"claim": "/".join(self.claim_name(demand))} if self._is_shared else {}
 
+    def request_entry(self, demand: Demand, request: Request) -> dict[str, Any]:
+        """Which request it is, or alternative of one, where the path is not enough."""
+        return self.claim_entry(demand)
+
     def of_claim(self, demand: Demand) -> str:
         return f" of {'/'.join(self.claim_name(demand))}" if self._is_shared else ""
-
-    @abstractmethod
-    def request_place(self, demand: Demand, request: Request) -> tuple[str, str]:
-        """(name, path) of the whole request."""
 
     @property
     def _is_shared(self) -> bool:
         return self.unit.group is not None or len(self.unit.demands) > 1
+
+    def each_request(self) -> Iterator[tuple[Demand, Request]]:
+        return ((demand, request) for demand in self.unit.demands for request in demand.requests)
+
+    # -- edits of a claim ----------------------------------------------------------------------------------------------
+
+    def edit_demand(
+        self, demand: Demand, entry: Mapping[str, Any], words: str, change: Callable[[Demand], Demand]
+    ) -> Relaxation:
+        """A rule of the whole claim changed. ``entry`` and ``words`` do not say of which claim."""
+
+        def changed(other: Demand) -> Demand:
+            return change(other) if other.key == demand.key else other
+
+        entry = {"kind": entry["kind"], **self.claim_entry(demand), **entry}
+        return Relaxation(entry, words + self.of_claim(demand), lambda question: question.with_demands(changed))
+
+    def edit_request(
+        self, demand: Demand, request: Request, entry: Mapping[str, Any], words: str, change: Callable[[Any], Any]
+    ) -> Relaxation:
+        """A rule of one request, or alternative, changed; see ``edit_demand`` and ``judge_changed``."""
+
+        def changed(other: Demand, now: Request) -> Request:
+            return self.judge_changed(other, now, change) if now.label == request.label else now
+
+        entry = {"kind": entry["kind"], **self.request_entry(demand, request), **entry}
+        return Relaxation(
+            entry, words + self.of_claim(demand), lambda question: question.with_requests(changed, demand.key)
+        )
+
+    # -- what units of all dialects have -------------------------------------------------------------------------------
 
     def members(self, but: Key | None) -> list[Relaxation]:
         """Leaving out each claim of a unit but the one that gets the message."""
@@ -198,10 +251,19 @@ class UnitRelaxations(ABC):
         return Relaxation(entry, words, lambda question: question.without_member(demand.key))
 
     def pins(self) -> list[Relaxation]:
-        """The node that the unit is bound to."""
-        pin = self.unit.pin
-        words = f"without the pin to node {pin}"
-        return [Relaxation({"kind": "node", "node": pin}, words, lambda question: question.pinned(None))] if pin else []
+        """The node that the unit is bound to, and by which members of its group."""
+        pin, bound_by = self.unit.pin, self.group.bound_by
+        members = bound_by or [demand.key for demand in self.group.demands if demand.key in self.group.pinned_by]
+        names = ", ".join("/".join(key) for key in members)
+        entry: dict[str, Any] = {"kind": "node", "node": pin}
+        if members:
+            listed = [{"namespace": namespace, "name": name} for namespace, name in members]
+            entry["boundBy" if bound_by else "pinned"] = listed
+        words = f"without the pin to node {pin}{' of ' if members else ''}{names}"
+        if bound_by:
+            words = f"on a node other than {pin}, where {names} of group {self.unit.group} already is"
+        released = frozenset(bound_by)
+        return [Relaxation(entry, words, lambda question: question.without(released).pinned(None))] if pin else []
 
     def requests(self) -> list[Relaxation]:
         """Whole requests."""
@@ -213,13 +275,10 @@ class UnitRelaxations(ABC):
         entry = {"kind": "request", **self.claim_entry(demand), "request": name, "path": path}
 
         def apply(question: FeasibilityQuestion) -> FeasibilityQuestion:
-            return question.with_detail(key, number, lambda _: None)
+            return question.with_requests(lambda _, request: None if request.detail == number else request, key)
 
         words = f"without request {name}{self.of_claim(demand)}"
         return Relaxation(entry, words, apply, alike=(key, detail_key(detail)))
-
-    def each_request(self) -> Iterator[tuple[Demand, Request]]:
-        return ((demand, request) for demand in self.unit.demands for request in demand.requests)
 
 
 def detail_key(requests: Sequence[Request]) -> object:
@@ -238,15 +297,26 @@ def detail_key(requests: Sequence[Request]) -> object:
     )
 
 
-def most_that_fits(most: int, fits_with: Callable[[int], bool]) -> int:
-    """The most below ``most`` with which a unit fits that fits with one, after ``MAX_HALVINGS`` questions."""
-    fits, fails = 1, most
-    for _ in range(MAX_HALVINGS):
-        if fails - fits <= 1:
-            break
-        middle = (fits + fails) // 2
-        fits, fails = (middle, fails) if fits_with(middle) else (fits, middle)
-    return fits
+def reduce_amount(
+    least: int,
+    requested: int,
+    reduced_to: Callable[[int], Relaxation],
+    granularity: Callable[[FeasibilityQuestion], int] = lambda _: 1,
+) -> Relaxation:
+    """An amount reduced to the ``least`` there is; narrowed to the most that fits, in steps of ``granularity``."""
+
+    def narrow(question: FeasibilityQuestion, finder: FeasibilityChecker) -> Sequence[Relaxation]:
+        step = granularity(question)
+        fits, fails = 1, -(-requested // step)
+        for _ in range(MAX_HALVINGS):
+            if fails - fits <= 1:
+                break
+            middle = (fits + fails) // 2
+            is_enough = finder.works(reduced_to(middle * step).apply(question))
+            fits, fails = (middle, fails) if is_enough else (fits, middle)
+        return [reduced_to(fits * step)]
+
+    return replace(reduced_to(least), narrow=narrow)
 
 
 def first_sufficient(

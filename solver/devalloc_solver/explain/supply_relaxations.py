@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
 from devalloc.api.quantity import Format, Quantity
@@ -14,7 +15,7 @@ from devalloc_solver.explain.relaxations import Relaxation, drop_unneeded
 from devalloc_solver.problem.allocations import AllocatedDevice, Allocation, Key, Usage
 from devalloc_solver.problem.demand import AllocationMode, Candidates, Demand, Request
 from devalloc_solver.problem.placement import Placement
-from devalloc_solver.problem.snapshot import Device, Pool, Resource, Snapshot
+from devalloc_solver.problem.snapshot import Device, Pool, Snapshot
 
 DetailKey = tuple[Key, int]
 """(claim, detail)"""
@@ -226,10 +227,12 @@ class SharedLimits:
 
     entry: Mapping[str, str]
     words: str
-    is_limit: Callable[[str], bool]
+    describe: Callable[[Pool, str, int, int], tuple[Mapping[str, Any], str]]
+    """entry and words of (pool, limit, what of it is needed and what of that is missing, in nano)"""
+    is_limit: Callable[[str], bool] = lambda _: True
     """whether a resource of a pool is one of them"""
-    raise_limits: Callable[[Snapshot, Mapping[tuple[int, str], int]], Iterable[Relaxation]]
-    """of (pool, resource) -> blocks that are missing"""
+    limit_of: Callable[[str], str] = str
+    """the limit that a resource of a pool stands for; several may stand for one"""
     nodes: int = MAX_NODES
     """nodes that are tried besides the best answer"""
 
@@ -250,7 +253,7 @@ def relax_shared_limits(limits: SharedLimits) -> Relaxation:
 
     def narrow(question: FeasibilityQuestion, finder: FeasibilityChecker) -> Sequence[Relaxation]:
         """Which pools have too little of what, or would have to mix groups, where that is least."""
-        return _fewest_relaxations(
+        return fewest_on_nodes(
             question,
             finder,
             apply(question),
@@ -308,39 +311,55 @@ def _limits_of(
         if missing > 0:
             more = max(0, usage.drawn[pool][name] - snapshot.pools[pool].resources[name].blocks)
             short[pool, name] = missing + more
-    edits = [*limits.raise_limits(snapshot, short)]
+    edits = [*_raised_limits(limits, snapshot, short)]
     for pool, new_groups in sorted(groups.items()):
         if len(new_groups | usage.groups.get(pool, set())) > 1:
             edits.append(_mix_groups(snapshot.pools[pool]))
     return edits
 
 
-def _raise_resources(snapshot: Snapshot, short: Mapping[tuple[int, str], int]) -> Iterator[Relaxation]:
-    return (_raise_resource(snapshot.pools[pool], name, blocks) for (pool, name), blocks in short.items())
+def _raised_limits(
+    limits: SharedLimits, snapshot: Snapshot, short: Mapping[tuple[int, str], int]
+) -> Iterator[Relaxation]:
+    """One edit for each limit that falls short; ``short``: (pool, resource) -> blocks that are missing."""
+    worst: dict[tuple[int, str], tuple[int, int]] = {}
+    for (index, name), blocks in short.items():
+        resource = snapshot.pools[index].resources[name]
+        key, missing = (index, limits.limit_of(name)), blocks * resource.block
+        worst[key] = max(worst.get(key, (0, 0)), (resource.nano + missing, missing))
+    for (index, name), (needed, missing) in worst.items():
+        pool = snapshot.pools[index]
+        entry, words = limits.describe(pool, name, needed, missing)
+        raised = partial(_raise_limit, limits=limits, pool=pool, limit=name, nano=needed)
+        yield Relaxation(entry, words, raised, order=1)
 
 
-POOL_RESOURCES = SharedLimits(
-    {"kind": "poolResource"}, "with more of the pools' resources", lambda name: True, _raise_resources
-)
-
-
-def _raise_resource(pool: Pool, name: str, blocks: int) -> Relaxation:
-    resource = pool.resources[name]
-    missing, whole = (str(Quantity(n, quantity_format(n))) for n in (blocks * resource.block, resource.nano))
+def _raise_limit(
+    question: FeasibilityQuestion, limits: SharedLimits, pool: Pool, limit: str, nano: int
+) -> FeasibilityQuestion:
+    """With a limit of a pool raised, where it is less. The pool may have been decoded anew."""
 
     def change(other: Pool) -> Pool:
-        if other.index != pool.index:
+        if (other.name, other.node) != (pool.name, pool.node):
             return other
-        raised = Resource(resource.block, other.resources[name].blocks + blocks)
-        return replace(other, resources={**other.resources, name: raised})
+        resources = {
+            name: replace(resource, blocks=-(-nano // resource.block))
+            for name, resource in other.resources.items()
+            if resource.nano < nano and limits.limit_of(name) == limit
+        }
+        return replace(other, resources={**other.resources, **resources})
 
-    return Relaxation(
-        {"kind": "poolResource", "pool": pool.name, "node": pool.node, "resource": name}
-        | {"capacity": whole, "missing": missing},
-        f"with {missing} more of {name} in pool {pool.name} (which has {whole})",
-        lambda question: question.with_pools(change).touching(pool),
-        order=1,
-    )
+    return question.with_pools(change).touching(pool)
+
+
+def _resource_entry(pool: Pool, name: str, needed: int, missing: int) -> tuple[dict[str, Any], str]:
+    whole, shown = (str(Quantity(nano, quantity_format(nano))) for nano in (needed - missing, missing))
+    entry = {"kind": "poolResource", "pool": pool.name, "node": pool.node, "resource": name}
+    words = f"with {shown} more of {name} in pool {pool.name} (which has {whole})"
+    return {**entry, "capacity": whole, "missing": shown}, words
+
+
+POOL_RESOURCES = SharedLimits({"kind": "poolResource"}, "with more of the pools' resources", _resource_entry)
 
 
 def quantity_format(nano: int) -> Format:
@@ -382,7 +401,7 @@ def release_withheld(devices: Sequence[Device], accepts: AcceptsDevice) -> Relax
             lacking = dict.fromkeys((d.pool, d.undefined) for d in needed_devices if d.undefined is not None)
             return edits + [_define_resource(question.snapshot, pool, name, devices, accepts) for pool, name in lacking]
 
-        return _fewest_relaxations(question, finder, offered(question), used)
+        return fewest_on_nodes(question, finder, offered(question), used)
 
     words = "once unavailable devices are available"
     return Relaxation({"kind": "unavailable"}, words, offered, order=1, narrow=narrow)
@@ -444,7 +463,7 @@ def _define_resource(
 # -- where least is needed ---------------------------------------------------------------------------------------------
 
 
-def _fewest_relaxations(
+def fewest_on_nodes(
     question: FeasibilityQuestion,
     finder: FeasibilityChecker,
     relaxed: FeasibilityQuestion,

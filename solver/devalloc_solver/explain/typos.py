@@ -6,13 +6,19 @@ A dialect reads its expressions, and says how it names types and attributes.
 from __future__ import annotations
 
 import re
+import time
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from devalloc.api.problems import closest_match
+from devalloc_solver.cel.errors import CompileError
+from devalloc_solver.cel.reads import Comparison, Places, comparisons, nodes_with_places, value_path
+from devalloc_solver.cel.syntax_tree import Node
 from devalloc_solver.explain.funnel import count_devices
+from devalloc_solver.problem.demand import Demand, PlacementUnit
 
 MAX_VALUES = 1_000
 """Values among which one is looked for that was meant; identifiers have more, and each is like the next."""
@@ -82,11 +88,14 @@ class KnownNames(Generic[D]):
         return [value for value in values if isinstance(value, str)]
 
     def expression(self, text: str, look: Callable[[], Iterable[Typo]]) -> tuple[Typo, ...]:
-        """What ``look`` finds in an expression, once."""
+        """What ``look`` finds in an expression, once; nothing in one that is invalid."""
         if text not in self.in_expressions:
             if len(self.in_expressions) >= MAX_EXPRESSIONS:
                 self.in_expressions.clear()
-            self.in_expressions[text] = (*look(),)
+            try:
+                self.in_expressions[text] = (*look(),)
+            except (CompileError, RecursionError):
+                self.in_expressions[text] = ()
         return self.in_expressions[text]
 
     def _count(self, marked: Iterable[Iterable[M]]) -> Counter[M]:
@@ -97,6 +106,23 @@ class KnownNames(Generic[D]):
             for mark in marks:
                 counts[mark] += count
         return counts
+
+
+class UnitTypos(ABC):
+    """Finds what was most likely mistyped in claims. A dialect reads the fields of its claims and classes."""
+
+    @abstractmethod
+    def of_demand(self, demand: Demand) -> Iterable[Typo]:
+        """All typing errors of one claim, and of the classes that it names."""
+
+    def of_unit(self, unit: PlacementUnit, ends: float | None) -> list[str]:
+        """The first ones of a unit, in words. After the monotonic time ``ends`` no more are looked for."""
+        texts: dict[str, None] = {}
+        for typo in (typo for demand in unit.demands for typo in self.of_demand(demand)):
+            texts[typo.words] = None
+            if ends is not None and time.monotonic() > ends:
+                break
+        return [*texts][:SHOWN]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +138,20 @@ class TypeNames:
     def of(self, value: object) -> str | None:
         """None for a value of a type that nothing is said of."""
         return self.names.get(type(value))
+
+
+def mistyped_parts(
+    root: Node,
+    variables: Places,
+    name_typo: Callable[[tuple[str, ...]], Typo | None],
+    comparison_typo: Callable[[Comparison], Typo | None],
+) -> Iterator[Typo]:
+    """The typing errors of an expression: of the names that it reads, in their order, then of what it compares."""
+    nodes = [*nodes_with_places(root, variables)]
+    paths = dict.fromkeys(path for node, places in nodes if (path := value_path(node, places)) is not None)
+    yield from (typo for path in paths if (typo := name_typo(path)) is not None)
+    compared = (comparison for node, places in nodes for comparison in comparisons(node, places))
+    yield from (typo for comparison in compared if (typo := comparison_typo(comparison)) is not None)
 
 
 def mistyped_name(
@@ -138,13 +178,12 @@ def mistyped_name(
 
 
 def mistyped_comparison(
-    survey: KnownNames[D], comparison: tuple[str, str, object], types: TypeNames, access: str
+    survey: KnownNames[D], operator: str, name: str, literal: object, types: TypeNames, access: str
 ) -> Typo | None:
     """A text that no device has while one has a similar one or contains it, or a value of another type than all have.
 
-    ``comparison``: (operator, attribute, literal); ``access``: how an expression reads the attribute.
+    ``access``: how an expression reads the attribute.
     """
-    operator, name, literal = comparison
     values, kind = survey.values(name), types.of(literal)
     if kind is None or not (values or name in survey.identifiers):
         return None

@@ -1,12 +1,12 @@
 """The fleet that stays in memory: one index of nodes and one flow of calls, with a small adapter for each dialect.
 
 - ``fleet``: the public class, for both dialects at once
-- ``backend``, ``holders``, ``explainer``: what calls do, who holds what, and why a claim waits, in either dialect
+- ``backend``, ``explainer``: what calls do, and why a claim waits, in either dialect
 - ``device_claims``, ``resource_k8s``: the adapters, which alone know their dialects
 - ``claim_reader``: claims; a spec that was read before is not read again
 - ``equal_devices``, ``pool_states``: equal devices; equal pools in equal use are one state, equal nodes one class
-- ``node_index``, ``change_log``: the best node of each class, caught up from what changed
+- ``node_index``: the nodes and who holds what there; the best node of each class, caught up from what changed
 - ``shape_search``, ``fast_path``, ``node_class_plan``: claims of one shape; a known shape is a look-up
-- ``fleet_stats``: the numbers of the whole fleet
+- ``fleet_stats``, ``node_selection``: the numbers of the whole fleet, and the few nodes that explain a refusal
 - ``unique_attribute_search``: claims that read attributes unique to a device
 """

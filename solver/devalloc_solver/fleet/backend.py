@@ -11,8 +11,7 @@ from devalloc.api.problems import Problem
 from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import OutOfTime
 from devalloc_solver.deadline import ALLOCATE_SECONDS, end_time
-from devalloc_solver.fleet.holders import Holders
-from devalloc_solver.fleet.node_index import NodeIndex
+from devalloc_solver.fleet.node_index import Holders, NodeIndex
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline.decomposition import SubproblemSummary, summarize_subproblems
 from devalloc_solver.problem.allocations import Allocation, Key
@@ -30,7 +29,7 @@ class FleetState(Protocol):
     """The objects of one dialect, and all that is kept up to date with them."""
 
     index: NodeIndex
-    holders: Holders[Any]
+    holders: Holders
 
 
 class _Prepared(Protocol):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from devalloc_solver.fleet.fleet_stats import FleetStats
-from devalloc_solver.fleet.holders import Holders
-from devalloc_solver.fleet.node_index import NodeIndex
+from devalloc_solver.fleet.node_index import Holders, NodeIndex
 from devalloc_solver.fleet.pool_states import NodeRecord
 
 MAX_ANSWERS = 1_000
@@ -29,7 +28,7 @@ class FleetExplainer(ABC, Generic[RulesT, AnswerT, SubsetT]):
     Answers hold until anything changes; all else holds until the rules or the pools change.
     """
 
-    def __init__(self, index: NodeIndex, holders: Holders[Any]) -> None:
+    def __init__(self, index: NodeIndex, holders: Holders) -> None:
         self.index, self.holders = index, holders
         self.stats = FleetStats(index, holders.on_node)
         self._rules: RulesT | None = None

@@ -6,14 +6,13 @@ is not simple on some kind of node goes to the exact search there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
 from devalloc_solver.fleet.equal_devices import UNSHARED, EqualDevices
-from devalloc_solver.fleet.fragmentation import PartitionLosses
 from devalloc_solver.fleet.node_class_plan import NodeClassPlan, PlanPart
-from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, PoolKind, PoolState
+from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, PartitionLosses, PartState, PoolKind, PoolState
 from devalloc_solver.problem.demand import AllocationMode, Demand, Request
 from devalloc_solver.problem.placement_policy import square_growth
 
@@ -77,6 +76,10 @@ class FastPath:
     _choices: dict[tuple[int, ...], dict[Values, RequestOption]] = field(default_factory=dict)
     """request, kind of node and states of the pools with candidates -> what the request can have there"""
     _pools: dict[int, dict[int, tuple[int, ...]] | None] = field(default_factory=dict)
+    _parts: dict[tuple[int, PartState], dict[tuple[Values, Values], tuple[int, list[int], list[int]]]] = field(
+        default_factory=dict
+    )
+    """request and part of a pool -> what one device of it costs"""
     _losses: PartitionLosses = field(default_factory=PartitionLosses)
 
     def __post_init__(self) -> None:
@@ -257,41 +260,63 @@ class FastPath:
         return offers
 
     def _find_offers(self, request: Request, state: PoolState) -> dict[Values, dict[Values, PoolOption]]:
+        by_value: dict[Values, dict[Values, PoolOption]] = {}
+        if request.min_count == 1 and state.kind.blocks:
+            for (common, own), (loss, one_of) in self._cheapest(request, state).items():
+                by_value.setdefault(common, {})[own] = PoolOption(1, tuple(sorted(one_of)), loss)
+            return by_value
         gathered: dict[tuple[Values, Values], list[int]] = {}
         for group, common, own in self._groups_of(request, state.kind) or ():
             if state.free[group]:
                 gathered.setdefault((common, own), []).append(group)
-        by_value: dict[Values, dict[Values, PoolOption]] = {}
         for (common, own), groups in gathered.items():
-            offer = self._offer(request, state, groups)
-            if offer is not None:
-                by_value.setdefault(common, {})[own] = offer
+            count, loss = sum([state.free[group] for group in groups]), 0
+            if draws := state.kind.kinds[groups[0]].one.draws:  # all groups draw alike
+                count = min(count, *(state.left[name] // blocks for name, blocks in draws))
+                loss = 0 if self.spread else self._losses.of(state, groups[0], min(count, request.min_count))
+            if count:
+                by_value.setdefault(common, {})[own] = PoolOption(count, tuple(groups), loss)
         return by_value
 
-    def _offer(self, request: Request, state: PoolState, groups: Sequence[int]) -> PoolOption | None:
-        kinds = state.kind.kinds
-        if not any(kinds[group].one.draws for group in groups):
-            return PoolOption(sum(state.free[group] for group in groups), tuple(groups), 0)
-        if request.min_count > 1:  # all groups draw alike
-            most = min(state.left[name] // blocks for name, blocks in kinds[groups[0]].one.draws)
-            count = min(most, sum(state.free[group] for group in groups))
-            return (
-                PoolOption(count, tuple(groups), self._loss(state, groups[0], min(count, request.min_count)))
-                if count
-                else None
-            )
-        fitting = [(self._loss(state, group, 1), group) for group in _fitting(state, groups)]
-        if not fitting:
-            return None
-        least = min([loss for loss, _ in fitting])
-        return PoolOption(1, tuple([group for loss, group in fitting if loss == least]), least)
+    def _cheapest(self, request: Request, state: PoolState) -> dict[tuple[Values, Values], tuple[int, list[int]]]:
+        """At each choice of values what one device costs at least, and the groups whose devices cost that."""
+        best: dict[tuple[Values, Values], tuple[int, list[int]]] = {}
+        sizes_differ = state.sizes_differ
+        for number, part in enumerate(state.parts):
+            options = self._parts.get((id(request), part))
+            if options is None:
+                options = self._options_of_part(request, state.kind, number, part)
+                self._parts[id(request), part] = options
+            for values, (least, cheapest, fitting) in options.items():
+                loss, groups = (least, cheapest) if sizes_differ else (0, fitting)
+                before = best.get(values)
+                if before is None or loss < before[0]:
+                    best[values] = loss, [*groups]
+                elif loss == before[0]:
+                    before[1].extend(groups)
+        return best
+
+    def _options_of_part(
+        self, request: Request, kind: PoolKind, number: int, state: PartState
+    ) -> dict[tuple[Values, Values], tuple[int, list[int], list[int]]]:
+        """At each choice of values (least loss, the groups of that loss, all groups) of which a device can be had."""
+        gathered: dict[tuple[Values, Values], list[tuple[int, int]]] = {}
+        free = dict(zip(state.part.groups, state.free, strict=True))
+        for group, common, own in self._groups_of(request, kind) or ():
+            if kind.part_of[group] == number and free[group]:
+                draws = kind.kinds[group].one.draws
+                if all(state.left[name] >= blocks for name, blocks in draws):
+                    loss = 0 if self.spread or not draws else self._losses.of_part(state, group, 1)
+                    gathered.setdefault((common, own), []).append((loss, group))
+        options = {}
+        for values, costs in gathered.items():
+            least = min(costs)[0]
+            options[values] = least, [g for loss, g in costs if loss == least], [g for _, g in costs]
+        return options
 
     def _cost(self, state: PoolState, more: int) -> int:
         """What so many more devices of a pool in use cost the policy; see ``SearchContext.cost_of_pool``."""
         return square_growth(state.load, more) if self.spread else int(not state.in_use)
-
-    def _loss(self, state: PoolState, group: int, count: int) -> int:
-        return 0 if self.spread else self._losses.of(state, group, count)
 
 
 def _option_rank(choice: RequestOption) -> tuple[object, ...]:
@@ -305,17 +330,6 @@ def _combined_rank(choices: tuple[RequestOption, ...]) -> tuple[object, ...]:
         idle += choice.idle
         loss += choice.loss
     return pools, idle, loss, [choice.places for choice in choices]
-
-
-def _fitting(state: PoolState, groups: Iterable[int]) -> Iterator[int]:
-    """The groups of a pool of which one more device leaves enough of all that it draws."""
-    kinds, left = state.kind.kinds, state.left
-    for group in groups:
-        for name, blocks in kinds[group].one.draws:
-            if blocks > left[name]:
-                break
-        else:
-            yield group
 
 
 def _is_list_attribute(kind: EqualDevices, name: str) -> bool:

@@ -3,36 +3,110 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
-from devalloc_solver.fleet.interfaces import ChosenDevice
+from devalloc_solver.fleet.equal_devices import reachable_snapshot
 from devalloc_solver.fleet.pool_states import NodeRecord, ShareState
 from devalloc_solver.pipeline.strategy import solve_unit
 from devalloc_solver.place import StepsExhausted, place_on
 from devalloc_solver.place.score import largest_partition_loss
 from devalloc_solver.problem.allocations import AllocatedDevice, Allocation, Usage
 from devalloc_solver.problem.demand import PlacementUnit, Request
-from devalloc_solver.problem.placement import Placement
+from devalloc_solver.problem.placement import PlacedDevice
 from devalloc_solver.problem.placement_policy import square_growth
-from devalloc_solver.problem.snapshot import Snapshot
+from devalloc_solver.problem.snapshot import Device, Pool, Snapshot
+
+
+class ClaimQuery(Protocol):
+    """What a claim, or a group that is satisfied as a whole, requests; equal for equal requests."""
+
+    @property
+    def shape(self) -> Hashable:
+        """Equal for equal requests: equal shapes share what the search learned about nodes."""
+
+    def unit_on(self, snapshot: Snapshot) -> PlacementUnit:
+        """The unit, without pin, in terms of a snapshot. This is called often, so implementations cache verdicts."""
+
+    def reads(self, request: Request) -> frozenset[str] | None:
+        """The attributes that its expressions read; None for all."""
+
+    def literals(self, request: Request) -> Iterable[tuple[str, frozenset[Any]]]:
+        """Attributes of which each candidate has one of the values, as far as the expressions say so plainly."""
+
+    def passing(self, request: Request, name: str, values: Iterable[object]) -> Sequence[object] | None:
+        """Those of the values of an attribute that a candidate may have, where an expression reads nothing else."""
+
+    def drivers(self, request: Request) -> frozenset[str] | None:
+        """The drivers of which candidates are; None for any."""
+
+
+class ChosenDevice(NamedTuple):
+    """One device given to one request."""
+
+    request: Request
+    pool: Pool
+    device: Device
+    """of the snapshot of its own node, or of the network's"""
+    accepted: Any
+    """what ``Candidates.accepted`` says of it: the class that accepted the device"""
+    amounts: tuple[tuple[str, int], ...] = ()
+    """nano units of a share; empty for a whole device"""
+
+
+class ChosenPlace(NamedTuple):
+    """Where something goes: the node (None for network devices alone) and the devices, in order of the details."""
+
+    node: str | None
+    given: Sequence[ChosenDevice]
+
+
+Taken = tuple[NodeRecord, Device, PlacedDevice]
+"""(the node or the network, the device in its own snapshot, what is taken of it)"""
 
 
 def place_exactly(
-    snapshot: Snapshot, usage: Usage, unit: PlacementUnit, node: str | None, placement: str, ends: float | None = None
-) -> tuple[Sequence[Placement], int]:
-    """The best placements of the unit's demands on a snapshot of what one node reaches; empty when it does not fit.
+    record: NodeRecord,
+    network: NodeRecord | None,
+    unit_on: Callable[[Snapshot], PlacementUnit | None],
+    placement: str,
+    ends: float | None = None,
+) -> tuple[Score, Sequence[Taken]] | None:
+    """The best on one node by search, for a unit of one demand; None when it does not fit there.
 
-    With what is lost of large partitions, where the policy minds (S17, goal 5). Raises OutOfTime where nothing is known
-    at the monotonic time ``ends``.
+    Args:
+        network: the record of the network, if any of its devices may be taken.
+        unit_on: the unit in terms of what the node reaches; None if it is known not to fit.
+        placement: ``pack`` or ``spread``.
+        ends: a monotonic time. Raises OutOfTime where nothing is known by then.
     """
+    if network is None:
+        offset, snapshot, usage = 0, record.snapshot, record.usage()
+    else:
+        offset = len(network.snapshot.devices)
+        snapshot = reachable_snapshot(record.snapshot, network.snapshot, record.name)
+        usage = record.usage(snapshot, offset)
+        network.fill(usage, 0)
+    unit = unit_on(snapshot)
+    if unit is None:
+        return None
     try:
-        answer = place_on(snapshot, usage, unit, node, placement=placement)
+        answer = place_on(snapshot, usage, unit, record.name, placement=placement)
         placements = () if answer is None else answer.placements
     except StepsExhausted:
         placements = (*solve_unit(snapshot, [_as_allocation(usage)], unit, placement, ends),)
-    entries = (entry for placed in placements for entry in placed.entries)
-    return placements, largest_partition_loss(snapshot, usage, entries) if placement == "pack" else 0
+    if not placements:
+        return None
+    entries = placements[0].entries
+    taken: list[Taken] = []
+    for entry in entries:
+        owner, number = record, entry.device.index - offset
+        if network is not None and number < 0:
+            owner, number = network, entry.device.index
+        taken.append((owner, owner.snapshot.devices[number], entry))
+    loss = largest_partition_loss(snapshot, usage, entries) if placement == "pack" else 0
+    return _score(len(unit.demands[0].details), taken, loss, spread=placement == "spread"), taken
 
 
 def _as_allocation(usage: Usage) -> Allocation:
@@ -103,29 +177,23 @@ def device_use(record: NodeRecord, pool: int, position: int) -> str | ShareState
     return use.sharing if use.shares else WHOLE_USE
 
 
-def plan_score(
-    alternatives: tuple[int, ...],
-    used: Sequence[tuple[NodeRecord, int, int, Request]],
-    entries: int,
-    loss: int,
-    *,
-    spread: bool,
-) -> Score:
-    """``used``: (node or network, pool, device, request) of each entry."""
-    pools = {(record.name, pool): record for record, pool, _, _ in used}
-    devices = {(record.name, device) for record, _, device, _ in used}
+def _score(details: int, taken: Sequence[Taken], loss: int, *, spread: bool) -> Score:
+    chosen = {entry.request.detail: entry.request.alternative or 0 for _, _, entry in taken}
+    alternatives = tuple(chosen.get(detail, 0) for detail in range(details))
+    pools = {(record.name, device.pool): record for record, device, _ in taken}
+    devices = {(record.name, device.index) for record, device, _ in taken}
     if spread:
-        return alternatives, len(pools), len(devices), entries, *_square_growth(used), loss
+        return alternatives, len(pools), len(devices), len(taken), *_square_growth(taken), loss
     idle_pools = sum(not record.states[pool].in_use for (_, pool), record in pools.items())
-    owners = {record.name: record for record, _, _, _ in used if record.name is not None}
+    owners = {record.name: record for record, _, _ in taken if record.name is not None}
     idle_nodes = sum(not any(state.in_use for state in record.states) for record in owners.values())
-    return alternatives, len(pools), len(devices), entries, idle_nodes, idle_pools, loss
+    return alternatives, len(pools), len(devices), len(taken), idle_nodes, idle_pools, loss
 
 
-def _square_growth(used: Sequence[tuple[NodeRecord, int, int, Request]]) -> tuple[int, int]:
+def _square_growth(taken: Sequence[Taken]) -> tuple[int, int]:
     """What the squares of the loads of nodes and pools grow by (S17, goal 5)."""
-    records = {record.name: record for record, _, _, _ in used}
-    given = {(record.name, pool, device) for record, pool, device, request in used if not request.mode.is_admin}
+    records = {record.name: record for record, _, _ in taken}
+    given = {(record.name, one.pool, one.index) for record, one, entry in taken if not entry.request.mode.is_admin}
     new = [
         (name, pool)
         for name, pool, device in given
@@ -162,17 +230,10 @@ def _take_pick(part: PlanPick, record: NodeRecord) -> ChosenDevice:
     return ChosenDevice(part.request, view, view.devices[position], accepted, part.amounts)
 
 
-def pick_of(
-    request: Request,
-    record: NodeRecord,
-    pool: int,
-    position: int,
-    amounts: tuple[tuple[str, int], ...],
-    *,
-    network: bool,
-) -> PlanPick:
+def pick_of(request: Request, taken: Taken, network: NodeRecord | None) -> PlanPick:
     """The pick that stands for a device, on any node of the same class."""
-    kind = record.pools[pool]
-    group, use = kind.group_of[position], device_use(record, pool, position)
-    alike = [p for p in kind.groups[group] if device_use(record, pool, p) == use]
-    return PlanPick(request, network, pool, group, use, alike.index(position), amounts)
+    record, device, entry = taken
+    kind, position = record.pools[device.pool], device.index - record.starts[device.pool]
+    group, use = kind.group_of[position], device_use(record, device.pool, position)
+    alike = [p for p in kind.groups[group] if device_use(record, device.pool, p) == use]
+    return PlanPick(request, record is network, device.pool, group, use, alike.index(position), entry.amounts)

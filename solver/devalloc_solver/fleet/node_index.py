@@ -5,19 +5,88 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from devalloc_solver.cel.budget import Allowance
-from devalloc_solver.fleet.change_log import ClassChangeLog, NodeChangeLog
-from devalloc_solver.fleet.equal_devices import EqualDevices, EqualDevicesIndex, empty_snapshot
-from devalloc_solver.fleet.group_attributes import NODE_KINDS, choose_group_attributes
-from devalloc_solver.fleet.interfaces import ChosenPlace, ClaimQuery
-from devalloc_solver.fleet.node_class_plan import NodeClassPlan
-from devalloc_solver.fleet.pool_states import CountedUse, NodeClasses, NodeRecord
+from devalloc_solver.fleet.equal_devices import (
+    NODE_KINDS,
+    EqualDevices,
+    EqualDevicesIndex,
+    choose_group_attributes,
+    empty_snapshot,
+)
+from devalloc_solver.fleet.node_class_plan import ChosenPlace, ClaimQuery, NodeClassPlan
+from devalloc_solver.fleet.pool_states import SOLE_USE, CountedUse, NodeClass, NodeClasses, NodeRecord
 from devalloc_solver.fleet.shape_search import ShapeSearch
 from devalloc_solver.fleet.unique_attribute_search import BestOnNode, UniqueAttributeSearch
+from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.demand import Request
 from devalloc_solver.problem.ordering import natural_key
 from devalloc_solver.problem.snapshot import Snapshot
+
+MIN_CHANGES_KEPT = 50_000
+"""Changes kept at least; who is further behind starts afresh."""
+SPARE_LOGGED_CLASSES = 1_000
+"""Classes without nodes that are kept, beside as many as there are with nodes."""
+
+T = TypeVar("T")
+Change = tuple[int, int, int, NodeClass]
+"""(number of the kind of node, of the class, rank of the node that came in front, the class)"""
+
+
+class ChangeLog(Generic[T]):
+    """Changes, numbered from the first ever; the oldest are forgotten."""
+
+    def __init__(self) -> None:
+        self.start = 0
+        self._entries: list[T] = []
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self._entries)
+
+    def add(self, change: T) -> None:
+        self._entries.append(change)
+        if len(self._entries) > 2 * MIN_CHANGES_KEPT:
+            del self._entries[:MIN_CHANGES_KEPT]
+            self.start += MIN_CHANGES_KEPT
+
+    def since(self, position: int) -> Sequence[T]:
+        return self._entries[position - self.start :]
+
+
+NodeChangeLog = ChangeLog[str | None]
+"""The nodes that have changed in any way, in order."""
+
+
+class ClassChangeLog(ChangeLog[Change]):
+    """The classes whose best node has changed. A reader of all changes knows for each class a rank that is not above
+    that of its first node: a node that joins behind others changes nothing of this, and is left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._met: dict[int, NodeClass] = {}
+        """those that a node has come to: all that have nodes, and some that had"""
+        self._most = SPARE_LOGGED_CLASSES
+
+    def enter(self, rank: int, node: NodeClass) -> None:
+        """A node came in front of a class."""
+        self.add((node.kind.index, node.index, rank, node))
+        self._met[node.index] = node
+        if len(self._met) > self._most:
+            self._keep({number: each for number, each in self._met.items() if each.count})
+
+    def classes(self, current: Mapping[int, NodeClass]) -> list[NodeClass]:
+        """All that have nodes, of those that are ``current`` still: the first node to join a class is a change.
+
+        Most classes there ever were have none: nodes pass through many. Their number is not what this costs.
+        """
+        self._keep({n: each for n, each in self._met.items() if each.count and current.get(n) is each})
+        return list(self._met.values())
+
+    def _keep(self, classes: dict[int, NodeClass]) -> None:
+        self._met, self._most = classes, 2 * len(classes) + SPARE_LOGGED_CLASSES
+
 
 HeldAmounts = tuple[tuple[str, int], ...]
 HeldItem = tuple[str | None, int, HeldAmounts | None]
@@ -216,8 +285,11 @@ class NodeIndex:
             uses = record.uses[pool]
             position = device - record.starts[pool]
             use = uses.get(position)
-            if use is None:
-                use = uses[position] = CountedUse()
+            if use is None and amounts is None:
+                uses[position] = SOLE_USE
+                continue
+            if use is None or use is SOLE_USE:
+                use = uses[position] = CountedUse(int(use is SOLE_USE))
             use.add(amounts, sign)
             if not use.whole and not use.shares:
                 del uses[position]
@@ -328,3 +400,107 @@ class NodeIndex:
 
 
 __all__ = ["EqualDevices", "HeldItem", "NodeIndex"]
+
+
+NameT = TypeVar("NameT")
+
+
+class HeldDevice(NamedTuple):
+    """A device by its names, and how much of it."""
+
+    pool: Any
+    """as the dialect names pools"""
+    device: str
+    amounts: HeldAmounts | None
+    """None when whole"""
+
+
+class HeldDevices(NamedTuple):
+    """What one claim holds, whether it exists or not; without devices of admin access, which are not held (S14)."""
+
+    priority: int
+    node: str | None
+    """where the pools are, if the claim says so"""
+    entries: tuple[HeldDevice, ...]
+
+    @property
+    def pools(self) -> set[Hashable]:
+        return {entry.pool for entry in self.entries}
+
+
+class Holders:
+    """The claims that hold anything. Of nodes and pools that no claim holds anything of, nothing is kept."""
+
+    def __init__(self, index: NodeIndex) -> None:
+        self._index = index
+        self.by_claim: dict[Key, HeldDevices] = {}
+        self.on_node: dict[str | None, set[Key]] = {}
+        """node (None: the network) -> claims that hold any of its own devices"""
+        self.scattered: set[Key] = set()
+        """claims that hold devices of several nodes"""
+        self._by_pool: dict[Hashable, set[Key]] = {}
+        """pool -> claims that hold any of it, but for those that have had all they hold in the index since ``grant``"""
+
+    def enter(self, key: Key, held: HeldDevices, items: Sequence[HeldItem]) -> None:
+        """A claim that holds nothing has this from now on; ``items``: what of it the index has."""
+        self.by_claim[key] = held
+        self.put(key, items)
+
+    def grant(self, key: Key, held: HeldDevices, items: Sequence[HeldItem]) -> None:
+        """The same of devices that are all in the index."""
+        self.by_claim[key] = held
+        self._hold(key, items)
+
+    def leave(self, key: Key) -> HeldDevices | None:
+        """A claim holds nothing any more; what it held."""
+        held = self.by_claim.pop(key, None)
+        if held is not None:
+            for pool in held.pools if self._by_pool else ():
+                _discard(self._by_pool, pool, key)
+            self.lift(key)
+        return held
+
+    def put(self, key: Key, items: Sequence[HeldItem]) -> None:
+        """These are devices of the index that a claim holds; there are none of it yet."""
+        for pool in self.by_claim[key].pools:
+            _add(self._by_pool, pool, key)
+        self._hold(key, items)
+
+    def _hold(self, key: Key, items: Sequence[HeldItem]) -> None:
+        self._index.hold(key, items)
+        nodes = {item[0] for item in items}
+        for node in nodes:
+            _add(self.on_node, node, key)
+        if len(nodes) > 1:
+            self.scattered.add(key)
+
+    def lift(self, key: Key) -> None:
+        """Take a claim out of the index, to be put there again."""
+        for node in {item[0] for item in self._index.held.get(key, ())}:
+            _discard(self.on_node, node, key)
+        self.scattered.discard(key)
+        self._index.free(key)
+
+    def of_pools(self, pools: Iterable[Hashable]) -> set[Key]:
+        """The claims that hold anything of these pools, but for those that ``on_nodes`` has."""
+        return {key for pool in pools for key in self._by_pool.get(pool, ())}
+
+    def on_nodes(self, nodes: Iterable[str | None]) -> set[Key]:
+        """The claims that hold anything of these nodes."""
+        return {key for node in nodes for key in self.on_node.get(node, ())}
+
+
+def _add(keys: dict[NameT, set[Key]], name: NameT, key: Key) -> None:
+    own_keys = keys.get(name)
+    if own_keys is None:
+        keys[name] = {key}
+    else:
+        own_keys.add(key)
+
+
+def _discard(keys: dict[NameT, set[Key]], name: NameT, key: Key) -> None:
+    own_keys = keys.get(name)
+    if own_keys is not None:
+        own_keys.discard(key)
+        if not own_keys:
+            del keys[name]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heappop, heappush
 from itertools import count
+from operator import itemgetter
 
+from devalloc_solver.bounds.largest_partition import partition_loss, size_of
 from devalloc_solver.fleet.equal_devices import EqualDevices
 from devalloc_solver.problem.allocations import Usage, pool_allows
 from devalloc_solver.problem.snapshot import Resource, Snapshot
@@ -45,6 +47,43 @@ class CountedUse:
         return self.whole > 0, tuple(sorted((name, nano) for name, nano in self.amounts.items() if nano))
 
 
+SOLE_USE = CountedUse(1)
+"""Of a device that one claim holds whole: most that are in use. Nothing is added to it."""
+
+
+@dataclass(frozen=True, eq=False)
+class PoolPart:
+    """Groups of a pool that draw on resources which no other group draws on, such as one card; or all that draw on
+    nothing."""
+
+    groups: tuple[int, ...]
+    draws: tuple[tuple[tuple[str, int], ...], ...]
+    """(resource, blocks) of a device of each group"""
+    sizes: tuple[int | None, ...]
+    """of the devices of each group, see ``size_of``; None where they draw on nothing or cannot be had"""
+    blocks: Mapping[str, int]
+    """of the resources that they draw on"""
+
+    @cached_property
+    def of_all(self) -> Callable[[Sequence[int]], tuple[int, ...]]:
+        """Picks what is of these groups from a value for each group of the pool."""
+        (first, *others) = self.groups
+        return itemgetter(first, *others) if others else lambda values: (values[first],)
+
+
+@dataclass(frozen=True, eq=False)
+class PartState:
+    """A part of a pool in use: what holds of it holds in every state of the other parts."""
+
+    part: PoolPart
+    free: tuple[int, ...]
+    """devices of each group"""
+    left: Mapping[str, int]
+    """free blocks of each resource"""
+    free_sizes: frozenset[int]
+    """of the devices that are free"""
+
+
 @dataclass(frozen=True, eq=False)
 class PoolKind:
     """Pools that differ in names only: equal kinds of devices in equal order."""
@@ -67,6 +106,54 @@ class PoolKind:
         """Blocks of each resource."""
         return {name: resource.blocks for name, resource in self.resources.items()}
 
+    @cached_property
+    def parts(self) -> Sequence[PoolPart]:
+        parts: list[tuple[set[str], list[int]]] = []
+        for group, kind in enumerate(self.kinds):
+            names = {name for name, _ in kind.one.draws}
+            joined = [part for part in parts if part[0] == names or not names.isdisjoint(part[0])]
+            parts = [part for part in parts if part not in joined]
+            parts.append(
+                (names.union(*(part[0] for part in joined)), [*(g for part in joined for g in part[1]), group])
+            )
+        return [self._part(names, tuple(groups)) for names, groups in parts]
+
+    def _part(self, names: set[str], groups: tuple[int, ...]) -> PoolPart:
+        devices = [self.kinds[group].one for group in groups]
+        draws = tuple([one.draws for one in devices])
+        can_be_had = [bool(one.draws) and one.undefined is None and one.unavailable is None for one in devices]
+        sizes = tuple(
+            [size_of(one.draws, self.blocks) if there else None for one, there in zip(devices, can_be_had, strict=True)]
+        )
+        return PoolPart(groups, draws, sizes, {name: self.blocks[name] for name in sorted(names & self.blocks.keys())})
+
+    @cached_property
+    def part_of(self) -> Mapping[int, int]:
+        """group -> number of its part"""
+        return {group: number for number, part in enumerate(self.parts) for group in part.groups}
+
+    @cached_property
+    def _part_states(self) -> dict[tuple[int, tuple[int, ...]], PartState]:
+        return {}
+
+    def part_state(self, number: int, free: tuple[int, ...]) -> PartState:
+        """A part with so many free devices of each group: one object, as long as there are not too many."""
+        state = self._part_states.get((number, free))
+        if state is None:
+            if len(self._part_states) >= SPARE_STATES:
+                self._part_states.clear()
+            state = self._part_states[number, free] = self._find_part_state(self.parts[number], free)
+        return state
+
+    def _find_part_state(self, part: PoolPart, free: tuple[int, ...]) -> PartState:
+        left = {**part.blocks}
+        for group, own_free, draws in zip(part.groups, free, part.draws, strict=True):
+            for name, blocks in draws if own_free < self.sizes[group] else ():
+                if name in left:
+                    left[name] = max(0, left[name] - blocks * (self.sizes[group] - own_free))
+        sizes = frozenset([size for size, number in zip(part.sizes, free, strict=True) if number and size is not None])
+        return PartState(part, free, left, sizes)
+
 
 @dataclass(frozen=True, eq=False)
 class PoolState:
@@ -87,14 +174,20 @@ class PoolState:
     def left(self) -> Mapping[str, int]:
         """Free blocks of each resource of the pool (S12)."""
         left = {**self.kind.blocks}
-        if self.free == self.kind.sizes:
-            return left
-        for kind, size, free in zip(self.kind.kinds, self.kind.sizes, self.free, strict=True):
-            if free < size:
-                for name, blocks in kind.one.draws:
-                    if name in left:
-                        left[name] = max(0, left[name] - blocks * (size - free))
+        if self.free != self.kind.sizes:
+            for part in self.parts:
+                left |= part.left
         return left
+
+    @cached_property
+    def parts(self) -> Sequence[PartState]:
+        """The state of each part of the pool."""
+        return [self.kind.part_state(number, part.of_all(self.free)) for number, part in enumerate(self.kind.parts)]
+
+    @cached_property
+    def sizes_differ(self) -> bool:
+        """Whether free devices are of several sizes: else none is worth keeping more than another (S17, goal 5)."""
+        return len(frozenset().union(*(part.free_sizes for part in self.parts))) > 1
 
     @cached_property
     def excluded(self) -> tuple[bool, ...]:
@@ -290,13 +383,10 @@ class NodeClasses:
         return pool_kind
 
     def _state(self, kind: PoolKind, uses: Mapping[int, CountedUse]) -> PoolState:
-        free = list(kind.sizes)
-        shared: list[tuple[int, ShareState]] = []
-        for position, use in uses.items():
-            group = kind.group_of[position]
-            free[group] -= 1
-            if use.shares:
-                shared.append((group, use.sharing))
+        free, group_of = list(kind.sizes), kind.group_of
+        for position in uses:
+            free[group_of[position]] -= 1
+        shared = [(group_of[position], use.sharing) for position, use in uses.items() if use.shares]
         key = (kind.index, *free, *sorted(shared)) if shared else (kind.index, *free)
         state = self._pool_states.get(key)
         if state is None:
@@ -304,3 +394,43 @@ class NodeClasses:
             state = PoolState(self._numbers, kind, tuple(free), tuple(sorted(shared)), in_use=bool(uses))
             self._pool_states[key] = state
         return state
+
+
+@dataclass(slots=True, eq=False)
+class PartitionLosses:
+    """Keeps what it finds out of parts of pools."""
+
+    _by_part: dict[tuple[PartState, int, int], int] = field(default_factory=dict)
+    """(part, group, devices taken) -> loss"""
+    _least: dict[int, int | None] = field(default_factory=dict)
+
+    def of(self, state: PoolState, group: int, count: int) -> int:
+        """Of so many free devices of a group."""
+        return self.of_part(state.parts[state.kind.part_of[group]], group, count) if state.sizes_differ else 0
+
+    def of_part(self, part: PartState, group: int, count: int) -> int:
+        """The same, if free devices of the pool are of several sizes."""
+        loss = self._by_part.get((part, group, count))
+        if loss is None:
+            loss = self._by_part[part, group, count] = _loss(part, group, count)
+        return loss
+
+    def least(self, state: PoolState) -> int | None:
+        """Of whichever free device takes the least; None when none is free."""
+        if state.index not in self._least:
+            kinds = zip(state.kind.kinds, state.free, strict=True)
+            usable = [
+                group
+                for group, (kind, free) in enumerate(kinds)
+                if free and kind.one.undefined is None and kind.one.unavailable is None
+            ]
+            self._least[state.index] = min((self.of(state, group, 1) for group in usable), default=None)
+        return self._least[state.index]
+
+
+def _loss(state: PartState, group: int, count: int) -> int:
+    part = state.part
+    groups = zip(part.draws, part.sizes, state.free, strict=True)
+    sizes = {draws: size for draws, size, free in groups if free and size is not None}
+    shapes = sorted(((size, draws) for draws, size in sizes.items()), reverse=True)
+    return partition_loss(shapes, state.left, [part.draws[part.groups.index(group)]] * count)

@@ -14,10 +14,15 @@ from itertools import count
 from operator import add
 from typing import TYPE_CHECKING
 
-from devalloc_solver.fleet.equal_devices import EqualDevices, reachable_snapshot
+from devalloc_solver.fleet.equal_devices import EqualDevices
 from devalloc_solver.fleet.fast_path import FastPath, has_fast_path
-from devalloc_solver.fleet.interfaces import ClaimQuery
-from devalloc_solver.fleet.node_class_plan import NodeClassPlan, PlanPick, Score, pick_of, place_exactly, plan_score
+from devalloc_solver.fleet.node_class_plan import (
+    ClaimQuery,
+    NodeClassPlan,
+    Score,
+    pick_of,
+    place_exactly,
+)
 from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, NodeRecord, PoolKind, PoolState
 from devalloc_solver.problem.demand import AllocationMode, Candidates, Demand, PlacementUnit, Request
 from devalloc_solver.problem.placement_policy import square_growth
@@ -165,7 +170,7 @@ class CountBounds:
         for request, groups in zip(self._requests, self._groups_of(state.kind), strict=True):
             admin = request.mode.is_admin
             sizes = state.kind.sizes if admin else state.free
-            number = sum([sizes[group] for group in groups])
+            number = sum(map(sizes.__getitem__, groups))
             if not admin and (request.mode is AllocationMode.SHARE or request.portions):
                 number += state.shareable
             counts.append(number)
@@ -460,35 +465,13 @@ class ShapeSearch:
         """The best on one node, by search; in a form that holds for all nodes of its class."""
         index = self.index
         network = index.network if self.wide else None
-        offset = len(network.snapshot.devices) if network is not None else 0
-        if network is None:
-            snapshot, usage = record.snapshot, record.usage()
-        else:
-            snapshot = reachable_snapshot(record.snapshot, network.snapshot, record.name)
-            usage = record.usage(snapshot, offset)
-            network.fill(usage, 0)
         kinds = record.kinds if network is None else (*network.kinds, *record.kinds)
-        placements, loss = place_exactly(
-            snapshot, usage, self._unit_on(kinds), record.name, index.placement, index.allowance.until
-        )
-        if not placements:
+        best = place_exactly(record, network, lambda _: self._unit_on(kinds), index.placement, index.allowance.until)
+        if best is None:
             return None
-        (placement,) = placements
+        score, taken = best
         requests = {(request.detail, request.alternative): request for request in self.demand.requests}
-        picks: list[PlanPick] = []
-        used: list[tuple[NodeRecord, int, int, Request]] = []
-        chosen: dict[int, int] = {}
-        for entry in placement.entries:
-            own = entry.device.index >= offset
-            owner = record if own or network is None else network
-            device = owner.snapshot.devices[entry.device.index - (offset if own else 0)]
-            used.append((owner, device.pool, device.index, entry.request))
-            request = requests[entry.request.detail, entry.request.alternative]
-            chosen[request.detail] = request.alternative or 0
-            position = device.index - owner.starts[device.pool]
-            picks.append(pick_of(request, owner, device.pool, position, entry.amounts, network=owner is network))
-        alternatives = tuple(chosen.get(position, 0) for position in range(len(self.demand.details)))
-        score = plan_score(alternatives, used, len(picks), loss, spread=index.spread)
+        picks = [pick_of(requests[one[2].request.detail, one[2].request.alternative], one, network) for one in taken]
         return NodeClassPlan(score, tuple(picks), local=any(not pick.network for pick in picks))
 
 

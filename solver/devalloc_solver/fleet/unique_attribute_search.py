@@ -11,13 +11,11 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import TYPE_CHECKING
 
-from devalloc_solver.fleet.equal_devices import reachable_snapshot
-from devalloc_solver.fleet.fragmentation import PartitionLosses
-from devalloc_solver.fleet.interfaces import ChosenDevice, ClaimQuery
-from devalloc_solver.fleet.node_class_plan import Score, place_exactly, plan_score
-from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, NodeRecord, PoolKind
+from devalloc_solver.fleet.node_class_plan import ChosenDevice, ClaimQuery, Score, place_exactly
+from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, NodeRecord, PartitionLosses, PoolKind
 from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
 from devalloc_solver.problem.placement_policy import square_growth
+from devalloc_solver.problem.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from devalloc_solver.fleet.node_index import NodeIndex
@@ -278,35 +276,27 @@ class UniqueAttributeSearch:
     # -- on one node, exactly ------------------------------------------------------------------------------------------
 
     def _solve(self, record: NodeRecord) -> BestOnNode | None:
-        index, network = self.index, self.index.network
-        offset = len(network.snapshot.devices) if network is not None else 0
-        if network is None:
-            snapshot, usage = record.snapshot, record.usage()
-        else:
-            snapshot = reachable_snapshot(record.snapshot, network.snapshot, record.name)
-            usage = record.usage(snapshot, offset)
-            network.fill(usage, 0)
-        unit = self.query.unit_on(snapshot)
-        (demand,) = unit.demands
-        if not all(any(request.candidates.accepted for request in detail) for detail in demand.details):
+        index = self.index
+        best = place_exactly(record, index.network, self._unit_on, index.placement, index.allowance.until)
+        if best is None:
             return None
-        placements, loss = place_exactly(snapshot, usage, unit, record.name, index.placement, index.allowance.until)
-        if not placements:
-            return None
-        given, used, chosen = [], [], {}
-        for entry in placements[0].entries:
-            own = entry.device.index >= offset
-            owner = record if own or network is None else network
-            device = owner.snapshot.devices[entry.device.index - (offset if own else 0)]
-            accepted = entry.request.candidates.accepted[entry.device.index]
-            given.append(
-                ChosenDevice(entry.request, owner.snapshot.pools[device.pool], device, accepted, entry.amounts)
+        score, taken = best
+        given = [
+            ChosenDevice(
+                entry.request,
+                owner.snapshot.pools[device.pool],
+                device,
+                entry.request.candidates.accepted[entry.device.index],
+                entry.amounts,
             )
-            used.append((owner, device.pool, device.index, entry.request))
-            chosen[entry.request.detail] = entry.request.alternative or 0
-        alternatives = tuple(chosen.get(position, 0) for position in range(len(demand.details)))
-        score = plan_score(alternatives, used, len(given), loss, spread=index.spread)
-        return BestOnNode(score, tuple(given), local=any(owner is not network for owner, _, _, _ in used))
+            for owner, device, entry in taken
+        ]
+        return BestOnNode(score, tuple(given), local=any(owner is not index.network for owner, _, _ in taken))
+
+    def _unit_on(self, snapshot: Snapshot) -> PlacementUnit | None:
+        unit = self.query.unit_on(snapshot)
+        details = unit.demands[0].details
+        return unit if all(any(request.candidates.accepted for request in detail) for detail in details) else None
 
 
 def _min_devices(request: Request) -> int:

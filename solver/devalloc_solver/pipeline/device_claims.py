@@ -274,7 +274,7 @@ def _answer_all(
     if left_out:
         doubtful = {key for part in outcome.doubtful for key in part.keys}
         explainer = DeviceClaimExplainer(
-            prepared.snapshot, prepared.allocations, placements, ends, prepared.eligibility, problem_input
+            prepared.snapshot, prepared.allocations, placements, ends, prepared.eligibility
         )
         # Parts that took all of their time come last: the reasons of the others are soon found.
         for unit in sorted(left_out, key=lambda unit: unit.demands[0].key in doubtful):

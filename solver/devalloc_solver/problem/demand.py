@@ -140,6 +140,11 @@ class PlacementUnit:
     pinned_by: frozenset[Key] = frozenset()
     """members of a group, those that hold devices included, of which each binds it to that node"""
 
+    @property
+    def bound_by(self) -> tuple[Key, ...]:
+        """Members of the group that hold devices, on the node that the others must go to."""
+        return tuple(sorted(self.pinned_by - {demand.key for demand in self.demands}))
+
     def without(self, key: Key) -> PlacementUnit:
         """The group once a member has left it, and its pin with it where no other member has one."""
         pinned_by = self.pinned_by - {key}

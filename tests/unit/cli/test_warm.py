@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from devalloc.cli.options.warm import _waiting_machine, warn_of_setups
+from devalloc.cli.options.node import _waiting_machine, warn_of_setups
 from devalloc.cli.verbs import warm as commands
 from devalloc_node.metrics.registry import NodeMetrics
 from devalloc_node.pb import node_pb2

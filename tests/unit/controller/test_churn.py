@@ -13,7 +13,7 @@ from devalloc.controller.reconcile import events as recorder_module
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.events import EventRecorder, events_of_write
 from devalloc.store.kubernetes import KubernetesStore
-from devalloc_solver.fleet import change_log
+from devalloc_solver.fleet import node_index
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool
 
@@ -35,7 +35,7 @@ class Written:
 def test_what_is_remembered_of_claims_that_came_and_went_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects that live are counted, whoever keeps them: store, reading, fleet, judge, refusals, recorder. What has a
     bound gets one that is reached here."""
-    monkeypatch.setattr(change_log, "MIN_CHANGES_KEPT", MAX_REMEMBERED)
+    monkeypatch.setattr(node_index, "MIN_CHANGES_KEPT", MAX_REMEMBERED)
     monkeypatch.setattr(recorder_module, "MAX_SERIES", MAX_REMEMBERED)
     client, stop = FakeClient(FakeKube()), threading.Event()
     recorder = EventRecorder(Written(), "a")

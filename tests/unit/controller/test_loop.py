@@ -63,6 +63,26 @@ def test_after_a_wait_that_ended_well_the_pause_is_short_again() -> None:
     assert stop.delays == [1.0, 2.0, 1.0]
 
 
+@pytest.mark.parametrize(
+    ("state", "pause"), [({"is_again": True}, 0.05), ({"is_unfinished": True}, 1.0), ({}, None)], ids=str
+)
+def test_a_round_that_left_something_is_followed_by_another_without_a_wait(
+    state: dict[str, bool], pause: float | None
+) -> None:
+    loop, stop, waits = _loop(), _Stop(1), list[bool]()
+
+    def act() -> None:
+        for name, value in state.items():
+            setattr(loop, name, value)
+
+    def wait() -> None:
+        waits.append(True)
+        stop.set()
+
+    loop.run(stop, act, wait)
+    assert (stop.delays, waits) == (([], [True]) if pause is None else ([pause], []))
+
+
 class TestCommit:
     """Of a loop over two claims, the second of which another writer may reach first."""
 

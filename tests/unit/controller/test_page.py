@@ -27,7 +27,7 @@ from devalloc.controller import authorization
 from devalloc.controller.certificate import self_signed
 from devalloc.controller.overview import Overview, build_overview
 from devalloc.controller.overview.cache import OverviewCache
-from devalloc.controller.page import login, pages
+from devalloc.controller.page import pages
 from devalloc.controller.page.pages import _TEMPLATES, render_document, render_overview, render_problem
 from devalloc.controller.page.view import MAX_NODES, MAX_ROWS, PageQuery
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
@@ -256,7 +256,7 @@ def test_of_addresses_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_tokens_of_forms(form: bytes, token: str | None) -> None:
-    assert login.token_of_form(form) == token
+    assert pages.token_of_form(form) == token
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_tokens_of_forms(form: bytes, token: str | None) -> None:
     ],
 )
 def test_forms_are_taken_from_this_page_only(headers: dict[str, str], is_own: bool) -> None:
-    assert login.is_same_origin(make_mocked_request("POST", "/devalloc/login", headers)) == is_own
+    assert pages.is_same_origin(make_mocked_request("POST", "/devalloc/login", headers)) == is_own
 
 
 # -- what is answered ------------------------------------------------------------------------------------------------

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from devalloc_solver import solve_manifests
+from devalloc_solver.explain.blocking_claims import BlockingClaimFinder
+from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
+from devalloc_solver.problem.allocations import Allocation
 from tests.support.manifests import Manifest, allocated, claim, config_reference, device, device_class, entry, pool
 
 GPU = device_class("gpu", driver="gpu", deviceType="gpu")
@@ -383,3 +387,35 @@ def test_single_claims_of_every_node_come_before_sets_of_one_node() -> None:
     last = allocated(claim("z", big), [entry("last", "big")], node="n9")
     named = blockers(GPU, crowded, roomy, *holders, last, claim("c", big))
     assert [(b["kind"], b["name"]) for b in named] == [("claim", "z")]
+
+
+def test_releases_that_leave_too_few_devices_for_all_requests_together_are_not_probed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For each request alone the release of any claim would do; for both only that of the large one."""
+    probed: list[str] = []
+    fits = BlockingClaimFinder._fits
+
+    def noted(
+        self: BlockingClaimFinder,
+        question: FeasibilityQuestion,
+        finder: FeasibilityChecker,
+        node: str | None,
+        gone: Sequence[Allocation],
+    ) -> bool:
+        probed.extend(allocation.claim[1] for allocation in gone)
+        return fits(self, question, finder, node, gone)
+
+    monkeypatch.setattr(BlockingClaimFinder, "_fits", noted)
+    held = [
+        allocated(
+            claim(name, {"deviceClass": "gpu", "requests": {"count": len(numbers)}}),
+            [entry("n1-gpus", f"g{number}") for number in numbers],
+            node="n1",
+        )
+        for name, numbers in (("a", [0]), ("b", [1]), ("large", [2, 3, 4]))
+    ]
+    pair = {"deviceClass": "gpu", "requests": {"count": 2}}
+    named = blockers(GPU, gpus(6), *held, claim("c", pair, pair))
+    assert [(blocker["kind"], blocker["name"]) for blocker in named] == [("claim", "large")]
+    assert probed == ["large"]

@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from devalloc_solver import Fleet
 from devalloc_solver.cel.device_claims.reads import equalities
 from devalloc_solver.explain.funnel import MAX_USERS
-from devalloc_solver.fleet import change_log
+from devalloc_solver.fleet import node_index
 from devalloc_solver.fleet.device_claims.backend import DeviceClaimFleet
 from devalloc_solver.fleet.device_claims.documents import DeviceClaimReader, ManifestRecord, read_manifest
-from devalloc_solver.fleet.equal_devices import UNSHARED, EqualDevicesIndex
+from devalloc_solver.fleet.equal_devices import UNSHARED, EqualDevicesIndex, GroupAttributes, columns_of_node
 from devalloc_solver.fleet.fleet_stats import NAMED_PER_KIND, NETWORK, EqualClaims, FleetStats
-from devalloc_solver.fleet.group_attributes import GroupAttributes, columns_of_node
 from devalloc_solver.problem.snapshot import Device, Pool, Snapshot, join_pools
 from tests.support.manifests import claim
 from tests.support.random_fleets import documents
@@ -92,7 +91,7 @@ def test_the_first_claims_are_told_in_order(changes: list[tuple[bool, int]]) -> 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_census_that_keeps_up_counts_what_is_there(seed: int, spare: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Claims and pools come and go, and the census is asked now and then, for all or for the half of it."""
-    monkeypatch.setattr(change_log, "SPARE_CLASSES", spare)
+    monkeypatch.setattr(node_index, "SPARE_LOGGED_CLASSES", spare)
     random = Random(seed)
     fleet = Fleet.from_manifests(documents(random))
     warm = fleet._backend({"kind": "DeviceClaim"})

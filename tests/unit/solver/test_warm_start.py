@@ -7,7 +7,7 @@ import pytest
 from benchmarks.batches import BatchCase
 from devalloc_solver import solve_manifests
 from devalloc_solver.dialects.device_claims.manifests import read_documents
-from devalloc_solver.exact import warm_start
+from devalloc_solver.exact import goals, warm_start
 from devalloc_solver.exact.device_naming import name_devices
 from devalloc_solver.exact.goals import GoalSearch, optimize_goals
 from devalloc_solver.exact.model import build_model
@@ -58,11 +58,11 @@ def test_a_search_after_its_deadline_begins_with_nothing() -> None:
 def test_goals_end_where_they_do_without_a_first_incumbent(kind: str) -> None:
     prepared = problem(kind, 12, 18)
 
-    def goals(search: GoalSearch) -> list[GoalLevel]:
+    def levels_of(search: GoalSearch) -> list[GoalLevel]:
         return optimize_goals(search.model, placement="pack", ends=None, search=search)[1]
 
-    cold = goals(GoalSearch(build_model(prepared.snapshot, prepared.allocations, prepared.units)))
-    warm = goals(warm_search(prepared))
+    cold = levels_of(GoalSearch(build_model(prepared.snapshot, prepared.allocations, prepared.units)))
+    warm = levels_of(warm_search(prepared))
     assert [level for level in warm if level.goal in ("satisfied", "oneOf")] == [
         level for level in cold if level.goal in ("satisfied", "oneOf")
     ]
@@ -83,3 +83,26 @@ def test_lower_levels_do_not_outvote_a_higher_one_after_one_of_which_nothing_fit
     answer = solve_manifests([device_class("gpu", driver="gpu"), pool("p", "n", "gpu", devices=devices), *waiting])
     counts = {level["priority"]: level["value"] for level in answer["objective"]["levels"] if "priority" in level}
     assert counts == {2: 0, 1: 1, 0: 0}
+
+
+def test_no_search_proves_that_nothing_fits_beside_the_units_above(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two claims of priority 1 one is satisfied, and it is the one that takes all."""
+    monkeypatch.setattr(warm_start, "LEAST_SIZE", 0)
+    waiting = [
+        claim(name, {"deviceClass": "gpu", "requests": {"count": count}}, priority=priority)
+        for name, count, priority in (("all", 4, 1), ("most", 3, 1), ("one", 1, 0))
+    ]
+    cards = pool("p", "n", "gpu", devices=[device(name) for name in "abcd"])
+    prepared = prepare(read_documents([device_class("gpu", driver="gpu"), cards, *waiting]))
+    search = warm_search(prepared)
+    bounds: list[int] = []
+
+    def noted(search: GoalSearch, settled: set[int], priority: int, higher: dict[int, int]) -> int:
+        bounds.append(most_beside(search, settled, priority, higher))
+        return bounds[-1]
+
+    most_beside = goals._most_beside
+    monkeypatch.setattr(goals, "_most_beside", noted)
+    _, levels = optimize_goals(search.model, placement="pack", ends=None, search=search)
+    assert [(level.priority, level.value, level.bound) for level in levels[:2]] == [(1, 1, 1), (0, 0, 0)]
+    assert bounds == [0], "counting alone would leave room beside the smaller claim"

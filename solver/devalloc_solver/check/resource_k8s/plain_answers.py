@@ -69,21 +69,26 @@ class PlainAnswers:
         left = {**terms.counts}
         given: dict[DeviceId, tuple[str, NodeDevice]] = {}
         drawing: dict[DeviceId, NodeDevice] = {}
+        whole, shared, matches = held.whole, held.shared, self._verdicts.matches
+        pool_id, pool = ("", ""), None
         for entry in entries:
             name = entry["request"]
-            pool = offer.pool(entry["driver"], entry["pool"])
+            if pool_id != (entry["driver"], entry["pool"]):
+                pool_id = entry["driver"], entry["pool"]
+                pool = offer.pool(*pool_id)
             device = None if pool is None or pool.problem is not None else pool.devices.get(entry["device"])
-            if device is None or name not in left or entry.keys() != _ENTRY_FIELDS or device.id in given:
+            if device is None or name not in left or entry.keys() != _ENTRY_FIELDS:
                 return False
-            if not device.is_simple or not device.place.get("nodeName") or device.id in held:
+            key = device.id
+            if key in given or key in whole or key in shared or not (device.is_simple and device.place.get("nodeName")):
                 return False
             for expression in terms.expressions[name]:
-                if not self._verdicts.matches(expression, device):
+                if not matches(expression, device):
                     return False
             left[name] -= 1
-            given[device.id] = name, device
+            given[key] = name, device
             if "consumesCounters" in device.manifest:
-                drawing[device.id] = device
+                drawing[key] = device
         if any(left.values()) or not 0 < len(given) <= MAX_DEVICES:
             return False
         if drawing and (not self._partitions or any(counter_violations(drawing, offer, held))):

@@ -121,6 +121,8 @@ def _configs(
     claim: ResourceClaim, chosen: Mapping[int, SubRequest], classes: Mapping[str, ResourceDeviceClass]
 ) -> list[dict[str, Any]]:
     """Configuration of the classes, each class once, then of the claim; of what was chosen only."""
+    if not claim.config and not any(classes[subrequest.class_name].config for subrequest in chosen.values()):
+        return []
     users: dict[str, list[str]] = {}
     for number in sorted(chosen):
         users.setdefault(chosen[number].class_name, []).append(chosen[number].name)

@@ -63,7 +63,7 @@ def make_demand(pending: PendingClaim, choices: Sequence[Sequence[RequestCandida
     claim = pending.claim
     details = tuple(
         tuple(
-            _request(number, alternative if request.is_list else None, choice)
+            make_request(number, alternative if request.is_list else None, choice)
             for alternative, choice in enumerate(choices[number])
         )
         for number, request in enumerate(claim.requests)
@@ -78,7 +78,8 @@ def make_demand(pending: PendingClaim, choices: Sequence[Sequence[RequestCandida
     )
 
 
-def _request(detail: int, alternative: int | None, choice: RequestCandidates) -> Request:
+def make_request(detail: int, alternative: int | None, choice: RequestCandidates) -> Request:
+    """The request of a detail, or of an alternative of one: ``choice`` is what it asks for, and what it may take."""
     subrequest = choice.subrequest
     if subrequest.admin:
         mode = AllocationMode.ADMIN_ALL if subrequest.is_all else AllocationMode.ADMIN_COUNT

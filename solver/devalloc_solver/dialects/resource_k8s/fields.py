@@ -156,6 +156,8 @@ class Tolerant:
 
 def short_text(value: object) -> str:
     """A value of any kind as short text, whatever its size and depth."""
+    if type(value) is str and value.isascii():
+        return value
     if isinstance(value, str):
         return escape_invalid_unicode(value)
     if isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < NUMBER_LIMIT):

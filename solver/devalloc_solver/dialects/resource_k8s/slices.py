@@ -189,7 +189,7 @@ def _field_holds(requirement: NodeSelectorRequirement, node: ClusterNode) -> boo
 
 def single_node_selector(name: str) -> dict[str, Any]:
     """A selector of one node by its name."""
-    return _selector([], [NodeSelectorRequirement("metadata.name", "In", (name,))])
+    return {"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [name]}]}]}
 
 
 def merge_selectors(selectors: Iterable[NodeSelector]) -> dict[str, Any] | None:

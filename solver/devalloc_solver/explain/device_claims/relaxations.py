@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import gcd
 from typing import Any
 
@@ -21,7 +22,7 @@ from devalloc_solver.explain.relaxations import (
     RelaxationTier,
     UnitRelaxations,
     detail_key,
-    most_that_fits,
+    reduce_amount,
     unmatched_requests,
 )
 from devalloc_solver.problem.allocations import Key
@@ -38,10 +39,6 @@ class DeviceClaimRelaxations(UnitRelaxations):
     """``supply_relaxations.withheld_devices`` of the fleet"""
     limits_of_pools: Relaxation
     """``supply_relaxations.shared_limits`` of the fleet"""
-    bound_by: Sequence[Key] = ()
-    """members of the group that have their devices already, on the node that the others must go to"""
-    pinned: Sequence[Key] = ()
-    """members of the group that name its node"""
 
     # -- the order -----------------------------------------------------------------------------------------------------
 
@@ -90,15 +87,20 @@ class DeviceClaimRelaxations(UnitRelaxations):
         tiers += [own(requests) if len(requests) > 1 else [], rules, [*rules, *requests]]
         return ((Reason.NO_MATCHING_DEVICES, edits) for edits in tiers)
 
-    # -- all of one sort -----------------------------------------------------------------------------------------------
+    # -- rules of a claim ----------------------------------------------------------------------------------------------
 
     def matches(self) -> list[Relaxation]:
-        """matchAttributes, of the spec and of each detail (S15)."""
-        edits = [self._spec_match(d, name) for d in self.unit.demands for name in d.match]
+        """matchAttributes, of the spec, of the group and of each detail (S15)."""
+        edits = [self._spec_match(demand, name) for demand in self.unit.demands for name in demand.match]
         shared = dict.fromkeys(name for demand in self.unit.demands for name in demand.shared)
         edits += [_drop_group_match(name) for name in shared]
         for demand, request in self.each_request():
-            edits += [self._match(demand, request, name) for name in dict.fromkeys(request.spec.match_attributes)]
+            path = f"{path_of(request)}.matchAttributes"
+            for name in dict.fromkeys(request.spec.match_attributes):
+                entry = {"kind": "matchAttribute", "attribute": name, "path": path}
+                words = f"without `{name}` in {path}"
+                change = partial(_without, field="match_attributes", name=name)
+                edits.append(self.edit_request(demand, request, entry, words, change))
         return edits
 
     def limits(self) -> list[Relaxation]:
@@ -106,8 +108,12 @@ class DeviceClaimRelaxations(UnitRelaxations):
         edits = []
         for demand, request in self.each_request():
             capped = request.mode in (AllocationMode.SHARE, AllocationMode.ADMIN_ALL)
-            names = [n for n in request.spec.limits if (capped if n == COUNT else not request.mode.is_admin)]
-            edits += [self._limit(demand, request, name) for name in names]
+            for name, limit in request.spec.limits.items():
+                if capped if name == COUNT else not request.mode.is_admin:
+                    path = f"{path_of(request)}.limits.{name}"
+                    entry = {"kind": "limit", "resource": name, "path": path, "limit": str(limit)}
+                    change = partial(_without, field="limits", name=name)
+                    edits.append(self.edit_request(demand, request, entry, f"without {path}", change))
         return edits
 
     def amounts(self) -> list[Relaxation]:
@@ -119,37 +125,67 @@ class DeviceClaimRelaxations(UnitRelaxations):
                     edits.append(self._amount(demand, request, name))
         return edits
 
+    def _amount(self, demand: Demand, request: Request, name: str) -> Relaxation:
+        requested, path = request.spec.requests[name], f"{path_of(request)}.requests.{name}"
+
+        def reduced_to(nano: int) -> Relaxation:
+            most = Quantity(nano, requested.format)
+            noun = "device" if nano == NANO else "devices"
+            what = f"{most} {noun if name == COUNT else f'of {name}'}"
+            entry = {"kind": "amount", "resource": name, "path": path, "requested": str(requested), "most": str(most)}
+            words = f"with at most {what} in request {request.label}"
+            return self.edit_request(demand, request, entry, words, partial(_with_amount, name=name, amount=most))
+
+        def granularity(question: FeasibilityQuestion) -> int:
+            return NANO if name == COUNT else _amount_granularity(question, demand, request, name)
+
+        return reduce_amount(NANO if name == COUNT else 1, requested.nano, reduced_to, granularity)
+
     def constraints(self) -> list[Relaxation]:
         """Expressions of details."""
-        return [
-            self._constraints(d, request)
-            for d, request in self.each_request()
-            if (request.spec.constraints or "").strip()
-        ]
+        edits = []
+        for demand, request in self.each_request():
+            if (expression := request.spec.constraints or "").strip():
+                path = f"{path_of(request)}.constraints"
+                entry = {"kind": "constraint", "path": path, "expression": expression}
+                edits.append(self.edit_request(demand, request, entry, f"without {path}", _without_constraints))
+        return edits
 
     def classes(self) -> list[Relaxation]:
         """Class and type; a class with admin access is what makes a detail an admin one, so it stays."""
-        return [
-            self._class(demand, request)
-            for demand, request in self.each_request()
-            if not request.mode.is_admin and (request.spec.device_class or request.spec.device_type)
-        ]
+        edits = []
+        for demand, request in self.each_request():
+            field = "deviceClass" if request.spec.device_class else "deviceType"
+            name = request.spec.device_class or request.spec.device_type
+            if name and not request.mode.is_admin:
+                path = f"{path_of(request)}.{field}"
+                words = f"with devices of another class than {path} requests"
+                entry = {"kind": "class", "path": path, field: name}
+                edits.append(self.edit_request(demand, request, entry, words, _of_any_class))
+        return edits
+
+    def _spec_match(self, demand: Demand, name: str) -> Relaxation:
+        path = "spec.matchAttributes"
+        entry = {"kind": "matchAttribute", "attribute": name, "path": path}
+        return self.edit_demand(
+            demand,
+            entry,
+            f"without `{name}` in {path}",
+            lambda other: replace(other, match=tuple(n for n in other.match if n != name), shape=None),
+        )
 
     def request_place(self, demand: Demand, request: Request) -> tuple[str, str]:
         return str(request.detail), f"spec.claims[{request.detail}]"
 
-    def pins(self) -> list[Relaxation]:
-        """The node that the unit is bound to, and by whom."""
-        if not self.bound_by and not self.pinned:
-            return UnitRelaxations.pins(self)
-        pin, names = self.unit.pin, ", ".join("/".join(key) for key in self.bound_by or self.pinned)
-        listed = [{"namespace": namespace, "name": name} for namespace, name in self.bound_by or self.pinned]
-        entry = {"kind": "node", "node": pin, "boundBy" if self.bound_by else "pinned": listed}
-        words = f"without the pin to node {pin} of {names}"
-        if self.bound_by:
-            words = f"on a node other than {pin}, where {names} of group {self.unit.group} already is"
-        released = frozenset(self.bound_by)
-        return [Relaxation(entry, words, lambda question: question.without(released).pinned(None))] if pin else []
+    def request_entry(self, demand: Demand, request: Request) -> dict[str, Any]:
+        return self.claim_entry(demand) | {"request": request.label}
+
+    def judge_changed(
+        self, demand: Demand, request: Request, change: Callable[[DeviceClaimDetail], DeviceClaimDetail]
+    ) -> Request:
+        return make_request(request.detail, request.alternative, change(request.spec), self.eligibility)
+
+    # -- the supply ----------------------------------------------------------------------------------------------------
 
     def withheld(self) -> list[Relaxation]:
         """Devices that are withheld and would do (S6a, S12)."""
@@ -162,129 +198,24 @@ class DeviceClaimRelaxations(UnitRelaxations):
         """Also where the candidates share nothing: other rules taken away may bring in devices that do."""
         return [self.limits_of_pools]
 
-    # -- one edit each -------------------------------------------------------------------------------------------------
 
-    def _spec_match(self, demand: Demand, name: str) -> Relaxation:
-        def change(other: Demand) -> Demand:
-            if other.key != demand.key:
-                return other
-            return replace(other, match=tuple(n for n in other.match if n != name), shape=None)
-
-        path = "spec.matchAttributes"
-        entry = {"kind": "matchAttribute", **self.claim_entry(demand), "attribute": name, "path": path}
-        words = f"without `{name}` in {path}{self.of_claim(demand)}"
-        return Relaxation(entry, words, lambda question: question.with_demands(change))
-
-    def _match(self, demand: Demand, request: Request, name: str) -> Relaxation:
-        path = f"{path_of(request)}.matchAttributes"
-        entry = {"kind": "matchAttribute", **self._about(demand, request), "attribute": name, "path": path}
-        return self._edit(
-            demand,
-            request,
-            entry,
-            f"without `{name}` in {path}",
-            lambda d: {"match_attributes": [other for other in d.match_attributes if other != name]},
-        )
-
-    def _limit(self, demand: Demand, request: Request, name: str) -> Relaxation:
-        path = f"{path_of(request)}.limits.{name}"
-        entry = {"kind": "limit", **self._about(demand, request), "resource": name, "path": path}
-        entry["limit"] = str(request.spec.limits[name])
-        return self._edit(
-            demand, request, entry, f"without {path}", lambda d: {"limits": _without_amount(d.limits, name)}
-        )
-
-    def _constraints(self, demand: Demand, request: Request) -> Relaxation:
-        path = f"{path_of(request)}.constraints"
-        entry = {
-            "kind": "constraint",
-            **self._about(demand, request),
-            "path": path,
-            "expression": request.spec.constraints,
-        }
-        return self._edit(demand, request, entry, f"without {path}", lambda _: {"constraints": None})
-
-    def _class(self, demand: Demand, request: Request) -> Relaxation:
-        named = request.spec.device_class
-        field = "deviceClass" if named else "deviceType"
-        path = f"{path_of(request)}.{field}"
-        entry = {
-            "kind": "class",
-            **self._about(demand, request),
-            "path": path,
-            field: named or request.spec.device_type,
-        }
-        words = f"with devices of another class than {path} requests"
-        return self._edit(demand, request, entry, words, lambda _: {"device_class": None, "device_type": None})
-
-    def _amount(self, demand: Demand, request: Request, name: str) -> Relaxation:
-        """The least amount there is; narrowed to the most that fits."""
-        requested = request.spec.requests[name]
-
-        def asking(nano: int) -> Callable[[FeasibilityQuestion], FeasibilityQuestion]:
-            amount = Quantity(nano, requested.format)
-            return self._change(demand, request, lambda d: {"requests": {**d.requests, name: amount}})
-
-        def narrow(question: FeasibilityQuestion, finder: FeasibilityChecker) -> Sequence[Relaxation]:
-            step = NANO if name == COUNT else _amount_granularity(question, demand, request, name)
-            fits = most_that_fits(
-                -(-requested.nano // step), lambda count: finder.works(asking(count * step)(question))
-            )
-            return [shown(fits * step)]
-
-        def shown(nano: int) -> Relaxation:
-            most = Quantity(nano, requested.format)
-            path = f"{path_of(request)}.requests.{name}"
-            entry = {"kind": "amount", **self._about(demand, request), "resource": name, "path": path}
-            noun = "device" if nano == NANO else "devices"
-            what = f"{most} {noun if name == COUNT else f'of {name}'}"
-            words = f"with at most {what} in request {request.label}{self.of_claim(demand)}"
-            return Relaxation({**entry, "requested": str(requested), "most": str(most)}, words, asking(nano))
-
-        return replace(shown(NANO if name == COUNT else 1), narrow=narrow)
-
-    # -- the edit of a request -----------------------------------------------------------------------------------------
-
-    def _edit(
-        self,
-        demand: Demand,
-        request: Request,
-        entry: dict[str, Any],
-        words: str,
-        change: Callable[[DeviceClaimDetail], dict[str, Any]],
-    ) -> Relaxation:
-        return Relaxation(entry, words + self.of_claim(demand), self._change(demand, request, change))
-
-    def _change(
-        self, demand: Demand, request: Request, change: Callable[[DeviceClaimDetail], dict[str, Any]]
-    ) -> Callable[[FeasibilityQuestion], FeasibilityQuestion]:
-        key, alternative = demand.key, request.alternative
-
-        def changed(now: Request) -> Request:
-            if now.alternative != alternative:
-                return now
-            detail = now.spec.model_copy(update=change(now.spec))
-            return make_request(now.detail, now.alternative, detail, self.eligibility)
-
-        def apply(question: FeasibilityQuestion) -> FeasibilityQuestion:
-            return question.with_detail(key, request.detail, changed)
-
-        return apply
-
-    def _about(self, demand: Demand, request: Request) -> dict[str, str]:
-        return self.claim_entry(demand) | {"request": request.label}
+def _without(detail: DeviceClaimDetail, field: str, name: str) -> DeviceClaimDetail:
+    """Without a name in a list or map of the detail."""
+    values: list[str] | dict[str, Quantity] = getattr(detail, field)
+    rest = [n for n in values if n != name]
+    return detail.model_copy(update={field: {n: values[n] for n in rest} if isinstance(values, dict) else rest})
 
 
-def without_redundant(edits: Sequence[Relaxation]) -> list[Relaxation]:
-    """The same without those that change a detail, or a member of a group, which another one leaves out."""
-    left_out = {f"{e.entry['namespace']}/{e.entry['name']}" for e in edits if e.kind == "member"}
-    gone = {(e.entry.get("claim"), e.entry["request"]) for e in edits if e.kind == "request"}
+def _with_amount(detail: DeviceClaimDetail, name: str, amount: Quantity) -> DeviceClaimDetail:
+    return detail.model_copy(update={"requests": {**detail.requests, name: amount}})
 
-    def is_moot(edit: Relaxation) -> bool:
-        claim, detail = edit.entry.get("claim"), str(edit.entry.get("request", "")).partition(".")[0]
-        return claim in left_out or (edit.kind != "request" and (claim, detail) in gone)
 
-    return [edit for edit in edits if not is_moot(edit)]
+def _without_constraints(detail: DeviceClaimDetail) -> DeviceClaimDetail:
+    return detail.model_copy(update={"constraints": None})
+
+
+def _of_any_class(detail: DeviceClaimDetail) -> DeviceClaimDetail:
+    return detail.model_copy(update={"device_class": None, "device_type": None})
 
 
 def path_of(request: Request) -> str:
@@ -309,10 +240,6 @@ def _drop_group_match(name: str) -> Relaxation:
         return replace(other, shared=tuple(n for n in other.shared if n != name))
 
     return Relaxation(entry, f"without `{name}` in {path}", lambda question: question.with_demands(change))
-
-
-def _without_amount(amounts: dict[str, Quantity], name: str) -> dict[str, Quantity]:
-    return {other: amount for other, amount in amounts.items() if other != name}
 
 
 def short_reason(unit: PlacementUnit) -> Reason:

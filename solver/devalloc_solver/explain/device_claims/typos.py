@@ -11,21 +11,23 @@ from devalloc.api.claim import COUNT, DeviceClaimDetail
 from devalloc.api.problems import closest_match
 from devalloc.api.quantity import Quantity
 from devalloc.api.semver import SemVer
+from devalloc_solver.cel.device_claims.environment import PLACES
 from devalloc_solver.cel.device_claims.parser import parse
-from devalloc_solver.cel.errors import CompileError
-from devalloc_solver.cel.syntax_tree import Call, ListOf, Literal, Name, Node, Select, children
+from devalloc_solver.cel.reads import Comparison, nodes_with_places, value_path
+from devalloc_solver.cel.syntax_tree import Call, Literal, Node, Select
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
 from devalloc_solver.explain.device_claims.relaxations import path_of
 from devalloc_solver.explain.funnel import count_devices
 from devalloc_solver.explain.relaxations import Relaxation
 from devalloc_solver.explain.typos import (
-    SHOWN,
     KnownNames,
     TypeNames,
     Typo,
+    UnitTypos,
     ValuesOf,
     mistyped_comparison,
     mistyped_name,
+    mistyped_parts,
 )
 from devalloc_solver.problem.demand import ARE_UNAVAILABLE, Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Device, Snapshot
@@ -41,7 +43,6 @@ _TYPES = TypeNames(
 )
 _NESTED = ("attributes", "capacity")
 """Maps of domains that a device of resource.k8s.io has, and one here has not."""
-_SWAPPED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
 Survey = KnownNames[Device]
@@ -61,7 +62,7 @@ def _values(device: Device, name: str) -> Iterable[object]:
 
 
 @dataclass(slots=True)
-class TypoFinder:
+class TypoFinder(UnitTypos):
     """Finds the slips of claims and classes on one fleet."""
 
     snapshot: Snapshot
@@ -80,10 +81,6 @@ class TypoFinder:
     def __post_init__(self) -> None:
         copies = self.copies
         self._there = {d.index: d for d in self.snapshot.devices if copies is None or copies.get(d.index)}
-
-    def of_unit(self, unit: PlacementUnit) -> list[str]:
-        """What the first slips of the unit are, in words."""
-        return [*dict.fromkeys(slip.words for demand in unit.demands for slip in self.of_demand(demand))][:SHOWN]
 
     def marked(self, edit: Relaxation, unit: PlacementUnit) -> Relaxation:
         """The edit with what was most likely meant, where what it takes away was mistyped."""
@@ -182,43 +179,28 @@ def _in_expression(survey: Survey, expression: str | None, path: str) -> Iterato
 
 def _suspicious_parts(survey: Survey, expression: str) -> Iterator[Typo]:
     """Without a path."""
-    try:
-        nodes = [*_walk(parse(expression))]
-    except CompileError:
-        return
-    names = dict.fromkeys(name for node in nodes if (name := _attribute(node) or _presence(node)) is not None)
-    of_domains = {id(node.operand) for node in nodes if isinstance(node, Select)}
-    written_so = (_nested(node) for node in nodes if not (_is_index(node) and id(node) in of_domains))
-    for outer, name, written in dict.fromkeys(one for one in written_so if one is not None):
-        if not survey.names(_attributes)[outer]:
-            names.pop(outer, None)
-            yield Typo("", _flat_form(survey, name, written), outer, None)
-    for name in names:
-        if (slip := _unknown_attribute(survey, name, "")) is not None:
-            yield slip
-    for comparison in (comparison for node in nodes for comparison in _comparisons(node)):
-        if (slip := mistyped_comparison(survey, comparison, _TYPES, f"device.{comparison[1]}")) is not None:
-            yield slip
+    root = parse(expression)
+    nodes = [node for node, _ in nodes_with_places(root, PLACES)]
+    of_domains = {id(node.operand) for node in nodes if isinstance(node, Select) and isinstance(node.operand, Call)}
+    written_so = (_nested(node) for node in nodes if id(node) not in of_domains)
+    odd = dict.fromkeys(one for one in written_so if one is not None and not survey.names(_attributes)[one[0]])
+    nested = {outer for outer, _, _ in odd}
+    yield from (Typo("", _flat_form(survey, name, written), outer, None) for outer, name, written in odd)
 
+    def of_name(path: tuple[str, ...]) -> Typo | None:
+        return None if path[0] in nested else _unknown_attribute(survey, path[0], "")
 
-def _walk(node: Node) -> Iterator[Node]:
-    yield node
-    for child in children(node):
-        yield from _walk(child)
+    def of_comparison(comparison: Comparison) -> Typo | None:
+        operator, (name,), literal = comparison
+        return mistyped_comparison(survey, operator, name, literal, _TYPES, f"device.{name}")
 
-
-def _is_index(node: Node) -> bool:
-    return isinstance(node, Call) and node.function == "_[_]"
+    yield from mistyped_parts(root, PLACES, of_name, of_comparison)
 
 
 def _attribute(node: Node) -> str | None:
     """The name in ``device.name`` and ``device['name']``."""
-    match node:
-        case Select(operand=Name(name="device"), field=name):
-            return name
-        case Call(function="_[_]", arguments=(Name(name="device"), Literal(value=str(name)))):
-            return name
-    return None
+    path = value_path(node, PLACES)
+    return None if path is None else path[0]
 
 
 def _nested(node: Node) -> tuple[str, str, str] | None:
@@ -249,26 +231,6 @@ def _flat_form(survey: Survey, name: str, written: str) -> str:
     name = name if names[name] else closest_match(name, names) or name
     short = f"'{name}' in device" if " in " in written else f"device.{name}"
     return f"`device` is a flat map here: write {short} instead of {written}"
-
-
-def _presence(node: Node) -> str | None:
-    """The name in ``'name' in device``."""
-    match node:
-        case Call(function="@in", arguments=(Literal(value=str(name)), Name(name="device"))):
-            return name
-    return None
-
-
-def _comparisons(node: Node) -> Iterator[tuple[str, str, object]]:
-    """(operator, attribute, literal) of ``device.a == literal`` and ``device.a in [literals]``."""
-    match node:
-        case Call(function="@in", arguments=(left, ListOf(elements=items))) if (name := _attribute(left)) is not None:
-            yield from (("==", name, item.value) for item in items if isinstance(item, Literal))
-        case Call(arguments=(left, right)) if (operator := node.function.strip("_")) in _SWAPPED:
-            if (name := _attribute(left)) is not None and isinstance(right, Literal):
-                yield operator, name, right.value
-            elif (name := _attribute(right)) is not None and isinstance(left, Literal):
-                yield _SWAPPED[operator], name, left.value
 
 
 # -- what is odd -------------------------------------------------------------------------------------------------------

@@ -8,13 +8,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice
-from devalloc_solver.explain.funnel import NO_USERS, FunnelCounter, Users, count_devices, has_room_for, where_words
+from devalloc_solver.explain.funnel import (
+    NO_USERS,
+    SHOWN,
+    FunnelCounter,
+    Users,
+    count_devices,
+    describe_missing,
+    has_room_for,
+)
 from devalloc_solver.problem.allocations import Allocation, Key
 from devalloc_solver.problem.demand import AllocationMode, Constraint, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Snapshot
-
-SHOWN = 3
-"""Claims that are named as users of devices."""
 
 
 @dataclass(slots=True)
@@ -59,7 +64,7 @@ class Availability:
         if best >= request.min_count:
             return ""
         wanted = count_devices(request.min_count, "" if is_empty else "free ")
-        return f"{where_words(unit.pin)} {wanted} for request {request.spec.subrequest.name} (at most {best})"
+        return describe_missing(unit.pin, f"{wanted} for request {request.spec.subrequest.name}", best)
 
     def most(self, unit: PlacementUnit, request: Request, *, is_empty: bool) -> int:
         """The most devices for a request that one node has, free or not (``is_empty``)."""
@@ -107,7 +112,7 @@ class Availability:
         there, total = self.having(request, relation.attribute)
         without = f", {total - there} of {total} have no {name}" if there < total else ""
         wanted = f"{count_devices(request.min_count)} {what} for request {request.spec.subrequest.name}"
-        return f"{where_words(unit.pin)} {wanted} (at most {best}{without})"
+        return describe_missing(unit.pin, wanted, f"{best}{without}")
 
     def _best(self, unit: PlacementUnit, devices: Iterable[int], count: Callable[[Sequence[int]], int]) -> int:
         """The most that one node has, or the node that is allowed."""

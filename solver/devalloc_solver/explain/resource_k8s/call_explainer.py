@@ -296,10 +296,10 @@ class CallExplainer(ResourceClaimExplainer):
     def fits(self, question: FeasibilityQuestion) -> bool:
         return self.finder.fits(question)
 
-    def relaxations(self, question: FeasibilityQuestion, key: Key) -> RelaxationSet:
+    def relaxations(self, question: FeasibilityQuestion, key: Key | None) -> RelaxationSet:
         pools, gates = complete_pools(self.pools), switch_on_features(self.source)
         source = SourceRelaxations(self.source.has_taints, pools, gates, reach_pools(self.source))
-        relaxations = ResourceClaimRelaxations(question.unit, quotes_claims=True)
+        relaxations = ResourceClaimRelaxations(question.unit, question.unit, quotes_claims=True)
         return relaxations.in_order(
             self.shared_limits(), self._members_to_drop(question, relaxations.members(None)[::-1]), source
         )

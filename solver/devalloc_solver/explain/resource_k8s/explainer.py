@@ -7,7 +7,7 @@ its numbers are still true.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,31 +54,18 @@ class ResourceClaimExplainer(Explainer):
 
     def explain(self, unit: PlacementUnit) -> list[dict[str, Any]]:
         """An answer for each claim of the unit."""
-        if len(unit.demands) > 1:
-            return [self._answer(demand, unit, one) for demand, one in self._find_members(unit)]
-        finding = self.find_equal(unit, unit.demands[0].key)
-        return [self._answer(demand, unit, finding) for demand in unit.demands]
+        findings = self.find_all(unit)
+        return [self._answer(demand, unit, findings[demand.key]) for demand in unit.demands]
 
-    def _find_members(self, unit: PlacementUnit) -> Iterator[tuple[Demand, Finding]]:
-        """The reason of a group, for each member: what is in the way of one may be another, and never itself."""
-        findings: list[Finding] = []
-        for demand in unit.demands:
-            finding = next((one for one in findings if not one.is_about(demand.key)), None)
-            if finding is None:
-                finding = self.find(unit, demand.key)
-                findings.append(finding)
-            yield demand, finding
-
-    def find(self, unit: PlacementUnit, key: Key) -> Finding:
+    def begin(self, unit: PlacementUnit) -> None:
         self.is_brief = self._findings >= MAX_FINDINGS or self.finder.searched >= MAX_SEARCHES
         self._findings += not self.is_brief
         self.crowded = None
-        self.finder.begin()
-        return Explainer.find(self, unit, key)
+        Explainer.begin(self, unit)
 
     def _answer(self, demand: Demand, unit: PlacementUnit, finding: Finding) -> dict[str, Any]:
         errors = self._numbers.errors(demand.requests)
-        message = self.message(finding, self.funnels(unit))
+        message = self.message(finding, [(request, self.funnel(request)) for request in demand.requests])
         answer = {
             "namespace": demand.key[0],
             "name": demand.key[1],
@@ -119,9 +106,9 @@ class ResourceClaimExplainer(Explainer):
         except StepsExhausted:
             raise Undecided from None
 
-    def relaxations(self, question: FeasibilityQuestion, key: Key) -> RelaxationSet:
-        relaxations = ResourceClaimRelaxations(question.unit)
-        return relaxations.in_order(self.shared_limits(), relaxations.members(key)[::-1])
+    def relaxations(self, question: FeasibilityQuestion, key: Key | None) -> RelaxationSet:
+        relaxations = ResourceClaimRelaxations(question.unit, self.explained or question.unit)
+        return relaxations.in_order(self.shared_limits(), () if key is None else relaxations.members(key)[::-1])
 
     def shared_limits(self) -> Sequence[Relaxation]:
         if self._counters is None:
@@ -153,19 +140,13 @@ class ResourceClaimExplainer(Explainer):
     def users(self, request: Request, funnel: Mapping[str, Any]) -> Users:
         return self._numbers.users(request)
 
-    def typos_of(self, unit: PlacementUnit) -> Sequence[str]:
+    def typo_finder(self) -> ResourceTypoFinder:
         if self.typos is None:
             self.typos = ResourceTypoFinder(self.offers)
-        return self.typos.of_claims((d.claim.claim for d in unit.demands), class_selectors(unit), self.ends)
+        return self.typos
 
 
 def _blocker_of(demand: Demand, unit: PlacementUnit, blocker: Mapping[str, Any]) -> dict[str, Any]:
     """What is in the way of a claim; found for an equal one, maybe, and then told of this one."""
     own = {"claim": "/".join(demand.key)} if "claim" in blocker and len(unit.demands) == 1 else {}
     return {**blocker, **own}
-
-
-def class_selectors(unit: PlacementUnit) -> list[str]:
-    """The selectors of all classes that a unit names."""
-    named = {s.spec.subrequest.class_name: s.spec.judge.classes for d in unit.demands for s in d.requests}
-    return [text for name, classes in named.items() for text in classes[name].selectors]

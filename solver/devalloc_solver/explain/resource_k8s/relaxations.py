@@ -5,13 +5,15 @@ A relaxation finds what it changes by name, not by identity: the problem may hav
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from devalloc.api.reasons import Reason
-from devalloc_solver.dialects.resource_k8s.candidates import RequestCandidates, RequestJudge
+from devalloc_solver.dialects.resource_k8s.candidates import RequestJudge
 from devalloc_solver.dialects.resource_k8s.claims import DeviceConstraint, ResourceDeviceClass, SubRequest
+from devalloc_solver.dialects.resource_k8s.demands import make_request
 from devalloc_solver.dialects.resource_k8s.fields import AllocationError, Amount
 from devalloc_solver.dialects.resource_k8s.published_devices import DeviceId, PublishedDevice, counter_name, is_counter
 from devalloc_solver.dialects.resource_k8s.slices import DeviceTaint
@@ -22,14 +24,19 @@ from devalloc_solver.explain.relaxations import (
     RelaxationSet,
     RelaxationTier,
     UnitRelaxations,
-    drop_unneeded,
-    most_that_fits,
+    reduce_amount,
     unmatched_requests,
 )
-from devalloc_solver.explain.supply_relaxations import SharedLimits, quantity_format, relax_shared_limits
+from devalloc_solver.explain.supply_relaxations import (
+    SharedLimits,
+    fewest_on_nodes,
+    quantity_format,
+    relax_shared_limits,
+)
 from devalloc_solver.problem.allocations import Key
-from devalloc_solver.problem.demand import AllocationMode, Demand, Request
-from devalloc_solver.problem.snapshot import Pool, Resource, Snapshot
+from devalloc_solver.problem.demand import AllocationMode, Constraint, Demand, Request
+from devalloc_solver.problem.placement import Placement
+from devalloc_solver.problem.snapshot import Pool
 
 ANY_DEVICE = ResourceDeviceClass("", (), ())
 """A class of all devices; no object can have its name."""
@@ -106,24 +113,84 @@ class ResourceClaimRelaxations(UnitRelaxations):
         yield short, [*rules, *reaches, *classes]
         yield short, [*rules, *reaches, *classes, *requests]
 
-    # -- all of one sort -----------------------------------------------------------------------------------------------
+    # -- rules of a claim ----------------------------------------------------------------------------------------------
 
     def constraints(self) -> list[Relaxation]:
-        """Constraints, one by one; the relations of a demand are in the order of its claim's constraints."""
+        """Constraints that are left; all relations of a demand are in the order of the constraints of its claim."""
+        relations = {demand.key: demand.relations for demand in self.group.demands}
         return [
-            self._constraint(demand, index, constraint)
+            self._constraint(demand, index, constraint, relation)
             for demand in self.unit.demands
-            for index, constraint in enumerate(demand.claim.claim.constraints)
+            for index, (constraint, relation) in enumerate(
+                zip(demand.claim.claim.constraints, relations[demand.key], strict=True)
+            )
+            if relation in demand.relations
         ]
+
+    def _constraint(self, demand: Demand, index: int, constraint: DeviceConstraint, relation: Constraint) -> Relaxation:
+        name = "distinctAttribute" if constraint.distinct else "matchAttribute"
+        path = f"spec.devices.constraints[{index}]"
+
+        def change(other: Demand) -> Demand:
+            if relation not in other.relations:
+                return other
+            number = other.relations.index(relation)
+            return replace(other, relations=(*other.relations[:number], *other.relations[number + 1 :]), shape=None)
+
+        entry = {"kind": "constraint", "path": path, name: constraint.attribute}
+        return self.edit_demand(demand, entry, f"without {path} ({name} {constraint.attribute})", change)
 
     def counts(self) -> list[Relaxation]:
         """Counts above one, narrowed to the most that fits."""
         return [
-            self._count(demand, request)
-            for demand in self.unit.demands
-            for request in demand.requests
+            reduce_amount(1, request.min_count, partial(self._count, demand, request))
+            for demand, request in self.each_request()
             if request.mode in (AllocationMode.WHOLE, AllocationMode.ADMIN_COUNT) and request.min_count > 1
         ]
+
+    def _count(self, demand: Demand, request: Request, most: int) -> Relaxation:
+        subrequest = request.spec.subrequest
+        entry = {"kind": "amount", "path": f"{subrequest.path}.count", "requested": str(subrequest.count)}
+        words = f"with at most {count_devices(most)} for request {subrequest.name}"
+        return self.edit_request(demand, request, {**entry, "most": str(most)}, words, partial(_with_count, count=most))
+
+    def selectors(self) -> list[Relaxation]:
+        """The selectors of a request."""
+        edits = []
+        for demand, request in self.each_request():
+            if selectors := request.spec.subrequest.selectors:
+                path = f"{request.spec.subrequest.path}.selectors"
+                entry = {"kind": "selector", "path": path, "expressions": [*selectors]}
+                edits.append(self.edit_request(demand, request, entry, f"without {path}", _without_selectors))
+        return edits
+
+    def classes(self) -> list[Relaxation]:
+        """The selectors of a class, for all requests that name it."""
+        names = dict.fromkeys(request.spec.subrequest.class_name for _, request in self.each_request())
+        return [self._class(name) for name in names]
+
+    def _class(self, name: str) -> Relaxation:
+        def changed(demand: Demand, request: Request) -> Request:
+            if request.spec.subrequest.class_name != name:
+                return request
+            return self.judge_changed(demand, request, lambda other: replace(other, class_name=ANY_DEVICE.name))
+
+        words = f"without the selectors of class {name}"
+        return Relaxation(
+            {"kind": "class", "deviceClassName": name}, words, lambda question: question.with_requests(changed)
+        )
+
+    def capacities(self) -> list[Relaxation]:
+        """Requested capacities, one by one."""
+        edits = []
+        for demand, request in self.each_request():
+            for name, normal in request.spec.subrequest.capacity.items():
+                amount = _written_amount(demand, request, name) if self.quotes_claims else normal
+                path = f"{request.spec.subrequest.path}.capacity.requests[{name}]"
+                entry = {"kind": "capacity", "path": path, "capacity": name, "requested": str(amount)}
+                change = partial(_without_capacity, name=name)
+                edits.append(self.edit_request(demand, request, entry, f"without {path}", change))
+        return edits
 
     def claim_name(self, demand: Demand) -> Key:
         """Claims of one call may share a name (D1)."""
@@ -136,144 +203,42 @@ class ResourceClaimRelaxations(UnitRelaxations):
     def request_place(self, demand: Demand, request: Request) -> tuple[str, str]:
         return demand.claim.claim.requests[request.detail].name, f"spec.devices.requests[{request.detail}]"
 
-    def selectors(self) -> list[Relaxation]:
-        """The selectors of a request."""
-        return [self._selectors(d, request) for d, request in self.each_request() if request.spec.subrequest.selectors]
+    def judge_changed(self, demand: Demand, request: Request, change: Callable[[SubRequest], SubRequest]) -> Request:
+        judge: RequestJudge = request.spec.judge
+        subrequest = change(request.spec.subrequest)
+        judge = judge if subrequest.class_name in judge.classes else judge.with_class(ANY_DEVICE)
+        return _judged_by(judge, demand, request, subrequest)
 
-    def classes(self) -> list[Relaxation]:
-        """The selectors of a class, for all requests that name it."""
-        names = dict.fromkeys(request.spec.subrequest.class_name for _, request in self.each_request())
-        return [self._class(name) for name in names]
-
-    def capacities(self) -> list[Relaxation]:
-        """Requested capacities, one by one."""
-        return [
-            self._capacity(d, request, name)
-            for d, request in self.each_request()
-            for name in request.spec.subrequest.capacity
-        ]
+    # -- the supply ----------------------------------------------------------------------------------------------------
 
     def taints(self) -> list[Relaxation]:
         """All taints at once, narrowed to those of the devices that are needed."""
-        return [
-            Relaxation({"kind": "taint"}, "without the taints", _changing_devices(_without_taints), 0, _needed_taints)
-        ]
-
-    # -- one edit each -------------------------------------------------------------------------------------------------
-
-    def _constraint(self, demand: Demand, index: int, constraint: DeviceConstraint) -> Relaxation:
-        relation = demand.relations[index]
-        name = "distinctAttribute" if constraint.distinct else "matchAttribute"
-        path = f"spec.devices.constraints[{index}]"
-        entry = {"kind": "constraint", **self.claim_entry(demand), "path": path, name: constraint.attribute}
-        words = f"without {path} ({name} {constraint.attribute}){self.of_claim(demand)}"
-
-        def change(other: Demand) -> Demand:
-            if other.key != demand.key or relation not in other.relations:
-                return other
-            number = other.relations.index(relation)
-            return replace(other, relations=(*other.relations[:number], *other.relations[number + 1 :]), shape=None)
-
-        return Relaxation(entry, words, lambda question: question.with_demands(change))
-
-    def _count(self, demand: Demand, request: Request) -> Relaxation:
-        path = f"{request.spec.subrequest.path}.count"
-        entry = {
-            "kind": "amount",
-            **self.claim_entry(demand),
-            "path": path,
-            "requested": str(request.spec.subrequest.count),
-        }
-
-        def asking(count: int) -> Callable[[FeasibilityQuestion], FeasibilityQuestion]:
-            def changed(other: Demand, now: Request) -> Request:
-                same = other.key == demand.key and now.label == request.label
-                return replace(now, min_count=count, max_count=count) if same else now
-
-            return lambda question: question.with_requests(changed)
+        without = _changing_devices(_without_taints)
 
         def narrow(question: FeasibilityQuestion, finder: FeasibilityChecker) -> Sequence[Relaxation]:
-            fits = most_that_fits(request.min_count, lambda count: finder.works(asking(count)(question)))
-            words = (
-                f"with at most {count_devices(fits)} for request {request.spec.subrequest.name}{self.of_claim(demand)}"
-            )
-            return [Relaxation({**entry, "most": str(fits)}, words, asking(fits))]
+            return fewest_on_nodes(question, finder, without(question), _taints_of, nodes=0)
 
-        return Relaxation(entry, f"with {path} of 1", asking(1), narrow=narrow)
-
-    def _selectors(self, demand: Demand, request: Request) -> Relaxation:
-        path = f"{request.spec.subrequest.path}.selectors"
-        entry = {
-            "kind": "selector",
-            **self.claim_entry(demand),
-            "path": path,
-            "expressions": [*request.spec.subrequest.selectors],
-        }
-        change = _asking(_same_request(demand, request), lambda subrequest: replace(subrequest, selectors=()))
-        return Relaxation(entry, f"without {path}{self.of_claim(demand)}", change)
-
-    def _class(self, name: str) -> Relaxation:
-        def change(subrequest: SubRequest) -> SubRequest:
-            return replace(subrequest, class_name=ANY_DEVICE.name) if subrequest.class_name == name else subrequest
-
-        words = f"without the selectors of class {name}"
-        return Relaxation({"kind": "class", "deviceClassName": name}, words, _asking(lambda *_: True, change))
-
-    def _capacity(self, demand: Demand, request: Request, name: str) -> Relaxation:
-        amount = (
-            _written_amount(demand, request, name) if self.quotes_claims else request.spec.subrequest.capacity[name]
-        )
-        path = f"{request.spec.subrequest.path}.capacity.requests[{name}]"
-        entry = {
-            "kind": "capacity",
-            **self.claim_entry(demand),
-            "path": path,
-            "capacity": name,
-            "requested": str(amount),
-        }
-
-        def change(subrequest: SubRequest) -> SubRequest:
-            return replace(subrequest, capacity={other: a for other, a in subrequest.capacity.items() if other != name})
-
-        words = f"without {path}{self.of_claim(demand)}"
-        return Relaxation(entry, words, _asking(_same_request(demand, request), change))
+        return [Relaxation({"kind": "taint"}, "without the taints", without, narrow=narrow)]
 
 
-def _same_request(demand: Demand, request: Request) -> Callable[[Demand, Request], bool]:
-    return lambda other, now: other.key == demand.key and now.label == request.label
+def _with_count(subrequest: SubRequest, count: int) -> SubRequest:
+    return replace(subrequest, count=count)
 
 
-def _asking(
-    about: Callable[[Demand, Request], bool], change: Callable[[SubRequest], SubRequest]
-) -> Callable[[FeasibilityQuestion], FeasibilityQuestion]:
-    """With what some requests ask for changed, and judged again."""
-
-    def changed(demand: Demand, request: Request) -> Request:
-        if not about(demand, request):
-            return request
-        return _judged_by(_wider_judge(request.spec.judge), demand, request, change(request.spec.subrequest))
-
-    return lambda question: question.with_requests(changed)
+def _without_selectors(subrequest: SubRequest) -> SubRequest:
+    return replace(subrequest, selectors=())
 
 
-def _wider_judge(judge: RequestJudge) -> RequestJudge:
-    """The same judge, who knows ANY_DEVICE."""
-    return judge if ANY_DEVICE.name in judge.classes else judge.with_class(ANY_DEVICE)
+def _without_capacity(subrequest: SubRequest, name: str) -> SubRequest:
+    return replace(subrequest, capacity={n: amount for n, amount in subrequest.capacity.items() if n != name})
 
 
 def _judged_by(judge: RequestJudge, demand: Demand, request: Request, subrequest: SubRequest) -> Request:
+    """The request with other devices to choose from."""
     try:
-        choice = judge.choose(demand.claim.claim, subrequest)
+        return make_request(request.detail, request.alternative, judge.choose(demand.claim.claim, subrequest))
     except AllocationError:  # what is asked for now cannot be judged: no remedy
         return request
-    return _with_candidates(request, choice)
-
-
-def _with_candidates(request: Request, choice: RequestCandidates) -> Request:
-    """The request with other devices to choose from."""
-    takes = {} if choice.subrequest.admin else choice.verdict.takes
-    portions = {i: tuple(sorted((n, a.nano) for n, a in take.items())) for i, take in takes.items()}
-    return replace(request, spec=choice, candidates=choice.candidates(), portions=portions)
 
 
 def _written_amount(demand: Demand, request: Request, name: str) -> object:
@@ -308,13 +273,12 @@ def _without_taints(offer: PublishedDevice) -> PublishedDevice:
     return replace(offer, device=replace(offer.device, taints=())) if offer.device.taints else offer
 
 
-def _needed_taints(question: FeasibilityQuestion, finder: FeasibilityChecker) -> Sequence[Relaxation]:
-    placements = finder.probe(_changing_devices(_without_taints)(question)) or ()
+def _taints_of(question: FeasibilityQuestion, placements: Sequence[Placement]) -> list[Relaxation]:
+    """Those of the devices that were placed."""
     taken = {entry.device.index for placement in placements for entry in placement.entries}
     requests = (request for demand in question.unit.demands for request in demand.requests)
     offers: Sequence[PublishedDevice] = next((request.spec.judge.offers for request in requests), ())
-    edits = [_taint(offer.id, t) for offer in offers if offer.index in taken for t in offer.device.taints]
-    return drop_unneeded(question, edits, finder)
+    return [_taint(offer.id, taint) for offer in offers if offer.index in taken for taint in offer.device.taints]
 
 
 def _taint(where: DeviceId, taint: DeviceTaint) -> Relaxation:
@@ -334,48 +298,22 @@ def _taint(where: DeviceId, taint: DeviceTaint) -> Relaxation:
 # -- counters ----------------------------------------------------------------------------------------------------------
 
 
-def _with_counter_raised(raised: Pool, counter: str, nano: int) -> Callable[[FeasibilityQuestion], FeasibilityQuestion]:
-    """With one counter raised, wherever it is seen and has less."""
-
-    def more(name: str, resource: Resource) -> Resource:
-        if counter_name(name) != counter or resource.nano >= nano:
-            return resource
-        return replace(resource, blocks=-(-nano // resource.block))
-
-    def change(pool: Pool) -> Pool:
-        if (pool.name, pool.node) != (raised.name, raised.node):
-            return pool
-        return replace(pool, resources={name: more(name, current) for name, current in pool.resources.items()})
-
-    return lambda question: question.with_pools(change)
-
-
-def _raise_counters(snapshot: Snapshot, short: Mapping[tuple[int, str], int]) -> Iterator[Relaxation]:
-    """One edit for each counter of which too much is drawn; nodes may see it differently."""
-    worst: dict[tuple[int, str], tuple[int, int]] = {}
-    for (index, name), missing in short.items():
-        wanted = snapshot.pools[index].resources[name].nano + missing
-        key = index, counter_name(name)
-        worst[key] = max(worst.get(key, (0, 0)), (wanted, missing))
-    for (index, name), (wanted, missing) in worst.items():
-        pool = snapshot.pools[index]
-        title = pool.driver, pool.name.removeprefix(f"{pool.driver}/")
-        entry, words = _counter_entry(title, name, wanted, missing)
-        yield Relaxation(entry, words, _with_counter_raised(pool, name, wanted), 1)
-
-
 def relax_counters() -> Relaxation:
     """All counters raised at once, narrowed to those that fall short, and by how much."""
     return relax_shared_limits(_COUNTERS)
 
 
-_COUNTERS = SharedLimits({"kind": "counter"}, "with more of the counters", is_counter, _raise_counters, nodes=0)
-
-
-def _counter_entry(pool: tuple[str, str], name: str, wanted: int, missing: int) -> tuple[dict[str, Any], str]:
+def _counter_entry(pool: Pool, name: str, wanted: int, missing: int) -> tuple[dict[str, Any], str]:
     """The blocker for a counter that falls short, and the words. ``name`` is "set/counter"; amounts are in nano."""
     counter_set, _, counter = name.rpartition("/")
-    shown = [str(Amount(nano, quantity_format(nano))) for nano in (wanted, missing)]
-    entry = {"kind": "counter", "driver": pool[0], "pool": pool[1], "counterSet": counter_set, "counter": counter}
-    words = f"with {shown[1]} more of counter {name} in pool {'/'.join(pool)}"
-    return {**entry, "needed": shown[0], "missing": shown[1]}, words
+    driver, pool_name = pool.driver, pool.name.removeprefix(f"{pool.driver}/")
+    needed, shown = (str(Amount(nano, quantity_format(nano))) for nano in (wanted, missing))
+    entry = {"kind": "counter", "driver": driver, "pool": pool_name, "counterSet": counter_set, "counter": counter}
+    words = f"with {shown} more of counter {name} in pool {driver}/{pool_name}"
+    return {**entry, "needed": needed, "missing": shown}, words
+
+
+_COUNTERS = SharedLimits(
+    {"kind": "counter"}, "with more of the counters", _counter_entry, is_counter, counter_name, nodes=0
+)
+"""Nodes may see a counter differently, each as a resource of its own."""

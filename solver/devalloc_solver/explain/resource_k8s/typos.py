@@ -5,33 +5,36 @@ A name or value counts as a typing error only if no device of the fleet has it a
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from itertools import chain
 
 from devalloc.api.problems import closest_match
 from devalloc.api.semver import SemVer
-from devalloc_solver.cel.kubernetes import CompileError, compile
-from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim
+from devalloc_solver.cel.kubernetes.reads import PLACES
+from devalloc_solver.cel.kubernetes.type_checker import parse_and_check
+from devalloc_solver.cel.reads import Comparison
 from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice, find_attribute
 from devalloc_solver.explain.typos import (
-    SHOWN,
     KnownNames,
     TypeNames,
     Typo,
+    UnitTypos,
     ValuesOf,
     mistyped_comparison,
     mistyped_name,
+    mistyped_parts,
 )
+from devalloc_solver.problem.demand import Demand
 
 _TYPES = TypeNames({str: "string", int: "int", bool: "bool"}, "of type ")
 
 
 @dataclass(slots=True)
-class ResourceTypoFinder:
+class ResourceTypoFinder(UnitTypos):
     """Finds what was most likely mistyped, among the devices that some node reaches."""
 
     offers: Sequence[PublishedDevice]
@@ -46,49 +49,39 @@ class ResourceTypoFinder:
         copies = None if self.copies is None else [self.copies[number] for number in there]
         self._survey = KnownNames([self.offers[number] for number in there], _values, copies, self.identifiers)
 
-    def of_claims(
-        self, claims: Iterable[ResourceClaim], class_selectors: Iterable[str] = (), ends: float | None = None
-    ) -> list[str]:
-        """The first typing errors of these claims, and of the selectors of the classes they name, in words.
+    def of_demand(self, demand: Demand) -> Iterator[Typo]:
+        return filter(None, self._all(demand))
 
-        After the monotonic time ``ends`` no more are looked for.
-        """
-        texts: dict[str, None] = {}
-        for typos in self._all(claims, class_selectors):
-            texts |= dict.fromkeys(typo.words for typo in typos if typo is not None)
-            if ends is not None and time.monotonic() > ends:
-                break
-        return [*texts][:SHOWN]
-
-    def _all(self, claims: Iterable[ResourceClaim], class_selectors: Iterable[str]) -> Iterator[Iterable[Typo | None]]:
-        survey = self._survey
-        for claim in claims:
-            for constraint in claim.constraints:
-                yield [self._name(_attributes, "", constraint.attribute)]
-            for subrequest in (subrequest for request in claim.requests for subrequest in request.subrequests):
-                yield from map(self._of_expression, subrequest.selectors)
-                for name in subrequest.capacity:  # which is named as the devices name it
-                    yield [mistyped_name(name, survey.names(_own_capacities), survey.total, what="capacity ")]
-        yield from map(self._of_expression, class_selectors)
+    def _all(self, demand: Demand) -> Iterator[Typo | None]:
+        claim, survey = demand.claim.claim, self._survey
+        yield from (self._name(_attributes, "", constraint.attribute) for constraint in claim.constraints)
+        for subrequest in (subrequest for request in claim.requests for subrequest in request.subrequests):
+            yield from chain.from_iterable(map(self._of_expression, subrequest.selectors))
+            for name in subrequest.capacity:  # which is named as the devices name it
+                yield mistyped_name(name, survey.names(_own_capacities), survey.total, what="capacity ")
+        classes = {request.spec.subrequest.class_name: request.spec.judge.classes for request in demand.requests}
+        for name, of_name in classes.items():
+            yield from chain.from_iterable(map(self._of_expression, of_name[name].selectors))
 
     def _of_expression(self, expression: str) -> tuple[Typo, ...]:
         return self._survey.expression(expression, partial(self._in_expression, expression))
 
     def _in_expression(self, expression: str) -> Iterator[Typo]:
-        try:
-            program = compile(expression, DEFAULT_GATES)
-        except CompileError:
-            return
-        for read in sorted(program.reads or (), key=lambda r: (r.kind, r.domain, r.id)):
-            if read.kind in ("attribute", "capacity"):
-                names_of, what = (_attributes, "") if read.kind == "attribute" else (_capacities, "capacity ")
-                typo = self._name(names_of, what, f"{read.domain}/{read.id}")
-                yield from () if typo is None else (typo,)
-        for one in program.equalities:
-            access = f"device.attributes['{one.domain}'].{one.id}"
-            for value in sorted(one.values, key=repr):
-                typo = mistyped_comparison(self._survey, ("==", f"{one.domain}/{one.id}", value), _TYPES, access)
-                yield from () if typo is None else (typo,)
+        return mistyped_parts(
+            parse_and_check(expression, DEFAULT_GATES).root, PLACES, self._of_path, self._of_comparison
+        )
+
+    def _of_path(self, path: tuple[str, ...]) -> Typo | None:
+        if path[0] == "attribute":
+            return self._name(_attributes, "", "/".join(path[1:]))
+        return self._name(_capacities, "capacity ", "/".join(path[1:])) if path[0] == "capacity" else None
+
+    def _of_comparison(self, comparison: Comparison) -> Typo | None:
+        operator, path, literal = comparison
+        if path[0] != "attribute":
+            return None
+        access = f"device.attributes['{path[1]}'].{path[2]}"
+        return mistyped_comparison(self._survey, operator, "/".join(path[1:]), literal, _TYPES, access)
 
     def _name(self, names_of: Callable[[PublishedDevice], Iterable[str]], what: str, name: str) -> Typo | None:
         survey = self._survey

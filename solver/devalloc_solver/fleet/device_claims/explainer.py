@@ -6,7 +6,7 @@ one of each kind with the least in use, and those where the fewest claims block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,12 +21,11 @@ from devalloc_solver.explain.feasibility import FeasibilityQuestion
 from devalloc_solver.explain.relaxations import Relaxation, apply_relaxations
 from devalloc_solver.explain.typos import MAX_VALUES
 from devalloc_solver.fleet.device_claims.funnels import KindFunnels, RefinedFunnels, RefinedKinds
-from devalloc_solver.fleet.device_claims.representative_nodes import NodeSelection
 from devalloc_solver.fleet.device_claims.rules import DeviceClaimQuery, DeviceClaimRules
 from devalloc_solver.fleet.explainer import MAX_KINDS, FleetExplainer
 from devalloc_solver.fleet.fleet_stats import NETWORK
-from devalloc_solver.fleet.holders import Holders
-from devalloc_solver.fleet.node_index import HeldItem, NodeIndex
+from devalloc_solver.fleet.node_index import HeldDevices, HeldItem, Holders, NodeIndex
+from devalloc_solver.fleet.node_selection import NodeSelection
 from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.fleet.shape_search import ShapeSearch
 from devalloc_solver.fleet.unique_attribute_search import UniqueAttributeSearch
@@ -57,7 +56,7 @@ class FleetSubset:
         return cls(join_pools(renumber(pools)), offsets)
 
     def allocations(
-        self, held: Mapping[Hashable, Sequence[HeldItem]], keys: Iterable[Key], priority: Callable[[Key], int]
+        self, held: Mapping[Hashable, Sequence[HeldItem]], holders: Mapping[Key, HeldDevices], keys: Iterable[Key]
     ) -> tuple[Allocation, ...]:
         """What these claims hold here, by name of the claim; of other nodes nothing is said."""
         offsets = self.offsets
@@ -68,7 +67,7 @@ class FleetSubset:
                 for node, device, amounts in held[key]
                 if node in offsets
             )
-            allocations.append(Allocation(key, priority(key), items))
+            allocations.append(Allocation(key, holders[key].priority, items))
         return tuple(allocations)
 
 
@@ -83,9 +82,8 @@ MAX_REFINEMENTS = 4
 class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, tuple[FleetSubset, CandidateFinder]]):
     """Explains DeviceClaims."""
 
-    def __init__(self, index: NodeIndex, holders: Holders[Any], priority: Callable[[Key], int]) -> None:
+    def __init__(self, index: NodeIndex, holders: Holders) -> None:
         super().__init__(index, holders)
-        self._priority = priority
         self._sample: CandidateFinder | None = None
         self._slips: TypoFinder | None = None
         self._node_selections: dict[object, NodeSelection] = {}
@@ -221,7 +219,7 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, tuple[
             records = [self.stats.record(NETWORK), *records]
         excerpt, eligibility = self._subset(tuple(records))
         keys = self.holders.on_nodes(record.name for record in records)
-        allocations = excerpt.allocations(self.index.held, keys, self._priority)
+        allocations = excerpt.allocations(self.index.held, self.holders.by_claim, keys)
         demand = query.demand(eligibility)
         explainer = DeviceClaimExplainer(
             excerpt.snapshot,
@@ -229,7 +227,6 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, tuple[
             (),
             self.index.allowance.until,
             eligibility,
-            query.rules.problem_input,
             fleet,
         )
         unit = PlacementUnit((demand,), None, claim.pinned_node)

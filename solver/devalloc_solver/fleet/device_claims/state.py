@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from devalloc.api.claim import DeviceAllocation, DeviceClaim, DeviceClaimStatus
 from devalloc.api.device_class import DeviceClass
@@ -30,9 +30,8 @@ from devalloc_solver.fleet.device_claims.documents import (
 )
 from devalloc_solver.fleet.device_claims.explainer import DeviceClaimsExplainer
 from devalloc_solver.fleet.device_claims.rules import DeviceClaimQuery, DeviceClaimRules
-from devalloc_solver.fleet.holders import Holders
-from devalloc_solver.fleet.interfaces import ChosenDevice, ChosenPlace
-from devalloc_solver.fleet.node_index import HeldItem, NodeIndex
+from devalloc_solver.fleet.node_class_plan import ChosenDevice, ChosenPlace
+from devalloc_solver.fleet.node_index import HeldDevice, HeldDevices, HeldItem, Holders, NodeIndex
 from devalloc_solver.problem.allocations import Key, admin_entries, allocated_amounts
 from devalloc_solver.problem.snapshot import Snapshot, take_snapshot, without_duplicate_pools
 
@@ -116,28 +115,6 @@ def _share(claim: DeviceClaim, given: ChosenDevice) -> dict[str, Any]:
     }
 
 
-class RecordedDevice(NamedTuple):
-    """One entry of an allocation: which device, and how much of it."""
-
-    pool: str
-    device: str
-    amounts: tuple[tuple[str, int], ...] | None
-    """None when whole"""
-
-
-class RecordedAllocation(NamedTuple):
-    """What one claim holds, as recorded."""
-
-    node: str | None
-    entries: tuple[RecordedDevice, ...]
-    """without those of admin details, which hold nothing (S14)"""
-
-    @property
-    def pools(self) -> set[str]:
-        """The names of pools."""
-        return {entry.pool for entry in self.entries}
-
-
 @dataclass(slots=True, eq=False)
 class DeviceFleetState:
     """The state of a fleet in the dialect of DeviceClaims."""
@@ -151,7 +128,7 @@ class DeviceFleetState:
     index: NodeIndex = field(init=False)
     rules: DeviceClaimRules = field(init=False)
     judge: IncrementalChecker = field(init=False)
-    holders: Holders[RecordedAllocation] = field(init=False)
+    holders: Holders = field(init=False)
     refusals: DeviceClaimsExplainer = field(init=False)
     _written: dict[Key, tuple[object, ManifestRecord]] = field(default_factory=dict)
     """claims with their answers written on them, as far as requested for these"""
@@ -174,14 +151,14 @@ class DeviceFleetState:
         state.index.load({node: state._snapshot(node) for node, pools in state.pools.items() if pools})
         state.rules = DeviceClaimRules(state.index.kinds, select_valid(state.documents.others()), state.index.allowance)
         state.holders = Holders(state.index)
-        state.refusals = DeviceClaimsExplainer(state.index, state.holders, state._priority)
+        state.refusals = DeviceClaimsExplainer(state.index, state.holders)
         state.judge.set_classes(state.rules.problem_input.classes.values())
         for key in sorted({(name[1], name[2]) for name in state.documents.by_name if name[0] == "DeviceClaim"}):
             state._read_claim(key)
         return state
 
     @property
-    def allocations(self) -> Mapping[Key, RecordedAllocation]:
+    def allocations(self) -> Mapping[Key, HeldDevices]:
         """What claims hold."""
         return self.holders.by_claim
 
@@ -279,29 +256,29 @@ class DeviceFleetState:
         for claim in problem_input.claims:
             if claim.is_allocated:
                 self.judge.hold(claim)
-                self._keep(key, _recorded_allocation(claim, self.rules.problem_input))
+                self._keep(key, _held_devices(claim, self.rules.problem_input))
         for refused in problem_input.refused:
             if refused.status is not None:
                 self.judge.hold_rejected(refused)
-                entries = tuple(map(_recorded_device, refused.status.allocations))
+                entries = tuple(map(_held_device, refused.status.allocations))
                 old = self.allocations.get(key)
                 if old is not None:  # several of one name: all that any of them holds
                     self.holders.leave(key)
                     entries = (*old.entries, *entries)
-                self._keep(key, RecordedAllocation(refused.node, entries))
+                self._keep(key, HeldDevices(0, refused.node, entries))
 
     def grant(self, document: ManifestRecord, claim: DeviceClaim, answer: dict[str, Any], spot: ChosenPlace) -> None:
         """A claim has what an answer gives it, from now on."""
         key = claim.key
         self.documents.by_name[document.name] = [document]
         self.granted[key] = claim, status_of_answer(answer)
-        entries: list[RecordedDevice] = []
+        entries: list[HeldDevice] = []
         items: list[HeldItem] = []
         for request, pool, device, _, amounts in spot.given:
             if not request.mode.is_admin:
-                entries.append(RecordedDevice(pool.name, device.name, amounts or None))
+                entries.append(HeldDevice(pool.name, device.name, amounts or None))
                 items.append((pool.node, device.index, amounts or None))
-        self.holders.enter(key, RecordedAllocation(spot.node, tuple(entries)), items)
+        self.holders.grant(key, HeldDevices(claim.priority, spot.node, tuple(entries)), items)
         self.judge.grant(claim, answer)
 
     def record(self, document: ManifestRecord, answer: dict[str, Any]) -> None:
@@ -311,10 +288,10 @@ class DeviceFleetState:
         self._forget_claim(claim.key)
         self.documents.by_name[document.name] = [document]
         self.granted[claim.key] = claim, status_of_answer(answer)
-        self._keep(claim.key, _recorded_allocation(with_status(claim, answer), self.rules.problem_input))
+        self._keep(claim.key, _held_devices(with_status(claim, answer), self.rules.problem_input))
         self.judge.grant(claim, answer)
 
-    def _keep(self, key: Key, allocation: RecordedAllocation) -> None:
+    def _keep(self, key: Key, allocation: HeldDevices) -> None:
         self.holders.enter(key, allocation, [*self._items(allocation)])
 
     def _hold_again(self, key: Key) -> None:
@@ -322,7 +299,7 @@ class DeviceFleetState:
         if key in self.granted:
             claim = with_status(*self.granted[key])
             self.holders.leave(key)
-            self._keep(key, _recorded_allocation(claim, self.rules.problem_input))
+            self._keep(key, _held_devices(claim, self.rules.problem_input))
             return
         self.holders.leave(key)
         self.judge.release(key)
@@ -335,7 +312,7 @@ class DeviceFleetState:
         self._written.pop(key, None)
         self.judge.release(key)
 
-    def _items(self, allocation: RecordedAllocation) -> Iterator[HeldItem]:
+    def _items(self, allocation: HeldDevices) -> Iterator[HeldItem]:
         for entry in allocation.entries:
             for node in self._nodes_of(allocation.node, entry.pool):
                 record = self.index.network if node is None else self.index.records.get(node)
@@ -349,13 +326,6 @@ class DeviceFleetState:
             return [n for n in (node, None) if pool in self.pools.get(n, ())][:1]
         same = pools_of(self.documents.by_name.get(full_name("DevicePool", None, pool), ()))
         return [p.spec.node_name for p in _valid_together(same)]
-
-    def _priority(self, key: Key) -> int:
-        """Of a claim that holds something; 0 where it is invalid, or there are several of the name (S13)."""
-        if key in self.granted:
-            return self.granted[key][0].priority
-        same = [d.object for d in self.documents.by_name.get(full_name("DeviceClaim", *key), ())]
-        return same[0].priority if len(same) == 1 and isinstance(same[0], DeviceClaim) else 0
 
     # -- claims --------------------------------------------------------------------------------------------------------
 
@@ -437,13 +407,12 @@ def _admin_classes(problem_input: ProblemInput) -> set[str]:
     return {name for name, each in problem_input.classes.items() if each.spec.admin_access}
 
 
-def _recorded_allocation(claim: DeviceClaim, problem_input: ProblemInput) -> RecordedAllocation:
+def _held_devices(claim: DeviceClaim, problem_input: ProblemInput) -> HeldDevices:
     assert claim.status is not None
     marks = zip(claim.status.allocations, admin_entries(claim, problem_input.classes), strict=True)
-    return RecordedAllocation(
-        claim.allocated_node or claim.pinned_node, tuple(_recorded_device(entry) for entry, admin in marks if not admin)
-    )
+    entries = tuple(_held_device(entry) for entry, is_admin in marks if not is_admin)
+    return HeldDevices(claim.priority, claim.allocated_node or claim.pinned_node, entries)
 
 
-def _recorded_device(entry: DeviceAllocation) -> RecordedDevice:
-    return RecordedDevice(entry.device_pool_name, entry.device_name, allocated_amounts(entry))
+def _held_device(entry: DeviceAllocation) -> HeldDevice:
+    return HeldDevice(entry.device_pool_name, entry.device_name, allocated_amounts(entry))

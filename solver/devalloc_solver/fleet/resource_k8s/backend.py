@@ -25,10 +25,10 @@ from devalloc_solver.dialects.resource_k8s.answers import (
     rejected_answer,
 )
 from devalloc_solver.dialects.resource_k8s.candidates import amounts_to_take
-from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim
+from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim, SubRequest
 from devalloc_solver.dialects.resource_k8s.demands import find_refusal, node_of
 from devalloc_solver.dialects.resource_k8s.feature_gates import read_gates
-from devalloc_solver.dialects.resource_k8s.fields import AllocationError, ResourceAnswerRefused, short_text
+from devalloc_solver.dialects.resource_k8s.fields import AllocationError, Amount, ResourceAnswerRefused, short_text
 from devalloc_solver.dialects.resource_k8s.manifests import (
     KINDS,
     ClusterInput,
@@ -38,14 +38,17 @@ from devalloc_solver.dialects.resource_k8s.manifests import (
     priority_of,
     read_documents,
 )
+from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice
+from devalloc_solver.dialects.resource_k8s.slices import single_node_selector
 from devalloc_solver.fleet.backend import Answer, FleetBackend, Manifest, Name
-from devalloc_solver.fleet.interfaces import ChosenPlace
+from devalloc_solver.fleet.node_class_plan import ChosenDevice, ChosenPlace
+from devalloc_solver.fleet.node_index import HeldDevice, HeldDevices, HeldItem
 from devalloc_solver.fleet.resource_k8s.claim_reader import ReadResourceClaim, ResourceClaimReader
 from devalloc_solver.fleet.resource_k8s.device_properties import published_device
 from devalloc_solver.fleet.resource_k8s.explainer import ClusterExplainer
 from devalloc_solver.fleet.resource_k8s.full_solve import FullCluster
 from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimQuery
-from devalloc_solver.fleet.resource_k8s.state import ClusterState, GrantedDevice, is_allocated
+from devalloc_solver.fleet.resource_k8s.state import ClusterState, is_allocated
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline.resource_k8s import (
     PreparedCluster,
@@ -211,32 +214,34 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         """Check, keep and answer what the index has found. Raises AllocationError."""
         state = self._state
         given: list[AllocatedRequestDevice] = []
-        granted: list[GrantedDevice] = []
-        fractional = gate.FRACTIONAL_RANGE in self._gates
-        for request, _, device, _, amounts in sorted(
-            spot.given, key=lambda one: (one.request.detail, one.device.index)
-        ):
+        entries: list[HeldDevice] = []
+        items: list[HeldItem] = []
+        chosen: dict[int, int | None] = {}
+        for request, _, device, _, amounts in sorted(spot.given, key=_by_request):
             offer, subrequest = published_device(device), request.spec.subrequest
-            takes = (
-                amounts_to_take(subrequest.capacity, offer.device, fractional=fractional)
-                if offer.is_shareable
-                else None
-            )
-            assert not isinstance(takes, str)  # it was accepted
+            takes, taken = (self._takes(subrequest, offer), amounts) if offer.is_shareable else (None, None)
             given.append(AllocatedRequestDevice(request.detail, subrequest, offer, takes))
+            chosen[request.detail] = request.alternative
             if not subrequest.admin:
-                granted.append((spot.node, device, amounts if offer.is_shareable else None))
+                entries.append(HeldDevice(offer.pool.id, device.name, taken))
+                items.append((spot.node, device.index, taken))
         warnings = query.rules.warnings(query, state.layout)
         node = spot.node or ""
         result = make_result(claim, given, state.classes.classes, node, self._gates, ShareIds(state.share_ids))
         self._check(node, read, claim, result)
-        self._keep(read, claim, result, granted)
-        chosen = chosen_alternatives(claim, ((one.request.detail, one.request.alternative) for one in spot.given))
-        answer = allocated_answer((claim.namespace, claim.name), _copy_of_result(result), node)
-        answer["oneOf"] = chosen
+        self._keep(read, claim, result, (HeldDevices(priority_of(claim), None, tuple(entries)), items))
+        answer = allocated_answer((claim.namespace, claim.name), _copy_of_result(result, node), node)
+        answer["oneOf"] = chosen_alternatives(claim, chosen.items())
         if warnings:
             answer["warnings"] = [*warnings]
         return answer
+
+    def _takes(self, subrequest: SubRequest, offer: PublishedDevice) -> Mapping[str, Amount]:
+        """What a share takes of a device that was accepted. Raises AllocationError."""
+        fractional = gate.FRACTIONAL_RANGE in self._gates
+        takes = amounts_to_take(subrequest.capacity, offer.device, fractional=fractional)
+        assert not isinstance(takes, str)
+        return takes
 
     def _check(self, node: str, read: ReadResourceClaim, claim: ResourceClaim, result: Manifest) -> None:
         key, until = (claim.namespace, claim.name), self._state.index.allowance.until
@@ -245,9 +250,13 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
             raise ResourceAnswerRefused(violations)
 
     def _keep(
-        self, read: ReadResourceClaim, claim: ResourceClaim, result: Manifest, granted: list[GrantedDevice] | None
+        self,
+        read: ReadResourceClaim,
+        claim: ResourceClaim,
+        result: Manifest,
+        granted: tuple[HeldDevices, list[HeldItem]] | None,
     ) -> None:
-        """A claim has a result, which no other code changes."""
+        """A claim has a result, which no other code changes; ``granted``: what that is, if it is all in the index."""
         state, key, manifest = self._state, (claim.namespace, claim.name), read.manifest
         status = manifest.get("status")
         new_status = {**status, "allocation": result} if isinstance(status, Mapping) else {"allocation": result}
@@ -255,7 +264,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         if granted is None:
             state.hold(key, priority_of(claim), result)
         else:
-            state.grant(key, priority_of(claim), result, granted)
+            state.grant(key, *granted, result)
         if self._full_cluster is not None:
             self._full_cluster.hold(key, state.allocations[key])
 
@@ -286,18 +295,20 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         return placed_answer(placement, _deep_copy(result))
 
 
-def _copy_of_result(result: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy that shares nothing with the original, in less time than ``_deep_copy`` where entries are short texts."""
+def _by_request(given: ChosenDevice) -> tuple[int, int]:
+    return given.request.detail, given.device.index
+
+
+def _copy_of_result(result: Mapping[str, Any], node: str) -> dict[str, Any]:
+    """A copy of a result on a node that shares nothing with the original; quick where entries are short texts."""
     devices = result["devices"]
-    entries = [
-        {field: value if type(value) is str else _deep_copy(value) for field, value in one.items()}
-        for one in devices.get("results", ())
-    ]
-    copied = {"results": entries} if entries else {}
-    if "config" in devices:
-        copied["config"] = _deep_copy(devices["config"])
-    rest = {field: _deep_copy(value) for field, value in result.items() if field != "devices"}
-    return {"devices": copied, **rest}
+    if devices.keys() != {"results"} or any(len(entry) != _PLAIN_ENTRY for entry in devices["results"]):
+        copied: dict[str, Any] = _deep_copy(result)
+        return copied
+    return {"devices": {"results": [*map(dict, devices["results"])]}, "nodeSelector": single_node_selector(node)}
+
+
+_PLAIN_ENTRY = len(("request", "driver", "pool", "device"))
 
 
 def _deep_copy(content: Any) -> Any:

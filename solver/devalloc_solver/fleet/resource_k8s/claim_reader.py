@@ -55,7 +55,7 @@ class ResourceClaimReader(ClaimReader[ReadResourceClaim, ReadResourceClaim]):
         annotations, created = metadata.get("annotations", {}), metadata.get("creationTimestamp")
         if not (type(name) is type(namespace) is type(uid) is str and name and namespace):
             return None
-        if type(annotations) is not dict or not _is_plain(annotations) or not _is_time(created):
+        if type(annotations) is not dict or (annotations and not _is_plain(annotations)) or not _is_time(created):
             return None
         assert isinstance(template.claim, ResourceClaim)
         claim = _claim_with_metadata(template.claim, namespace, name, uid, {**annotations}, created)

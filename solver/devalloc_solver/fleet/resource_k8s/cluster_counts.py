@@ -15,18 +15,98 @@ from dataclasses import dataclass, field, replace
 from heapq import nsmallest
 from typing import Any, NamedTuple
 
-from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice, find_attribute
-from devalloc_solver.explain.blocking_claims import IMPOSSIBLE, min_parts
-from devalloc_solver.explain.resource_k8s.availability import SHOWN, Availability
+from devalloc_solver.dialects.resource_k8s.candidates import RequestJudge
+from devalloc_solver.dialects.resource_k8s.published_devices import (
+    DevicesInUse,
+    PublishedDevice,
+    find_attribute,
+    make_snapshot,
+)
+from devalloc_solver.explain.funnel import SHOWN
+from devalloc_solver.explain.resource_k8s.availability import Availability
 from devalloc_solver.explain.typos import MAX_VALUES
 from devalloc_solver.fleet.equal_devices import EqualDevicesIndex
-from devalloc_solver.fleet.fleet_stats import FleetStats, UsageClass
+from devalloc_solver.fleet.fleet_stats import FleetStats
+from devalloc_solver.fleet.node_selection import NodeSelection
 from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, NodeRecord, PoolKind, PoolState
 from devalloc_solver.fleet.resource_k8s.device_properties import published_device
-from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimQuery
-from devalloc_solver.fleet.resource_k8s.subset import ClusterSubset, PoolOrder, has_binding_conditions
-from devalloc_solver.problem.allocations import Key
-from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
+from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimQuery, ResourceClaimRules, is_broken
+from devalloc_solver.fleet.resource_k8s.state import ClusterState, usage_of
+from devalloc_solver.problem.allocations import AllocatedDevice, Allocation, Key
+from devalloc_solver.problem.demand import AllocationMode, Candidates, Demand, PlacementUnit, Request
+from devalloc_solver.problem.snapshot import Snapshot, join_pools, renumber
+
+PoolOrder = tuple[bool, str, str]
+"""The place of a pool among those of a cluster: (whether it has binding conditions, driver, driver and name)"""
+
+
+def has_binding_conditions(pool: PoolKind) -> bool:
+    """Whether pools of a kind have binding conditions."""
+    return any(published_device(kind.one).device.binding_conditions for kind in pool.kinds)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClusterSubset:
+    """Nodes that have pools of their own, for one layout of the cluster and one set of classes."""
+
+    snapshot: Snapshot
+    offers: Sequence[PublishedDevice]
+    judge: RequestJudge
+    places: Mapping[str | None, Sequence[int]]
+    """node -> the index here of each device of its own snapshot"""
+    kinds: Sequence[int]
+    """the kind of each device; -1 of the commons, which are the last ones"""
+    shared_devices: DevicesInUse
+
+    @classmethod
+    def of(cls, records: Sequence[NodeRecord], rules: ResourceClaimRules) -> ClusterSubset:
+        """``records`` are in natural order of their names."""
+        places = {record.name: [0] * len(record.snapshot.devices) for record in records}
+        numbered = [
+            ((has_binding_conditions(kind), pool.driver, pool.name), n, pool)
+            for n, record in enumerate(records)
+            for pool, kind in zip(record.snapshot.pools, record.pools, strict=True)
+            if pool.devices
+        ]
+        numbered.sort(key=lambda one: one[:2])
+        pools = renumber(pool for _, _, pool in numbered)
+        offers: list[PublishedDevice] = []
+        kinds: list[int] = []
+        for _, number, pool in numbered:
+            own_places, own_kinds = places[records[number].name], records[number].kinds
+            for device in pool.devices:
+                offer = published_device(device)
+                own_places[device.index] = len(offers)
+                kinds.append(own_kinds[device.index].index)
+                offers.append(
+                    PublishedDevice(len(offers), offer.pool, offer.slice, offer.device, offer.is_shareable, offer.nodes)
+                )
+        first = len(offers)
+        offers += [replace(offer, index=first + n) for n, offer in enumerate(rules.shared_devices.offers)]
+        for pool in make_snapshot(offers[first:], (), None, rules.gates).pools:
+            here = tuple(replace(device, pool=len(pools)) for device in pool.devices)
+            pools.append(replace(pool, index=len(pools), devices=here))
+        kinds += [-1] * (len(offers) - first)
+        snapshot = join_pools(pools, [str(record.name) for record in records])
+        broken = {str(record.name) for record in records if any(is_broken(d.traits) for d in record.snapshot.devices)}
+        return cls(
+            snapshot, offers, rules.judge(offers, frozenset(broken)), places, kinds, DevicesInUse(offers[first:])
+        )
+
+    def allocations(self, state: ClusterState) -> list[Allocation]:
+        """What claims hold here, by name of the claim. None of them holds devices of several nodes."""
+        by_claim: dict[Key, list[AllocatedDevice]] = {
+            key: [*self.shared_devices.items(usage_of(state.allocations[key]))] for key in state.common_holders
+        }
+        for node, places in self.places.items():
+            for key in state.holders.on_node.get(node, ()):
+                local = [AllocatedDevice(places[device], amounts) for _, device, amounts in state.index.held[key]]
+                by_claim.setdefault(key, []).extend(local)
+        return [
+            Allocation(key, state.allocations[key].priority, tuple(sorted(items, key=lambda held: held.device)))
+            for key, items in sorted(by_claim.items())
+        ]
+
 
 MAX_NODES = 80
 """Nodes that have what a claim names; where more have, the whole cluster is asked."""
@@ -197,11 +277,6 @@ class _RequestKinds:
     _free: dict[int, int] = field(default_factory=dict)
     """state of a pool -> devices that are free"""
 
-    @property
-    def least(self) -> int:
-        """Devices without which a node will not do."""
-        return self.request.min_count if self.request.mode in (AllocationMode.WHOLE, AllocationMode.ADMIN_COUNT) else 1
-
     def free(self, node: NodeClass) -> int:
         return sum(map(self._free_of, node.states))
 
@@ -216,10 +291,6 @@ class _RequestKinds:
         """Devices, in use or not."""
         pairs = ((kind, size) for pool in node.pools for kind, size in zip(pool.kinds, pool.sizes, strict=True))
         return sum(size for kind, size in pairs if kind.index in self.kinds)
-
-
-RequestKinds = Sequence[Sequence[_RequestKinds]]
-"""For each detail of a claim its alternatives."""
 
 
 @dataclass(slots=True, eq=False)
@@ -361,62 +432,19 @@ class ClusterCounts:
 
     # -- claims in the way ---------------------------------------------------------------------------------------------
 
-    def detail_kinds(self, unit: PlacementUnit, part: ClusterSubset) -> RequestKinds | None:
-        """What the requests of a part may take of the whole cluster; None where any of it is taken in shares."""
+    def selection(self, unit: PlacementUnit, part: ClusterSubset) -> NodeSelection | None:
+        """Selects nodes for what a unit on a part may take of the whole cluster; None if it takes any in shares."""
         (demand,) = unit.demands
         if any(request.portions for request in demand.requests):
             return None
-        return [
-            [
-                _RequestKinds(request, frozenset(part.kinds[index] for index in request.candidates.accepted))
-                for request in detail
-            ]
-            for detail in demand.details
-        ]
-
-    def roomy(self, detail_kinds: RequestKinds, most: int) -> list[int]:
-        """Ranks of nodes with enough free devices, the first of each class."""
-        ranks = (
-            first
-            for node, first in self.stats.classes()
-            if all(
-                any(request_kinds.free(node) >= request_kinds.least for request_kinds in detail)
-                for detail in detail_kinds
-            )
-        )
-        return nsmallest(most, ranks)
-
-    def fewest_claims(self, detail_kinds: RequestKinds, most: int) -> tuple[list[int], int]:
-        """(ranks of the nodes where the fewest claims are in the way, as counting tells; the fewest on all others)
-
-        The order is that of ``blockers.claims``.
-        """
-        bounded: list[tuple[int, UsageClass]] = []
-        for node, _ in self.stats.classes():
-            if all(
-                any(request_kinds.size(node.kind) >= request_kinds.least for request_kinds in detail)
-                for detail in detail_kinds
-            ):
-                sorts = ((_min_released(detail_kinds, sort), sort) for sort in self.stats.sorts_of(node))
-                bounded += [(bound, sort) for bound, sort in sorts if bound < IMPOSSIBLE]
-        ranked = nsmallest(most + 1, ((bound, rank) for bound, sort in bounded for rank in sort.ranks))
-        return [rank for _, rank in ranked[:most]], ranked[most][0] if len(ranked) > most else IMPOSSIBLE
+        details = tuple(tuple(_on_kinds(request, part.kinds) for request in detail) for detail in demand.details)
+        return NodeSelection(self.stats, replace(demand, details=details))
 
 
-def _min_released(detail_kinds: RequestKinds, sort: UsageClass) -> int:
-    """How many claims must go at least, counting each detail on its own."""
-    return max(1, *(min(_min_released_of(request_kinds, sort) for request_kinds in detail) for detail in detail_kinds))
-
-
-def _min_released_of(request_kinds: _RequestKinds, sort: UsageClass) -> int:
-    missing = (
-        request_kinds.request.min_count - request_kinds.free(sort.node)
-        if request_kinds.request.mode is AllocationMode.WHOLE
-        else 0
-    )
-    if missing <= 0:
-        return 0
-    return min_parts(missing, [sum(n for kind, n in holds if kind in request_kinds.kinds) for holds in sort.tenants])
+def _on_kinds(request: Request, kinds: Sequence[int]) -> Request:
+    """The request in terms of the kinds of its candidates."""
+    accepted = dict.fromkeys((kinds[index] for index in request.candidates.accepted), None)
+    return replace(request, candidates=Candidates(accepted, ()))
 
 
 @dataclass(slots=True)

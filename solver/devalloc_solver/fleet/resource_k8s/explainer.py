@@ -23,6 +23,7 @@ from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.fleet.resource_k8s.cluster_counts import (
     ClusterAvailability,
     ClusterCounts,
+    ClusterSubset,
     FirstDevices,
     NamedDevices,
     all_texts,
@@ -30,7 +31,6 @@ from devalloc_solver.fleet.resource_k8s.cluster_counts import (
 from devalloc_solver.fleet.resource_k8s.device_properties import published_device
 from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimQuery, ResourceClaimRules
 from devalloc_solver.fleet.resource_k8s.state import ClusterState
-from devalloc_solver.fleet.resource_k8s.subset import ClusterSubset
 from devalloc_solver.fleet.shape_search import ShapeSearch
 from devalloc_solver.place import StepsExhausted, fits
 from devalloc_solver.problem.allocations import Usage
@@ -130,12 +130,12 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, dict[str, Any], Cluste
                 return None
             if is_here:  # no other node would do, whatever is in use there
                 return self._explain(claim, part, counts)[0] if answer is None else answer
-        detail_kinds = None if crowded is None else counts.detail_kinds(crowded, part)
-        if detail_kinds is None:
+        selection = None if crowded is None else counts.selection(crowded, part)
+        if selection is None:
             return None
         for most in (FEW_NODES, MANY_NODES):
-            near, left = counts.fewest_claims(detail_kinds, most)
-            ranks.update(near, () if is_full else counts.roomy(detail_kinds, most))
+            near, left = selection.nearest(most)
+            ranks.update(near, () if is_full else selection.roomy(most))
             answer, crowded = self._explain(claim, self._part(ranks), counts)
             if answer is None or crowded is None or self._is_proven(answer, near, left):
                 return answer

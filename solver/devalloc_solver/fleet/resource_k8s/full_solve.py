@@ -21,7 +21,8 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
 )
 from devalloc_solver.explain.resource_k8s.explainer import ResourceClaimExplainer
 from devalloc_solver.explain.resource_k8s.typos import ResourceTypoFinder
-from devalloc_solver.fleet.resource_k8s.state import ClusterState, HeldUsage
+from devalloc_solver.fleet.node_index import HeldDevices
+from devalloc_solver.fleet.resource_k8s.state import ClusterState, usage_of
 from devalloc_solver.pipeline.unit_search import place_unit
 from devalloc_solver.problem.allocations import Allocation, Usage
 from devalloc_solver.problem.demand import PlacementUnit
@@ -67,8 +68,9 @@ class FullCluster:
         seen = view_cluster(state.all_slices(), state.nodes)
         usage = DeviceUsage()
         for tenant in state.allocations.values():
-            usage.whole |= tenant.usage.whole
-            usage.shared.update(tenant.usage.shared)
+            own = usage_of(tenant)
+            usage.whole |= own.whole
+            usage.shared |= own.shared
         offers = list_published_devices(seen.views, None, state.gates)
         hidden = frozenset(offer.id for offer in offers if not offer.nodes)
         if hidden:
@@ -96,14 +98,15 @@ class FullCluster:
             self.gates, self.offers, DeviceUsage(), self.selectors, self.problem_input.classes, broken
         )
 
-    def hold(self, key: Key, tenant: HeldUsage) -> None:
+    def hold(self, key: Key, tenant: HeldDevices) -> None:
         """A claim has these devices."""
         if self.is_stale:
             return
         self.free(key)
-        self.is_stale |= not self.hidden.isdisjoint((*tenant.usage.whole, *tenant.usage.shared))
+        usage = usage_of(tenant)
+        self.is_stale |= not self.hidden.isdisjoint((*usage.whole, *usage.shared))
         self._explanations.clear()
-        self.allocations[key] = Allocation(key, tenant.priority, self._used.items(tenant.usage))
+        self.allocations[key] = Allocation(key, tenant.priority, self._used.items(usage))
         if self._usage is not None:
             self._usage.add(self.allocations[key])
 

@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s.cluster_check import ClusterChecker
@@ -23,26 +22,21 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
 )
 from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, ResourceSlice
 from devalloc_solver.fleet.backend import Manifest, Name
-from devalloc_solver.fleet.holders import Holders
-from devalloc_solver.fleet.node_index import HeldItem, NodeIndex
-from devalloc_solver.fleet.resource_k8s.device_properties import MetProperties, local_snapshot, published_device
+from devalloc_solver.fleet.node_index import HeldDevice, HeldDevices, HeldItem, Holders, NodeIndex
+from devalloc_solver.fleet.resource_k8s.device_properties import MetProperties, local_snapshot
 from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimRules, SharedDevices
-from devalloc_solver.problem.snapshot import Device, Snapshot
+from devalloc_solver.problem.snapshot import Snapshot
 
 
-class HeldUsage(NamedTuple):
-    """What a claim holds."""
-
-    priority: int
-    usage: DeviceUsage
-
-    @property
-    def pools(self) -> set[PoolId]:
-        return {device[:2] for device in (*self.usage.whole, *self.usage.shared)}
-
-
-GrantedDevice = tuple[str | None, Device, tuple[tuple[str, int], ...] | None]
-"""node, device of its snapshot, nano units of a share (None when whole)"""
+def usage_of(held: HeldDevices) -> DeviceUsage:
+    """What a claim holds, as a usage."""
+    usage = DeviceUsage()
+    for (driver, pool), device, amounts in held.entries:
+        if amounts is None:
+            usage.whole.add((driver, pool, device))
+        else:
+            usage.add_share((driver, pool, device), None, dict(amounts))
+    return usage
 
 
 @dataclass(slots=True, eq=False)
@@ -62,8 +56,10 @@ class ClusterState:
     classes: ClusterInput = field(default_factory=ClusterInput)
     share_ids: dict[DeviceId, dict[str, int]] = field(default_factory=dict)
     """ids of shares in use, and how many claims have them"""
+    _shares: dict[Key, list[tuple[DeviceId, str]]] = field(default_factory=dict)
+    """the shares of claims that have any"""
     index: NodeIndex = field(init=False)
-    holders: Holders[HeldUsage] = field(init=False)
+    holders: Holders = field(init=False)
     checker: ClusterChecker = field(init=False)
     layout: int = 0
     """changes with slices and nodes"""
@@ -103,7 +99,7 @@ class ClusterState:
         return state
 
     @property
-    def allocations(self) -> Mapping[Key, HeldUsage]:
+    def allocations(self) -> Mapping[Key, HeldDevices]:
         """What claims hold."""
         return self.holders.by_claim
 
@@ -136,15 +132,11 @@ class ClusterState:
         new = self.slices.get(name)
         pools = dict.fromkeys(resource_slice.pool_id for resource_slice in (old, new) if resource_slice is not None)
         before = {self._places[pool] for pool in pools if pool in self._places}
-        keys = self.holders.of_pools(pools)
         names = self.node_names() if None in self._own else set()
-        for place in before:
-            keys |= self._holders_at(place)
         for pool in pools:
             self._settle(pool)
         places = before | {self._places[pool] for pool in pools if pool in self._places}
-        for place in places - before:
-            keys |= self._holders_at(place)
+        keys = self.holders.of_pools(pools) | self.holders.on_nodes(places)
         for key in keys:
             self.holders.lift(key)
         for node in sorted(place for place in places if place is not None):
@@ -153,13 +145,10 @@ class ClusterState:
             else:
                 self.index.drop(node)
         for key in sorted(keys):
-            self.holders.put(key, self._items(self.allocations[key].usage))
+            self.holders.put(key, [*self._items(self.allocations[key])])
         self.layout += 1
         if None in places or (None in self._own and names != self.node_names()):
             self._commons = self._rules = None
-
-    def _holders_at(self, node: str | None) -> set[Key]:
-        return self.holders.of_pools(self._own.get(node, ())) if node else set()
 
     def _node_changed(self, name: Name) -> bool:
         before = self.nodes.get(name[2])
@@ -283,61 +272,52 @@ class ClusterState:
         usage = DeviceUsage()
         with suppress(FieldError):  # all that names a device is added
             add_allocation(usage, allocation, "status.allocation")
-        self._enter(key, HeldUsage(priority, usage), self._items(usage))
+        devices = sorted({*usage.whole, *usage.shared})
+        amounts = (None if one in usage.whole else tuple(sorted(usage.shared[one].items())) for one in devices)
+        entries = tuple(HeldDevice(one[:2], one[2], each) for one, each in zip(devices, amounts, strict=True))
+        held = HeldDevices(priority, None, entries)
+        self.free(key)
+        self.holders.enter(key, held, [*self._items(held)])
+        self._add_shares(key, [(device, share) for device, ids in usage.share_ids.items() for share in ids])
         self.checker.hold(key, allocation)
 
-    def grant(self, key: Key, priority: int, allocation: Manifest, devices: Sequence[GrantedDevice]) -> None:
+    def grant(self, key: Key, held: HeldDevices, items: Sequence[HeldItem], allocation: Manifest) -> None:
         """The same of an answer of the index."""
-        usage = DeviceUsage()
-        items: list[HeldItem] = []
-        for node, device, amounts in devices:
-            offer = published_device(device)
-            items.append((node, device.index, amounts))
-            if amounts is None:
-                usage.whole.add(offer.id)
-            else:
-                usage.add_share(offer.id, None, dict(amounts))
-        for result in allocation["devices"]["results"] if usage.shared else ():
-            if "shareID" in result and "adminAccess" not in result:
-                usage.share_ids[result["driver"], result["pool"], result["device"]].add(result["shareID"])
-        self._enter(key, HeldUsage(priority, usage), items)
+        self.free(key)
+        self.holders.grant(key, held, items)
+        if any(entry.amounts is not None for entry in held.entries):
+            results = [one for one in allocation["devices"]["results"] if "shareID" in one and "adminAccess" not in one]
+            self._add_shares(key, [((one["driver"], one["pool"], one["device"]), one["shareID"]) for one in results])
         self.checker.hold(key, allocation, is_own=True)
 
-    def _enter(self, key: Key, held: HeldUsage, items: list[HeldItem]) -> None:
-        self.free(key)
-        self.holders.enter(key, held, items)
-        for device, ids in held.usage.share_ids.items():
+    def _add_shares(self, key: Key, shares: list[tuple[DeviceId, str]]) -> None:
+        if shares:
+            self._shares[key] = shares
+        for device, share in shares:
             counts = self.share_ids.setdefault(device, {})
-            for one in ids:
-                counts[one] = counts.get(one, 0) + 1
+            counts[share] = counts.get(share, 0) + 1
 
     def free(self, key: Key) -> None:
         """A claim has nothing any more."""
-        held = self.holders.leave(key)
-        if held is None:
+        if self.holders.leave(key) is None:
             return
-        for device, ids in held.usage.share_ids.items():
+        for device, share in self._shares.pop(key, ()):
             counts = self.share_ids[device]
-            for one in ids:
-                counts[one] -= 1
-                if not counts[one]:
-                    del counts[one]
+            counts[share] -= 1
+            if not counts[share]:
+                del counts[share]
             if not counts:
                 del self.share_ids[device]
         self.checker.free(key)
 
-    def _items(self, usage: DeviceUsage) -> list[HeldItem]:
-        return [*self._own_items(usage)]
-
-    def _own_items(self, usage: DeviceUsage) -> Iterator[HeldItem]:
-        """What of a usage is of nodes' own pools; the rest is of the commons, or not there."""
-        for device in sorted({*usage.whole, *usage.shared}):
-            node = self._places.get(device[:2])
+    def _items(self, held: HeldDevices) -> Iterator[HeldItem]:
+        """What of it is of nodes' own pools; the rest is of the commons, or not there."""
+        for pool, device, amounts in held.entries:
+            node = self._places.get(pool)
             record = None if node is None else self.index.records.get(node)
-            number = None if record is None else record.find("/".join(device[:2]), device[2])
+            number = None if record is None else record.find("/".join(pool), device)
             if record is not None and number is not None:
-                is_whole = device in usage.whole or not published_device(record.snapshot.devices[number]).is_shareable
-                yield node, number, None if is_whole else tuple(sorted(usage.shared[device].items()))
+                yield node, number, amounts if record.snapshot.devices[number].shareable else None
 
 
 def _is_unchanged(old: list[Manifest], new: list[Manifest]) -> bool:

@@ -18,6 +18,9 @@ from devalloc_solver.cel.kubernetes import (
     Program,
     compile,
 )
+from devalloc_solver.cel.kubernetes.reads import PLACES
+from devalloc_solver.cel.kubernetes.type_checker import parse_and_check
+from devalloc_solver.cel.reads import comparisons, nodes_with_places, value_path
 from tests.support.random_selectors import selector
 from tests.support.upstream_cel import GATES, cel_devices, kept_answers, ours
 
@@ -53,6 +56,26 @@ MEMORY = DeviceField("capacity", "d", "memory")
 )
 def test_the_parts_that_can_influence_the_answer(expression: str, reads: set[DeviceField]) -> None:
     assert compile(expression, GATES).reads == reads
+    paths = [value_path(*one) for one in nodes_with_places(parse_and_check(expression, GATES).root, PLACES)]
+    assert {DeviceField(*path) for path in paths if path is not None} == reads  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("expression", "compared"),
+    [
+        ('device.attributes["d"].x == 1 || !("a" != device.attributes["d"].y)', [("==", "x", 1), ("!=", "y", "a")]),
+        ('device.attributes["d"].x in [1, 2]', [("==", "x", 1), ("==", "x", 2)]),
+        ('2 < device.attributes["d"].x', [(">", "x", 2)]),
+        ('cel.bind(a, device.attributes["d"], a.x <= 3)', [("<=", "x", 3)]),
+        ('device.attributes["d"].x == device.attributes["d"].y', []),
+        ('has(device.attributes["d"].x) == true', []),
+    ],
+)
+def test_what_is_compared_with_literals_anywhere(expression: str, compared: list[tuple[str, str, object]]) -> None:
+    nodes = nodes_with_places(parse_and_check(expression, GATES).root, PLACES)
+    listed = [one for node, places in nodes for one in comparisons(node, places)]
+
+    assert listed == [(operator, ("attribute", "d", name), literal) for operator, name, literal in compared]
 
 
 @pytest.mark.parametrize(

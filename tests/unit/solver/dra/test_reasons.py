@@ -127,6 +127,10 @@ CASES: dict[str, tuple[list[str], list[Content]]] = {
         ["member"],
         [pool("n1", devices("a")), wants("x", request(), group="g"), wants("y", request(), group="g")],
     ),
+    "a member that fits no node": (
+        ["amount"],
+        [pool("n1", devices(*"abc")), wants("x", request("r", 5), group="g"), wants("y", request(), group="g")],
+    ),
     "counter": (
         ["counter"],
         [
@@ -272,6 +276,78 @@ def walk(requests: list[Content]) -> Iterator[Content]:
     return (one["exactly"] for one in requests)
 
 
+# -- groups --------------------------------------------------------------------------------------------------------
+
+
+def test_a_member_that_nothing_matches_has_its_own_reason_and_the_others_name_it() -> None:
+    answers = solved(pool("n1", PAIR), wants("x", request("r", 1, NO), group="g"), wants("y", request(), group="g"))
+
+    assert {name: one["reason"] for name, one in answers.items()} == {
+        "x": "NoMatchingDevices",
+        "y": "GroupUnsatisfiable",
+    }
+    assert "no device matches; it fits without" in answers["x"]["message"]
+    assert "all 2 devices match; group g is all-or-nothing, and default/x cannot be sat" in answers["y"]["message"]
+    assert [one["kind"] for one in answers["x"]["blockers"]] == ["selector"]
+    assert answers["x"]["blockers"] == answers["y"]["blockers"]
+
+
+def test_members_that_fit_alone_and_not_together_name_each_other() -> None:
+    answers = solved(
+        pool("n1", devices(*"ab")), wants("x", request("r", 2), group="g"), wants("y", request(), group="g")
+    )
+
+    assert {one["reason"] for one in answers.values()} == {"GroupUnsatisfiable"}
+    assert [answers[name]["blockers"][0]["name"] for name in "xy"] == ["y", "x"]
+    assert "group g is all-or-nothing and shares a node" in answers["x"]["message"]
+
+
+def test_what_a_member_needs_alone_may_not_be_enough_for_its_group() -> None:
+    apart = wants("x", request("r", 2), match="gpu.io/numa", group="g")
+    answers = solved(pool("n1", PAIR), apart, wants("y", request(), group="g"))
+
+    assert {name: one["reason"] for name, one in answers.items()} == {
+        "x": "MatchAttributesConflict",
+        "y": "GroupUnsatisfiable",
+    }
+    assert [(one["kind"], one["most"]) for one in answers["x"]["blockers"]] == [("amount", "1")]
+
+
+def test_a_claim_in_the_way_of_a_group_is_in_the_way_of_each_member() -> None:
+    pending = [wants("high", request(), priority="7"), *(wants(name, request(), group="g") for name in "xy")]
+    answers = solved(pool("n1", devices(*"ab")), *pending)
+
+    for name in "xy":
+        assert answers[name]["reason"] == "LostToHigherPriority"
+        assert [one["name"] for one in answers[name]["blockers"]] == ["high"]
+
+
+def allocated(name: str, node: str, device_name: str, **marks: str) -> Content:
+    """A claim that holds a device of a node."""
+    pending = wants(name, request(), **marks)
+    answer = solved(pool(node, devices(device_name)), pending)[name]
+    return pending | {"status": {"allocation": answer["allocations"]}}
+
+
+def test_a_group_is_bound_by_the_member_that_holds_devices_and_not_by_a_pin() -> None:
+    pools = pool("n1", devices(*"abc")), pool("n2", devices(*"ab"))
+    answer = solved(*pools, allocated("x", "n2", "a", group="g"), wants("y", request("r", 3), group="g"))["y"]
+
+    bound_by = [{"namespace": "default", "name": "x"}]
+    assert answer["reason"] == "NodeUnavailable"
+    assert answer["blockers"] == [{"kind": "node", "node": "n2", "boundBy": bound_by}]
+    assert "it fits on a node other than n2, where default/x of group g already is" in answer["message"]
+
+
+def test_the_release_of_the_member_that_binds_a_group_may_be_enough() -> None:
+    pools = pool("n1", devices(*"abc")), pool("n2", devices(*"abc"))
+    held = [allocated("x", "n2", "a", group="g"), allocated("h", "n2", "b")]
+    answer = solved(*pools, *held, wants("y", request("r", 3), group="g"))["y"]
+
+    assert answer["reason"] == "DevicesInUse"
+    assert [one["name"] for one in answer["blockers"]] == ["x"]
+
+
 # -- numbers -------------------------------------------------------------------------------------------------------
 
 
@@ -299,6 +375,7 @@ def test_what_is_withheld_is_said_with_an_example() -> None:
 
 # -- slips ---------------------------------------------------------------------------------------------------------
 
+NO = "device.driver == 'no'"
 CARD = [device("a", {"model": "A100", "numa": 0}, capacity={"memory": "10"})]
 
 
@@ -318,6 +395,14 @@ CARD = [device("a", {"model": "A100", "numa": 0}, capacity={"memory": "10"})]
             "`gpu.io/model` is 'A10O' on 0 of 1 device; did you mean 'A100'?",
         ),
         (
+            wants("x", request("r", 1, "device.driver == 'd' || !(device.attributes['gpu.io'].model == 'A10O')", NO)),
+            "`gpu.io/model` is 'A10O' on 0 of 1 device; did you mean 'A100'?",
+        ),
+        (
+            wants("x", request("r", 1, "cel.bind(gpu, device.attributes['gpu.io'], gpu.modle == 'A100')")),
+            "`gpu.io/modle` exists on 0 of 1 device; did you mean `gpu.io/model`?",
+        ),
+        (
             wants("x", request("r", 1), match="gpu.io/nuam"),
             "`gpu.io/nuam` exists on 0 of 1 device; did you mean `gpu.io/numa`?",
         ),
@@ -326,7 +411,7 @@ CARD = [device("a", {"model": "A100", "numa": 0}, capacity={"memory": "10"})]
             "capacity `memroy` exists on 0 of 1 device; did you mean `memory`?",
         ),
     ],
-    ids=["attribute", "domain", "value", "match", "capacity"],
+    ids=["attribute", "domain", "value", "value in an alternative", "bound to a variable", "match", "capacity"],
 )
 def test_a_slip_of_the_pen_is_told(pending: Content, message: str) -> None:
     assert message in solved(pool("n1", CARD), pending)["x"]["message"]

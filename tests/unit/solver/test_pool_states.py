@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from devalloc.api.meta import UNAVAILABLE
 from devalloc_solver.bounds.largest_partition import partition_loss, shapes_of_draws
 from devalloc_solver.fleet.equal_devices import EqualDevices
-from devalloc_solver.fleet.fragmentation import PartitionLosses
-from devalloc_solver.fleet.pool_states import PoolKind, PoolState
+from devalloc_solver.fleet.pool_states import PartitionLosses, PoolKind, PoolState
 from devalloc_solver.problem.snapshot import Device, Resource
 
 NAMES = [f"slice{number}" for number in range(6)]
@@ -59,3 +58,21 @@ def test_part_by_part_and_as_a_whole_it_is_the_same(data: st.DataObject) -> None
                 assert losses.of(state, group, taken) == whole
                 by_group[group, taken] = whole
         assert losses.least(state) == min((by_group[group, 1] for group in usable), default=None)
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_parts_have_all_groups_and_no_resource_in_common(data: st.DataObject) -> None:
+    kind = data.draw(pool_kinds())
+    free = tuple(data.draw(st.integers(0, size)) for size in kind.sizes)
+    state = PoolState(0, kind, free, (), in_use=free != kind.sizes)
+    assert sorted(group for part in kind.parts for group in part.groups) == [*range(len(kind.kinds))]
+    drawn = [{name for draws in part.draws for name, _ in draws} for part in kind.parts]
+    assert sum(map(len, drawn)) == len(set().union(*drawn))
+    used = dict.fromkeys(kind.resources, 0)
+    for each, size, left in zip(kind.kinds, kind.sizes, free, strict=True):
+        for name, blocks in each.one.draws:
+            used[name] += blocks * (size - left)
+    assert state.left == {name: max(0, resource.blocks - used[name]) for name, resource in kind.resources.items()}
+    twin = PoolState(1, kind, free, (), in_use=False)
+    assert all(one is other for one, other in zip(state.parts, twin.parts, strict=True))

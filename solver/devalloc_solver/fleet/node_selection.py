@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
 
@@ -72,7 +72,6 @@ class NodeSelection:
         emptiest = self.stats.emptiest()
         if len(emptiest) > MAX_KINDS:
             return None
-        ranked: list[tuple[int, int]] = []
         best_now: dict[int, tuple[int, int]] = {}
         for node, first in self.stats.classes():
             now = self._now(node)
@@ -81,17 +80,33 @@ class NodeSelection:
             for number, count in enumerate(now):
                 if number not in best_now or (-count, first) < best_now[number]:
                     best_now[number] = -count, first
-            if self._fits_empty(node.kind):  # else any number of claims may go in vain
-                for sort in self.stats.sorts_of(node):
-                    bound = self._bound(sort, now)
-                    if bound < IMPOSSIBLE:
-                        ranked.append((bound, sort.first))
-        ranked_first = nsmallest(most + 1, ranked)
+        ranked_first = nsmallest(most + 1, ((bound, sort.first) for bound, sort in self._bounded()))
         chosen = {*emptiest.values(), *(first for _, first in best_now.values())}
         chosen |= {first for _, first in ranked_first[:most]}
         elsewhere = ranked_first[most][0] if len(ranked_first) > most else IMPOSSIBLE
         self._add_enough(chosen)
         return SelectedNodes(tuple(sorted(chosen)), elsewhere)
+
+    def nearest(self, most: int) -> tuple[list[int], int]:
+        """(ranks of the ``most`` nodes with the fewest claims in the way, the fewest on all others)
+
+        The order is that in which ``blocking_claims`` asks nodes.
+        """
+        ranked = nsmallest(most + 1, ((bound, rank) for bound, sort in self._bounded() for rank in sort.ranks))
+        return [rank for _, rank in ranked[:most]], ranked[most][0] if len(ranked) > most else IMPOSSIBLE
+
+    def roomy(self, most: int) -> list[int]:
+        """Ranks of nodes with enough that is free, the first of each class."""
+        classes = ((first, self._now(node)) for node, first in self.stats.classes())
+        return nsmallest(most, (first for first, now in classes if now is not None and self._is_enough(now)))
+
+    def _bounded(self) -> Iterator[tuple[int, UsageClass]]:
+        """How many claims are in the way at least, and nodes of which that is true; without those that never do."""
+        for node, _ in self.stats.classes():
+            now = self._now(node)
+            if now is not None and self._is_enough(self._on_empty(node.kind)):
+                bounds = ((self._bound(sort, now), sort) for sort in self.stats.sorts_of(node))
+                yield from ((bound, sort) for bound, sort in bounds if bound < IMPOSSIBLE)
 
     def _add_enough(self, chosen: set[int]) -> None:
         """As many candidates as any request wants, where the fleet has so many."""
@@ -128,16 +143,10 @@ class NodeSelection:
             self._bounds[key] = self._find_bound(kind, now, sort.tenants)
         return self._bounds[key]
 
-    def _fits_empty(self, kind: NodeKind) -> bool:
-        """Whether, by counting, the demand may fit a node of this kind where nothing is in use."""
-        empty = self._on_empty(kind)
+    def _is_enough(self, counts: Sequence[int]) -> bool:
+        """Whether, by counting, the demand may fit where each request can have so much."""
         return all(
-            any(
-                (empty[number] or request.mode is AllocationMode.ADMIN_ALL)
-                if request.mode.is_admin
-                else empty[number] >= _requested_count(request)
-                for number, request, *_ in detail
-            )
+            any(counts[number] >= _requested_count(request) for number, request, *_ in detail)
             for detail in self._requests
         )
 
@@ -148,8 +157,8 @@ class NodeSelection:
             least = IMPOSSIBLE
             for number, request, _, kinds in detail:
                 wanted = _requested_count(request)
-                if request.mode.is_admin:
-                    least = 0 if empty[number] or request.mode is AllocationMode.ADMIN_ALL else least
+                if request.mode not in (AllocationMode.WHOLE, AllocationMode.SHARE):
+                    least = 0  # what others hold of it does not matter, or cannot be told by counting
                 elif empty[number] >= wanted:
                     missing = wanted - now[number]
                     worth = self._worth(request, kinds) if missing > 0 else {}
@@ -249,4 +258,7 @@ class NodeSelection:
 
 
 def _requested_count(request: Request) -> int:
-    return request.requests[min(request.requests)] if request.mode is AllocationMode.SHARE else request.min_count
+    """Devices, or nano units of a share, without which a node will not do."""
+    if request.mode is AllocationMode.SHARE:
+        return request.requests[min(request.requests)]
+    return request.min_count if request.mode in (AllocationMode.WHOLE, AllocationMode.ADMIN_COUNT) else 1
