@@ -54,7 +54,8 @@ def _stop(plugin: MachinePlugin) -> None:
 
 def _plug_in(plugin: MachinePlugin) -> None:
     """A disk and a network card of no claim, and CPUs beside them."""
-    image = plugin.machines.config.folders[0].path / "disk"
+    folder = plugin.machines.config.folders[0]
+    image = getattr(folder, "path", folder) / "disk"  # 0.1.0 has paths there
     plugin.operations.plug(KEY, EmulatedDevice("data", Disk(str(image), "raw")), soon())
     plugin.operations.plug(KEY, EmulatedDevice("lan", Nic(mac="52:54:00:00:00:01")), soon())
     amounts(plugin, 2, 1000, 512)
