@@ -18,7 +18,7 @@ from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.binding.registry import Bindings, step_kinds
 from devalloc_node.claims import ClaimLocks, Claims
-from devalloc_node.claims.files import ClaimFiles, FileKind
+from devalloc_node.claims.claim_files import ClaimFiles, FileKind
 from devalloc_node.claims.store_grants import StoreGrants, claim_ref
 from devalloc_node.host.files import Files
 from devalloc_node.journal import Journal, open_journal

@@ -32,7 +32,7 @@ _MAX_NAMES = 3
 
 def ignored_warnings(documents: Sequence[Document], verb: ManifestVerb, stored: Iterable[Object] = ()) -> Iterator[str]:
     """A warning for each kind that devalloc does not use. ``stored``: objects of the store to which they go."""
-    from devalloc.controller.reconcile.claims import ignored_reason, is_foreign
+    from devalloc.controller.reconcile.stored_claims import ignored_reason, is_foreign
     from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS, api_group_of
 
     contents = [document.content for document in documents]
@@ -282,7 +282,7 @@ def _group_of(document: Document) -> str:
 
 
 def _is_foreign(document: Document) -> bool:
-    from devalloc.controller.reconcile.claims import is_foreign
+    from devalloc.controller.reconcile.stored_claims import is_foreign
 
     return is_foreign(document.content)
 

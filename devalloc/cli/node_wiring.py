@@ -224,7 +224,7 @@ def store_machines(
         node.operations.report = scalers.report
     runners = None
     if node.settings.runners:
-        from devalloc_node.agent.runner import RunnerServers
+        from devalloc_node.agent.cpu_time_server import RunnerServers
 
         runners = RunnerServers(
             node.operations, node.settings.runners, changed=lambda key: node.notifier.beat(machine_change(key))
@@ -397,7 +397,7 @@ def cluster_source(client: Client, driver: str, node_name: str) -> ClaimSource:
 def withdraw_other_dialect(client: Client, driver: str, node: Node) -> Callable[[DeviceRecords], Discovery]:
     """A look at the node's devices that first withdraws what the node published in the other dialect (T1)."""
     from devalloc_node.claims.journal_content import grant_of
-    from devalloc_node.kube.dialect_migration import OF_POOLS, OF_SLICES, DialectMigration
+    from devalloc_node.kube.label_change import OF_POOLS, OF_SLICES, DialectMigration
 
     def recorded() -> Mapping[str, str]:
         others = [record for record in node.journal.claims() if record.kind != node.source.kind]

@@ -132,7 +132,7 @@ def fetch_object(store: Store, key: Key) -> Object:
 def not_found_hint(store: Store, key: Key) -> str:
     """Suggestions for a key that does not exist, as the end of a sentence: an object of that name in another namespace,
     a claim of another API group, or a similar name."""
-    from devalloc.controller.reconcile.claims import ignored_reason, is_foreign
+    from devalloc.controller.reconcile.stored_claims import ignored_reason, is_foreign
     from devalloc.store.sqlite import SQLiteStore
     from devalloc_solver.dialects.api_groups import api_group_of
 

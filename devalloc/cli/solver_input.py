@@ -96,7 +96,7 @@ def load_solver_input(
     """Read the objects to work on, and show problems of the manifests. Raises Failed, BadInput."""
     from devalloc.api.cordon import is_node
     from devalloc.controller.manifest_apply import overlay_manifests
-    from devalloc.controller.reconcile.claims import solver_documents
+    from devalloc.controller.reconcile.stored_claims import solver_documents
 
     if not files:
         if with_store is False:

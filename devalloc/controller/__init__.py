@@ -7,5 +7,5 @@
 - ``leader``: one of several controllers leads
 - ``permits``: the permit server
 - ``overview``, ``page``, ``fleet_monitor``: the fleet at a glance
-- ``site``, ``authorization``, ``metrics``: what is served over HTTP, and to whom
+- ``http_endpoints``, ``authorization``, ``metrics``: what is served over HTTP, and to whom
 """

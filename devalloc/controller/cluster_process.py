@@ -16,9 +16,10 @@ from aiohttp import web
 
 from devalloc.api.meta import LABELS_NODES
 from devalloc.api.views import ClaimView
-from devalloc.controller import site
+from devalloc.controller import http_endpoints
 from devalloc.controller.authorization import AUDIENCE, ClusterAuthorizer
 from devalloc.controller.fleet_monitor import FleetMonitor
+from devalloc.controller.http_endpoints import HttpSite, SitePage
 from devalloc.controller.leader.election import LEASE_NAME, LEASE_SECONDS, RENEW_DEADLINE, LeaderElection, Loop
 from devalloc.controller.leader.lease import Lease
 from devalloc.controller.metrics import TYPE, ControllerMetrics
@@ -31,7 +32,6 @@ from devalloc.controller.reconcile.loop import AllocatorSettings, ReconcileLoop
 from devalloc.controller.reconcile.resource_claims import ResourceClaimAllocator
 from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimRound as ResourceRound
 from devalloc.controller.reconcile.resource_claims.cluster_state import RESOURCES
-from devalloc.controller.site import HttpSite, SitePage
 from devalloc.net.http_server import JSON, HttpResponse
 from devalloc.store import Object
 from devalloc.store.errors import Key
@@ -296,14 +296,14 @@ class ClusterProcess:
         wrong = self._seen().unready(time.monotonic())
         return "" if wrong is None else f"Claims may not be answered: {wrong}. {self.controller.summary}"
 
-    def _seen(self) -> site.ProcessHealth:
+    def _seen(self) -> http_endpoints.ProcessHealth:
         controller, others = self.controller, self._resource_claims
         loops = [_health("DeviceClaims", self.allocator.loop, self.store)]
         if others is not None:
             loops.append(_health("ResourceClaims", others.loop, self._resource_store))
         if self._permits is not None:
-            loops.append(site.LoopHealth("permits", None, self._permits.failing))
-        return site.ProcessHealth(
+            loops.append(http_endpoints.LoopHealth("permits", None, self._permits.failing))
+        return http_endpoints.ProcessHealth(
             controller.state, controller.beat, controller.taking_over, tuple(loops), controller.unanswered
         )
 
@@ -318,5 +318,5 @@ class ClusterProcess:
         return HttpResponse(503, b"no permits are given here") if shown is None else HttpResponse(200, shown, JSON)
 
 
-def _health(name: str, loop: ReconcileLoop, store: KubernetesStore) -> site.LoopHealth:
-    return site.LoopHealth(name, loop.began, loop.failing, store.silent_seconds)
+def _health(name: str, loop: ReconcileLoop, store: KubernetesStore) -> http_endpoints.LoopHealth:
+    return http_endpoints.LoopHealth(name, loop.began, loop.failing, store.silent_seconds)

@@ -12,7 +12,7 @@ from typing import Any
 from devalloc.backoff import Backoff
 from devalloc.controller.pool_publisher import PoolPublisher, PublishLock, PublishResult
 from devalloc.controller.reconcile.availability import device_names_held_on
-from devalloc.controller.reconcile.claims import effective_documents
+from devalloc.controller.reconcile.stored_claims import effective_documents
 from devalloc.inventory import DeviceRecords, Discovery, watch
 from devalloc.inventory.watch import EventSource
 from devalloc.store import Expired, Store, StoreError, Unusable, log_failure

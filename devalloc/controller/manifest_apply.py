@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from devalloc.api.meta import CORDONED, CORDONED_NODE, NODE_LABEL, PREPARED_ON, RELEASE
 from devalloc.api.views import ClaimView
-from devalloc.controller.reconcile.claims import ALLOCATION_ANNOTATIONS
+from devalloc.controller.reconcile.stored_claims import ALLOCATION_ANNOTATIONS
 from devalloc.store import Invalid, Key, Object
 
 CLAIM = "DeviceClaim"

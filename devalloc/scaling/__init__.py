@@ -5,7 +5,7 @@ instants and durations are integers too, in milliseconds of any clock that the c
 
 - ``goals``: how many units a machine should have, by its guest's load and requests and its bounds
 - ``state``, ``actions``: what the agent knows of one machine, and what it does next
-- ``resources``, ``config``, ``agentconfig``: what users and admins set
+- ``resources``, ``config``, ``agent_config``: what users and admins set
 - ``metrics``: what guests report; ``health``: how far scaling is, and whether it is stuck
 - ``messages``, ``versions``, ``peer_json``: the protocols
 - ``permits``: the arithmetic of the permit server

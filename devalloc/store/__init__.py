@@ -1,6 +1,6 @@
 """Where objects live: the ``Store`` protocol, the embedded store, and the Kubernetes API behind the same protocol.
 
-- ``protocol``: what every store offers, and where stores differ; ``lifecycle``: the rules of metadata
+- ``protocol``: what every store offers, and where stores differ; ``metadata_rules``: the rules of metadata
 - ``fencing``: a write that makes every earlier write of others fail
 - ``sqlite``, over ``database`` and ``sql_statements``: the embedded store; also space for changes that give something
   back on a full disk

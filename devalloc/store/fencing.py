@@ -31,7 +31,7 @@ from devalloc.api import meta
 from devalloc.api.kinds import ALLOCATABLE_KINDS
 from devalloc.api.views import ClaimView, ObjectView
 from devalloc.store.errors import Conflict, Forbidden, Invalid, Key, NotFound, Object
-from devalloc.store.lifecycle import with_annotations, with_labels
+from devalloc.store.metadata_rules import with_annotations, with_labels
 from devalloc.store.protocol import Change, Store
 
 log = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from devalloc.api.kinds import API_KINDS, qualified_kind
-from devalloc.store import lifecycle
+from devalloc.store import metadata_rules
 from devalloc.store.errors import Conflict, Expired, Invalid, Key, NotFound, Object
-from devalloc.store.lifecycle import changed_message, other_object_message, parse_version
+from devalloc.store.metadata_rules import changed_message, other_object_message, parse_version
 from devalloc.store.protocol import Event, EventType, Fence
 
 _SMALL_CHANGE_BYTES = 256
@@ -54,7 +54,7 @@ class SqlStatements:
         row = self._connection.execute(
             "SELECT content FROM objects WHERE kind = ? AND namespace = ? AND name = ?", _row_key(key)
         ).fetchone()
-        return None if row is None else lifecycle.decode(row[0])
+        return None if row is None else metadata_rules.decode(row[0])
 
     def read(self, key: Key) -> Object:
         if (obj := self.find(key)) is None:
@@ -87,7 +87,7 @@ class SqlStatements:
         rows = self._connection.execute(
             f"SELECT content FROM objects WHERE {where} ORDER BY kind, namespace, name", parameters
         )
-        return [lifecycle.decode(content) for (content,) in rows]
+        return [metadata_rules.decode(content) for (content,) in rows]
 
     def version(self) -> int:
         """The newest resourceVersion."""
@@ -99,11 +99,11 @@ class SqlStatements:
 
     def insert(self, key: Key, obj: Object) -> Object:
         version = self._next()
-        obj = lifecycle.with_version(obj, version)
+        obj = metadata_rules.with_version(obj, version)
         self._written.append((None, obj))
         self._connection.execute(
             "INSERT INTO objects VALUES (?, ?, ?, ?, ?, ?, 0, ?)",
-            (*_row_key(key), version, version, version, lifecycle.encode(obj)),
+            (*_row_key(key), version, version, version, metadata_rules.encode(obj)),
         )
         return obj
 
@@ -114,19 +114,21 @@ class SqlStatements:
         version = self._next()
         respecified = new["metadata"]["generation"] != old["metadata"]["generation"]
         restated = new.get("status") != old.get("status")
-        new = lifecycle.with_version(new, version)
+        new = metadata_rules.with_version(new, version)
         self._written.append((old, new))
         self._connection.execute(
             "UPDATE objects SET version = ?, content = ?, spec_version = iif(?, ?, spec_version),"
             " status_version = iif(?, ?, status_version) WHERE kind = ? AND namespace = ? AND name = ?",
-            (version, lifecycle.encode(new), respecified, version, restated, version, *_row_key(key)),
+            (version, metadata_rules.encode(new), respecified, version, restated, version, *_row_key(key)),
         )
         return new
 
     def remove(self, key: Key, last: Object, deletions_kept: int) -> Object:
         version = self._next()
-        last = lifecycle.with_version(last, version)
-        self._connection.execute("INSERT INTO tombstones VALUES (?, ?, ?)", (version, key.kind, lifecycle.encode(last)))
+        last = metadata_rules.with_version(last, version)
+        self._connection.execute(
+            "INSERT INTO tombstones VALUES (?, ?, ?)", (version, key.kind, metadata_rules.encode(last))
+        )
         self._connection.execute("DELETE FROM objects WHERE kind = ? AND namespace = ? AND name = ?", _row_key(key))
         self._forget(deletions_kept)
         return last
@@ -150,7 +152,7 @@ class SqlStatements:
                 f"SELECT version, content FROM tombstones WHERE version > ? AND {where}", (since, *parameters)
             )
             changes += [(version, EventType.DELETED, content) for version, content in deleted]
-        return [Event(what, lifecycle.decode(content), str(at)) for at, what, content in sorted(changes)], newest
+        return [Event(what, metadata_rules.decode(content), str(at)) for at, what, content in sorted(changes)], newest
 
     def broken(self, fence: Fence) -> dict[Key, str]:
         """The changes that violate the fence."""
@@ -168,13 +170,13 @@ class SqlStatements:
             for (content,) in self._connection.execute(
                 f"SELECT content FROM objects WHERE {where} AND {column} > ?", (*parameters, since)
             ):
-                key = Key.of(lifecycle.decode(content))
+                key = Key.of(metadata_rules.decode(content))
                 conflicts[key] = f"{key} changed meanwhile: {what}"
         where, parameters = _where(fence.specs)
         for (content,) in self._connection.execute(
             f"SELECT content FROM tombstones WHERE {where} AND version > ?", (*parameters, since)
         ):
-            key = Key.of(lifecycle.decode(content))
+            key = Key.of(metadata_rules.decode(content))
             conflicts[key] = f"{key} was deleted meanwhile"
         return conflicts
 
@@ -187,7 +189,7 @@ class SqlStatements:
         ):
             key = Key(kind, namespace or None, name)
             try:
-                obj = lifecycle.decode(content)
+                obj = metadata_rules.decode(content)
                 # Versions before 0.2.0 stored objects of other groups under their kind alone.
                 names = (Key.of(obj), Key.of({**obj, "apiVersion": ""}))
                 same = key in names and obj["metadata"]["resourceVersion"] == str(version)
@@ -204,7 +206,7 @@ class SqlStatements:
             f"SELECT kind, namespace, name, content FROM objects WHERE {where}", parameters
         ).fetchall():
             try:
-                full = qualified_kind(kind, lifecycle.decode(content).get("apiVersion"))
+                full = qualified_kind(kind, metadata_rules.decode(content).get("apiVersion"))
             except (ValueError, AttributeError):
                 continue  # damaged; the check reports it
             if full != kind:
@@ -241,8 +243,8 @@ class SqlStatements:
 def _grow(written: Sequence[tuple[Object | None, Object]]) -> bool:
     if any(old is None for old, _ in written):
         return True
-    more = sum(len(lifecycle.encode(new)) - len(lifecycle.encode(old or {})) for old, new in written)
-    return more > sum(_DELETING_BYTES if lifecycle.is_deleting(new) else _SMALL_CHANGE_BYTES for _, new in written)
+    more = sum(len(metadata_rules.encode(new)) - len(metadata_rules.encode(old or {})) for old, new in written)
+    return more > sum(_DELETING_BYTES if metadata_rules.is_deleting(new) else _SMALL_CHANGE_BYTES for _, new in written)
 
 
 def _row_key(key: Key) -> tuple[str, str, str]:

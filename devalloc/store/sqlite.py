@@ -25,7 +25,7 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from devalloc.store import database, lifecycle
+from devalloc.store import database, metadata_rules
 from devalloc.store.database import (
     no_space_message,
     open_reader,
@@ -46,7 +46,7 @@ from devalloc.store.errors import (
     SkippedForSpace,
     Unavailable,
 )
-from devalloc.store.lifecycle import changed_message, other_object_message, parse_version
+from devalloc.store.metadata_rules import changed_message, other_object_message, parse_version
 from devalloc.store.paths import file_identity, hold_store, prepare_folder, wal_path
 from devalloc.store.protocol import Change, CommitOutcomes, CommitResult, Event, Fence, Listing
 from devalloc.store.sql_statements import SqlStatements
@@ -187,7 +187,7 @@ class SQLiteStore:
     def create(self, obj: Object) -> Object:
         key = Key.of(obj)
         now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-        new = lifecycle.as_stored(lifecycle.new_object(obj, str(uuid.uuid4()), now))
+        new = metadata_rules.as_stored(metadata_rules.new_object(obj, str(uuid.uuid4()), now))
         with self._transaction() as rows:
             if (old := rows.find(key)) is not None:
                 raise AlreadyExists(f"{key} already exists ({old.get('apiVersion')})")
@@ -197,8 +197,8 @@ class SQLiteStore:
     def replace(self, obj: Object) -> Object:
         with self._transaction() as rows:
             key, old = rows.current(obj)
-            new = lifecycle.as_stored(lifecycle.replace_all_but_status(old, obj))
-            if lifecycle.is_deleting(new) and not lifecycle.finalizers(new):
+            new = metadata_rules.as_stored(metadata_rules.replace_all_but_status(old, obj))
+            if metadata_rules.is_deleting(new) and not metadata_rules.finalizers(new):
                 return rows.remove(key, new, self._deletions_kept)
             return rows.update(key, old, new)
 
@@ -206,7 +206,7 @@ class SQLiteStore:
     def replace_status(self, obj: Object) -> Object:
         with self._transaction() as rows:
             key, old = rows.current(obj)
-            return rows.update(key, old, lifecycle.as_stored(lifecycle.with_status(old, obj.get("status"))))
+            return rows.update(key, old, metadata_rules.as_stored(metadata_rules.with_status(old, obj.get("status"))))
 
     @_with_reserve
     def commit(self, changes: Sequence[Change], fence: Fence | None = None) -> CommitResult:
@@ -259,10 +259,10 @@ class SQLiteStore:
                 raise Conflict({key: other_object_message(key, old, uid)})
             if resource_version is not None and metadata["resourceVersion"] != resource_version:
                 raise Conflict({key: changed_message(key, old, resource_version)})
-            if not lifecycle.finalizers(old):
+            if not metadata_rules.finalizers(old):
                 return rows.remove(key, old, self._deletions_kept)
             now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-            return rows.update(key, old, lifecycle.mark_deleting(old, now))
+            return rows.update(key, old, metadata_rules.mark_deleting(old, now))
 
     def identity(self) -> str:
         with self._transaction(write=False) as rows:
@@ -378,7 +378,7 @@ def _write_changes(rows: SqlStatements, changes: Sequence[Change]) -> list[Objec
         raise Conflict(conflicts)
     done = []
     for change, old in zip(changes, olds, strict=True):
-        done.append(rows.update(change.key, old, lifecycle.as_stored(lifecycle.with_change(old, change))))
+        done.append(rows.update(change.key, old, metadata_rules.as_stored(metadata_rules.with_change(old, change))))
     return done
 
 

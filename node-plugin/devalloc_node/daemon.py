@@ -21,7 +21,7 @@ from pathlib import Path
 from queue import Empty
 
 from devalloc.version import VERSION
-from devalloc_node.claims.reconcile import ReconcileReport
+from devalloc_node.claims.cleanup import ReconcileReport
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed, NodeError
 from devalloc_node.journal import audit_log

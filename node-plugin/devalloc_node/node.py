@@ -17,9 +17,9 @@ from devalloc.inventory.pci import BarSizes
 from devalloc_node.binding.checks import process_using
 from devalloc_node.binding.registry import Bindings, step_kinds
 from devalloc_node.claims import ClaimLocks, Claims, PrepareOptions
-from devalloc_node.claims.files import ClaimFiles, FileKind, folders_ever
+from devalloc_node.claims.claim_files import ClaimFiles, FileKind, folders_ever
+from devalloc_node.claims.cleanup import Reconciler
 from devalloc_node.claims.inventory_facts import inventory_facts, orphaned_devices
-from devalloc_node.claims.reconcile import Reconciler
 from devalloc_node.claims.steps import deny_change_in_dry_run, deny_in_dry_run, planned_steps
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError

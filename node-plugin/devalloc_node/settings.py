@@ -11,7 +11,7 @@ from pathlib import Path
 
 from devalloc.inventory import InventoryConfig
 from devalloc.inventory.capacity import HostCapacity
-from devalloc.scaling.agentconfig import AgentConfig
+from devalloc.scaling.agent_config import AgentConfig
 from devalloc.scaling.config import ScalingConfig
 from devalloc.scaling.health import HealthLimits
 from devalloc.scaling.resources import Resources

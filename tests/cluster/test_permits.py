@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from devalloc.cli.node_wiring import cluster_permits
-from devalloc.scaling.messages.plugin import PodName
+from devalloc.scaling.messages.permits import PodName
 from devalloc.scaling.resources import Resources
 from devalloc.store.kubernetes import Client, KubernetesStore
 from devalloc_node.agent.http_client import new_session

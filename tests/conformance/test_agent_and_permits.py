@@ -10,7 +10,7 @@ from pathlib import Path
 
 from devalloc.controller.permits import Settings as ServerSettings
 from devalloc.scaling.health import ScalingReport
-from devalloc.scaling.messages.plugin import PodName
+from devalloc.scaling.messages.permits import PodName
 from devalloc.scaling.resources import Resources, ScalingBounds
 from devalloc.scaling.state import ScalingRules, ScalingTiming
 from devalloc.store.sqlite import SQLiteStore

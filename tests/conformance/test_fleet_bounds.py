@@ -11,9 +11,9 @@ import pytest
 from devalloc_solver import Fleet
 from devalloc_solver.check import cel_results, specs
 from devalloc_solver.check.resource_k8s import cel_results as resource_results
-from devalloc_solver.check.resource_k8s import plain_answers
+from devalloc_solver.check.resource_k8s import quick_check
 from devalloc_solver.explain.device_claims import typos
-from devalloc_solver.fleet import claim_reader, node_index, node_selection, pool_states, unique_attribute_search
+from devalloc_solver.fleet import claim_reader, explanation_nodes, node_index, pool_states, unique_attribute_search
 from devalloc_solver.fleet import explainer as kept
 from devalloc_solver.fleet.device_claims import explainer, rules
 from devalloc_solver.fleet.resource_k8s import explainer as resource_explainer
@@ -65,7 +65,7 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Fleet:
         (explainer, "MAX_SCREENS", 4),
         (kept, "MAX_SUBSETS", 4),
         (explainer, "MAX_REFINEMENTS", 1),
-        (node_selection, "MAX_BOUNDS", 20),
+        (explanation_nodes, "MAX_BOUNDS", 20),
     ):
         monkeypatch.setattr(module, name, most)
     manifests = [gpus(f"p{n}", f"n{n}", f"m{n % 3}") for n in range(NODES)]
@@ -218,7 +218,7 @@ def cluster(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Fleet:
         (resource_results, "MAX_EXPRESSIONS", 8),
         (resource_results, "MAX_VERDICTS", 20),
         (resource_results, "MAX_DEVICES", 20),
-        (plain_answers, "MAX_SPECS", 8),
+        (quick_check, "MAX_SPECS", 8),
     ):
         monkeypatch.setattr(module, name, most)
     gpu = {"metadata": {"name": "gpu"}, "spec": {"selectors": [{"cel": {"expression": "device.driver == 'gpu.io'"}}]}}

@@ -30,8 +30,8 @@ from typing import Any
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.binding.registry import Bindings, step_kinds
 from devalloc_node.claims import ClaimLocks, Claims
-from devalloc_node.claims.files import FileKind, claim_spec
-from devalloc_node.claims.reconcile import Reconciler
+from devalloc_node.claims.claim_files import FileKind, claim_spec
+from devalloc_node.claims.cleanup import Reconciler
 from devalloc_node.errors import NodeError
 from devalloc_node.host.boundary import Host
 from devalloc_node.journal import open_journal

@@ -9,7 +9,7 @@ from devalloc.controller.permits.ledgers import PermitLedgers
 from devalloc.controller.permits.settings import Settings
 from devalloc.controller.permits.transaction import PermitTransaction
 from devalloc.controller.permits.vm_state import bytes_text, cpus_text
-from devalloc.scaling.messages.plugin import (
+from devalloc.scaling.messages.permits import (
     LoadMetrics,
     PermitRequest,
     PodName,

@@ -29,8 +29,8 @@ from devalloc.inventory.sysfs import open_device_nodes
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.binding.registry import Bindings, step_kinds
 from devalloc_node.claims import ClaimLocks, Claims
-from devalloc_node.claims.files import FileKind, claim_spec
-from devalloc_node.claims.reconcile import Reconciler, ReconcileReport
+from devalloc_node.claims.claim_files import FileKind, claim_spec
+from devalloc_node.claims.cleanup import Reconciler, ReconcileReport
 from devalloc_node.claims.steps import PrepareOptions
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed

@@ -22,7 +22,7 @@ from aiohttp import web
 from devalloc.scaling.config import ScalingConfig
 from devalloc.scaling.health import ScalingReport
 from devalloc.scaling.messages.monitor import DownscaleResult
-from devalloc.scaling.messages.plugin import PodName, RequestError
+from devalloc.scaling.messages.permits import PodName, RequestError
 from devalloc.scaling.metrics import LfcMetrics, SystemMetrics
 from devalloc.scaling.resources import Resources, ScalingBounds
 from devalloc.scaling.state import ScalingRules

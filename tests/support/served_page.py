@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from devalloc.controller.authorization import Authorizer
+from devalloc.controller.http_endpoints import HttpSite
 from devalloc.controller.page import FleetPage, SingleTokenAuthorizer
-from devalloc.controller.site import HttpSite
 from devalloc.store import Event, Listing, Object, Store
 
 TOKEN = "a-token.of_the-page"

@@ -14,7 +14,7 @@ from typing import Any
 
 from devalloc_node.binding.binding import HealthState, Steps
 from devalloc_node.claims import ClaimLocks, Claims, PrepareOptions
-from devalloc_node.claims.reconcile import Reconciler
+from devalloc_node.claims.cleanup import Reconciler
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.journal import Journal, open_journal

@@ -20,7 +20,7 @@ from devalloc.cli.options.common import EXISTING_FILE, PORT
 from devalloc.settings import given_options, setting
 
 if TYPE_CHECKING:
-    from devalloc.scaling.agentconfig import AgentConfig
+    from devalloc.scaling.agent_config import AgentConfig
     from devalloc.scaling.resources import Resources
     from devalloc.scaling.versions import ProtocolEra
     from devalloc_node.settings import Network, ScalingSettings, ServerPorts
@@ -225,7 +225,7 @@ def _url(text: str) -> str:
 
 def _agent(path: Path | None, era: ProtocolEra) -> AgentConfig:
     """The defaults of agents of that era, changed by the file."""
-    from devalloc.scaling.agentconfig import AGENT_SETTINGS, default_agent_config, read_agent_config
+    from devalloc.scaling.agent_config import AGENT_SETTINGS, default_agent_config, read_agent_config
 
     plain = default_agent_config(era)
     if path is None:

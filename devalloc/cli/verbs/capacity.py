@@ -119,7 +119,7 @@ def capacity(
         if name is not None or files:
             raise BadInput("--host shows the host's capacity and counts no claims: leave the claim out")
         return _host(host, place.store, output)
-    from devalloc.controller.reconcile.claims import is_foreign
+    from devalloc.controller.reconcile.stored_claims import is_foreign
     from devalloc_solver import capacity as count
 
     question = load_solver_input(files, namespace, place, with_store)

@@ -71,7 +71,7 @@ def _named(store: Store, name: str) -> list[str]:
 def _describe(store: Store, obj: Object) -> None:
     from devalloc.api.kinds import API_KINDS
     from devalloc.cli.render.columns import age_cell
-    from devalloc.controller.reconcile.claims import ignored_reason, is_foreign
+    from devalloc.controller.reconcile.stored_claims import ignored_reason, is_foreign
     from devalloc_solver.dialects.api_groups import api_group_of
 
     metadata = obj["metadata"]
@@ -204,7 +204,7 @@ def _print_reason(store: Store, claim: Object) -> None:
     """Show why a claim has no devices, judging by the store as it is now rather than by the claim's last answer."""
     from devalloc.api import meta
     from devalloc.cli.render.explanation import print_explanation
-    from devalloc.controller.reconcile.claims import solver_documents
+    from devalloc.controller.reconcile.stored_claims import solver_documents
     from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
     from devalloc.store.sqlite import SQLiteStore
 

@@ -258,7 +258,7 @@ def _names_of_kind(contents: list[Any], kind: str) -> list[tuple[str, str]]:
 def _not_answered(place: StoreTarget, key: Key) -> str:
     """Why `explain` cannot explain a ResourceClaim of a store or cluster, and what to do instead."""
     from devalloc.cli.object_names import fetch_object
-    from devalloc.controller.reconcile.claims import ignored_reason
+    from devalloc.controller.reconcile.stored_claims import ignored_reason
     from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS
 
     if place.is_cluster:

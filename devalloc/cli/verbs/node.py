@@ -110,7 +110,7 @@ def node(options: NodeOptions) -> int:
     from devalloc.store.sqlite import SQLiteStore
     from devalloc_node.daemon import run_daemon
     from devalloc_node.host import lock_folder
-    from devalloc_node.kube.own_objects import OwnObjects
+    from devalloc_node.kube.watch_selection import OwnObjects
     from devalloc_node.node import open_node
 
     name, path = options.inventory.node, store_path(options.store)

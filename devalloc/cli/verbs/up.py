@@ -18,8 +18,8 @@ from devalloc.cli.options.common import BATCH_DEADLINE, PLACEMENT, RESYNC, STORE
 from devalloc.cli.options.inventory import InventoryOptions
 from devalloc.cli.options.node import PluginOptions
 from devalloc.cli.render.output import ProgressDisplay, open_display, show_published
-from devalloc.cli.standalone import PAGE, LoopsAndPlugin, StandaloneNode, StandalonePage, missing_requirement
 from devalloc.cli.storage import is_default_store, node_state_folder, store_path
+from devalloc.cli.up_parts import PAGE, LoopsAndPlugin, StandaloneNode, StandalonePage, missing_requirement
 from devalloc.settings import declared, group, setting, settings_of
 
 if TYPE_CHECKING:

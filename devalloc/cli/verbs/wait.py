@@ -80,7 +80,7 @@ def wait(names: tuple[str, ...], state: str | None, timeout: float, namespace: s
 
 def _check_can_happen(store: Store, key: Key) -> None:
     """Raises NotFound for a misspelled name, and Failed for a claim that devalloc does not allocate."""
-    from devalloc.controller.reconcile.claims import ignored_reason, is_foreign
+    from devalloc.controller.reconcile.stored_claims import ignored_reason, is_foreign
     from devalloc_solver.dialects.api_groups import api_group_of
 
     obj = fetch_object(store, key)

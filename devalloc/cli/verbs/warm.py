@@ -156,7 +156,7 @@ def replica(file: str, replicas: int | None, requests: int | None, node: str, na
     \b
     devalloc warm replica -f resize.yaml --requests 23 | devalloc apply -f -
     """
-    from devalloc_node.warm.replicas import number_of, replica_request, replicas_of
+    from devalloc_node.warm.function_replicas import number_of, replica_request, replicas_of
 
     if replicas is not None and requests is not None:
         raise BadInput("give --replicas or --requests, not both")

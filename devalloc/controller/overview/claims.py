@@ -20,7 +20,7 @@ from devalloc.controller.overview.model import (
     short_annotation,
     shorten,
 )
-from devalloc.controller.reconcile.claims import effective_documents
+from devalloc.controller.reconcile.stored_claims import effective_documents
 from devalloc.controller.reconcile.vm_scheduling.machines import (
     virtual_machines_in,
 )

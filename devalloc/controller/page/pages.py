@@ -24,11 +24,11 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from devalloc.controller.authorization import REFILL_SECONDS, Authorizer, BoundedAuthorizer, RateLimitedAuthorizer
+from devalloc.controller.http_endpoints import SitePage
 from devalloc.controller.overview import AmountTexts, Overview
 from devalloc.controller.overview.cache import CachedOverview, OverviewCache
 from devalloc.controller.overview.model import count_noun, format_users
 from devalloc.controller.page.view import MAX_SEARCH, PageQuery, holders_text, overview_view
-from devalloc.controller.site import SitePage
 from devalloc.net.http_server import HttpResponse, read_body
 from devalloc.store import Store, StoreError
 from devalloc.version import VERSION

@@ -28,8 +28,8 @@ from devalloc.controller.permits.metrics import PermitMetrics
 from devalloc.controller.permits.transaction import ConditionValue, PermitGrant, PermitTransaction, RetryLater
 from devalloc.controller.permits.vm_state import KIND
 from devalloc.net.http_server import HttpResponse
-from devalloc.scaling.messages.plugin import PermitRequest
-from devalloc.scaling.messages.plugin import RequestError as BadRequest
+from devalloc.scaling.messages.permits import PermitRequest
+from devalloc.scaling.messages.permits import RequestError as BadRequest
 from devalloc.scaling.permits.ledger import MachineKey
 from devalloc.store import (
     Change,

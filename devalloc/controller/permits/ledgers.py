@@ -10,7 +10,7 @@ from devalloc.api.views import MachineView
 from devalloc.controller.permits.hosts import CanMigrate, Host, OverheadFunction
 from devalloc.controller.permits.settings import Settings
 from devalloc.controller.permits.vm_state import VmState, has_devices, read_vm
-from devalloc.scaling.messages.plugin import NO_POD, RequestError
+from devalloc.scaling.messages.permits import NO_POD, RequestError
 from devalloc.scaling.permits import ledger
 from devalloc.scaling.permits.ledger import (
     NO_OVERCOMMIT,

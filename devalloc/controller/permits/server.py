@@ -41,7 +41,7 @@ from devalloc.net.http_server import (
     read_body,
 )
 from devalloc.net.localhost import is_loopback
-from devalloc.scaling.messages.plugin import MAX_BODY, RequestError, decode_request
+from devalloc.scaling.messages.permits import MAX_BODY, RequestError, decode_request
 from devalloc.scaling.peer_json import MAX_BYTES, MAX_CPU, bytes_to_json, cpu_to_json
 from devalloc.scaling.permits.ledger import MachineAccount, NodeLedger, is_under_pressure, next_to_migrate
 from devalloc.scaling.resources import Resources

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from devalloc.controller.permits.caller_auth import CallerAuthenticator
 from devalloc.net.localhost import is_loopback
-from devalloc.scaling.messages.plugin import PORT as PORT
+from devalloc.scaling.messages.permits import PORT as PORT
 from devalloc.scaling.permits.ledger import NO_OVERCOMMIT, NO_RESOURCES, fraction_of
 from devalloc.scaling.resources import DEFAULT_COMPUTE_UNIT, Resources
 from devalloc.scaling.versions import ProtocolEra

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from devalloc.controller.permits.ledgers import PermitLedgers
 from devalloc.controller.permits.vm_state import MIGRATING, SHOULD_MIGRATE, VmState, permit_change
-from devalloc.scaling.messages.plugin import (
+from devalloc.scaling.messages.permits import (
     PermitDemand,
     PermitRequest,
     RequestError,

@@ -7,5 +7,5 @@
 - ``warm_solver``, ``searches``: a Fleet that stays in memory; long searches beside the loop
 - ``decision``, ``preconditions``, ``write_backoff``: what is written, when it may be, and what the store rejected
 - ``release``: take back the devices of a claim
-- ``claims``: claims as they count, and objects that devalloc only stores; ``availability``, ``events``: what users see
+- ``stored_claims``: claims as they count, and objects that are only stored; ``availability``, ``events``: what is shown
 """

@@ -15,8 +15,8 @@ from devalloc.api.pool import AttributeValue, Device, DevicePool
 from devalloc.api.quantity import ceil_blocks, floor_blocks
 from devalloc.api.views import ClaimKey, ClaimView, device_claims_in, recover_status
 from devalloc.controller.reconcile import vm_scheduling
-from devalloc.controller.reconcile.claims import effective_documents
 from devalloc.controller.reconcile.snapshot import Memo
+from devalloc.controller.reconcile.stored_claims import effective_documents
 from devalloc.controller.reconcile.vm_scheduling.machines import MachineKey
 from devalloc.store import Object
 from devalloc_solver.problem.allocations import admin_entries

@@ -19,9 +19,14 @@ from devalloc.api import meta
 from devalloc.api.claim import DeviceClaimStatus
 from devalloc.api.reasons import STILL_SEARCHING, Reason, is_transient_reason
 from devalloc.api.views import ClaimKey, ClaimView, admin_class_names, device_claims_in, format_devices
-from devalloc.controller.reconcile.claims import ALLOCATION_ANNOTATIONS, allocated_spec, canonical_spec, class_names
 from devalloc.controller.reconcile.release import release_change
 from devalloc.controller.reconcile.snapshot import Memo
+from devalloc.controller.reconcile.stored_claims import (
+    ALLOCATION_ANNOTATIONS,
+    allocated_spec,
+    canonical_spec,
+    class_names,
+)
 from devalloc.store import Change, Key, Object
 
 _PART = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"

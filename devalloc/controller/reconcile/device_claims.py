@@ -23,7 +23,6 @@ from devalloc.api.reasons import STILL_SEARCHING
 from devalloc.api.views import ClaimView, ObjectView, device_claims_in
 from devalloc.controller.reconcile import vm_scheduling
 from devalloc.controller.reconcile.availability import count_pools
-from devalloc.controller.reconcile.claims import effective_documents, ignored_changes, ignored_messages, is_foreign
 from devalloc.controller.reconcile.decision import WriteUnit, decide_claims, redact
 from devalloc.controller.reconcile.loop import (
     MAX_REPAIRS,
@@ -39,10 +38,16 @@ from devalloc.controller.reconcile.preconditions import (
     fuller_pools,
 )
 from devalloc.controller.reconcile.snapshot import Memo, Snapshot
+from devalloc.controller.reconcile.stored_claims import (
+    effective_documents,
+    ignored_changes,
+    ignored_messages,
+    is_foreign,
+)
 from devalloc.controller.reconcile.warm_solver import IncrementalSolver
 from devalloc.controller.reconcile.write_backoff import rejection_messages
 from devalloc.store import Change, Event, EventType, Fence, Key, Object, Store
-from devalloc.store.lifecycle import with_annotations, with_status
+from devalloc.store.metadata_rules import with_annotations, with_status
 from devalloc_solver.deadline import seconds_left
 from devalloc_solver.pipeline import admission, quota
 

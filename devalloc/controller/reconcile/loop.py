@@ -43,7 +43,7 @@ from devalloc.store import (
     WriteRejected,
     log_failure,
 )
-from devalloc.store.lifecycle import with_change
+from devalloc.store.metadata_rules import with_change
 from devalloc_solver.pipeline import admission
 
 MAX_REPAIRS = 200

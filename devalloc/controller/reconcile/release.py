@@ -12,9 +12,9 @@ from typing import Literal
 
 from devalloc.api import meta
 from devalloc.api.views import ClaimView
-from devalloc.controller.reconcile.claims import ALLOCATION_ANNOTATIONS
+from devalloc.controller.reconcile.stored_claims import ALLOCATION_ANNOTATIONS
 from devalloc.store import Change, Conflict, Forbidden, Invalid, Key, Object, Store, StoreError
-from devalloc.store.lifecycle import with_annotations
+from devalloc.store.metadata_rules import with_annotations
 
 ReleaseOutcome = Literal["released", "asked", "held nothing"]
 

@@ -18,8 +18,8 @@ from typing import Any
 from devalloc.api import meta
 from devalloc.api.reasons import Reason
 from devalloc.backoff import backoff_delay
-from devalloc.controller.reconcile.claims import ALLOCATION_ANNOTATIONS
 from devalloc.controller.reconcile.decision import WriteUnit
+from devalloc.controller.reconcile.stored_claims import ALLOCATION_ANNOTATIONS
 from devalloc.controller.reconcile.vm_scheduling import KIND, SchedulingInput
 from devalloc.store import Key, Object
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from devalloc.store.errors import Expired, Key, Object
-from devalloc.store.lifecycle import parse_version, spec_of
+from devalloc.store.metadata_rules import parse_version, spec_of
 from devalloc.store.protocol import Event, EventType, Fence, Listing
 
 MAX_DELETION_BYTES = 64 << 20

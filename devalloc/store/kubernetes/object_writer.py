@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from devalloc.backoff import backoff_delay
-from devalloc.store import lifecycle
+from devalloc.store import metadata_rules
 from devalloc.store.errors import (
     AlreadyExists,
     Conflict,
@@ -26,7 +26,7 @@ from devalloc.store.kubernetes.api_error import ApiError, translate_error
 from devalloc.store.kubernetes.client import PAUSE_SECONDS, TRIES, Client
 from devalloc.store.kubernetes.reflector import clean_object
 from devalloc.store.kubernetes.resources import ApiResource, ResourceRegistry
-from devalloc.store.lifecycle import (
+from devalloc.store.metadata_rules import (
     changed_message,
     encode,
     finalizers,
@@ -81,7 +81,7 @@ def _undo_first_write(api: StatusWriteApi, old: Object, first: Object) -> None:
         for name in ("annotations", "labels"):
             before, own, theirs = (obj["metadata"].get(name, {}) for obj in (old, first, now))
             back[name] = {k: before.get(k) for k in before.keys() | own.keys() if theirs.get(k) == own.get(k)}
-        meant = lifecycle.with_labels(lifecycle.with_annotations(now, back["annotations"]), back["labels"])
+        meant = metadata_rules.with_labels(metadata_rules.with_annotations(now, back["annotations"]), back["labels"])
         if meant != now:
             api.write(meant)
     except StoreError as error:

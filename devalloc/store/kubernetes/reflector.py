@@ -17,7 +17,7 @@ from devalloc.store.kubernetes.api_error import ApiError, translate_error
 from devalloc.store.kubernetes.client import Client
 from devalloc.store.kubernetes.informer_cache import InformerCache
 from devalloc.store.kubernetes.resources import ApiResource, ResourceRegistry
-from devalloc.store.lifecycle import parse_version
+from devalloc.store.metadata_rules import parse_version
 
 log = logging.getLogger(__name__)
 

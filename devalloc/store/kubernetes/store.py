@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from devalloc.api.kinds import ALLOCATABLE_KINDS
-from devalloc.store import lifecycle
+from devalloc.store import metadata_rules
 from devalloc.store.errors import (
     Conflict,
     FenceBroken,
@@ -45,7 +45,7 @@ from devalloc.store.kubernetes.resources import (
     lease_resource,
 )
 from devalloc.store.kubernetes.transaction import RECORDS, OpenTransactions
-from devalloc.store.lifecycle import changed_message, other_object_message, parse_version
+from devalloc.store.metadata_rules import changed_message, other_object_message, parse_version
 from devalloc.store.protocol import Change, CommitOutcomes, CommitResult, Event, Fence, Listing
 
 NAMESPACE = "devalloc-system"
@@ -172,19 +172,19 @@ class KubernetesStore:
 
     def create(self, obj: Object) -> Object:
         self._resources.at(Key.of(obj))
-        made = lifecycle.as_stored(lifecycle.new_object(obj, "", ""))
+        made = metadata_rules.as_stored(metadata_rules.new_object(obj, "", ""))
         metadata = {k: v for k, v in made["metadata"].items() if k not in ("uid", "generation", "creationTimestamp")}
         sent = {**made, "metadata": metadata}
         return self._plain.create(sent)
 
     def replace(self, obj: Object) -> Object:
         old = self._base(obj)
-        sent = lifecycle.as_stored(lifecycle.replace_all_but_status(old, obj))
+        sent = metadata_rules.as_stored(metadata_rules.replace_all_but_status(old, obj))
         return old if sent == old else self._plain.write(sent)
 
     def replace_status(self, obj: Object) -> Object:
         old = self._base(obj)
-        sent = lifecycle.as_stored(lifecycle.with_status(old, obj.get("status")))
+        sent = metadata_rules.as_stored(metadata_rules.with_status(old, obj.get("status")))
         return old if sent == old else self._plain.write_status(sent)
 
     def delete(
@@ -207,7 +207,7 @@ class KubernetesStore:
                 raise Conflict({key: other_object_message(key, old, uid)})
             if resource_version is not None and old["metadata"]["resourceVersion"] != resource_version:
                 raise Conflict({key: changed_message(key, old, resource_version)})
-            if lifecycle.is_deleting(old) and lifecycle.finalizers(old):
+            if metadata_rules.is_deleting(old) and metadata_rules.finalizers(old):
                 return old
             try:
                 left = self._plain.delete(old)
@@ -217,7 +217,7 @@ class KubernetesStore:
                 continue  # delete it in any state
             if left is not None:
                 return left
-            if lifecycle.finalizers(old):  # the answer does not contain the remaining object
+            if metadata_rules.finalizers(old):  # the answer does not contain the remaining object
                 with suppress(NotFound):
                     return self._plain.read(key)
             self._mirror.lose(old)
@@ -244,7 +244,7 @@ class KubernetesStore:
     def _heard(self, obj: Object) -> None:
         if obj["kind"] == transaction.KIND or not self._resources.of(obj["kind"]).covers(obj):
             return
-        if lifecycle.is_deleting(obj) and not lifecycle.finalizers(obj):
+        if metadata_rules.is_deleting(obj) and not metadata_rules.finalizers(obj):
             self._mirror.lose(obj)
         else:
             self._mirror.see(obj)
@@ -336,10 +336,13 @@ class KubernetesStore:
 
     def _unit(self, changes: Sequence[Change]) -> builtins.list[Object]:
         """Write one unit, all or none."""
-        changes = [replace(change, status=change.status and lifecycle.as_stored(change.status)) for change in changes]
+        changes = [
+            replace(change, status=change.status and metadata_rules.as_stored(change.status)) for change in changes
+        ]
         olds = self._olds(changes)
         news = [
-            lifecycle.as_stored(lifecycle.with_change(old, change)) for old, change in zip(olds, changes, strict=True)
+            metadata_rules.as_stored(metadata_rules.with_change(old, change))
+            for old, change in zip(olds, changes, strict=True)
         ]
         for old, change, new in zip(olds, changes, news, strict=True):
             if new.get("status") != old.get("status") and not self._resources.at(change.key).has_status:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from devalloc.api.meta import TRANSACTION
-from devalloc.store import lifecycle
+from devalloc.store import metadata_rules
 from devalloc.store.errors import (
     Conflict,
     Forbidden,
@@ -43,7 +43,7 @@ from devalloc.store.kubernetes.client import Client
 from devalloc.store.kubernetes.object_writer import ObjectWriter
 from devalloc.store.kubernetes.reflector import clean_object
 from devalloc.store.kubernetes.resources import ApiResource
-from devalloc.store.lifecycle import encode, with_annotations, with_labels, with_metadata_of, with_status
+from devalloc.store.metadata_rules import encode, with_annotations, with_labels, with_metadata_of, with_status
 from devalloc.store.protocol import Change
 
 log = logging.getLogger(__name__)
@@ -373,7 +373,7 @@ class OpenTransactions:
             except (Invalid, NotFound):
                 pass
             log.warning("%s has the mark %s without a record; removing it", Key.of(obj), mark)
-            self._api.write(lifecycle.with_annotations(obj, {TRANSACTION: None}))
+            self._api.write(metadata_rules.with_annotations(obj, {TRANSACTION: None}))
 
     def _left(self) -> frozenset[str]:
         with self._lock:

@@ -7,5 +7,5 @@
 - ``permit_client``, ``http_client``, ``guest_monitor_client``, ``informant_client``: the clients behind the channels
 - ``actuator``: change a machine, in threads
 - ``report``, ``metrics``: what people and programs see
-- ``runner``: for controllers in place of the agent
+- ``cpu_time_server``: for controllers in place of the agent
 """

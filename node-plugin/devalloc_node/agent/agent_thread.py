@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from aiohttp import ClientSession
 from prometheus_client import CollectorRegistry
 
-from devalloc.scaling.agentconfig import AgentConfig
+from devalloc.scaling.agent_config import AgentConfig
 from devalloc.scaling.health import ScalingReport
-from devalloc.scaling.messages.plugin import PodName
+from devalloc.scaling.messages.permits import PodName
 from devalloc.scaling.state import ScalingRules
 from devalloc_node.agent.actuator import MachineActuator, MachineExecutors
 from devalloc_node.agent.agent import Agent, ScalingTarget, agent_dump_served

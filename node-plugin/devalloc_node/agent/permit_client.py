@@ -10,7 +10,7 @@ from typing import Protocol
 
 import aiohttp
 
-from devalloc.scaling.messages.plugin import (
+from devalloc.scaling.messages.permits import (
     MAX_BODY,
     LoadMetrics,
     PermitRequest,

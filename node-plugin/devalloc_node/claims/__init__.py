@@ -2,9 +2,9 @@
 
 - ``engine``: prepare and unprepare, whole or not at all, and what a claim holds exclusively
 - ``steps``: perform and undo steps, each recorded in the journal before and after
-- ``reconcile``: what crashes left, and claims that are gone
+- ``cleanup``: what crashes left, and claims that are gone
 - ``finalizers``, ``store_grants``: DeviceClaims of the store
-- ``files``: the files that go with a prepared claim
+- ``claim_files``: the files that go with a prepared claim
 - ``inventory_facts``: what the journal knows of devices, and devices on the host that no claim holds
 """
 

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from devalloc_node.binding.binding import Binding
-from devalloc_node.claims.files import Rendered
+from devalloc_node.claims.claim_files import Rendered
 from devalloc_node.claims.journal_content import grant_content, grant_of, journal_dump, prepared_content, prepared_of
 from devalloc_node.claims.locks import ClaimLocks
 from devalloc_node.claims.steps import ClaimWork, PrepareOptions, StepRunner, UndoResult, as_node_error, joined_errors

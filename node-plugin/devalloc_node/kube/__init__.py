@@ -2,6 +2,6 @@
 
 - ``publisher``, ``slices``: from pools to ResourceSlices, with the fields that the API server keeps
 - ``grants``, ``claim_status``: ResourceClaims, in and out
-- ``dialect_migration``: take back what the node published in the other dialect
+- ``label_change``: take back what the node published in the other dialect
 - ``credentials``: a token for a plugin that is a service of its host
 """

@@ -9,8 +9,8 @@ from dataclasses import asdict, replace
 
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.capacity import HostCapacity
-from devalloc.inventory.capacity.admission import Admission, Insufficient, Request
 from devalloc.inventory.capacity.machines import MachineUsage, minimum_usage
+from devalloc.inventory.capacity.room import Admission, Insufficient, Request
 from devalloc.inventory.capacity.status import UsageUnknown
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError

@@ -24,7 +24,7 @@ from devalloc.scaling.resources import Resources, ScalingBounds
 from devalloc.store import Object
 from devalloc_node.agent.actuator import memory_rounded_down
 from devalloc_node.agent.channels import ScaledMachine
-from devalloc_node.agent.runner import RunnerAddress
+from devalloc_node.agent.cpu_time_server import RunnerAddress
 from devalloc_node.errors import Denied
 from devalloc_node.host.linux import Route
 from devalloc_node.machine.records import MachineAmounts, MachineView
@@ -34,7 +34,7 @@ from devalloc_node.vms.objects import Outcome
 
 
 class RunnerControl(Protocol):
-    """Who listens for controllers; see `devalloc_node.agent.runner`. Safe for threads."""
+    """Who listens for controllers; see `devalloc_node.agent.cpu_time_server`. Safe for threads."""
 
     @property
     def networks(self) -> tuple[Network, ...]: ...

@@ -5,5 +5,5 @@
 - ``builder``, over ``network``: a whole setup and its parts: recorded first, and removed from whatever exists of it
 - ``paused_machine``: a QEMU that waits in a setup
 - ``records``: what outlives a killed plugin
-- ``replicas``: replicas of a function as machines
+- ``function_replicas``: replicas of a function as machines
 """

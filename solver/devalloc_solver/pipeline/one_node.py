@@ -19,7 +19,7 @@ from devalloc_solver.dialects.resource_k8s.demands import PendingClaim, make_uni
 from devalloc_solver.dialects.resource_k8s.feature_gates import read_gates
 from devalloc_solver.dialects.resource_k8s.fields import AllocationError, ResourceAnswerRefused
 from devalloc_solver.dialects.resource_k8s.pools import PoolStatus, name_of
-from devalloc_solver.explain.resource_k8s.call_explainer import CallExplainer, CallInput, sort_slices
+from devalloc_solver.explain.resource_k8s.one_node_explainer import CallExplainer, CallInput, sort_slices
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline.unit_search import place_unit
 from devalloc_solver.problem.demand import AllocationMode, Constraint, Demand, Request

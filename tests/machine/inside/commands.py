@@ -28,7 +28,7 @@ LOADED = (
         "devalloc.cli.machine_requests",
         "devalloc.cli.options.node",
     ),
-    *("devalloc.cli.node_client", "devalloc.cli.node_wiring", "devalloc.cli.target", "devalloc.cli.standalone"),
+    *("devalloc.cli.node_client", "devalloc.cli.node_wiring", "devalloc.cli.target", "devalloc.cli.up_parts"),
     *(
         "devalloc.api.manifests",
         "devalloc.controller.standalone",

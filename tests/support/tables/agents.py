@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from devalloc.scaling.agentconfig import UNUSED_SETTINGS, default_agent_config, known_settings, read_agent_config
+from devalloc.scaling.agent_config import UNUSED_SETTINGS, default_agent_config, known_settings, read_agent_config
 from devalloc.scaling.health import ChannelHealth, stuck_reasons
 from devalloc.scaling.versions import ProtocolEra
 from tests.support.tables.table_form import CaseVerdict, Failure, TableForm, each, has, section, unjudged, verdict

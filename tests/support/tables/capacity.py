@@ -13,7 +13,6 @@ from devalloc.inventory.capacity import (
     parse_ratio,
     parse_size,
 )
-from devalloc.inventory.capacity.admission import Admission, Request
 from devalloc.inventory.capacity.config import format_size, resource_named
 from devalloc.inventory.capacity.cpus import count_cpus
 from devalloc.inventory.capacity.host import HostCapacity, parse_mem_total
@@ -24,6 +23,7 @@ from devalloc.inventory.capacity.machines import (
     download_bucket,
     upload_ceiling,
 )
+from devalloc.inventory.capacity.room import Admission, Request
 from devalloc.inventory.capacity.status import (
     DiskUsageSources,
     ResourceStatus,

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from devalloc.scaling.messages.plugin import PodName
+from devalloc.scaling.messages.permits import PodName
 from devalloc.scaling.peer_json import WireAmountError, bytes_from_json, bytes_to_json, cpu_from_json, cpu_to_json
 from devalloc.scaling.versions import (
     InformantVersion,

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from devalloc.cli import standalone as parts_of_up
+from devalloc.cli import up_parts
 from devalloc.cli.options import capacity
-from devalloc.cli.standalone import StandaloneNode
+from devalloc.cli.up_parts import StandaloneNode
 from devalloc.controller import standalone
 from devalloc.store import Unavailable
 from devalloc_node.errors import Denied, Failed
@@ -31,7 +31,7 @@ def node_of(folder: Path, *, say: Callable[[str], None] = pytest.fail, failed: A
 
 
 def test_it_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch, devalloc: Shell) -> None:
-    monkeypatch.setattr(parts_of_up, "REQUIRED_PACKAGES", ("click", "no_such_package", "no.such"))
+    monkeypatch.setattr(up_parts, "REQUIRED_PACKAGES", ("click", "no_such_package", "no.such"))
     refused = devalloc("up", "--node")
     assert refused.code == 1
     assert "cannot run here: missing packages: no_such_package, no.such; pip install 'devalloc[node]'" in refused.err
@@ -96,7 +96,7 @@ def test_it_is_tried_again_until_what_was_in_its_way_is_gone(monkeypatch: pytest
             raise Unavailable("no space left for the journal")
 
     monkeypatch.setattr(StandaloneNode, "_serve", served)
-    monkeypatch.setattr(parts_of_up, "RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(up_parts, "RETRY_SECONDS", 0.001)
     messages: list[str] = []
     plugin = node_of(tmp_path, say=messages.append)
     plugin.initial_records()

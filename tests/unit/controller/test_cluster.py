@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller import site
+from devalloc.controller import http_endpoints
 from devalloc.controller.cluster_process import ClusterProcess, ClusterSettings
+from devalloc.controller.http_endpoints import LoopHealth, ProcessHealth
 from devalloc.controller.leader.lease import Lease
 from devalloc.controller.reconcile.device_claims import DeviceClaimRound
 from devalloc.controller.reconcile.loop import AllocatorSettings
-from devalloc.controller.site import LoopHealth, ProcessHealth
 from devalloc.store import Unavailable
 from devalloc.store.kubernetes import ApiError
 from tests.support.fake_kube import FakeClient, FakeKube
@@ -148,10 +148,10 @@ def test_a_take_over_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) 
     with running(FakeClient(kube)) as cluster:
         until(lambda: "cannot take over yet" in cluster.controller.summary)
         assert (ready(cluster)[0], healthy(cluster)) == (200, 200), "not late yet"
-        monkeypatch.setattr(site, "MAX_DELAY_SECONDS", 0.0)
+        monkeypatch.setattr(http_endpoints, "MAX_DELAY_SECONDS", 0.0)
         assert (ready(cluster)[0], healthy(cluster)) == (503, 200)
         assert "ConfigMap devalloc-system/r is not a record" in ready(cluster)[1]
-        monkeypatch.setattr(site, "MAX_ROUND_SECONDS", 0.0)
+        monkeypatch.setattr(http_endpoints, "MAX_ROUND_SECONDS", 0.0)
         assert healthy(cluster) == 503
 
 
@@ -168,7 +168,7 @@ def test_watches_that_are_silent_are_told(monkeypatch: pytest.MonkeyPatch) -> No
         kube.cut()
         until(lambda: cluster.store.silent_seconds > 0)
         assert (ready(cluster)[0], healthy(cluster)) == (200, 200), "it may go by"
-        monkeypatch.setattr(site, "MAX_DELAY_SECONDS", 0.0)
+        monkeypatch.setattr(http_endpoints, "MAX_DELAY_SECONDS", 0.0)
         assert ready(cluster)[0] == 503
         assert "DeviceClaims: no updates from the cluster" in ready(cluster)[1]
 
@@ -181,7 +181,7 @@ def test_claims_that_cannot_be_answered_are_told(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(cluster.allocator, "round", lambda: 1 / 0)
         until(lambda: cluster.allocator.loop.failing is not None)
         assert (ready(cluster)[0], healthy(cluster)) == (200, 200), "not for long"
-        monkeypatch.setattr(site, "MAX_DELAY_SECONDS", 0.0)
+        monkeypatch.setattr(http_endpoints, "MAX_DELAY_SECONDS", 0.0)
         until(lambda: ready(cluster)[0] == 503)
         assert "DeviceClaims: everything has failed for" in ready(cluster)[1]
         assert "DeviceClaims: everything has failed for" in cluster.trouble()
@@ -204,7 +204,7 @@ def test_resource_claims_that_cannot_be_answered_are_told(monkeypatch: pytest.Mo
         until(lambda: cluster.controller.state == "leading")
         until(lambda: cluster._seen().loops[-1].failing is not None)
         assert (ready(cluster)[0], healthy(cluster)) == (200, 200), "not for long"
-        monkeypatch.setattr(site, "MAX_DELAY_SECONDS", 0.0)
+        monkeypatch.setattr(http_endpoints, "MAX_DELAY_SECONDS", 0.0)
         until(lambda: ready(cluster)[0] == 503)
         assert "ResourceClaims: everything has failed for" in ready(cluster)[1]
 

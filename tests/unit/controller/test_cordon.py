@@ -13,8 +13,8 @@ from devalloc.api.pool import DevicePool
 from devalloc.controller.cordon import TargetNotFound, find_target, list_cordons, set_cordon
 from devalloc.controller.overview import build_overview
 from devalloc.controller.pool_publisher import PoolPublisher, PublishResult
-from devalloc.controller.reconcile.claims import solver_documents
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
+from devalloc.controller.reconcile.stored_claims import solver_documents
 from devalloc.inventory import discover
 from devalloc.store import Event, EventType
 from devalloc.store.sqlite import SQLiteStore

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devalloc.controller.reconcile.claims import DisjointSets
 from devalloc.controller.reconcile.decision import WriteUnit
 from devalloc.controller.reconcile.loop import AllocatorSettings, CommitReport, ReconcileLoop
 from devalloc.controller.reconcile.snapshot import Snapshot
+from devalloc.controller.reconcile.stored_claims import DisjointSets
 from devalloc.store import Change, Expired, Fence
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fake_tree import memory_folder

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from devalloc.api import meta
-from devalloc.controller.reconcile.claims import ALLOCATION_ANNOTATIONS
+from devalloc.controller.reconcile.stored_claims import ALLOCATION_ANNOTATIONS
 
 FILE = Path(__file__).parents[3] / "deploy" / "base" / "policies-objects.yaml"
 POLICIES: dict[str, Any] = {

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from devalloc.api.decode import decode
 from devalloc.api.virtual_machine import VirtualMachine
-from devalloc.inventory.capacity.admission import Admission, Insufficient, Request
 from devalloc.inventory.capacity.machines import MachineUsage, machine_usage
+from devalloc.inventory.capacity.room import Admission, Insufficient, Request
 from devalloc.inventory.capacity.status import DiskUsageSources, UsageUnknown
 from tests.support.capacity_fakes import host, machine
 

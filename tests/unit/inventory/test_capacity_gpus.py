@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from devalloc.inventory.capacity.admission import Admission, Insufficient, Request
 from devalloc.inventory.capacity.gpus import GpuStatus, gpu_status
 from devalloc.inventory.capacity.machines import MachineUsage
+from devalloc.inventory.capacity.room import Admission, Insufficient, Request
 from devalloc.inventory.capacity.status import gpu_json, host_status
 from tests.support import pci_cards, recorded_host
 from tests.support.capacity_fakes import host as capacity

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from devalloc.scaling.messages.plugin import PodName
+from devalloc.scaling.messages.permits import PodName
 from devalloc.scaling.metrics import MAX_TEXT, GuestReport, SystemMetrics
 from devalloc.scaling.resources import Resources
 from devalloc_node.agent.http_client import HttpMetrics, new_session

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from devalloc_node.claims.files import claim_spec, metadata_files
+from devalloc_node.claims.claim_files import claim_spec, metadata_files
 from devalloc_node.errors import Denied
 from devalloc_node.model.grant import ClaimRef, Grant
 from devalloc_node.model.step import PreparedDevice

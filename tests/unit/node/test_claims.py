@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from devalloc_node.claims import PrepareOptions
-from devalloc_node.claims.files import FileKind, Rendered
+from devalloc_node.claims.claim_files import FileKind, Rendered
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.host.files import Files

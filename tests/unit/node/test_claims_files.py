@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-from devalloc_node.claims.files import folders_ever
+from devalloc_node.claims.claim_files import folders_ever
 from devalloc_node.journal import open_journal
 from tests.support.fake_tree import memory_folder
 

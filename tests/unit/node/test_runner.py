@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from devalloc_node.agent.runner import Runner
+from devalloc_node.agent.cpu_time_server import Runner
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.machine.confinement import LEAST, CpuGroup, limit, limit_of
 from devalloc_node.net.http import HttpRequest, HttpResponse, http_request

@@ -16,7 +16,7 @@ import pytest
 
 from devalloc.api.decode import decode
 from devalloc.store.sqlite import SQLiteStore
-from devalloc_node.agent.runner import MachineCpuShare, RunnerAddress, RunnerServers
+from devalloc_node.agent.cpu_time_server import MachineCpuShare, RunnerAddress, RunnerServers
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.net.http import HttpRequest, HttpResponse, http_request
@@ -200,7 +200,7 @@ async def obeys(port: int) -> bool:
 def test_a_controller_is_served_for_as_long_as_it_is_said_and_a_port_that_is_taken_is_tried_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("devalloc_node.agent.runner.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("devalloc_node.agent.cpu_time_server.LOOK_SECONDS", 0.05)
     news: list[str] = []
 
     async def main() -> None:
@@ -249,7 +249,7 @@ def test_only_those_in_its_networks_and_the_host_itself_are_heard(world: World) 
 def test_whoever_fails_to_hear_that_one_listens_does_not_end_the_others(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("devalloc_node.agent.runner.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("devalloc_node.agent.cpu_time_server.LOOK_SECONDS", 0.05)
 
     def fails(key: str) -> None:
         raise ZeroDivisionError("a bug")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from devalloc.inventory.capacity.cpus import format_cpu_list
 from devalloc_node.errors import Denied
-from devalloc_node.warm.replicas import image_name, number, replica_request
+from devalloc_node.warm.function_replicas import image_name, number, replica_request
 from devalloc_node.warm.setup import NotEnoughSetups, check_identifier, choose_cpus, is_identifier, new_identifier
 from tests.support.toy_setups import host
 

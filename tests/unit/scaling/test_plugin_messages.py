@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devalloc.scaling.messages.plugin import (
+from devalloc.scaling.messages.permits import (
     LoadMetrics,
     PermitReply,
     PermitRequest,

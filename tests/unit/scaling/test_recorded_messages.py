@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from devalloc.scaling.messages import monitor, plugin
+from devalloc.scaling.messages import monitor, permits
 from devalloc.scaling.versions import PluginVersion
 from tests.support import reference_data
 
 MESSAGES = reference_data.read(reference_data.DATA / "scaling" / "wire" / "agent.json.xz")
 DECODABLE = {"", "POST / HTTP/1.1", "HTTP/1.1 200 OK"}
 """First lines of messages with content: of the other ones a text is the body."""
-UNIT = plugin.Resources(250, 2**30)
+UNIT = permits.Resources(250, 2**30)
 
 
 def _again(message: dict[str, Any]) -> str | bytes:
@@ -22,11 +22,11 @@ def _again(message: dict[str, Any]) -> str | bytes:
     body = message["body"]
     match message["channel"], message["from"]:
         case "permits", "agent":
-            return plugin.encode_request(plugin.decode_request(body.encode()))
+            return permits.encode_request(permits.decode_request(body.encode()))
         case "permits", _:
-            permit = plugin.decode_reply(body.encode()).permit
-            resources = plugin.Resources(permit.cpu, permit.memory)
-            return plugin.encode_reply(PluginVersion(7), resources, 1, UNIT)
+            permit = permits.decode_reply(body.encode()).permit
+            resources = permits.Resources(permit.cpu, permit.memory)
+            return permits.encode_reply(PluginVersion(7), resources, 1, UNIT)
         case _, "agent" if "type" not in body:
             return monitor.encode_offer(monitor.decode_offer(body))
         case _, "monitor" if "type" not in body:

@@ -13,7 +13,7 @@ import pytest
 
 from devalloc.api.pool import AttributeValue
 from devalloc_solver import Fleet, solve_manifests
-from devalloc_solver.cel import build, device_claims
+from devalloc_solver.cel import closures, device_claims
 from devalloc_solver.cel.device_claims import comparison, environment, program
 from devalloc_solver.cel.environment import Run
 from devalloc_solver.cel.errors import EvaluationError
@@ -193,10 +193,10 @@ def no_error(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-_literal_equality = build._Builder._literal_equality
+_literal_equality = closures._Builder._literal_equality
 
 
-def _literal_equality_only(builder: build._Builder, node: Call, compared: Run) -> Run | None:
+def _literal_equality_only(builder: closures._Builder, node: Call, compared: Run) -> Run | None:
     return _literal_equality(builder, replace(node, function="_==_"), compared)
 
 
@@ -209,7 +209,7 @@ MUTATIONS: list[tuple[str, str, Callable[[pytest.MonkeyPatch], None]]] = [
     (
         "!= is ==",
         "device.model != 'a100'",
-        lambda patch: patch.setattr(build._Builder, "_literal_equality", _literal_equality_only),
+        lambda patch: patch.setattr(closures._Builder, "_literal_equality", _literal_equality_only),
     ),
     (
         "an attribute that is missing is there",

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from devalloc_solver.check import resource_k8s
-from devalloc_solver.check.resource_k8s import cel_results, plain_answers
+from devalloc_solver.check.resource_k8s import cel_results, quick_check
 from devalloc_solver.check.resource_k8s.pools import NodeDevice
 from devalloc_solver.check.resource_k8s.prior_allocations import PriorUsage
 from tests.support.dra_differential import ours, violations
@@ -302,9 +302,9 @@ def test_a_spoiled_answer_is_noticed(name: str) -> None:
 def test_the_quick_check_says_yes_only_where_the_rules_find_nothing_wrong(
     name: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    judge, quick = plain_answers.PlainAnswers.is_right, []
+    judge, quick = quick_check.PlainAnswers.is_right, []
     monkeypatch.setattr(
-        plain_answers.PlainAnswers,
+        quick_check.PlainAnswers,
         "is_right",
         lambda *given: bool(quick.append(judge(*given))),  # says no, and notes
     )

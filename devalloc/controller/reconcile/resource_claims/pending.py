@@ -9,7 +9,7 @@ from typing import Any
 
 from devalloc.api.dedicated_pools import ALLOCATOR_KEY, DEVALLOC
 from devalloc.api.meta import GROUP, NODE, PRIORITY
-from devalloc.controller.reconcile.claims import DisjointSets
+from devalloc.controller.reconcile.stored_claims import DisjointSets
 
 Object = dict[str, Any]
 Key = tuple[str, str]

@@ -6,8 +6,8 @@ machines, in one group with its own claims. So one solve places all of it, and o
 
 from devalloc.controller.reconcile.vm_scheduling.decision import decide_machines, node_service_units
 from devalloc.controller.reconcile.vm_scheduling.machines import KIND, counted_entries, sum_entries
-from devalloc.controller.reconcile.vm_scheduling.solve import solve_with_machines, withheld_answers
 from devalloc.controller.reconcile.vm_scheduling.solver_input import SchedulingInput, scheduling_input
+from devalloc.controller.reconcile.vm_scheduling.what_if import solve_with_machines, withheld_answers
 
 __all__ = [
     "KIND",

@@ -19,8 +19,8 @@ from devalloc.api.machine_reservation import missing_amounts, required_amounts
 from devalloc.api.reasons import Reason
 from devalloc.api.views import ClaimKey, ClaimView, MachineView, ObjectView, device_claims_in
 from devalloc.api.virtual_machine import VirtualMachine
-from devalloc.controller.reconcile.claims import DisjointSets
 from devalloc.controller.reconcile.snapshot import Memo
+from devalloc.controller.reconcile.stored_claims import DisjointSets
 from devalloc.controller.reconcile.vm_scheduling import machines, resize
 from devalloc.controller.reconcile.vm_scheduling.machines import MachineKey, machine_states
 from devalloc.store import Object

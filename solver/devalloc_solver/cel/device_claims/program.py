@@ -9,7 +9,7 @@ from functools import lru_cache
 from devalloc.api.quantity import Quantity
 from devalloc.api.semver import SemVer
 from devalloc_solver.cel.budget import Budget
-from devalloc_solver.cel.build import build
+from devalloc_solver.cel.closures import build
 from devalloc_solver.cel.comprehensions import cost_of
 from devalloc_solver.cel.device_claims.comparison import type_name
 from devalloc_solver.cel.device_claims.environment import ENVIRONMENT, PLACES

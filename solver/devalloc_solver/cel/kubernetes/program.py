@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from devalloc_solver.cel.budget import TOO_EXPENSIVE_ONCE, Budget, BudgetExceeded
-from devalloc_solver.cel.build import build
+from devalloc_solver.cel.closures import build
 from devalloc_solver.cel.comprehensions import cost_of
 from devalloc_solver.cel.environment import Run
 from devalloc_solver.cel.errors import CompileError, EvaluationError, ExhaustedError

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from devalloc.api.problems import closest_match
 from devalloc_solver.cel.budget import Budget, BudgetExceeded
-from devalloc_solver.cel.build import build
+from devalloc_solver.cel.closures import build
 from devalloc_solver.cel.errors import CompileError, EvaluationError, error_at
 from devalloc_solver.cel.kubernetes.checked_expression import BOOL, DYN, CheckedExpression, Type
 from devalloc_solver.cel.kubernetes.declarations import SHARING_GATE

@@ -19,9 +19,9 @@ from devalloc_solver.check.resource_k8s.claim import (
     read_claim,
     request_violations,
 )
-from devalloc_solver.check.resource_k8s.plain_answers import PlainAnswers
 from devalloc_solver.check.resource_k8s.pools import PublishedPools
 from devalloc_solver.check.resource_k8s.prior_allocations import PriorUsage
+from devalloc_solver.check.resource_k8s.quick_check import PlainAnswers
 from devalloc_solver.check.resource_k8s.usage import use_violations
 
 __all__ = ["PlainAnswers", "PriorUsage", "PublishedPools", "SelectorResults", "check_answers", "check_results"]

@@ -23,9 +23,9 @@ from devalloc_solver.explain.typos import MAX_VALUES
 from devalloc_solver.fleet.device_claims.funnels import KindFunnels, RefinedFunnels, RefinedKinds
 from devalloc_solver.fleet.device_claims.rules import DeviceClaimQuery, DeviceClaimRules
 from devalloc_solver.fleet.explainer import MAX_KINDS, FleetExplainer
+from devalloc_solver.fleet.explanation_nodes import NodeSelection
 from devalloc_solver.fleet.fleet_stats import NETWORK
 from devalloc_solver.fleet.node_index import HeldDevices, HeldItem, Holders, NodeIndex
-from devalloc_solver.fleet.node_selection import NodeSelection
 from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.fleet.shape_search import ShapeSearch
 from devalloc_solver.fleet.unique_attribute_search import UniqueAttributeSearch

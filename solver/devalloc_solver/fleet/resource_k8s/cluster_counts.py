@@ -26,8 +26,8 @@ from devalloc_solver.explain.funnel import SHOWN
 from devalloc_solver.explain.resource_k8s.availability import Availability
 from devalloc_solver.explain.typos import MAX_VALUES
 from devalloc_solver.fleet.equal_devices import EqualDevicesIndex
+from devalloc_solver.fleet.explanation_nodes import NodeSelection
 from devalloc_solver.fleet.fleet_stats import FleetStats
-from devalloc_solver.fleet.node_selection import NodeSelection
 from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, NodeRecord, PoolKind, PoolState
 from devalloc_solver.fleet.resource_k8s.device_properties import published_device
 from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimQuery, ResourceClaimRules, is_broken

@@ -23,7 +23,7 @@ from devalloc.controller.permits.ledgers import PermitLedgers
 from devalloc.controller.permits.metrics import PermitMetrics
 from devalloc.controller.permits.settings import Settings
 from devalloc.controller.permits.transaction import PermitGrant
-from devalloc.scaling.messages.plugin import PodName, decode_request
+from devalloc.scaling.messages.permits import PodName, decode_request
 from devalloc.scaling.permits.endpoint import NAME, PublishedEndpoint, parse_endpoint
 from devalloc.scaling.permits.ledger import NO_RESOURCES
 from devalloc.scaling.resources import Resources

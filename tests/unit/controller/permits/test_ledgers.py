@@ -16,7 +16,7 @@ from devalloc.controller.permits.ledgers import PermitLedgers, machines_to_migra
 from devalloc.controller.permits.server import dump_ledgers
 from devalloc.controller.permits.settings import Settings
 from devalloc.controller.permits.transaction import PermitGrant, PermitTransaction, RetryLater
-from devalloc.scaling.messages.plugin import RequestError, decode_request
+from devalloc.scaling.messages.permits import RequestError, decode_request
 from devalloc.scaling.permits.ledger import NO_RESOURCES
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra

@@ -179,8 +179,8 @@ class LoopsAndPlugin:
 def _recorded(state: Path, store: Path, node_name: str) -> DeviceRecords:
     from devalloc.inventory import DeviceRecords
     from devalloc.store.sqlite import SQLiteStore
+    from devalloc_node.claims.cleanup import check_existence
     from devalloc_node.claims.inventory_facts import inventory_facts
-    from devalloc_node.claims.reconcile import check_existence
     from devalloc_node.claims.store_grants import KIND, StoreGrants
     from devalloc_node.journal import open_journal
     from devalloc_node.journal.sqlite import FILE
@@ -225,8 +225,8 @@ class StandalonePage:
         """Serve until ``stop`` is set. Raises Failed if it cannot listen."""
         from markupsafe import Markup
 
+        from devalloc.controller.http_endpoints import HttpSite
         from devalloc.controller.page import FleetPage, SingleTokenAuthorizer
-        from devalloc.controller.site import HttpSite
 
         hint = Markup("<p>devalloc up printed it at its start; it is also in the file <code>{}</code>.</p>").format(
             self._file

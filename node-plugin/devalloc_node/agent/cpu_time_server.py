@@ -21,7 +21,7 @@ from devalloc_node.net.http import JSON, HttpLimits, HttpRequest, HttpResponse, 
 from devalloc_node.operations.node_operations import NodeOperations
 from devalloc_node.settings import Network
 
-_log = logging.getLogger("devalloc.agent.runner")
+_log = logging.getLogger("devalloc.agent.cpu_time_server")
 Allows = Callable[[str], bool]
 LIMITS = HttpLimits(body=wire.MAX_BODY, connections=8)
 

@@ -14,7 +14,7 @@ from devalloc.api.kinds import ALLOCATABLE_KINDS
 from devalloc.api.meta import LABELS_NODES, NODE_LABEL
 from devalloc.store import Event, EventType, Key, Listing, Object, Store
 from devalloc.store.kubernetes import ApiError, KubernetesStore
-from devalloc_node.kube.own_objects import OwnObjects
+from devalloc_node.kube.watch_selection import OwnObjects
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.minimal_manifests import claim
 from tests.support.toy_machines import vm

@@ -21,10 +21,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
-from devalloc.controller import site
+from devalloc.controller import http_endpoints
 from devalloc.controller.authorization import ACCESS_REVIEWS, AUDIENCE, TOKEN_REVIEWS, ClusterAuthorizer
 from devalloc.controller.certificate import self_signed
-from devalloc.controller.site import HttpSite, SitePage
+from devalloc.controller.http_endpoints import HttpSite, SitePage
 from devalloc.net.http_server import HttpResponse
 from tests.support.waiting import until
 
@@ -182,7 +182,7 @@ def test_a_certificate_that_comes_later_and_one_that_is_renewed_are_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As of a Secret that cert-manager writes after the pod has begun; whoever has its authority verifies it."""
-    monkeypatch.setattr(site, "CERTIFICATE_CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(http_endpoints, "CERTIFICATE_CHECK_SECONDS", 0.05)
     files = tmp_path / "tls.crt", tmp_path / "tls.key"
     with served(None, self_signed(["127.0.0.1"]), (str(files[0]), str(files[1]))) as url:
 

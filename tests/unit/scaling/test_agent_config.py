@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from devalloc.scaling.agentconfig import AGENT_SETTINGS, AgentConfig, default_agent_config, read_agent_config
+from devalloc.scaling.agent_config import AGENT_SETTINGS, AgentConfig, default_agent_config, read_agent_config
 from devalloc.scaling.health import HealthLimits
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.state import ScalingTiming

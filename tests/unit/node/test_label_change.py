@@ -12,7 +12,7 @@ from devalloc.api import meta
 from devalloc.api.pool import Attribute, Device, DevicePool, DevicePoolSpec
 from devalloc.inventory import DeviceRecords, Discovery
 from devalloc.store.kubernetes.api_error import ApiError
-from devalloc_node.kube.dialect_migration import OF_POOLS, OF_SLICES, POOLS, DialectMigration, PublishDialect
+from devalloc_node.kube.label_change import OF_POOLS, OF_SLICES, POOLS, DialectMigration, PublishDialect
 from tests.support.fake_kube import FakeClient, FakeKube
 
 SLICES = OF_SLICES.objects
