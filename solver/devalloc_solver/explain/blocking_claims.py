@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,8 @@ MAX_SINGLES = 400
 """Questions about the release of one claim, which come before those about several."""
 SINGLE_STEPS = 100_000
 """Steps of ``place`` that all of them may take together: some tenths of a second."""
+MAX_HOLDERS = 20_000
+"""Holders, summed over nodes, that are considered for it; those of devices of the network count on each node."""
 
 IMPOSSIBLE = 1 << 30
 """More claims than there can be: their release would not do."""
@@ -109,8 +112,12 @@ class BlockingClaimFinder:
         needs = _WholeNeeds.of(question, finder.counting, self.held)
         finder.refill(SINGLE_STEPS)
         last = finder.searched + MAX_SINGLES
+        considered = 0
         for is_new in (True, False):
             for node in nodes:
+                considered += len(self._around(node))
+                if considered > MAX_HOLDERS or (finder.ends is not None and time.monotonic() > finder.ends):
+                    return None, False
                 for allocation in self._holders(node):
                     if (allocation.claim in self.new) != is_new or not is_useful(allocation):
                         continue
@@ -225,7 +232,11 @@ class _WholeNeeds:
     in_use: Usage
     details: list[list[tuple[Request, CountByNode]]]
     """each alternative with the most devices that it may have on each node"""
+    wanted: frozenset[int]
+    """devices that any of the details may use"""
     _free: dict[Node, int] = field(default_factory=dict)
+    _freed: dict[int, tuple[list[list[int]], int]] = field(default_factory=dict)
+    """id of an allocation -> devices that come free for each alternative, and for any"""
 
     @classmethod
     def of(cls, question: FeasibilityQuestion, counting: NodeCounts, held: tuple[Allocation, ...]) -> _WholeNeeds:
@@ -236,37 +247,42 @@ class _WholeNeeds:
             for detail in demand.details
             if all(request.mode is AllocationMode.WHOLE and not request.portions for request in detail)
         ]
-        return cls(counting.snapshot, counting.state(held).usage, details)
+        wanted = frozenset().union(*(request.candidates.accepted for detail in details for request, _ in detail))
+        return cls(counting.snapshot, counting.state(held).usage, details, wanted)
 
     def may_be_met(self, node: Node, gone: Allocation) -> bool:
         """Whether there are enough devices on a node without an allocation: for each detail, and for all together."""
+        by_detail, in_all = self._freed_by(gone)
         total = 0
-        for detail in self.details:
+        for detail, freed in zip(self.details, by_detail, strict=True):
             enough = [
                 request.min_count
-                for request, free in detail
-                if free.get(node, free.get(None, 0)) + _freed_devices(gone, request) >= request.min_count
+                for (request, free), more in zip(detail, freed, strict=True)
+                if free.get(node, free.get(None, 0)) + more >= request.min_count
             ]
             if not enough:
                 return False
             total += min(enough)
-        return total <= self.free_on(node) + sum(map(self.is_wanted, {item.device for item in gone.items}))
+        free = self._free_on(node) + (self._free_on(None) if node is not None else 0)
+        return total <= free + in_all
 
-    def free_on(self, node: Node) -> int:
-        """Free devices on a node and of the network that any of the details may use."""
+    def _freed_by(self, gone: Allocation) -> tuple[list[list[int]], int]:
+        freed = self._freed.get(id(gone))
+        if freed is None:
+            by_detail = [[_freed_devices(gone, request) for request, _ in detail] for detail in self.details]
+            in_all = len({item.device for item in gone.items} & self.wanted)
+            freed = self._freed[id(gone)] = (by_detail, in_all)
+        return freed
+
+    def _free_on(self, node: Node) -> int:
+        """Free devices of a node, or of the network, that any of the details may use."""
         if node not in self._free:
-            places = {node, None}
-            devices = (
-                d for place in places for pool in self.snapshot.pools_by_node.get(place, ()) for d in pool.devices
-            )
             self._free[node] = sum(
-                not self.in_use.in_use(device) and self.is_wanted(device.index) for device in devices
+                device.index in self.wanted and not self.in_use.in_use(device)
+                for pool in self.snapshot.pools_by_node.get(node, ())
+                for device in pool.devices
             )
         return self._free[node]
-
-    def is_wanted(self, index: int) -> bool:
-        """Whether any of the details may use a device."""
-        return any(index in request.candidates.accepted for detail in self.details for request, _ in detail)
 
 
 def _freed_devices(allocation: Allocation, request: Request) -> int:
@@ -290,7 +306,7 @@ def _freed_amount(allocation: Allocation, name: str, request: Request, snapshot:
 
 
 def min_parts(missing: int, parts: Sequence[int]) -> int:
-    """How many of the parts make up for what is missing; NEVER when all together do not."""
+    """How many of the parts make up for what is missing; IMPOSSIBLE if all together do not."""
     count = 0
     for part in sorted(parts, reverse=True):
         if missing <= 0:

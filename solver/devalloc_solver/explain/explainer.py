@@ -288,6 +288,7 @@ class Explainer(ABC):
         stays = tuple(allocation for allocation in self.in_use if allocation.claim not in binding)
         unbound = replace(unit, pin=None)
         anywhere = BlockingClaims((), smallest=True)
+        self.finder.refill()
         if not self.finder.works(self.question(unbound, stays)):
             finder = BlockingClaimFinder(self.snapshot, stays, self.releases.new)
             anywhere = finder.find(self.question(unbound, ()), self.finder)
@@ -296,7 +297,7 @@ class Explainer(ABC):
         claims = tuple(sorted({*binding, *anywhere.claims}))
         if here.claims and len(claims) >= len(here.claims):
             return here
-        return BlockingClaims(claims, anywhere.smallest)
+        return BlockingClaims(claims, here.smallest and anywhere.smallest)
 
     def blocking(self, question: FeasibilityQuestion) -> BlockingClaims:
         """The same for a question about all that is in use."""
@@ -307,22 +308,24 @@ class Explainer(ABC):
     def _find_members(self, unit: PlacementUnit) -> dict[Key, Finding]:
         """Reasons in a group, which is all or none: who cannot be helped fails the others, and blockers are common."""
         alone = {demand.key: replace(unit, demands=(demand,)) for demand in unit.demands}
-        if not self._may_fit_together(unit):
+        fits_together = self._fits_together(unit)
+        if not fits_together:
             hopeless = [key for key, single in alone.items() if not self.fits(self.question(single, ()))]
             if hopeless:
                 return self._hopeless_members(unit, alone, hopeless)
-            if not self.fits(self.question(unit, ())):
-                return {key: self._apart(unit, key) for key in alone}
+            if fits_together is None:
+                raise Undecided
+            return {key: self._apart(unit, key) for key in alone}
         together = self.find_beside_others(unit)
         message = f"group {unit.group} is all-or-nothing and shares a node: {together.text}"
         return dict.fromkeys(alone, replace(together, text=message))
 
-    def _may_fit_together(self, unit: PlacementUnit) -> bool:
-        """Whether a group fits an empty fleet, and so does each member; False too if undecided."""
+    def _fits_together(self, unit: PlacementUnit) -> bool | None:
+        """Whether a group fits an empty fleet; then so does each of its members. None: the search is undecided."""
         try:
             return self.fits(self.question(unit, ()))
         except Undecided:
-            return False
+            return None
 
     def _hopeless_members(
         self, unit: PlacementUnit, alone: Mapping[Key, PlacementUnit], hopeless: Sequence[Key]

@@ -336,4 +336,4 @@ class FeasibilityChecker:
 
 
 SearchFunction = Callable[[FeasibilityQuestion, Usage, "str | None", StepBudget], Any]
-"""Asks one node, within so many steps: something when the unit fits, None when it does not. Raises OutOfSteps."""
+"""Asks one node, within so many steps: something when the unit fits, None when it does not. Raises StepsExhausted."""

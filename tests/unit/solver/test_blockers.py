@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from devalloc_solver import solve_manifests
+from devalloc_solver import solve_manifests, testing
+from devalloc_solver.explain import blocking_claims
 from devalloc_solver.explain.blocking_claims import BlockingClaimFinder
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
 from devalloc_solver.problem.allocations import Allocation
@@ -419,3 +420,114 @@ def test_releases_that_leave_too_few_devices_for_all_requests_together_are_not_p
     named = blockers(GPU, gpus(6), *held, claim("c", pair, pair))
     assert [(blocker["kind"], blocker["name"]) for blocker in named] == [("claim", "large")]
     assert probed == ["large"]
+
+
+# -- bounds of the search ----------------------------------------------------------------------------------------------
+
+
+def bound_group(noise: int, size: int) -> list[dict[str, Any]]:
+    """``y`` wants devices that agree on ``k``. Three members of its group hold x on its node, and others ``noise``
+    there; two claims, zz-a and zz-b, hold what y needs."""
+    devices: list[dict[str, Any]] = []
+    held: dict[str, list[str]] = {}
+
+    def add(value: str, owner: str) -> None:
+        name = f"d{len(devices)}"
+        devices.append(testing.device(name, attributes={"k": value}))
+        held.setdefault(owner, []).append(name)
+
+    for number in range(noise):
+        add(f"n{number}", f"c{number:02d}")
+    for owner in ("zz-a", "zz-b"):
+        for _ in range(size):
+            add("z", owner)
+    for number in range(2 * size):
+        add("w", f"zzz-{number}")
+    for number in range(3):
+        add("x", f"x{number}")
+    elsewhere = [testing.device(f"q{number}", attributes={"k": "q"}) for number in range(2 * size)]
+    claims = [
+        testing.allocated(
+            testing.claim(owner, testing.request("gpu", len(names)), group="g" if owner[0] == "x" else None),
+            [testing.entry("p1", name) for name in names],
+            node="n1",
+        )
+        for owner, names in held.items()
+    ]
+    waiting = testing.claim("y", {**testing.request("gpu", 2 * size), "matchAttributes": ["k"]}, group="g")
+    return [
+        testing.device_class("gpu", driver="gpu"),
+        testing.pool("p1", "n1", devices=devices),
+        testing.pool("p2", "n2", devices=elsewhere),
+        *claims,
+        waiting,
+    ]
+
+
+def test_a_set_of_the_members_that_bind_a_group_is_not_called_smallest_if_the_search_on_the_node_was_cut_short() -> (
+    None
+):
+    answer = solve_manifests(bound_group(20, 4))
+    y = next(claim for claim in answer["claims"] if claim["name"] == "y")
+    names = [blocker["name"] for blocker in y["blockers"]]
+    assert names == ["x0", "x1", "x2"]
+    assert "a smaller set may suffice" in y["message"], "zz-a and zz-b do"
+
+
+def test_the_search_for_another_node_of_a_group_has_its_own_budget() -> None:
+    answer = solve_manifests(bound_group(40, 4))
+    y = next(claim for claim in answer["claims"] if claim["name"] == "y")
+    assert len(y["blockers"]) == 3
+
+
+def network_claims(nodes: int, claims: int) -> list[dict[str, Any]]:
+    """Nodes whose two devices are held, and claims that hold devices of the network; a claim for two waits."""
+    documents = [testing.device_class("gpu", driver="gpu")]
+    for node in range(nodes):
+        documents.append(testing.pool(f"p{node}", f"n{node}", devices=[testing.device(f"d{i}") for i in range(2)]))
+        for number in range(2):
+            holder = testing.claim(f"h{node}-{number}", testing.request("gpu", 1))
+            documents.append(testing.allocated(holder, [testing.entry(f"p{node}", f"d{number}")], node=f"n{node}"))
+    network = [testing.device(f"e{number}") for number in range(claims)]
+    documents.append(testing.pool("net", None, devices=network))
+    for number in range(claims):
+        holder = testing.claim(f"w{number}", testing.request("gpu", 1))
+        documents.append(testing.allocated(holder, [testing.entry("net", f"e{number}")]))
+    return [*documents, testing.claim("y", testing.request("gpu", 1), testing.request("gpu", 1))]
+
+
+def test_holders_that_count_on_every_node_do_not_multiply_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[object] = []
+    may_be_met = blocking_claims._WholeNeeds.may_be_met
+
+    def count(self: blocking_claims._WholeNeeds, node: str | None, gone: Allocation) -> bool:
+        looked.append(gone)
+        return may_be_met(self, node, gone)
+
+    monkeypatch.setattr(blocking_claims._WholeNeeds, "may_be_met", count)
+    monkeypatch.setattr(blocking_claims, "MAX_HOLDERS", 500)
+    answer = solve_manifests(network_claims(50, 60))
+    y = next(claim for claim in answer["claims"] if claim["name"] == "y")
+    assert len(looked) <= 500
+    assert y["blockers"]
+    assert "a smaller set may suffice" in y["message"]
+
+
+def test_a_group_that_does_not_fit_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    questions: list[tuple[str, ...]] = []
+    fits = FeasibilityChecker.fits
+
+    def record(self: FeasibilityChecker, question: FeasibilityQuestion) -> bool:
+        if not question.held:
+            questions.append(tuple(demand.key[1] for demand in question.unit.demands))
+        return fits(self, question)
+
+    monkeypatch.setattr(FeasibilityChecker, "fits", record)
+    documents = [
+        testing.device_class("gpu", driver="gpu"),
+        *(testing.pool(f"p{n}", f"n{n}", devices=[testing.device(f"d{i}") for i in range(3)]) for n in range(2)),
+        testing.allocated(testing.claim("h", testing.request("gpu", 1)), [testing.entry("p0", "d0")], node="n0"),
+        *(testing.claim(name, testing.request("gpu", 2), group="g") for name in "ab"),
+    ]
+    solve_manifests(documents)
+    assert questions.count(("a", "b")) == 1
