@@ -13,8 +13,14 @@ IMPOSSIBLE_VERDICT = "impossible even on an empty fleet"
 STILL_SEARCHING = "searching"
 """Key of an answer without a reason yet: the search for its claim goes on beside the loop of a controller."""
 
-_DECODE = "solver/devalloc_solver/dialects"
+_DIALECTS = "solver/devalloc_solver/dialects"
+_DEMANDS = (f"{_DIALECTS}/device_claims/demands.py", f"{_DIALECTS}/resource_k8s/demands.py")
+_MANIFESTS = (f"{_DIALECTS}/device_claims/manifests.py", f"{_DIALECTS}/resource_k8s/manifests.py")
 _EXPLAIN = "solver/devalloc_solver/explain"
+_EXPLAINER = f"{_EXPLAIN}/explainer.py"
+_SPECIAL = f"{_EXPLAIN}/relaxations.py"
+_RULES = (f"{_EXPLAIN}/device_claims/relaxations.py", f"{_EXPLAIN}/resource_k8s/relaxations.py")
+_FLEET = "solver/devalloc_solver/fleet"
 _ADMISSION = "solver/devalloc_solver/pipeline/admission.py"
 _RECONCILE = "devalloc/controller/reconcile"
 
@@ -26,8 +32,8 @@ class Reason(StrEnum):
     docs/kubernetes.md.
     """
 
-    decided_in: str
-    """The module or package that decides it."""
+    decided_in: tuple[str, ...]
+    """The modules that decide it, as paths in the repository."""
     verdict: str
     """How final it is: the first words of the solver's message; empty if the message stands alone."""
     meaning: str
@@ -37,7 +43,7 @@ class Reason(StrEnum):
     """Another claim of the same batch won. The next round, which follows at once, writes the lasting reason."""
 
     def __new__(
-        cls, code: str, decided_in: str, verdict: str, meaning: str, advice: str, is_transient: bool = False
+        cls, code: str, decided_in: tuple[str, ...], verdict: str, meaning: str, advice: str, is_transient: bool = False
     ) -> Reason:
         reason = str.__new__(cls, code)
         reason._value_ = code
@@ -49,35 +55,35 @@ class Reason(StrEnum):
 
     CLAIM_INVALID = (
         "ClaimInvalid",
-        _DECODE,
+        (*_MANIFESTS, *_DEMANDS),
         "invalid",
         "The claim itself is wrong; the message lists field paths. The claim is answered again after it is edited.",
         "Correct the claim and apply it again; `devalloc validate -f` shows every error of a file.",
     )
     CLASS_NOT_FOUND = (
         "ClassNotFound",
-        _DECODE,
+        _DEMANDS,
         "waits for a class",
         "A class that the claim names does not exist (yet).",
         "Apply that class, or name one that exists (`devalloc get classes`). devalloc then tries the claim again.",
     )
     CLASS_INVALID = (
         "ClassInvalid",
-        _DECODE,
+        _DEMANDS,
         "waits for a valid class",
         "A class that the claim names exists and is invalid.",
         "Correct the class and apply it again.",
     )
     CONFIG_NOT_FOUND = (
         "ConfigNotFound",
-        _DECODE,
+        _DEMANDS[:1],
         "waits for a configuration object",
         "A configuration object that the claim or its class refers to does not exist (yet).",
         "Apply that object. devalloc tries the claim again when it exists.",
     )
     DELETING = (
         "Deleting",
-        _DECODE,
+        (_DEMANDS[0], _MANIFESTS[1]),
         "is being deleted",
         "The claim is being deleted.",
         "The claim is being deleted; it gets no devices any more.",
@@ -87,56 +93,56 @@ class Reason(StrEnum):
 
     NO_MATCHING_DEVICES = (
         "NoMatchingDevices",
-        _EXPLAIN,
+        (*_RULES, _EXPLAINER, f"{_EXPLAIN}/device_claims/explainer.py"),
         IMPOSSIBLE_VERDICT,
         "No device passes class, type and constraints, in use or not.",
         "Relax the rule above that excludes most devices, or add such devices (`devalloc get pools` lists all).",
     )
     NODE_UNAVAILABLE = (
         "NodeUnavailable",
-        _EXPLAIN,
+        (_SPECIAL, _RULES[1]),
         IMPOSSIBLE_VERDICT,
         "The node that the claim is pinned to lacks devices that other nodes have.",
         "Remove the pin (annotation devalloc.io/node), or pin to a node that has such devices.",
     )
     NOT_ENOUGH_DEVICES = (
         "NotEnoughDevices",
-        _EXPLAIN,
+        (*_RULES, _EXPLAINER),
         IMPOSSIBLE_VERDICT,
         "Matching devices exist, but no single node has enough of them, even if nothing is in use.",
         "Ask for fewer devices, or split the claim: all devices of a claim come from one node.",
     )
     INSUFFICIENT_CAPACITY = (
         "InsufficientCapacity",
-        _EXPLAIN,
+        _RULES,
         IMPOSSIBLE_VERDICT,
         "On no single node do the devices reach the requested amounts within the limits, even if nothing is in use.",
         "Ask for less, raise limits.count so that the amount can be split, or add capacity.",
     )
     MATCH_ATTRIBUTES_CONFLICT = (
         "MatchAttributesConflict",
-        _EXPLAIN,
+        (_SPECIAL, f"{_EXPLAIN}/device_claims/explainer.py"),
         IMPOSSIBLE_VERDICT,
         "Enough devices exist, but not with equal values of matchAttributes.",
         "Drop an attribute from matchAttributes, or ask for fewer devices that share it.",
     )
     POOL_RESOURCES_EXHAUSTED = (
         "PoolResourcesExhausted",
-        _EXPLAIN,
+        (_SPECIAL,),
         IMPOSSIBLE_VERDICT,
         "The devices exclude each other: together they need more of a pool's resources than the pool has.",
         "Ask for fewer or smaller partitions of a card, or allow several cards.",
     )
     DEVICES_IN_USE = (
         "DevicesInUse",
-        _EXPLAIN,
+        (_EXPLAINER,),
         "impossible now",
         "It would fit, but claims that are already allocated hold the devices.",
         "Release or delete the claims that are in the way, or wait for them.",
     )
     LOST_TO_HIGHER_PRIORITY = (
         "LostToHigherPriority",
-        _EXPLAIN,
+        (_EXPLAINER,),
         "lost to higher priority",
         "It would fit, but claims of higher priority in the same batch got the devices.",
         "Raise annotation devalloc.io/priority, or wait until the claims in the way are gone.",
@@ -144,7 +150,7 @@ class Reason(StrEnum):
     )
     LOST_TO_COMPETITION = (
         "LostToCompetition",
-        _EXPLAIN,
+        (_EXPLAINER,),
         "lost to other claims of this batch",
         "It would fit, but other claims in the same batch got the devices.",
         "Give the claim a priority, or wait until the claims in the way are gone.",
@@ -152,7 +158,10 @@ class Reason(StrEnum):
     )
     GROUP_UNSATISFIABLE = (
         "GroupUnsatisfiable",
-        _EXPLAIN,
+        (
+            *(_EXPLAINER, _RULES[1], *_DEMANDS, _ADMISSION, f"{_FLEET}/backend.py"),
+            *(f"{_RECONCILE}/vm_scheduling/what_if.py",),
+        ),
         IMPOSSIBLE_VERDICT,
         "A member of the claim's group cannot be satisfied, or no single node has room for all members, so none is "
         "satisfied.",
@@ -160,7 +169,10 @@ class Reason(StrEnum):
     )
     SEARCH_LIMIT = (
         "SearchLimit",
-        _EXPLAIN,
+        (
+            *(_EXPLAINER, f"{_EXPLAIN}/resource_k8s/one_node_explainer.py", *_DEMANDS),
+            *(f"{_FLEET}/resource_k8s/backend.py", f"{_RECONCILE}/searches.py"),
+        ),
         "the search ended early",
         "The search reached its deadline or its limit first; nothing is known to be in the way.",
         "Give the search more time with --deadline. If the message names an expression, simplify it.",
@@ -170,14 +182,14 @@ class Reason(StrEnum):
 
     NO_ROOM = (
         "NoRoom",
-        f"{_RECONCILE}/vm_scheduling/messages.py",
+        (f"{_RECONCILE}/vm_scheduling/messages.py",),
         "",
         "The nodes' capacity for machines is reserved for other machines.",
         "Stop machines, make them smaller, or wait; `devalloc describe pool/NODE-host` shows what each one has.",
     )
     NODES_TOO_SMALL = (
         "NodesTooSmall",
-        f"{_RECONCILE}/vm_scheduling/messages.py",
+        (f"{_RECONCILE}/vm_scheduling/messages.py",),
         "",
         "No node has that much capacity, even if nothing runs there.",
         "Ask for less, or let nodes promise more (--oversub-cpu, --oversub-memory, the node's limits).",
@@ -185,56 +197,56 @@ class Reason(StrEnum):
     # Something other than room is in the way.
     NO_HOST_CAPACITY = (
         "NoHostCapacity",
-        f"{_RECONCILE}/vm_scheduling/machines.py",
+        (f"{_RECONCILE}/vm_scheduling/machines.py",),
         "",
         "No node publishes its capacity for machines.",
         "Run one with `--host-capacity`, or set `nodeName`.",
     )
     NODE_NOT_SERVED = (
         "NodeNotServed",
-        f"{_RECONCILE}/vm_scheduling/decision.py",
+        (f"{_RECONCILE}/vm_scheduling/decision.py",),
         "",
         "No plugin runs machines on its node: the node publishes slices, or nothing.",
         "Label the node `devalloc.io/publish=host` and run the plugin as a service of that host, or name another one.",
     )
     NODE_NOT_FOUND = (
         "NodeNotFound",
-        f"{_RECONCILE}/vm_scheduling/decision.py",
+        (f"{_RECONCILE}/vm_scheduling/decision.py",),
         "",
         "There is no Node of that name in the cluster.",
         "Correct `spec.nodeName`.",
     )
     CLAIM_NOT_FOUND = (
         "ClaimNotFound",
-        f"{_RECONCILE}/vm_scheduling/machines.py",
+        (f"{_RECONCILE}/vm_scheduling/machines.py",),
         "",
         "A claim that the machine names does not exist.",
         "Apply that claim.",
     )
     CLAIM_NOT_ALLOCATED = (
         "ClaimNotAllocated",
-        f"{_RECONCILE}/vm_scheduling/machines.py",
+        (f"{_RECONCILE}/vm_scheduling/machines.py", f"{_RECONCILE}/vm_scheduling/solver_input.py"),
         "",
         "A claim is placed with another machine first, or is in a group with a claim that waits.",
         "Wait, or resolve what the other one waits for.",
     )
     CLAIM_BEING_DELETED = (
         "ClaimBeingDeleted",
-        f"{_RECONCILE}/vm_scheduling/machines.py",
+        (f"{_RECONCILE}/vm_scheduling/machines.py",),
         "",
         "A claim that the machine names is being deleted.",
         "Wait, and apply the claim again; or remove it from `spec.claims`.",
     )
     CLAIM_RELEASED = (
         "ClaimReleased",
-        f"{_RECONCILE}/vm_scheduling/machines.py",
+        (f"{_RECONCILE}/vm_scheduling/machines.py",),
         "",
         "A claim that the machine names is being released.",
         "Wait until it is allocated again.",
     )
     MACHINE_INVALID = (
         "MachineInvalid",
-        f"{_RECONCILE}/vm_scheduling/machines.py",
+        (f"{_RECONCILE}/vm_scheduling/machines.py",),
         "",
         "The machine cannot be read.",
         "Correct what the message names.",
@@ -244,32 +256,33 @@ class Reason(StrEnum):
 
     QUOTA_EXCEEDED = (
         "QuotaExceeded",
-        _ADMISSION,
+        (_ADMISSION,),
         "",
         "A ResourceQuota of its namespace allows fewer devices of a class; other claims hold them, or come first.",
         "Release or delete claims of the namespace, ask for less, or ask an admin to raise the quota.",
     )
     ADMIN_ACCESS_DENIED = (
         "AdminAccessDenied",
-        _ADMISSION,
+        (_ADMISSION,),
         "",
         "It names a class with admin access, and its namespace does not have the label for that.",
         "Name a class without admin access, or ask an admin to label the namespace.",
     )
     REFUSED = (
         "Refused",
-        f"{_RECONCILE}/write_backoff.py",
+        (f"{_RECONCILE}/write_backoff.py", f"{_RECONCILE}/resource_claims/allocator.py"),
         "",
-        "Its allocation could not be written to it, or to a member of its group, so devalloc stops trying to allocate "
-        "it for now.",
-        "Remove what the message names, or ask an admin; devalloc tries again after a change.",
+        "Its allocation could not be written to it, or to a member of its group, so devalloc waits before it tries "
+        "again.",
+        "Remove what the message names, or ask an admin. devalloc tries again when the object, a class or a "
+        "configuration changes; otherwise after 1 minute, then less and less often, at least hourly.",
     )
 
     # -- objects that nothing answers here -----------------------------------------------------------------------------
 
     LEFT_ASIDE = (
         "LeftAside",
-        f"{_RECONCILE}/claims.py",
+        (f"{_RECONCILE}/stored_claims.py",),
         "",
         "`devalloc up` does not answer objects of its API group.",
         "",
@@ -279,14 +292,14 @@ class Reason(StrEnum):
 
     SPEC_CHANGED = (
         "SpecChanged",
-        f"{_RECONCILE}/decision.py",
+        (f"{_RECONCILE}/decision.py",),
         "",
         "The spec was edited after the allocation; this does not change the allocation.",
         "Restore the spec, or `devalloc release` the claim.",
     )
     STILL_PREPARED = (
         "StillPrepared",
-        f"{_RECONCILE}/decision.py",
+        (f"{_RECONCILE}/decision.py", f"{_RECONCILE}/vm_scheduling/machines.py"),
         "",
         "Its status was removed while its node had it prepared, and the node has not released the devices.",
         "Wait for the node; if the node is permanently lost: `devalloc release --abandon`.",
@@ -296,14 +309,14 @@ class Reason(StrEnum):
 
     NO_SUITABLE_NODE = (
         "NoSuitableNode",
-        f"{_RECONCILE}/resource_claims/allocator.py",
+        (f"{_RECONCILE}/resource_claims/allocator.py",),
         "",
         "No node with devices that are set aside suits the pod.",
         "",
     )
     SENT_BACK = (
         "SentBack",
-        f"{_RECONCILE}/resource_claims/allocator.py",
+        (f"{_RECONCILE}/resource_claims/allocator.py",),
         "",
         "kube-scheduler found no room for the pod on the node of its devices.",
         "",

@@ -107,8 +107,9 @@ class WriteBackoff:
         why = why if len(why) <= _MAX_MESSAGE else f"{why[:_MAX_MESSAGE]} ..."
         log.log(
             logging.DEBUG if is_old else logging.ERROR,
-            "the decision on %s was refused and waits until the object changes: %s",
+            "the decision on %s was refused; devalloc tries again in %.0f s, or after a change: %s",
             ", ".join(sorted(map(str, unit.keys))[:8]),
+            pause,
             why,
         )
         now = self._clock()

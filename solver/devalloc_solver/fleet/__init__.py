@@ -1,8 +1,8 @@
-"""The fleet that stays in memory: one index of nodes and one flow of calls, with a small adapter for each dialect.
+"""The fleet that stays in memory: one index of nodes and one flow of calls, with a small backend for each dialect.
 
 - ``fleet``: the public class, for both dialects at once
 - ``backend``, ``explainer``: what calls do, and why a claim waits, in either dialect
-- ``device_claims``, ``resource_k8s``: the adapters, which alone know their dialects
+- ``device_claims``, ``resource_k8s``: the backends, which alone know their dialects
 - ``claim_reader``: claims; a spec that was read before is not read again
 - ``equal_devices``, ``pool_states``: equal devices; equal pools in equal use are one state, equal nodes one class
 - ``node_index``: the nodes and who holds what there; the best node of each class, caught up from what changed

@@ -1,4 +1,4 @@
-"""What a fleet does with claims and objects. It is the same in both dialects, whose adapters fill in the steps."""
+"""What a fleet does with claims and objects. It is the same in both dialects, whose backends fill in the steps."""
 
 from __future__ import annotations
 
