@@ -2,7 +2,7 @@
 
 The other checkout is an older or newer state of this repository, with its own `.venv` (`make setup`). Each round runs
 a benchmark first there, then here, in a process each. The page `results/compare.md` has a line for each row that both
-print; a row's time is the smallest median of its rounds.
+print; a row's time is the smallest of all runs, which other work on the machine disturbs least.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TIMES = ("median", "min", "max")
 SLOWER = 1.10
 """Above this ratio, a row counts as slower."""
 NOISE = 0.02
-"""Milliseconds by which medians of the same code differ, whatever their ratio: the clock and the CPU's caches."""
+"""Milliseconds by which runs of the same code differ, whatever their ratio: the clock and the CPU's caches."""
 _MEASURED = re.compile(r"p99|.*, (s|ms|MB)|bounds?|load")
 """Columns that may differ between two runs of one row."""
 _AMOUNT = re.compile(r", \d+ MB beyond the manifests")
@@ -75,20 +75,20 @@ def compare(name: str, checkout: Path, rounds: int, runs: int) -> list[Compariso
     before: dict[str, list[float]] = {}
     after: dict[str, list[float]] = {}
     for _ in range(rounds):
-        for tree, python, medians in (
+        for tree, python, times in (
             (checkout, str(checkout / ".venv" / "bin" / "python"), before),
             (ROOT, sys.executable, after),
         ):
             print(f"-- {name} in {tree}", file=sys.stderr, flush=True)
             command = [python, "-m", "benchmarks", name, "--runs", str(runs)]
             output = subprocess.run(command, cwd=tree, stdout=subprocess.PIPE, text=True, check=True).stdout
-            for row, median in read_table(output):
-                medians.setdefault(row, []).append(median)
+            for row, shortest in read_table(output):
+                times.setdefault(row, []).append(shortest)
     return [Comparison(name, row, min(before[row]), min(after[row])) for row in after if row in before]
 
 
 def read_table(output: str) -> Iterator[tuple[str, float]]:
-    """(what was measured, its median in milliseconds) of each line of a benchmark's table."""
+    """(what was measured, its shortest run in milliseconds) of each line of a benchmark's table."""
     header: list[str] = []
     for line in output.splitlines():
         if not line.startswith("| "):
@@ -99,7 +99,7 @@ def read_table(output: str) -> Iterator[tuple[str, float]]:
             continue
         row = dict(zip(header, cells, strict=True))
         what = [cell for column, cell in row.items() if column not in TIMES and not _MEASURED.fullmatch(column)]
-        yield _AMOUNT.sub("", ", ".join(cell for cell in what if cell)), float(row["median"])
+        yield _AMOUNT.sub("", ", ".join(cell for cell in what if cell)), float(row["min"])
 
 
 def _page(checkout: Path, comparisons: list[Comparison], rounds: int) -> Iterator[str]:
@@ -113,7 +113,8 @@ def _page(checkout: Path, comparisons: list[Comparison], rounds: int) -> Iterato
     yield ""
     yield (
         f"Benchmarks of commit `{commits[0]}` (before) and of `{commits[1]}` (after), in turns on one machine, "
-        f"{rounds} rounds in a process each. A row's time is the smallest median of its rounds, in milliseconds. "
+        f"{rounds} rounds in a process each. A row's time is the smallest of all its runs, in milliseconds: "
+        "other work disturbs that least. "
         f"A row is marked when it is slower by more than {SLOWER - 1:.0%} and {NOISE * 1000:.0f} µs."
     )
     yield ""
