@@ -1,8 +1,8 @@
 """Fast reader of DevicePools: equal attributes and devices are validated once.
 
 ``decode`` itself handles pools with anything unusual, and reports their errors. The result here equals that of
-``DevicePool.model_validate``, field by field, with one exception: equal attributes share one object, which is safe
-because they never change, and takes a fraction of the memory.
+``DevicePool.model_validate``, field by field, with one exception: equal attributes, resources, requests and sets of
+fields share one object, which is safe because they never change, and takes a fraction of the memory.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from devalloc.api.content_cache import ContentCache
 from devalloc.api.fields import ApiModel
-from devalloc.api.json_content import ContentCache
 from devalloc.api.pool import Attribute, Device, DevicePool, DevicePoolSpec, ResourceCapacity
 
 MAX_DEVICES = 1_000
@@ -63,7 +63,8 @@ class _Unusual(Exception):
 def read_fast(shell: Mapping[str, Any], devices: list[Any]) -> DevicePool | None:
     """The pool, if its devices are of the common form; None if ``decode`` must read it.
 
-    ``shell``: the manifest without the devices; it has passed ``unfit``, and nothing in it needs lenient reading.
+    ``shell``: the manifest without the devices. ``content_faults`` finds none in it, and nothing in it needs lenient
+    reading.
     """
     if not 0 < len(devices) <= MAX_DEVICES:
         return None

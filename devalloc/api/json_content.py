@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import marshal
-from collections.abc import Callable
 from math import isfinite
-from typing import Any, Generic, TypeVar
 
 from devalloc.api.quantity import type_name
 from devalloc.api.validation.schema import Loc
@@ -131,39 +128,3 @@ def is_valid_unicode(text: str) -> bool:
 def escape_invalid_unicode(text: str) -> str:
     """The text, with invalid Unicode escaped."""
     return text if is_valid_unicode(text) else text.encode(errors="backslashreplace").decode()
-
-
-T = TypeVar("T")
-
-
-class ContentCache(Generic[T]):
-    """Reads equal content once. For parts of content that a large fleet repeats many times, such as devices without
-    their names.
-
-    Users must not change what was read: it is shared.
-    """
-
-    def __init__(self, size: int = 4_096) -> None:
-        """``size``: how many are cached; when the cache is full, it is cleared."""
-        self._size = size
-        self._by_content: dict[bytes, T] = {}
-
-    def __len__(self) -> int:
-        return len(self._by_content)
-
-    def clear(self) -> None:
-        self._by_content.clear()
-
-    def get(self, content: Any, read: Callable[[Any], T]) -> T:
-        """What ``read`` makes of the content; not None. Raises what ``read`` raises."""
-        try:
-            key = marshal.dumps(content, 0)
-        except ValueError:  # not plain content
-            return read(content)
-        value = self._by_content.get(key)
-        if value is None:
-            value = read(content)
-            if len(self._by_content) >= self._size:
-                self.clear()
-            self._by_content[key] = value
-        return value

@@ -207,7 +207,7 @@ class Reason(StrEnum):
         (f"{_RECONCILE}/vm_scheduling/decision.py",),
         "",
         "No plugin runs machines on its node: the node publishes slices, or nothing.",
-        "Label the node `devalloc.io/publish=host` and run the plugin as a service of that host, or name another one.",
+        "Label the node `devalloc.io/publish=host` and run the plugin as a service of that host, or name another node.",
     )
     NODE_NOT_FOUND = (
         "NodeNotFound",

@@ -109,10 +109,12 @@ class StandaloneNode:
             self._thread.join(STOP_SECONDS)
 
     def _say(self, text: str) -> None:
-        """Print a line; what tries in a row say alike only once, until one of them serves."""
-        if self._serving.is_set() or text not in self._reported:
+        """Print a line. Until the plugin serves, repeated lines are printed once."""
+        if not self._serving.is_set():
+            if text in self._reported:
+                return
             self._reported.add(text)
-            self._print(text)
+        self._print(text)
 
     def _run(self) -> None:
         backoff = Backoff(RETRY_SECONDS, MAX_RETRY_SECONDS)

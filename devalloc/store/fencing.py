@@ -115,8 +115,10 @@ def fence_object(write: Callable[[Object], object], obj: Object) -> None:
 
 
 def fence_by_label(write: Callable[[Object], object], obj: Object) -> bool:
-    """The same with a label that is another than before; False if the object takes none. A server that refuses it for
-    missing rights may accept a later write, so that is no answer: raises Forbidden, and other StoreErrors."""
+    """Write the mark as a label with a new value. Returns False if the server refuses the object with it.
+
+    Raises Forbidden if rights are missing, because a later write may then be accepted; and other StoreErrors.
+    """
     try:
         write(with_labels(obj, {meta.LEADER: secrets.token_hex(8)}))
     except Invalid as error:

@@ -50,7 +50,7 @@ class _State(click.Choice[str]):
 def wait(names: tuple[str, ...], state: str | None, timeout: float, namespace: str, place: StoreTarget) -> int:
     """Wait until claims are allocated, released (hold nothing) or deleted, machines running, stopped or deleted.
 
-    Exit code 1 when the time is up.
+    Exit code 1 when the time is up or, for a machine that will not start as it is, at once.
 
     \b
     devalloc wait train --for=allocated --timeout 1m
@@ -128,18 +128,18 @@ def _advice(store: Store, key: Key) -> str:
 
 
 def _wait(store: Store, keys: list[Key], state: str, timeout: float) -> dict[Key, str]:
-    """The keys that did not reach the state in time, or never will as they are: then with the reason."""
+    """The keys that did not reach the state in time, or never will as they are: then with the reason.
+
+    Looks at all of them after each event: what seemed hopeless may have been changed.
+    """
     until = time.monotonic() + timeout
     since = store.list(()).resource_version
     waiting = [key for key in keys if not _reached(store, key, state)]
-    hopeless: dict[Key, str] = {}
     kinds = {key.kind for key in keys}
     while True:
-        never = {key: why for key in waiting if state == "running" and (why := _why_never_running(store, key))}
-        waiting = [key for key in waiting if key not in never]
-        hopeless |= never
-        if not waiting or (left := until - time.monotonic()) <= 0:
-            return hopeless | dict.fromkeys(waiting, "")
+        reasons = {key: _why_never_running(store, key) if state == "running" else "" for key in waiting}
+        if all(reasons.values()) or (left := until - time.monotonic()) <= 0:
+            return reasons
         for event in store.watch(kinds, since, timeout=left):
             since = event.resource_version
             break

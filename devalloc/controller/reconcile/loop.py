@@ -170,8 +170,7 @@ class ReconcileLoop:
         self.searches = BackgroundSearches(search_with_new_fleet(settings.placement), clock)
         self.refusals = WriteBackoff(clock)
         self.is_again = False
-        """Devices were set aside in vain, or something of the round was left to the next, so that one is due at once.
-        """
+        """Another round is due at once: devices were set aside in vain, or work was left over."""
         self.is_unfinished = False
         """Something that was written is marked still as not yet given: the store takes the marks away before it writes
         anything else."""

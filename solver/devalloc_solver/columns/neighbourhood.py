@@ -97,7 +97,7 @@ def repair(open_packing: OpenPacking, chosen: Sequence[int], priority: int, ends
     """Place anew what is in these bins and what is left. Returns what is won, in claims of the priority; the packing is
     changed where that is not negative. Nothing is won where it takes longer than to ``ends`` (monotonic time).
 
-    The last of the bins stay as they are where all of them have too many patterns."""
+    If the bins together have more than REPAIR_PATTERNS patterns, only the first ones are repaired."""
     from ortools.linear_solver import pywraplp
 
     kinds = open_packing.state_space.kinds

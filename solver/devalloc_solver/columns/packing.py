@@ -115,7 +115,7 @@ class PackingChoices:
     _roomy: dict[User, Ints] = field(default_factory=dict)
 
     def roomy(self, user: User) -> Ints:
-        """Positions in these, with most room first."""
+        """Positions in ``sources``, with most room first."""
         if user not in self._roomy:
             self._roomy[user] = np.argsort(-self.weight[self.sources[user]], kind="stable")
         return self._roomy[user]

@@ -35,11 +35,11 @@ LARGE_MODEL_LIMIT = 1.0
 POOLS_LIMITS = ((400, STEP_LIMIT), (2 * SMALL_MODEL, 0.5))
 """(variables, the same for pools and devices) of models up to that size."""
 LARGE_POOLS_LIMIT = 0.2
-"""The same for larger models."""
+"""The same for pools and devices of models larger than all of POOLS_LIMITS."""
 PLACED_POOLS_LIMITS = ((500, 0.25), (1_500, 0.1))
 """The same for what was placed one by one: that takes few pools already (``warm_start``)."""
 LARGE_PLACED_POOLS_LIMIT = 0.05
-"""The same for larger models."""
+"""The same for what was placed one by one, in models larger than all of PLACED_POOLS_LIMITS."""
 UNITS_PER_STEP = 24
 """Units that are decided together."""
 MAX_TOGETHER = 2**24
@@ -330,7 +330,8 @@ def _most_claims(model: BatchModel) -> Callable[[int, Mapping[int, int]], int]:
 
 
 def _most_beside(search: GoalSearch, settled: Container[int], priority: int, higher: Mapping[int, int]) -> int:
-    """The same beside just those units that are decided and satisfied, rather than beside so many claims."""
+    """A bound on the claims of a priority, given exactly which units of higher priorities are satisfied, not only how
+    many."""
     from devalloc_solver.bounds.device_bound import make_device_bound  # brings numpy
 
     model = search.model

@@ -25,7 +25,7 @@ class SelectedNodes:
     ranks: tuple[int, ...]
     """ascending"""
     min_blockers_elsewhere: int
-    """on every other node at least so many claims are in the way; NEVER when that goes for any number"""
+    """on every other node at least so many claims are in the way; IMPOSSIBLE when that goes for any number"""
 
 
 @dataclass(slots=True)
@@ -134,7 +134,7 @@ class NodeSelection:
     # -- the bound -----------------------------------------------------------------------------------------------------
 
     def _bound(self, sort: UsageClass, now: tuple[int, ...]) -> int:
-        """How many claims must go at least, by counting; NEVER where the demand does not fit an empty node."""
+        """How many claims must go at least, by counting; IMPOSSIBLE where the demand does not fit an empty node."""
         kind = sort.node.kind
         key = kind.index, now, sort.tenants
         if key not in self._bounds:

@@ -10,7 +10,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from devalloc_solver.cel.budget import Allowance
 from devalloc_solver.fleet.equal_devices import (
     NODE_KINDS,
-    EqualDevices,
     EqualDevicesIndex,
     choose_group_attributes,
     empty_snapshot,
@@ -399,9 +398,6 @@ class NodeIndex:
         self._sample = None
 
 
-__all__ = ["EqualDevices", "HeldItem", "NodeIndex"]
-
-
 NameT = TypeVar("NameT")
 
 
@@ -482,7 +478,8 @@ class Holders:
         self._index.free(key)
 
     def of_pools(self, pools: Iterable[Hashable]) -> set[Key]:
-        """The claims that hold anything of these pools, but for those that ``on_nodes`` has."""
+        """The claims that hold anything of these pools, except claims entered by ``grant``, which only
+        ``on_nodes`` has."""
         return {key for pool in pools for key in self._by_pool.get(pool, ())}
 
     def on_nodes(self, nodes: Iterable[str | None]) -> set[Key]:

@@ -54,7 +54,7 @@ SOLE_USE = CountedUse(1)
 @dataclass(frozen=True, eq=False)
 class PoolPart:
     """Groups of a pool that draw on resources which no other group draws on, such as one card; or all that draw on
-    nothing."""
+    nothing (all of these form one part)."""
 
     groups: tuple[int, ...]
     draws: tuple[tuple[tuple[str, int], ...], ...]
@@ -73,7 +73,7 @@ class PoolPart:
 
 @dataclass(frozen=True, eq=False)
 class PartState:
-    """A part of a pool in use: what holds of it holds in every state of the other parts."""
+    """A part of a pool in use. Results for it do not depend on the other parts."""
 
     part: PoolPart
     free: tuple[int, ...]
@@ -144,6 +144,9 @@ class PoolKind:
                 self._part_states.clear()
             state = self._part_states[number, free] = self._find_part_state(self.parts[number], free)
         return state
+
+    def forget_part_states(self) -> None:
+        self._part_states.clear()
 
     def _find_part_state(self, part: PoolPart, free: tuple[int, ...]) -> PartState:
         left = {**part.blocks}
@@ -350,6 +353,8 @@ class NodeClasses:
         in_use = {state.index for each in self._node_classes.values() for state in each.states}
         self._pool_states = {key: state for key, state in self._pool_states.items() if state.index in in_use}
         self._most_states = 2 * len(self._pool_states) + SPARE_STATES
+        for kind in self._pool_kinds.values():
+            kind.forget_part_states()
 
     def enter(self, each: NodeClass, rank: int, records: Mapping[int, NodeRecord]) -> None:
         """A node joins; its record names the class already."""

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from devalloc.api import decode as decoding
 from devalloc.api import fast_pool
+from devalloc.api.content_cache import ContentCache
 from devalloc.api.decode import Decoded, decode
-from devalloc.api.json_content import ContentCache
 from devalloc.api.pool import Attribute, Device, DevicePool
 from tests.support.good_manifests import good_manifests
 from tests.support.manifest_mutations import mutated

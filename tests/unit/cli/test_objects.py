@@ -14,7 +14,7 @@ import yaml
 from devalloc.store.paths import hold_store
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.journal import open_journal
-from tests.support.cli_shell import Shell, claim, device_class, pool, text
+from tests.support.cli_shell import Object, Shell, claim, device_class, pool, text
 
 FLEET = text(claim(), pool(), device_class())
 
@@ -273,18 +273,40 @@ def test_wait_that_ends_in_vain_says_what_to_look_at(devalloc: Shell) -> None:
     assert devalloc("wait", "train", "--timeout=soon").code == 2
 
 
-def test_wait_for_machines(devalloc: Shell) -> None:
-    machine = {
+def vm(name: str = "web", **spec: object) -> Object:
+    return {
         "apiVersion": "devalloc.io/v1alpha1",
         "kind": "VirtualMachine",
-        "metadata": {"name": "web"},
+        "metadata": {"name": name},
         "spec": {
             "nodeName": "node-a",
             "cpu": {"min": 1, "max": 1},
             "memory": {"min": "64Mi", "max": "64Mi"},
             "start": {"kernel": "/images/vmlinuz"},
+            **spec,
         },
     }
+
+
+def test_a_machine_that_is_started_while_others_are_awaited_is_awaited_too(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=text(vm("web", running=False), vm("other")))
+
+    def start() -> None:
+        with closing(SQLiteStore(devalloc.store)) as store:
+            web = store.get("VirtualMachine", "default", "web")
+            store.replace({**web, "spec": {**web["spec"], "running": True}})
+            for name in ("other", "web"):
+                store.replace_status({**store.get("VirtualMachine", "default", name), "status": {"phase": "Running"}})
+
+    soon = threading.Timer(0.3, start)
+    soon.start()
+    both = devalloc("wait", "vm/web", "vm/other", "--timeout=60s")
+    soon.join()
+    assert (both.code, both.out) == (0, "virtualmachine/web running\nvirtualmachine/other running\n")
+
+
+def test_wait_for_machines(devalloc: Shell) -> None:
+    machine = vm()
     devalloc("apply", "-f", "-", stdin=text(machine))
     unkept = devalloc("wait", "vm/web", "--timeout=10ms")
     assert unkept.code == 1
@@ -305,11 +327,11 @@ def test_wait_for_machines(devalloc: Shell) -> None:
     says(phase="Stopped", reason="MachineEnded", message="it ended")
     ended = devalloc("wait", "vm/web", "--timeout=10ms")
     assert "is not running after 0.01 s" in ended.err, "its policy starts it again"
-    machine["spec"]["restartPolicy"] = "Never"  # type: ignore[index]
+    machine["spec"]["restartPolicy"] = "Never"
     devalloc("apply", "-f", "-", stdin=text(machine))
     ended = devalloc("wait", "vm/web", "--timeout=1h")
     assert "is not running and stays so, because it ended and its spec.restartPolicy is Never: it is" in ended.err
-    machine["spec"]["running"] = False  # type: ignore[index]
+    machine["spec"]["running"] = False
     devalloc("apply", "-f", "-", stdin=text(machine))
     stopped = devalloc("wait", "vm/web", "--timeout=1h")
     assert (stopped.code, "is not running and stays so, because its spec.running is false: it is" in stopped.err) == (

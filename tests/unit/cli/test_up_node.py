@@ -107,6 +107,19 @@ def test_it_is_tried_again_until_what_was_in_its_way_is_gone(monkeypatch: pytest
     assert all("no space left" in each for each in messages)
 
 
+def test_lines_that_differ_are_not_remembered_while_it_serves(tmp_path: Path) -> None:
+    """Messages with times or numbers in them would fill the memory of a process that runs for months."""
+    messages: list[str] = []
+    plugin = node_of(tmp_path, say=messages.append)
+    for line in ("a", "a"):
+        plugin._say(line)
+    plugin._serving.set()
+    for line in ("a", "b", "b"):
+        plugin._say(line)
+    assert messages == ["a", "a", "b", "b"]
+    assert plugin._reported == {"a"}
+
+
 def test_the_first_look_knows_what_nobody_else_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else such devices are given away in the second until the plugin looks, and whoever has them waits."""
     monkeypatch.setattr(StandaloneNode, "_serve", lambda plugin: None)

@@ -801,6 +801,20 @@ class TestCommit:
         assert [each.reason for each in events] == ["Allocated"]
 
 
+def test_what_is_still_marked_is_finished_although_nothing_has_changed() -> None:
+    """Else each further round would be followed by another at once, and none would write."""
+    client = FakeClient(FakeKube())
+    for one in (node("n"), a_slice("s", pool="n.devalloc"), ANY):
+        create(client, one)
+    allocator = ResourceClaimAllocator(store_of(client), stamp="1 a")
+    assert allocator._take_over(threading.Event())
+    allocator.round()
+    allocator.round()
+    allocator.loop.is_unfinished = True
+    allocator.round()
+    assert not allocator.loop.is_unfinished
+
+
 def test_a_claim_that_the_api_server_does_not_let_be_written_is_in_nobodys_way() -> None:
     client, events = FakeClient(FakeKube()), list[ObjectEvent]()
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from devalloc.api.meta import UNAVAILABLE
 from devalloc_solver.bounds.largest_partition import partition_loss, shapes_of_draws
 from devalloc_solver.fleet.equal_devices import EqualDevices
-from devalloc_solver.fleet.pool_states import PartitionLosses, PoolKind, PoolState
-from devalloc_solver.problem.snapshot import Device, Resource
+from devalloc_solver.fleet.pool_states import SOLE_USE, NodeClasses, PartitionLosses, PoolKind, PoolState
+from devalloc_solver.problem.snapshot import Device, Pool, Resource, join_pools
 
 NAMES = [f"slice{number}" for number in range(6)]
 
@@ -76,3 +76,18 @@ def test_parts_have_all_groups_and_no_resource_in_common(data: st.DataObject) ->
     assert state.left == {name: max(0, resource.blocks - used[name]) for name, resource in kind.resources.items()}
     twin = PoolState(1, kind, free, (), in_use=False)
     assert all(one is other for one, other in zip(state.parts, twin.parts, strict=True))
+
+
+def test_states_of_parts_are_forgotten_with_the_states_of_pools() -> None:
+    devices = tuple(Device(n, 0, f"d{n}", {}, {}, (), None) for n in range(8))
+    snapshot = join_pools([Pool(0, "n", "p", "gpu", {}, devices)], ("n",))
+    classes = NodeClasses()
+    record = classes.record("n", 0, snapshot, (EqualDevices(0, "gpu", devices[0], {}),) * 8)
+    for position in range(8):
+        record.uses[0][position] = SOLE_USE
+        classes.renew(record, {0})
+        assert len(record.states[0].parts) == 1
+    (kind,) = record.pools
+    assert len(kind._part_states) == 8
+    classes.forget_empty()
+    assert len(kind._part_states) == 0

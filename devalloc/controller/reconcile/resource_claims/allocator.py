@@ -168,7 +168,7 @@ class ResourceClaimAllocator:
         }
         requests = self._cluster.build_requests(wants, avoided)
         is_new = self._solver.update(self._cluster.documents())
-        if requests == last_requests and not (is_new or self._solver.is_due):
+        if requests == last_requests and not (is_new or self._solver.is_due or self.loop.is_unfinished):
             self._last_requests = requests
             return
         documents, began = [document for each in requests for document in each.documents], time.monotonic()

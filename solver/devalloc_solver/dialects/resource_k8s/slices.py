@@ -17,8 +17,9 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, Field, PlainValidator, WrapValidator
 
+from devalloc.api.content_cache import ContentCache
 from devalloc.api.fields import raise_faults
-from devalloc.api.json_content import INVALID_UNICODE, ContentCache, is_valid_unicode
+from devalloc.api.json_content import INVALID_UNICODE, is_valid_unicode
 from devalloc.api.quantity import type_name
 from devalloc.api.semver import SemVer, SemVerError
 from devalloc_solver.dialects.resource_k8s.fields import (

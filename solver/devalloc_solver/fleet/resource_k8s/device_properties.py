@@ -39,7 +39,7 @@ class DeviceProperties:
 
 
 MetProperties = dict[Hashable, DeviceProperties]
-"""Those that were met, by what they are made of."""
+"""DeviceProperties by their content."""
 
 
 def order_attribute(name: str) -> str:
