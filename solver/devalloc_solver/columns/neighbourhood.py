@@ -26,7 +26,7 @@ from devalloc_solver.columns.pricing import PathValues
 from devalloc_solver.columns.state_network import NetworkPart, User
 from devalloc_solver.columns.state_space import StateSpace
 
-REPAIR_LIMIT = 0.05
+REPAIR_LIMIT = 0.1
 """CP-SAT's deterministic time (roughly seconds) for one neighbourhood."""
 REPAIR_PATTERNS = 400
 """Patterns of a neighbourhood of several bins: with more, that time ends before there is any solution."""
