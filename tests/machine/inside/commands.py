@@ -19,7 +19,8 @@ import sys
 import time
 from pathlib import Path
 
-_VERBS = ("up", "apply", "delete", "discover", "get", "release", "vm", "wait")
+_VERBS = ("up", "apply", "capacity", "cordon", "get", "vm", "wait")
+"""Modules of verbs: ``delete`` is in ``apply``, ``discover`` in ``capacity``, ``release`` in ``cordon``."""
 LOADED = (
     *("devalloc.cli.main", *(f"devalloc.cli.verbs.{verb}" for verb in _VERBS)),
     *(
