@@ -53,6 +53,11 @@ class ChangeLog(Generic[T]):
     def since(self, position: int) -> Sequence[T]:
         return self._entries[position - self.start :]
 
+    def restart(self) -> None:
+        """Forget all changes: every reader starts afresh."""
+        self.start = self.end + 1
+        self._entries.clear()
+
 
 NodeChangeLog = ChangeLog[str | None]
 """The nodes that have changed in any way, in order."""
@@ -67,6 +72,10 @@ class ClassChangeLog(ChangeLog[Change]):
         self._met: dict[int, NodeClass] = {}
         """those that a node has come to: all that have nodes, and some that had"""
         self._most = SPARE_LOGGED_CLASSES
+
+    def restart(self) -> None:
+        super().restart()
+        self._keep({})
 
     def enter(self, rank: int, node: NodeClass) -> None:
         """A node came in front of a class."""
@@ -228,6 +237,7 @@ class NodeIndex:
     def _read_again(self) -> None:
         """Kinds or ranks have changed throughout."""
         self.classes = NodeClasses()
+        self.log.restart()  # it has the old classes, with all their devices
         old = [*self.records.values(), *([self.network] if self.network is not None else [])]
         self._choose({record.name: record.snapshot for record in old})
         self.by_rank.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from random import Random
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devalloc_solver import Fleet
+from devalloc_solver import Fleet, testing
 from devalloc_solver.cel.device_claims.reads import equalities
 from devalloc_solver.explain.funnel import MAX_USERS
 from devalloc_solver.fleet import node_index
@@ -200,3 +201,13 @@ def test_marks_say_which_devices_share_a_value(attributes: list[dict[str, int]])
             else:
                 assert {k.marks[name] for k, v in zip(kinds, values, strict=True) if v == value} == {mark}
                 assert mark not in {k.marks.get(name) for k, v in zip(kinds, values, strict=True) if v != value}
+
+
+def test_devices_of_pools_that_were_replaced_are_forgotten() -> None:
+    """Each new kind of node makes a new class; what was noted of the old ones must not keep their devices."""
+    fleet = Fleet.from_manifests([])
+    for number in range(1_000):
+        attributes = {f"a{number}-{index}": "v" for index in range(3)}
+        fleet.update(testing.pool("p", "n", devices=[testing.device("d", attributes=attributes)]))
+    gc.collect()
+    assert sum(isinstance(each, Device) for each in gc.get_objects()) < 500
