@@ -159,8 +159,8 @@ class Reason(StrEnum):
     GROUP_UNSATISFIABLE = (
         "GroupUnsatisfiable",
         (
-            *(_EXPLAINER, _RULES[1], *_DEMANDS, _ADMISSION, f"{_FLEET}/backend.py"),
-            *(f"{_RECONCILE}/vm_scheduling/what_if.py",),
+            *(_EXPLAINER, _RULES[1], *_DEMANDS, _ADMISSION),
+            *(f"{_FLEET}/backend.py", f"{_RECONCILE}/vm_scheduling/what_if.py"),
         ),
         IMPOSSIBLE_VERDICT,
         "A member of the claim's group cannot be satisfied, or no single node has room for all members, so none is "

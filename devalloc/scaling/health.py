@@ -89,7 +89,7 @@ class ScalingReport:
     guest: GuestReport | None = None
     """What its guest says that it has; None: it has not said so lately."""
     load: SystemMetrics | None = field(default=None, compare=False)
-    """The amounts that the guest reported last. They differ each time, so a difference alone is no change."""
+    """The amounts that the guest reported last. They vary with each report, so a difference alone does not count."""
 
 
 MAX_PENDING = 64

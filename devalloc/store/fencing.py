@@ -1,22 +1,22 @@
-"""Fencing: why a late write cannot allocate a device twice, whether a leader stood still or an answer was lost.
+"""Fencing: a write that arrives late cannot allocate a device twice.
 
-Each write names the state of its object that it is based on. A new leader therefore writes on each object that grants
-are written on, before it decides anything: what the one before still sends is then based on a state that is over, and
-the API server refuses it. Objects that are made later the old leader can only have read after its lease had run out by
-its own clock, which it asks before each write. In between, clocks need not agree.
+Each write names the resourceVersion that it is based on. Before a new leader decides anything, it writes a mark on each
+object on which the previous leader may still write a grant. A late write of that leader then names an old
+resourceVersion, and the API server refuses it. Objects that are created later need no mark: the previous leader reads
+them only after its lease has expired by its own clock, which it checks before each write. Clocks need not agree.
 
-What refuses the annotation (an object that has as many of them as the API server takes) gets a label instead. What
-refuses that as well is left: it refuses the leader before the same, and nothing may wait for one object. That goes for
-what is refused because of the object. Where an API server that was just started knows no rights and policies yet, or
-the rights are missing, it is unknown what it will let through later: then this fails, and begins anew.
+If the API server refuses the mark as an annotation (an object may have the maximum of them), fencing writes a label. If
+the API server refuses that as well, it would also refuse a grant, so fencing leaves the object. If rights or policies
+are missing, for example because the API server has just started, a later write may be accepted; then fencing fails and
+begins again.
 
-The store does the same to an object of which it does not know whether what this process sent will still be done
+The store fences an object in the same way if it does not know whether a write of this process will still be applied
 (``UncertainWrites``).
 
-Not sealed is a DeviceClaim that holds devices already: a write there takes them back, says how they are, or leaves
-them. Only where a commit of several objects was cut off (a mark of the store) it may still be finished, so that is
-sealed as well. Of ResourceClaims those that hold devices are sealed, too: the leader before may have sent that they are
-taken back, since when their pod may have been scheduled, and no finalizer of a node on the claim refuses it.
+DeviceClaims that hold devices need no mark: a write there releases the devices, reports their state, or changes
+nothing. Two kinds of objects are marked although they hold devices: members of a commit that was interrupted, because
+the store may still complete it; and ResourceClaims, because the previous leader may have sent a release, their pod may
+be scheduled since, and no finalizer of a node protects them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RETRY_SECONDS = 0.1
 
 
 class FencingInterrupted(Exception):
-    """It was to stop before all was sealed."""
+    """Fencing was stopped before it had marked all objects."""
 
 
 def fence_objects(
@@ -56,14 +56,14 @@ def fence_objects(
     (``is_grantable``; default: that of DeviceClaims and machines); how many objects that were.
 
     ``store`` was refreshed: what it knew before could be what the old leader knew.
-    ``stamp``: a text that no leader had before. Raises StoreError, and Interrupted once ``stop`` is set.
+    ``stamp``: a text that no leader had before. Raises StoreError, and FencingInterrupted if ``stop`` is set.
     """
     is_grantable = is_grantable or _is_grantable
-    sealed = 0
+    fenced = 0
     refused: dict[str, str] = {}
-    """By UID, the states on which the stamp was not to be written."""
+    """UID -> the resourceVersion at which the stamp could not be written."""
     done: set[str] = set()
-    """UIDs of what is sealed otherwise, or cannot be."""
+    """UIDs of objects that were fenced by a label, or cannot be fenced."""
     while not stop.is_set():
         left = [
             obj
@@ -73,14 +73,14 @@ def fence_objects(
             and obj["metadata"]["uid"] not in done
         ]
         if not left:
-            return sealed
+            return fenced
         # If no writer was faster, the API server refused the stamp.
         stuck = [obj for obj in left if refused.get(obj["metadata"]["uid"]) == obj["metadata"]["resourceVersion"]]
         for obj in stuck:
             refused.pop(obj["metadata"]["uid"])
-            if (is_sealed := _is_labelled(store, obj)) is not None:
+            if (is_fenced := _is_labelled(store, obj)) is not None:
                 done.add(obj["metadata"]["uid"])
-                sealed += is_sealed
+                fenced += is_fenced
         if stuck:
             continue
         outcomes = store.commit_each([[_stamp_change(obj, stamp)] for obj in left])
@@ -89,7 +89,7 @@ def fence_objects(
             for obj, outcome in zip(left, outcomes, strict=True)
             if isinstance(outcome, Conflict)
         ]
-        sealed += len(outcomes) - len(conflicts)
+        fenced += len(outcomes) - len(conflicts)
         if conflicts:  # another writer was faster: read what is there now
             log.debug("read again: %s", conflicts[0][1])
             refused |= {metadata["uid"]: metadata["resourceVersion"] for metadata, _ in conflicts}

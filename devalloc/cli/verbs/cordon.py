@@ -25,21 +25,25 @@ if TYPE_CHECKING:
     from devalloc.store.errors import Key
 
 
-@verb("release")
-@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_claims)
-@click.option(
+_force_option = click.option(
     "--force",
     is_flag=True,
     help="Also release claims in use: the node takes the devices away. MACHINES THAT DO NOT GIVE THEM UP ARE KILLED.",
 )
+_timeout_option = click.option(
+    "--timeout", type=parse_duration, default="60s", metavar="DURATION", help="How long to wait for the node."
+)
+
+
+@verb("release")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_claims)
+@_force_option
 @click.option(
     "--abandon",
     is_flag=True,
     help="Do not ask the node, because it is gone permanently. A node that is still alive keeps the devices.",
 )
-@click.option(
-    "--timeout", type=parse_duration, default="60s", metavar="DURATION", help="How long to wait for the node."
-)
+@_timeout_option
 @namespace_option
 @target_options
 def release(
@@ -188,14 +192,8 @@ Object = dict[str, Any]
 @click.argument("name", metavar="node/NAME")
 @click.option("--reason", default="", metavar="TEXT", help="Why it is cordoned; shown with the node.")
 @click.option("--dry-run", is_flag=True, help="Show what would be done, but do nothing.")
-@click.option(
-    "--force",
-    is_flag=True,
-    help="Also release claims in use: the node takes the devices away. MACHINES THAT DO NOT GIVE THEM UP ARE KILLED.",
-)
-@click.option(
-    "--timeout", type=parse_duration, default="60s", metavar="DURATION", help="How long to wait for the node."
-)
+@_force_option
+@_timeout_option
 @target_options
 def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, place: StoreTarget) -> int:
     """Cordon a node, release the claims that have devices there, and wait until the node has released them.

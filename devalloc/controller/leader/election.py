@@ -169,7 +169,7 @@ class LeaderElection:
             self.fail(error)
 
     def _take_over(self, over: threading.Event) -> None:
-        """Wait until no other process grants anything on the store. Raises Interrupted."""
+        """Wait until no other process grants anything on the store. Raises FencingInterrupted."""
         stamp, backoff = f"{self.lease.transitions} {self.lease.holder}", Backoff(RETRY_SECONDS, MAX_RETRY_SECONDS)
         self.taking_over = time.monotonic()
         self._say("taking over", "taking over from the last leader")

@@ -26,7 +26,7 @@ _SIZE = re.compile(r"([0-9]{1,32})\s*([A-Za-z]*)", re.ASCII)
 
 
 class AmountError(ValueError):
-    """A text that is no amount. The message tells the text, what is wrong with it, and how to write it."""
+    """An invalid amount. The message shows the text, what is wrong with it, and how to write it."""
 
 
 def parse_size(text: str) -> int:
