@@ -16,13 +16,14 @@ from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim
 from devalloc_solver.dialects.resource_k8s.demands import make_claim_demand, pending_claim, single_claim_unit
 from devalloc_solver.dialects.resource_k8s.manifests import RejectedResourceClaim, pin_of
 from devalloc_solver.explain.blocking_claims import MAX_TRIES
+from devalloc_solver.explain.explainer import FleetTotals
 from devalloc_solver.explain.resource_k8s.explainer import ResourceClaimExplainer
 from devalloc_solver.explain.resource_k8s.typos import ResourceTypoFinder
 from devalloc_solver.fleet.explainer import MAX_KINDS, FleetExplainer
 from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.fleet.resource_k8s.cluster_counts import (
-    ClusterAvailability,
     ClusterCounts,
+    ClusterFunnels,
     ClusterSubset,
     FirstDevices,
     NamedDevices,
@@ -170,8 +171,8 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, dict[str, Any], Cluste
             return None, None
         held = part.allocations(self.state)
         ends = self.index.allowance.until
-        numbers = ClusterAvailability(part.snapshot, part.offers, held, counts)
-        explainer = ResourceClaimExplainer(part.snapshot, held, [], ends, part.offers, self._get_slips(), numbers)
+        fleet = FleetTotals(ClusterFunnels(part.snapshot, held, counts), self._get_slips(), errors=counts.errors)
+        explainer = ResourceClaimExplainer(part.snapshot, held, [], ends, part.offers, fleet=fleet)
         (answer,) = explainer.explain(unit)
         return answer, explainer.crowded
 

@@ -19,6 +19,7 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
     list_published_devices,
     make_snapshot,
 )
+from devalloc_solver.explain.explainer import FleetTotals
 from devalloc_solver.explain.resource_k8s.explainer import ResourceClaimExplainer
 from devalloc_solver.explain.resource_k8s.typos import ResourceTypoFinder
 from devalloc_solver.fleet.node_index import HeldDevices
@@ -143,7 +144,7 @@ class FullCluster:
             allocations = [self.allocations[key] for key in sorted(self.allocations)]
             allowance = self.selectors.allowance
             explainer = ResourceClaimExplainer(
-                self.snapshot, allocations, [], allowance.until, self.offers, self._slips
+                self.snapshot, allocations, [], allowance.until, self.offers, fleet=FleetTotals(typos=self._slips)
             )
             (answer,) = explainer.explain(unit)
             if unit.kind is not None and not allowance.is_over:
