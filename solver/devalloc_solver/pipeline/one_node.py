@@ -125,11 +125,8 @@ def explain(
         "message": None if finding is None else explainer.message(finding, [*chain(*funnels)]),
         "blockers": [] if finding is None else explainer.blockers(finding),
         "claims": [
-            {
-                "namespace": demand.claim.claim.namespace,
-                "name": demand.claim.claim.name,
-                "requests": [*map(explainer.funnel_dict, of_claim)],
-            }
+            dict(zip(("namespace", "name"), demand.claim.claim.key, strict=True))
+            | {"requests": [*map(explainer.funnel_dict, of_claim)]}
             for demand, of_claim in zip(task.unit.demands, funnels, strict=True)
         ],
         "pools": [{"name": p.title, "state": p.state.value, "why": p.why} for p in task.pools if p.why],

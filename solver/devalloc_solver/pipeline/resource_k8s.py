@@ -187,9 +187,7 @@ def usage_of_claims(
     problem_input: ClusterInput,
 ) -> tuple[DeviceUsage, list[tuple[Key, int, DeviceUsage]], list[Problem]]:
     """What is in use, and claim by claim; an allocation that cannot be read is a problem."""
-    allocated = [
-        (c.namespace, c.name, priority_of(c), c.allocation) for c in problem_input.claims if c.allocation is not None
-    ]
+    allocated = [(*c.key, priority_of(c), c.allocation) for c in problem_input.claims if c.allocation is not None]
     allocated += [(*r.key, 0, r.allocation) for r in problem_input.refused if r.allocation is not None]
     usage = DeviceUsage()
     holders: list[tuple[Key, int, DeviceUsage]] = []
@@ -288,7 +286,7 @@ def _answers(
     _verify_results(prepared, placements, results)
     answers = [placed_answer(placement, results[placement.demand.key]) for placement in placements]
     answers += [
-        allocated_answer((claim.namespace, claim.name), dict(claim.allocation), node_of(claim))
+        allocated_answer(claim.key, dict(claim.allocation), node_of(claim))
         for claim in prepared.problem_input.claims
         if claim.allocation is not None
     ]

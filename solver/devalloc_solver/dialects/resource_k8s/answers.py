@@ -40,7 +40,7 @@ class ShareIds:
 
     @staticmethod
     def _name(claim: ResourceClaim, subrequest: SubRequest, offer: PublishedDevice, number: int) -> str:
-        owner = claim.uid or claim.title
+        owner = claim.metadata.uid or claim.title
         return str(uuid.uuid5(_SHARES, "\n".join((owner, subrequest.name, *offer.id, str(number)))))
 
 

@@ -12,7 +12,7 @@ from devalloc.api.problems import closest_match
 from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import OutOfTime, evaluate_in_turns
 from devalloc_solver.dialects.resource_k8s.candidates import RequestCandidates, RequestJudge
-from devalloc_solver.dialects.resource_k8s.claims import DeviceConstraint, ResourceClaim
+from devalloc_solver.dialects.resource_k8s.claims import DeviceConstraint, Metadata, ResourceClaim
 from devalloc_solver.dialects.resource_k8s.decode import read_node_selector
 from devalloc_solver.dialects.resource_k8s.fields import AllocationError, Amount, FieldError
 from devalloc_solver.dialects.resource_k8s.manifests import (
@@ -30,20 +30,11 @@ MOST_DEVICES = 32
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimMeta:
-    """What the order of claims reads of an object's metadata."""
-
-    name: str
-    creation_timestamp: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class PendingClaim:
     """A claim as the core's stages know it: by key, priority and age."""
 
     key: tuple[str, str]
     priority: int
-    metadata: ClaimMeta
     claim: ResourceClaim
     position: int
     """among the claims of the call"""
@@ -51,6 +42,10 @@ class PendingClaim:
     @property
     def namespace(self) -> str:
         return self.key[0]
+
+    @property
+    def metadata(self) -> Metadata:
+        return self.claim.metadata
 
 
 def request_label(request: int, alternative: int | None) -> str:
@@ -74,7 +69,7 @@ def make_demand(pending: PendingClaim, choices: Sequence[Sequence[RequestCandida
         match=(),
         relations=tuple(_constraint(claim, constraint) for constraint in claim.constraints),
         most=MOST_DEVICES,
-        once=any(subrequest.admin for request in claim.requests for subrequest in request.subrequests),
+        once=any(subrequest.admin for subrequest in claim.subrequests),
     )
 
 
@@ -125,13 +120,8 @@ def make_unit(demands: Sequence[Demand], node: str) -> PlacementUnit:
     return PlacementUnit(tuple(demands), "claims" if len(demands) > 1 else None, node)
 
 
-def key_of(claim: ResourceClaim) -> Key:
-    return claim.namespace, claim.name
-
-
 def pending_claim(claim: ResourceClaim, position: int) -> PendingClaim:
-    meta = ClaimMeta(claim.name, claim.created)
-    return PendingClaim(key_of(claim), priority_of(claim), meta, claim, position)
+    return PendingClaim(claim.key, priority_of(claim), claim, position)
 
 
 def build_units(
@@ -195,8 +185,8 @@ def make_claim_demand(
 
 def find_refusal(claim: ResourceClaim, problem_input: ClusterInput) -> RejectedResourceClaim | None:
     """Why a claim is not solved, whatever devices there are."""
-    key, group = key_of(claim), claim.annotations.get(GROUP)
-    for subrequest in (subrequest for request in claim.requests for subrequest in request.subrequests):
+    key, group = claim.key, claim.annotations.get(GROUP)
+    for subrequest in claim.subrequests:
         if subrequest.class_name in problem_input.broken_classes:
             message = f"{subrequest.path}.deviceClassName: class {subrequest.class_name!r} is invalid"
             return RejectedResourceClaim(
@@ -253,9 +243,9 @@ def _group_unit(
         if pin := pin_of(demand.claim.claim):
             pins[pin].add(demand.key[1])
     for claim in problem_input.claims:
-        is_mine = claim.allocation is not None and (claim.namespace, claim.annotations.get(GROUP)) == group
+        is_mine = claim.allocation is not None and (claim.key[0], claim.annotations.get(GROUP)) == group
         if is_mine and (node := node_of(claim)):
-            pins[node].add(claim.name)
+            pins[node].add(claim.key[1])
     if len(pins) > 1:
         text = ", ".join(f"{node} ({', '.join(sorted(bound))})" for node, bound in sorted(pins.items()))
         return fail(f"members of group {name} are bound to different nodes: {text}; see the annotation {NODE}")

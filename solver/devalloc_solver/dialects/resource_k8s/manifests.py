@@ -25,6 +25,7 @@ from devalloc_solver.dialects.resource_k8s.claims import (
     NamedObject,
     ResourceClaim,
     ResourceDeviceClass,
+    request_names,
 )
 from devalloc_solver.dialects.resource_k8s.decode import (
     API_VERSION,
@@ -72,11 +73,7 @@ def check_claim(claim: ResourceClaim) -> None:
         _check_name(constraint, f"{path}.constraints[{number}]")
     for number, request in enumerate(claim.requests):
         _check_request(request, f"{path}.requests[{number}]")
-    names = {
-        name
-        for request in claim.requests
-        for name in (request.name, *(subrequest.name for subrequest in request.subrequests))
-    }
+    names = request_names(claim.requests)
     for number, config in enumerate(claim.config):
         _check_names(config, names, f"{path}.config[{number}].requests")
         _check_config(config, f"{path}.config[{number}]")
@@ -329,7 +326,7 @@ def _read_claim(problem_input: ClusterInput, content: Manifest, gates: frozenset
             )
         raise
     problem_input.manifests[key] = filled
-    if claim.is_deleting and claim.allocation is None:
+    if claim.metadata.is_deleting and claim.allocation is None:
         message = "the claim is being deleted"
         problem_input.refused.append(RejectedResourceClaim(key, Reason.DELETING, message, claim.annotations.get(GROUP)))
     else:
@@ -338,9 +335,9 @@ def _read_claim(problem_input: ClusterInput, content: Manifest, gates: frozenset
 
 def _check_annotations(claim: ResourceClaim) -> None:
     """Raises FieldError for an annotation of ours that says nothing, and for a time that is none."""
-    if claim.created is not None:
+    if (created := claim.metadata.creation_timestamp) is not None:
         try:
-            parse_time(claim.created)
+            parse_time(created)
         except ValueError as error:
             raise FieldError("metadata.creationTimestamp", str(error)) from None
     text = claim.annotations.get(PRIORITY, "0")

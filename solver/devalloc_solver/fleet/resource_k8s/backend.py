@@ -88,7 +88,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         if isinstance(claim, RejectedResourceClaim):
             return rejected_answer(claim)
         if claim.allocation is not None:
-            return allocated_answer((claim.namespace, claim.name), dict(claim.allocation), node_of(claim))
+            return allocated_answer(claim.key, dict(claim.allocation), node_of(claim))
         return None
 
     def _group_of(self, read: ReadResourceClaim) -> str | None:
@@ -96,14 +96,13 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         return read.claim.annotations.get(GROUP)
 
     def _rejected(self, read: ReadResourceClaim, reason: Reason, message: str) -> Answer:
-        assert isinstance(read.claim, ResourceClaim)
-        key = read.claim.namespace, read.claim.name
-        return rejected_answer(RejectedResourceClaim(key, reason, message, self._group_of(read)))
+        return rejected_answer(RejectedResourceClaim(read.claim.key, reason, message, self._group_of(read)))
 
     def _timed_out(self, read: ReadResourceClaim, error: OutOfTime) -> Answer:
-        assert isinstance(read.claim, ResourceClaim)
-        key, message = (read.claim.namespace, read.claim.name), f"{Reason.SEARCH_LIMIT.verdict}: {error}"
-        return rejected_answer(RejectedResourceClaim(key, Reason.SEARCH_LIMIT, message, exceeded=error.bound))
+        message = f"{Reason.SEARCH_LIMIT.verdict}: {error}"
+        return rejected_answer(
+            RejectedResourceClaim(read.claim.key, Reason.SEARCH_LIMIT, message, exceeded=error.bound)
+        )
 
     def _place(self, read: ReadResourceClaim) -> Answer:
         claim, rules = read.claim, self._state.rules
@@ -132,7 +131,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         answer = solve(problem_input, self._gates, self._state.placement, deadline, started, is_quick=is_quick)
         by_key = {(one["namespace"], one["name"]): one for one in answer["claims"]}
         for claim in problem_input.claims:
-            key = claim.namespace, claim.name
+            key = claim.key
             given = by_key.get(key) if claim.allocation is None else None
             if given is not None and given["allocated"]:
                 self._keep(
@@ -230,7 +229,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         result = make_result(claim, given, state.classes.classes, node, self._gates, ShareIds(state.share_ids))
         self._check(node, read, claim, result)
         self._keep(read, claim, result, (HeldDevices(priority_of(claim), None, tuple(entries)), items))
-        answer = allocated_answer((claim.namespace, claim.name), _copy_of_result(result, node), node)
+        answer = allocated_answer(claim.key, _copy_of_result(result, node), node)
         answer["oneOf"] = chosen_alternatives(claim, chosen.items())
         if warnings:
             answer["warnings"] = [*warnings]
@@ -244,7 +243,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         return takes
 
     def _check(self, node: str, read: ReadResourceClaim, claim: ResourceClaim, result: Manifest) -> None:
-        key, until = (claim.namespace, claim.name), self._state.index.allowance.until
+        key, until = claim.key, self._state.index.allowance.until
         ends = None if until is None else until + CHECK_SECONDS
         if violations := self._state.checker.wrong(node, [(key, read.manifest, result)], ends):
             raise ResourceAnswerRefused(violations)
@@ -257,7 +256,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         granted: tuple[HeldDevices, list[HeldItem]] | None,
     ) -> None:
         """A claim has a result, which no other code changes; ``granted``: what that is, if it is all in the index."""
-        state, key, manifest = self._state, (claim.namespace, claim.name), read.manifest
+        state, key, manifest = self._state, claim.key, read.manifest
         status = manifest.get("status")
         new_status = {**status, "allocation": result} if isinstance(status, Mapping) else {"allocation": result}
         state.objects["ResourceClaim", *key] = [{**manifest, "kind": "ResourceClaim", "status": new_status}]

@@ -78,7 +78,7 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, dict[str, Any], Cluste
             answer = self._find(claim, counts, pin)
             return None if answer is None or query.is_strange or self._may_need_commons(answer) else answer
 
-        return deepcopy(self._remembered((claim.namespace, claim.name, query.shape, pin), find))
+        return deepcopy(self._remembered((*claim.key, query.shape, pin), find))
 
     def _catch_up(self, rules: ResourceClaimRules) -> bool:
         is_other_layout = super()._catch_up(rules)
