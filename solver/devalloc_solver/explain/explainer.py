@@ -439,7 +439,7 @@ class Explainer(ABC):
 
     def users(self, funnel: Funnel) -> Users:
         """(the first of the claims that hold devices for a request, how many hold any)"""
-        return ["/".join(claim) for claim, _ in funnel.holders[:SHOWN]], funnel.users
+        return ["/".join(claim) for claim, _ in funnel.holders[:SHOWN]], len(funnel.holders)
 
     def describe_remedy(self, edits: Sequence[Relaxation], claims: Sequence[Key]) -> str:
         return describe_remedy(edits, claims)

@@ -37,10 +37,8 @@ class Funnel:
     steps: tuple[Step, ...]
     matching: int
     """devices that pass all steps, in use or not"""
-    holders: Sequence[tuple[Key, int]]
-    """the first claims that hold matching devices this request cannot have, with the number of them; most first"""
-    users: int
-    """all claims that hold any"""
+    holders: tuple[tuple[Key, int], ...]
+    """claims that hold matching devices this request cannot have, with the number of them; most first"""
     in_use: int
     excluded: int
     """matching devices without owner that cannot be allocated: their card or its counters are taken"""
@@ -59,7 +57,7 @@ class Funnel:
             "steps": steps,
             "matching": self.matching,
             "inUse": self.in_use,
-            **({"users": self.users, "usedBy": used_by} if with_users else {}),
+            **({"users": len(self.holders), "usedBy": used_by} if with_users else {}),
             "excluded": self.excluded,
             "free": self.free,
         }
@@ -124,7 +122,7 @@ class FunnelCounter:
         )
         ranked = tuple(sorted(users.items(), key=lambda item: (-item[1], item[0])))
         free = len(accepted) - len(taken) - excluded
-        return Funnel(request, self.total, steps, len(accepted), ranked, len(ranked), len(taken), excluded, free)
+        return Funnel(request, self.total, steps, len(accepted), ranked, len(taken), excluded, free)
 
     def most(self, request: Request, pin: str | None, *, is_empty: bool) -> int:
         """The most devices for a request that one node has, or node ``pin``, free or not (``is_empty``)."""

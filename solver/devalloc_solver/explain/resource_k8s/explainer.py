@@ -158,7 +158,7 @@ class ResourceClaimExplainer(Explainer):
         return NOT_TOGETHER  # whatever a part of the cluster has
 
     def users(self, funnel: Funnel) -> Users:
-        return [f"{'/'.join(claim)} ({count})" for claim, count in funnel.holders[:SHOWN]], funnel.users
+        return [f"{'/'.join(claim)} ({count})" for claim, count in funnel.holders[:SHOWN]], len(funnel.holders)
 
     def make_typos(self) -> ResourceTypoFinder:
         return ResourceTypoFinder(self.offers)

@@ -67,10 +67,10 @@ class KindFunnels:
             )
         matching = sum(sizes[kind] for kind in accepted)
         taken = 0 if request.mode.is_admin else self.taken(request, accepted)
-        holders, users = self.holders(request, accepted) if taken else ((), 0)
+        holders = self.holders(request, accepted) if taken else ()
         excluded = 0 if request.mode.is_admin else self.excluded(accepted)
         free = matching - taken - excluded
-        return Funnel(request, sum(sizes.values()), tuple(steps), matching, holders, users, taken, excluded, free)
+        return Funnel(request, sum(sizes.values()), tuple(steps), matching, holders, taken, excluded, free)
 
     def parts(self) -> Sequence[EqualDevices]:
         """All devices, in parts that are judged alike."""
@@ -124,13 +124,14 @@ class KindFunnels:
         """Free devices of these kinds that cannot be had, because others have what they need of the pool."""
         return self.stats.excluded(accepted)
 
-    def holders(self, request: Request, accepted: set[int]) -> tuple[Sequence[tuple[Key, int]], int]:
-        """(the first of the claims that hold them, how many hold any)"""
+    def holders(self, request: Request, accepted: set[int]) -> tuple[tuple[Key, int], ...]:
+        """Who holds them: the first ones, and as many nameless ones as there are more."""
         if request.mode is AllocationMode.SHARE:
-            return _ranked(self._users_of_shared(request, accepted))
-        return self.stats.holders_of(accepted, MAX_USERS)
+            return self._holders_of_shared(request, accepted)
+        listed, users = self.stats.holders_of(accepted, MAX_USERS)
+        return (*listed, *((_UNNAMED,) * (users - len(listed))))
 
-    def _users_of_shared(self, request: Request, accepted: set[int]) -> Mapping[Key, int]:
+    def _holders_of_shared(self, request: Request, accepted: set[int]) -> tuple[tuple[Key, int], ...]:
         index = self.stats.index
         taken: dict[tuple[str | None, int], bool] = {}
         users: dict[Any, int] = defaultdict(int)
@@ -144,16 +145,14 @@ class KindFunnels:
                     taken[node, device] = not _has_room(request, record, device)
                 if taken[node, device]:
                     users[key] += 1
-        return users
+        return tuple(sorted(users.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _order(step: StepKey, kinds: Sequence[EqualDevices], sizes: Mapping[int, int]) -> tuple[int, int, str]:
     return step[0], -sum(sizes[kind.index] for kind in kinds), step[1]
 
 
-def _ranked(users: Mapping[Key, int]) -> tuple[Sequence[tuple[Key, int]], int]:
-    """``users``: claim -> devices."""
-    return sorted(users.items(), key=lambda item: (-item[1], item[0])), len(users)
+_UNNAMED: tuple[Key, int] = (("", ""), 0)
 
 
 def _devices_with_room(request: Request, state: PoolState, kinds: Collection[int]) -> int:
@@ -344,7 +343,7 @@ class RefinedFunnels(KindFunnels):
             for device in devices
         )
 
-    def holders(self, request: Request, accepted: set[int]) -> tuple[Sequence[tuple[Key, int]], int]:
+    def holders(self, request: Request, accepted: set[int]) -> tuple[tuple[Key, int], ...]:
         users: Counter[Key] = Counter()
         held = self.stats.index.held
         for node, devices in self.split.devices(accepted).items():
@@ -353,7 +352,7 @@ class RefinedFunnels(KindFunnels):
                 count = sum(on == node and device in own_devices for on, device, _ in held[key])
                 if count:
                     users[key] += count
-        return _ranked(users)
+        return tuple(sorted(users.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _record(stats: FleetStats, node: str | None) -> NodeRecord:

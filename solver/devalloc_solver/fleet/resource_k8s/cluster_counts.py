@@ -367,9 +367,10 @@ class ClusterCounts:
             return replace(part, total=total, steps=self._steps[label])
         matching, kinds = self.matching(label), self._request_kinds[label].kinds
         used, excluded = (0, 0) if request.mode.is_admin else (self.stats.used(kinds), self.stats.excluded(kinds))
-        holders, users = self.stats.holders_of(kinds, SHOWN) if used else ((), 0)
+        first, users = self.stats.holders_of(kinds, SHOWN) if used else ([], 0)
+        holders = (*first, *((("", ""), 0),) * (users - len(first)))
         free = matching - used - excluded
-        return Funnel(request, total, self._steps[label], matching, holders, users, used, excluded, free)
+        return Funnel(request, total, self._steps[label], matching, holders, used, excluded, free)
 
     def _steps_of(self, request: Request) -> Iterator[Step]:
         """In the order of the first device of each."""
