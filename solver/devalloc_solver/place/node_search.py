@@ -18,8 +18,7 @@ from devalloc_solver.place.match_values import MatchedCover, MatchValueSearch
 from devalloc_solver.place.node_order import BatchNodes, candidate_nodes, min_pools, node_key
 from devalloc_solver.place.node_view import NodeView, Place, view_node
 from devalloc_solver.place.requests import UnitReader, UnitRequests
-from devalloc_solver.place.score import PlacementScore, score_of
-from devalloc_solver.place.search_context import SearchContext
+from devalloc_solver.place.search_context import PlacementScore, SearchContext, score_of
 from devalloc_solver.place.single_request import place_single_request, single_request_alternatives
 from devalloc_solver.place.step_budget import DEFAULT_STEPS, StepBudget, StepsExhausted
 from devalloc_solver.problem.allocations import Usage

@@ -58,10 +58,10 @@ class ResourceClaimReader(ClaimReader[ReadResourceClaim, ReadResourceClaim]):
         if type(annotations) is not dict or (annotations and not _is_plain(annotations)) or not _is_time(created):
             return None
         assert isinstance(template.claim, ResourceClaim)
-        asked = template.claim
+        earlier = template.claim
         own = Metadata(namespace, name, uid, {**annotations}, created)
         # ``dataclasses.replace`` takes longer than all else that is read of it.
-        claim = ResourceClaim(own, asked.requests, asked.constraints, asked.config, None, asked.spec)
+        claim = ResourceClaim(own, earlier.requests, earlier.constraints, earlier.config, None, earlier.spec)
         manifest = {**template.manifest, "metadata": {**metadata, "namespace": namespace}}
         return ReadResourceClaim(claim, manifest, template.shape)
 
