@@ -27,14 +27,12 @@ from devalloc_solver.dialects.resource_k8s.demands import (
     build_units,
     constrained_attributes,
     node_of,
-    timeout_rejection,
 )
 from devalloc_solver.dialects.resource_k8s.feature_gates import read_gates
 from devalloc_solver.dialects.resource_k8s.fields import FieldError, ResourceAnswerRefused
 from devalloc_solver.dialects.resource_k8s.manifests import (
     ClusterInput,
     Key,
-    RejectedResourceClaim,
     priority_of,
     read_documents,
 )
@@ -51,6 +49,7 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
     make_snapshot,
     resources_of,
 )
+from devalloc_solver.dialects.units import RejectedClaim, timeout_rejection
 from devalloc_solver.explain.resource_k8s.explainer import ResourceClaimExplainer
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline.decomposition import unproven_names
@@ -75,7 +74,7 @@ class PreparedCluster:
     snapshot: Snapshot
     allocations: tuple[Allocation, ...]
     units: tuple[PlacementUnit, ...]
-    refused: tuple[RejectedResourceClaim, ...]
+    refused: tuple[RejectedClaim, ...]
     problems: tuple[Problem, ...]
 
 

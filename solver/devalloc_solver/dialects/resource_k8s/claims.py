@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from devalloc.api.fields import raise_faults
+from devalloc.api.meta import GROUP, NODE
 from devalloc_solver.dialects.resource_k8s.fields import (
     MAX_INT64,
     Amount,
@@ -385,6 +386,15 @@ class ResourceClaim:
     @property
     def annotations(self) -> Mapping[str, str]:
         return self.metadata.annotations
+
+    @property
+    def group(self) -> str | None:
+        return self.annotations.get(GROUP)
+
+    @property
+    def pinned_node(self) -> str | None:
+        """The only node whose devices may be used."""
+        return self.annotations.get(NODE) or None
 
     @property
     def subrequests(self) -> Iterator[SubRequest]:

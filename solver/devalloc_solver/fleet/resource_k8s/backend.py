@@ -32,14 +32,13 @@ from devalloc_solver.dialects.resource_k8s.fields import AllocationError, Amount
 from devalloc_solver.dialects.resource_k8s.manifests import (
     KINDS,
     ClusterInput,
-    RejectedResourceClaim,
     key_of,
-    pin_of,
     priority_of,
     read_documents,
 )
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice
 from devalloc_solver.dialects.resource_k8s.slices import single_node_selector
+from devalloc_solver.dialects.units import RejectedClaim
 from devalloc_solver.fleet.backend import Answer, FleetBackend, Manifest, Name
 from devalloc_solver.fleet.node_class_plan import ChosenDevice, ChosenPlace
 from devalloc_solver.fleet.node_index import HeldDevice, HeldDevices, HeldItem
@@ -85,7 +84,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
 
     def _settled(self, read: ReadResourceClaim) -> Answer | None:
         claim = read.claim
-        if isinstance(claim, RejectedResourceClaim):
+        if isinstance(claim, RejectedClaim):
             return rejected_answer(claim)
         if claim.allocation is not None:
             return allocated_answer(claim.key, dict(claim.allocation), node_of(claim))
@@ -93,16 +92,14 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
 
     def _group_of(self, read: ReadResourceClaim) -> str | None:
         assert isinstance(read.claim, ResourceClaim)
-        return read.claim.annotations.get(GROUP)
+        return read.claim.group
 
     def _rejected(self, read: ReadResourceClaim, reason: Reason, message: str) -> Answer:
-        return rejected_answer(RejectedResourceClaim(read.claim.key, reason, message, self._group_of(read)))
+        return rejected_answer(RejectedClaim(read.claim.key, reason, message, self._group_of(read)))
 
     def _timed_out(self, read: ReadResourceClaim, error: OutOfTime) -> Answer:
         message = f"{Reason.SEARCH_LIMIT.verdict}: {error}"
-        return rejected_answer(
-            RejectedResourceClaim(read.claim.key, Reason.SEARCH_LIMIT, message, exceeded=error.bound)
-        )
+        return rejected_answer(RejectedClaim(read.claim.key, Reason.SEARCH_LIMIT, message, exceeded=error.bound))
 
     def _place(self, read: ReadResourceClaim) -> Answer:
         claim, rules = read.claim, self._state.rules
@@ -111,7 +108,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
             return rejected_answer(refusal)
         query = None if read.shape is None else rules.query(claim, read.shape)
         try:
-            spot = None if query is None else self._state.index.find(query, pin_of(claim))
+            spot = None if query is None else self._state.index.find(query, claim.pinned_node)
             if query is not None and not query.is_strange:
                 if spot is not None:
                     return self._accept(read, claim, query, spot)
@@ -281,7 +278,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         full_cluster, state = self._get_full_cluster(), self._state
         state.index.allowance.begin_again()
         unit = full_cluster.unit(claim)
-        if isinstance(unit, RejectedResourceClaim):
+        if isinstance(unit, RejectedClaim):
             return rejected_answer(unit)
         placement = full_cluster.find(unit)
         if placement is None:

@@ -11,17 +11,17 @@ from devalloc_solver.dialects.resource_k8s.claims import Metadata, ResourceClaim
 from devalloc_solver.dialects.resource_k8s.decode import API_VERSION
 from devalloc_solver.dialects.resource_k8s.manifests import (
     Manifest,
-    RejectedResourceClaim,
     read_documents,
     with_defaults,
 )
+from devalloc_solver.dialects.units import RejectedClaim
 from devalloc_solver.fleet.claim_reader import ClaimReader, spec_text
 
 
 class ReadResourceClaim(NamedTuple):
     """A claim as it was read."""
 
-    claim: ResourceClaim | RejectedResourceClaim
+    claim: ResourceClaim | RejectedClaim
     manifest: Manifest
     """with the API server's defaults"""
     shape: Hashable | None

@@ -14,7 +14,7 @@ from typing import Any
 
 from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim
 from devalloc_solver.dialects.resource_k8s.demands import make_claim_demand, pending_claim, single_claim_unit
-from devalloc_solver.dialects.resource_k8s.manifests import RejectedResourceClaim, pin_of
+from devalloc_solver.dialects.units import RejectedClaim
 from devalloc_solver.explain.blocking_claims import MAX_TRIES
 from devalloc_solver.explain.explainer import FleetTotals
 from devalloc_solver.explain.resource_k8s.explainer import ResourceClaimExplainer
@@ -59,7 +59,7 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, dict[str, Any], Cluste
 
     def explain(self, claim: ResourceClaim, query: ResourceClaimQuery) -> dict[str, Any] | None:
         """The answer for a claim that fits nowhere now; None where a part of the cluster does not tell."""
-        state, pin = self.state, pin_of(claim)
+        state, pin = self.state, claim.pinned_node
         if state.holders.scattered or query.is_strange:
             return None
         if not query.rules.is_beside_commons(claim):
@@ -202,4 +202,4 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, dict[str, Any], Cluste
 
 def _unit(claim: ResourceClaim, part: ClusterSubset, rules: ResourceClaimRules) -> PlacementUnit | None:
     demand = make_claim_demand(pending_claim(claim, 0), rules.problem_input, part.judge)
-    return None if isinstance(demand, RejectedResourceClaim) else single_claim_unit(demand)
+    return None if isinstance(demand, RejectedClaim) else single_claim_unit(demand)
