@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from devalloc.device_kinds import ALLOWABLE
 from devalloc_node.errors import Denied, NodeError
 from tests.support import pci_cards
 from tests.support.binding_runner import BindingRunner
@@ -23,7 +24,7 @@ AUDIO = "0000:01:00.1"
 GPU_DEVICE = "0000-01-00-0"
 NIC_DEVICE = "0000-05-00-0"
 DISK_DEVICE = "0000-42-00-0"
-ALL = frozenset({"gpu", "vgpu", "vf", "nic", "storage", "accelerator"})
+ALL = frozenset(ALLOWABLE)
 
 
 @pytest.fixture
