@@ -17,8 +17,7 @@ from devalloc_solver.place.device_assignment import assign_devices
 from devalloc_solver.place.match_values import MatchedCover, MatchValueSearch
 from devalloc_solver.place.node_order import BatchNodes, NodeKeys, candidate_nodes, min_pools
 from devalloc_solver.place.node_view import NodeView, Place, UnitReader
-from devalloc_solver.place.score import PlacementScore, score_of
-from devalloc_solver.place.search_context import SearchContext
+from devalloc_solver.place.search_context import PlacementScore, SearchContext, score_of
 from devalloc_solver.place.single_request import place_single_request, single_request_alternatives
 from devalloc_solver.place.step_budget import DEFAULT_STEPS, StepBudget, StepsExhausted
 from devalloc_solver.problem.allocations import Usage

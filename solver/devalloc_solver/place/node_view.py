@@ -1,9 +1,15 @@
-"""What one node offers to a unit: the candidates it reaches, in groups of interchangeable devices."""
+"""What one node offers to a unit: the candidates it reaches, in groups of interchangeable devices.
+
+What partitions of equal cards draw on are pool resources of one family, which are weighed alike.
+"""
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import lcm
 
 from devalloc_solver.place.requests import IndexedRequest, MatchConstraint, UnitRequests, indistinguishable, read_unit
 from devalloc_solver.problem.allocations import Usage
@@ -286,3 +292,49 @@ def devices_of_fixed(node_view: NodeView, indexed: IndexedRequest) -> list[Candi
     """All that an ask for every device gets."""
     assert indexed.request.mode in (AllocationMode.EVERY, AllocationMode.ADMIN_ALL)
     return [candidate_group for candidate_group in node_view.candidate_groups if candidate_group.accepted & indexed.bit]
+
+
+_DIGITS = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceFamily:
+    """Integer weights: fractions with one denominator."""
+
+    weights: tuple[int, ...]
+    """per device group, of one device"""
+    total: int
+    """of all that is free"""
+
+
+def resource_families(node_view: NodeView) -> list[ResourceFamily]:
+    """The families that some device group draws on."""
+    named = _FamilyNames()
+    capacities: dict[str, set[int]] = defaultdict(set)
+    for device_group in node_view.candidate_groups:
+        for name, _ in device_group.draws:
+            capacities[named[name]].add(node_view.pools[device_group.pool].resources[name].blocks)
+    drawn = []
+    for family, sizes in capacities.items():
+        unit = lcm(*(size for size in sizes if size))
+        shares: list[dict[str, int]] = []
+        total = 0
+        for pool in node_view.pools:
+            # A resource without demand may have an odd size: leaving it out is no loss.
+            own_blocks = {n: r.blocks for n, r in pool.resources.items() if r.blocks in sizes and named[n] == family}
+            shares.append({name: unit // blocks for name, blocks in own_blocks.items() if blocks})
+            total += sum(s * node_view.usage.free_pool_blocks(pool.index, name) for name, s in shares[-1].items())
+        weights = tuple(
+            sum(blocks * shares[device_group.pool].get(name, 0) for name, blocks in device_group.draws)
+            for device_group in node_view.candidate_groups
+        )
+        drawn.append(ResourceFamily(weights, total))
+    return drawn
+
+
+class _FamilyNames(dict[str, str]):
+    """resource -> its family"""
+
+    def __missing__(self, name: str) -> str:
+        family = self[name] = _DIGITS.sub("#", name)
+        return family
