@@ -17,7 +17,7 @@ gives first answers, and ``search_context`` compares placements.
 """
 
 from devalloc_solver.place.node_search import UnitPlacement, fits, place, place_on
-from devalloc_solver.place.requests import UnitReader
+from devalloc_solver.place.node_view import UnitReader
 from devalloc_solver.place.search_context import PlacementScore
 from devalloc_solver.place.step_budget import DEFAULT_STEPS, StepBudget, StepsExhausted
 

@@ -405,18 +405,23 @@ class CountingBounds:
         for numbers in candidate_groups.values():
             if not any(self.takers[position] & tie.request_mask for position in numbers):
                 continue  # as good as no value
-            sizes: dict[int, int] = defaultdict(int)
-            takers = list(outside)
             signature: dict[object, int] = defaultdict(int)
             for position in numbers:
                 candidate_group = node_view.candidate_groups[position]
-                takers[position] = candidate_group.takers
-                weights = tuple(family.weights[position] for family in self.families)
+                weights = tuple([family.weights[position] for family in self.families])
                 signature[candidate_group.takers, candidate_group.one.shareable, weights] += candidate_group.size
+            key = frozenset(signature.items())
+            if key in by_signature:
+                continue
+            sizes: dict[int, int] = defaultdict(int)
+            takers = list(outside)
+            for position in numbers:
+                candidate_group = node_view.candidate_groups[position]
+                takers[position] = candidate_group.takers
                 for indexed in node_view.unit_requests.of(candidate_group.takers & tie.request_mask):
                     sizes[indexed.number] += candidate_group.size
             mask = sum(1 << n for n, size in sizes.items() if size >= node_view.unit_requests.indexed_requests[n].need)
-            by_signature.setdefault(frozenset(signature.items()), (mask, takers))
+            by_signature[key] = mask, takers
         return [*by_signature.values()]
 
     def is_constant(self, chosen: int) -> bool:
