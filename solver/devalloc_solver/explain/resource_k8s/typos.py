@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import chain
 
 from devalloc.api.problems import closest_match
@@ -64,7 +64,7 @@ class ResourceTypoFinder(UnitTypos):
             yield from chain.from_iterable(map(self._of_expression, of_name[name].selectors))
 
     def _of_expression(self, expression: str) -> tuple[Typo, ...]:
-        return self._survey.expression(expression, partial(self._in_expression, expression))
+        return self._survey.expression(expression, self._in_expression)
 
     def _in_expression(self, expression: str) -> Iterator[Typo]:
         return mistyped_parts(
