@@ -131,7 +131,7 @@ class SqlStatements:
         newest, forgotten = self._counter()
         # A caller that starts from 0 knows no objects whose deletion it could miss.
         if 0 < since < forgotten or since > newest:
-            raise Expired(f"resourceVersion {since} is too old or of another store (now {newest}); list again")
+            raise Expired(f"resourceVersion {since} is too old, or from another store (now {newest}); list again")
         where, parameters = _where(kinds)
         changed = self._connection.execute(
             f"SELECT version, created_version, content FROM objects WHERE version > ? AND {where}", (since, *parameters)

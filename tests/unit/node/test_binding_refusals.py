@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from devalloc.device_kinds import ALLOWABLE
 from devalloc_node.errors import Denied
 from tests.support import pci_cards
 from tests.support.binding_runner import BindingRunner, refusal
@@ -21,7 +22,7 @@ AUDIO = "0000:01:00.1"
 GPU_DEVICE = "0000-01-00-0"
 NIC_DEVICE = "0000-05-00-0"
 DISK_DEVICE = "0000-42-00-0"
-ALL = frozenset({"gpu", "vgpu", "vf", "nic", "storage", "accelerator"})
+ALL = frozenset(ALLOWABLE)
 
 
 class TestWhatTheAdminAllows:
