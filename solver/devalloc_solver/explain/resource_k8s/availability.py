@@ -11,6 +11,7 @@ from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDev
 from devalloc_solver.explain.funnel import (
     NO_USERS,
     SHOWN,
+    Funnel,
     FunnelCounter,
     Users,
     count_devices,
@@ -34,9 +35,13 @@ class Availability:
     def __post_init__(self) -> None:
         self._counter = FunnelCounter(self.snapshot, self.held)
 
+    def count(self, request: Request, *, with_users: bool) -> Funnel:
+        """``with_users``: whether anything is asked of those who hold devices."""
+        return self._counter.make(request)
+
     def funnel(self, request: Request) -> dict[str, Any]:
         """As JSON."""
-        return self._counter.make(request).to_dict(request.spec.subrequest.name, with_users=False)
+        return self.count(request, with_users=False).to_dict(request.spec.subrequest.name, with_users=False)
 
     def users(self, request: Request) -> Users:
         """Who has devices for a request, and how many, such as "default/a (2)"."""
@@ -51,12 +56,8 @@ class Availability:
 
     def taken(self, request: Request) -> tuple[int, Sequence[tuple[Key, int]], int]:
         """(devices for a request that are in use, the first SHOWN of those who have most of them, how many have any)"""
-        funnel = self._counter.make(request)
+        funnel = self.count(request, with_users=True)
         return funnel.in_use, funnel.holders[:SHOWN], len(funnel.holders)
-
-    def excluded(self, request: Request) -> int:
-        """Free devices for a request that cannot be had: others have what they need of their counters."""
-        return self._counter.make(request).excluded
 
     def shortage(self, unit: PlacementUnit, request: Request, *, is_empty: bool) -> str:
         """Such as "no node has 4 free devices for request r (at most 3)"; empty when counting does not show it."""
