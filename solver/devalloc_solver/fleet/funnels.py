@@ -14,7 +14,7 @@ from heapq import nsmallest
 from itertools import chain
 from typing import NamedTuple, Protocol
 
-from devalloc_solver.explain.funnel import SHOWN, Funnel
+from devalloc_solver.explain.funnel import SHOWN, Funnel, Step
 from devalloc_solver.explain.typos import MAX_VALUES
 from devalloc_solver.fleet.equal_devices import EqualDevices, EqualDevicesIndex
 from devalloc_solver.fleet.fleet_stats import (
@@ -63,10 +63,6 @@ class RejectedDevices(NamedTuple):
     """the first one of which there is more to say, and its part"""
 
 
-StepTexts = tuple[tuple[str, int, tuple[str, ...], str | None], ...]
-"""See ``Funnel.steps``"""
-
-
 @dataclass(slots=True)
 class FleetFunnels(ABC):
     """Makes the funnels of requests, which may be of a problem of a few nodes; what a dialect says of a request of one
@@ -74,7 +70,7 @@ class FleetFunnels(ABC):
 
     stats: FleetStats
     parts: FleetParts
-    _judged: dict[str, tuple[set[int], StepTexts]] = field(default_factory=dict, init=False)
+    _judged: dict[str, tuple[set[int], tuple[Step, ...]]] = field(default_factory=dict, init=False)
 
     @abstractmethod
     def judge(self, request: Request) -> tuple[set[int], Iterable[RejectedDevices]]:
@@ -92,8 +88,7 @@ class FleetFunnels(ABC):
         """Devices that are of no part, which drop out too."""
         return 0
 
-    def make(self, request: Request, *, with_users: bool = True) -> Funnel:
-        """``with_users``: whether anything is asked of those who hold devices."""
+    def make(self, request: Request) -> Funnel:
         if request.label not in self._judged:
             self._judged[request.label] = self._judge(request)
         accepted, steps = self._judged[request.label]
@@ -101,12 +96,12 @@ class FleetFunnels(ABC):
         matching = sum(sizes[part] for part in accepted)
         is_admin = request.mode.is_admin
         taken = 0 if is_admin else self.parts.taken(request, accepted)
-        holders = self.parts.holders_for(request, accepted) if taken and with_users else ()
+        holders = self.parts.holders_for(request, accepted) if taken else ()
         excluded = 0 if is_admin else self.parts.excluded(accepted)
         total, free = sum(sizes.values()) + self.others(), matching - taken - excluded
         return Funnel(request, total, steps, matching, holders, taken, excluded, free)
 
-    def _judge(self, request: Request) -> tuple[set[int], StepTexts]:
+    def _judge(self, request: Request) -> tuple[set[int], tuple[Step, ...]]:
         accepted, rejected = self.judge(request)
         by_step: dict[tuple[int, str], list[RejectedDevices]] = defaultdict(list)
         for one in rejected:

@@ -15,8 +15,9 @@ from typing import Any
 from devalloc.api.claim import DeviceClaim
 from devalloc_solver.dialects.device_claims.answers import ClaimAnswer
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
-from devalloc_solver.explain.device_claims.explainer import DeviceClaimExplainer, FleetTotals
+from devalloc_solver.explain.device_claims.explainer import DeviceClaimExplainer
 from devalloc_solver.explain.device_claims.typos import TypoFinder
+from devalloc_solver.explain.explainer import FleetTotals
 from devalloc_solver.explain.feasibility import FeasibilityQuestion
 from devalloc_solver.explain.relaxations import Relaxation, apply_relaxations
 from devalloc_solver.explain.typos import MAX_VALUES
@@ -210,7 +211,8 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, Candid
             records = [self.stats.record(NETWORK), *records]
         subset = self._subset(tuple(records))
         allocations, ends = self._allocations(subset), self.index.allowance.until
-        explainer = DeviceClaimExplainer(subset.snapshot, allocations, (), ends, subset.judge, fleet)
+        totals = fleet or FleetTotals()
+        explainer = DeviceClaimExplainer(subset.snapshot, allocations, (), ends, subset.judge, fleet=totals)
         unit = PlacementUnit((query.demand(subset.judge),), None, claim.pinned_node)
         (answer,) = explainer.explain(unit, {})
         finding = explainer.by_kind.get(unit.kind)

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from devalloc_solver.dialects.resource_k8s.candidates import RequestCandidates
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice, find_attribute
-from devalloc_solver.explain.funnel import SHOWN, Funnel
-from devalloc_solver.explain.resource_k8s.availability import Availability
+from devalloc_solver.explain.funnel import SHOWN, Funnel, FunnelCounter
 from devalloc_solver.explain.typos import MAX_VALUES
 from devalloc_solver.fleet.equal_devices import EqualDevicesIndex
 from devalloc_solver.fleet.explanation_nodes import NodeSelection
@@ -208,10 +207,9 @@ class ClusterCounts:
                 return False
         return True
 
-    def funnel(self, request: Request, *, with_users: bool) -> Funnel:
+    def funnel(self, request: Request) -> Funnel:
         """Of a request of any part of the cluster."""
-        funnels = self._of_named if request.label in self.named.labels else self._funnels
-        return funnels.make(request, with_users=with_users)
+        return (self._of_named if request.label in self.named.labels else self._funnels).make(request)
 
     def most_free(self, label: str, pin: str | None) -> int:
         """The most devices that are free on one node, or on the one it is bound to."""
@@ -258,23 +256,20 @@ def _on_kinds(request: Request, kinds: Sequence[int]) -> Request:
 
 
 @dataclass(slots=True)
-class ClusterAvailability(Availability):
+class ClusterFunnels(FunnelCounter):
     """The numbers of a whole cluster, for requests of a part of it that has a node of each kind, and what is named."""
 
     counts: ClusterCounts
 
-    def errors(self, requests: Iterable[Request]) -> Sequence[str]:
-        return self.counts.errors
+    def make(self, request: Request) -> Funnel:
+        return self.counts.funnel(request)
 
-    def count(self, request: Request, *, with_users: bool) -> Funnel:
-        return self.counts.funnel(request, with_users=with_users)
-
-    def most(self, unit: PlacementUnit, request: Request, *, is_empty: bool) -> int:
+    def most(self, request: Request, pin: str | None, *, is_empty: bool) -> int:
         if is_empty or request.mode.is_admin or request.label in self.counts.named.labels:
-            return Availability.most(self, unit, request, is_empty=is_empty)
-        return self.counts.most_free(request.label, unit.pin)
+            return FunnelCounter.most(self, request, pin, is_empty=is_empty)
+        return self.counts.most_free(request.label, pin)
 
     def having(self, request: Request, name: str) -> tuple[int, int]:
         if request.label in self.counts.named.labels:
-            return Availability.having(self, request, name)
+            return FunnelCounter.having(self, request, name)
         return self.counts.having(request.label, name)
