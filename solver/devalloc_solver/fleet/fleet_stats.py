@@ -33,8 +33,8 @@ PoolOrder = Callable[[PoolKind], bool]
 """Whether the pools of a kind come last, in a dialect that orders pools by driver and name, whatever their node"""
 
 
-PoolPlace = tuple[tuple[str, ...], int, int]
-"""(driver and name, if pools are in the order of these; rank of the node, index of the first device)"""
+PoolPlace = tuple[str, str, int, int]
+"""(driver and name, if pools are in the order of these; rank of the node; index of the first device)"""
 
 
 class DevicePosition(NamedTuple):
@@ -393,9 +393,14 @@ class FleetStats:
         if all((self.record(first.rank).name, first.device) not in apart for first in firsts):
             return firsts
         near = {rank_of(record): record for record in (self.node(node) for node, _ in apart)}
+        if self.is_last is None:  # the first nodes that have any are enough
+            nodes = (record for record in self.in_order() if kind in record.kinds and rank_of(record) not in near)
+            far = self._by_kind(islice(nodes, SHOWN))
+        else:
+            far = self._all_pools()
         pools = [
-            (pool, self._first(place for place in own if place[1] not in near))
-            for pool, own in self._all_pools().items()
+            (pool, self._first(place for place in own if place[2] not in near))
+            for pool, own in far.items()
             if kind in pool.kinds
         ]
         pools += [(pool, own) for pool, own in self._by_kind(near.values()).items() if kind in pool.kinds]
@@ -413,8 +418,8 @@ class FleetStats:
         return islice(places, SHOWN) if self.is_last is None else nsmallest(SHOWN, places)
 
     def _positions(self, pool: PoolKind, place: PoolPlace, group: Iterable[int]) -> Iterator[DevicePosition]:
-        names, rank, start = place
-        own = () if self.is_last is None else (self._comes_last(pool), *names)
+        driver, name, rank, start = place
+        own = () if self.is_last is None else (self._comes_last(pool), driver, name)
         return (DevicePosition(own, rank, start + number) for number in group)
 
     def _comes_last(self, pool: PoolKind) -> bool:
@@ -433,11 +438,12 @@ class FleetStats:
     def _by_kind(self, records: Iterable[NodeRecord]) -> Mapping[PoolKind, Sequence[PoolPlace]]:
         """The pools of some nodes."""
         pools: dict[PoolKind, list[PoolPlace]] = defaultdict(list)
-        is_named = self.is_last is not None
         for record in records:
             rank = rank_of(record)
             for pool, start, own in zip(record.pools, record.starts, record.snapshot.pools, strict=True):
-                pools[pool].append(((own.driver, own.name) if is_named else (), rank, start))
+                pools[pool].append((own.driver, own.name, rank, start))
+        if self.is_last is None:
+            return {pool: [("", "", *place[2:]) for place in places] for pool, places in pools.items()}
         return pools
 
     def pools(self, records: Iterable[NodeRecord]) -> Iterable[tuple[NodeRecord, int]]:
@@ -456,7 +462,7 @@ class FleetStats:
     def position(self, record: NodeRecord, pool: int, device: int) -> DevicePosition:
         """Of a device of a pool of a node."""
         own = record.snapshot.pools[pool]
-        place = (own.driver, own.name), rank_of(record), 0
+        place = own.driver, own.name, rank_of(record), 0
         return next(self._positions(record.pools[pool], place, (device,)))
 
     def _first_of_each(self) -> Iterator[NodeRecord]:

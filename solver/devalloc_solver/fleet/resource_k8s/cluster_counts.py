@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from devalloc_solver.dialects.resource_k8s.candidates import RequestCandidates
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice, find_attribute
@@ -100,7 +101,8 @@ def all_texts(
     kinds: EqualDevicesIndex, shared_devices: Sequence[PublishedDevice], name: str, _: object
 ) -> Collection[object] | None:
     """The texts that a unique attribute has on any device; None when they are too many to look among for a typo."""
-    texts = dict.fromkeys(str(v[1]) for v in kinds.values(name) if isinstance(v, tuple) and v[0] == "string")
+    own = (str(v[1]) for v in kinds.values(name) if isinstance(v, tuple) and v[0] == "string")
+    texts = dict.fromkeys(islice(own, MAX_VALUES + 1))  # each is another text: a fleet has one for each device
     for attribute in (find_attribute(offer, name) for offer in shared_devices):
         if attribute is not None and attribute.kind == "string":
             texts |= dict.fromkeys(map(str, attribute.values))
