@@ -7,6 +7,7 @@
 - ``equal_devices``, ``pool_states``: equal devices; equal pools in equal use are one state, equal nodes one class
 - ``node_index``: the nodes and who holds what there; the best node of each class, caught up from what changed
 - ``shape_search``, ``fast_path``, ``node_class_plan``: claims of one shape; a known shape is a look-up
-- ``fleet_stats``, ``explanation_nodes``: the numbers of the whole fleet, and the few nodes that explain a refusal
+- ``fleet_stats``, ``funnels``: the numbers of the whole fleet, and what they say of a request
+- ``explanation_nodes``: the few nodes that explain a refusal
 - ``unique_attribute_search``: claims that read attributes unique to a device
 """

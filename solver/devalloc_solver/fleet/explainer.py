@@ -1,14 +1,17 @@
-"""What explainers of both dialects keep of a fleet: answers, parts of it, and when these hold no longer."""
+"""What explainers of both dialects keep of a fleet: answers, subsets of it, and when these hold no longer."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from devalloc_solver.fleet.fleet_stats import FleetStats
+from devalloc_solver.fleet.fleet_stats import FleetStats, PoolOrder
 from devalloc_solver.fleet.node_index import Holders, NodeIndex
 from devalloc_solver.fleet.pool_states import NodeRecord
+from devalloc_solver.problem.allocations import AllocatedDevice, Allocation, Key
+from devalloc_solver.problem.snapshot import Pool, Snapshot, join_pools, renumber, with_index
 
 MAX_ANSWERS = 1_000
 """Answers remembered; when there are more, all is forgotten that was found out for them."""
@@ -19,24 +22,37 @@ MAX_KINDS = 64
 
 RulesT = TypeVar("RulesT")
 AnswerT = TypeVar("AnswerT")
-SubsetT = TypeVar("SubsetT")
+JudgeT = TypeVar("JudgeT")
 
 
-class FleetExplainer(ABC, Generic[RulesT, AnswerT, SubsetT]):
+@dataclass(frozen=True, slots=True, eq=False)
+class FleetSubset(Generic[JudgeT]):
+    """Some nodes as a problem of its own."""
+
+    snapshot: Snapshot
+    places: Mapping[str | None, Sequence[int]]
+    """node (None: the network) -> the index here of each device of its own snapshot"""
+    kinds: Sequence[int]
+    """the kind of each device, but of the last ones, which are of no node of the index"""
+    judge: JudgeT
+
+
+class FleetExplainer(ABC, Generic[RulesT, AnswerT, JudgeT]):
     """Explains claims that the index finds no place for, from a part of the fleet: as from all of it, but faster.
 
     Answers hold until anything changes; all else holds until the rules or the pools change.
     """
 
-    def __init__(self, index: NodeIndex, holders: Holders) -> None:
+    def __init__(self, index: NodeIndex, holders: Holders, is_last: PoolOrder | None = None) -> None:
+        """``is_last``: see ``FleetStats``."""
         self.index, self.holders = index, holders
-        self.stats = FleetStats(index, holders.on_node)
+        self.stats = FleetStats(index, holders.on_node, is_last)
         self._rules: RulesT | None = None
         self._layout = -1
         """of ``stats``, when what is kept here began"""
         self._answers: dict[Hashable, tuple[int, AnswerT]] = {}
         """what was asked -> (stamp of ``stats``, answer)"""
-        self._subsets: dict[tuple[NodeRecord, ...], SubsetT] = {}
+        self._subsets: dict[tuple[NodeRecord, ...], FleetSubset[JudgeT]] = {}
 
     @property
     def rules(self) -> RulesT:
@@ -70,15 +86,59 @@ class FleetExplainer(ABC, Generic[RulesT, AnswerT, SubsetT]):
             self._answers[key] = self.stats.stamp, answer
         return answer
 
-    def _subset(self, records: tuple[NodeRecord, ...]) -> SubsetT:
-        """Some nodes as a problem of its own."""
+    def _subset(self, records: tuple[NodeRecord, ...]) -> FleetSubset[JudgeT]:
+        """Some nodes, in natural order, after the network where it is one of them."""
         subset = self._subsets.pop(records, None)
-        if subset is None:
+        if subset is None or self._is_spent(subset.judge):
             if len(self._subsets) >= MAX_SUBSETS:
                 del self._subsets[next(iter(self._subsets))]
             subset = self._make_subset(records)
         self._subsets[records] = subset
         return subset
 
+    def _make_subset(self, records: tuple[NodeRecord, ...]) -> FleetSubset[JudgeT]:
+        pools = [
+            (record, number) for record, number in self.stats.pools(records) if record.snapshot.pools[number].devices
+        ]
+        renumbered = renumber(record.snapshot.pools[number] for record, number in pools)
+        places = {record.name: [0] * len(record.snapshot.devices) for record in records}
+        kinds: list[int] = []
+        for record, number in pools:
+            own_places = places[record.name]
+            for device in record.snapshot.pools[number].devices:
+                own_places[device.index] = len(kinds)
+                kinds.append(record.kinds[device.index].index)
+        for pool in self._others():
+            devices = [with_index(device, len(kinds) + device.index, len(renumbered)) for device in pool.devices]
+            renumbered.append(replace(pool, index=len(renumbered), devices=tuple(devices)))
+        snapshot = join_pools(renumbered, [record.name for record in records if record.name is not None])
+        return FleetSubset(snapshot, places, kinds, self._judge(snapshot))
+
+    def _others(self) -> Sequence[Pool]:
+        """Pools that are of no node of the index; their devices are numbered from 0."""
+        return ()
+
+    def _is_spent(self, judge: JudgeT) -> bool:
+        """Whether a judge remembers too much, and another is to be made."""
+        return False
+
     @abstractmethod
-    def _make_subset(self, records: tuple[NodeRecord, ...]) -> SubsetT: ...
+    def _judge(self, snapshot: Snapshot) -> JudgeT:
+        """Who judges the devices of some nodes."""
+
+    def _allocations(
+        self, subset: FleetSubset[JudgeT], others: Iterable[tuple[Key, Sequence[AllocatedDevice]]] = ()
+    ) -> list[Allocation]:
+        """What claims hold of a subset, by name of the claim; ``others``: what they hold that is not in the index."""
+        places = subset.places
+        held = {key: [*items] for key, items in others}
+        for key in self.holders.on_nodes(places):
+            items = self.index.held[key]
+            held.setdefault(key, []).extend(
+                AllocatedDevice(places[n][d], amounts) for n, d, amounts in items if n in places
+            )
+        by_claim = self.holders.by_claim
+        return [
+            Allocation(key, by_claim[key].priority, tuple(sorted(items, key=lambda one: one.device)))
+            for key, items in sorted(held.items())
+        ]

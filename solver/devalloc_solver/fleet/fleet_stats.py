@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import merge, nsmallest
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from devalloc_solver.explain.funnel import MAX_USERS, SHOWN
-from devalloc_solver.fleet.equal_devices import EqualDevicesIndex
+from devalloc_solver.fleet.equal_devices import EqualDevices, EqualDevicesIndex
 from devalloc_solver.fleet.node_index import HeldItem, NodeIndex
-from devalloc_solver.fleet.pool_states import NodeClass, NodeRecord, PoolState
+from devalloc_solver.fleet.pool_states import NodeClass, NodeRecord, PoolKind, PoolState
+from devalloc_solver.problem.allocations import Key
+from devalloc_solver.problem.demand import AllocationMode, Request
 
-NAMED_PER_KIND = SHOWN
-"""Devices of each kind that are known by name: the first ones."""
 MAX_COUNTED = 10_000
 """Ways to hold devices that are remembered; when there are more, all are forgotten."""
 
@@ -29,8 +29,23 @@ HeldKinds = tuple[tuple[int, int], ...]
 NETWORK = -(1 << 62)
 """The rank of the network: before all nodes."""
 Node = str | None
-DevicePosition = tuple[int, int, int]
-"""(rank of the node, index of the device in the node's snapshot, index of its kind)"""
+PoolOrder = Callable[[PoolKind], bool]
+"""Whether the pools of a kind come last, in a dialect that orders pools by driver and name, whatever their node"""
+
+
+PoolPlace = tuple[str, str, int, int]
+"""(driver and name, if pools are in the order of these; rank of the node; index of the first device)"""
+
+
+class DevicePosition(NamedTuple):
+    """One device; smaller is earlier."""
+
+    pool: tuple[object, ...]
+    """the place of its pool among all others; () where pools are in the order of their nodes"""
+    rank: int
+    """of its node"""
+    device: int
+    """its index in the snapshot of its node"""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,6 +112,8 @@ class FleetStats:
     index: NodeIndex
     holders: Mapping[Node, set[Any]]
     """node (None: the network) -> claims that hold anything there"""
+    is_last: PoolOrder | None = None
+    """None: pools are in the order of their nodes"""
     stamp: int = 0
     """changes whenever anything does"""
     layout: int = 0
@@ -125,6 +142,8 @@ class FleetStats:
     _emptiest: tuple[int, dict[int, int]] = (-1, {})
     _sizes: tuple[int, dict[int, int]] = (-1, {})
     _firsts: tuple[int, dict[int, list[DevicePosition]]] = (-1, {})
+    _pools: tuple[int, Mapping[PoolKind, Sequence[PoolPlace]]] = (-1, {})
+    _last: tuple[int, dict[PoolKind, bool]] = (-1, {})
     _ranks: tuple[int, list[int]] = (-1, [])
 
     def update(self) -> None:
@@ -276,6 +295,10 @@ class FleetStats:
 
     # -- counts --------------------------------------------------------------------------------------------------------
 
+    def parts(self) -> Sequence[EqualDevices]:
+        """All kinds there are, and some that there were."""
+        return self.index.kinds.kinds
+
     def states(self) -> Iterable[tuple[PoolState, int]]:
         """Every state of a pool, and how many pools are in it."""
         if self._states[0] != self.stamp:
@@ -299,6 +322,33 @@ class FleetStats:
         """Free devices of these kinds that cannot be had, because others have what they need of the pool."""
         states = [(state, count) for state, count in self.states() if state.excluded_free]
         return sum(count * free for state, count in states for kind, free in state.excluded_free if kind in kinds)
+
+    def taken(self, request: Request, kinds: Collection[int]) -> int:
+        """Devices of these kinds of which a request can have nothing now."""
+        taken = self.used(kinds)
+        if taken and request.mode is AllocationMode.SHARE:
+            shared = ((state, count) for state, count in self.states() if state.shared)
+            taken -= sum(count * _devices_with_room(request, state, kinds) for state, count in shared)
+        return taken
+
+    def holders_for(self, request: Request, kinds: Collection[int]) -> tuple[tuple[Key, int], ...]:
+        """Who holds those: the first MAX_USERS of those who hold most, and as many nameless ones as there are more."""
+        if request.mode is AllocationMode.SHARE:
+            return self._holders_of_shared(request, kinds)
+        listed, users = self.holders_of(kinds, MAX_USERS)
+        return (*listed, *((_UNNAMED,) * (users - len(listed))))
+
+    def _holders_of_shared(self, request: Request, kinds: Collection[int]) -> tuple[tuple[Key, int], ...]:
+        taken: dict[tuple[Node, int], bool] = {}
+        users: Counter[Any] = Counter()
+        for key, items in self.index.held.items():
+            for node, device, _ in items:
+                record = self.node(node)
+                if record.kinds[device].index in kinds:
+                    if (node, device) not in taken:
+                        taken[node, device] = not _has_room(request, record, device)
+                    users[key] += taken[node, device]
+        return ranked_users(users)
 
     def holders_of(self, kinds: Collection[int], most: int) -> tuple[list[tuple[Any, int]], int]:
         """(the first ``most`` claims, of those that hold most devices of these kinds, how many claims hold any)
@@ -326,24 +376,100 @@ class FleetStats:
         return self._sizes[1]
 
     def firsts(self) -> Mapping[int, Sequence[DevicePosition]]:
-        """kind -> its first devices in natural order"""
+        """kind -> its first SHOWN devices"""
         if self._firsts[0] != self.layout:
-            by_kind: dict[int, list[DevicePosition]] = {}
-            for record in self._first_of_each():
-                rank = NETWORK if record.name is None else record.rank
-                for pool, start in zip(record.pools, record.starts, strict=True):
+            by_kind: dict[int, list[DevicePosition]] = defaultdict(list)
+            pools = self._by_kind(self._first_of_each()) if self.is_last is None else self._all_pools()
+            for pool, places in pools.items():
+                for place in self._first(places):
                     for kind, group in zip(pool.kinds, pool.groups, strict=True):
-                        places = by_kind.setdefault(kind.index, [])
-                        if len(places) < NAMED_PER_KIND:
-                            places += [(rank, start + n, kind.index) for n in group[:NAMED_PER_KIND]]
-            self._firsts = self.layout, {kind: sorted(places)[:NAMED_PER_KIND] for kind, places in by_kind.items()}
+                        by_kind[kind.index] += self._positions(pool, place, group[:SHOWN])
+            self._firsts = self.layout, {kind: nsmallest(SHOWN, positions) for kind, positions in by_kind.items()}
         return self._firsts[1]
 
+    def first_of(self, kind: EqualDevices, apart: Collection[tuple[Node, int]]) -> Sequence[DevicePosition]:
+        """The first SHOWN devices of a kind, without some: (node, device in its snapshot)."""
+        firsts = self.firsts()[kind.index]
+        if all((self.record(first.rank).name, first.device) not in apart for first in firsts):
+            return firsts
+        near = {rank_of(record): record for record in (self.node(node) for node, _ in apart)}
+        if self.is_last is None:  # the first nodes that have any are enough
+            nodes = (record for record in self.in_order() if kind in record.kinds and rank_of(record) not in near)
+            far = self._by_kind(islice(nodes, SHOWN))
+        else:
+            far = self._all_pools()
+        pools = [
+            (pool, self._first(place for place in own if place[2] not in near))
+            for pool, own in far.items()
+            if kind in pool.kinds
+        ]
+        pools += [(pool, own) for pool, own in self._by_kind(near.values()).items() if kind in pool.kinds]
+        others = (
+            position
+            for pool, places in pools
+            for place in places
+            for position in self._positions(pool, place, pool.groups[pool.kinds.index(kind)])
+            if (self.record(position.rank).name, position.device) not in apart
+        )
+        return nsmallest(SHOWN, others)
+
+    def _first(self, places: Iterable[PoolPlace]) -> Iterable[PoolPlace]:
+        """The first SHOWN pools; ``places`` are in the natural order of their nodes."""
+        return islice(places, SHOWN) if self.is_last is None else nsmallest(SHOWN, places)
+
+    def _positions(self, pool: PoolKind, place: PoolPlace, group: Iterable[int]) -> Iterator[DevicePosition]:
+        driver, name, rank, start = place
+        own = () if self.is_last is None else (self._comes_last(pool), driver, name)
+        return (DevicePosition(own, rank, start + number) for number in group)
+
+    def _comes_last(self, pool: PoolKind) -> bool:
+        if self._last[0] != self.layout:
+            self._last = self.layout, {}
+        last = self._last[1].get(pool)
+        if last is None:
+            last = self._last[1][pool] = self.is_last is not None and self.is_last(pool)
+        return last
+
+    def _all_pools(self) -> Mapping[PoolKind, Sequence[PoolPlace]]:
+        if self._pools[0] != self.layout:
+            self._pools = self.layout, self._by_kind(self.in_order())
+        return self._pools[1]
+
+    def _by_kind(self, records: Iterable[NodeRecord]) -> Mapping[PoolKind, Sequence[PoolPlace]]:
+        """The pools of some nodes."""
+        pools: dict[PoolKind, list[PoolPlace]] = defaultdict(list)
+        for record in records:
+            rank = rank_of(record)
+            for pool, start, own in zip(record.pools, record.starts, record.snapshot.pools, strict=True):
+                pools[pool].append((own.driver, own.name, rank, start))
+        if self.is_last is None:
+            return {pool: [("", "", *place[2:]) for place in places] for pool, places in pools.items()}
+        return pools
+
+    def pools(self, records: Iterable[NodeRecord]) -> Iterable[tuple[NodeRecord, int]]:
+        """The pools of some nodes in order, each as its number on its node; the nodes come in natural order."""
+        pools = ((record, number) for record in records for number in range(len(record.pools)))
+        if self.is_last is None:
+            return pools
+
+        def place(pool: tuple[NodeRecord, int]) -> tuple[bool, str, str]:
+            record, number = pool
+            own = record.snapshot.pools[number]
+            return self._comes_last(record.pools[number]), own.driver, own.name
+
+        return sorted(pools, key=place)
+
+    def position(self, record: NodeRecord, pool: int, device: int) -> DevicePosition:
+        """Of a device of a pool of a node."""
+        own = record.snapshot.pools[pool]
+        place = own.driver, own.name, rank_of(record), 0
+        return next(self._positions(record.pools[pool], place, (device,)))
+
     def _first_of_each(self) -> Iterator[NodeRecord]:
-        """The network and the first FIRST nodes of each kind, in natural order: each has all kinds of devices."""
+        """The network and the first SHOWN nodes of each kind, in natural order: each has all kinds of devices."""
         left: Counter[int] = Counter()
         for node, _ in self.classes():
-            left[node.kind.index] = min(NAMED_PER_KIND, left[node.kind.index] + node.count)
+            left[node.kind.index] = min(SHOWN, left[node.kind.index] + node.count)
         missing = left.total()
         for record in self.in_order():
             if record.member_of is None:
@@ -369,6 +495,47 @@ class FleetStats:
         record = self.index.network if rank == NETWORK else self.index.by_rank[rank]
         assert record is not None
         return record
+
+    def node(self, name: Node) -> NodeRecord:
+        """The node of a name, or the network."""
+        record = self.index.network if name is None else self.index.records[name]
+        assert record is not None
+        return record
+
+
+def rank_of(record: NodeRecord) -> int:
+    """The place of a node among all; the network is before them."""
+    return NETWORK if record.name is None else record.rank
+
+
+def ranked_users(users: Mapping[Key, int]) -> tuple[tuple[Key, int], ...]:
+    """Those who hold any devices, who holds most first."""
+    return tuple(sorted(((key, count) for key, count in users.items() if count), key=lambda item: (-item[1], item[0])))
+
+
+_UNNAMED: tuple[Key, int] = (("", ""), 0)
+
+
+def _devices_with_room(request: Request, state: PoolState, kinds: Collection[int]) -> int:
+    """Devices of these kinds that are in use, and have something left for a request that shares."""
+    own = ((state.kind.kinds[group], use) for group, use in state.shared)
+    return sum(
+        not whole and has_room_left(request, kind, dict(amounts))
+        for kind, (whole, amounts) in own
+        if kind.index in kinds
+    )
+
+
+def _has_room(request: Request, record: NodeRecord, device: int) -> bool:
+    pool = record.snapshot.devices[device].pool
+    use = record.uses[pool][device - record.starts[pool]]
+    return not use.whole and has_room_left(request, record.kinds[device], use.amounts)
+
+
+def has_room_left(request: Request, kind: EqualDevices, used: Mapping[str, int]) -> bool:
+    """Whether a device of which so many nano units are used has any left of what a request asks for."""
+    resources = ((kind.one.resources.get(name), used.get(name, 0)) for name in request.requests)
+    return any(r is not None and (r.nano - nano) // r.block > 0 for r, nano in resources)
 
 
 def _used(node: NodeClass) -> int:

@@ -2,6 +2,6 @@
 
 - ``device_claims``, ``resource_k8s``: the steps, top to bottom; ``one_node``: what kube-scheduler asks of its allocator
 - ``admission``, ``quota``: which pending claims may be solved
-- ``decomposition``: subproblems; ``strategy``, ``unit_search``: which search for which of them
+- ``decomposition``: subproblems; ``strategy``: which search for which of them
 - ``remaining_capacity``: how many more claims of a kind fit
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
@@ -18,7 +18,13 @@ from devalloc_solver.cel.budget import SEARCH_CUT_SHORT, OutOfTime, SearchCutSho
 from devalloc_solver.check import CelResults, check
 from devalloc_solver.deadline import end_time, quick_search_end
 from devalloc_solver.dialects.api_groups import as_manifest_list, foreign_manifests, is_resource_k8s
-from devalloc_solver.dialects.device_claims.answers import ClaimAnswer, Solution, allocated_answer, placed_answer
+from devalloc_solver.dialects.device_claims.answers import (
+    ClaimAnswer,
+    Solution,
+    allocated_answer,
+    placed_answer,
+    rejected_answer,
+)
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
 from devalloc_solver.dialects.device_claims.demands import build_units
 from devalloc_solver.dialects.device_claims.manifests import ProblemInput, read_documents, read_objects
@@ -28,13 +34,18 @@ from devalloc_solver.explain.device_claims.explainer import DeviceClaimExplainer
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline import admission
 from devalloc_solver.pipeline.decomposition import unproven_names
-from devalloc_solver.pipeline.solve_cache import SolveCache
 from devalloc_solver.pipeline.strategy import SearchOutcome, add_rejected_claims, search_parts
 from devalloc_solver.problem.allocations import Allocation, Key, MissingDevice, read_allocations, recover_allocation
 from devalloc_solver.problem.demand import PlacementUnit
 from devalloc_solver.problem.overuse import device_title, overuse_of_allocations, overuse_problems
 from devalloc_solver.problem.placement_policy import check_policy
-from devalloc_solver.problem.snapshot import Snapshot
+from devalloc_solver.problem.snapshot import Snapshot, take_snapshot
+
+MAX_CACHED = 128
+"""Different requests whose candidates are kept; with more, the next solve starts afresh."""
+MAX_VERDICTS = 200_000
+"""The same for expressions and their verdicts: a refused claim leaves the error of its expression, and no candidates.
+"""
 
 
 @gc_paused()
@@ -119,6 +130,38 @@ class PreparedProblem:
     units: tuple[PlacementUnit, ...]
     refused: tuple[RejectedClaim, ...]
     problems: tuple[Problem, ...]
+
+
+@dataclass(slots=True)
+class SolveCache:
+    """The last snapshot and its judge. Pools and classes are compared by identity: objects never change."""
+
+    _pools: Sequence[object] = field(default=(), init=False)
+    _classes: Sequence[object] = field(default=(), init=False)
+    _snapshot: tuple[Snapshot, list[Problem]] | None = field(default=None, init=False)
+    _judge: CandidateFinder | None = field(default=None, init=False)
+
+    def take(self, problem_input: ProblemInput) -> tuple[Snapshot, list[Problem], CandidateFinder]:
+        """The snapshot of a problem input, its problems, and the judge of its devices."""
+        if self._snapshot is None or not _is_unchanged(self._pools, problem_input.pools):
+            self._pools, self._snapshot, self._judge = problem_input.pools, take_snapshot(problem_input.pools), None
+        snapshot, problems = self._snapshot
+        classes = (*problem_input.classes.values(),)
+        judge = self._judge
+        if (
+            judge is None
+            or not _is_unchanged(self._classes, classes)
+            or judge.invalid_classes != problem_input.invalid_classes
+            or judge.cached_requests > MAX_CACHED
+            or judge.remembered > MAX_VERDICTS
+        ):
+            judge = self._judge = CandidateFinder(snapshot, problem_input.classes, problem_input.invalid_classes)
+            self._classes = classes
+        return snapshot, problems, judge
+
+
+def _is_unchanged(old: Sequence[object], new: Sequence[object]) -> bool:
+    return len(old) == len(new) and all(a is b for a, b in zip(old, new, strict=True))
 
 
 def prepare(
@@ -263,42 +306,19 @@ def _answer_all(
         if claim.is_allocated
     ]
     answers += [rejected_answer(refused) for refused in prepared.refused]
-    placed = {p.demand.key for p in placements}
-    if is_quick:  # no time goes into the reasons of claims that are answered later
-        later = [demand for part in outcome.unproven for unit in part.units for demand in unit.demands]
-        later = [demand for demand in later if demand.key not in placed]
-        answers += [
-            rejected_answer(timeout_rejection(demand.claim, SearchCutShort(SEARCH_CUT_SHORT))) for demand in later
-        ]
-        placed |= {demand.key for demand in later}
-    left_out = [unit for unit in prepared.units if unit.demands[0].key not in placed]
-    if left_out:
+    unsatisfied, later = outcome.unsatisfied(prepared.units, is_quick=is_quick)
+    too_late = SearchCutShort(SEARCH_CUT_SHORT)
+    answers += [rejected_answer(timeout_rejection(d.claim, too_late)) for unit in later for d in unit.demands]
+    if unsatisfied:
         doubtful = {key for part in outcome.doubtful for key in part.keys}
         explainer = DeviceClaimExplainer(
             prepared.snapshot, prepared.allocations, placements, ends, prepared.eligibility
         )
         # Parts that took all of their time come last: the reasons of the others are soon found.
-        for unit in sorted(left_out, key=lambda unit: unit.demands[0].key in doubtful):
+        for unit in sorted(unsatisfied, key=lambda unit: unit.demands[0].key in doubtful):
             explainer.is_proven = unit.demands[0].key not in doubtful
             answers += explainer.explain(unit, problem_input.warnings)
     return sorted(answers, key=lambda a: a.key)
-
-
-def rejected_answer(refused: RejectedClaim) -> ClaimAnswer:
-    """The answer for a claim that is not solved: what it holds it keeps, and says what is wrong with it (S16)."""
-    held = refused.status is not None
-    return ClaimAnswer(
-        namespace=refused.key[0],
-        name=refused.key[1],
-        allocated=held,
-        node=refused.node if held else None,
-        allocations=tuple(a.to_manifest() for a in refused.status.allocations) if refused.status else (),
-        reason=None if held else refused.reason,
-        message=None if held else refused.message,
-        warnings=(f"{refused.reason}: {refused.message}",) if held else (),
-        blockers=() if held else refused.blockers,
-        exceeded=None if held else refused.exceeded,
-    )
 
 
 def _verify_answers(prepared: PreparedProblem, answers: Sequence[ClaimAnswer]) -> list[Problem]:

@@ -22,7 +22,7 @@ from devalloc_solver.dialects.resource_k8s.fields import AllocationError, Resour
 from devalloc_solver.dialects.resource_k8s.pools import PoolStatus, name_of
 from devalloc_solver.explain.resource_k8s.one_node_explainer import CallExplainer, CallInput, sort_slices
 from devalloc_solver.gc_pause import gc_paused
-from devalloc_solver.pipeline.unit_search import place_unit
+from devalloc_solver.pipeline.strategy import place_unit
 from devalloc_solver.problem.demand import AllocationMode, Constraint, Demand, Request
 from devalloc_solver.problem.placement import Placement
 from devalloc_solver.problem.snapshot import Device

@@ -53,7 +53,7 @@ from devalloc_solver.dialects.units import RejectedClaim, timeout_rejection
 from devalloc_solver.explain.resource_k8s.explainer import ResourceClaimExplainer
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline.decomposition import unproven_names
-from devalloc_solver.pipeline.strategy import add_rejected_claims, search_parts
+from devalloc_solver.pipeline.strategy import SearchOutcome, add_rejected_claims, search_parts
 from devalloc_solver.problem import overuse
 from devalloc_solver.problem.allocations import Allocation
 from devalloc_solver.problem.demand import AllocationMode, PlacementUnit
@@ -133,7 +133,7 @@ def solve(
         outcome.levels, [priority_of(claim) for claim in problem_input.claims if claim.allocation is None]
     )
     unproven = unproven_names(outcome.unproven)
-    answers = _answers(prepared, outcome.placements, ends, frozenset(unproven) if is_quick else frozenset())
+    answers = _answers(prepared, outcome, ends, is_quick=is_quick)
     return {
         "claims": sorted(answers, key=lambda a: (a["namespace"], a["name"])),
         "objective": {"levels": [level.to_dict() for level in levels]},
@@ -278,9 +278,9 @@ def _has_all_devices(placement: Placement, offers: Sequence[PublishedDevice], no
 
 
 def _answers(
-    prepared: PreparedCluster, placements: Sequence[Placement], ends: float | None, later: frozenset[str]
+    prepared: PreparedCluster, outcome: SearchOutcome, ends: float | None, *, is_quick: bool
 ) -> list[dict[str, Any]]:
-    """``later``: ``NAMESPACE/NAME`` of claims that are answered later; no time goes into their reasons."""
+    placements = outcome.placements
     results = _results(prepared, placements)
     _verify_results(prepared, placements, results)
     answers = [placed_answer(placement, results[placement.demand.key]) for placement in placements]
@@ -291,18 +291,10 @@ def _answers(
     ]
     answers += [rejected_answer(refused) for refused in prepared.refused]
     explainer = ResourceClaimExplainer(prepared.snapshot, prepared.allocations, placements, ends, prepared.offers)
-    placed = {placement.demand.key for placement in placements}
-    for unit in prepared.units:
-        if unit.demands[0].key in placed:
-            continue
-        if "/".join(unit.demands[0].key) in later:
-            answers += [
-                rejected_answer(timeout_rejection(demand.claim, SearchCutShort(SEARCH_CUT_SHORT)))
-                for demand in unit.demands
-            ]
-        else:
-            answers += explainer.explain(unit)
-    return answers
+    unsatisfied, later = outcome.unsatisfied(prepared.units, is_quick=is_quick)
+    too_late = SearchCutShort(SEARCH_CUT_SHORT)
+    answers += [rejected_answer(timeout_rejection(d.claim, too_late)) for unit in later for d in unit.demands]
+    return [*answers, *(answer for unit in unsatisfied for answer in explainer.explain(unit))]
 
 
 def _results(prepared: PreparedCluster, placements: Sequence[Placement]) -> dict[Key, dict[str, Any]]:

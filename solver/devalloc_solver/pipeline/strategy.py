@@ -51,6 +51,18 @@ class SearchOutcome:
     unproven: list[Subproblem] = field(default_factory=list)
     """of these the ones whose time was over first, or that a quick search has left"""
 
+    def unsatisfied(
+        self, units: Iterable[PlacementUnit], *, is_quick: bool
+    ) -> tuple[list[PlacementUnit], list[PlacementUnit]]:
+        """(units whose reason is to be found, those that a quick search leaves for later)"""
+        placed = {placement.demand.key for placement in self.placements}
+        later = {key for part in self.unproven for key in part.keys} if is_quick else set()
+        left_out = [unit for unit in units if unit.demands[0].key not in placed]
+        return (
+            [unit for unit in left_out if unit.demands[0].key not in later],
+            [unit for unit in left_out if unit.demands[0].key in later],
+        )
+
 
 def find_placements(
     snapshot: Snapshot,
@@ -450,3 +462,25 @@ def solve_unit(
     if not placements and not all(level.is_proven for level in levels if level.goal == "satisfied"):
         raise SearchCutShort(SEARCH_CUT_SHORT)
     return placements
+
+
+def place_unit(
+    snapshot: Snapshot,
+    allocations: Sequence[Allocation],
+    unit: PlacementUnit,
+    *,
+    usage: Usage | None = None,
+    placement: str = "pack",
+    ends: float | None = None,
+) -> list[Placement] | None:
+    """A placement of every demand of the unit, best first by S17; None when it is proven that there is none.
+
+    ``usage`` is what the allocations add up to, where that is known. Raises OutOfTime where neither is known at the
+    monotonic time ``ends``.
+    """
+    try:
+        steps = StepBudget(DEFAULT_STEPS, ends)
+        placed = place(snapshot, usage or Usage.of(snapshot, allocations), unit, placement=placement, steps=steps)
+        return None if placed is None else list(placed.placements)
+    except StepsExhausted:
+        return solve_unit(snapshot, allocations, unit, placement, ends) or None

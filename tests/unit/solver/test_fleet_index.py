@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -13,12 +14,19 @@ from hypothesis import strategies as st
 
 from devalloc_solver import Fleet, testing
 from devalloc_solver.cel.device_claims.reads import equalities
-from devalloc_solver.explain.funnel import MAX_USERS
+from devalloc_solver.explain.funnel import MAX_USERS, SHOWN
 from devalloc_solver.fleet import node_index
 from devalloc_solver.fleet.device_claims.backend import DeviceClaimFleet
 from devalloc_solver.fleet.device_claims.documents import DeviceClaimReader, ManifestRecord, read_manifest
-from devalloc_solver.fleet.equal_devices import UNSHARED, EqualDevicesIndex, GroupAttributes, columns_of_node
-from devalloc_solver.fleet.fleet_stats import NAMED_PER_KIND, NETWORK, EqualClaims, FleetStats
+from devalloc_solver.fleet.equal_devices import (
+    UNSHARED,
+    EqualDevices,
+    EqualDevicesIndex,
+    GroupAttributes,
+    columns_of_node,
+)
+from devalloc_solver.fleet.fleet_stats import NETWORK, EqualClaims, FleetStats
+from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.problem.snapshot import Device, Pool, Snapshot, join_pools
 from tests.support.manifests import claim
 from tests.support.random_fleets import documents
@@ -131,12 +139,14 @@ def _check(stats: FleetStats) -> None:
     sizes = Counter(kind.index for record in records for kind in record.kinds)
     assert dict(stats.sizes()) == sizes
     places = sorted(
-        (NETWORK if record.name is None else record.rank, device, kind.index)
+        ((), NETWORK if record.name is None else record.rank, device, kind.index)
         for record in records
         for device, kind in enumerate(record.kinds)
     )
-    firsts = {number: [place for place in places if place[2] == number][:NAMED_PER_KIND] for number in sizes}
+    firsts = {number: [place[:3] for place in places if place[3] == number][:SHOWN] for number in sizes}
     assert dict(stats.firsts()) == firsts
+    _check_order(stats, records)
+    _check_order(FleetStats(index, stats.holders, lambda pool: pool.index % 2 == 1), records)
     assert [record.name for record in stats.in_order()] == [
         record.name for record in sorted(records, key=lambda each: NETWORK if each.name is None else each.rank)
     ]
@@ -163,6 +173,30 @@ def _check(stats: FleetStats) -> None:
         emptiest[kind] = min(emptiest.get(kind, own), own)
     assert sum(len(s.ranks) for n, _ in stats.classes() for s in stats.sorts_of(n)) == len(index.records)
     assert dict(stats.emptiest()) == {kind: rank for kind, (_, rank) in emptiest.items()}
+
+
+def _check_order(stats: FleetStats, records: Sequence[NodeRecord]) -> None:
+    """The first devices of each kind, without some, in the order of nodes or of drivers and names of pools."""
+    stats.update()
+
+    def place(record: NodeRecord, device: int) -> tuple[tuple[object, ...], int, int]:
+        number = record.snapshot.devices[device].pool
+        pool, kind = record.snapshot.pools[number], record.pools[number]
+        names = () if stats.is_last is None else (stats.is_last(kind), pool.driver, pool.name)
+        return names, NETWORK if record.name is None else record.rank, device
+
+    by_kind: dict[EqualDevices, dict[tuple[str | None, int], tuple[tuple[object, ...], int, int]]] = defaultdict(dict)
+    for record in records:
+        for device, kind in enumerate(record.kinds):
+            by_kind[kind][record.name, device] = place(record, device)
+    for kind, places in by_kind.items():
+        assert stats.firsts()[kind.index] == sorted(places.values())[:SHOWN]
+        for apart in (
+            Random(kind.index).sample([*places], len(places) // 2),
+            [*sorted(places, key=places.__getitem__)[:2]],
+        ):
+            others = sorted(one for key, one in places.items() if key not in apart)
+            assert list(stats.first_of(kind, set(apart))) == others[:SHOWN]
 
 
 def _columns_device_by_device(snapshot: Snapshot) -> dict[str, tuple[tuple[int, ...], tuple[object, ...]]]:

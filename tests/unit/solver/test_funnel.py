@@ -10,7 +10,7 @@ import pytest
 from devalloc_solver import Fleet, solve_manifests
 from devalloc_solver.dra import explain
 from devalloc_solver.dra import solve_manifests as solve_resource_claims
-from devalloc_solver.fleet.device_claims.funnels import RefinedFunnels
+from devalloc_solver.fleet.funnels import RefinedKinds
 from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet
 from devalloc_solver.fleet.resource_k8s.cluster_counts import ClusterFunnels
 from devalloc_solver.fleet.resource_k8s.full_solve import FullCluster
@@ -117,9 +117,9 @@ def _calls(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[Any]
     calls: list[Any] = []
     method = getattr(owner, name)
 
-    def record(*given: Any) -> Any:
+    def record(*given: Any, **named: Any) -> Any:
         calls.append(given)
-        return method(*given)
+        return method(*given, **named)
 
     monkeypatch.setattr(owner, name, record)
     return calls
@@ -155,7 +155,7 @@ def _cards() -> list[dict[str, Any]]:
 def test_devices_that_are_named_are_counted_one_by_one(
     constraint: str, count: int, numbers: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = _calls(monkeypatch, RefinedFunnels, "make")
+    made = _calls(monkeypatch, RefinedKinds, "excluded")
     documents, wanted = _cards(), _wants("c", count, constraint)
     fleet = Fleet.from_manifests(documents)
 

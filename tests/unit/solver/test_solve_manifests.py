@@ -17,8 +17,8 @@ from devalloc_solver import AnswerRefused, Fleet, capacity, dra, solve, solve_ma
 from devalloc_solver.columns import allocate_batch
 from devalloc_solver.dialects.device_claims.manifests import read_documents
 from devalloc_solver.exact.goals import GoalSearch
+from devalloc_solver.pipeline import device_claims, strategy
 from devalloc_solver.pipeline import device_claims as stages
-from devalloc_solver.pipeline import solve_cache, strategy
 from devalloc_solver.pipeline.device_claims import prepare
 from tests.support.manifests import Manifest, allocated, claim, device, device_class, entry, pool
 
@@ -263,8 +263,8 @@ def test_a_short_deadline_gives_what_a_first_fit_would_find(deadline: float) -> 
 
 
 def test_a_judge_that_is_kept_forgets_expressions_once_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(solve_cache, "MAX_VERDICTS", 2)
-    problem_input, state = read_documents([GPU, *fleet(1)]), solve_cache.SolveCache()
+    monkeypatch.setattr(device_claims, "MAX_VERDICTS", 2)
+    problem_input, state = read_documents([GPU, *fleet(1)]), device_claims.SolveCache()
     judge = state.take(problem_input)[2]
     for expression in ("device.", "device..", "device..."):
         assert state.take(problem_input)[2] is judge

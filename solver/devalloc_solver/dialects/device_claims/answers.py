@@ -14,6 +14,7 @@ from devalloc.api.problems import Problem
 from devalloc.api.quantity import Format, Quantity
 from devalloc_solver.cel.budget import Bound
 from devalloc_solver.dialects.device_claims.manifests import ConfigKey, ProblemInput
+from devalloc_solver.dialects.units import RejectedClaim
 from devalloc_solver.problem.allocations import Key, MissingDevice, node_of
 from devalloc_solver.problem.placement import GoalLevel, PlacedDevice, Placement
 from devalloc_solver.problem.snapshot import Snapshot
@@ -187,6 +188,23 @@ def allocated_answer(
         },
         warnings=warnings + losses,
         lost=gone,
+    )
+
+
+def rejected_answer(refused: RejectedClaim) -> ClaimAnswer:
+    """The answer for a claim that is not solved: what it holds it keeps, and says what is wrong with it (S16)."""
+    held = refused.status is not None
+    return ClaimAnswer(
+        namespace=refused.key[0],
+        name=refused.key[1],
+        allocated=held,
+        node=refused.node if held else None,
+        allocations=tuple(a.to_manifest() for a in refused.status.allocations) if refused.status else (),
+        reason=None if held else refused.reason,
+        message=None if held else refused.message,
+        warnings=(f"{refused.reason}: {refused.message}",) if held else (),
+        blockers=() if held else refused.blockers,
+        exceeded=None if held else refused.exceeded,
     )
 
 

@@ -13,7 +13,7 @@ from devalloc.api.problems import Problem
 from devalloc.api.reasons import Reason
 from devalloc_solver.cel import device_claims as cel
 from devalloc_solver.cel.budget import OutOfTime
-from devalloc_solver.dialects.device_claims.answers import ClaimAnswer, allocated_answer
+from devalloc_solver.dialects.device_claims.answers import ClaimAnswer, allocated_answer, rejected_answer
 from devalloc_solver.dialects.device_claims.candidates import ExpressionError
 from devalloc_solver.dialects.units import RejectedClaim, timeout_rejection
 from devalloc_solver.fleet.backend import Answer, FleetBackend, Manifest, Name
@@ -32,11 +32,10 @@ from devalloc_solver.fleet.device_claims.state import DeviceFleetState
 from devalloc_solver.pipeline.device_claims import (
     AnswerRefused,
     PreparedProblem,
+    SolveCache,
     prepare,
-    rejected_answer,
     solve_input,
 )
-from devalloc_solver.pipeline.solve_cache import SolveCache
 from devalloc_solver.problem.allocations import Key, read_allocations
 from devalloc_solver.problem.snapshot import take_snapshot
 

@@ -6,7 +6,7 @@ one of each kind with the least in use, and those where the fewest claims block.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,56 +21,18 @@ from devalloc_solver.explain.explainer import FleetTotals
 from devalloc_solver.explain.feasibility import FeasibilityQuestion
 from devalloc_solver.explain.relaxations import Relaxation, apply_relaxations
 from devalloc_solver.explain.typos import MAX_VALUES
-from devalloc_solver.fleet.device_claims.funnels import KindFunnels, RefinedFunnels, RefinedKinds
 from devalloc_solver.fleet.device_claims.rules import DeviceClaimQuery, DeviceClaimRules
 from devalloc_solver.fleet.explainer import MAX_KINDS, FleetExplainer
 from devalloc_solver.fleet.explanation_nodes import NodeSelection
-from devalloc_solver.fleet.fleet_stats import NETWORK
-from devalloc_solver.fleet.node_index import HeldDevices, HeldItem, Holders, NodeIndex
+from devalloc_solver.fleet.fleet_stats import NETWORK, DevicePosition
+from devalloc_solver.fleet.funnels import FleetFunnels, RefinedKinds, RejectedDevices
+from devalloc_solver.fleet.node_index import Holders, NodeIndex
 from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.fleet.shape_search import ShapeSearch
 from devalloc_solver.fleet.unique_attribute_search import UniqueAttributeSearch
 from devalloc_solver.gc_pause import gc_paused
-from devalloc_solver.problem.allocations import AllocatedDevice, Allocation, Key
-from devalloc_solver.problem.demand import AllocationMode, PlacementUnit
-from devalloc_solver.problem.snapshot import Pool, Snapshot, join_pools, renumber
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FleetSubset:
-    """Some nodes, in natural order, after the network where there is any."""
-
-    snapshot: Snapshot
-    offsets: Mapping[str | None, int]
-    """node -> index of its first device"""
-
-    @classmethod
-    def of(cls, records: Iterable[NodeRecord]) -> FleetSubset:
-        """``records`` come in the order of a snapshot: the network's first, then by rank."""
-        pools: list[Pool] = []
-        offsets: dict[str | None, int] = {}
-        first = 0
-        for record in records:
-            offsets[record.name] = first
-            pools += record.snapshot.pools
-            first += len(record.snapshot.devices)
-        return cls(join_pools(renumber(pools)), offsets)
-
-    def allocations(
-        self, held: Mapping[Hashable, Sequence[HeldItem]], holders: Mapping[Key, HeldDevices], keys: Iterable[Key]
-    ) -> tuple[Allocation, ...]:
-        """What these claims hold here, by name of the claim; of other nodes nothing is said."""
-        offsets = self.offsets
-        allocations = []
-        for key in sorted(keys):
-            items = tuple(
-                AllocatedDevice(offsets[node] + device, amounts)
-                for node, device, amounts in held[key]
-                if node in offsets
-            )
-            allocations.append(Allocation(key, holders[key].priority, items))
-        return tuple(allocations)
-
+from devalloc_solver.problem.demand import AllocationMode, PlacementUnit, Request
+from devalloc_solver.problem.snapshot import Snapshot, with_index
 
 FEW_NODES, MANY_NODES = 16, 128
 """Nodes with the fewest claims in the way that are looked at, first and where that does not prove the answer."""
@@ -80,7 +42,35 @@ MAX_REFINEMENTS = 4
 """Sets of attributes by whose values the fleet is kept split; each takes time and room for all devices."""
 
 
-class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, tuple[FleetSubset, CandidateFinder]]):
+@dataclass(slots=True)
+class DeviceClaimFunnels(FleetFunnels):
+    """Makes the funnels of DeviceClaims."""
+
+    eligibility: CandidateFinder
+    """judges one device of each part"""
+
+    def judge(self, request: Request) -> tuple[set[int], Iterable[RejectedDevices]]:
+        accepted, rejected, sizes = set(), [], self.parts.sizes()
+        for device in self.eligibility.snapshot.devices:
+            if sizes.get(device.index):
+                mismatch = self.eligibility.mismatch(request.spec, device)
+                if mismatch is None:
+                    accepted.add(device.index)
+                else:
+                    has_example = bool(mismatch.example)
+                    rejected.append(self.step(device.index, mismatch.what, mismatch.stage, has_example=has_example))
+        return accepted, rejected
+
+    def order(self, step: RejectedDevices) -> tuple[object, ...]:
+        return step.stage, -step.number, step.what
+
+    def example(self, request: Request, what: str, first: DevicePosition, part: int) -> str | None:
+        sample = self.eligibility.snapshot.devices[part]
+        mismatch = self.eligibility.mismatch(request.spec, with_index(self.device(first), part, sample.pool))
+        return None if mismatch is None or not mismatch.example else f"{self.title(first)}: {mismatch.example}"
+
+
+class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, CandidateFinder]):
     """Explains DeviceClaims."""
 
     def __init__(self, index: NodeIndex, holders: Holders) -> None:
@@ -168,9 +158,9 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, tuple[
         if claim.pinned_node in self.index.records:
             ranks.add(self.index.records[claim.pinned_node].rank)
         identifiers = {name: partial(split.values_on, name) for name in split.read if split.literals is not None}
-        slips = TypoFinder(judge.snapshot, judge, split.sizes, identifiers)
+        slips = TypoFinder(judge.snapshot, judge, split.sizes(), identifiers)
         records = [self.stats.record(rank) for rank in sorted(ranks)]
-        fleet = FleetTotals(RefinedFunnels(self.stats, judge, split), slips, self.index.records.keys())
+        fleet = FleetTotals(DeviceClaimFunnels(self.stats, split, judge), slips, self.index.records.keys())
         return self._answer(query, claim, records, fleet)[0]
 
     def _split(self, query: DeviceClaimQuery, shape: UniqueAttributeSearch) -> RefinedKinds | None:
@@ -192,11 +182,12 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, tuple[
             return None
         names = tuple(sorted(read))
         if many == read:
-            return RefinedKinds(self.stats, names, {name: literals[name] for name in names})
+            nodes = {node for name in names for node in kinds.find(name, literals[name]) or ()}
+            return RefinedKinds(self.stats, names, nodes, {name: literals[name] for name in names})
         if names not in self._splits:
             if len(self._splits) >= MAX_REFINEMENTS:
                 del self._splits[next(iter(self._splits))]
-            self._splits[names] = RefinedKinds(self.stats, names, None)
+            self._splits[names] = RefinedKinds(self.stats, names)
         return self._splits[names]
 
     def _edited(self, query: DeviceClaimQuery, edits: Sequence[Relaxation]) -> NodeSelection:
@@ -218,33 +209,24 @@ class DeviceClaimsExplainer(FleetExplainer[DeviceClaimRules, ClaimAnswer, tuple[
         """The answer, and what would have to change besides what claims hold; ``fleet`` unless these are all nodes."""
         if fleet is not None and self.index.network is not None:
             records = [self.stats.record(NETWORK), *records]
-        excerpt, eligibility = self._subset(tuple(records))
-        keys = self.holders.on_nodes(record.name for record in records)
-        allocations = excerpt.allocations(self.index.held, self.holders.by_claim, keys)
-        demand = query.demand(eligibility)
-        explainer = DeviceClaimExplainer(
-            excerpt.snapshot,
-            allocations,
-            (),
-            self.index.allowance.until,
-            eligibility,
-            fleet=fleet or FleetTotals(),
-        )
-        unit = PlacementUnit((demand,), None, claim.pinned_node)
+        subset = self._subset(tuple(records))
+        allocations, ends = self._allocations(subset), self.index.allowance.until
+        totals = fleet or FleetTotals()
+        explainer = DeviceClaimExplainer(subset.snapshot, allocations, (), ends, subset.judge, fleet=totals)
+        unit = PlacementUnit((query.demand(subset.judge),), None, claim.pinned_node)
         (answer,) = explainer.explain(unit, {})
         finding = explainer.by_kind.get(unit.kind)
         return answer, () if finding is None else finding.edits
 
-    def _make_subset(self, records: tuple[NodeRecord, ...]) -> tuple[FleetSubset, CandidateFinder]:
-        excerpt = FleetSubset.of(records)
-        return excerpt, self.rules.on(excerpt.snapshot)
+    def _judge(self, snapshot: Snapshot) -> CandidateFinder:
+        return self.rules.on(snapshot)
 
     def _fleetwide(self) -> FleetTotals:
         if self._slips is None:
             judge, sizes = self._judge_of_kinds(), self.stats.sizes()
             copies = {kind.index: sizes.get(kind.index, 0) for kind in self.index.kinds.kinds}
             self._slips = TypoFinder(judge.snapshot, judge, copies)
-        counts = KindFunnels(self.stats, self._slips.eligibility)
+        counts = DeviceClaimFunnels(self.stats, self.stats, self._slips.eligibility)
         return FleetTotals(counts, self._slips, self.index.records.keys())
 
     def _judge_of_kinds(self) -> CandidateFinder:

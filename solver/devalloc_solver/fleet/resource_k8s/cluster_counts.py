@@ -1,7 +1,5 @@
 """What one claim can have of a whole cluster, counted by kind of device and class of nodes.
 
-It also lists the first devices of each kind, in the order in which a cluster numbers its devices.
-
 Devices that a claim selects by a unique attribute (a uuid) are judged one by one. This serves only claims whose
 expressions list the values. All other devices of a kind are treated together, because what is true of one is true of
 all: they fail the expressions that name others.
@@ -9,102 +7,27 @@ all: they fail the expressions that name others.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from heapq import nsmallest
-from typing import NamedTuple
+from itertools import islice
 
-from devalloc_solver.dialects.resource_k8s.candidates import RequestJudge
-from devalloc_solver.dialects.resource_k8s.published_devices import (
-    DevicesInUse,
-    PublishedDevice,
-    find_attribute,
-    make_snapshot,
-)
-from devalloc_solver.explain.funnel import SHOWN, Funnel, FunnelCounter, Step
+from devalloc_solver.dialects.resource_k8s.candidates import RequestCandidates
+from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice, find_attribute
+from devalloc_solver.explain.funnel import SHOWN, Funnel, FunnelCounter
 from devalloc_solver.explain.typos import MAX_VALUES
 from devalloc_solver.fleet.equal_devices import EqualDevicesIndex
 from devalloc_solver.fleet.explanation_nodes import NodeSelection
-from devalloc_solver.fleet.fleet_stats import FleetStats
-from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, NodeRecord, PoolKind, PoolState
+from devalloc_solver.fleet.fleet_stats import DevicePosition, FleetStats
+from devalloc_solver.fleet.funnels import FleetFunnels, RefinedKinds, RejectedDevices
+from devalloc_solver.fleet.pool_states import NodeClass, NodeRecord, PoolKind, PoolState
 from devalloc_solver.fleet.resource_k8s.device_properties import published_device
-from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimQuery, ResourceClaimRules, is_broken
-from devalloc_solver.fleet.resource_k8s.state import ClusterState, usage_of
-from devalloc_solver.problem.allocations import AllocatedDevice, Allocation, Key
-from devalloc_solver.problem.demand import AllocationMode, Candidates, Demand, PlacementUnit, Request
-from devalloc_solver.problem.snapshot import Snapshot, join_pools, renumber
-
-PoolOrder = tuple[bool, str, str]
-"""The place of a pool among those of a cluster: (whether it has binding conditions, driver, driver and name)"""
+from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimQuery, attribute_names
+from devalloc_solver.problem.demand import AllocationMode, Candidates, PlacementUnit, Request
 
 
 def has_binding_conditions(pool: PoolKind) -> bool:
-    """Whether pools of a kind have binding conditions."""
+    """Whether pools of a kind have binding conditions: then they come after all others."""
     return any(published_device(kind.one).device.binding_conditions for kind in pool.kinds)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ClusterSubset:
-    """Nodes that have pools of their own, for one layout of the cluster and one set of classes."""
-
-    snapshot: Snapshot
-    offers: Sequence[PublishedDevice]
-    judge: RequestJudge
-    places: Mapping[str | None, Sequence[int]]
-    """node -> the index here of each device of its own snapshot"""
-    kinds: Sequence[int]
-    """the kind of each device; -1 of the commons, which are the last ones"""
-    shared_devices: DevicesInUse
-
-    @classmethod
-    def of(cls, records: Sequence[NodeRecord], rules: ResourceClaimRules) -> ClusterSubset:
-        """``records`` are in natural order of their names."""
-        places = {record.name: [0] * len(record.snapshot.devices) for record in records}
-        numbered = [
-            ((has_binding_conditions(kind), pool.driver, pool.name), n, pool)
-            for n, record in enumerate(records)
-            for pool, kind in zip(record.snapshot.pools, record.pools, strict=True)
-            if pool.devices
-        ]
-        numbered.sort(key=lambda one: one[:2])
-        pools = renumber(pool for _, _, pool in numbered)
-        offers: list[PublishedDevice] = []
-        kinds: list[int] = []
-        for _, number, pool in numbered:
-            own_places, own_kinds = places[records[number].name], records[number].kinds
-            for device in pool.devices:
-                offer = published_device(device)
-                own_places[device.index] = len(offers)
-                kinds.append(own_kinds[device.index].index)
-                offers.append(
-                    PublishedDevice(len(offers), offer.pool, offer.slice, offer.device, offer.is_shareable, offer.nodes)
-                )
-        first = len(offers)
-        offers += [replace(offer, index=first + n) for n, offer in enumerate(rules.shared_devices.offers)]
-        for pool in make_snapshot(offers[first:], (), None, rules.gates).pools:
-            here = tuple(replace(device, pool=len(pools)) for device in pool.devices)
-            pools.append(replace(pool, index=len(pools), devices=here))
-        kinds += [-1] * (len(offers) - first)
-        snapshot = join_pools(pools, [str(record.name) for record in records])
-        broken = {str(record.name) for record in records if any(is_broken(d.traits) for d in record.snapshot.devices)}
-        return cls(
-            snapshot, offers, rules.judge(offers, frozenset(broken)), places, kinds, DevicesInUse(offers[first:])
-        )
-
-    def allocations(self, state: ClusterState) -> list[Allocation]:
-        """What claims hold here, by name of the claim. None of them holds devices of several nodes."""
-        by_claim: dict[Key, list[AllocatedDevice]] = {
-            key: [*self.shared_devices.items(usage_of(state.allocations[key]))] for key in state.common_holders
-        }
-        for node, places in self.places.items():
-            for key in state.holders.on_node.get(node, ()):
-                local = [AllocatedDevice(places[device], amounts) for _, device, amounts in state.index.held[key]]
-                by_claim.setdefault(key, []).extend(local)
-        return [
-            Allocation(key, state.allocations[key].priority, tuple(sorted(items, key=lambda held: held.device)))
-            for key, items in sorted(by_claim.items())
-        ]
 
 
 MAX_NODES = 80
@@ -120,7 +43,9 @@ class NamedDevices:
     labels: frozenset[str] = frozenset()
     """of the requests that have such an expression"""
     records: tuple[NodeRecord, ...] = ()
-    """the nodes that have devices with a value that is named, in natural order"""
+    """the nodes that have devices with a value that is named"""
+    read: frozenset[str] = frozenset()
+    """attributes that vary within kinds, and that any expression reads"""
 
     @classmethod
     def of(cls, query: ResourceClaimQuery) -> NamedDevices | None:
@@ -136,6 +61,7 @@ class NamedDevices:
         expressions: set[str] = set()
         labels: set[str] = set()
         nodes: set[str | None] = set()
+        read: set[str] = set()
         for request in demand.requests:
             for program in query.rules.programs(request.spec.subrequest):
                 places = query.rules.places(program)
@@ -148,18 +74,15 @@ class NamedDevices:
                 expressions.add(program.text)
                 labels.add(request.label)
                 nodes.update(places)
+                read |= index.kinds.varied & attribute_names(program)
         if len(nodes) > MAX_NODES:
             return None
-        records = sorted((index.records[node] for node in nodes if node is not None), key=lambda one: one.rank)
-        return cls(frozenset(expressions), frozenset(labels), tuple(records))
+        records = tuple(index.records[node] for node in nodes if node is not None)
+        return cls(frozenset(expressions), frozenset(labels), records, frozenset(read))
 
     @property
     def ranks(self) -> Collection[int]:
         return {record.rank for record in self.records}
-
-    def sizes(self) -> Mapping[int, int]:
-        """kind -> devices on these nodes"""
-        return Counter(kind.index for record in self.records for kind in record.kinds)
 
     def has(self, request: Request) -> bool:
         """Whether a request, maybe of an edited claim, may only take devices of these nodes."""
@@ -178,118 +101,65 @@ def all_texts(
     kinds: EqualDevicesIndex, shared_devices: Sequence[PublishedDevice], name: str, _: object
 ) -> Collection[object] | None:
     """The texts that a unique attribute has on any device; None when they are too many to look among for a typo."""
-    texts = dict.fromkeys(str(v[1]) for v in kinds.values(name) if isinstance(v, tuple) and v[0] == "string")
+    own = (str(v[1]) for v in kinds.values(name) if isinstance(v, tuple) and v[0] == "string")
+    texts = dict.fromkeys(islice(own, MAX_VALUES + 1))  # each is another text: a fleet has one for each device
     for attribute in (find_attribute(offer, name) for offer in shared_devices):
         if attribute is not None and attribute.kind == "string":
             texts |= dict.fromkeys(map(str, attribute.values))
     return texts if len(texts) <= MAX_VALUES else None
 
 
-class FirstDevice(NamedTuple):
-    """One device; smaller is earlier."""
-
-    order: PoolOrder
-    rank: int
-    """of its node; among the commons its number"""
-    device: int
-    """its index in the snapshot of its node"""
-    common: PublishedDevice | None = None
-    """the device itself where it is one of the commons"""
+COMMON = -1
+"""Stands for the index of a device that is one of the commons; its rank is its number among them."""
 
 
-def first_of_shared(number: int, offer: PublishedDevice) -> FirstDevice:
-    """One of the commons, which are in order among themselves."""
-    pool = offer.pool
-    return FirstDevice((pool.has_binding_conditions, pool.driver, pool.title), number, 0, offer)
+@dataclass(slots=True)
+class ResourceClaimFunnels(FleetFunnels):
+    """Makes the funnels of claims of one shape."""
 
+    query: ResourceClaimQuery
+    choices: Mapping[str, RequestCandidates]
+    """label of a request -> what it may take of one device of each part"""
 
-def devices_of(record: NodeRecord) -> Iterator[FirstDevice]:
-    """The devices of a node that are in pools of its own."""
-    for pool, own in zip(record.pools, record.snapshot.pools, strict=True):
-        order = has_binding_conditions(pool), own.driver, own.name
-        for device in own.devices:
-            yield FirstDevice(order, record.rank, device.index)
+    @property
+    def commons(self) -> Sequence[PublishedDevice]:
+        return self.query.rules.shared_devices.offers
 
+    def judge(self, request: Request) -> tuple[set[int], Iterable[RejectedDevices]]:
+        choice, sizes = self.choices[request.label], self.parts.sizes()
+        rejected = [
+            self.step(part, what, has_example=True)
+            for what, some in choice.verdict.rejected.items()
+            for part, _ in some
+            if sizes.get(part)
+        ]
+        shared = self.query.rules.judge_shared_devices(self.query.claim, choice.subrequest)
+        numbers = {offer.index: number for number, offer in enumerate(self.commons)}
+        for what, some in shared.rejected.items():
+            firsts = [self._common(numbers[index]) for index, _ in some[:SHOWN]]
+            rejected.append(RejectedDevices(0, what, len(some), firsts, (firsts[0], COMMON)))
+        return {part for part in choice.candidates().accepted if sizes.get(part)}, rejected
 
-@dataclass(slots=True, eq=False)
-class FirstDevices:
-    """Finds them anew when pools have changed."""
+    def _common(self, number: int) -> DevicePosition:
+        pool = self.commons[number].pool
+        return DevicePosition((pool.has_binding_conditions, pool.driver, pool.title), number, COMMON)
 
-    _first: Mapping[int, Sequence[FirstDevice]] = field(default_factory=dict)
-    _records: Mapping[int, NodeRecord] = field(default_factory=dict)
-    _pools: Mapping[PoolKind, Sequence[tuple[str, str, int, int]]] = field(default_factory=dict)
-    """(driver, name, rank of the node, index of the first device)"""
+    def others(self) -> int:
+        return len(self.commons)
 
-    def update(self, records: Mapping[int, NodeRecord]) -> None:
-        """``records``: all nodes by rank."""
-        self._records = records
-        pools: dict[PoolKind, list[tuple[str, str, int, int]]] = defaultdict(list)
-        for rank, record in records.items():
-            for pool, start, own in zip(record.pools, record.starts, record.snapshot.pools, strict=True):
-                pools[pool].append((own.driver, own.name, rank, start))
-        self._pools = pools
-        by_kind: dict[int, list[FirstDevice]] = defaultdict(list)
-        for pool, places in pools.items():
-            for first, kind in _first_of_each_kind(pool, nsmallest(SHOWN, places)):
-                by_kind[kind].append(first)
-        self._first = {kind: nsmallest(SHOWN, firsts) for kind, firsts in by_kind.items()}
+    def order(self, step: RejectedDevices) -> tuple[object, ...]:
+        return step.firsts, step.what
 
-    def of(self, kinds: Iterable[int]) -> Sequence[FirstDevice]:
-        """The first SHOWN devices of these kinds."""
-        return nsmallest(SHOWN, (first for kind in kinds for first in self._first.get(kind, ())))
+    def example(self, request: Request, what: str, first: DevicePosition, part: int) -> str | None:
+        offer, subrequest = replace(self._offer(first), index=0), self.choices[request.label].subrequest
+        ((_, why),) = self.query.rules.judge([offer]).choose(self.query.claim, subrequest).verdict.rejected[what]
+        return why
 
-    def elsewhere(self, kind: int, ranks: Collection[int]) -> Sequence[FirstDevice]:
-        """The first SHOWN devices of a kind that are not on these nodes."""
-        nearest = self._first.get(kind, ())
-        if all(first.rank not in ranks for first in nearest):
-            return nearest
-        firsts: list[FirstDevice] = []
-        for pool, places in self._pools.items():
-            if any(one.index == kind for one in pool.kinds):
-                others = nsmallest(SHOWN, (place for place in places if place[2] not in ranks))
-                firsts += [first for first, index in _first_of_each_kind(pool, others) if index == kind]
-        return nsmallest(SHOWN, firsts)
+    def title(self, position: DevicePosition) -> str:
+        return self._offer(position).title
 
-    def offer(self, first: FirstDevice) -> PublishedDevice:
-        if first.common is not None:
-            return first.common
-        return published_device(self._records[first.rank].snapshot.devices[first.device])
-
-
-def _first_of_each_kind(
-    pool: PoolKind, places: Iterable[tuple[str, str, int, int]]
-) -> Iterator[tuple[FirstDevice, int]]:
-    """(device, its kind): the first SHOWN of each kind in pools of one kind."""
-    last = has_binding_conditions(pool)
-    for driver, name, rank, start in places:
-        for kind, group in zip(pool.kinds, pool.groups, strict=True):
-            for number in group[:SHOWN]:
-                yield FirstDevice((last, driver, name), rank, start + number), kind.index
-
-
-@dataclass(slots=True, eq=False)
-class _RequestKinds:
-    """The kinds that a request may take, none of which is taken in shares."""
-
-    request: Request
-    kinds: frozenset[int]
-    _free: dict[int, int] = field(default_factory=dict)
-    """state of a pool -> devices that are free"""
-
-    def free(self, node: NodeClass) -> int:
-        return sum(map(self._free_of, node.states))
-
-    def _free_of(self, state: PoolState) -> int:
-        total = self._free.get(state.index)
-        if total is None:
-            by_kind = zip(state.kind.kinds, state.free, strict=True)
-            total = self._free[state.index] = sum(free for kind, free in by_kind if kind.index in self.kinds)
-        return total
-
-    def size(self, node: NodeKind) -> int:
-        """Devices, in use or not."""
-        pairs = ((kind, size) for pool in node.pools for kind, size in zip(pool.kinds, pool.sizes, strict=True))
-        return sum(size for kind, size in pairs if kind.index in self.kinds)
+    def _offer(self, position: DevicePosition) -> PublishedDevice:
+        return self.commons[position.rank] if position.device == COMMON else published_device(self.device(position))
 
 
 @dataclass(slots=True, eq=False)
@@ -297,21 +167,28 @@ class ClusterCounts:
     """Counts for one shape of claim, for one layout of the cluster."""
 
     stats: FleetStats
-    firsts: FirstDevices
     query: ResourceClaimQuery
     layout: int
     """of the cluster"""
     named: NamedDevices
-    _request_kinds: Mapping[str, _RequestKinds] = field(init=False)
-    _steps: dict[str, tuple[Step, ...]] = field(default_factory=dict)
-    """request -> the steps of its funnel"""
+    _requests: Mapping[str, Request] = field(init=False)
+    """by label; their candidates are kinds"""
+    _funnels: ResourceClaimFunnels = field(init=False)
+    _of_named: ResourceClaimFunnels = field(init=False)
+    """of requests that name devices"""
+    _free: dict[tuple[str, PoolState], int] = field(default_factory=dict)
+    """(label, state of a pool) -> devices for a request that are free"""
 
     def __post_init__(self) -> None:
-        demand: Demand = self.query.shape_facts.demand
-        there = {kind for kind, size in self.stats.sizes().items() if size}
-        self._request_kinds = {
-            s.label: _RequestKinds(s, frozenset(there.intersection(s.candidates.accepted))) for s in demand.requests
-        }
+        self._requests = {request.label: request for request in self.query.shape_facts.demand.requests}
+        choices = {label: request.spec for label, request in self._requests.items()}
+        self._funnels = self._of_named = ResourceClaimFunnels(self.stats, self.stats, self.query, choices)
+        if self.named.labels:
+            rules, nodes = self.query.rules, [record.name for record in self.named.records]
+            refined = RefinedKinds(self.stats, tuple(sorted(self.named.read)), nodes)
+            judge = rules.judge_kinds(refined.parts())
+            own = {label: judge.choose(self.query.claim, choices[label].subrequest) for label in self.named.labels}
+            self._of_named = ResourceClaimFunnels(self.stats, refined, self.query, own)
 
     @property
     def errors(self) -> Sequence[str]:
@@ -321,115 +198,62 @@ class ClusterCounts:
     @property
     def is_exact(self) -> bool:
         """Whether counting kinds tells all: no device is shared, and requests for all devices can have them."""
-        kinds, sizes = self.stats.index.kinds.kinds, self.stats.sizes()
-        for label, request_kinds in self._request_kinds.items():
+        kinds, sizes = self.stats.parts(), self.stats.sizes()
+        for label, request in self._requests.items():
             if label in self.named.labels:
                 continue  # its devices are looked at one by one
-            verdict = request_kinds.request.spec.verdict
-            if any(kinds[kind].one.shareable for kind in request_kinds.kinds):
+            verdict = request.spec.verdict
+            if any(kinds[kind].one.shareable for kind in self._kinds(label)):
                 return False
             if any(sizes.get(kind) for kind in verdict.blocked) or any(sizes.get(int(kind)) for kind in verdict.broken):
                 return False
         return True
 
-    def matching(self, label: str) -> int:
+    def funnel(self, request: Request) -> Funnel:
+        """Of a request of any part of the cluster."""
+        return (self._of_named if request.label in self.named.labels else self._funnels).make(request)
+
+    def most_free(self, label: str, pin: str | None) -> int:
+        """The most devices that are free on one node, or on the one it is bound to."""
+        record = self.stats.index.records.get(pin or "")
+        own_class = None if record is None else record.member_of
+        nodes = [node for node, _ in self.stats.classes()] if pin is None else [own_class] if own_class else []
+        return max((self._free_on(label, node) for node in nodes), default=0)
+
+    def _free_on(self, label: str, node: NodeClass) -> int:
+        return sum(self._free_of(label, state) for state in node.states)
+
+    def _free_of(self, label: str, state: PoolState) -> int:
+        total = self._free.get((label, state))
+        if total is None:
+            kinds, by_kind = self._requests[label].candidates.accepted, zip(state.kind.kinds, state.free, strict=True)
+            total = self._free[label, state] = sum(free for kind, free in by_kind if kind.index in kinds)
+        return total
+
+    def having(self, label: str, name: str) -> tuple[int, int]:
+        """(devices for a request that have a value of an attribute, all devices for it)"""
+        kinds, sizes, own = self.stats.parts(), self.stats.sizes(), self._kinds(label)
+        return sum(sizes[kind] for kind in own if kinds[kind].one.values(name)), sum(sizes[kind] for kind in own)
+
+    def _kinds(self, label: str) -> list[int]:
         sizes = self.stats.sizes()
-        return sum(sizes[kind] for kind in self._request_kinds[label].kinds)
+        return [kind for kind in self._requests[label].candidates.accepted if sizes.get(kind)]
 
-    def most(self, label: str, pin: str | None, *, is_empty: bool) -> int:
-        """The most devices of one node, or of the one it is bound to."""
-        request_kinds = self._request_kinds[label]
-        nodes = [node for node, _ in self.stats.classes()] if pin is None else [*self._class_of(pin)]
-        if is_empty:
-            return max(map(request_kinds.size, {node.kind for node in nodes}), default=0)
-        return max(map(request_kinds.free, nodes), default=0)
+    def selection(self, unit: PlacementUnit, kinds: Sequence[int]) -> NodeSelection | None:
+        """Selects nodes for what a unit may take of the whole cluster; None if it takes any in shares.
 
-    def having(self, label: str, name: str) -> int:
-        """Devices that have a value of an attribute."""
-        kinds, sizes = self.stats.index.kinds.kinds, self.stats.sizes()
-        return sum(sizes[kind] for kind in self._request_kinds[label].kinds if kinds[kind].one.values(name))
-
-    def _class_of(self, node: str) -> Iterator[NodeClass]:
-        """None for a node without devices."""
-        record = self.stats.index.records.get(node)
-        if record is not None and record.member_of is not None:
-            yield record.member_of
-
-    # -- the funnel ----------------------------------------------------------------------------------------------------
-
-    def funnel(self, request: Request, part: Funnel | None) -> Funnel:
-        """The funnel of a request. ``part``: that of the nodes that have all its devices, if these are known."""
-        label = request.label
-        if label not in self._steps:
-            self._steps[label] = (*self._steps_of(self._request_kinds[label].request),)
-        total = sum(self.stats.sizes().values()) + len(self.query.rules.shared_devices.offers)
-        if part is not None:
-            return replace(part, total=total, steps=self._steps[label])
-        matching, kinds = self.matching(label), self._request_kinds[label].kinds
-        used, excluded = (0, 0) if request.mode.is_admin else (self.stats.used(kinds), self.stats.excluded(kinds))
-        first, users = self.stats.holders_of(kinds, SHOWN) if used else ([], 0)
-        holders = (*first, *((("", ""), 0),) * (users - len(first)))
-        free = matching - used - excluded
-        return Funnel(request, total, self._steps[label], matching, holders, used, excluded, free)
-
-    def _steps_of(self, request: Request) -> Iterator[Step]:
-        """In the order of the first device of each."""
-        firsts: dict[str, list[FirstDevice]] = defaultdict(list)
-        counts: Counter[str] = Counter()
-        for what, some, count in self._rejected(request):
-            firsts[what] += some
-            counts[what] += count
-        rules = self.query.rules
-        numbers = {offer.index: number for number, offer in enumerate(rules.shared_devices.offers)}
-        for what, rejected in rules.judge_shared_devices(self.query.claim, request.spec.subrequest).rejected.items():
-            there = ((numbers[index], rules.shared_devices.offers[numbers[index]]) for index, _ in rejected[:SHOWN])
-            firsts[what] += [first_of_shared(number, offer) for number, offer in there]
-            counts[what] += len(rejected)
-        ordered = sorted((nsmallest(SHOWN, some), what, counts[what]) for what, some in firsts.items())
-        for first, what, count in ordered:
-            names = tuple(self.firsts.offer(one).title for one in first)
-            yield what, count, names, self._why(request, what, first[0]) or None
-
-    def _rejected(self, request: Request) -> Iterator[tuple[str, Sequence[FirstDevice], int]]:
-        """(step, first devices, how many): some that it rejects, which are of the index."""
-        sizes = self.stats.sizes()
-        if request.label not in self.named.labels:
-            for what, rejected in request.spec.verdict.rejected.items():
-                kinds = [kind for kind, _ in rejected if sizes.get(kind)]
-                if kinds:
-                    yield what, self.firsts.of(kinds), sum(sizes[kind] for kind in kinds)
-            return
-        ranks, near = self.named.ranks, self.named.sizes()
-        left = {kind: size - near.get(kind, 0) for kind, size in sizes.items()}
-        samples = [(self.firsts.elsewhere(kind, ranks), count) for kind, count in left.items() if count]
-        samples += [((first,), 1) for record in self.named.records for first in devices_of(record)]
-        offers = [replace(self.firsts.offer(first[0]), index=number) for number, (first, _) in enumerate(samples)]
-        verdict = self.query.rules.judge(offers).choose(self.query.claim, request.spec.subrequest).verdict
-        for what, rejected in verdict.rejected.items():
-            for number, _ in rejected:
-                yield what, *samples[number]
-
-    def _why(self, request: Request, what: str, first: FirstDevice) -> str:
-        """What there is to say of a device, in its own words."""
-        offer = replace(self.firsts.offer(first), index=0)
-        verdict = self.query.rules.judge([offer]).choose(self.query.claim, request.spec.subrequest).verdict
-        ((_, why),) = verdict.rejected[what]
-        return why
-
-    # -- claims in the way ---------------------------------------------------------------------------------------------
-
-    def selection(self, unit: PlacementUnit, part: ClusterSubset) -> NodeSelection | None:
-        """Selects nodes for what a unit on a part may take of the whole cluster; None if it takes any in shares."""
+        ``kinds``: of the devices that the unit's requests may take, but of the commons, which are the last ones.
+        """
         (demand,) = unit.demands
         if any(request.portions for request in demand.requests):
             return None
-        details = tuple(tuple(_on_kinds(request, part.kinds) for request in detail) for detail in demand.details)
+        details = tuple(tuple(_on_kinds(request, kinds) for request in detail) for detail in demand.details)
         return NodeSelection(self.stats, replace(demand, details=details))
 
 
 def _on_kinds(request: Request, kinds: Sequence[int]) -> Request:
     """The request in terms of the kinds of its candidates."""
-    accepted = dict.fromkeys((kinds[index] for index in request.candidates.accepted), None)
+    accepted = dict.fromkeys((kinds[index] for index in request.candidates.accepted if index < len(kinds)), None)
     return replace(request, candidates=Candidates(accepted, ()))
 
 
@@ -440,18 +264,14 @@ class ClusterFunnels(FunnelCounter):
     counts: ClusterCounts
 
     def make(self, request: Request) -> Funnel:
-        return self.counts.funnel(request, FunnelCounter.make(self, request) if self._is_named(request) else None)
+        return self.counts.funnel(request)
 
     def most(self, request: Request, pin: str | None, *, is_empty: bool) -> int:
-        if self._is_named(request):
+        if is_empty or request.mode.is_admin or request.label in self.counts.named.labels:
             return FunnelCounter.most(self, request, pin, is_empty=is_empty)
-        return self.counts.most(request.label, pin, is_empty=is_empty or request.mode.is_admin)
+        return self.counts.most_free(request.label, pin)
 
     def having(self, request: Request, name: str) -> tuple[int, int]:
-        if self._is_named(request):
+        if request.label in self.counts.named.labels:
             return FunnelCounter.having(self, request, name)
-        return self.counts.having(request.label, name), self.counts.matching(request.label)
-
-    def _is_named(self, request: Request) -> bool:
-        """Whether all of its devices are in the part."""
-        return request.label in self.counts.named.labels
+        return self.counts.having(request.label, name)

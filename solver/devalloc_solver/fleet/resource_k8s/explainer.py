@@ -7,35 +7,37 @@ emptiest node of each kind, on nodes with devices that the claim names, and on t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from devalloc_solver.dialects.resource_k8s.candidates import RequestJudge
 from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim
 from devalloc_solver.dialects.resource_k8s.demands import make_claim_demand, pending_claim, single_claim_unit
+from devalloc_solver.dialects.resource_k8s.published_devices import DevicesInUse, make_snapshot
 from devalloc_solver.dialects.units import RejectedClaim
 from devalloc_solver.explain.blocking_claims import MAX_TRIES
 from devalloc_solver.explain.explainer import FleetTotals
 from devalloc_solver.explain.resource_k8s.explainer import ResourceClaimExplainer
 from devalloc_solver.explain.resource_k8s.typos import ResourceTypoFinder
-from devalloc_solver.fleet.explainer import MAX_KINDS, FleetExplainer
-from devalloc_solver.fleet.pool_states import NodeRecord
+from devalloc_solver.fleet.explainer import MAX_KINDS, FleetExplainer, FleetSubset
 from devalloc_solver.fleet.resource_k8s.cluster_counts import (
     ClusterCounts,
     ClusterFunnels,
-    ClusterSubset,
-    FirstDevices,
     NamedDevices,
     all_texts,
+    has_binding_conditions,
 )
 from devalloc_solver.fleet.resource_k8s.device_properties import published_device
-from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimQuery, ResourceClaimRules
-from devalloc_solver.fleet.resource_k8s.state import ClusterState
+from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimQuery, ResourceClaimRules, is_broken
+from devalloc_solver.fleet.resource_k8s.state import ClusterState, usage_of
 from devalloc_solver.fleet.shape_search import ShapeSearch
 from devalloc_solver.place import StepsExhausted, fits
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import PlacementUnit
+from devalloc_solver.problem.snapshot import Pool, Snapshot
 
 FEW_NODES, MANY_NODES = 8, 80
 """Nodes with the fewest claims in the way, first and where that does not prove the answer; no search asks so many."""
@@ -45,14 +47,13 @@ MAX_VERDICTS = 64
 """Requests of which a part remembers what they may take; when there are more, it is made anew."""
 
 
-class ClusterExplainer(FleetExplainer[ResourceClaimRules, dict[str, Any], ClusterSubset]):
+class ClusterExplainer(FleetExplainer[ResourceClaimRules, dict[str, Any], RequestJudge]):
     """Explains ResourceClaims."""
 
     def __init__(self, state: ClusterState) -> None:
-        super().__init__(state.index, state.holders)
+        super().__init__(state.index, state.holders, has_binding_conditions)
         self.state = state
         self._counts: dict[Hashable, ClusterCounts] = {}
-        self._firsts = FirstDevices()
         self._slips: ResourceTypoFinder | None = None
         self._ranks: tuple[int, ...] = ()
         """of the first node of each kind"""
@@ -83,7 +84,6 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, dict[str, Any], Cluste
     def _catch_up(self, rules: ResourceClaimRules) -> bool:
         is_other_layout = super()._catch_up(rules)
         if is_other_layout:
-            self._firsts.update(self.index.by_rank)
             first: dict[int, int] = {}
             for node, rank in self.stats.classes():
                 first[node.kind.index] = min(rank, first.get(node.kind.index, rank))
@@ -103,9 +103,7 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, dict[str, Any], Cluste
             named = NamedDevices() if isinstance(self.index.shape(query), ShapeSearch) else NamedDevices.of(query)
             if named is None:
                 return None
-            counts = self._counts[query.shape] = ClusterCounts(
-                self.stats, self._firsts, query, self.state.layout, named
-            )
+            counts = self._counts[query.shape] = ClusterCounts(self.stats, query, self.state.layout, named)
         return counts
 
     def _find(self, claim: ResourceClaim, counts: ClusterCounts, pin: str | None) -> dict[str, Any] | None:
@@ -131,7 +129,7 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, dict[str, Any], Cluste
                 return None
             if is_here:  # no other node would do, whatever is in use there
                 return self._explain(claim, part, counts)[0] if answer is None else answer
-        selection = None if crowded is None else counts.selection(crowded, part)
+        selection = None if crowded is None else counts.selection(crowded, part.kinds)
         if selection is None:
             return None
         for most in (FEW_NODES, MANY_NODES):
@@ -163,29 +161,38 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, dict[str, Any], Cluste
         return len(claims) <= left or searched >= MAX_TRIES
 
     def _explain(
-        self, claim: ResourceClaim, part: ClusterSubset, counts: ClusterCounts
+        self, claim: ResourceClaim, part: FleetSubset[RequestJudge], counts: ClusterCounts
     ) -> tuple[dict[str, Any] | None, PlacementUnit | None]:
         """(the answer as these nodes tell it, the claim as it must be changed where others are in its way then)"""
         unit = _unit(claim, part, counts.query.rules)
         if unit is None:
             return None, None
-        held = part.allocations(self.state)
-        ends = self.index.allowance.until
-        fleet = FleetTotals(ClusterFunnels(part.snapshot, held, counts), self._get_slips(), errors=counts.errors)
-        explainer = ResourceClaimExplainer(part.snapshot, held, [], ends, part.offers, fleet=fleet)
+        snapshot, offers, ends = part.snapshot, part.judge.offers, self.index.allowance.until
+        commons = DevicesInUse(offers[len(part.kinds) :])
+        held = self._allocations(
+            part, ((key, commons.items(usage_of(self.state.allocations[key]))) for key in self.state.common_holders)
+        )
+        fleet = FleetTotals(ClusterFunnels(snapshot, held, counts), self._get_slips(), errors=counts.errors)
+        explainer = ResourceClaimExplainer(snapshot, held, [], ends, offers, fleet=fleet)
         (answer,) = explainer.explain(unit)
         return answer, explainer.crowded
 
-    def _part(self, ranks: Iterable[int]) -> ClusterSubset:
-        records = tuple(self.index.by_rank[rank] for rank in sorted(ranks))
-        part = self._subset(records)
-        if part.judge.size <= MAX_VERDICTS:
-            return part
-        del self._subsets[records]
-        return self._subset(records)
+    def _part(self, ranks: Iterable[int]) -> FleetSubset[RequestJudge]:
+        return self._subset(tuple(self.index.by_rank[rank] for rank in sorted(ranks)))
 
-    def _make_subset(self, records: tuple[NodeRecord, ...]) -> ClusterSubset:
-        return ClusterSubset.of(records, self.rules)
+    def _others(self) -> Sequence[Pool]:
+        commons = [replace(offer, index=n) for n, offer in enumerate(self.rules.shared_devices.offers)]
+        return make_snapshot(commons, (), None, self.rules.gates).pools
+
+    def _is_spent(self, judge: RequestJudge) -> bool:
+        return judge.size > MAX_VERDICTS
+
+    def _judge(self, snapshot: Snapshot) -> RequestJudge:
+        commons = self.rules.shared_devices.offers
+        published = (published_device(device) for device in snapshot.devices[: len(snapshot.devices) - len(commons)])
+        offers = [replace(offer, index=n) for n, offer in enumerate((*published, *commons))]
+        broken = (pool.node for pool in snapshot.pools if any(is_broken(device.traits) for device in pool.devices))
+        return self.rules.judge(offers, frozenset(node for node in broken if node is not None))
 
     def _get_slips(self) -> ResourceTypoFinder:
         if self._slips is None:
@@ -200,6 +207,6 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, dict[str, Any], Cluste
         return self._slips
 
 
-def _unit(claim: ResourceClaim, part: ClusterSubset, rules: ResourceClaimRules) -> PlacementUnit | None:
+def _unit(claim: ResourceClaim, part: FleetSubset[RequestJudge], rules: ResourceClaimRules) -> PlacementUnit | None:
     demand = make_claim_demand(pending_claim(claim, 0), rules.problem_input, part.judge)
     return None if isinstance(demand, RejectedClaim) else single_claim_unit(demand)

@@ -25,7 +25,7 @@ from devalloc_solver.explain.resource_k8s.explainer import ResourceClaimExplaine
 from devalloc_solver.explain.resource_k8s.typos import ResourceTypoFinder
 from devalloc_solver.fleet.node_index import HeldDevices
 from devalloc_solver.fleet.resource_k8s.state import ClusterState, usage_of
-from devalloc_solver.pipeline.unit_search import place_unit
+from devalloc_solver.pipeline.strategy import place_unit
 from devalloc_solver.problem.allocations import Allocation, Usage
 from devalloc_solver.problem.demand import PlacementUnit
 from devalloc_solver.problem.placement import Placement

@@ -91,7 +91,7 @@ class ResourceClaimRules:
     def _forget(self) -> None:
         self._selectors = SelectorJudge(self.gates, self.index.allowance)
         self._of_commons = self.judge(self.shared_devices.offers, self.shared_devices.broken)
-        self._of_kinds = self._judge_kinds()
+        self._of_kinds = self.judge_kinds(self.index.kinds.kinds)
         self._forget_shape_facts()
 
     def _forget_shape_facts(self) -> None:
@@ -108,7 +108,7 @@ class ResourceClaimRules:
         kinds = self.index.kinds
         if self._seen is None or self._seen[0] is not kinds or self._seen[1] != len(kinds.kinds):
             self._seen = kinds, len(kinds.kinds)
-            self._of_kinds = self._judge_kinds()
+            self._of_kinds = self.judge_kinds(self.index.kinds.kinds)
             self._forget_shape_facts()
         if shape not in self._shape_facts:
             if len(self._shape_facts) >= MAX_SHAPES or len(self._selectors) > MAX_EXPRESSIONS:
@@ -183,9 +183,8 @@ class ResourceClaimRules:
         """Judges these devices; ``broken`` are nodes on which it is unknown what ``All`` is."""
         return RequestJudge(self.gates, [*offers], DeviceUsage(), self._selectors, self.problem_input.classes, broken)
 
-    def _judge_kinds(self) -> RequestJudge:
+    def judge_kinds(self, kinds: Sequence[EqualDevices]) -> RequestJudge:
         """Judges one device of each kind, as if it were alone on its node."""
-        kinds = self.index.kinds.kinds
         offers = [
             replace(published_device(kind.one), index=kind.index, nodes=frozenset((str(kind.index),))) for kind in kinds
         ]
@@ -255,7 +254,7 @@ class ResourceClaimRules:
         for kind in self.index.kinds.kinds:
             offer, varied = published_device(kind.one), self.index.kinds.varied.intersection(kind.one.attributes)
             applicable = [
-                p for p in self.programs(subrequest) if p.reads is not None and varied.isdisjoint(_attribute_names(p))
+                p for p in self.programs(subrequest) if p.reads is not None and varied.isdisjoint(attribute_names(p))
             ]
             if all(self._selectors.verdict(program.text, offer) is True for program in applicable):
                 drivers.add(kind.driver)
@@ -263,7 +262,7 @@ class ResourceClaimRules:
 
     def is_of_kinds(self, program: Program) -> bool:
         """Whether an expression reads nothing that varies within kinds."""
-        return program.reads is not None and self.index.kinds.varied.isdisjoint(_attribute_names(program))
+        return program.reads is not None and self.index.kinds.varied.isdisjoint(attribute_names(program))
 
     def places(self, program: Program) -> Collection[str | None] | None:
         """The only nodes that may have devices of which an expression is true, as it compares what varies within kinds
@@ -271,7 +270,7 @@ class ResourceClaimRules:
         kinds, fewest = self.index.kinds, None
         if program.reads is None:
             return None
-        read = kinds.varied & _attribute_names(program)
+        read = kinds.varied & attribute_names(program)
         for name, values in _equalities(program):
             if name not in read:
                 continue
@@ -347,7 +346,7 @@ class ResourceClaimRules:
         """Whether devices of a kind may fail; ``nodes`` are filled in where only few of them may."""
         offer, varied = published_device(kind.one), self.index.kinds.varied.intersection(kind.one.attributes)
         for program in programs:
-            if program.reads is not None and varied.isdisjoint(_attribute_names(program)):
+            if program.reads is not None and varied.isdisjoint(attribute_names(program)):
                 verdict = self._selectors.verdict(program.text, offer)
                 if verdict is not True:
                     return isinstance(verdict, str)
@@ -396,7 +395,7 @@ class ResourceClaimQuery:
         for program in self.rules.programs(request.spec.subrequest):
             if program.reads is None:
                 return None
-            names |= _attribute_names(program)
+            names |= attribute_names(program)
         return frozenset(names)
 
     def literals(self, request: Request) -> Iterator[tuple[str, frozenset[Any]]]:
@@ -427,7 +426,7 @@ def is_broken(traits: Hashable) -> bool:
     return isinstance(traits, DeviceProperties) and traits.is_broken
 
 
-def _attribute_names(program: Program) -> set[str]:
+def attribute_names(program: Program) -> set[str]:
     """The attributes that an expression reads; those of its lists also in their order."""
     names = [f"{read.domain}/{read.id}" for read in program.reads or () if read.kind == "attribute"]
     return {*names, *map(order_attribute, names)}
