@@ -188,7 +188,7 @@ def test_marks_say_which_devices_share_a_value(attributes: list[dict[str, int]])
     snapshot = join_pools([Pool(0, "n", "p", "driver", {}, devices)])
     index = EqualDevicesIndex(GroupAttributes(frozenset("ab"), frozenset()))
 
-    kinds = index.read(snapshot)
+    kinds = index.read(snapshot, columns_of_node(snapshot))
 
     for name in "ab":
         values = [own.get(name) for own in attributes]
