@@ -22,6 +22,7 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
     find_attribute,
     make_snapshot,
 )
+from devalloc_solver.dialects.resource_k8s.slices import UnusualAttribute
 from devalloc_solver.explain.funnel import SHOWN
 from devalloc_solver.explain.resource_k8s.availability import Availability
 from devalloc_solver.explain.typos import MAX_VALUES
@@ -181,8 +182,10 @@ def all_texts(
     """The texts that a unique attribute has on any device; None when they are too many to look among for a typo."""
     texts = dict.fromkeys(str(v[1]) for v in kinds.values(name) if isinstance(v, tuple) and v[0] == "string")
     for attribute in (find_attribute(offer, name) for offer in shared_devices):
-        if attribute is not None and attribute.kind == "string":
-            texts |= dict.fromkeys(map(str, attribute.values))
+        if isinstance(attribute, UnusualAttribute):
+            texts |= dict.fromkeys(map(str, attribute.values if attribute.kind == "string" else ()))
+        elif attribute is not None and attribute[0] == "string":
+            texts[attribute[1]] = None
     return texts if len(texts) <= MAX_VALUES else None
 
 
