@@ -145,7 +145,7 @@ Draws = tuple[tuple[str, int], ...]
 """(counter, nano units)"""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@core.immutable_record
 class PublishedDevice:
     """A device in its pool and slice; ``index`` is its number in the snapshot."""
 

@@ -106,8 +106,7 @@ def _read_attributes(offer: PublishedDevice, gates: frozenset[str]) -> tuple[Map
     """The attributes of a device that relations and selectors read, and the types of all."""
     own = offer.device.attributes
     if UnusualAttribute not in map(type, own.values()):
-        names = full_names(tuple(own), offer.pool.driver)
-        types = _types_of(names, tuple(map(_FIRST, own.values())))
+        names, types = _names_and_types(tuple(own), offer.pool.driver, tuple(map(_FIRST, own.values())))
         if types is not None:
             return dict(zip(names, own.values(), strict=True)), types
     unusual, others = _read_unusual(offer, gates)
@@ -118,11 +117,13 @@ _FIRST = itemgetter(0)
 
 
 @lru_cache(maxsize=1024)
-def _types_of(names: tuple[str, ...], kinds: tuple[str, ...]) -> frozenset[tuple[str, str]] | None:
-    """The types of attributes of which each is simply what it is; None if one is not."""
-    if len({*names}) < len(names) or not RESERVED.isdisjoint(names):
-        return None
-    return frozenset(zip(names, kinds, strict=True))
+def _names_and_types(
+    own_names: tuple[str, ...], driver: str, kinds: tuple[str, ...]
+) -> tuple[tuple[str, ...], frozenset[tuple[str, str]] | None]:
+    """The full names of attributes, and their types; None if one of them is not simply what it is."""
+    names = full_names(own_names, driver)
+    is_usual = len({*names}) == len(names) and RESERVED.isdisjoint(names)
+    return names, frozenset(zip(names, kinds, strict=True)) if is_usual else None
 
 
 def _read_unusual(
