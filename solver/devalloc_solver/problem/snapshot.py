@@ -25,7 +25,7 @@ RecordT = TypeVar("RecordT")
 def immutable_record(cls: type[RecordT]) -> type[RecordT]:
     """A dataclass of which a fleet has one for each device. Type checkers refuse to write to it.
 
-    It is not frozen at run time: to make a frozen one takes four times as long, most of what a snapshot takes.
+    It is not frozen at run time: to make a frozen one takes four times as long, a quarter of a snapshot.
     """
     return dataclass(slots=True, eq=False)(cls)
 
@@ -228,8 +228,9 @@ def _undefined_draws(pool: Pool) -> Iterator[Problem]:
             by_resource[device.undefined].append(device.name)
     for resource, names in by_resource.items():
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        they_request = "it requests" if len(names) == 1 else "they request"
         yield Problem(
-            f"never allocated: the devices {shown} request {resource!r}, which spec.resources does not define",
+            f"{shown} can never be allocated: {they_request} {resource!r}, which spec.resources does not define",
             path="spec.devices",
             kind="DevicePool",
             name=pool.name,
