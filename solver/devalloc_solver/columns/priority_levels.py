@@ -112,6 +112,7 @@ class LevelSolver:
     _useful: Ints = field(init=False)
     _choices: PackingChoices = field(init=False)
     _first: list[Packing] = field(init=False)
+    _orders: dict[bool, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Begin with what a best fit finds, large claims first or small ones."""
@@ -281,8 +282,11 @@ class LevelSolver:
 
     def _order(self, small_first: bool) -> list[int]:
         """Kinds, highest priority first."""
-        kinds, sign = self.state_space.kinds, 1 if small_first else -1
-        return sorted(range(len(kinds)), key=lambda k: (-kinds[k].priority, sign * kinds[k].effort, k))
+        if small_first not in self._orders:
+            kinds, sign = self.state_space.kinds, 1 if small_first else -1
+            order = sorted(range(len(kinds)), key=lambda k: (-kinds[k].priority, sign * kinds[k].effort, k))
+            self._orders[small_first] = order
+        return self._orders[small_first]
 
     def _has_gap(self, priority: int) -> bool:
         return self.best.satisfied()[priority] < self.bounds[priority]
