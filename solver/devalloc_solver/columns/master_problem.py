@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 

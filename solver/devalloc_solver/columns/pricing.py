@@ -45,7 +45,8 @@ class Prices:
     @classmethod
     def rounded(cls, kinds: Mapping[int, float], floors: Mapping[int, float]) -> Prices:
         def on_grid(prices: Mapping[int, float]) -> dict[int, int]:
-            return {key: max(0, round(price * GRID)) for key, price in prices.items()}
+            steps = np.rint(np.array([*prices.values()]) * GRID).astype(np.int64)
+            return dict(zip(prices, np.maximum(0, steps).tolist(), strict=True))
 
         return cls(on_grid(kinds), on_grid(floors))
 

@@ -210,8 +210,11 @@ class BlockingClaimFinder:
         for name, amount in request.requests.items():
             free = counting.amounts(demand, request, name, self.held)
             part = partial(_freed_amount, name=name, request=request, snapshot=self.snapshot)
-            self._add_bounds(bounds, free, amount, nodes, lambda node, part=part: [*map(part, self._around(node))])
+            self._add_bounds(bounds, free, amount, nodes, partial(self._parts_on, part))
         return bounds
+
+    def _parts_on(self, part: Callable[[Allocation], int], node: Node) -> Sequence[int]:
+        return [*map(part, self._around(node))]
 
     def _freed_of(self, candidates: Candidates) -> _FreedDevices:
         if id(candidates) not in self._freed:
@@ -316,7 +319,9 @@ class _WholeNeeds:
     def _freed_by(self, gone: Allocation) -> tuple[list[list[int]], int]:
         freed = self._freed.get(id(gone))
         if freed is None:
-            by_detail = [[self.freed_of(request.candidates).by(gone) for request, _ in detail] for detail in self.details]
+            by_detail = [
+                [self.freed_of(request.candidates).by(gone) for request, _ in detail] for detail in self.details
+            ]
             in_all = len({item.device for item in gone.items} & self.wanted)
             freed = self._freed[id(gone)] = (by_detail, in_all)
         return freed

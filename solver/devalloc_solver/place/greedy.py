@@ -36,8 +36,14 @@ def place_greedily(
     *,
     placement: str,
     ends: float | None,
+    rival: Sequence[tuple[int, int]] = (),
 ) -> list[Placement]:
-    """Placements that are right but not always best, as many as come about before ``ends`` (monotonic time)."""
+    """Placements that are right but not always best, as many as come about before ``ends`` (monotonic time).
+
+    ``rival``: (priority, claims) of an answer, highest priority first. Where this one can no longer satisfy more, it
+    is left unfinished.
+    """
+    possible = Counter(demand.claim.priority for unit in units for demand in unit.demands)
     usage = Usage.of(snapshot, allocations)
     rooms = _FreeDevices(snapshot, usage)
     loads = load_by_node(snapshot, usage.devices_in_use()) if placement == "spread" else None
@@ -65,6 +71,9 @@ def place_greedily(
                 break
         else:
             position = len(nodes)
+            possible.subtract(demand.claim.priority for demand in unit.demands)
+            if rival and [possible[priority] for priority, _ in rival] <= [claims for _, claims in rival]:
+                break
         if kind is not None:
             hopeless[kind] = position
     return placements
