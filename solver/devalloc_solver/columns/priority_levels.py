@@ -86,7 +86,7 @@ REPAIR_SIZE = 8
 MAX_REPAIRS, MAX_REPAIRS_WIDE_GAP = 10, 16
 """Repairs of what the best of the dives leaves; and as long as the gap is wider than TOLERANCE."""
 MAX_FUTILE_REPAIRS = 4
-"""Repairs in a row that win nothing."""
+"""Repairs in a row that win nothing. One that comes to no solution in its time counts as two: so will others."""
 TOLERANCE = 1
 """Claims."""
 
@@ -233,8 +233,9 @@ class LevelSolver:
             if gap <= (0 if turn < MAX_REPAIRS else TOLERANCE) or futile >= MAX_FUTILE_REPAIRS or self._is_late():
                 return
             chosen = pick_bins(open_packing, valuation, REPAIR_SIZE, rng)
-            futile += 1
-            if chosen and repair(open_packing, chosen, priority, self.ends) > 0:
+            won = repair(open_packing, chosen, priority, self.ends) if chosen else 0
+            futile += 1 if won == 0 else 2
+            if won > 0:
                 futile = 0
                 self.best = max(
                     self.best, self._completed(open_packing.pack(self.supply), self._choices), key=_packing_value
