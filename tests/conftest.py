@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
+    from devalloc.store.sqlite import SQLiteStore
     from devalloc_node.machine.qmp import QmpMonitor
     from tests.support.fake_qmp import FakeQemu
 
@@ -47,6 +49,15 @@ ALLOWED_SKIPS = {
 # No deadline for an example: on a machine that has other work a test is slow, not wrong.
 settings.register_profile("drawn anew", deadline=None)
 settings.register_profile("the same every time", derandomize=True, deadline=None)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SQLiteStore]:
+    """An empty store."""
+    from devalloc.store.sqlite import SQLiteStore
+
+    with closing(SQLiteStore(tmp_path / "devalloc.db")) as opened:
+        yield opened
 
 
 @pytest.fixture

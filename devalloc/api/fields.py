@@ -87,7 +87,8 @@ def is_subdomain_name(value: object) -> bool:
 def subdomain_name(value: object) -> object:
     if not is_subdomain_name(value):
         raise ValueError(
-            f"must be a DNS name (lower-case letters, digits, '-' and '.', at most 253), not {quote_value(value)}"
+            "must be a DNS name (lower-case letters, digits, '-' and '.', at most 253 characters), "
+            f"not {quote_value(value)}"
         )
     return value
 
@@ -95,7 +96,7 @@ def subdomain_name(value: object) -> object:
 def label_name(value: object) -> object:
     if not isinstance(value, str) or len(value) > 63 or _LABEL.fullmatch(value) is None:
         raise ValueError(
-            f"must be a DNS label (lower-case letters, digits and '-', at most 63), not {quote_value(value)}"
+            f"must be a DNS label (lower-case letters, digits and '-', at most 63 characters), not {quote_value(value)}"
         )
     return value
 

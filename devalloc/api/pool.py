@@ -138,10 +138,10 @@ class DevicePoolSpec(ApiModel):
 
 
 class DevicePoolStatus(ApiModel):
-    """The pool as its driver last saw it; not sufficient for allocation decisions."""
+    """What the allocator last counted, for display only: no decision depends on it."""
 
     available_devices: Int64 = 0
-    """How many devices of the pool are not allocated."""
+    """How many devices of the pool can still be allocated, at least in part."""
 
 
 class DevicePool(ApiModel):

@@ -21,8 +21,14 @@ from devalloc.api.json_content import ContentError, content_faults, escape_inval
 Object = dict[str, Any]
 
 
-def _map(value: object) -> Mapping[str, Any]:
+def as_mapping(value: object) -> dict[str, Any]:
+    """Content as it should be; empty if it is something else."""
     return value if isinstance(value, dict) else {}
+
+
+def as_mappings(value: object) -> list[dict[str, Any]]:
+    """Those entries of a list that are as they should be."""
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +39,15 @@ class ObjectView:
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        return _map(self.content.get("metadata"))
+        return as_mapping(self.content.get("metadata"))
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        return _map(self.content.get("spec"))
+        return as_mapping(self.content.get("spec"))
 
     @property
     def status(self) -> Mapping[str, Any]:
-        return _map(self.content.get("status"))
+        return as_mapping(self.content.get("status"))
 
     @property
     def key(self) -> tuple[str, str]:
@@ -50,7 +56,7 @@ class ObjectView:
 
     def annotation(self, name: str) -> str | None:
         """The value of an annotation."""
-        value = _map(self.metadata.get("annotations")).get(name)
+        value = as_mapping(self.metadata.get("annotations")).get(name)
         return value if isinstance(value, str) else None
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket as sockets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,6 +60,12 @@ def force_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """--force, passed as ``force: bool``."""
     what = "KILL THE MACHINE, like a power cut, if its guest does not comply."
     return click.option("--force", is_flag=True, help=what)(function)
+
+
+def grace_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """--grace, passed as ``grace: float | None`` in seconds."""
+    what = "Time limit for the guest to power down [default: the machine's own]."
+    return click.option("--grace", type=parse_duration, metavar="DURATION", help=what)(function)
 
 
 def default_socket(store: Path | None = None) -> Path:
@@ -179,6 +185,12 @@ def print_result(name: str, done: str, result: Result) -> int:
         return 1
     click.echo(f"{name} {done}")
     return 0
+
+
+def ask_for_each(names: Iterable[str], path: Path, ask: Callable[[NodeStub, str], tuple[str, Result]]) -> int:
+    """``ask`` the node plugin about each name, and print what was done and the result; returns the exit code."""
+    with connect_plugin(path) as node:
+        return max([print_result(name, *ask(node, name)) for name in names])
 
 
 def machine_ref(name: str, namespace: str) -> MachineRef:

@@ -20,6 +20,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
+from devalloc.api.views import as_mapping
+
 log = logging.getLogger(__name__)
 
 Object = dict[str, Any]
@@ -91,8 +93,8 @@ def token_user(post: PostRequest, token: str, audience: str = "") -> Mapping[str
     """
     spec: Object = {"token": token} | ({"audiences": [audience]} if audience else {})
     review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": spec}
-    status = _map(post(TOKEN_REVIEWS, review).get("status"))
-    user, audiences = _map(status.get("user")), status.get("audiences")
+    status = as_mapping(post(TOKEN_REVIEWS, review).get("status"))
+    user, audiences = as_mapping(status.get("user")), status.get("audiences")
     if audience and not (isinstance(audiences, list) and audience in audiences):
         return None
     return user if status.get("authenticated") is True and user.get("username") else None
@@ -108,7 +110,7 @@ def is_allowed(post: PostRequest, user: Mapping[str, Any], what: Object) -> bool
         "extra": user.get("extra") or {},
     }
     review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": {**who, **what}}
-    return _map(post(ACCESS_REVIEWS, review).get("status")).get("allowed") is True
+    return as_mapping(post(ACCESS_REVIEWS, review).get("status")).get("allowed") is True
 
 
 class BoundedAuthorizer:
@@ -180,7 +182,3 @@ class RateLimitedAuthorizer:
     def _tries(self, address: str, now: float) -> float:
         left, since = self._left.get(address, (float(WRONG_TOKEN_BURST), now))
         return min(WRONG_TOKEN_BURST, left + (now - since) / REFILL_SECONDS)
-
-
-def _map(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}

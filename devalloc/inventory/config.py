@@ -66,7 +66,7 @@ class DevicePolicy:
 
     def __post_init__(self) -> None:
         if self.max_vfs is not None and self.max_vfs < 0:
-            raise ValueError(f"max_vfs must not be negative, and is {self.max_vfs}")
+            raise ValueError(f"max_vfs must not be negative, but is {self.max_vfs}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -171,7 +171,7 @@ def _working_sets(family: _Family) -> tuple[float, ...]:
     for sample in _samples(_WINDOWS, family, MAX_AMOUNT, most=MAX_WINDOWS):
         label = sample.labels.get(_DURATION, "")
         if not re.fullmatch(r"[0-9]{1,6}", label, re.ASCII):
-            raise MetricsError(f"{_WINDOWS} has a sample without a whole {_DURATION}")
+            raise MetricsError(f"{_WINDOWS} has a sample whose label {_DURATION} is not a whole number of seconds")
         duration = int(label)
         if duration in by_duration:
             raise MetricsError(f"{_WINDOWS} has two samples of {duration} seconds")
@@ -179,7 +179,9 @@ def _working_sets(family: _Family) -> tuple[float, ...]:
     durations = sorted(by_duration)
     for minute, duration in enumerate(durations, 1):
         if duration != 60 * minute:
-            raise MetricsError(f"{_WINDOWS} must have one sample a minute: {60 * minute} seconds comes as {duration}")
+            raise MetricsError(
+                f"{_WINDOWS} must have one sample a minute: expected {60 * minute} seconds, got {duration}"
+            )
     return tuple(by_duration[duration] for duration in durations)
 
 

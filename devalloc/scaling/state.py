@@ -221,7 +221,7 @@ def plugin_permitted(state: ScalingState, permit: Resources) -> ScalingState:
     request = state.plugin.last
     assert request is not None, "a permit answers a request"
     if permit.cpu == 0 or permit.memory == 0:
-        raise PermitError(f"the permit has nothing of a resource: {_shown(permit)}")
+        raise PermitError(f"the permit must grant some CPU and some memory, not {_shown(permit)}")
     if permit.exceeds(request.resources):
         raise PermitError(f"the permit is more than was asked for: {_shown(permit)}, not {_shown(request.resources)}")
     used = state.using if state.rules.as_peers else state.upper_bound

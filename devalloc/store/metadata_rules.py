@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from devalloc.store.errors import Invalid, Key, Object
+from devalloc.store.errors import Conflict, Invalid, Key, Object
 from devalloc.store.protocol import Change
 
 
@@ -14,6 +14,24 @@ def parse_version(text: str) -> int:
     if not text.isdecimal() or len(text) > 18:
         raise Invalid(f"resourceVersion must be a decimal number from the store, not {text!r:.60}")
     return int(text)
+
+
+def base_version(key: Key, obj: Object) -> str:
+    """The resourceVersion on which a write of ``obj`` is based. Raises Invalid."""
+    base: str | None = obj["metadata"].get("resourceVersion")
+    if not base:
+        raise Invalid(
+            f"{key}: set metadata.resourceVersion to the state on which the write is based; get the object first"
+        )
+    return base
+
+
+def check_state(key: Key, old: Object, uid: str | None, base: str | None) -> None:
+    """Raises Conflict if the stored object has another UID or resourceVersion than these, which can be None."""
+    if uid is not None and old["metadata"]["uid"] != uid:
+        raise Conflict({key: other_object_message(key, old, uid)})
+    if base is not None and old["metadata"]["resourceVersion"] != base:
+        raise Conflict({key: changed_message(key, old, base)})
 
 
 def changed_message(key: Key, old: Object, base: str) -> str:

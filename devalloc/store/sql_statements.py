@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from devalloc.api.kinds import API_KINDS, qualified_kind
 from devalloc.store import metadata_rules
-from devalloc.store.errors import Conflict, Expired, Invalid, Key, NotFound, Object
-from devalloc.store.metadata_rules import changed_message, other_object_message, parse_version
+from devalloc.store.errors import Expired, Invalid, Key, NotFound, Object
+from devalloc.store.metadata_rules import parse_version
 from devalloc.store.protocol import Event, EventType, Fence
 
 _SMALL_CHANGE_BYTES = 256
@@ -64,20 +64,13 @@ class SqlStatements:
     def current(self, obj: Object) -> tuple[Key, Object]:
         """The stored object that ``obj`` will replace. Raises Conflict if ``obj`` is not based on its latest state."""
         key = Key.of(obj)
-        base, uid = obj["metadata"].get("resourceVersion"), obj["metadata"].get("uid")
-        if not base:
-            raise Invalid(
-                f"{key}: set metadata.resourceVersion to the state on which the write is based; get the object first"
-            )
+        base, uid = metadata_rules.base_version(key, obj), obj["metadata"].get("uid") or None
         if (old := self.find(key)) is None:
             before = None if key.kind == obj["kind"] else self.find(key._replace(kind=obj["kind"]))
             if before is not None and uid == before["metadata"]["uid"]:
                 raise Invalid(f"{key}: the object has apiVersion {before['apiVersion']}; its group cannot change")
             raise NotFound(f"{key} does not exist")
-        if uid and uid != old["metadata"]["uid"]:
-            raise Conflict({key: other_object_message(key, old, uid)})
-        if base != old["metadata"]["resourceVersion"]:
-            raise Conflict({key: changed_message(key, old, base)})
+        metadata_rules.check_state(key, old, uid, base)
         return key, old
 
     def select(self, kinds: frozenset[str] | None, namespace: str | None) -> list[Object]:
@@ -138,7 +131,7 @@ class SqlStatements:
         newest, forgotten = self._counter()
         # A caller that starts from 0 knows no objects whose deletion it could miss.
         if 0 < since < forgotten or since > newest:
-            raise Expired(f"resourceVersion {since} is too old or of another store (now {newest}); list again")
+            raise Expired(f"resourceVersion {since} is too old, or from another store (now {newest}); list again")
         where, parameters = _where(kinds)
         changed = self._connection.execute(
             f"SELECT version, created_version, content FROM objects WHERE version > ? AND {where}", (since, *parameters)

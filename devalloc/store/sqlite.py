@@ -46,7 +46,7 @@ from devalloc.store.errors import (
     SkippedForSpace,
     Unavailable,
 )
-from devalloc.store.metadata_rules import changed_message, other_object_message, parse_version
+from devalloc.store.metadata_rules import changed_message, parse_version
 from devalloc.store.paths import file_identity, hold_store, prepare_folder, wal_path
 from devalloc.store.protocol import Change, CommitOutcomes, CommitResult, Event, Fence, Listing
 from devalloc.store.sql_statements import SqlStatements
@@ -254,11 +254,7 @@ class SQLiteStore:
         key = Key.checked(kind, namespace, name)
         with self._transaction() as rows:
             old = rows.read(key)
-            metadata = old["metadata"]
-            if uid is not None and metadata["uid"] != uid:
-                raise Conflict({key: other_object_message(key, old, uid)})
-            if resource_version is not None and metadata["resourceVersion"] != resource_version:
-                raise Conflict({key: changed_message(key, old, resource_version)})
+            metadata_rules.check_state(key, old, uid, resource_version)
             if not metadata_rules.finalizers(old):
                 return rows.remove(key, old, self._deletions_kept)
             now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

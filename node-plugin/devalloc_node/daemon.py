@@ -32,8 +32,7 @@ from devalloc_node.node import Node
 from devalloc_node.service.kubelet_sockets import KubeletPaths, KubeletSockets, kubelet_paths
 from devalloc_node.service.node_service import NodeService, ServiceInfo
 from devalloc_node.service.peer_credentials import open_proxy
-from devalloc_node.service.server import Service
-from devalloc_node.service.socket_handover import ExclusiveEndpoint, hold_endpoint
+from devalloc_node.service.server import ExclusiveEndpoint, Service, hold_endpoint
 from devalloc_node.service.warm_service import WarmService
 from devalloc_node.settings import KubeletSettings
 from devalloc_node.vms.restarts import MachineRestarts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,8 @@ from tests.support import kube_build, kube_images, kube_node, kube_runc
 from tests.support.go_build import Progress, Unavailable
 from tests.support.kube_api import Cluster, running
 from tests.support.kube_node import Node, Programs, leftovers, node_running
+from tests.support.kube_plugin import Bed
+from tests.support.kube_pods import Pods, cards_of, node_with_claims, pods_of
 from tests.support.scheduler import pytest_collection_modifyitems, pytest_xdist_make_scheduler
 from tests.support.waiting import until
 
@@ -69,3 +72,21 @@ def node(progress: Progress) -> Iterator[Node]:
         assert leftovers(node.folder) == []
     except Unavailable as reason:
         pytest.skip(f"no Kubernetes node: {reason}")
+
+
+@pytest.fixture(scope="module")
+def ready(node: Node) -> Node:
+    """The node's cluster with classes and templates of claims, each for one device."""
+    return node_with_claims(node)
+
+
+@pytest.fixture
+def pods(ready: Node) -> Iterator[Pods]:
+    with pods_of(ready) as pods:
+        yield pods
+
+
+@pytest.fixture
+def bed(ready: Node, tmp_path: Path) -> Iterator[Bed]:
+    with cards_of(ready, tmp_path) as bed:
+        yield bed

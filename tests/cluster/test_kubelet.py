@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from devalloc_node.model.grant import ClaimRef
 from tests.support.kube_node import Node
@@ -23,31 +20,10 @@ from tests.support.kube_pods import (
     SLICES,
     VFS,
     Pods,
-    cards_of,
-    node_with_claims,
-    pods_of,
     published,
     serve,
 )
 from tests.support.kubelet_client import kubelet_client
-
-
-@pytest.fixture(scope="module")
-def ready(node: Node) -> Node:
-    """The node's cluster with classes and templates of claims, each for one device."""
-    return node_with_claims(node)
-
-
-@pytest.fixture
-def pods(ready: Node) -> Iterator[Pods]:
-    with pods_of(ready) as pods:
-        yield pods
-
-
-@pytest.fixture
-def bed(ready: Node, tmp_path: Path) -> Iterator[Bed]:
-    with cards_of(ready, tmp_path) as bed:
-        yield bed
 
 
 def opened(seen: dict[str, Any]) -> list[str]:

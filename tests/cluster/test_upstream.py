@@ -25,9 +25,7 @@ from tests.support.kube_pods import (
     RESOURCE,
     TEMPLATES,
     Pods,
-    cards_of,
     node_with_claims,
-    pods_of,
     published,
     serve,
 )
@@ -43,18 +41,6 @@ def ready(node: Node) -> Node:
 @pytest.fixture(scope="module")
 def client(ready: Node) -> Client:
     return kube_claims.controller(ready.cluster)
-
-
-@pytest.fixture
-def pods(ready: Node) -> Iterator[Pods]:
-    with pods_of(ready) as pods:
-        yield pods
-
-
-@pytest.fixture
-def bed(ready: Node, tmp_path: Path) -> Iterator[Bed]:
-    with cards_of(ready, tmp_path) as bed:
-        yield bed
 
 
 def unschedulable(node: Node, pod: str, path: str = PODS) -> Callable[[], str]:

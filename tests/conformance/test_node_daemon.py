@@ -20,7 +20,8 @@ from devalloc_node.model.grant import ClaimRef
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb.node_pb2_grpc import NodeStub
 from tests.support import pci_cards
-from tests.support.cli_shell import Shell, devalloc
+from tests.support.cli_shell import Shell, devalloc, node_folder
+from tests.support.cli_shell import node_arguments as arguments
 from tests.support.fake_sysfs import FakeSysfs
 
 __all__ = ["devalloc"]
@@ -28,18 +29,7 @@ __all__ = ["devalloc"]
 
 @pytest.fixture
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("n")
-    host = FakeSysfs(folder / "host")
-    host.add(pci_cards.gpu())
-    host.proc("sys/kernel/random/boot_id", "boot-1\n")
-    return folder
-
-
-def arguments(folder: Path, *more: str) -> list[str]:
-    return [
-        "node", "--store", f"{folder}/store.db", "--sysfs-root", f"{folder}/host", "--node-name", "node-a",
-        "--state", f"{folder}/state", "--socket", f"{folder}/node.sock", "--cdi-dir", f"{folder}/cdi", *more,
-    ]  # fmt: skip
+    return node_folder(tmp_path_factory.mktemp("n"))
 
 
 @contextmanager

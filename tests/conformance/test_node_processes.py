@@ -96,15 +96,23 @@ def use(root: str, address: str, state: str, owned: str, first: str) -> None:
         print(json.dumps(outcomes), flush=True)
 
 
-def test_no_vf_is_owned_twice_and_all_is_put_back() -> None:
+@contextmanager
+def host_with_vfs() -> Iterator[tuple[FakeHost, Path, Path]]:
+    """A host, the folder of a plugin's state, and an empty folder. At the end the host is as it was."""
     with memory_folder() as folder:
-        root, state, owned = Path(folder) / "host", Path(folder) / "state", Path(folder) / "owned"
+        owned = Path(folder) / "owned"
         owned.mkdir()
-        host = FakeHost(root)
+        host = FakeHost(Path(folder) / "host")
         host.add(pci_cards.connectx(sriov=pci_cards.Sriov(VFS, 2, 1, vf_device=0x101E, vf_driver="mlx5_core")))
         before = host.snapshot()
+        yield host, Path(folder) / "state", owned
+        assert host.snapshot() == before
+
+
+def test_no_vf_is_owned_twice_and_all_is_put_back() -> None:
+    with host_with_vfs() as (host, state, owned):
         with serving(host) as address:
-            arguments = [sys.executable, "-c", PLUGIN, str(root), address, str(state), str(owned)]
+            arguments = [sys.executable, "-c", PLUGIN, str(host.root), address, str(state), str(owned)]
             children = [
                 subprocess.Popen([*arguments, first], env=ENVIRONMENT, cwd=REPO, stdout=subprocess.PIPE, text=True)
                 for first in "01"
@@ -121,19 +129,14 @@ def test_no_vf_is_owned_twice_and_all_is_put_back() -> None:
             report = Reconciler(claims, boot_id=lambda: "boot").recover()
             assert report.stuck == []
             assert claims.describe() == {"claims": [], "shared": [], "withheld": []}
-        assert host.snapshot() == before
 
 
 def test_what_a_killed_plugin_left_is_undone_by_the_other() -> None:
-    with memory_folder() as folder:
-        root, state, owned = Path(folder) / "host", Path(folder) / "state", Path(folder) / "owned"
-        owned.mkdir()
-        host = FakeHost(root)
-        host.add(pci_cards.connectx(sriov=pci_cards.Sriov(VFS, 2, 1, vf_device=0x101E, vf_driver="mlx5_core")))
+    with host_with_vfs() as (host, state, owned):
         before = host.snapshot()
         with serving(host) as address:
             others = threading.active_count()
-            arguments = [sys.executable, "-c", PLUGIN, str(root), address, str(state), str(owned), "0"]
+            arguments = [sys.executable, "-c", PLUGIN, str(host.root), address, str(state), str(owned), "0"]
             with subprocess.Popen(arguments, env=ENVIRONMENT, cwd=REPO, stdout=subprocess.PIPE, text=True) as child:
                 assert child.stdout is not None
                 assert child.stdout.readline() == "started\n"
@@ -149,4 +152,3 @@ def test_what_a_killed_plugin_left_is_undone_by_the_other() -> None:
                 claims.unprepare(ref)
             assert reconciler.reconcile().stuck == []
             assert claims.describe() == {"claims": [], "shared": [], "withheld": []}
-        assert host.snapshot() == before

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -56,12 +54,6 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         pytest.skip(f"no browser: {reason}")
     with running(program, tmp_path_factory.mktemp("browser")) as running_browser:
         yield running_browser
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[SQLiteStore]:
-    with closing(SQLiteStore(tmp_path / "devalloc.db")) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -18,8 +18,7 @@ from devalloc_solver.exact.goals import optimize_goals
 from devalloc_solver.exact.model import build_model
 from devalloc_solver.pipeline.device_claims import PreparedProblem, prepare
 from devalloc_solver.place import StepsExhausted, UnitPlacement, fits, place
-from devalloc_solver.place.score import score_of
-from devalloc_solver.place.search_context import SearchContext
+from devalloc_solver.place.search_context import SearchContext, score_of
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import PlacementUnit
 from tests.support import random_fleets

@@ -13,8 +13,7 @@ import pytest
 
 from devalloc_solver.place import place
 from devalloc_solver.place.counting_bounds import make_slice_bounds
-from devalloc_solver.place.node_view import NodeView, view_node
-from devalloc_solver.place.requests import read_unit
+from devalloc_solver.place.node_view import NodeView, UnitReader
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import AllocationMode, PlacementUnit
 from tests.support.mig_cards import A100, SMALL, partition_claim, random_cards, snapshot_of
@@ -28,7 +27,7 @@ BUDGET = 20_000
 def site_of(instance: SearchInstance) -> NodeView:
     """The only node, as the only unit sees it."""
     (unit,) = instance.units
-    return view_node(read_unit(unit), instance.snapshot, Usage.of(instance.snapshot, instance.allocations), "n1")
+    return UnitReader().view(unit, instance.snapshot, Usage.of(instance.snapshot, instance.allocations), "n1")
 
 
 def may_fit(instance: SearchInstance) -> bool:

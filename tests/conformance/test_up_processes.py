@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,13 +15,6 @@ import pytest
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fleet_manifests import gpu_class
 from tests.support.repository import REPO
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[SQLiteStore]:
-    with closing(SQLiteStore(tmp_path / "devalloc.db")) as opened:
-        yield opened
-
 
 RUNNER = """
 import sys

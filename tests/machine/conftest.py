@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from devalloc_node.machine.machine_files import MachineConfig
 from tests.support import micro_image, python_image, sriov_host, sriov_image
 from tests.support.go_build import Progress, Unavailable
 from tests.support.images import Image
-from tests.support.machines import MIB
+from tests.support.machines import MIB, config, ended, short_folder
 from tests.support.qemu import Machine, micro_arguments
 from tests.support.scheduler import pytest_collection_modifyitems, pytest_xdist_make_scheduler
 
@@ -38,6 +39,14 @@ def built(request: pytest.FixtureRequest, image: Callable[[Progress], Image]) ->
 def micro(request: pytest.FixtureRequest) -> Image:
     """QEMU 7.2 and a Linux 6.1 with a shell on its second serial port: for tests that start machines themselves."""
     return built(request, micro_image.image)
+
+
+@pytest.fixture
+def settings(micro: Image) -> Iterator[MachineConfig]:
+    with short_folder() as folder:
+        made = config(micro, folder)
+        with ended(made):
+            yield made
 
 
 @pytest.fixture

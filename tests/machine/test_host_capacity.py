@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,18 +11,10 @@ from devalloc_node.machine.machine_files import MachineConfig
 from tests.support.capacity_fakes import host
 from tests.support.deadlines import soon
 from tests.support.images import Image
-from tests.support.machines import config, ended, plugin, short_folder, virtual_machine
+from tests.support.machines import plugin, virtual_machine
 
 ROOM = host(cpu=8, memory="1536Mi", ratios={"cpu": "1"})
 """For three machines of 512 MiB."""
-
-
-@pytest.fixture
-def settings(micro: Image) -> Iterator[MachineConfig]:
-    with short_folder() as folder:
-        made = config(micro, folder)
-        with ended(made):
-            yield made
 
 
 def test_of_12_starts_at_once_3_run_and_the_others_say_why_and_leave_nothing(

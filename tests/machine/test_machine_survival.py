@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,18 +19,10 @@ from devalloc_node.machine.spec import EmulatedDevice, Nic
 from tests.support.deadlines import soon
 from tests.support.guest import Guest
 from tests.support.images import Image
-from tests.support.machines import MIB, config, ended, plugin, running, short_folder, virtual_machine
+from tests.support.machines import MIB, plugin, running, virtual_machine
 from tests.support.waiting import until
 
 KEY = "default/m"
-
-
-@pytest.fixture
-def settings(micro: Image) -> Iterator[MachineConfig]:
-    with short_folder() as folder:
-        made = config(micro, folder)
-        with ended(made):
-            yield made
 
 
 def plugin_to_kill(settings: MachineConfig, image: Image, *where: str) -> subprocess.Popen[str]:

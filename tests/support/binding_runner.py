@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.binding.registry import Bindings, step_kinds
 from devalloc_node.deadline import Deadline
@@ -110,3 +112,12 @@ def pci_location(address: str) -> dict[str, str | int]:
     """What a prepared function tells of where it is, on hosts with one node and one root."""
     attributes = {"pciBusID": address, "numaNode": 0, "pcieRoot": "pci0000:00"}
     return {f"resource.kubernetes.io/{name}": value for name, value in attributes.items()}
+
+
+def refusal(host: FakeHost, device: str, **settings: Any) -> str:
+    """The code with which a device is refused; whatever refuses has not changed the host."""
+    before = host.snapshot()
+    with pytest.raises(NodeError) as caught:
+        BindingRunner.on(host, **settings).prepare(device)
+    assert host.snapshot() == before
+    return caught.value.code

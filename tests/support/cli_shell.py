@@ -16,7 +16,8 @@ from devalloc.cli.main import cli
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import testing
-from tests.support import fast_yaml
+from tests.support import fast_yaml, pci_cards
+from tests.support.fake_sysfs import FakeSysfs
 
 GROUP = "devmgmtproto.k8s.io/v1alpha1"
 INTERRUPTED = (130, -signal.SIGINT)
@@ -85,3 +86,18 @@ def claim(name: str = "train", *, count: int = 1, namespace: str | None = None, 
 def text(*objects: Object) -> str:
     """Manifests as a YAML stream."""
     return fast_yaml.dump_all(objects)
+
+
+def node_folder(folder: Path) -> Path:
+    """A folder for ``node_arguments``, with a host that has a GPU."""
+    host = FakeSysfs(folder / "host")
+    host.add(pci_cards.gpu())
+    host.proc("sys/kernel/random/boot_id", "boot-1\n")
+    return folder
+
+
+def node_arguments(folder: Path, *more: str) -> list[str]:
+    return [
+        "node", "--store", f"{folder}/store.db", "--sysfs-root", f"{folder}/host", "--node-name", "node-a",
+        "--state", f"{folder}/state", "--socket", f"{folder}/node.sock", "--cdi-dir", f"{folder}/cdi", *more,
+    ]  # fmt: skip

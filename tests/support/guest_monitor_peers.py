@@ -14,11 +14,7 @@ from websockets.exceptions import ConnectionClosed
 
 from devalloc.scaling.resources import ResourceFlags
 from devalloc_node.agent.guest_monitor_client import MonitorConnection, MonitorTimeouts
-
-
-def now() -> int:
-    """Milliseconds of the running loop's clock."""
-    return round(asyncio.get_running_loop().time() * 1000)
+from devalloc_node.deadline import loop_ms as now
 
 
 def sockets_to(port: int) -> int:

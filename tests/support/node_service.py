@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import grpc
 
 from devalloc.api.pool import DevicePool
+from devalloc.store import Store
 from devalloc_node.binding.binding import HealthState
 from devalloc_node.claims.steps import planned_steps
 from devalloc_node.machine.attachment import AttachmentKind
@@ -23,6 +24,7 @@ from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb.node_pb2_grpc import NodeStub
 from devalloc_node.service.node_service import NodeService, ServiceInfo
 from devalloc_node.service.peer_credentials import PeerCredentialProxy, open_proxy
+from devalloc_node.vms import VirtualMachineLoop
 from tests.support.machines import NoDeviceOwner
 from tests.support.toy_host import EngineBench
 from tests.support.toy_machines import ToyMachineAttachment, ToyMachines
@@ -78,6 +80,37 @@ def platform_of(
 def toy_bench(folder: Path, machines: ToyMachines) -> EngineBench:
     """An engine whose claims can be attached to toy machines."""
     return EngineBench(folder / "state", extra={"kinds": {"attachment": ToyMachineAttachment(machines)}})
+
+
+class ToyLoop:
+    """A store, machines in memory, and the loop between them, driven by hand."""
+
+    def __init__(self, folder: Path, store: Store, **control: Any) -> None:
+        """``control``: as of ``new_loop``."""
+        self.store, self.machines, self.now = store, ToyMachines(), 0.0
+        self.bench = toy_bench(folder, self.machines)
+        self.bench.start()
+        self.operations = platform_of(self.bench, self.machines)
+        self.operations.node_name = "node-a"
+        self.loop = self.new_loop(**control)
+
+    def new_loop(self, **control: Any) -> VirtualMachineLoop:
+        """``control``: who scales the machines, and their runners."""
+        return VirtualMachineLoop(
+            self.store,
+            self.operations,
+            ChangeNotifier(),
+            clock=lambda: self.now,
+            spawn=lambda work: work(),
+            **control,
+        )
+
+    def round(self) -> None:
+        self.now += 400.0
+        self.loop.round()
+
+    def status(self) -> Any:
+        return self.store.get("VirtualMachine", "default", "web")["status"]
 
 
 @contextmanager

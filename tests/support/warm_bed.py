@@ -82,7 +82,7 @@ def opened(**more: Any) -> Pool:
 
 def opened_after_a_kill(make: Callable[[], Pool] = opened) -> Pool:
     """What a killed plugin had just forked holds its lock until it is another program; a plugin waits for that, too
-    (`devalloc_node.service.socket_handover`)."""
+    (`devalloc_node.service.server`)."""
 
     def pool() -> Pool | None:
         try:

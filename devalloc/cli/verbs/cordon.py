@@ -77,8 +77,8 @@ def release(
     for key in waiting:
         if key in late:
             print_note(
-                f"error: {key}: the node has not released the devices within {timeout:g} s: are the node plugin there "
-                "and the controller running? The node releases them when they run; if the node is gone permanently: "
+                f"error: {key}: the node has not released the devices within {timeout:g} s: check that the node plugin "
+                "there and the controller run, because the node then releases them; if the node is gone permanently: "
                 "--abandon"
             )
         else:

@@ -15,7 +15,8 @@ from devalloc.cli.options.common import files_option, output_option
 from devalloc.cli.render.output import Cell, print_content, print_heading, print_note, print_table, show_spinner
 
 if TYPE_CHECKING:
-    from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput, RejectedResourceClaim
+    from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput
+    from devalloc_solver.dialects.units import RejectedClaim
 
 
 @click.group("dra", cls=VerbGroup)
@@ -44,7 +45,7 @@ def allocate(files: tuple[str, ...], node: str, output: str) -> int:
     from devalloc_solver.dra import allocate as allocate_on
 
     intake, code = read_objects(files)
-    claims = [intake.manifests[claim.namespace, claim.name] for claim in intake.claims]
+    claims = [intake.manifests[claim.key] for claim in intake.claims]
     claims += [_readable_part(refused) for refused in intake.refused if refused.allocation is not None]
     classes = [*intake.class_manifests.values()]
     target = intake.node_manifests.get(node, node)
@@ -70,7 +71,7 @@ def allocate(files: tuple[str, ...], node: str, output: str) -> int:
 dra.add_command(allocate)
 
 
-def _readable_part(refused: RejectedResourceClaim) -> dict[str, Any]:
+def _readable_part(refused: RejectedClaim) -> dict[str, Any]:
     """The part of an unreadable claim that says which devices it has."""
     from devalloc_solver.dialects.resource_k8s.published_devices import readable_allocation
 
@@ -122,7 +123,7 @@ def print_results(intake: ClusterInput, answer: Sequence[Mapping[str, Any]]) -> 
 
     rows: list[list[Cell]] = []
     for claim, result in zip(intake.claims, answer, strict=True):
-        name = f"{claim.namespace}/{claim.name}"
+        name = "/".join(claim.key)
         for one in result["devices"].get("results", ()):
             amounts = ", ".join(f"{k} {v}" for k, v in one.get("consumedCapacity", {}).items())
             notes = [*(["admin access"] if one.get("adminAccess") else []), *([amounts] if amounts else [])]

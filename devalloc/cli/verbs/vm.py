@@ -12,10 +12,12 @@ import click
 from devalloc.cli.command import BadInput, CommandFailed, VerbGroup, parse_duration, verb
 from devalloc.cli.documents import read_manifests
 from devalloc.cli.node_client import (
+    ask_for_each,
     claim_ref,
     connect_plugin,
     failure_message,
     force_option,
+    grace_option,
     machine_ref,
     message_content,
     print_result,
@@ -41,10 +43,9 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from devalloc.cli.render.output import Cell
-    from devalloc_node.pb.node_pb2 import Machine
+    from devalloc_node.pb.node_pb2 import Machine, Result
+    from devalloc_node.pb.node_pb2_grpc import NodeStub
 
 
 @verb("power-down")
@@ -323,12 +324,7 @@ def adopt(
 
 @verb("stop")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
-@click.option(
-    "--grace",
-    type=parse_duration,
-    metavar="DURATION",
-    help="Time limit for the guest to power down [default: the machine's own].",
-)
+@grace_option
 @force_option
 @namespace_option
 @socket_option
@@ -341,24 +337,16 @@ def stop(names: tuple[str, ...], grace: float | None, force: bool, namespace: st
     """
     from devalloc_node.pb.node_pb2 import StopMachineRequest
 
-    code = 0
-    with connect_plugin(socket) as node:
-        for name in names:
-            request = StopMachineRequest(machine=machine_ref(name, namespace), grace_ms=_ms(grace), force=force)
-            code = max(
-                code, print_result(name, "stopped", node.StopMachine(request, timeout=timeout + (grace or 0)).result)
-            )
-    return code
+    def ask(node: NodeStub, name: str) -> tuple[str, Result]:
+        request = StopMachineRequest(machine=machine_ref(name, namespace), grace_ms=_ms(grace), force=force)
+        return "stopped", node.StopMachine(request, timeout=timeout + (grace or 0)).result
+
+    return ask_for_each(names, socket, ask)
 
 
 @verb("delete")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
-@click.option(
-    "--grace",
-    type=parse_duration,
-    metavar="DURATION",
-    help="Time limit for the guest to power down [default: the machine's own].",
-)
+@grace_option
 @force_option
 @namespace_option
 @socket_option
@@ -373,13 +361,12 @@ def delete(
     """
     from devalloc_node.pb.node_pb2 import DeleteMachineRequest
 
-    code = 0
-    with connect_plugin(socket) as node:
-        for name in names:
-            request = DeleteMachineRequest(machine=machine_ref(name, namespace), grace_ms=_ms(grace), force=force)
-            reply = node.DeleteMachine(request, timeout=timeout + (grace or 0))
-            code = max(code, print_result(name, "deleted" if reply.found else "does not exist", reply.result))
-    return code
+    def ask(node: NodeStub, name: str) -> tuple[str, Result]:
+        request = DeleteMachineRequest(machine=machine_ref(name, namespace), grace_ms=_ms(grace), force=force)
+        reply = node.DeleteMachine(request, timeout=timeout + (grace or 0))
+        return "deleted" if reply.found else "does not exist", reply.result
+
+    return ask_for_each(names, socket, ask)
 
 
 @verb("scale")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from devalloc.cli.command import BadInput, verb
 from devalloc.cli.node_client import (
+    ask_for_each,
     claim_ref,
     connect_plugin,
     force_option,
@@ -20,6 +22,10 @@ from devalloc.cli.node_client import (
 from devalloc.cli.options.common import namespace_option, settings_options
 from devalloc.cli.render.host import plugged_device_text
 from devalloc.settings import setting
+
+if TYPE_CHECKING:
+    from devalloc_node.pb.node_pb2 import Result
+    from devalloc_node.pb.node_pb2_grpc import NodeStub
 
 
 @verb("attach")
@@ -36,14 +42,13 @@ def attach(machine: str, claims: tuple[str, ...], namespace: str, socket: Path, 
     """
     from devalloc_node.pb.node_pb2 import AttachClaimRequest
 
-    code = 0
-    with connect_plugin(socket) as node:
-        for claim in claims:
-            request = AttachClaimRequest(claim=claim_ref(claim, namespace), machine=machine_ref(machine, namespace))
-            reply = node.AttachClaim(request, timeout=timeout)
-            devices = ", ".join(f"{device.pool}/{device.device}" for device in reply.devices)
-            code = max(code, print_result(claim, f"attached to {machine}: {devices}", reply.result))
-    return code
+    def ask(node: NodeStub, claim: str) -> tuple[str, Result]:
+        request = AttachClaimRequest(claim=claim_ref(claim, namespace), machine=machine_ref(machine, namespace))
+        reply = node.AttachClaim(request, timeout=timeout)
+        devices = ", ".join(f"{device.pool}/{device.device}" for device in reply.devices)
+        return f"attached to {machine}: {devices}", reply.result
+
+    return ask_for_each(claims, socket, ask)
 
 
 @verb("detach")
@@ -61,17 +66,13 @@ def detach(machine: str, claims: tuple[str, ...], force: bool, namespace: str, s
     """
     from devalloc_node.pb.node_pb2 import DetachClaimRequest
 
-    code = 0
-    with connect_plugin(socket) as node:
-        for claim in claims:
-            request = DetachClaimRequest(
-                claim=claim_ref(claim, namespace), machine=machine_ref(machine, namespace), force=force
-            )
-            reply = node.DetachClaim(request, timeout=timeout)
-            done = f"detached from {machine}" + (", which was killed" if reply.ended_machine else "")
-            done = done if reply.found else f"is not in {machine}"
-            code = max(code, print_result(claim, done, reply.result))
-    return code
+    def ask(node: NodeStub, claim: str) -> tuple[str, Result]:
+        claim_of, machine_of = claim_ref(claim, namespace), machine_ref(machine, namespace)
+        reply = node.DetachClaim(DetachClaimRequest(claim=claim_of, machine=machine_of, force=force), timeout=timeout)
+        done = f"detached from {machine}" + (", which was killed" if reply.ended_machine else "")
+        return done if reply.found else f"is not in {machine}", reply.result
+
+    return ask_for_each(claims, socket, ask)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,14 +140,12 @@ def unplug(machine: str, names: tuple[str, ...], namespace: str, socket: Path, t
     """
     from devalloc_node.pb.node_pb2 import UnplugDeviceRequest
 
-    code = 0
-    with connect_plugin(socket) as node:
-        for name in names:
-            request = UnplugDeviceRequest(machine=machine_ref(machine, namespace), name=name)
-            reply = node.UnplugDevice(request, timeout=timeout)
-            done = f"unplugged from {machine}" if reply.found else f"is not in {machine}"
-            code = max(code, print_result(name, done, reply.result))
-    return code
+    def ask(node: NodeStub, name: str) -> tuple[str, Result]:
+        request = UnplugDeviceRequest(machine=machine_ref(machine, namespace), name=name)
+        reply = node.UnplugDevice(request, timeout=timeout)
+        return f"unplugged from {machine}" if reply.found else f"is not in {machine}", reply.result
+
+    return ask_for_each(names, socket, ask)
 
 
 @verb("unprepare")
@@ -168,12 +167,10 @@ def unprepare(claims: tuple[str, ...], uid: str, force: bool, namespace: str, so
         raise BadInput("--uid needs exactly one claim")
     from devalloc_node.pb.node_pb2 import UnprepareClaimRequest
 
-    code = 0
-    with connect_plugin(socket) as node:
-        for claim in claims:
-            request = UnprepareClaimRequest(claim=claim_ref(claim, namespace, uid), force=force)
-            reply = node.UnprepareClaim(request, timeout=timeout)
-            ended = f"; {', '.join(reply.ended_machines)} was killed for it" if reply.ended_machines else ""
-            done = f"unprepared{ended}" if reply.found else "is not prepared here"
-            code = max(code, print_result(claim, done, reply.result))
-    return code
+    def ask(node: NodeStub, claim: str) -> tuple[str, Result]:
+        request = UnprepareClaimRequest(claim=claim_ref(claim, namespace, uid), force=force)
+        reply = node.UnprepareClaim(request, timeout=timeout)
+        ended = f"; {', '.join(reply.ended_machines)} was killed for it" if reply.ended_machines else ""
+        return f"unprepared{ended}" if reply.found else "is not prepared here", reply.result
+
+    return ask_for_each(claims, socket, ask)

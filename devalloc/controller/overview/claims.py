@@ -8,14 +8,12 @@ from typing import Any
 
 from devalloc.api import meta, views
 from devalloc.api.dedicated_pools import ALLOCATOR_KEY, DEVALLOC
-from devalloc.api.views import ClaimKey, ClaimView, MachineView, ObjectView
+from devalloc.api.views import ClaimKey, ClaimView, MachineView, ObjectView, as_mapping, as_mappings
 from devalloc.controller.overview.model import (
     AmountTexts,
     ClaimSummary,
     MachineSummary,
     QuotaSummary,
-    as_mapping,
-    as_mappings,
     safe_text,
     short_annotation,
     shorten,

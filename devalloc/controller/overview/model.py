@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from devalloc.api import views
 from devalloc.api.fields import escape_unprintable
@@ -41,16 +41,6 @@ def short_annotation(doc: Object, name: str) -> str:
 def shorten(value: object) -> str:
     text = value if isinstance(value, str) else str(value)
     return escape_unprintable(text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…")
-
-
-def as_mapping(value: object) -> Mapping[str, Any]:
-    """Content as it should be; empty where it is something else."""
-    return value if isinstance(value, dict) else {}
-
-
-def as_mappings(value: object) -> list[Mapping[str, Any]]:
-    """Of a list those entries that are as they should be."""
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 def count_noun(number: int, what: str) -> str:

@@ -20,7 +20,7 @@ from devalloc.api.cordon import ALL_DEVICES, CORDONED, cordon_reasons
 from devalloc.api.dedicated_pools import ALLOCATOR_KEY, is_dedicated
 from devalloc.api.meta import UNAVAILABLE
 from devalloc.api.quantity import Quantity, QuantityError
-from devalloc.api.views import ClaimKey, ClaimView
+from devalloc.api.views import ClaimKey, ClaimView, as_mapping, as_mappings
 from devalloc.controller.overview import claims
 from devalloc.controller.overview.model import (
     EXCLUDED,
@@ -31,8 +31,6 @@ from devalloc.controller.overview.model import (
     DeviceHolder,
     DeviceState,
     DeviceSummary,
-    as_mapping,
-    as_mappings,
     device_kind,
     nested_devices,
     safe_text,

@@ -10,6 +10,7 @@ from typing import Any
 
 from devalloc.api.host_pool_names import CPU, MEMORY, node_of_host_pool
 from devalloc.api.quantity import NANO, Quantity, QuantityError
+from devalloc.api.views import as_mappings
 from devalloc.scaling.permits.ledger import MachineKey
 from devalloc.scaling.resources import Resources
 from devalloc.store import Object, Store
@@ -57,15 +58,11 @@ def _published(store: Store) -> Mapping[str, Host]:
 def _sum(pool: Mapping[str, Any], resource: str, unit: int) -> int:
     """Of all devices of the pool; what cannot be read is none, so that nothing is granted of it."""
     total = 0
-    for device in _maps(pool["spec"].get("devices")):
-        for entry in _maps(device.get("resources")):
+    for device in as_mappings(pool["spec"].get("devices")):
+        for entry in as_mappings(device.get("resources")):
             if entry.get("name") == resource:
                 try:
                     total += max(0, Quantity.parse(entry.get("capacity")).nano) // unit
                 except QuantityError:
                     continue
     return total
-
-
-def _maps(value: object) -> list[dict[str, Any]]:
-    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []

@@ -66,7 +66,7 @@ class Settings:
     def __post_init__(self) -> None:
         if self.token is not None and len(self.token) < MIN_TOKEN_LENGTH:
             raise UnsafeSettings(
-                f"the token must have at least {MIN_TOKEN_LENGTH} characters, and has {len(self.token)}"
+                f"the token must have at least {MIN_TOKEN_LENGTH} characters, but has {len(self.token)}"
             )
         if self.unit.cpu == 0 or self.unit.memory == 0:
             raise ValueError("the compute unit must have both CPU and memory")

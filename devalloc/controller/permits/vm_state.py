@@ -16,7 +16,7 @@ from devalloc.api import meta
 from devalloc.api.host_pool_names import CPU, MEMORY
 from devalloc.api.machine_reservation import reserved_entries, sum_nano
 from devalloc.api.quantity import NANO, Format, Quantity, QuantityError
-from devalloc.api.views import MachineView
+from devalloc.api.views import MachineView, as_mapping
 from devalloc.api.virtual_machine import MEMORY_BLOCK
 from devalloc.scaling.permits.ledger import NO_RESOURCES, MachineKey
 from devalloc.scaling.resources import Resources
@@ -90,15 +90,15 @@ class VmState:
 def read_vm(obj: Object) -> VmState | None:
     """What counts of an object; None for one that is on no node, or is not to run and does not."""
     view = MachineView(obj)
-    spec, status, labels = view.spec, view.status, _map(view.metadata.get("labels"))
+    spec, status, labels = view.spec, view.status, as_mapping(view.metadata.get("labels"))
     placed = _text(status.get("nodeName")) if status.get("allocations") else ""  # admitted there, and not begun yet
     node = view.annotation(meta.PREPARED_ON) or placed or _text(spec.get("nodeName"))
     phase = status.get("phase", "Pending")
     # One that is started and waits with stopped CPUs is Pending, and has what it has.
-    has = phase not in ("Stopped", "Failed") and (phase != "Pending" or bool(_map(status.get("observed"))))
+    has = phase not in ("Stopped", "Failed") and (phase != "Pending" or bool(as_mapping(status.get("observed"))))
     if not node or (spec.get("running") is False and not has):
         return None
-    cpu, memory = _map(spec.get("cpu")), _map(spec.get("memory"))
+    cpu, memory = as_mapping(spec.get("cpu")), as_mapping(spec.get("memory"))
     least = Resources(_cpus(cpu.get("min")), _bytes(memory.get("min")))
     most = least.most(Resources(_cpus(cpu.get("max")), _bytes(memory.get("max"))))
     runs = phase not in ("Pending", "Stopped", "Failed")
@@ -106,7 +106,7 @@ def read_vm(obj: Object) -> VmState | None:
     use = NO_RESOURCES
     if has:
         # What QEMU was told and has not done yet may still come.
-        for amounts in (_map(status.get("observed")), _map(status.get("applied"))):
+        for amounts in (as_mapping(status.get("observed")), as_mapping(status.get("applied"))):
             use = use.most(Resources(_cpus(amounts.get("cpus"), most.cpu), _bytes(amounts.get("memory"), most.memory)))
         use = use.most(_usage(view.annotation(USAGE), most))
     begins = Resources(_cpus(cpu.get("use")), _bytes(memory.get("use")))
@@ -171,7 +171,7 @@ def permit_change(
     """
     status = dict(MachineView(obj).status)
     if permit is None:
-        if _map(status.get("permitted")).get("givenBy"):
+        if as_mapping(status.get("permitted")).get("givenBy"):
             del status["permitted"]
     elif (permit, previous) != (_permit(status, _UNREADABLE), _previous_amounts(status, _UNREADABLE)):
         status["permitted"] = {
@@ -217,7 +217,7 @@ def _merged_conditions(existing: object, updates: Mapping[str, tuple[bool, str, 
 
 
 def _permit(status: Mapping[str, Any], most: Resources) -> Resources | None:
-    permit = _map(status.get("permitted"))
+    permit = as_mapping(status.get("permitted"))
     if not permit.get("givenBy") or permit.get("machineID", "") not in ("", status.get("machineID", "")):
         return None
     return Resources(_cpus(permit.get("cpus"), most.cpu), _bytes(permit.get("memory"), most.memory))
@@ -233,7 +233,7 @@ def _reserved_for(obj: Object) -> Resources | None:
 def _previous_amounts(status: Mapping[str, Any], most: Resources) -> Resources:
     if _permit(status, most) is None:
         return NO_RESOURCES
-    previous = _map(_map(status.get("permitted")).get("kept"))
+    previous = as_mapping(as_mapping(status.get("permitted")).get("kept"))
     return Resources(_cpus(previous.get("cpus"), most.cpu), _bytes(previous.get("memory"), most.memory))
 
 
@@ -277,10 +277,6 @@ def _annotated(text: object) -> dict[str, Any] | None:
 def _pod(text: str, namespace: str) -> MachineKey:
     first, slash, rest = text.partition("/")
     return (first, rest) if slash else (namespace, text)
-
-
-def _map(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _text(value: object) -> str:

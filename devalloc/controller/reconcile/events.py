@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 from devalloc.api import meta
 from devalloc.api.machine_reservation import FITS
-from devalloc.api.views import ClaimView, MachineView, ObjectView
+from devalloc.api.views import ClaimView, MachineView, ObjectView, as_mappings
 from devalloc.controller.reconcile import vm_scheduling
 from devalloc.controller.reconcile.decision import ALLOCATED, DEVICE_LOST
 from devalloc.controller.reconcile.vm_scheduling.decision import SERVED
@@ -116,22 +116,17 @@ def object_event(obj: Object, type: str, reason: str, action: str, note: str) ->
 
 
 def _condition(machine: Object, name: str) -> Mapping[str, Any]:
-    conditions = _maps(MachineView(machine).status.get("conditions"))
+    conditions = as_mappings(MachineView(machine).status.get("conditions"))
     return next((one for one in conditions if one.get("type") == name), {})
 
 
 def _lost_devices(claim: Object) -> set[str]:
     devices = set()
-    for one in _maps(claim.get("status", {}).get("deviceStatuses")):
-        conditions = {(each.get("type"), each.get("status")) for each in _maps(one.get("conditions"))}
+    for one in as_mappings(claim.get("status", {}).get("deviceStatuses")):
+        conditions = {(each.get("type"), each.get("status")) for each in as_mappings(one.get("conditions"))}
         if (DEVICE_LOST, "True") in conditions:
             devices.add(f"{one.get('devicePoolName')}/{one.get('deviceName')}")
     return devices
-
-
-def _maps(value: object) -> list[dict[str, Any]]:
-    """Of what others may have written in another form, what has this one."""
-    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
 def _count(entries: list[Any]) -> str:
@@ -139,7 +134,7 @@ def _count(entries: list[Any]) -> str:
 
 
 def _devices(entries: list[Any]) -> str:
-    names = [f"{entry.get('devicePoolName')}/{entry.get('deviceName')}" for entry in _maps(entries)]
+    names = [f"{entry.get('devicePoolName')}/{entry.get('deviceName')}" for entry in as_mappings(entries)]
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"{', '.join(names[:_SHOWN])}{more}"
 

@@ -12,8 +12,7 @@ from devalloc.inventory.capacity.config import (
     parse_size,
 )
 from devalloc.inventory.capacity.cpus import NumaNode
-from devalloc.inventory.capacity.host import CapacityError, HostCapacity, discover_capacity
-from devalloc.inventory.capacity.pool import host_pool, host_pool_name
+from devalloc.inventory.capacity.host import CapacityError, HostCapacity, discover_capacity, host_pool, host_pool_name
 
 __all__ = [
     "RESOURCES",

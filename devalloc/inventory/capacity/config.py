@@ -209,7 +209,7 @@ class CapacityConfig:
         for name in ("disk", "network", "disk_io"):
             limit = getattr(self, name)
             if limit is not None and limit < 0:
-                raise ValueError(f"the limit of {name} must not be negative, and is {limit}")
+                raise ValueError(f"the limit of {name} must not be negative, but is {limit}")
 
     def ratio(self, resource: str) -> Fraction:
         """The ratio of a resource; 1 for a name that is none."""

@@ -171,7 +171,7 @@ def decode_to_monitor(text: str | bytes) -> tuple[ToMonitor | Unrecognised, int]
         return Unrecognised(kind), id
     content = envelope.get("content")
     if not isinstance(content, dict):
-        raise Undecodable(f"a {kind} needs an object as its content, not {_shown(content)}")
+        raise Undecodable(f"the content of a {kind} must be an object, not {_shown(content)}")
     return reads(content), id
 
 
@@ -243,7 +243,7 @@ def _object(text: str | bytes) -> dict[str, Any]:
     except (ValueError, ArithmeticError) as error:
         raise Undecodable(f"not JSON: {_truncate(str(error), 200)}") from None
     if not isinstance(content, dict):
-        raise Undecodable(f"a message is a JSON object, not {_shown(content)}")
+        raise Undecodable(f"a message must be a JSON object, not {_shown(content)}")
     return content
 
 
@@ -254,7 +254,7 @@ def _no_number(name: str) -> NoReturn:
 def _kind(envelope: Mapping[str, Any]) -> tuple[str, int]:
     kind = envelope.get("type")
     if not isinstance(kind, str):
-        raise Undecodable(f"a message needs a string as its type, not {_shown(kind)}")
+        raise Undecodable(f"the type of a message must be a string, not {_shown(kind)}")
     return _truncate(kind, 100), _integer(envelope, "id", MAX_ID)
 
 
@@ -268,21 +268,21 @@ def _integer(content: Mapping[str, Any], name: str, most: int) -> int:
     ):
         number = int(number)
     if type(number) is not int or not 0 <= number <= most:
-        raise Undecodable(f"{name} is an integer from 0 to {most}, not {_shown(number)}")
+        raise Undecodable(f"{name} must be an integer from 0 to {most}, not {_shown(number)}")
     return number
 
 
 def _flag(fields: Mapping[str, Any], name: str) -> bool:
     value = fields.get(name, False)
     if not isinstance(value, bool):
-        raise Undecodable(f"{name} is true or false, not {_shown(value)}")
+        raise Undecodable(f"{name} must be true or false, not {_shown(value)}")
     return value
 
 
 def _text(fields: Mapping[str, Any], name: str, default: str | None = None) -> str:
     value = fields.get(name, default)
     if not isinstance(value, str):
-        raise Undecodable(f"{name} is a string, not {_shown(value)}")
+        raise Undecodable(f"{name} must be a string, not {_shown(value)}")
     return _truncate(value)
 
 
@@ -296,13 +296,13 @@ def _resources(content: Mapping[str, Any], name: str) -> Resources:
     """CPUs, rounded up to thousandths, and bytes."""
     amounts = content.get(name)
     if not isinstance(amounts, dict):
-        raise Undecodable(f"{name} is an object with cpu and mem, not {_shown(amounts)}")
+        raise Undecodable(f"{name} must be an object with cpu and mem, not {_shown(amounts)}")
     cpu = amounts.get("cpu")
     if isinstance(cpu, bool) or not isinstance(cpu, int | Decimal) or not 0 <= cpu <= Decimal(_MAX_CPU) / 1000:
-        raise Undecodable(f"{name}.cpu is a number of CPUs from 0 to {_MAX_CPU // 1000}, not {_shown(cpu)}")
+        raise Undecodable(f"{name}.cpu must be a number of CPUs from 0 to {_MAX_CPU // 1000}, not {_shown(cpu)}")
     memory = amounts.get("mem")
     if type(memory) is not int or not 0 <= memory <= _MAX_MEMORY:
-        raise Undecodable(f"{name}.mem is a number of bytes from 0 to {_MAX_MEMORY}, not {_shown(memory)}")
+        raise Undecodable(f"{name}.mem must be a number of bytes from 0 to {_MAX_MEMORY}, not {_shown(memory)}")
     return Resources(int((Decimal(cpu) * 1000).to_integral_value(ROUND_CEILING)), memory)
 
 

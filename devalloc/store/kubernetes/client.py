@@ -244,16 +244,11 @@ class Client:
 
     def _read(self, verb: str, path: str, params: Params | None, until: float | None) -> Object:
         due = time.monotonic() + TRIES * self._most if until is None else until
-        for number in range(TRIES):
-            try:
-                return self._request(verb, "GET", path, params, None, due)
-            except ApiError as error:
-                last = number == TRIES - 1 or not (error.status in (0, 429) or error.status >= 500)
-                pause = max(backoff_delay(number + 1, PAUSE_SECONDS), error.retry_after)
-                if last or due - time.monotonic() < pause:
-                    raise
-                threading.Event().wait(pause)
-        raise AssertionError("the last try raises")
+        return self._retried(
+            lambda: self._request(verb, "GET", path, params, None, due),
+            due,
+            lambda error: error.status in (0, 429) or error.status >= 500,
+        )
 
     def create(self, path: str, body: Object, params: Params | None = None) -> Object:
         """The object as stored. Raises ApiError."""
@@ -328,12 +323,19 @@ class Client:
 
     def _write(self, verb: str, method: str, path: str, params: Params | None, body: Any, form: str = _JSON) -> Object:
         due = time.monotonic() + TRIES * self._most
+        return self._retried(
+            lambda: self._request(verb, method, path, params, body, due, form),
+            due,
+            lambda error: error.status == 429,  # any other write may have been done
+        )
+
+    def _retried(self, send: Callable[[], Object], due: float, is_transient: Callable[[ApiError], bool]) -> Object:
         for number in range(TRIES):
             try:
-                return self._request(verb, method, path, params, body, due, form)
+                return send()
             except ApiError as error:
                 pause = max(backoff_delay(number + 1, PAUSE_SECONDS), error.retry_after)
-                if error.status != 429 or number == TRIES - 1 or due - time.monotonic() < pause:
+                if not is_transient(error) or number == TRIES - 1 or due - time.monotonic() < pause:
                     raise
                 threading.Event().wait(pause)
         raise AssertionError("the last try raises")

@@ -228,7 +228,7 @@ class InformerCache:
             if is_ours and all(self._last_changes.get(kind, 0) <= since for kind in kinds):
                 return [], self.newest
             if 0 < since < self._forgotten or since > self.newest:
-                raise Expired(f"place {since} is too old or of another process (now {self.newest}); list again")
+                raise Expired(f"place {since} is too old, or from another process (now {self.newest}); list again")
             changes: list[tuple[int, EventType, bytes]] = []
             for key, entry in reversed(self._entries.items()):
                 if entry.changed <= since:
@@ -247,7 +247,7 @@ class InformerCache:
         since, conflicts = parse_version(fence.resource_version), {}
         with self.changed:
             if since < self._forgotten or since > self.newest:
-                raise Expired(f"the fence's place {since} is too old or of another process (now {self.newest})")
+                raise Expired(f"the fence's place {since} is too old, or from another process (now {self.newest})")
             for key, entry in reversed(self._entries.items()):
                 if entry.changed <= since:
                     break

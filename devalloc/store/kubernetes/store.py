@@ -45,7 +45,7 @@ from devalloc.store.kubernetes.resources import (
     lease_resource,
 )
 from devalloc.store.kubernetes.transaction import RECORDS, OpenTransactions
-from devalloc.store.metadata_rules import changed_message, other_object_message, parse_version
+from devalloc.store.metadata_rules import changed_message, parse_version
 from devalloc.store.protocol import Change, CommitOutcomes, CommitResult, Event, Fence, Listing
 
 NAMESPACE = "devalloc-system"
@@ -203,10 +203,7 @@ class KubernetesStore:
     def _delete(self, key: Key, uid: str | None, resource_version: str | None) -> Object:
         while True:
             old = self._plain.read(key)
-            if uid is not None and old["metadata"]["uid"] != uid:
-                raise Conflict({key: other_object_message(key, old, uid)})
-            if resource_version is not None and old["metadata"]["resourceVersion"] != resource_version:
-                raise Conflict({key: changed_message(key, old, resource_version)})
+            metadata_rules.check_state(key, old, uid, resource_version)
             if metadata_rules.is_deleting(old) and metadata_rules.finalizers(old):
                 return old
             try:
@@ -227,18 +224,11 @@ class KubernetesStore:
         """The state on which a write is based. Raises Invalid, NotFound, Conflict."""
         key = Key.of(obj)
         self._resources.at(key)
-        base = obj["metadata"].get("resourceVersion")
-        if not base:
-            raise Invalid(
-                f"{key}: set metadata.resourceVersion to the state on which the write is based; get the object first"
-            )
+        base = metadata_rules.base_version(key, obj)
         old = self._mirror.find(key)
         if old is None or old["metadata"]["resourceVersion"] != base:
             old = self._plain.read(key)
-        if (uid := obj["metadata"].get("uid")) and old["metadata"]["uid"] != uid:
-            raise Conflict({key: other_object_message(key, old, uid)})
-        if old["metadata"]["resourceVersion"] != base:
-            raise Conflict({key: changed_message(key, old, base)})
+        metadata_rules.check_state(key, old, obj["metadata"].get("uid") or None, base)
         return old
 
     def _heard(self, obj: Object) -> None:
@@ -322,8 +312,7 @@ class KubernetesStore:
                 now = self._plain.read(key)
             except NotFound:
                 raise Conflict({key: f"{key} is gone"}) from None
-            if now["metadata"]["resourceVersion"] != version:
-                raise Conflict({key: changed_message(key, now, version)})
+            metadata_rules.check_state(key, now, None, version)
 
     def _each(self, unit: Sequence[Change]) -> Sequence[Object] | Conflict:
         try:

@@ -8,9 +8,11 @@ import asyncio
 import json
 import logging
 import random
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +163,34 @@ LIMITS = HttpLimits(body=0, connections=4, requests_a_second=1, requests_burst=4
 HOST = "127.0.0.1"
 AGAIN_SECONDS = 30.0
 """If another process has the port, the server retries. Machines do not wait for that."""
+
+
+class WakeableRounds:
+    """Rounds in an event loop, one after the other, that callers in any thread can bring forward."""
+
+    def __init__(self, what: str, seconds: float) -> None:
+        """``what``: what each round reconciles, for the log. ``seconds``: the longest pause between two."""
+        self._what, self._seconds = what, seconds
+        self._wake: Callable[[], object] = lambda: None
+
+    def wake(self) -> None:
+        """Begin the next round at once. From any thread."""
+        with suppress(RuntimeError):  # the loop has ended
+            self._wake()
+
+    async def run(self, stop: threading.Event, act: Callable[[], Awaitable[None]]) -> None:
+        """``act`` until ``stop`` is set, which is looked at after each pause. What it raises is logged."""
+        news = asyncio.Event()
+        self._wake = partial(asyncio.get_running_loop().call_soon_threadsafe, news.set)
+        while not stop.is_set():
+            try:
+                await act()
+            except Exception:
+                _log.exception("cannot reconcile the %s; trying again", self._what)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._seconds):
+                    await news.wait()
+            news.clear()
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from aiohttp import ClientSession
@@ -21,7 +21,7 @@ from devalloc.scaling.health import ScalingReport
 from devalloc.scaling.messages.permits import PodName
 from devalloc.scaling.state import ScalingRules
 from devalloc_node.agent.actuator import MachineActuator, MachineExecutors
-from devalloc_node.agent.agent import Agent, ScalingTarget, agent_dump_served
+from devalloc_node.agent.agent import Agent, ScalingTarget, WakeableRounds, agent_dump_served
 from devalloc_node.agent.channels import Channels, ScaledMachine
 from devalloc_node.agent.guest_monitor_client import MonitorConnection, MonitorTimeouts
 from devalloc_node.agent.http_client import HttpMetrics, new_session
@@ -127,7 +127,7 @@ class AgentThread:
         """Whose guest has an address."""
         self._ways: dict[str, tuple[float, Route]] = {}
         self._reports: dict[str, ScalingReport] = {}
-        self._poke: Callable[[], object] = lambda: None
+        self._rounds = WakeableRounds("scaled machines", REPORT_SECONDS)
         self._metrics = ScalingMetrics(CollectorRegistry() if registry is None else registry, self.reports)
 
     def keep(self, scaled: ScaledMachine) -> None:
@@ -152,7 +152,7 @@ class AgentThread:
                 self._forget(scaled.key)  # of another run, or of another machine of its name
             self._wanted[scaled.key] = scaled
             self._at[scaled.address] = scaled.key
-        self._poke()
+        self._rounds.wake()
         if other is not None and other.key != scaled.key:
             self._changed(other.key)  # its report says why nothing scales it any longer
 
@@ -161,7 +161,7 @@ class AgentThread:
         with self._mutex:
             if not self._forget(key):
                 return
-        self._poke()
+        self._rounds.wake()
 
     def _forget(self, key: str) -> bool:
         """Under the lock; whether it was to be scaled."""
@@ -200,12 +200,6 @@ class AgentThread:
 
     async def serve(self, stop: threading.Event) -> None:
         """The same, in an event loop that is there. It is looked every second whether it is to end."""
-        loop, news = asyncio.get_running_loop(), asyncio.Event()
-
-        def poke() -> None:
-            with suppress(RuntimeError):  # it has ended
-                loop.call_soon_threadsafe(news.set)
-
         async with AsyncExitStack() as stack:
             executors = MachineExecutors(self.settings.threads)
             stack.callback(executors.close)
@@ -221,16 +215,11 @@ class AgentThread:
             )
             stack.push_async_callback(agent.close)
             await stack.enter_async_context(agent_dump_served(agent, self.settings.dump))
-            self._poke = poke
-            while not stop.is_set():
-                try:
-                    self._tell(agent, await self._match(agent, wiring))
-                except Exception:
-                    _log.exception("cannot reconcile the scaled machines; trying again")
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(REPORT_SECONDS):
-                        await news.wait()
-                news.clear()
+
+            async def act() -> None:
+                self._tell(agent, await self._match(agent, wiring))
+
+            await self._rounds.run(stop, act)
 
     async def _match(self, agent: Agent, wiring: ChannelFactory) -> dict[str, ScaledMachine]:
         """Have the agent scale what is to be scaled, and nothing else; what that is."""

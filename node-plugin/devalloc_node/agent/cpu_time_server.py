@@ -7,12 +7,13 @@ import ipaddress
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from devalloc.scaling.messages import runner as wire
 from devalloc.scaling.peer_json import RequestError, Unreadable
+from devalloc_node.agent.agent import WakeableRounds
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.machine.records import MachineView
@@ -141,7 +142,7 @@ class RunnerServers:
         self._mutex = threading.Lock()
         self._wanted: dict[str, RunnerAddress] = {}
         self._problems: dict[str, str] = {}
-        self._poke: Callable[[], object] = lambda: None
+        self._rounds = WakeableRounds("runners", LOOK_SECONDS)
 
     def keep(self, at: RunnerAddress) -> None:
         """Have it listen, from now on or as before."""
@@ -149,7 +150,7 @@ class RunnerServers:
             if self._wanted.get(at.key) == at:
                 return
             self._wanted[at.key] = at
-        self._poke()
+        self._rounds.wake()
 
     def drop(self, key: str) -> None:
         """Close it."""
@@ -157,7 +158,7 @@ class RunnerServers:
             self._problems.pop(key, None)
             if self._wanted.pop(key, None) is None:
                 return
-        self._poke()
+        self._rounds.wake()
 
     def problem(self, key: str) -> str | None:
         """Why it does not listen; None where it does, or that is not known yet."""
@@ -175,24 +176,9 @@ class RunnerServers:
 
     async def serve(self, stop: threading.Event) -> None:
         """The same, in an event loop that is there."""
-        loop, news = asyncio.get_running_loop(), asyncio.Event()
-
-        def poke() -> None:
-            with suppress(RuntimeError):  # it has ended
-                loop.call_soon_threadsafe(news.set)
-
-        self._poke = poke
         open_ones: dict[RunnerAddress, Runner] = {}
         try:
-            while not stop.is_set():
-                try:
-                    await self._match(open_ones)
-                except Exception:
-                    _log.exception("cannot reconcile the runners; trying again")
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_SECONDS):
-                        await news.wait()
-                news.clear()
+            await self._rounds.run(stop, partial(self._match, open_ones))
         finally:
             await asyncio.gather(*(runner.close() for runner in open_ones.values()))
 

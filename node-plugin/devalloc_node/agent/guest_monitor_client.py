@@ -25,6 +25,7 @@ from devalloc.scaling.messages import monitor as wire
 from devalloc.scaling.rate import SlidingWindowCount
 from devalloc.scaling.resources import ResourceFlags, Resources
 from devalloc.scaling.versions import MONITOR_VERSIONS, MonitorVersion
+from devalloc_node.deadline import loop_ms
 from devalloc_node.errors import Failed, NodeError, Unknown
 from devalloc_node.net.websocket import LIBRARY_LOGGER, WEBSOCKET_LIMITS, WebSocket, WebSocketLimits, one_line
 
@@ -109,13 +110,13 @@ class MonitorConnection:
         self._session: _MonitorSession | None = None
         self._passed_on: int | None = None
         self._failures = SlidingWindowCount(self._timers.failures)
-        self._status = MonitorStatus(False, "not tried yet", _now(), None, 0, 0)
+        self._status = MonitorStatus(False, "not tried yet", loop_ms(), None, 0, 0)
         self._warned = False
 
     async def run(self) -> NoReturn:
         """Connect, check, and connect again, until cancelled; then the connection is closed."""
         while True:
-            began = _now()
+            began = loop_ms()
             session = _MonitorSession(self._timers.response, self._wants_more)
             try:
                 await self._connect(session)
@@ -128,7 +129,7 @@ class MonitorConnection:
                 raise
             finally:
                 await session.gone()
-            await asyncio.sleep(max(0, began + self._timers.reconnect - _now()) / 1000)
+            await asyncio.sleep(max(0, began + self._timers.reconnect - loop_ms()) / 1000)
 
     async def upscale(self, granted: Resources) -> None:
         """Tell the monitor what the machine has now, in all.
@@ -150,7 +151,7 @@ class MonitorConnection:
 
     def status(self) -> MonitorStatus:
         """How it is now."""
-        return replace(self._status, failures=self._failures.count(_now()))
+        return replace(self._status, failures=self._failures.count(loop_ms()))
 
     async def _connect(self, session: _MonitorSession) -> None:
         seconds = self._timers.connect / 1000
@@ -165,7 +166,7 @@ class MonitorConnection:
         if session.ended is not None:
             raise Failed("GuestMonitorUnreachable", self._sentence(session.ended))
         self._session = session
-        self._status = replace(self._status, connected=True, why="", since=_now(), last_success=_now())
+        self._status = replace(self._status, connected=True, why="", since=loop_ms(), last_success=loop_ms())
         # Who reads that it cannot be reached is to read that it can again.
         level = logging.WARNING if self._warned else logging.INFO
         _log.log(level, "%s: connected to the monitor in its guest", self._machine)
@@ -176,15 +177,15 @@ class MonitorConnection:
         """Check that it answers, until it has not done so for too long, or the connection ends."""
         failing: int | None = None
         while True:
-            began = _now()
+            began = loop_ms()
             try:
                 await self._ask(wire.HealthCheck(), wire.HealthCheck)
                 failing = None
             except NodeError as error:
-                failing = _now() if failing is None else failing
-                if session.ended is None and _now() - failing > self._timers.unhealthy:
+                failing = loop_ms() if failing is None else failing
+                if session.ended is None and loop_ms() - failing > self._timers.unhealthy:
                     session.fail(CloseCode.INTERNAL_ERROR, "health checks fail")
-                    why = f"health checks have failed for {(_now() - failing) / 1000:g} s; last error: {error}"
+                    why = f"health checks have failed for {(loop_ms() - failing) / 1000:g} s; last error: {error}"
                     raise Failed("GuestMonitorUnhealthy", self._sentence(why)) from None
             await session.until(began + self._timers.health_check)
             if session.ended is not None:
@@ -197,17 +198,17 @@ class MonitorConnection:
         try:
             answer = await self._session.ask(message, reply)
         except Unknown as error:
-            self._failures.add(_now())
+            self._failures.add(loop_ms())
             raise Unknown(error.code, self._sentence(error.message)) from None
         except Failed as error:
-            self._failures.add(_now())
+            self._failures.add(loop_ms())
             raise Failed(error.code, self._sentence(error.message)) from None
-        self._status = replace(self._status, last_success=_now())
+        self._status = replace(self._status, last_success=loop_ms())
         return answer
 
     def _lost(self, why: str) -> None:
         self._session = None
-        since = _now() if self._status.connected else self._status.since
+        since = loop_ms() if self._status.connected else self._status.since
         if why != self._status.why:
             _log.warning("%s: %s", self._machine, why)
             self._warned = True
@@ -215,7 +216,7 @@ class MonitorConnection:
         self._listener.monitor_disconnected(why)
 
     def _wants_more(self) -> None:
-        now = _now()
+        now = loop_ms()
         if self._passed_on is not None and now - self._passed_on < self._timers.upscale_requested:
             self._status = replace(self._status, dropped=self._status.dropped + 1)
             return
@@ -371,8 +372,3 @@ class _OutgoingSocket(WebSocket):
     def _greet(self, event: object) -> None:
         if isinstance(event, Response) and self._client.handshake_exc is None:
             self._peer.opened()
-
-
-def _now() -> int:
-    """Milliseconds of the event loop's clock."""
-    return round(asyncio.get_running_loop().time() * 1000)

@@ -26,6 +26,7 @@ from devalloc.scaling.rate import SlidingWindowCount
 from devalloc.scaling.resources import ResourceFlags, Resources
 from devalloc.scaling.versions import INFORMANT_VERSIONS, InformantVersion, VersionRange
 from devalloc_node.agent.guest_monitor_client import MonitorListener, MonitorStatus
+from devalloc_node.deadline import loop_ms
 from devalloc_node.errors import Failed, NodeError, Unknown
 from devalloc_node.net.http import JSON, HttpLimits, HttpRequest, HttpResponse, HttpServer, http_request
 
@@ -185,12 +186,12 @@ class InformantConnection:
         """Set while no registration waits for its reply."""
         self._passed_on: int | None = None
         self._failures = SlidingWindowCount(self._timers.failures)
-        self._status = MonitorStatus(False, "not tried yet", _now(), None, 0, 0)
+        self._status = MonitorStatus(False, "not tried yet", loop_ms(), None, 0, 0)
 
     async def run(self) -> NoReturn:
         """Register, stay registered, and begin again, until cancelled; then unregister."""
         while True:
-            began = _now()
+            began = loop_ms()
             life = self._life = InformantSession(uuid4())
             self._changed.clear()
             self._registering.clear()
@@ -209,8 +210,8 @@ class InformantConnection:
                 self._registering.set()
                 self._note()
                 await asyncio.shield(self._leave(life, server))
-            start = next_start(began, _now(), life.again, self._timers.restart)
-            await asyncio.sleep(max(0, start - _now()) / 1000)
+            start = next_start(began, loop_ms(), life.again, self._timers.restart)
+            await asyncio.sleep(max(0, start - loop_ms()) / 1000)
 
     async def upscale(self, granted: Resources) -> None:
         """Tell the informant what the machine has now, in all. Raises Failed, Unknown: as `downscale`."""
@@ -227,14 +228,14 @@ class InformantConnection:
         try:
             return wire.decode_downscale_result(body)
         except Unreadable as error:
-            self._failures.add(_now())
+            self._failures.add(loop_ms())
             why = self._unreadable(wire.DOWNSCALE, error)
             self._end(why, RestartDelay.LATER)
             raise Unknown("PeerUnreadable", self._sentence(why)) from None
 
     def status(self) -> MonitorStatus:
         """How it is now. Connected: it lets us scale."""
-        return replace(self._status, failures=self._failures.count(_now()))
+        return replace(self._status, failures=self._failures.count(loop_ms()))
 
     @property
     def chosen(self) -> wire.InformantDesc | None:
@@ -255,7 +256,7 @@ class InformantConnection:
         self._registering.set()
         while life.phase is not SessionPhase.ENDED:
             self._note()
-            began = _now()
+            began = loop_ms()
             if life.version is not None and life.version.has_health_check:
                 async with self._turn:
                     await self._ask(life, wire.HEALTH_CHECK, wire.encode_agent_id(life.agent_id), self._timers.request)
@@ -303,18 +304,18 @@ class InformantConnection:
             request = HttpRequest(endpoint.method, endpoint.path, body)
             response = await http_request(self._host, self._port, request, timeout / 1000, self._limits)
         except NodeError as error:
-            self._failures.add(_now())
+            self._failures.add(loop_ms())
             if endpoint != wire.REGISTER:
                 self._end(str(error), RestartDelay.LATER, life)
             raise
         if response.status != 200:
-            self._failures.add(_now())
+            self._failures.add(loop_ms())
             # Not its body: a user who names an address would read what another server answers there.
             why = f"it answers {endpoint.path} with {response.status}"
             forgotten = response.status == 404 and endpoint != wire.REGISTER
             self._end(why, RestartDelay.AT_ONCE if forgotten else RestartDelay.LATER, life)
             raise Failed("InformantRefused", self._sentence(why))
-        self._status = replace(self._status, last_success=_now())
+        self._status = replace(self._status, last_success=loop_ms())
         return response.body
 
     def _unreadable(self, endpoint: wire.Endpoint, error: Unreadable) -> str:
@@ -365,7 +366,7 @@ class InformantConnection:
             raise RequestError(500, "timed out waiting for the request in progress") from None
 
     def _wants(self, more: ResourceFlags) -> None:
-        now = _now()
+        now = loop_ms()
         if self._passed_on is not None and now - self._passed_on < self._timers.upscale_requested:
             self._status = replace(self._status, dropped=self._status.dropped + 1)
             return
@@ -385,7 +386,7 @@ class InformantConnection:
         why = "" if connected else life.why or life.phase.value
         if connected is status.connected and why == status.why:
             return
-        since = status.since if connected is status.connected else _now()
+        since = status.since if connected is status.connected else loop_ms()
         self._status = replace(status, connected=connected, why=why, since=since)
         if connected:
             self._listener.monitor_connected()
@@ -403,8 +404,3 @@ def local_address_to(host: str) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as door:
         door.connect((host, 9))
         return str(door.getsockname()[0])
-
-
-def _now() -> int:
-    """Milliseconds of the event loop's clock."""
-    return round(asyncio.get_running_loop().time() * 1000)

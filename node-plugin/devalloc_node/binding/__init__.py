@@ -2,8 +2,8 @@
 
 - ``binding``: what every binding is; ``registry``: all bindings and step kinds, and which binding a device gets
 - ``vfio``, ``sriov``, ``mdev``, ``vgpu``: the bindings
-- ``drivers``, ``vf_settings``: kinds of steps; each reads and sets one property of the host
+- ``drivers``, ``vf_settings``: kinds of steps; each reads and sets one property of the host. ``drivers`` also reads
+  whether a prepared device is still as it was left
 - ``checks``: refusals before the first step
 - ``vfio_handover``, ``vgpu_parents``: choices of single bindings
-- ``health``: whether a prepared device is still as it was left
 """

@@ -164,7 +164,9 @@ def refuse_in_use(tree: Tree, port: PciPort, functions: Collection[PciFunction])
 
 def _refuse_reserved(tree: Tree, function: PciFunction, holders: DeviceUsers) -> None:
     if function.base_class == BRIDGE:
-        raise Denied("DeviceReserved", f"{function.address} is a bridge in the same slot")
+        raise Denied(
+            "DeviceReserved", f"{function.address} is a bridge in the same slot, and a machine cannot have a bridge"
+        )
     need = holders.reserved(function)
     if need is not None:
         raise Denied("DeviceReserved", f"{function.address} is reserved for the host: {need}")

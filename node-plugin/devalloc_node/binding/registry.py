@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from devalloc.inventory.locate import InstanceDevice, PortDevice, ProfileDevice, VfDevice, existing_vf
 from devalloc_node.binding.binding import Binding, BindingConfig, HealthState, Steps
 from devalloc_node.binding.checks import locate_device
-from devalloc_node.binding.drivers import DriverKind, ResetKind
-from devalloc_node.binding.health import HEALTHY, problem_with_function
+from devalloc_node.binding.drivers import HEALTHY, DriverKind, ResetKind, problem_with_function
 from devalloc_node.binding.mdev import Mdev, MdevKind
 from devalloc_node.binding.sriov import Sriov, VfAutoprobeKind, VfCountKind
 from devalloc_node.binding.vf_settings import VfSettingsKind

@@ -17,7 +17,7 @@ from devalloc.inventory.sysfs import Folder, Tree
 from devalloc_node.binding import checks, host_changes
 from devalloc_node.binding.binding import BindingConfig, HealthState, Steps
 from devalloc_node.binding.checks import locate_device_of_kind, refuse_open, vfio_nodes
-from devalloc_node.binding.health import health_of_functions
+from devalloc_node.binding.drivers import health_of_functions
 from devalloc_node.binding.vf_settings import settings_step, wanted_settings
 from devalloc_node.binding.vfio_handover import (
     describe_passed_through,

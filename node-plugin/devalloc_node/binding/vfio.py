@@ -13,7 +13,7 @@ from devalloc.inventory.sysfs import Tree
 from devalloc_node.binding import checks
 from devalloc_node.binding.binding import BindingConfig, HealthState, Steps
 from devalloc_node.binding.checks import locate_device_of_kind
-from devalloc_node.binding.health import health_of_functions
+from devalloc_node.binding.drivers import health_of_functions
 from devalloc_node.binding.vfio_handover import (
     describe_passed_through,
     function_key,

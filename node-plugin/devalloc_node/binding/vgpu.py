@@ -11,7 +11,7 @@ from devalloc.inventory.pci import PciFunction
 from devalloc_node.binding import checks, host_changes
 from devalloc_node.binding.binding import BindingConfig, HealthState, Steps
 from devalloc_node.binding.checks import locate_device_of_kind, own_nodes, refuse_open
-from devalloc_node.binding.health import HEALTHY, problem_with_function
+from devalloc_node.binding.drivers import HEALTHY, problem_with_function
 from devalloc_node.binding.vfio_handover import pci_location
 from devalloc_node.binding.vgpu_parents import choose_parent, recorded_parent, refuse_other_profile
 from devalloc_node.deadline import Deadline

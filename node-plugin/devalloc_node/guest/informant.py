@@ -19,6 +19,7 @@ from devalloc.scaling.messages.monitor import DownscaleResult
 from devalloc.scaling.peer_json import RequestError, Unreadable
 from devalloc.scaling.resources import ResourceFlags, Resources
 from devalloc.scaling.versions import INFORMANT_VERSIONS, InformantVersion, VersionRange
+from devalloc_node.deadline import loop_ms
 from devalloc_node.errors import NodeError
 from devalloc_node.net.http import JSON, HttpLimits, HttpRequest, HttpResponse, HttpServer, http_request
 
@@ -318,11 +319,11 @@ class Informant:
         try:
             while True:
                 self._changed.clear()
-                for one in self.agents.calls(_now()):
+                for one in self.agents.calls(loop_ms()):
                     task = asyncio.create_task(self._ask(one))
                     self._calls.add(task)
                     task.add_done_callback(self._calls.discard)
-                wait = self.agents.wait(_now())
+                wait = self.agents.wait(loop_ms())
                 try:
                     async with asyncio.timeout(None if wait is None else wait / 1000):
                         await self._changed.wait()
@@ -353,7 +354,7 @@ class Informant:
                 answer = f"it answers {response.status}: {response.text}"
         except (NodeError, Unreadable) as error:
             answer = str(error)
-        self.agents.answered(one, answer, _now())
+        self.agents.answered(one, answer, loop_ms())
         self._changed.set()
 
     async def _respond(self, request: HttpRequest) -> HttpResponse:
@@ -376,7 +377,7 @@ class Informant:
         match endpoint:
             case wire.REGISTER:
                 desc = wire.decode_agent(body)
-                await self._ask(self.agents.register(desc, _now()))
+                await self._ask(self.agents.register(desc, loop_ms()))
                 chosen = wire.encode_informant(self.agents.chosen(desc.agent_id))
                 return HttpResponse(200, chosen, JSON, after=lambda: self._replied(desc))
             case wire.HEALTH_CHECK:
@@ -401,8 +402,3 @@ class Informant:
     def _replied(self, desc: wire.AgentDesc) -> None:
         self.agents.replied(desc.agent_id)
         self._changed.set()
-
-
-def _now() -> int:
-    """Milliseconds of the event loop's clock."""
-    return round(asyncio.get_running_loop().time() * 1000)

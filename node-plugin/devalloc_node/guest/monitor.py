@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from devalloc.scaling.messages import monitor as wire
 from devalloc.scaling.resources import ResourceFlags, Resources
+from devalloc_node.deadline import loop_ms
 from devalloc_node.guest import memory, metrics_http, system
 from devalloc_node.guest.memory import MemoryPolicy, ProgramCache, memory_measure, read_memory
 from devalloc_node.guest.metrics_http import gauges
@@ -108,7 +109,7 @@ class GuestMonitor:
 
     async def shrink(self, target: Resources) -> wire.DownscaleResult:
         """Whether the machine may have so little. Raises OSError if the usage is unknown."""
-        result = await self.guard.shrink(target.memory, _now())
+        result = await self.guard.shrink(target.memory, loop_ms())
         if result.ok:
             self._resize(target.cpu)
         return result
@@ -121,13 +122,13 @@ class GuestMonitor:
     async def _watch_memory(self) -> None:
         while True:
             try:
-                self.guard.sample(_now())
+                self.guard.sample(loop_ms())
                 self._report_failures("measure", [])
             except (OSError, ValueError) as error:
                 self._report_failures("measure", [f"cannot measure memory: {error}"])
             informant = self.informant
             heard = self.sessions.is_connected or (informant is not None and informant.agents.active is not None)
-            if heard and self.guard.wants_more(_now()):
+            if heard and self.guard.wants_more(loop_ms()):
                 self.sessions.ask_for_more()
                 if informant is not None:
                     informant.want(ResourceFlags(memory=True))
@@ -201,8 +202,3 @@ def run(settings: MonitorSettings, say: Callable[[str], None]) -> None:
             say("stopped")
 
     asyncio.run(main())
-
-
-def _now() -> int:
-    """Milliseconds of the event loop's clock."""
-    return round(asyncio.get_running_loop().time() * 1000)

@@ -20,7 +20,7 @@ from devalloc.api.pool import AttributeValue, Device, DevicePool
 from devalloc.inventory.pci import Address
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.binding.binding import HealthState
-from devalloc_node.binding.health import HEALTHY, is_there, problem_with_function
+from devalloc_node.binding.drivers import HEALTHY, is_there, problem_with_function
 from devalloc_node.errors import NodeError
 from devalloc_node.model.step import Prepared, PreparedDevice
 

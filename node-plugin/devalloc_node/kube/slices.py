@@ -330,7 +330,7 @@ def _device(
         if not is_qualified(name):
             unsaid.append(f"the API does not accept the name of the attribute {name}")
         elif len(entries) + len(capacity) == ATTRIBUTES_PER_DEVICE:
-            unsaid.append(f"the attribute {name} is one too many: a device has {ATTRIBUTES_PER_DEVICE} at most")
+            unsaid.append(f"there is no room for the attribute {name}: a device has at most {ATTRIBUTES_PER_DEVICE}")
         elif isinstance(value, Quantity):
             capacity[name] = {"value": str(value)}
         elif isinstance(value, SemVer) and len(str(value)) > MAX_VALUE:

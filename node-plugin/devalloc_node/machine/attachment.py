@@ -237,7 +237,7 @@ def _owners(target: str, nodes: Sequence[str], recorded: Mapping[str, Any]) -> d
             except OSError as error:
                 raise Denied(
                     "DeviceGone",
-                    f"cannot prepare cannot prepare {node}, which {target} needs: {error.strerror}",
+                    f"cannot prepare {node}, which {target} needs: {error.strerror}",
                     retryable=True,
                 ) from None
             before[node] = [info.st_uid, info.st_gid]

@@ -208,7 +208,7 @@ class MachineLifecycle(MachineRegistry):
                 if lives == adopted.process:
                     return
                 if lives is not None:
-                    raise Denied("MachineExists", f"machine {spec.key} is another process, {lives.pid}")
+                    raise Denied("MachineExists", f"machine {spec.key} already runs as another process, {lives.pid}")
             resources.check_adopted(spec, adopted.amounts)
             with self._among_all(_ADOPTING, deadline, f"adopt {spec.key}"):
                 for other, process in self.living():
@@ -378,7 +378,7 @@ class MachineLifecycle(MachineRegistry):
         with self.line(record) as monitor:
             launch.await_monitor(spec, self.config, monitor, deadline.capped(self.config.start_seconds))
             if monitor.execute("query-uuid", deadline=deadline)["UUID"] != record.run:
-                raise Denied("MachineRuns", f"another run of machine {spec.key} already lives")
+                raise Denied("MachineRuns", f"another run of machine {spec.key} is already running")
         process = self._lives(record)
         begins = resources.resources_at_start(record)
         resources.limit_cpu(spec, self.config, process, begins.cpu_milli or 0, begins.vcpus or 0)

@@ -186,7 +186,9 @@ def _scale_dimms(
     _remove_leftovers(monitor, dimms, deadline)
     total = observe_memory(monitor, deadline).total
     if total < goal:
-        raise Failed("MemoryNotThere", f"machine {machine} has {_text(total)} although {_text(goal)} were plugged in")
+        raise Failed(
+            "MemoryNotThere", f"machine {machine} has only {_text(total)} after plugging, instead of {_text(goal)}"
+        )
     return total
 
 

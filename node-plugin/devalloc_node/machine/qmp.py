@@ -290,7 +290,7 @@ class QmpMonitor:
             _shut(line)
             raise Unknown(
                 "MonitorSilent",
-                f"QEMU of machine {self._machine} does not greet on {self._path} within {limit:.1f} s: "
+                f"QEMU of machine {self._machine} sends no greeting on {self._path} within {limit:.1f} s: "
                 "it hangs, or another client holds its monitor",
             ) from None
         except NodeError:
@@ -300,7 +300,7 @@ class QmpMonitor:
             _shut(line)
             raise _NoGreeting(
                 "MonitorUnreachable",
-                f"the process that listens on {self._path} does not greet like QEMU: {_short(error)}",
+                f"the process that listens on {self._path} does not send the greeting of QEMU: {_short(error)}",
             ) from None
         self._client, self._socket = client, line
 

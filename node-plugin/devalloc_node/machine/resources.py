@@ -191,7 +191,9 @@ def _tell_systemd(spec: MachineSpec, config: MachineConfig, thousandths: int | N
     try:
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise Failed("CgroupUnavailable", f"cannot tell systemd the CPU limit of machine {spec.key}: {error}") from None
+        raise Failed(
+            "CgroupUnavailable", f"cannot set the CPU limit of machine {spec.key} in systemd: {error}"
+        ) from None
     if done.returncode:
         words_of = done.stderr.decode(errors="replace").strip()
         raise Failed("CgroupUnavailable", f"systemd refuses the CPU limit of machine {spec.key}: {words_of}")

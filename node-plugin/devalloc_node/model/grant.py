@@ -130,7 +130,7 @@ def check_ref(ref: ClaimRef) -> None:
     for what, text, fits, rule in (
         ("namespace", ref.namespace, is_label(ref.namespace), "a DNS label in lower case"),
         ("name", ref.name, is_subdomain(ref.name), "a DNS name in lower case of at most 253 characters"),
-        ("UID", ref.uid, is_uid(ref.uid), "letters, digits and dashes, at most 64"),
+        ("UID", ref.uid, is_uid(ref.uid), "at most 64 letters, digits and dashes"),
     ):
         if not fits:
             raise Denied("ClaimNameInvalid", f"the {what} of the claim must be {rule}, not {shown(text)}")

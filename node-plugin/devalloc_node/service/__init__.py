@@ -2,6 +2,5 @@
 
 - ``node_service``, ``warm_service``: our own services; ``calls``, ``request_fields``, ``replies``: what they share
 - ``kubelet``, ``resource_health``: the services that the kubelet calls
-- ``server``, ``peer_credentials``, ``socket_handover``: sockets; ``kubelet_sockets``: those of
-  the kubelet, and the registration
+- ``server``, ``peer_credentials``: sockets; ``kubelet_sockets``: those of the kubelet, and the registration
 """

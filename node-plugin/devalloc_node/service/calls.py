@@ -45,34 +45,78 @@ _RESULTS = {
 Reply = TypeVar("Reply")
 
 
-def changing_call(
-    metrics: NodeMetrics,
-    context: grpc.ServicerContext,
-    method: str,
-    about: Mapping[str, Any],
-    reply_type: Callable[..., Reply],
-    work: Callable[[Deadline, str], Reply],
-    *,
-    longer: float = 0.0,
-    takes_back: bool = False,
-) -> Reply:
-    """A call that changes something: the work's reply, or one whose ``result`` says why not.
+class CallHandler:
+    """Handles the calls of a service. Safe for threads."""
 
-    ``work`` gets the deadline and the caller as a text; a reply without ``result`` is done. ``about``: for the record.
-    ``longer``: seconds that the caller asked for. ``takes_back``: what it began is taken back if the deadline passes.
-    """
-    caller = caller_of(context)
-    began = time.monotonic()
-    with failures_as_status(metrics, context, method) as timed:
-        try:
-            reply: Any = work(call_deadline(context, longer, takes_back=takes_back), str(caller))
-            if not reply.HasField("result"):
-                reply.result.CopyFrom(replies.done())
-        except NodeError as error:
-            reply = reply_type(result=replies.result(error))
-        timed.result = _RESULTS[reply.result.outcome]
-        _record(method, about, caller, reply.result, time.monotonic() - began)
-        return reply  # type: ignore[no-any-return]
+    def __init__(self, metrics: NodeMetrics) -> None:
+        self._metrics = metrics
+
+    def change(
+        self,
+        context: grpc.ServicerContext,
+        method: str,
+        about: Mapping[str, Any],
+        reply_type: Callable[..., Reply],
+        work: Callable[[Deadline, str], Reply],
+        *,
+        longer: float = 0.0,
+        takes_back: bool = False,
+    ) -> Reply:
+        """A call that changes something: the work's reply, or one whose ``result`` says why not.
+
+        ``work`` gets the deadline and the caller as a text; a reply without ``result`` is done. ``about``: for the
+        record. ``longer``: seconds that the caller asked for. ``takes_back``: what it began is taken back if the
+        deadline passes.
+        """
+        caller = caller_of(context)
+        began = time.monotonic()
+        with self.failures_as_status(context, method) as timed:
+            try:
+                reply: Any = work(call_deadline(context, longer, takes_back=takes_back), str(caller))
+                if not reply.HasField("result"):
+                    reply.result.CopyFrom(replies.done())
+            except NodeError as error:
+                reply = reply_type(result=replies.result(error))
+            timed.result = _RESULTS[reply.result.outcome]
+            _record(method, about, caller, reply.result, time.monotonic() - began)
+            return reply  # type: ignore[no-any-return]
+
+    def read(self, context: grpc.ServicerContext, method: str, work: Callable[[], Reply]) -> Reply:
+        """A call that changes nothing."""
+        with self.failures_as_status(context, method):
+            return work()
+
+    @contextmanager
+    def failures_as_status(self, context: grpc.ServicerContext, method: str) -> Iterator[TimedRequest]:
+        """Inside, whatever is raised ends this call alone, with the gRPC status for it."""
+        with self._metrics.timed(method) as timed:
+            try:
+                yield timed
+                if timed.result == "error":
+                    timed.result = "done"
+            except BadField as error:
+                timed.result = "invalid"
+                _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            except TooManyWatchers as error:
+                timed.result = "denied"
+                _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+            except Denied as error:
+                timed.result = "denied"
+                missing = error.code.endswith("NotFound")
+                code = grpc.StatusCode.NOT_FOUND if missing else grpc.StatusCode.FAILED_PRECONDITION
+                _abort(context, code, f"{error.message} [{error.code}]")
+            except NodeError as error:
+                timed.result = "failed" if isinstance(error, Failed) else "unknown"
+                _abort(context, grpc.StatusCode.FAILED_PRECONDITION, f"{error.message} [{error.code}]")
+            except GeneratorExit:
+                timed.result = "done"  # a watcher that has seen enough
+                raise
+            except Exception as error:
+                if not context.is_active():
+                    timed.result = "done"  # the caller has gone
+                    raise
+                log.exception("%s failed", method)
+                _abort(context, grpc.StatusCode.INTERNAL, f"this is a bug in devalloc: {error!r:.200}; see the log")
 
 
 def call_deadline(context: grpc.ServicerContext, longer: float = 0.0, *, takes_back: bool = False) -> Deadline:
@@ -91,39 +135,6 @@ def call_deadline(context: grpc.ServicerContext, longer: float = 0.0, *, takes_b
     if not context.add_callback(cancelled.set):
         cancelled.set()
     return replace(Deadline.after(seconds), cancelled=cancelled)
-
-
-@contextmanager
-def failures_as_status(metrics: NodeMetrics, context: grpc.ServicerContext, method: str) -> Iterator[TimedRequest]:
-    """Inside, whatever is raised ends this call alone, with the gRPC status for it."""
-    with metrics.timed(method) as timed:
-        try:
-            yield timed
-            if timed.result == "error":
-                timed.result = "done"
-        except BadField as error:
-            timed.result = "invalid"
-            _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except TooManyWatchers as error:
-            timed.result = "denied"
-            _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
-        except Denied as error:
-            timed.result = "denied"
-            missing = error.code.endswith("NotFound")
-            code = grpc.StatusCode.NOT_FOUND if missing else grpc.StatusCode.FAILED_PRECONDITION
-            _abort(context, code, f"{error.message} [{error.code}]")
-        except NodeError as error:
-            timed.result = "failed" if isinstance(error, Failed) else "unknown"
-            _abort(context, grpc.StatusCode.FAILED_PRECONDITION, f"{error.message} [{error.code}]")
-        except GeneratorExit:
-            timed.result = "done"  # a watcher that has seen enough
-            raise
-        except Exception as error:
-            if not context.is_active():
-                timed.result = "done"  # the caller has gone
-                raise
-            log.exception("%s failed", method)
-            _abort(context, grpc.StatusCode.INTERNAL, f"this is a bug in devalloc: {error!r:.200}; see the log")
 
 
 def worst_result(results: list[pb.Result]) -> pb.Result:

@@ -53,11 +53,12 @@ def kubelet_paths(kubelet: Path, driver: str, pod_uid: str | None = None) -> Kub
     if len(driver) > 63 or not is_subdomain(driver):
         raise Denied(
             "DriverNameInvalid",
-            f"{shown(driver)} is not a driver name: a DNS name in lower case of at most 63 characters",
+            f"invalid driver name {shown(driver)}: it must be a DNS name in lower case of at most 63 characters",
         )
     if pod_uid is not None and not is_uid(pod_uid):
         raise Denied(
-            "PodUidInvalid", f"{shown(pod_uid)} is not the UID of a pod: letters, digits and dashes, at most 64"
+            "PodUidInvalid",
+            f"{shown(pod_uid)} is not the UID of a pod: it must be at most 64 letters, digits and dashes",
         )
     data = kubelet / "plugins" / driver
     endpoints = ["dra.sock"] if pod_uid is None else [f"dra-{pod_uid}.sock", f"dra-{_hashed(pod_uid, 8)}.sock"]

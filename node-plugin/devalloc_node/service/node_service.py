@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import grpc
 
@@ -34,7 +34,6 @@ WATCHERS = 8
 WATCH_SECONDS = 1.0
 """How often a watcher looks, when nothing tells that something changed."""
 
-Reply = TypeVar("Reply")
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 _CHANGES = {ChangeKind.IS: pb.CHANGE_IS, ChangeKind.GONE: pb.CHANGE_GONE, ChangeKind.SYNCED: pb.CHANGE_SYNCED}
@@ -67,7 +66,8 @@ class NodeService(node_pb2_grpc.NodeServicer):
         """``pulse`` beats when something changed that watchers want to know."""
         self._operations = operations
         self._about = about
-        self._metrics = metrics
+        self._calls = calls.CallHandler(metrics)
+        self._change, self._read = self._calls.change, self._calls.read
         self._notifier = notifier
         self._places = WatcherSlots(WATCHERS)
 
@@ -255,7 +255,7 @@ class NodeService(node_pb2_grpc.NodeServicer):
     def WatchMachines(
         self, request: pb.WatchMachinesRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.MachineEvent]:
-        with calls.failures_as_status(self._metrics, context, "WatchMachines"):
+        with self._calls.failures_as_status(context, "WatchMachines"):
             space = request_fields.namespace_filter(request.namespace)
             for change, key, machine in self._watch(context, lambda: self._machines(space)):
                 if change is ChangeKind.GONE and key is not None:
@@ -289,7 +289,7 @@ class NodeService(node_pb2_grpc.NodeServicer):
         return self._read(context, "ListDevices", read)
 
     def WatchDevices(self, request: pb.WatchDevicesRequest, context: grpc.ServicerContext) -> Iterator[pb.DeviceEvent]:
-        with calls.failures_as_status(self._metrics, context, "WatchDevices"):
+        with self._calls.failures_as_status(context, "WatchDevices"):
             pool = request_fields.plain_filter(request.pool, "pool")
             for change, key, device in self._watch(context, lambda: self._devices(pool)):
                 if change is ChangeKind.GONE and key is not None:
@@ -305,25 +305,6 @@ class NodeService(node_pb2_grpc.NodeServicer):
         return self._change(context, "Rescan", {}, pb.RescanReply, work)
 
     # Within.
-
-    def _change(
-        self,
-        context: grpc.ServicerContext,
-        method: str,
-        about: Mapping[str, Any],
-        reply_type: Callable[..., Reply],
-        work: Callable[[Deadline, str], Reply],
-        *,
-        longer: float = 0.0,
-        takes_back: bool = False,
-    ) -> Reply:
-        return calls.changing_call(
-            self._metrics, context, method, about, reply_type, work, longer=longer, takes_back=takes_back
-        )
-
-    def _read(self, context: grpc.ServicerContext, method: str, read: Callable[[], Reply]) -> Reply:
-        with calls.failures_as_status(self._metrics, context, method):
-            return read()
 
     def _watch(
         self, context: grpc.ServicerContext, read: Callable[[], Mapping[Key, Value]]

@@ -32,7 +32,7 @@ def claim_ref(message: pb.ClaimRef, path: str = "claim") -> ClaimRef:
     """Who is meant; the uid may be "". Raises BadField."""
     uid = message.uid
     if uid and not is_uid(uid):
-        raise BadField(f"{path}.uid", f"must be letters, digits and dashes, at most 64, not {shown(uid)}")
+        raise BadField(f"{path}.uid", f"must be at most 64 letters, digits and dashes, not {shown(uid)}")
     return ClaimRef(_namespace(message.namespace, path), _name(message.name, path), uid)
 
 

@@ -26,7 +26,7 @@ class WarmService(warm_pb2_grpc.WarmPoolServicer):
     def __init__(self, pool: Pool | None, metrics: NodeMetrics) -> None:
         """``pool``: None where this node keeps none."""
         self._pool = pool
-        self._metrics = metrics
+        self._calls = calls.CallHandler(metrics)
 
     def service(self) -> Service:
         """For the server."""
@@ -44,7 +44,7 @@ class WarmService(warm_pb2_grpc.WarmPoolServicer):
             return pb.TakeSetupReply(setup=_setup(taken))
 
         about = {"owner": request.owner[:_ID_SHOWN]}
-        return calls.changing_call(self._metrics, context, "TakeSetup", about, pb.TakeSetupReply, work)
+        return self._calls.change(context, "TakeSetup", about, pb.TakeSetupReply, work)
 
     def ReturnSetup(self, request: pb.ReturnSetupRequest, context: grpc.ServicerContext) -> pb.ReturnSetupReply:
         def work(due: Deadline, caller: str) -> pb.ReturnSetupReply:
@@ -54,10 +54,10 @@ class WarmService(warm_pb2_grpc.WarmPoolServicer):
             return pb.ReturnSetupReply()
 
         about = {"setup": request.id[:_ID_SHOWN]}
-        return calls.changing_call(self._metrics, context, "ReturnSetup", about, pb.ReturnSetupReply, work)
+        return self._calls.change(context, "ReturnSetup", about, pb.ReturnSetupReply, work)
 
     def GetPool(self, request: pb.GetPoolRequest, context: grpc.ServicerContext) -> pb.GetPoolReply:
-        with calls.failures_as_status(self._metrics, context, "GetPool"):
+        with self._calls.failures_as_status(context, "GetPool"):
             status = self._served().status()
             return pb.GetPoolReply(
                 target=status.target,

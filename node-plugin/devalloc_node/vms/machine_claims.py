@@ -71,7 +71,9 @@ def _not_ready(claim: Object, node_name: str) -> Outcome | None:
         return Outcome("ClaimReleased", f"claim {ref} is being released")
     node = ClaimView(claim).node
     if node not in (None, node_name):
-        return Outcome("ClaimElsewhere", f"claim {ref} has devices of node {node}")
+        return Outcome(
+            "ClaimElsewhere", f"claim {ref} has devices of node {node}, and the machine is on node {node_name}"
+        )
     if ClaimView(claim).is_deleting and not ClaimView(claim).is_held:
         return Outcome("ClaimBeingDeleted", f"claim {ref} is being deleted")
     return None

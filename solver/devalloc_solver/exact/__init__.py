@@ -2,7 +2,7 @@
 
 - ``model``: every rule as constraints; ``builder``, ``variables``: what is under construction
 - ``unit_constraints``: what units ask for; ``supply_constraints``: what there is
-- ``share_variables``, ``linear_constraints``: amounts, exact beyond 64 bits
+- ``linear_constraints``: amounts, exact beyond 64 bits
 - ``claim_groups``: equal claims are counted
 - ``goals``, ``policy``: the goals of S17, one after the other
 """

@@ -17,8 +17,7 @@ from math import prod
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from devalloc_solver.exact.builder import ModelBuilder, sum_terms
-from devalloc_solver.exact.share_variables import ShareVariables
+from devalloc_solver.exact.builder import ModelBuilder, ShareVariables, sum_terms
 from devalloc_solver.exact.variables import ClaimGroupVars, DeviceBin, GroupCellVars, GroupSiteVars, LinearTerms
 from devalloc_solver.problem.demand import AllocationMode, Constraint, Demand, PlacementUnit, Request
 from devalloc_solver.problem.device_groups import DeviceGroup, Place

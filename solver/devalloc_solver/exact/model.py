@@ -11,9 +11,8 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 from itertools import pairwise
 
-from devalloc_solver.exact.builder import ModelBuilder
+from devalloc_solver.exact.builder import ModelBuilder, ShareVariables
 from devalloc_solver.exact.claim_groups import add_claim_group, find_claim_groups, group_equal_units
-from devalloc_solver.exact.share_variables import ShareVariables
 from devalloc_solver.exact.supply_constraints import add_supply
 from devalloc_solver.exact.unit_constraints import add_unit
 from devalloc_solver.exact.variables import BatchModel, max_bins, sharing_requests

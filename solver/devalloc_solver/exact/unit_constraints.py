@@ -6,9 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from devalloc_solver.exact.builder import ModelBuilder, sum_terms
+from devalloc_solver.exact.builder import ModelBuilder, ShareVariables, sum_terms
 from devalloc_solver.exact.linear_constraints import add_at_least, add_at_most
-from devalloc_solver.exact.share_variables import ShareVariables
 from devalloc_solver.exact.variables import LinearTerms, RequestVars
 from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
 from devalloc_solver.problem.device_groups import DeviceGroup, Place

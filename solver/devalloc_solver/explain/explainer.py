@@ -11,7 +11,7 @@ A dialect gives the tiers (``RelaxationSet``), field paths and words.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -20,7 +20,7 @@ from devalloc.api.reasons import IMPOSSIBLE_VERDICT, Reason
 from devalloc_solver.cel.budget import OutOfTime
 from devalloc_solver.explain.blocking_claims import BlockingClaimFinder, BlockingClaims
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion, Undecided
-from devalloc_solver.explain.funnel import NO_USERS, SHOWN, Users, describe_funnel
+from devalloc_solver.explain.funnel import NO_USERS, SHOWN, Funnel, FunnelCounter, FunnelSource, Users, describe_funnel
 from devalloc_solver.explain.relaxations import (
     Relaxation,
     RelaxationSet,
@@ -72,6 +72,18 @@ class Finding:
 SEARCH_LIMIT_FINDING = Finding(Reason.SEARCH_LIMIT, "the search ended before it found the reason")
 
 
+@dataclass(frozen=True, slots=True)
+class FleetTotals:
+    """What is said of a whole fleet, if the snapshot is only a part of it; None: the snapshot has it."""
+
+    funnels: FunnelSource | None = None
+    typos: UnitTypos | None = None
+    nodes: Collection[str] | None = None
+    """names of all nodes that have pools"""
+    errors: Sequence[str] | None = None
+    """the devices that could not be judged"""
+
+
 @dataclass(slots=True)
 class Explainer(ABC):
     """Explains the units that a solution left out, each by solving it again under better circumstances."""
@@ -83,6 +95,8 @@ class Explainer(ABC):
     """given in this batch"""
     ends: float | None
     """monotonic time after which nothing is solved any more"""
+    fleet: FleetTotals = field(default=FleetTotals(), kw_only=True)
+    funnels: FunnelSource = field(init=False)
     before: tuple[Allocation, ...] = field(init=False)
     in_use: tuple[Allocation, ...] = field(init=False)
     """all that is held now: ``allocations``, then what was given"""
@@ -96,11 +110,13 @@ class Explainer(ABC):
     """find the reason only, and not what is in the way"""
     _finder: FeasibilityChecker | None = field(init=False, default=None)
     _releases: BlockingClaimFinder | None = field(init=False, default=None)
+    _typos: UnitTypos | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.before = tuple(self.allocations)
         self.in_use = (*self.allocations, *(placement.allocation() for placement in self.placements))
         self.priorities = {allocation.claim: allocation.priority for allocation in self.in_use}
+        self.funnels = self.fleet.funnels or FunnelCounter(self.snapshot, self.in_use)
 
     @property
     def finder(self) -> FeasibilityChecker:
@@ -114,6 +130,12 @@ class Explainer(ABC):
             given = frozenset(placement.demand.key for placement in self.placements)
             self._releases = BlockingClaimFinder(self.snapshot, self.in_use, given)
         return self._releases
+
+    @property
+    def typos(self) -> UnitTypos:
+        if self._typos is None:
+            self._typos = self.fleet.typos or self.make_typos()
+        return self._typos
 
     # -- what a dialect gives ------------------------------------------------------------------------------------------
 
@@ -153,8 +175,12 @@ class Explainer(ABC):
         """On which attributes the devices do not agree."""
 
     @abstractmethod
-    def typo_finder(self) -> UnitTypos:
+    def make_typos(self) -> UnitTypos:
         """Finds what was most likely mistyped."""
+
+    @abstractmethod
+    def funnel_dict(self, funnel: Funnel) -> dict[str, Any]:
+        """As JSON."""
 
     def request_name(self, request: Request) -> str:
         return str(request.detail)
@@ -162,10 +188,6 @@ class Explainer(ABC):
     def name_node(self, unit: PlacementUnit) -> str:
         """That the node it is bound to does not exist; "" if it does."""
         return ""
-
-    def mark(self, edit: Relaxation, unit: PlacementUnit) -> Relaxation:
-        """The edit with what was most likely meant, if what it takes away was mistyped."""
-        return edit
 
     # -- the reason ----------------------------------------------------------------------------------------------------
 
@@ -235,7 +257,7 @@ class Explainer(ABC):
 
     def structural(self, unit: PlacementUnit, reason: Reason, edits: Sequence[Relaxation], lack: str = "") -> Finding:
         """The finding for a unit that fits an empty fleet after these edits; claims may be in the way even then."""
-        marked = tuple(self.mark(edit, unit) for edit in edits)
+        marked = tuple(self.typos.marked(edit, unit) for edit in edits)
         claims: tuple[Key, ...] = ()
         try:
             blocking = self._blocking_edited(unit, edits)
@@ -245,7 +267,7 @@ class Explainer(ABC):
         remedy = self.describe_remedy(marked, claims)
         if self.finder.is_cut_short and not note:
             note = NOT_PROVEN if remedy else CUT_SHORT
-        typos = self.typo_finder().of_unit(unit, self.ends)
+        typos = self.typos.of_unit(unit, self.ends)
         text = join_sentences(lack or self.lack(unit, reason), *typos, remedy, note)
         return Finding(reason, text, marked, claims)
 
@@ -399,20 +421,25 @@ class Explainer(ABC):
             pass
         return NOT_TOGETHER
 
-    def message(self, finding: Finding, funnels: Sequence[tuple[Request, Mapping[str, Any]]]) -> str:
+    def message(self, finding: Finding, funnels: Sequence[Funnel]) -> str:
         """One sentence: how final it is, the numbers of the request that is worst off, and what stands in the way."""
         column = "matching" if finding.is_impossible else "free"
-        worst = min(funnels, key=lambda each: (each[1][column] - each[0].min_count, each[0].detail), default=None)
+        worst = min(
+            funnels,
+            key=lambda each: (getattr(each, column) - each.request.min_count, each.request.detail),
+            default=None,
+        )
         counted = ""
         if worst is not None:
-            label = f"request {worst[1]['request']}: " if len(funnels) > 1 else ""
-            users = NO_USERS if finding.is_impossible else self.users(*worst)
-            counted = label + describe_funnel(worst[1], users, is_empty=finding.is_impossible)
+            numbers = self.funnel_dict(worst)
+            label = f"request {numbers['request']}: " if len(funnels) > 1 else ""
+            users = NO_USERS if finding.is_impossible else self.users(worst)
+            counted = label + describe_funnel(numbers, users, is_empty=finding.is_impossible)
         return f"{finding.reason.verdict}: {join_sentences(counted, finding.text)}"
 
-    def users(self, request: Request, funnel: Mapping[str, Any]) -> Users:
+    def users(self, funnel: Funnel) -> Users:
         """(the first of the claims that hold devices for a request, how many hold any)"""
-        return [f"{one['namespace']}/{one['name']}" for one in funnel["usedBy"][:SHOWN]], funnel["users"]
+        return ["/".join(claim) for claim, _ in funnel.holders[:SHOWN]], len(funnel.holders)
 
     def describe_remedy(self, edits: Sequence[Relaxation], claims: Sequence[Key]) -> str:
         return describe_remedy(edits, claims)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -21,6 +21,8 @@ ARE_EXCLUDED = "are excluded (the card or its counters are taken)"
 MAX_USERS = 20
 """Claims that use matching devices, as far as they are listed; those with most devices first."""
 
+Step = tuple[str, int, tuple[str, ...], str | None]
+"""(what, devices, first names, why it rejects the first one)"""
 Users = tuple[Sequence[str], int]
 """(the names of the first claims that hold devices, how many hold any)"""
 NO_USERS: Users = ((), 0)
@@ -32,8 +34,7 @@ class Funnel:
 
     request: Request
     total: int
-    steps: tuple[tuple[str, int, tuple[str, ...], str | None], ...]
-    """(what, devices, first names, why it rejects the first one)"""
+    steps: tuple[Step, ...]
     matching: int
     """devices that pass all steps, in use or not"""
     holders: tuple[tuple[Key, int], ...]
@@ -43,15 +44,15 @@ class Funnel:
     """matching devices without owner that cannot be allocated: their card or its counters are taken"""
     free: int
 
-    def to_dict(self, name: str | None = None, *, with_users: bool = True) -> dict[str, Any]:
-        """As JSON; ``name``: of the request, if it is not its label."""
+    def to_dict(self, name: str, *, with_users: bool) -> dict[str, Any]:
+        """As JSON; ``name``: of the request."""
         steps = []
         for what, count, names, example in self.steps:
             step: dict[str, Any] = {"what": what, "count": count, "devices": list(names)}
             steps.append(step | ({"example": example} if example else {}))
         used_by = [{"namespace": k[0], "name": k[1], "count": n} for k, n in self.holders[:MAX_USERS]]
         return {
-            "request": self.request.label if name is None else name,
+            "request": name,
             "devices": self.total,
             "steps": steps,
             "matching": self.matching,
@@ -122,6 +123,31 @@ class FunnelCounter:
         ranked = tuple(sorted(users.items(), key=lambda item: (-item[1], item[0])))
         free = len(accepted) - len(taken) - excluded
         return Funnel(request, self.total, steps, len(accepted), ranked, len(taken), excluded, free)
+
+    def most(self, request: Request, pin: str | None, *, is_empty: bool) -> int:
+        """The most devices for a request that one node has, or node ``pin``, free or not (``is_empty``)."""
+        devices = request.candidates.accepted
+        free = (i for i in devices if is_empty or has_room_for(request, self.snapshot, i, self.usage))
+        return self.best(free, pin, len)
+
+    def best(self, devices: Iterable[int], pin: str | None, count: Callable[[Sequence[int]], int]) -> int:
+        """The highest count of these devices on one node, or on node ``pin``."""
+        groups: dict[frozenset[str], list[int]] = defaultdict(list)
+        own = {pool.index: frozenset((pool.node,)) for pool in self.snapshot.pools if pool.node is not None}
+        everywhere = frozenset(self.snapshot.nodes)
+        for index in devices:
+            device = self.snapshot.devices[index]
+            groups[own.get(device.pool, everywhere if device.reach is None else device.reach)].append(index)
+        by_node: dict[str, list[int]] = defaultdict(list)
+        for nodes, some in groups.items():
+            for node in nodes:
+                by_node[node] += some
+        return max((count(some) for node, some in by_node.items() if pin in (None, node)), default=0)
+
+    def having(self, request: Request, name: str) -> tuple[int, int]:
+        """(devices for a request that have a value of an attribute, all devices for it)"""
+        accepted = request.candidates.accepted
+        return sum(bool(self.snapshot.devices[index].values(name)) for index in accepted), len(accepted)
 
 
 def count_unavailable(

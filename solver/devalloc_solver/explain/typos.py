@@ -18,6 +18,7 @@ from devalloc_solver.cel.errors import CompileError
 from devalloc_solver.cel.reads import Comparison, Places, comparisons, nodes_with_places, value_path
 from devalloc_solver.cel.syntax_tree import Node
 from devalloc_solver.explain.funnel import count_devices
+from devalloc_solver.explain.relaxations import Relaxation
 from devalloc_solver.problem.demand import Demand, PlacementUnit
 
 MAX_VALUES = 1_000
@@ -114,6 +115,10 @@ class UnitTypos(ABC):
     @abstractmethod
     def of_demand(self, demand: Demand) -> Iterable[Typo]:
         """All typing errors of one claim, and of the classes that it names."""
+
+    def marked(self, edit: Relaxation, unit: PlacementUnit) -> Relaxation:
+        """The edit with what was most likely meant, if what it takes away was mistyped, and the dialect says where."""
+        return edit
 
     def of_unit(self, unit: PlacementUnit, ends: float | None) -> list[str]:
         """The first ones of a unit, in words. After the monotonic time ``ends`` no more are looked for."""

@@ -11,7 +11,7 @@ from devalloc_solver.fleet.equal_devices import reachable_snapshot
 from devalloc_solver.fleet.pool_states import NodeRecord, ShareState
 from devalloc_solver.pipeline.strategy import solve_unit
 from devalloc_solver.place import StepsExhausted, place_on
-from devalloc_solver.place.score import largest_partition_loss
+from devalloc_solver.place.search_context import largest_partition_loss
 from devalloc_solver.problem.allocations import AllocatedDevice, Allocation, Usage
 from devalloc_solver.problem.demand import PlacementUnit, Request
 from devalloc_solver.problem.placement import PlacedDevice

@@ -20,8 +20,9 @@ from devalloc_solver.deadline import end_time, quick_search_end
 from devalloc_solver.dialects.api_groups import as_manifest_list, foreign_manifests, is_resource_k8s
 from devalloc_solver.dialects.device_claims.answers import ClaimAnswer, Solution, allocated_answer, placed_answer
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
-from devalloc_solver.dialects.device_claims.demands import build_units, timeout_rejection
-from devalloc_solver.dialects.device_claims.manifests import ProblemInput, RejectedClaim, read_documents, read_objects
+from devalloc_solver.dialects.device_claims.demands import build_units
+from devalloc_solver.dialects.device_claims.manifests import ProblemInput, read_documents, read_objects
+from devalloc_solver.dialects.units import RejectedClaim, timeout_rejection
 from devalloc_solver.errors import AnswerRefused as AnswerRefused
 from devalloc_solver.explain.device_claims.explainer import DeviceClaimExplainer
 from devalloc_solver.gc_pause import gc_paused

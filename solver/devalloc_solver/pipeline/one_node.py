@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, cast
 
 from devalloc.api.quantity import type_name
@@ -118,17 +119,15 @@ def explain(
         task.snapshot, task.allocations, (), allowance.until, task.offers, source=inputs, pools=task.pools
     )
     finding = None if fits else explainer.find(task.unit, task.unit.demands[0].key)
+    funnels = [[explainer.funnels.make(request) for request in demand.requests] for demand in task.unit.demands]
     answer: dict[str, Any] = {
         "reason": None if finding is None else str(finding.reason),
-        "message": None if finding is None else explainer.message(finding, explainer.funnels(task.unit)),
+        "message": None if finding is None else explainer.message(finding, [*chain(*funnels)]),
         "blockers": [] if finding is None else explainer.blockers(finding),
         "claims": [
-            {
-                "namespace": demand.claim.claim.namespace,
-                "name": demand.claim.claim.name,
-                "requests": [explainer.funnel(request) for request in demand.requests],
-            }
-            for demand in task.unit.demands
+            dict(zip(("namespace", "name"), demand.claim.claim.key, strict=True))
+            | {"requests": [*map(explainer.funnel_dict, of_claim)]}
+            for demand, of_claim in zip(task.unit.demands, funnels, strict=True)
         ],
         "pools": [{"name": p.title, "state": p.state.value, "why": p.why} for p in task.pools if p.why],
         "ignored": [{"name": ignored.name, "why": ignored.why} for ignored in task.ignored],

@@ -74,7 +74,7 @@ def problems_of(quota: Object) -> Iterator[Problem]:
     try:
         label_name(key[0])
     except ValueError as error:
-        yield replace(here, path="metadata.namespace", message=f"{error}; the quota counts for no claim")
+        yield replace(here, path="metadata.namespace", message=f"{error}; the quota applies to no claim")
     spec = quota.get("spec")
     hard = spec.get("hard") if isinstance(spec, dict) else None
     for name, amount in _mapping(hard).items():

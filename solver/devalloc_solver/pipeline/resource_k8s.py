@@ -27,14 +27,12 @@ from devalloc_solver.dialects.resource_k8s.demands import (
     build_units,
     constrained_attributes,
     node_of,
-    timeout_rejection,
 )
 from devalloc_solver.dialects.resource_k8s.feature_gates import read_gates
 from devalloc_solver.dialects.resource_k8s.fields import FieldError, ResourceAnswerRefused
 from devalloc_solver.dialects.resource_k8s.manifests import (
     ClusterInput,
     Key,
-    RejectedResourceClaim,
     priority_of,
     read_documents,
 )
@@ -51,6 +49,7 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
     make_snapshot,
     resources_of,
 )
+from devalloc_solver.dialects.units import RejectedClaim, timeout_rejection
 from devalloc_solver.explain.resource_k8s.explainer import ResourceClaimExplainer
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline.decomposition import unproven_names
@@ -75,7 +74,7 @@ class PreparedCluster:
     snapshot: Snapshot
     allocations: tuple[Allocation, ...]
     units: tuple[PlacementUnit, ...]
-    refused: tuple[RejectedResourceClaim, ...]
+    refused: tuple[RejectedClaim, ...]
     problems: tuple[Problem, ...]
 
 
@@ -187,9 +186,7 @@ def usage_of_claims(
     problem_input: ClusterInput,
 ) -> tuple[DeviceUsage, list[tuple[Key, int, DeviceUsage]], list[Problem]]:
     """What is in use, and claim by claim; an allocation that cannot be read is a problem."""
-    allocated = [
-        (c.namespace, c.name, priority_of(c), c.allocation) for c in problem_input.claims if c.allocation is not None
-    ]
+    allocated = [(*c.key, priority_of(c), c.allocation) for c in problem_input.claims if c.allocation is not None]
     allocated += [(*r.key, 0, r.allocation) for r in problem_input.refused if r.allocation is not None]
     usage = DeviceUsage()
     holders: list[tuple[Key, int, DeviceUsage]] = []
@@ -288,7 +285,7 @@ def _answers(
     _verify_results(prepared, placements, results)
     answers = [placed_answer(placement, results[placement.demand.key]) for placement in placements]
     answers += [
-        allocated_answer((claim.namespace, claim.name), dict(claim.allocation), node_of(claim))
+        allocated_answer(claim.key, dict(claim.allocation), node_of(claim))
         for claim in prepared.problem_input.claims
         if claim.allocation is not None
     ]

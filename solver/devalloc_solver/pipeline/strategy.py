@@ -13,7 +13,7 @@ from devalloc_solver.exact.goals import GoalSearch, optimize_goals
 from devalloc_solver.exact.model import build_model, is_solver_loaded, model_size
 from devalloc_solver.exact.warm_start import start_search
 from devalloc_solver.pipeline.decomposition import Subproblem, join_subproblems, split_by_device, split_by_pool
-from devalloc_solver.place import StepsExhausted, place
+from devalloc_solver.place import DEFAULT_STEPS, StepBudget, StepsExhausted, place
 from devalloc_solver.place.greedy import place_evenly, place_greedily
 from devalloc_solver.problem.allocations import Allocation, Usage
 from devalloc_solver.problem.demand import PlacementUnit
@@ -152,10 +152,8 @@ def _quick_outcome(
 ) -> SearchOutcome:
     """The answer to a part, if it is likely to be there soon; else one in which all of it is unproven."""
     allocations = nearby.of(part)
-    if (
-        len(part.units) == 1
-        and (alone := _place_single_unit(snapshot, allocations, part.units[0], placement)) is not None
-    ):
+    alone = _place_single_unit(snapshot, allocations, part.units[0], placement, ends) if len(part.units) == 1 else None
+    if alone is not None:
         return SearchOutcome(*alone)
     size = model_size(snapshot, Usage.of(snapshot, allocations), part.units, enough=EXACT_SIZE)
     if size > EXACT_SIZE and may_be_large:
@@ -224,7 +222,7 @@ def _search_part(
     snapshot: Snapshot, allocations: Sequence[Allocation], part: Subproblem, placement: str, ends: float | None
 ) -> SearchOutcome:
     units = part.units
-    if len(units) == 1 and (alone := _place_single_unit(snapshot, allocations, units[0], placement)) is not None:
+    if len(units) == 1 and (alone := _place_single_unit(snapshot, allocations, units[0], placement, ends)) is not None:
         return SearchOutcome(*alone)
     return _search_jointly(snapshot, allocations, part, placement, ends)
 
@@ -417,11 +415,12 @@ def _levels_of(
 
 
 def _place_single_unit(
-    snapshot: Snapshot, allocations: Sequence[Allocation], unit: PlacementUnit, placement: str
+    snapshot: Snapshot, allocations: Sequence[Allocation], unit: PlacementUnit, placement: str, ends: float | None
 ) -> tuple[list[Placement], list[GoalLevel]] | None:
-    """A single unit needs no general solver, and is proven in all goals; None where the question is too hard."""
+    """A single unit needs no general solver, and is proven in all goals; None if the question is too hard."""
+    steps = StepBudget(DEFAULT_STEPS, ends)
     try:
-        placed = place(snapshot, Usage.of(snapshot, allocations), unit, placement=placement)
+        placed = place(snapshot, Usage.of(snapshot, allocations), unit, placement=placement, steps=steps)
     except StepsExhausted:
         return None
     members = Counter(demand.claim.priority for demand in unit.demands)

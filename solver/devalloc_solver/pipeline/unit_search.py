@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from devalloc_solver.place import StepsExhausted, place
+from devalloc_solver.place import DEFAULT_STEPS, StepBudget, StepsExhausted, place
 from devalloc_solver.problem.allocations import Allocation, Usage
 from devalloc_solver.problem.demand import PlacementUnit
 from devalloc_solver.problem.placement import Placement
@@ -26,7 +26,8 @@ def place_unit(
     monotonic time ``ends``.
     """
     try:
-        placed = place(snapshot, usage or Usage.of(snapshot, allocations), unit, placement=placement)
+        steps = StepBudget(DEFAULT_STEPS, ends)
+        placed = place(snapshot, usage or Usage.of(snapshot, allocations), unit, placement=placement, steps=steps)
         return None if placed is None else list(placed.placements)
     except StepsExhausted:
         from devalloc_solver.pipeline.strategy import solve_unit

@@ -13,12 +13,12 @@ From the outside in:
 - ``device_assignment``: from counts to devices
 
 Beside it: ``counting_bounds`` refutes a question first, ``single_request`` answers the most common one, ``greedy``
-gives first answers, and ``score`` compares placements.
+gives first answers, and ``search_context`` compares placements.
 """
 
 from devalloc_solver.place.node_search import UnitPlacement, fits, place, place_on
-from devalloc_solver.place.requests import UnitReader
-from devalloc_solver.place.score import PlacementScore
+from devalloc_solver.place.node_view import UnitReader
+from devalloc_solver.place.search_context import PlacementScore
 from devalloc_solver.place.step_budget import DEFAULT_STEPS, StepBudget, StepsExhausted
 
 __all__ = [

@@ -11,8 +11,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from devalloc_solver.place.demand_vector import DemandEntry, DemandVector
-from devalloc_solver.place.device_uses import DeviceUse
-from devalloc_solver.place.dominance import undominated
+from devalloc_solver.place.device_uses import DeviceUse, undominated
 from devalloc_solver.place.step_budget import StepBudget
 
 

@@ -13,11 +13,81 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 
-from devalloc_solver.bounds.transport import can_serve_all
-from devalloc_solver.place.node_view import CandidateGroup, NodeView, device_state
+from devalloc_solver.place.node_view import CandidateGroup, NodeView, device_state, resource_families
 from devalloc_solver.place.requests import IndexedRequest, UnitRequests, indistinguishable
-from devalloc_solver.place.resource_families import resource_families
 from devalloc_solver.problem.demand import AllocationMode
+
+
+def can_serve_all(demand_entries: Sequence[tuple[int, int]], sizes: Sequence[int]) -> bool:
+    """``demand_entries`` are (mask of the classes they may take of, devices wanted); every device goes to one."""
+    wanted = 0
+    for candidate_mask, need in demand_entries:
+        wanted += need
+        if need > sum(size for position, size in enumerate(sizes) if candidate_mask >> position & 1):
+            return False
+    if wanted > sum(sizes):
+        return False
+    if len(demand_entries) < 2:
+        return True
+    free = list(sizes)
+    given = [[0] * len(sizes) for _ in demand_entries]
+    for number, (_, need) in enumerate(demand_entries):
+        while need:
+            moved = _augment(demand_entries, free, given, number, need)
+            if not moved:
+                return False
+            need -= moved
+    return True
+
+
+def _augment(
+    demand_entries: Sequence[tuple[int, int]], free: list[int], given: list[list[int]], number: int, need: int
+) -> int:
+    """Serve up to ``need`` more devices to an entry along one path, moving others aside; how many, 0 for none."""
+    came: dict[int, tuple[int, int] | None] = {number: None}
+    """demand entry -> (demand entry it makes room for, class it gives up)"""
+    queue = [number]
+    for entry in queue:
+        candidate_mask = demand_entries[entry][0]
+        for position, left in enumerate(free):
+            if not candidate_mask >> position & 1:
+                continue
+            if left:
+                return _move_along(came, free, given, entry, position, min(need, left))
+            for other in range(len(demand_entries)):
+                if other not in came and given[other][position]:
+                    came[other] = (entry, position)
+                    queue.append(other)
+    return 0
+
+
+def _move_along(
+    came: dict[int, tuple[int, int] | None],
+    free: list[int],
+    given: list[list[int]],
+    entry: int,
+    position: int,
+    room: int,
+) -> int:
+    """Move devices along the path that ends at a free class."""
+    path: list[tuple[int, int, int | None]] = []
+    here: int | None = entry
+    while here is not None:
+        step = came[here]
+        path.append((here, position, None if step is None else step[1]))
+        if step is not None:
+            room = min(room, given[here][step[1]])
+            position = step[1]
+            here = step[0]
+        else:
+            here = None
+    free[path[0][1]] -= room
+    for who, takes, gives in path:
+        given[who][takes] += room
+        if gives is not None:
+            given[who][gives] -= room
+    return room
+
 
 _DIGITS = re.compile(r"\d+")
 _OTHERS = re.compile(r"\d+(?=.*\d)(?!\d)", re.DOTALL)
@@ -335,18 +405,23 @@ class CountingBounds:
         for numbers in candidate_groups.values():
             if not any(self.takers[position] & tie.request_mask for position in numbers):
                 continue  # as good as no value
-            sizes: dict[int, int] = defaultdict(int)
-            takers = list(outside)
             signature: dict[object, int] = defaultdict(int)
             for position in numbers:
                 candidate_group = node_view.candidate_groups[position]
-                takers[position] = candidate_group.takers
-                weights = tuple(family.weights[position] for family in self.families)
+                weights = tuple([family.weights[position] for family in self.families])
                 signature[candidate_group.takers, candidate_group.one.shareable, weights] += candidate_group.size
+            key = frozenset(signature.items())
+            if key in by_signature:
+                continue
+            sizes: dict[int, int] = defaultdict(int)
+            takers = list(outside)
+            for position in numbers:
+                candidate_group = node_view.candidate_groups[position]
+                takers[position] = candidate_group.takers
                 for indexed in node_view.unit_requests.of(candidate_group.takers & tie.request_mask):
                     sizes[indexed.number] += candidate_group.size
             mask = sum(1 << n for n, size in sizes.items() if size >= node_view.unit_requests.indexed_requests[n].need)
-            by_signature.setdefault(frozenset(signature.items()), (mask, takers))
+            by_signature[key] = mask, takers
         return [*by_signature.values()]
 
     def is_constant(self, chosen: int) -> bool:

@@ -13,7 +13,7 @@ from operator import add, ge, mul
 from devalloc_solver.place.component_options import ComponentOption
 from devalloc_solver.place.components import Component, PoolComponents
 from devalloc_solver.place.demand_vector import DemandEntry, DemandVector, TakeKind
-from devalloc_solver.place.resource_families import resource_families
+from devalloc_solver.place.node_view import resource_families
 from devalloc_solver.place.step_budget import StepBudget, StepsExhausted
 
 Weight = tuple[int, ...]

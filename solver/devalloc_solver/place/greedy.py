@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from devalloc_solver.place import StepsExhausted, place, place_on
+from devalloc_solver.place import StepBudget, StepsExhausted, UnitReader, place, place_on
 from devalloc_solver.place.node_order import BatchNodes, batch_nodes, unit_key
 from devalloc_solver.place.search_context import SearchContext
 from devalloc_solver.problem.allocations import Allocation, Usage
@@ -56,11 +56,11 @@ def place_greedily(
         nodes = _nodes(snapshot, unit) if loads is None else _by_load(snapshot, unit, loads)
         kind = unit_key(unit) if loads is None else None
         start = hopeless.get(kind, 0) if kind is not None else 0
-        needs = rooms.needs(unit)
+        needs, reader = rooms.needs(unit), UnitReader()
         for position in range(start, len(nodes)):
             if not needs.may_be_met(nodes[position]):
                 continue
-            placed = _try_node(snapshot, usage, unit, nodes[position], placement)
+            placed = _try_node(snapshot, usage, unit, nodes[position], placement, reader=reader, ends=ends)
             if placed:
                 for one in placed:
                     if loads is not None:
@@ -408,10 +408,19 @@ def _new_devices(usage: Usage, placed: Placement) -> Counter[str]:
 
 
 def _try_node(
-    snapshot: Snapshot, usage: Usage, unit: PlacementUnit, node: str | None, placement: str
+    snapshot: Snapshot,
+    usage: Usage,
+    unit: PlacementUnit,
+    node: str | None,
+    placement: str,
+    *,
+    reader: UnitReader | None = None,
+    ends: float | None = None,
 ) -> Sequence[Placement]:
+    """Nothing if the unit does not fit on the node, or if that takes too long to find out."""
+    steps = StepBudget(STEPS, ends)
     try:
-        placed = place_on(snapshot, usage, unit, node, placement=placement, steps=STEPS)
+        placed = place_on(snapshot, usage, unit, node, placement=placement, steps=steps, reader=reader)
     except StepsExhausted:
         return ()
     return () if placed is None else placed.placements

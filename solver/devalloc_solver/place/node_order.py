@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from devalloc_solver.place.node_view import NodeView, Place, device_state
+from devalloc_solver.place.node_view import CandidateGroup, NodeView, Place, device_state
 from devalloc_solver.place.search_context import SearchContext
 from devalloc_solver.problem.demand import AllocationMode, PlacementUnit, Request
 from devalloc_solver.problem.device_groups import node_signatures
@@ -142,41 +142,59 @@ def min_pools(snapshot: Snapshot, unit: PlacementUnit, cache: dict[object, Any])
     return count
 
 
-def node_key(context: SearchContext, node_view: NodeView) -> object:
-    """Equal for nodes where the unit fares alike, up to a renaming of attribute values that only they carry."""
-    unit_requests, usage = node_view.unit_requests, node_view.usage
-    names = unit_requests.names
-    shared = {
-        value
-        for candidate_group in node_view.candidate_groups
-        if node_view.pools[candidate_group.pool].node is None
-        for name in names
-        for value in candidate_group.one.values(name)
-    }
-    renamed: dict[object, int] = {}
+@dataclass(slots=True, eq=False)
+class NodeKeys:
+    """Keys that are equal for nodes where the unit fares alike, up to a renaming of attribute values that only they
+    carry. The network devices that nodes share are read once."""
 
-    def rename(name: str, value: object) -> object:
-        return value if value in shared else renamed.setdefault((name, value), len(renamed))
+    context: SearchContext
+    _network: dict[int, tuple[int, frozenset[object]]] = field(default_factory=dict)
+    """id of network groups -> (number, the values of their attributes)"""
+    _numbers: dict[object, int] = field(default_factory=dict)
+    """key of network groups -> number"""
 
-    candidate_groups = tuple(
-        (
-            candidate_group.pool,
-            candidate_group.size,
-            candidate_group.accepted,
-            candidate_group.takers,
-            device_state(unit_requests, candidate_group.one, usage),
-            tuple(tuple(rename(name, v) for v in sorted(candidate_group.one.values(name), key=repr)) for name in names),
-        )
-        for candidate_group in node_view.candidate_groups
+    def key(self, node_view: NodeView) -> object:
+        """Equal for views of nodes that are alike; all are views for the same unit and usage."""
+        network = node_view.network
+        if id(network) not in self._network:
+            groups = tuple(_group_key(node_view, group, lambda _, value: value) for group in network.candidate_groups)
+            key = groups, tuple((pool.index, _pool_key(self.context, node_view, pool)) for pool in network.pools)
+            names = node_view.unit_requests.names
+            values = frozenset(
+                v for group in network.candidate_groups for name in names for v in group.one.values(name)
+            )
+            self._network[id(network)] = self._numbers.setdefault(key, len(self._numbers)), values
+        number, shared = self._network[id(network)]
+        renamed: dict[object, int] = {}
+
+        def rename(name: str, value: object) -> object:
+            return value if value in shared else renamed.setdefault((name, value), len(renamed))
+
+        own_groups = node_view.candidate_groups[len(network.candidate_groups) :]
+        own_pools = node_view.pools[len(network.pools) :]
+        groups = tuple(_group_key(node_view, candidate_group, rename) for candidate_group in own_groups)
+        return number, groups, tuple(_pool_key(self.context, node_view, pool) for pool in own_pools)
+
+
+def _group_key(
+    node_view: NodeView, candidate_group: CandidateGroup, rename: Callable[[str, object], object]
+) -> tuple[object, ...]:
+    device, unit_requests = candidate_group.one, node_view.unit_requests
+    return (
+        candidate_group.pool,
+        candidate_group.size,
+        candidate_group.accepted,
+        candidate_group.takers,
+        device_state(unit_requests, device, node_view.usage),
+        tuple(tuple(rename(name, v) for v in sorted(device.values(name), key=repr)) for name in unit_requests.names),
     )
-    pools = tuple(
-        (
-            pool.index if pool.node is None else None,
-            context.use(pool.index),
-            tuple((name, usage.free_pool_blocks(pool.index, name)) for name in sorted(pool.resources)),
-            frozenset(usage.groups.get(pool.index, ())),
-            tuple(context.partitions(pool)) if context.packs and pool.resources else (),
-        )
-        for pool in node_view.pools
+
+
+def _pool_key(context: SearchContext, node_view: NodeView, pool: Pool) -> tuple[object, ...]:
+    usage = node_view.usage
+    return (
+        context.use(pool.index),
+        tuple((name, usage.free_pool_blocks(pool.index, name)) for name in sorted(pool.resources)),
+        frozenset(usage.groups.get(pool.index, ())),
+        tuple(context.partitions(pool)) if context.packs and pool.resources else (),
     )
-    return candidate_groups, pools

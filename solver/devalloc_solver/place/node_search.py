@@ -15,11 +15,9 @@ from devalloc_solver.place.counting_bounds import CountingBounds
 from devalloc_solver.place.cover_dp import Cover, PolicyCost, improve_cover
 from devalloc_solver.place.device_assignment import assign_devices
 from devalloc_solver.place.match_values import MatchedCover, MatchValueSearch
-from devalloc_solver.place.node_order import BatchNodes, candidate_nodes, min_pools, node_key
-from devalloc_solver.place.node_view import NodeView, Place, view_node
-from devalloc_solver.place.requests import UnitReader, UnitRequests
-from devalloc_solver.place.score import PlacementScore, score_of
-from devalloc_solver.place.search_context import SearchContext
+from devalloc_solver.place.node_order import BatchNodes, NodeKeys, candidate_nodes, min_pools
+from devalloc_solver.place.node_view import NodeView, Place, UnitReader
+from devalloc_solver.place.search_context import PlacementScore, SearchContext, score_of
 from devalloc_solver.place.single_request import place_single_request, single_request_alternatives
 from devalloc_solver.place.step_budget import DEFAULT_STEPS, StepBudget, StepsExhausted
 from devalloc_solver.problem.allocations import Usage
@@ -178,7 +176,7 @@ def place(
     unit: PlacementUnit,
     *,
     placement: str = "pack",
-    steps: int = DEFAULT_STEPS,
+    steps: int | StepBudget = DEFAULT_STEPS,
     batch: BatchNodes | None = None,
 ) -> UnitPlacement | None:
     """The best placement of a unit on what is free: proven for goals 2 to 4 of S17. None: it fits nowhere, proven.
@@ -188,14 +186,14 @@ def place(
         usage: what is in use.
         unit: claims that share a node and are placed all or none.
         placement: ``pack`` or ``spread`` (goal 5).
-        steps: the budget.
+        steps: the budget, with a deadline if it has one.
         batch: the nodes of a batch, of which units were placed before this one.
 
     Raises:
         StepsExhausted: the budget is spent, or the unit has something that this search does not handle.
     """
     context = SearchContext(snapshot, usage, placement)
-    seek = _NodeSearch(context, unit, StepBudget(steps))
+    seek = _NodeSearch(context, unit, _budget(steps))
     if batch is not None:
         seek.cache = batch.cache
     for node in candidate_nodes(context, unit, batch):
@@ -224,8 +222,7 @@ def place_on(
     ``reader``: shared by callers that ask several questions about the same claims.
     """
     context = SearchContext(snapshot, usage, placement)
-    budget = steps if isinstance(steps, StepBudget) else StepBudget(steps)
-    seek = _NodeSearch(context, unit, budget, any_will_do=any_will_do, reader=reader)
+    seek = _NodeSearch(context, unit, _budget(steps), any_will_do=any_will_do, reader=reader)
     seek.look(node)
     return seek.best
 
@@ -243,8 +240,12 @@ def fits(
     ``steps`` may be a budget that several questions share; for ``reader`` see ``place_on``.
     """
     context = SearchContext(snapshot, usage, "pack")
-    seek = _NodeSearch(context, unit, steps if isinstance(steps, StepBudget) else StepBudget(steps), reader=reader)
+    seek = _NodeSearch(context, unit, _budget(steps), reader=reader)
     return any(seek.may_go(node) for node in candidate_nodes(context, unit))
+
+
+def _budget(steps: int | StepBudget) -> StepBudget:
+    return steps if isinstance(steps, StepBudget) else StepBudget(steps)
 
 
 def _min_square_growth(devices: int, pools: int) -> int:
@@ -276,13 +277,14 @@ class _NodeSearch:
         """nodes looked at since goals 2 to 4 were reached"""
         self._floor: tuple[int, int] | None = None
         """(pools, devices) below which no node can be"""
-        self._asks: UnitRequests | None = None
         self._first: NodeView | None = None
         """the first node, which is compared once there is a second one"""
+        self._keys = NodeKeys(context)
         self._seen: set[object] = set()
 
     def look(self, node: Place) -> None:
         """Place the unit on a node, if that may be better than what was found so far."""
+        self.steps.check_deadline()
         answer = place_single_request(self.context, self.unit, self.requests, node) if self.requests else True
         placed: UnitPlacement | None = None
         if not isinstance(answer, bool):
@@ -296,6 +298,7 @@ class _NodeSearch:
 
     def may_go(self, node: Place) -> bool:
         """Whether the unit fits on a node; not asked again of one like it."""
+        self.steps.check_deadline()
         answer = place_single_request(self.context, self.unit, self.requests, node) if self.requests else True
         if not isinstance(answer, bool):
             return True
@@ -338,14 +341,12 @@ class _NodeSearch:
 
     def _chooser(self, node: Place) -> AlternativeSearch | None:
         """None for a node like one that was looked at."""
-        if self._asks is None:
-            self._asks = self.reader.read(self.unit)
-        node_view = view_node(self._asks, self.context.snapshot, self.context.usage, node)
+        node_view = self.reader.view(self.unit, self.context.snapshot, self.context.usage, node)
         if self._first is None:
             self._first = node_view
         else:
-            self._seen = self._seen or {node_key(self.context, self._first)}
-            kind = node_key(self.context, node_view)
+            self._seen = self._seen or {self._keys.key(self._first)}
+            kind = self._keys.key(node_view)
             if kind in self._seen:
                 return None
             self._seen.add(kind)

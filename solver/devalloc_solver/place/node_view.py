@@ -1,14 +1,20 @@
-"""What one node offers to a unit: the candidates it reaches, in groups of interchangeable devices."""
+"""What one node offers to a unit: the candidates it reaches, in groups of interchangeable devices.
+
+What partitions of equal cards draw on are pool resources of one family, which are weighed alike.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import lcm
 
-from devalloc_solver.place.requests import IndexedRequest, MatchConstraint, UnitRequests, indistinguishable
+from devalloc_solver.place.requests import IndexedRequest, MatchConstraint, UnitRequests, indistinguishable, read_unit
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.allocations import pool_allows as is_allowed
-from devalloc_solver.problem.demand import AllocationMode
+from devalloc_solver.problem.demand import AllocationMode, PlacementUnit
 from devalloc_solver.problem.snapshot import Device, Pool, Snapshot
 
 Place = str | None
@@ -42,12 +48,28 @@ class CandidateGroup:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class PoolGroups:
+    """The candidate groups of some pools, and what they mean for the constraints of the unit."""
+
+    pools: tuple[Pool, ...]
+    """those with candidates, in natural order"""
+    candidate_groups: tuple[CandidateGroup, ...]
+    tie_values: tuple[tuple[frozenset[object], ...], ...]
+    """per tie, per candidate group"""
+    distinct_values: tuple[tuple[frozenset[object], ...], ...]
+    masks: tuple[int, ...]
+    """the distinct ``takers`` and ``accepted`` of the groups"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class NodeView:
     """A node, or no node, with all that its unit may use."""
 
     node: Place
     unit_requests: UnitRequests
     usage: Usage
+    network: PoolGroups
+    """the part that other nodes may share: the first of the pools and groups"""
     pools: tuple[Pool, ...]
     """those with candidates, in natural order"""
     candidate_groups: tuple[CandidateGroup, ...]
@@ -65,12 +87,73 @@ class NodeView:
         return 0 if capacity is None else self.usage.free_blocks(candidate_group.one, name) * capacity.block
 
 
-def view_node(unit_requests: UnitRequests, snapshot: Snapshot, usage: Usage, node: Place) -> NodeView:
-    """Sort the candidates that the node reaches into candidate groups."""
+@dataclass(slots=True)
+class UnitReader:
+    """Reads units and views nodes for them. What the next question has in common with the last is read once: the same
+    claims, and network devices under the same usage, which must not change meanwhile."""
+
+    _last: UnitRequests | None = None
+    _usage: Usage | None = None
+    _reaches: tuple[frozenset[str], ...] = ()
+    """the distinct sets of nodes that some network device is limited to"""
+    _network: dict[object, PoolGroups] = field(default_factory=dict)
+
+    def read(self, unit: PlacementUnit) -> UnitRequests:
+        """Raises StepsExhausted for the rare constructs that are left to CP-SAT."""
+        last = self._last
+        if last is None or last.unit.demands is not unit.demands:
+            last = self._last = read_unit(unit)
+            self._usage = None
+        elif last.unit is not unit:
+            last = self._last = replace(last, unit=unit)
+        return last
+
+    def view(self, unit: PlacementUnit, snapshot: Snapshot, usage: Usage, node: Place) -> NodeView:
+        """Sort the candidates that the node reaches into candidate groups. Raises StepsExhausted as ``read`` does."""
+        unit_requests = self.read(unit)
+        network = self._network_groups(unit_requests, snapshot, usage, node)
+        own_pools = snapshot.pools_by_node.get(node, ()) if node is not None else ()
+        own = group_candidates(unit_requests, own_pools, usage, node, after=network)
+        together = indistinguishable((*network.masks, *own.masks), (1 << len(unit_requests.indexed_requests)) - 1)
+        peer = [0] * len(unit_requests.indexed_requests)
+        for position, mask in enumerate(together):
+            for indexed in unit_requests.of(mask):
+                peer[indexed.number] = position
+        return NodeView(
+            node=node,
+            unit_requests=unit_requests,
+            usage=usage,
+            network=network,
+            pools=network.pools + own.pools,
+            candidate_groups=network.candidate_groups + own.candidate_groups,
+            tie_values=tuple(a + b for a, b in zip(network.tie_values, own.tie_values, strict=True)),
+            distinct_values=tuple(a + b for a, b in zip(network.distinct_values, own.distinct_values, strict=True)),
+            peers=tuple(together),
+            peer=tuple(peer),
+        )
+
+    def _network_groups(self, unit_requests: UnitRequests, snapshot: Snapshot, usage: Usage, node: Place) -> PoolGroups:
+        """Equal for nodes that reach the same network devices with the same requests."""
+        pools = snapshot.pools_by_node.get(None, ())
+        if self._usage is not usage:
+            self._usage, self._network = usage, {}
+            reaches = dict.fromkeys(device.reach for pool in pools for device in pool.devices)
+            self._reaches = tuple(reach for reach in reaches if reach is not None)
+        key = unit_requests.barred_from(node), tuple([node in reach for reach in self._reaches])
+        if key not in self._network:
+            self._network[key] = group_candidates(unit_requests, pools, usage, node)
+        return self._network[key]
+
+
+def group_candidates(
+    unit_requests: UnitRequests, pools: Iterable[Pool], usage: Usage, node: Place, *, after: PoolGroups | None = None
+) -> PoolGroups:
+    """Sort the candidates of some pools into groups. ``after``: groups of other pools, for the numbers."""
+    first_pool, first_group = (len(after.pools), len(after.candidate_groups)) if after else (0, 0)
     candidate_groups: list[CandidateGroup] = []
-    pools: list[Pool] = []
+    with_candidates: list[Pool] = []
     names = unit_requests.names
-    for pool in reached_pools(snapshot, node):
+    for pool in pools:
         free = free_blocks(pool, usage)
         alike: dict[object, list[Device]] = {}
         masks: dict[object, tuple[int, int]] = {}
@@ -85,13 +168,13 @@ def view_node(unit_requests: UnitRequests, snapshot: Snapshot, usage: Usage, nod
             alike.setdefault(key, []).append(device)
             masks[key] = (accepted, takers)
         if alike:
-            pools.append(pool)
+            with_candidates.append(pool)
         for key, devices in alike.items():
             fresh = not usage.in_use(devices[0])
             candidate_groups.append(
                 CandidateGroup(
-                    number=len(candidate_groups),
-                    pool=len(pools) - 1,
+                    number=first_group + len(candidate_groups),
+                    pool=first_pool + len(with_candidates) - 1,
                     devices=tuple(devices),
                     accepted=masks[key][0],
                     takers=masks[key][1],
@@ -99,24 +182,12 @@ def view_node(unit_requests: UnitRequests, snapshot: Snapshot, usage: Usage, nod
                     group=devices[0].compatibility if fresh else None,
                 )
             )
-    together = indistinguishable(
-        [mask for candidate_group in candidate_groups for mask in (candidate_group.takers, candidate_group.accepted)],
-        (1 << len(unit_requests.indexed_requests)) - 1,
-    )
-    peer = [0] * len(unit_requests.indexed_requests)
-    for position, mask in enumerate(together):
-        for indexed in unit_requests.of(mask):
-            peer[indexed.number] = position
-    return NodeView(
-        node=node,
-        unit_requests=unit_requests,
-        usage=usage,
-        pools=tuple(pools),
+    return PoolGroups(
+        pools=tuple(with_candidates),
         candidate_groups=tuple(candidate_groups),
         tie_values=_values_of(unit_requests.ties, candidate_groups),
         distinct_values=_values_of(unit_requests.distincts, candidate_groups),
-        peers=tuple(together),
-        peer=tuple(peer),
+        masks=tuple(dict.fromkeys(mask for group in candidate_groups for mask in (group.takers, group.accepted))),
     )
 
 
@@ -131,13 +202,6 @@ def _values_of(
                 [tie.values(candidate_group.one) for candidate_group in candidate_groups]
             )
     return tuple([by_tie[tie.names, tie.listed] for tie in ties])
-
-
-def reached_pools(snapshot: Snapshot, node: Place) -> Iterator[Pool]:
-    """Network pools first, as the natural order has it."""
-    yield from snapshot.pools_by_node.get(None, ())
-    if node is not None:
-        yield from snapshot.pools_by_node.get(node, ())
 
 
 def candidates_of_pool(unit_requests: UnitRequests, pool: Pool, node: Place) -> Iterator[tuple[Device, int]]:
@@ -228,3 +292,49 @@ def devices_of_fixed(node_view: NodeView, indexed: IndexedRequest) -> list[Candi
     """All that an ask for every device gets."""
     assert indexed.request.mode in (AllocationMode.EVERY, AllocationMode.ADMIN_ALL)
     return [candidate_group for candidate_group in node_view.candidate_groups if candidate_group.accepted & indexed.bit]
+
+
+_DIGITS = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceFamily:
+    """Integer weights: fractions with one denominator."""
+
+    weights: tuple[int, ...]
+    """per device group, of one device"""
+    total: int
+    """of all that is free"""
+
+
+def resource_families(node_view: NodeView) -> list[ResourceFamily]:
+    """The families that some device group draws on."""
+    named = _FamilyNames()
+    capacities: dict[str, set[int]] = defaultdict(set)
+    for device_group in node_view.candidate_groups:
+        for name, _ in device_group.draws:
+            capacities[named[name]].add(node_view.pools[device_group.pool].resources[name].blocks)
+    drawn = []
+    for family, sizes in capacities.items():
+        unit = lcm(*(size for size in sizes if size))
+        shares: list[dict[str, int]] = []
+        total = 0
+        for pool in node_view.pools:
+            # A resource without demand may have an odd size: leaving it out is no loss.
+            own_blocks = {n: r.blocks for n, r in pool.resources.items() if r.blocks in sizes and named[n] == family}
+            shares.append({name: unit // blocks for name, blocks in own_blocks.items() if blocks})
+            total += sum(s * node_view.usage.free_pool_blocks(pool.index, name) for name, s in shares[-1].items())
+        weights = tuple(
+            sum(blocks * shares[device_group.pool].get(name, 0) for name, blocks in device_group.draws)
+            for device_group in node_view.candidate_groups
+        )
+        drawn.append(ResourceFamily(weights, total))
+    return drawn
+
+
+class _FamilyNames(dict[str, str]):
+    """resource -> its family"""
+
+    def __missing__(self, name: str) -> str:
+        family = self[name] = _DIGITS.sub("#", name)
+        return family

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from devalloc_solver.place.step_budget import StepsExhausted
 from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
@@ -209,22 +209,6 @@ def read_unit(unit: PlacementUnit) -> UnitRequests:
             if indexed.request.mode is AllocationMode.WHOLE and indexed.is_counted
         ),
     )
-
-
-@dataclass(slots=True)
-class UnitReader:
-    """Reads units, and the same claims once when they are asked about again, with another fleet or elsewhere."""
-
-    _last: UnitRequests | None = None
-
-    def read(self, unit: PlacementUnit) -> UnitRequests:
-        """Raises StepsExhausted for the rare constructs that are left to CP-SAT."""
-        last = self._last
-        if last is None or last.unit.demands is not unit.demands:
-            last = self._last = read_unit(unit)
-        elif last.unit is not unit:
-            last = self._last = replace(last, unit=unit)
-        return last
 
 
 def indistinguishable(masks: Iterable[int], every: int) -> list[int]:

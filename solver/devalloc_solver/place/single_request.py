@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from devalloc_solver.bounds.largest_partition import Draws, partition_loss
 from devalloc_solver.place.node_view import free_blocks, pool_allows
-from devalloc_solver.place.score import PlacementScore
-from devalloc_solver.place.search_context import SearchContext
+from devalloc_solver.place.search_context import PlacementScore, SearchContext
 from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
 from devalloc_solver.problem.placement import PlacedDevice, Placement
 from devalloc_solver.problem.snapshot import Device, Pool

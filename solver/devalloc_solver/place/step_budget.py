@@ -1,7 +1,11 @@
-"""The budget of a search: counted steps instead of seconds, so that the same input always ends the same way."""
+"""The budget of a search: counted steps instead of seconds, so that the same input always ends the same way.
+
+Only a deadline, if there is one, may end it earlier.
+"""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 DEFAULT_STEPS = 50_000
@@ -21,6 +25,13 @@ class StepBudget:
     """What is left of the budget."""
 
     left: int
+    ends: float | None = None
+    """monotonic time, in seconds"""
+
+    def check_deadline(self) -> None:
+        """Raises StepsExhausted after the deadline. A search asks before each node."""
+        if self.ends is not None and time.monotonic() > self.ends:
+            raise StepsExhausted("the search is out of time")
 
     def spend(self, count: int = 1) -> None:
         """Raises StepsExhausted when nothing is left."""

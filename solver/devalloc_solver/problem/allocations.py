@@ -246,7 +246,7 @@ def _devices(snapshot: Snapshot, node: str | None, entry: DeviceAllocation) -> l
 
 def _ambiguous_device(claim: DeviceClaim, entry: DeviceAllocation, count: int) -> Problem:
     return Problem(
-        f"{count} pools are named {entry.device_pool_name!r} and the claim does not say its node: "
+        f"{count} pools are named {entry.device_pool_name!r} and the claim does not name its node: "
         f"device {entry.device_name!r} counts as held in all of them; set the annotation devalloc.io/allocated-node",
         path="status.allocations",
         kind="DeviceClaim",

@@ -217,8 +217,9 @@ def _undefined_draws(pool: Pool) -> Iterator[Problem]:
             by_resource[device.undefined].append(device.name)
     for resource, names in by_resource.items():
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        they_request = "it requests" if len(names) == 1 else "they request"
         yield Problem(
-            f"never allocated: the devices {shown} request {resource!r}, which spec.resources does not define",
+            f"{shown} can never be allocated: {they_request} {resource!r}, which spec.resources does not define",
             path="spec.devices",
             kind="DevicePool",
             name=pool.name,

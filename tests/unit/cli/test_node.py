@@ -21,25 +21,13 @@ from devalloc.scaling.versions import ProtocolEra
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
 from devalloc_node.settings import NodeSettings, ServerPorts
-from tests.support import pci_cards
-from tests.support.cli_shell import Shell
-from tests.support.fake_sysfs import FakeSysfs
+from tests.support.cli_shell import Shell, node_folder
+from tests.support.cli_shell import node_arguments as arguments
 
 
 @pytest.fixture
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("n")
-    host = FakeSysfs(folder / "host")
-    host.add(pci_cards.gpu())
-    host.proc("sys/kernel/random/boot_id", "boot-1\n")
-    return folder
-
-
-def arguments(folder: Path, *more: str) -> list[str]:
-    return [
-        "node", "--store", f"{folder}/store.db", "--sysfs-root", f"{folder}/host", "--node-name", "node-a",
-        "--state", f"{folder}/state", "--socket", f"{folder}/node.sock", "--cdi-dir", f"{folder}/cdi", *more,
-    ]  # fmt: skip
+    return node_folder(tmp_path_factory.mktemp("n"))
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,6 @@ They ask by different ways: discovery reads the whole host, a binding one card.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from devalloc.device_kinds import ALLOWABLE
@@ -19,16 +16,9 @@ from tests.support import pci_cards
 from tests.support.binding_runner import NODE, BindingRunner
 from tests.support.discovery_view import DiscoveredPools
 from tests.support.fake_host import FakeHost
-from tests.support.fake_tree import memory_folder
 from tests.support.pci_cards import Sriov
 
 EVERYTHING = {"allowed": ALLOWABLE, "erase_policy": True}
-
-
-@pytest.fixture
-def host() -> Iterator[FakeHost]:
-    with memory_folder() as folder:
-        yield FakeHost(Path(folder))
 
 
 def idle(host: FakeHost) -> None:

@@ -4,49 +4,25 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from devalloc_node.errors import Denied, NodeError
+from devalloc.device_kinds import ALLOWABLE
+from devalloc_node.errors import Denied
 from tests.support import pci_cards
-from tests.support.binding_runner import BindingRunner
+from tests.support.binding_runner import BindingRunner, refusal
 from tests.support.discovery_view import DiscoveredPools
 from tests.support.fake_host import FakeHost
-from tests.support.fake_tree import memory_folder
 
 GPU = "0000:01:00.0"
 AUDIO = "0000:01:00.1"
 GPU_DEVICE = "0000-01-00-0"
 NIC_DEVICE = "0000-05-00-0"
 DISK_DEVICE = "0000-42-00-0"
-ALL = frozenset({"gpu", "vgpu", "vf", "nic", "storage", "accelerator"})
-
-
-@pytest.fixture
-def host() -> Iterator[FakeHost]:
-    with memory_folder() as folder:
-        yield FakeHost(Path(folder))
-
-
-@pytest.fixture
-def gpu(host: FakeHost) -> FakeHost:
-    """A GPU with its audio function in one group."""
-    host.add(pci_cards.gpu(iommu_group=7))
-    host.add(pci_cards.gpu_audio(iommu_group=7))
-    return host
-
-
-def refusal(host: FakeHost, device: str, **settings: Any) -> str:
-    """The code with which a device is refused; whatever refuses has not changed the host."""
-    before = host.snapshot()
-    with pytest.raises(NodeError) as caught:
-        BindingRunner.on(host, **settings).prepare(device)
-    assert host.snapshot() == before
-    return caught.value.code
+ALL = frozenset(ALLOWABLE)
 
 
 class TestWhatTheAdminAllows:

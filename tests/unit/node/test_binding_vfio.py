@@ -3,47 +3,22 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from devalloc_node.binding.registry import step_kinds
 from devalloc_node.deadline import Deadline
-from devalloc_node.errors import Denied, Failed, NodeError, Unknown
+from devalloc_node.errors import Denied, Failed, Unknown
 from tests.support import pci_cards
-from tests.support.binding_runner import BindingRunner, pci_location
+from tests.support.binding_runner import BindingRunner, pci_location, refusal
 from tests.support.fake_host import FakeHost, LocalHost
 from tests.support.fake_tree import memory_folder
 
 GPU = "0000:01:00.0"
 AUDIO = "0000:01:00.1"
 GPU_DEVICE = "0000-01-00-0"
-
-
-@pytest.fixture
-def host() -> Iterator[FakeHost]:
-    with memory_folder() as folder:
-        yield FakeHost(Path(folder))
-
-
-@pytest.fixture
-def gpu(host: FakeHost) -> FakeHost:
-    """A GPU with its audio function in one group."""
-    host.add(pci_cards.gpu(iommu_group=7))
-    host.add(pci_cards.gpu_audio(iommu_group=7))
-    return host
-
-
-def refusal(host: FakeHost, device: str, **settings: Any) -> str:
-    """The code with which a device is refused; whatever refuses has not changed the host."""
-    before = host.snapshot()
-    with pytest.raises(NodeError) as caught:
-        BindingRunner.on(host, **settings).prepare(device)
-    assert host.snapshot() == before
-    return caught.value.code
 
 
 class TestHandingOver:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from devalloc.device_kinds import ALLOWABLE
 from devalloc_node.binding.checks import current_nodes
 from devalloc_node.binding.registry import step_kinds
 from devalloc_node.deadline import Deadline
@@ -302,7 +303,7 @@ class TestRefusals:
 
     def test_the_recorded_servers_own_uplink_and_console(self, folder: Path) -> None:
         host = recorded_a2(folder)
-        everything = frozenset({"gpu", "vgpu", "vf", "nic", "storage", "accelerator"})
+        everything = frozenset(ALLOWABLE)
         for device, pool in (("0000-04-00-1", "node-a-0000-04-00"), ("0000-01-00-1", "node-a-0000-01-00")):
             assert refusal(host, device, pool, allowed=everything, erase_policy=True).code == "DeviceReserved"
 

@@ -20,13 +20,11 @@ from devalloc_node.agent.cpu_time_server import MachineCpuShare, RunnerAddress, 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.net.http import HttpRequest, HttpResponse, http_request
-from devalloc_node.operations.change_feed import ChangeNotifier
 from devalloc_node.settings import Network
-from devalloc_node.vms import VirtualMachineLoop
 from tests.support.fake_tree import memory_folder
-from tests.support.node_service import platform_of, toy_bench
+from tests.support.node_service import ToyLoop
 from tests.support.ports import free_ports
-from tests.support.toy_machines import ToyMachines, vm
+from tests.support.toy_machines import vm
 from tests.support.waiting import until_async
 
 KEY = "default/web"
@@ -55,38 +53,15 @@ class FakeRunners:
         return address.startswith("127.7.0.")
 
 
-class World:
-    """A store, machines in memory, and the loop between them, driven by hand."""
-
+class World(ToyLoop):
     def __init__(self, folder: Path, store: SQLiteStore) -> None:
-        self.store, self.machines, self.runners, self.now = store, ToyMachines(), FakeRunners(), 0.0
-        self.bench = toy_bench(folder, self.machines)
-        self.bench.start()
-        self.operations = platform_of(self.bench, self.machines)
-        self.operations.node_name = "node-a"
-        self.loop = self.loop_with(self.runners)
-
-    def loop_with(self, runners: FakeRunners | None) -> VirtualMachineLoop:
-        return VirtualMachineLoop(
-            self.store,
-            self.operations,
-            ChangeNotifier(),
-            clock=lambda: self.now,
-            spawn=lambda work: work(),
-            runners=runners,
-        )
-
-    def round(self) -> None:
-        self.now += 400.0
-        self.loop.round()
+        self.runners = FakeRunners()
+        super().__init__(folder, store, runners=self.runners)
 
     def change(self, **spec: Any) -> None:
         old = self.store.get("VirtualMachine", "default", "web")
         self.store.replace({**old, "spec": {k: v for k, v in {**old["spec"], **spec}.items() if v is not None}})
         self.round()
-
-    def status(self) -> Any:
-        return self.store.get("VirtualMachine", "default", "web")["status"]
 
     def at(self, port: int = 0) -> RunnerAddress:
         machine = self.machines.views[KEY]
@@ -143,7 +118,7 @@ class TestObjects:
         assert world.status()["reason"] == "RunnerFailed"
 
     def test_it_is_off_by_default_and_its_time_is_that_of_its_spec(self, world: World) -> None:
-        world.loop = world.loop_with(None)
+        world.loop = world.new_loop()
         world.machines.scale(KEY, "cpu", 1250, Deadline.after(1))
         world.round()
         assert world.status()["reason"] == "RunnerOff"

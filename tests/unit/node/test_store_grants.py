@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,6 @@ from devalloc_node.model.grant import GrantedDevice
 from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool
 
 NODE = "n"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[SQLiteStore]:
-    with closing(SQLiteStore(tmp_path / "devalloc.db")) as opened:
-        yield opened
 
 
 def config(name: str, vlan: int) -> Object:

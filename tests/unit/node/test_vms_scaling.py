@@ -30,13 +30,11 @@ from devalloc_node.errors import Denied, Failed
 from devalloc_node.host.linux import Route
 from devalloc_node.machine.records import MachineAmounts, MachineView
 from devalloc_node.machine.spec import spec_of
-from devalloc_node.operations.change_feed import ChangeNotifier
 from devalloc_node.settings import ScalingSettings
-from devalloc_node.vms import VirtualMachineLoop
 from devalloc_node.vms.scaling import scaled_machine
 from tests.support.fake_tree import memory_folder
-from tests.support.node_service import platform_of, toy_bench
-from tests.support.toy_machines import ToyMachines, machine_of, vm
+from tests.support.node_service import ToyLoop
+from tests.support.toy_machines import machine_of, vm
 
 GIB = 1 << 30
 HERE = {"address": "10.0.0.5"}
@@ -71,38 +69,15 @@ class FakeScalers:
         return self.way
 
 
-class World:
-    """A store, machines in memory, and the loop between them, driven by hand."""
-
+class World(ToyLoop):
     def __init__(self, folder: Path, store: SQLiteStore) -> None:
-        self.store, self.machines, self.scalers, self.now = store, ToyMachines(), FakeScalers(), 0.0
-        self.bench = toy_bench(folder, self.machines)
-        self.bench.start()
-        self.operations = platform_of(self.bench, self.machines)
-        self.loop = self.loop_with(self.scalers)
-
-    def loop_with(self, scaling: FakeScalers | None) -> VirtualMachineLoop:
-        self.operations.node_name = "node-a"
-        return VirtualMachineLoop(
-            self.store,
-            self.operations,
-            ChangeNotifier(),
-            clock=lambda: self.now,
-            spawn=lambda work: work(),
-            scaling=scaling,
-        )
-
-    def round(self) -> None:
-        self.now += 400.0
-        self.loop.round()
+        self.scalers = FakeScalers()
+        super().__init__(folder, store, scaling=self.scalers)
 
     def apply(self, **spec: Any) -> None:
         old = self.store.get("VirtualMachine", "default", "web")
         new = vm("web", scaling=HERE, **spec)
         self.store.replace({**new, "metadata": {**old["metadata"], **new["metadata"]}})
-
-    def status(self) -> Any:
-        return self.store.get("VirtualMachine", "default", "web")["status"]
 
 
 @pytest.fixture
@@ -393,7 +368,7 @@ def _permit(world: World, cpus: str, memory: str) -> None:
 
 
 def test_where_nobody_scales_any_more_it_gets_no_more_than_it_was_permitted(world: World) -> None:
-    world.loop = world.loop_with(None)
+    world.loop = world.new_loop()
     _permit(world, "3", "1Gi")
     world.apply(cpu={"min": 1, "max": 4, "use": 4}, memory={"min": "512Mi", "max": "2Gi", "use": "2Gi"})
     world.round()
@@ -406,7 +381,7 @@ def test_and_what_it_does_not_use_of_its_permit_is_given_back(world: World) -> N
     _permit(world, "4", "2Gi")
     world.round()
     assert world.status()["permitted"]["cpus"] == "4", "who scales it gives it back"
-    world.loop = world.loop_with(None)
+    world.loop = world.new_loop()
     world.round()
     assert {**world.status()["permitted"], "machineID": ""} == {
         "cpus": "2",
@@ -424,7 +399,7 @@ def test_cpu_time_beyond_what_its_cpus_can_use_is_nothing_that_it_was_given(worl
 
 
 def test_where_nobody_scales_it_has_what_its_spec_says_and_tells_why(world: World) -> None:
-    world.loop = world.loop_with(None)
+    world.loop = world.new_loop()
     world.apply(cpu={"min": 1, "max": 4, "use": 3})
     world.round()
     assert world.status()["observed"]["cpus"] == "3"

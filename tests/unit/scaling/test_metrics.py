@@ -163,13 +163,13 @@ def test_working_sets_come_one_a_minute_in_any_order() -> None:
     assert len(read_lfc_metrics(LFC + _windows(*range(60, 60 * 61, 60))).working_sets) == 60
     for durations, message in {
         (): "is missing",
-        (120, 180): "60 seconds comes as 120",
-        (60, 180): "120 seconds comes as 180",
+        (120, 180): "expected 60 seconds, got 120",
+        (60, 180): "expected 120 seconds, got 180",
         (60, 60): "two samples of 60",
-        (60, 90): "120 seconds comes as 90",
-        ("60.5",): "without a whole",
-        ("",): "without a whole",
-        ("-60",): "without a whole",
+        (60, 90): "expected 120 seconds, got 90",
+        ("60.5",): "not a whole number",
+        ("",): "not a whole number",
+        ("-60",): "not a whole number",
         tuple(range(60, 60 * (MAX_WINDOWS + 3), 60)): "more than 1440 samples",
     }.items():
         with pytest.raises(MetricsError, match=message):

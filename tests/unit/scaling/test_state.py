@@ -31,7 +31,7 @@ def test_a_permit_below_what_a_change_in_flight_will_use_is_none() -> None:
 
 @pytest.mark.parametrize("permit", [Resources(0, 2**40), Resources(250 * 100, 0)])
 def test_a_permit_without_cpu_or_without_memory_says_so(permit: Resources) -> None:
-    with pytest.raises(PermitError, match="nothing of a resource"):
+    with pytest.raises(PermitError, match="must grant some CPU and some memory"):
         agent.plugin_permitted(agent.plugin_started(BEGIN, 0, UNIT * 6), permit)
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from devalloc.api.device_class import DeviceClass
-from devalloc_solver.dialects.device_claims.config_copies import config_entries
+from devalloc_solver.dialects.device_claims.answers import config_entries
 from devalloc_solver.dialects.device_claims.manifests import ProblemInput
 
 REF = {"apiVersion": "devalloc.io/v1alpha1", "kind": "VfConfig", "namespace": "admin", "name": "confined"}

@@ -12,7 +12,7 @@ from devalloc_solver.dra import explain
 from devalloc_solver.dra import solve_manifests as solve_resource_claims
 from devalloc_solver.fleet.device_claims.funnels import RefinedFunnels
 from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet
-from devalloc_solver.fleet.resource_k8s.cluster_counts import ClusterAvailability
+from devalloc_solver.fleet.resource_k8s.cluster_counts import ClusterFunnels
 from devalloc_solver.fleet.resource_k8s.full_solve import FullCluster
 from tests.support import dra_builders
 from tests.support.manifests import allocated, claim, device, device_class, entry, pool
@@ -229,7 +229,7 @@ MEMORY = "device.attributes['gpu.io'].memory"
 def test_what_is_excluded_is_the_same_warm_as_cold(
     selector: str, count: int, numbers: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counted = _calls(monkeypatch, ClusterAvailability, "funnel")
+    counted = _calls(monkeypatch, ClusterFunnels, "make")
     asked_of_all = _calls(monkeypatch, FullCluster, "explain")
     documents, wanted = _slices(), _asks("x", count, selector)
     fleet = ResourceClaimFleet.from_manifests(documents)

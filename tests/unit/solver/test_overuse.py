@@ -144,7 +144,7 @@ def test_who_may_hold_another_device_is_no_alarm() -> None:
     del unclear["metadata"]["annotations"]
     answer = solve_manifests([gpu_pool(), second, holder("a", "p/d0"), unclear])
     assert alarms(answer["problems"]) == {}
-    assert any("does not say its node" in each["message"] for each in answer["problems"])
+    assert any("does not name its node" in each["message"] for each in answer["problems"])
 
 
 def test_a_device_with_two_owners_is_given_to_nobody_else() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import combinations
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from benchmarks.bench_hard import Question, questions
 from devalloc_solver.dialects.device_claims.manifests import read_documents
 from devalloc_solver.pipeline.device_claims import PreparedProblem, prepare
-from devalloc_solver.place import StepsExhausted, UnitPlacement, place, place_on
+from devalloc_solver.place import DEFAULT_STEPS, StepBudget, StepsExhausted, UnitPlacement, UnitReader, place, place_on
+from devalloc_solver.place.node_view import NodeView
 from devalloc_solver.problem.allocations import Usage
 from tests.support.manifests import allocated, claim, device, device_class, entry, pool
 
@@ -68,6 +70,64 @@ def test_a_budget_that_is_spent_is_no_answer() -> None:
     ready = prepare(read_documents(question.documents))
     with pytest.raises(StepsExhausted):
         place(ready.snapshot, Usage.of(ready.snapshot, ready.allocations), ready.units[0], steps=20)
+
+
+def test_the_search_ends_before_the_next_node_after_its_deadline() -> None:
+    ready = prepared(gpus("a", 1), claim("c", want()))
+    (unit,), usage = ready.units, Usage.of(ready.snapshot, ready.allocations)
+    with pytest.raises(StepsExhausted, match="time"):
+        place(ready.snapshot, usage, unit, steps=StepBudget(DEFAULT_STEPS, time.monotonic() - 1))
+    assert place(ready.snapshot, usage, unit, steps=StepBudget(DEFAULT_STEPS, time.monotonic() + 60)) is not None
+
+
+# -- network devices -------------------------------------------------------------------------------------------------
+
+NETWORK = pool("san", None, "nic", devices=[device(f"d{i}", attributes={"k": i % 3, "m": i}) for i in range(6)])
+REACH_NETWORK = (
+    NETWORK,
+    gpus("a", 2, "n1", k=1),
+    gpus("b", 3, "n2", k=2),
+    gpus("c", 2, "n3", k=9),
+    allocated(claim("held", {"deviceClass": "nic"}), [entry("san", "d1")], node="n1"),
+    claim("c", want(requests={"count": 2}), {"deviceClass": "nic"}, match=["k"]),
+)
+
+
+def content_of(view: NodeView) -> tuple[object, ...]:
+    groups = [
+        (g.number, view.pools[g.pool].name, [d.name for d in g.devices], g.accepted, g.takers)
+        for g in view.candidate_groups
+    ]
+    return [p.name for p in view.pools], groups, view.tie_values, view.distinct_values, view.peers, view.peer
+
+
+def test_nodes_share_their_view_of_network_devices_and_keep_their_own() -> None:
+    ready = prepared(*REACH_NETWORK)
+    (unit,), usage = ready.units, Usage.of(ready.snapshot, ready.allocations)
+    reader = UnitReader()
+    views = {node: reader.view(unit, ready.snapshot, usage, node) for node in ("n1", "n2", "n3")}
+    assert len({id(view.network) for view in views.values()}) == 1
+    for node, view in views.items():
+        assert content_of(view) == content_of(UnitReader().view(unit, ready.snapshot, usage, node))
+        assert len(view.candidate_groups) == len(view.network.candidate_groups) + 1
+
+
+def test_a_reader_views_network_devices_again_when_their_use_has_changed() -> None:
+    ready = prepared(*REACH_NETWORK)
+    (unit,), reader = ready.units, UnitReader()
+    in_use, unused = Usage.of(ready.snapshot, ready.allocations), Usage(ready.snapshot)
+    before = reader.view(unit, ready.snapshot, in_use, "n1")
+    after = reader.view(unit, ready.snapshot, unused, "n1")
+    assert content_of(before) != content_of(after)
+    assert content_of(after) == content_of(UnitReader().view(unit, ready.snapshot, unused, "n1"))
+
+
+def test_a_value_of_network_devices_tells_nodes_apart() -> None:
+    """n3 differs from n1 and n2 only in a value that no network device has; the one with the value of n1 is free."""
+    outcome = placed(*REACH_NETWORK)
+    assert outcome is not None
+    assert outcome.placements[0].node in ("n1", "n2")
+    assert placed(NETWORK, REACH_NETWORK[3], REACH_NETWORK[5]) is None
 
 
 # -- goals -----------------------------------------------------------------------------------------------------------

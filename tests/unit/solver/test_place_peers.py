@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devalloc_solver.place.dominance import undominated
+from devalloc_solver.place.device_uses import undominated
 from devalloc_solver.place.requests import indistinguishable
 from devalloc_solver.place.step_budget import StepBudget, StepsExhausted
 

@@ -315,7 +315,7 @@ def test_a_quota_of_a_namespace_that_no_claim_can_have_is_named(namespace: str) 
     (problem,) = answer["problems"]
     assert (problem["kind"], problem["name"], problem["path"]) == ("ResourceQuota", "few", "metadata.namespace")
     assert "must be a DNS label" in problem["message"]
-    assert problem["message"].endswith("; the quota counts for no claim")
+    assert problem["message"].endswith("; the quota applies to no claim")
     json.dumps(answer).encode()
     assert reasons(answer) == {"a": None}
 

@@ -101,7 +101,7 @@ def map_key(key: Any) -> Any:
         return key
     if kind is bool or kind is UInt:
         return kind, key
-    raise EvaluationError(f"a {type_name(key)} is no key of a map; keys are bool, int, uint or string")
+    raise EvaluationError(f"a {type_name(key)} cannot be the key of a map; keys are bool, int, uint or string")
 
 
 def _keys(frame: Frame, left: Any, right: Any) -> tuple[Any, Any] | None:

@@ -118,7 +118,7 @@ _DECIMAL = re.compile(r"[+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?")
 def _text_to_double(frame: Frame, text: str) -> float:
     """Without the forms that only Go reads, and without infinity."""
     if _DECIMAL.fullmatch(text) is None:
-        raise EvaluationError(f"the string {short_text(text)} is no double")
+        raise EvaluationError(f"the string {short_text(text)} is not a double")
     return text_to_double(frame, text)
 
 

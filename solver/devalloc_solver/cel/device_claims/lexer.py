@@ -127,7 +127,7 @@ def _unescape(text: str, start: int, body: str) -> str:
             raise error_at(text, start + match.start(), message)
         code = int(digits, 16)
         if code > 0x10FFFF or 0xD800 <= code <= 0xDFFF:
-            raise error_at(text, start + match.start(), f"{match[0]} is no Unicode character")
+            raise error_at(text, start + match.start(), f"{match[0]} is not a Unicode character")
         return chr(code)
 
     return _ESCAPE.sub(replace, body)

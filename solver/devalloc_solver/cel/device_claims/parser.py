@@ -243,7 +243,7 @@ class _Parser:
         if token.kind != "name":
             self.unexpected(wanted)
         if token.text in excluded:
-            raise error_at(self.text, token.at, f"{token.text!r} is a reserved word and no name here")
+            raise error_at(self.text, token.at, f"{token.text!r} is a reserved word, so it cannot be a name here")
         self.advance()
         return token.text
 

@@ -62,7 +62,7 @@ def compile_pattern(text: str, bounds: PatternBounds) -> Any:
         why = error.args[0].decode(errors="replace") if isinstance(error.args[0], bytes) else error.args[0]
         raise EvaluationError(f"invalid regular expression {short_text(text)}: {why}") from None
     except UnicodeError:
-        raise EvaluationError(f"the regular expression {short_text(text)} is no valid Unicode") from None
+        raise EvaluationError(f"the regular expression {short_text(text)} is not valid Unicode") from None
 
 
 def pattern_functions(bounds: PatternBounds) -> tuple[Overload, ...]:
@@ -85,7 +85,7 @@ def pattern_functions(bounds: PatternBounds) -> tuple[Overload, ...]:
         try:
             return charged(frame, text, expression).search(text)
         except UnicodeError:
-            raise EvaluationError(f"the string {short_text(text)} is no valid Unicode") from None
+            raise EvaluationError(f"the string {short_text(text)} is not valid Unicode") from None
 
     def find(frame: Frame, text: str, expression: str) -> str:
         match = search(frame, text, expression)

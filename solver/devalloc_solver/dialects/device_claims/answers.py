@@ -3,20 +3,50 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
-from devalloc.api.claim import DeviceAllocation, DeviceClaim, ResourceAllocation
+from devalloc.api.claim import DeviceAllocation, DeviceClaim, DeviceConfigReference, ResourceAllocation
 from devalloc.api.meta import ALLOCATED_NODE, ALLOCATION_DETAILS
 from devalloc.api.problems import Problem
 from devalloc.api.quantity import Format, Quantity
 from devalloc_solver.cel.budget import Bound
-from devalloc_solver.dialects.device_claims.config_copies import config_entries
-from devalloc_solver.dialects.device_claims.manifests import ProblemInput
+from devalloc_solver.dialects.device_claims.manifests import ConfigKey, ProblemInput
 from devalloc_solver.problem.allocations import Key, MissingDevice, node_of
 from devalloc_solver.problem.placement import GoalLevel, PlacedDevice, Placement
 from devalloc_solver.problem.snapshot import Snapshot
+
+CONFIG_FIELDS = ("classConfigs", "classConfigAllocations", "claimConfigs")
+"""What an answer, and the status of a claim, say of configuration objects."""
+
+
+def config_entries(
+    namespace: str, entries: Iterable[tuple[str | None, Sequence[DeviceConfigReference]]], problem_input: ProblemInput
+) -> dict[str, Any]:
+    """What an answer says of them, where there is something to say: ``classConfigs`` and ``claimConfigs``, each object
+    once, in spec order; ``classConfigAllocations`` where one of the classes is not for all allocations.
+
+    ``entries``: of each allocation the class that accepted the device, and what its detail refers to. A claim may name
+    several classes, or a type that several have.
+    """
+    count = 0
+    of_class: dict[ConfigKey, dict[int, None]] = {}  # a class may name an object twice
+    of_claim: dict[ConfigKey, None] = {}
+    for index, (accepted, own) in enumerate(entries):
+        count += 1
+        for ref in problem_input.classes[accepted].spec.configs if accepted is not None else ():
+            of_class.setdefault((ref.api_version, ref.kind, ref.namespace, ref.name), {})[index] = None
+        for own_ref in own:
+            of_claim[own_ref.api_version, own_ref.kind, namespace, own_ref.name] = None
+    is_partial = any(len(indexes) < count for indexes in of_class.values())
+    sections: dict[str, Any] = {
+        "classConfigs": [deepcopy(problem_input.configs[key]) for key in of_class],
+        "classConfigAllocations": [list(indexes) for indexes in of_class.values()] if is_partial else [],
+        "claimConfigs": [deepcopy(problem_input.configs[key]) for key in of_claim],
+    }
+    return {name: section for name, section in sections.items() if section}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +67,7 @@ class ClaimAnswer:
     annotations: Mapping[str, str] = field(default_factory=dict)
     """to be written on the claim together with the allocation"""
     configs: Mapping[str, Any] = field(default_factory=dict)
-    """what ``devalloc_solver.dialects.device_claims.config_copies.config_entries`` says"""
+    """what ``devalloc_solver.dialects.device_claims.answers.config_entries`` says"""
     warnings: tuple[str, ...] = ()
     funnel: tuple[dict[str, Any], ...] = ()
     blockers: tuple[dict[str, Any], ...] = ()

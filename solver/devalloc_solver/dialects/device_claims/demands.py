@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from devalloc.api.claim import COUNT, DeviceClaim, DeviceClaimDetail
-from devalloc.api.meta import GROUP_MATCH, NODE
+from devalloc.api.meta import GROUP_MATCH
 from devalloc.api.problems import closest_match
 from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import (
     OUT_OF_TIME,
     Bound,
     OutOfTime,
-    evaluate_in_turns,
 )
+from devalloc_solver.dialects import units
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
-from devalloc_solver.dialects.device_claims.manifests import ProblemInput, RejectedClaim
+from devalloc_solver.dialects.device_claims.manifests import ProblemInput
+from devalloc_solver.dialects.units import RejectedClaim
 from devalloc_solver.problem.allocations import node_of
 from devalloc_solver.problem.demand import AllocationMode, Candidates, Demand, FunnelStep, PlacementUnit, Request
-from devalloc_solver.problem.ordering import claim_order
 from devalloc_solver.problem.snapshot import Device, Snapshot
 
 
@@ -30,94 +29,27 @@ def build_units(
     problem_input: ProblemInput, eligibility: CandidateFinder
 ) -> tuple[list[PlacementUnit], list[RejectedClaim]]:
     """The units worth solving, in the order claims are decided, and the claims that are not."""
-    refused: list[RejectedClaim] = []
-    demands: list[Demand] = []
-    waiting = sorted((c for c in problem_input.claims if not c.is_allocated), key=claim_order)
-
-    def make(claim: DeviceClaim) -> Demand | RejectedClaim:
-        return find_refusal(claim, problem_input, eligibility) or make_demand(claim, eligibility)
-
-    for outcome in evaluate_in_turns(waiting, eligibility.allowance, make, timeout_rejection):
-        if isinstance(outcome, Demand):
-            demands.append(outcome)
-        else:
-            refused.append(outcome)
-    groups: dict[tuple[str, str], list[Demand]] = defaultdict(list)
-    for demand in demands:
-        if demand.claim.group is not None:
-            groups[demand.claim.namespace, demand.claim.group].append(demand)
-    units: list[PlacementUnit] = []
-    done: set[tuple[str, str]] = set()
-    for demand in demands:
-        if demand.claim.group is None:
-            units.append(PlacementUnit((demand,), None, demand.claim.pinned_node))
-            continue
-        group = (demand.claim.namespace, demand.claim.group)
-        if group in done:
-            continue
-        done.add(group)
-        unit = _group_unit(group, groups[group], problem_input, refused, eligibility.snapshot)
-        if isinstance(unit, PlacementUnit):
-            units.append(unit)
-        else:
-            refused += unit
-    return units, refused
+    snapshot = eligibility.snapshot
+    rules: units.UnitRules[DeviceClaim, DeviceClaim] = units.UnitRules(
+        lambda claim: find_refusal(claim, problem_input, eligibility) or make_demand(claim, eligibility),
+        lambda demand: PlacementUnit((demand,), None, demand.claim.pinned_node),
+        partial(node_of, snapshot=snapshot),
+        partial(_with_agreeing_candidates, snapshot=snapshot),
+    )
+    waiting = (claim for claim in problem_input.claims if not claim.is_allocated)
+    allocated = (claim for claim in problem_input.claims if claim.is_allocated)
+    return units.build_units(waiting, allocated, problem_input.refused, rules, eligibility.allowance)
 
 
-def _group_unit(
-    group: tuple[str, str],
-    members: list[Demand],
-    problem_input: ProblemInput,
-    refused: list[RejectedClaim],
-    snapshot: Snapshot,
-) -> PlacementUnit | list[RejectedClaim]:
-    namespace, name = group
-
-    def fail(message: str) -> list[RejectedClaim]:
-        return [RejectedClaim(d.key, Reason.GROUP_UNSATISFIABLE, message, group=name) for d in members]
-
-    failing = [
-        r
-        for r in (*problem_input.refused, *refused)
-        if r.key[0] == namespace and r.group == name and r.status is None and r.reason is not Reason.DELETING
-    ]
-    if failing:
-        first = min(failing, key=lambda r: r.key)
-        return fail(f"member {first.key[0]}/{first.key[1]} of group {name} fails: {first.reason}: {first.message}")
-    allocated = [c for c in problem_input.claims if c.is_allocated and c.group == name and c.namespace == namespace]
-    pins: dict[str, set[str]] = defaultdict(set)
-    for demand in members:
-        if demand.claim.pinned_node:
-            pins[demand.claim.pinned_node].add(demand.key[1])
-    for claim in allocated:
-        if node := node_of(claim, snapshot):
-            pins[node].add(claim.metadata.name)
-    # An invalid member that holds devices is not solved, and fixes the node all the same.
-    for one in problem_input.refused:
-        if one.key[0] == namespace and one.group == name and one.status and one.node:
-            pins[one.node].add(one.key[1])
-    if len(pins) > 1:
-        disagreement = ", ".join(f"{node} ({', '.join(sorted(bound))})" for node, bound in sorted(pins.items()))
-        return fail(f"members of group {name} are bound to different nodes: {disagreement}; see the annotation {NODE}")
-    node, names = next(iter(pins.items()), (None, set()))
-    try:
-        members = _with_agreeing_candidates(members, allocated, snapshot)
-    except _Disagreement as disagreement:
-        return fail(f"members of group {name} that hold devices already {disagreement}")
-    return PlacementUnit(tuple(members), name, node, frozenset((namespace, one) for one in names))
-
-
-class _Disagreement(Exception):
-    """Devices that members of a group hold do not agree as they should."""
-
-
-def _with_agreeing_candidates(members: list[Demand], allocated: list[DeviceClaim], snapshot: Snapshot) -> list[Demand]:
-    """The members, left with the devices that agree with what other members hold already. Raises _Disagree."""
+def _with_agreeing_candidates(
+    members: list[Demand], allocated: Sequence[DeviceClaim], snapshot: Snapshot
+) -> list[Demand] | str:
+    """The members, left with the devices that agree with what other members hold already, or why these do not."""
     for name in dict.fromkeys(name for demand in members for name in demand.shared):
         held = [device for claim in allocated if name in claim.group_match for device in _devices_of(claim, snapshot)]
         values = {device.attributes.get(name) for device in held}
         if len(values) > 1 or None in values:
-            raise _Disagreement(f"differ in {name}, which must have one value; see the annotation {GROUP_MATCH}")
+            return f"differ in {name}, which must have one value; see the annotation {GROUP_MATCH}"
         cache: dict[tuple[int, bool], Candidates] = {}
         for value in values:
             fit = _devices_with_value(name, value, snapshot)
@@ -169,12 +101,6 @@ def _restricted_to(request: Request, name: str, fit: frozenset[int], snapshot: S
         barred |= {node for node in nodes if node is not None}
     step = FunnelStep(f"differ in {name} from the devices that members of the group hold", rejected)
     return replace(candidates, accepted=accepted, barred=barred, funnel=(*candidates.funnel, step))
-
-
-def timeout_rejection(claim: DeviceClaim, why: OutOfTime) -> RejectedClaim:
-    """The refusal of a claim for which the time of the call did not suffice."""
-    message = f"{Reason.SEARCH_LIMIT.verdict}: {why}"
-    return RejectedClaim(claim.key, Reason.SEARCH_LIMIT, message, group=claim.group, exceeded=why.bound)
 
 
 def find_refusal(claim: DeviceClaim, problem_input: ProblemInput, eligibility: CandidateFinder) -> RejectedClaim | None:

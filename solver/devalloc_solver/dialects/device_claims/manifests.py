@@ -20,7 +20,7 @@ from devalloc.api.pool import Attribute, Device, DevicePool
 from devalloc.api.problems import Problem
 from devalloc.api.reasons import Reason
 from devalloc.api.views import claim_key_or_none, recover_status
-from devalloc_solver.cel.budget import Bound
+from devalloc_solver.dialects.units import RejectedClaim
 from devalloc_solver.problem.allocations import Key
 
 # Here rather than with the first object of each: every user of the solver needs them, and the first answer should take
@@ -30,23 +30,6 @@ for _model in (meta.ObjectMeta, Attribute, Device, DevicePool, DeviceClass, Devi
 
 ConfigKey = tuple[str, str, str, str]
 """(apiVersion, kind, namespace, name)"""
-
-
-@dataclass(frozen=True, slots=True)
-class RejectedClaim:
-    """A claim that is not solved, and why."""
-
-    key: Key
-    reason: Reason
-    message: str
-    group: str | None = None
-    status: DeviceClaimStatus | None = None
-    """What the claim holds all the same: an invalid claim keeps the devices it was given (S13)."""
-    node: str | None = None
-    blockers: tuple[dict[str, Any], ...] = ()
-    """what must exist or be corrected before the claim can be solved"""
-    exceeded: Bound | None = None
-    """what its expressions exceeded"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim, Resource
 from devalloc_solver.dialects.resource_k8s.decode import read_claim, read_class, read_node
 from devalloc_solver.dialects.resource_k8s.demands import (
     MOST_DEVICES,
-    ClaimMeta,
     PendingClaim,
     constrained_attributes,
     make_demand,
@@ -92,7 +91,7 @@ def prepare(
     faults: list[IgnoredObject] = []
     read = tuple(_read_claim(content, position, gates, faults) for position, content in enumerate(claims))
     pending = [
-        PendingClaim(_claim_key(claim, position, read), 0, ClaimMeta(claim.name, claim.created), claim, position)
+        PendingClaim(_claim_key(claim, position, read), 0, claim, position)
         for position, claim in enumerate(read)
         if claim.allocation is None
     ]
@@ -219,8 +218,9 @@ def _read_usage(allocated: Manifest | None, claims: Sequence[ResourceClaim]) -> 
 
 def _claim_key(claim: ResourceClaim, position: int, claims: Sequence[ResourceClaim]) -> tuple[str, str]:
     """A claim's name, which claims of one call may share (D1)."""
-    first = next(i for i, other in enumerate(claims) if (other.namespace, other.name) == (claim.namespace, claim.name))
-    return claim.namespace, claim.name if first == position else f"{claim.name}#{position}"
+    namespace, name = claim.key
+    first = next(i for i, other in enumerate(claims) if other.key == claim.key)
+    return namespace, name if first == position else f"{name}#{position}"
 
 
 def _read_classes(classes: Iterable[Manifest], claims: Sequence[ResourceClaim]) -> dict[str, ResourceDeviceClass]:
@@ -228,7 +228,7 @@ def _read_classes(classes: Iterable[Manifest], claims: Sequence[ResourceClaim]) 
     by_name = {name_of(content): content for content in classes}
     classes_read: dict[str, ResourceDeviceClass] = {}
     for claim in claims:
-        for subrequest in (subrequest for request in claim.requests for subrequest in request.subrequests):
+        for subrequest in claim.subrequests:
             name = subrequest.class_name
             if name not in by_name:
                 near = closest_match(name, by_name)
@@ -247,9 +247,7 @@ def _read_classes(classes: Iterable[Manifest], claims: Sequence[ResourceClaim]) 
 
 def _reject_incomplete_pools(claim: ResourceClaim, pools: Sequence[ResourcePool]) -> None:
     """``All`` cannot be told while any pool of the node is incomplete or invalid."""
-    for subrequest in (
-        subrequest for request in claim.requests for subrequest in request.subrequests if subrequest.is_all
-    ):
+    for subrequest in (subrequest for subrequest in claim.subrequests if subrequest.is_all):
         for pool in pools:
             if pool.state is not PoolStatus.COMPLETE:
                 state = "being updated" if pool.state is PoolStatus.INCOMPLETE else "invalid"

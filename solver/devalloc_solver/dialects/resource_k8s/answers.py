@@ -11,9 +11,10 @@ from devalloc_solver.dialects.resource_k8s.candidates import RequestCandidates
 from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim, ResourceDeviceClass, SubRequest
 from devalloc_solver.dialects.resource_k8s.demands import selected_node
 from devalloc_solver.dialects.resource_k8s.fields import Amount
-from devalloc_solver.dialects.resource_k8s.manifests import Key, RejectedResourceClaim
+from devalloc_solver.dialects.resource_k8s.manifests import Key
 from devalloc_solver.dialects.resource_k8s.published_devices import DeviceId, PublishedDevice
 from devalloc_solver.dialects.resource_k8s.slices import merge_selectors, single_node_selector
+from devalloc_solver.dialects.units import RejectedClaim
 from devalloc_solver.problem.placement import PlacedDevice, Placement
 
 _SHARES = uuid.UUID("5b1d3c02-7b0f-5d7e-9c68-0d1f3c1e7a55")
@@ -40,7 +41,7 @@ class ShareIds:
 
     @staticmethod
     def _name(claim: ResourceClaim, subrequest: SubRequest, offer: PublishedDevice, number: int) -> str:
-        owner = claim.uid or claim.title
+        owner = claim.metadata.uid or claim.title
         return str(uuid.uuid5(_SHARES, "\n".join((owner, subrequest.name, *offer.id, str(number)))))
 
 
@@ -197,7 +198,7 @@ def chosen_alternatives(claim: ResourceClaim, requests: Iterable[tuple[int, int 
     return [chosen.get(number) for number in range(len(claim.requests))]
 
 
-def rejected_answer(refused: RejectedResourceClaim) -> dict[str, Any]:
+def rejected_answer(refused: RejectedClaim) -> dict[str, Any]:
     """The answer for a claim that is not solved; what it holds it keeps."""
     if refused.allocation is not None:
         warnings = {"warnings": [f"{refused.reason}: {refused.message}"]}

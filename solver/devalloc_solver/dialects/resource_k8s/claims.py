@@ -6,13 +6,14 @@ The classes that end in ``Spec`` and ``Manifest`` are the form in which they are
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
 from devalloc.api.fields import raise_faults
+from devalloc.api.meta import GROUP, NODE
 from devalloc_solver.dialects.resource_k8s.fields import (
     MAX_INT64,
     Amount,
@@ -149,12 +150,24 @@ class DeviceRequestSpec(Strict):
 
 
 @dataclass(frozen=True, slots=True)
-class ConstraintSpec(Strict):
-    """A constraint of a claim."""
+class DeviceConstraint(Strict):
+    """matchAttribute or distinctAttribute over the requests it names; over all of them when it names none."""
 
-    match: Annotated[Text | None, Field(alias="matchAttribute")] = None
-    distinct: Annotated[Text | None, Field(alias="distinctAttribute")] = None
+    match_attribute: Annotated[Text | None, Field(alias="matchAttribute")] = None
+    distinct_attribute: Annotated[Text | None, Field(alias="distinctAttribute")] = None
     requests: Texts = ()
+
+    @property
+    def distinct(self) -> bool:
+        return self.distinct_attribute is not None
+
+    @property
+    def attribute(self) -> str:
+        return self.match_attribute or self.distinct_attribute or ""
+
+    def covers(self, request: DeviceRequest, subrequest: SubRequest) -> bool:
+        """Whether it is about the devices of this alternative of the request."""
+        return not self.requests or request.name in self.requests or subrequest.name in self.requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +175,7 @@ class DeviceClaimSpec(Strict):
     """The devices that a claim asks for."""
 
     requests: Items[DeviceRequestSpec] = ()
-    constraints: Items[ConstraintSpec] = ()
+    constraints: Items[DeviceConstraint] = ()
     config: Items[DeviceConfiguration] = ()
 
 
@@ -188,7 +201,7 @@ class Metadata(Tolerant):
     name: Text = ""
     uid: Text = ""
     annotations: Labels = field(default_factory=dict)
-    created: Annotated[Text | None, Field(alias="creationTimestamp")] = None
+    creation_timestamp: Annotated[Text | None, Field(alias="creationTimestamp")] = None
     is_deleting: Annotated[Given, Field(alias="deletionTimestamp")] = False
 
 
@@ -341,46 +354,57 @@ class DeviceRequest:
     is_list: bool
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceConstraint:
-    """matchAttribute or distinctAttribute over the requests it names; over all of them when it names none."""
-
-    attribute: str
-    distinct: bool
-    requests: frozenset[str]
-
-    def covers(self, request: DeviceRequest, subrequest: SubRequest) -> bool:
-        """Whether it is about the devices of this alternative of the request."""
-        return not self.requests or request.name in self.requests or subrequest.name in self.requests
+def request_names(requests: Iterable[DeviceRequest]) -> frozenset[str]:
+    """The names by which constraints and configurations may call them."""
+    return frozenset(name for one in requests for name in (one.name, *(sub.name for sub in one.subrequests)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResourceClaim:
     """A ResourceClaim."""
 
-    namespace: str
-    name: str
-    uid: str
+    metadata: Metadata
     requests: tuple[DeviceRequest, ...]
     constraints: tuple[DeviceConstraint, ...]
     config: tuple[Mapping[str, Any], ...]
     allocation: Mapping[str, Any] | None
     """status.allocation"""
-    annotations: Mapping[str, str]
-    created: str | None
-    is_deleting: bool
     spec: Mapping[str, Any]
     """as written"""
 
     @property
+    def key(self) -> tuple[str, str]:
+        """(namespace, name)"""
+        return self.metadata.namespace, self.metadata.name
+
+    @property
     def title(self) -> str:
         """The claim in messages, such as "default/c"."""
-        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+        namespace, name = self.key
+        return f"{namespace}/{name}" if namespace else name
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        return self.metadata.annotations
+
+    @property
+    def group(self) -> str | None:
+        return self.annotations.get(GROUP)
+
+    @property
+    def pinned_node(self) -> str | None:
+        """The only node whose devices may be used."""
+        return self.annotations.get(NODE) or None
+
+    @property
+    def subrequests(self) -> Iterator[SubRequest]:
+        """All alternatives of all requests, in the order of the spec."""
+        return (subrequest for request in self.requests for subrequest in request.subrequests)
 
 
 def claim_with_allocation(namespace: str, name: str, allocation: Mapping[str, Any]) -> ResourceClaim:
     """A claim of which only what it holds matters."""
-    return ResourceClaim(namespace, name, "", (), (), (), allocation, {}, None, False, {})
+    return ResourceClaim(Metadata(namespace, name), (), (), (), allocation, {})
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -125,7 +125,7 @@ def make_cluster_checker(
         checker.set_pool(pool, slices)
     for claim in problem_input.claims:
         if claim.allocation is not None:
-            checker.hold((claim.namespace, claim.name), claim.allocation)
+            checker.hold(claim.key, claim.allocation)
     for refused in problem_input.refused:
         if refused.allocation is not None:
             checker.hold(refused.key, refused.allocation)

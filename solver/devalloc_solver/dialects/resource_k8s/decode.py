@@ -29,7 +29,6 @@ from devalloc.api.validation.schema import (
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s.claims import (
     AlternativeSpec,
-    ConstraintSpec,
     DeviceClassManifest,
     DeviceConstraint,
     DeviceRequest,
@@ -41,6 +40,7 @@ from devalloc_solver.dialects.resource_k8s.claims import (
     ResourceClaimManifest,
     ResourceDeviceClass,
     SubRequest,
+    request_names,
 )
 from devalloc_solver.dialects.resource_k8s.fields import FieldError, SelectorError, Tolerant, short_text
 from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, NodeSelector, ResourceSlice
@@ -197,27 +197,22 @@ def read_claim(content: Mapping[str, Any], gates: frozenset[str]) -> ResourceCla
     """
     check_version(content)
     manifest = read(ResourceClaimManifest, content)
-    metadata, devices = manifest.metadata, manifest.spec.devices
+    devices = manifest.spec.devices
     spec, status = content.get("spec") or {}, content.get("status") or {}
     written = spec.get("devices") or {}
     requests = tuple(
         _request(request, own, f"spec.devices.requests[{number}]", gates)
         for number, (request, own) in enumerate(zip(devices.requests, written.get("requests") or (), strict=True))
     )
+    names = request_names(requests)
+    for number, constraint in enumerate(devices.constraints):
+        _check_constraint(constraint, f"spec.devices.constraints[{number}]", names, gates)
     return ResourceClaim(
-        namespace=metadata.namespace,
-        name=metadata.name,
-        uid=metadata.uid,
+        metadata=manifest.metadata,
         requests=requests,
-        constraints=tuple(
-            _constraint(constraint, f"spec.devices.constraints[{number}]", requests, gates)
-            for number, constraint in enumerate(devices.constraints)
-        ),
+        constraints=devices.constraints,
         config=_configs(written, "spec.devices"),
         allocation=status.get("allocation") or None,
-        annotations=metadata.annotations,
-        created=metadata.created,
-        is_deleting=metadata.is_deleting,
         spec=spec,
     )
 
@@ -264,22 +259,13 @@ def _subrequest(
     )
 
 
-def _constraint(
-    spec: ConstraintSpec, path: str, requests: tuple[DeviceRequest, ...], gates: frozenset[str]
-) -> DeviceConstraint:
-    if (spec.match is None) == (spec.distinct is None):
+def _check_constraint(constraint: DeviceConstraint, path: str, names: frozenset[str], gates: frozenset[str]) -> None:
+    if (constraint.match_attribute is None) != constraint.distinct:
         raise FieldError(path, "must set one of matchAttribute and distinctAttribute (unsupported constraint type?)")
-    if spec.distinct is not None and gate.CONSUMABLE_CAPACITY not in gates:
+    if constraint.distinct and gate.CONSUMABLE_CAPACITY not in gates:
         raise FieldError(f"{path}.distinctAttribute", _gate_off_message("is used", gate.CONSUMABLE_CAPACITY))
-    request_names = {
-        name
-        for request in requests
-        for name in (request.name, *(subrequest.name for subrequest in request.subrequests))
-    }
-    if missing := next((name for name in spec.requests if name not in request_names), None):
+    if missing := next((name for name in constraint.requests if name not in names), None):
         raise FieldError(f"{path}.requests", f"names {missing!r}, but this claim has no such request")
-    attribute = spec.match if spec.match is not None else spec.distinct or ""
-    return DeviceConstraint(attribute, spec.distinct is not None, frozenset(spec.requests))
 
 
 def _gate_off_message(what: str, name: str) -> str:

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from devalloc.api.fields import describe_value
-from devalloc.api.meta import GROUP, NODE, PRIORITY, parse_time
+from devalloc.api.meta import GROUP, PRIORITY, parse_time
 from devalloc.api.problems import Problem
 from devalloc.api.quantity import type_name
 from devalloc.api.reasons import Reason
-from devalloc_solver.cel.budget import Bound
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s.claims import (
     DeviceConstraint,
@@ -25,6 +24,7 @@ from devalloc_solver.dialects.resource_k8s.claims import (
     NamedObject,
     ResourceClaim,
     ResourceDeviceClass,
+    request_names,
 )
 from devalloc_solver.dialects.resource_k8s.decode import (
     API_VERSION,
@@ -37,6 +37,7 @@ from devalloc_solver.dialects.resource_k8s.decode import (
 )
 from devalloc_solver.dialects.resource_k8s.fields import FieldError, short_text
 from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, ResourceSlice
+from devalloc_solver.dialects.units import RejectedClaim
 
 MOST_REQUESTS = 32
 MOST_CONSTRAINTS = 32
@@ -72,11 +73,7 @@ def check_claim(claim: ResourceClaim) -> None:
         _check_name(constraint, f"{path}.constraints[{number}]")
     for number, request in enumerate(claim.requests):
         _check_request(request, f"{path}.requests[{number}]")
-    names = {
-        name
-        for request in claim.requests
-        for name in (request.name, *(subrequest.name for subrequest in request.subrequests))
-    }
+    names = request_names(claim.requests)
     for number, config in enumerate(claim.config):
         _check_names(config, names, f"{path}.config[{number}].requests")
         _check_config(config, f"{path}.config[{number}]")
@@ -174,20 +171,6 @@ Key = tuple[str, str]
 KINDS = ("ResourceSlice", "DeviceClass", "ResourceClaim", "Node")
 
 
-@dataclass(frozen=True, slots=True)
-class RejectedResourceClaim:
-    """A claim that is not solved, and why."""
-
-    key: Key
-    reason: Reason
-    message: str
-    group: str | None = None
-    allocation: Mapping[str, Any] | None = None
-    """what it keeps all the same"""
-    exceeded: Bound | None = None
-    """what its expressions exceeded"""
-
-
 @dataclass(slots=True)
 class ClusterInput:
     """The objects of a cluster by kind."""
@@ -204,7 +187,7 @@ class ClusterInput:
     claims: list[ResourceClaim] = field(default_factory=list)
     manifests: dict[Key, Manifest] = field(default_factory=dict)
     """the claims as they were given, with the API server's defaults"""
-    refused: list[RejectedResourceClaim] = field(default_factory=list)
+    refused: list[RejectedClaim] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -323,24 +306,24 @@ def _read_claim(problem_input: ClusterInput, content: Manifest, gates: frozenset
         allocated = allocation if isinstance(allocation, Mapping) else None
         if not any(refused.key == key for refused in problem_input.refused):
             problem_input.refused.append(
-                RejectedResourceClaim(
-                    key, Reason.CLAIM_INVALID, str(error), short_text(group) if group else None, allocated
+                RejectedClaim(
+                    key, Reason.CLAIM_INVALID, str(error), short_text(group) if group else None, allocation=allocated
                 )
             )
         raise
     problem_input.manifests[key] = filled
-    if claim.is_deleting and claim.allocation is None:
+    if claim.metadata.is_deleting and claim.allocation is None:
         message = "the claim is being deleted"
-        problem_input.refused.append(RejectedResourceClaim(key, Reason.DELETING, message, claim.annotations.get(GROUP)))
+        problem_input.refused.append(RejectedClaim(key, Reason.DELETING, message, claim.group))
     else:
         problem_input.claims.append(claim)
 
 
 def _check_annotations(claim: ResourceClaim) -> None:
     """Raises FieldError for an annotation of ours that says nothing, and for a time that is none."""
-    if claim.created is not None:
+    if (created := claim.metadata.creation_timestamp) is not None:
         try:
-            parse_time(claim.created)
+            parse_time(created)
         except ValueError as error:
             raise FieldError("metadata.creationTimestamp", str(error)) from None
     text = claim.annotations.get(PRIORITY, "0")
@@ -352,11 +335,6 @@ def _check_annotations(claim: ResourceClaim) -> None:
 def priority_of(claim: ResourceClaim) -> int:
     """The priority that the claim's annotation says, 0 without one; it has been found to be a number."""
     return int(claim.annotations.get(PRIORITY, "0"))
-
-
-def pin_of(claim: ResourceClaim) -> str | None:
-    """The only node whose devices may be used."""
-    return claim.annotations.get(NODE) or None
 
 
 def with_defaults(content: Manifest) -> Manifest:

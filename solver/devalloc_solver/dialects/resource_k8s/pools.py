@@ -295,12 +295,10 @@ def _read_counters(slices: Sequence[ResourceSlice], counters: dict[tuple[str, st
     for device in (device for resource_slice in slices for device in resource_slice.devices):
         for use in device.consumes:
             if use.counter_set not in sets:
-                return f"device {device.name} consumes of the counter set {use.counter_set}, which does not exist"
+                return f"device {device.name} uses the counter set {use.counter_set}, which does not exist"
             for counter in use.counters:
                 if (use.counter_set, counter) not in counters:
-                    return (
-                        f"device {device.name} consumes the counter {use.counter_set}/{counter}, which does not exist"
-                    )
+                    return f"device {device.name} uses the counter {use.counter_set}/{counter}, which does not exist"
     return ""
 
 

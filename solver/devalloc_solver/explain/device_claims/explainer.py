@@ -5,9 +5,10 @@ The explainer verifies every reason by solving again: the claim fits without the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from devalloc.api.problems import closest_match
 from devalloc.api.reasons import Reason
@@ -17,7 +18,7 @@ from devalloc_solver.explain.device_claims.relaxations import DeviceClaimRelaxat
 from devalloc_solver.explain.device_claims.typos import TypoFinder
 from devalloc_solver.explain.explainer import Explainer, Finding
 from devalloc_solver.explain.feasibility import FeasibilityQuestion
-from devalloc_solver.explain.funnel import FunnelCounter, FunnelSource, describe_shortage
+from devalloc_solver.explain.funnel import Funnel, describe_shortage
 from devalloc_solver.explain.relaxations import Relaxation, RelaxationSet, unmatched_requests
 from devalloc_solver.explain.supply_relaxations import POOL_RESOURCES, relax_shared_limits, withheld_devices
 from devalloc_solver.problem.allocations import Key
@@ -25,34 +26,15 @@ from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Device
 
 
-@dataclass(frozen=True, slots=True)
-class FleetTotals:
-    """Counts over all devices of a fleet, from a source that need not go through them."""
-
-    funnels: FunnelSource
-    typos: TypoFinder
-    nodes: Collection[str]
-    """names of all nodes that have pools"""
-
-
 @dataclass(slots=True)
 class DeviceClaimExplainer(Explainer):
     """Explains units of DeviceClaims."""
 
     eligibility: CandidateFinder
-    fleet: FleetTotals | None = None
-    """the numbers of the whole fleet, where the snapshot is but a part of it"""
     is_proven: bool = False
     """no unit that was left out fits beside the others: the search has shown that no more can be satisfied"""
-    funnels: FunnelSource = field(init=False)
-    typos: TypoFinder = field(init=False)
     held_back: Sequence[Device] | None = field(init=False, default=None)
     limits: Relaxation = field(init=False, default_factory=partial(relax_shared_limits, POOL_RESOURCES))
-
-    def __post_init__(self) -> None:
-        Explainer.__post_init__(self)
-        self.funnels = self.fleet.funnels if self.fleet else FunnelCounter(self.snapshot, self.in_use)
-        self.typos = self.fleet.typos if self.fleet else TypoFinder(self.snapshot, self.eligibility)
 
     def explain(self, unit: PlacementUnit, warnings: Mapping[Key, tuple[str, ...]]) -> list[ClaimAnswer]:
         """An answer for each claim of the unit."""
@@ -60,16 +42,16 @@ class DeviceClaimExplainer(Explainer):
         return [self._answer(d, findings[d.key], warnings) for d in unit.demands]
 
     def _answer(self, demand: Demand, finding: Finding, warnings: Mapping[Key, tuple[str, ...]]) -> ClaimAnswer:
-        funnels = {request.label: self.funnels.make(request).to_dict() for request in demand.requests}
+        funnels = [self.funnels.make(request) for request in demand.requests]
         namespace, name = demand.key
         return ClaimAnswer(
             namespace=namespace,
             name=name,
             allocated=False,
             reason=finding.reason,
-            message=self.message(finding, [(request, funnels[request.label]) for request in demand.requests]),
+            message=self.message(finding, funnels),
             warnings=warnings.get(demand.key, ()),
-            funnel=tuple(funnels.values()),
+            funnel=tuple(map(self.funnel_dict, funnels)),
             blockers=tuple(self.blockers(finding)),
         )
 
@@ -113,14 +95,14 @@ class DeviceClaimExplainer(Explainer):
         names = sorted({name for group in named for name in group})
         return f"the devices needed together differ in {' and '.join(f'`{name}`' for name in names)} on every node"
 
-    def typo_finder(self) -> TypoFinder:
-        return self.typos
+    def make_typos(self) -> TypoFinder:
+        return TypoFinder(self.snapshot, self.eligibility)
 
-    def mark(self, edit: Relaxation, unit: PlacementUnit) -> Relaxation:
-        return self.typos.marked(edit, unit)
+    def funnel_dict(self, funnel: Funnel) -> dict[str, Any]:
+        return funnel.to_dict(funnel.request.label, with_users=True)
 
     def name_node(self, unit: PlacementUnit) -> str:
-        nodes = self.fleet.nodes if self.fleet else self.snapshot.nodes
+        nodes = self.snapshot.nodes if self.fleet.nodes is None else self.fleet.nodes
         if unit.pin is None or unit.pin in nodes:
             return ""
         near = closest_match(unit.pin, nodes)

@@ -7,6 +7,7 @@ its numbers are still true.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,14 +18,13 @@ from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDev
 from devalloc_solver.explain.blocking_claims import BlockingClaims
 from devalloc_solver.explain.explainer import NOT_TOGETHER, Explainer, Finding
 from devalloc_solver.explain.feasibility import FeasibilityQuestion, Undecided
-from devalloc_solver.explain.funnel import Users
+from devalloc_solver.explain.funnel import SHOWN, Funnel, FunnelCounter, Users, count_devices, describe_missing
 from devalloc_solver.explain.relaxations import Relaxation, RelaxationSet
-from devalloc_solver.explain.resource_k8s.availability import Availability
 from devalloc_solver.explain.resource_k8s.relaxations import ResourceClaimRelaxations, relax_counters
 from devalloc_solver.explain.resource_k8s.typos import ResourceTypoFinder
 from devalloc_solver.place import StepsExhausted, place
 from devalloc_solver.problem.allocations import Key
-from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
+from devalloc_solver.problem.demand import AllocationMode, Constraint, Demand, PlacementUnit, Request
 
 MAX_FINDINGS = 40
 """Different units of one call for which what is in the way is looked for; the reasons of all others have numbers."""
@@ -37,20 +37,11 @@ class ResourceClaimExplainer(Explainer):
     """Explains units of ResourceClaims."""
 
     offers: Sequence[PublishedDevice]
-    typos: ResourceTypoFinder | None = None
-    """of these offers, those that have an owner already"""
-    numbers: Availability | None = None
-    """of the whole cluster, where the snapshot is but a part of it"""
-    _funnels: dict[object, dict[str, Any]] = field(default_factory=dict)
-    _numbers: Availability = field(init=False)
+    funnels: FunnelCounter = field(init=False)
     _findings: int = field(init=False, default=0)
     _counters: Sequence[Relaxation] | None = field(init=False, default=None)
     crowded: PlacementUnit | None = field(init=False, default=None)
     """the last unit, after what must change of it, where claims were looked for that are in its way besides"""
-
-    def __post_init__(self) -> None:
-        Explainer.__post_init__(self)
-        self._numbers = self.numbers or Availability(self.snapshot, self.offers, self.in_use)
 
     def explain(self, unit: PlacementUnit) -> list[dict[str, Any]]:
         """An answer for each claim of the unit."""
@@ -64,8 +55,11 @@ class ResourceClaimExplainer(Explainer):
         Explainer.begin(self, unit)
 
     def _answer(self, demand: Demand, unit: PlacementUnit, finding: Finding) -> dict[str, Any]:
-        errors = self._numbers.errors(demand.requests)
-        message = self.message(finding, [(request, self.funnel(request)) for request in demand.requests])
+        errors = self.fleet.errors
+        if errors is None:
+            errors = sorted({error for request in demand.requests for error in request.spec.verdict.errors})
+        funnels = [self.funnels.make(request) for request in demand.requests]
+        message = self.message(finding, funnels)
         answer = {
             "namespace": demand.key[0],
             "name": demand.key[1],
@@ -75,7 +69,7 @@ class ResourceClaimExplainer(Explainer):
             "oneOf": None,
             "reason": str(finding.reason),
             "message": f"{message}; {errors[0]}" if errors else message,
-            "funnel": [self.funnel(request) for request in demand.requests],
+            "funnel": [*map(self.funnel_dict, funnels)],
             "blockers": [_blocker_of(demand, unit, blocker) for blocker in self.blockers(finding)],
         }
         if finding.reason is Reason.NO_MATCHING_DEVICES and any(
@@ -84,15 +78,8 @@ class ResourceClaimExplainer(Explainer):
             answer["exceeded"] = str(Bound.DEVICE)
         return answer | ({"warnings": [*errors]} if errors else {})
 
-    def funnels(self, unit: PlacementUnit) -> list[tuple[Request, dict[str, Any]]]:
-        """Each request of a unit, and its funnel."""
-        return [(request, self.funnel(request)) for demand in unit.demands for request in demand.requests]
-
-    def funnel(self, request: Request) -> dict[str, Any]:
-        key = id(request.spec.verdict), request.spec.subrequest.class_name
-        if key not in self._funnels:
-            self._funnels[key] = self._numbers.funnel(request)
-        return self._funnels[key] | {"request": request.spec.subrequest.name}
+    def funnel_dict(self, funnel: Funnel) -> dict[str, Any]:
+        return funnel.to_dict(self.request_name(funnel.request), with_users=False)
 
     # -- rules ---------------------------------------------------------------------------------------------------------
 
@@ -126,24 +113,60 @@ class ResourceClaimExplainer(Explainer):
     # -- words ---------------------------------------------------------------------------------------------------------
 
     def request_shortage(self, unit: PlacementUnit, demand: Demand, request: Request, *, is_empty: bool) -> str:
-        return self._numbers.shortage(unit, request, is_empty=is_empty)
+        if not counts_devices(request):
+            return ""
+        best = self.funnels.most(request, unit.pin, is_empty=is_empty)
+        if best >= request.min_count:
+            return ""
+        wanted = count_devices(request.min_count, "" if is_empty else "free ")
+        return describe_missing(unit.pin, f"{wanted} for request {self.request_name(request)}", best)
 
     def request_name(self, request: Request) -> str:
         return str(request.spec.subrequest.name)
 
     def disagreement(self, unit: PlacementUnit) -> str:
-        return self._numbers.disagreement(unit)
+        for demand in unit.demands:
+            for relation in demand.relations:
+                alone = (detail[0] for detail in demand.details if len(detail) == 1)
+                for request in (request for request in alone if request.label in relation.labels):
+                    if counts_devices(request) and (text := self._disagreement(unit, relation, request)):
+                        return text
+        names = dict.fromkeys(relation.attribute for demand in unit.demands for relation in demand.relations)
+        which = f" on {' and '.join(f'`{name}`' for name in names)}" if names else ""
+        return f"no combination of devices satisfies the constraints{which}"
+
+    def _disagreement(self, unit: PlacementUnit, relation: Constraint, request: Request) -> str:
+        """Such as "no node has 3 devices with one `d/numa` value for request r (at most 2)"; "" if counting does not
+        show it."""
+        accepted, name = request.candidates.accepted, f"`{relation.attribute}`"
+        values = {i: own for i in accepted if (own := self.snapshot.devices[i].values(relation.attribute))}
+
+        def count(some: Sequence[int]) -> int:
+            by_value = Counter(value for index in some for value in values[index])
+            return len(by_value) if relation.distinct else max(by_value.values(), default=0)
+
+        best = self.funnels.best(values, unit.pin, count)
+        if best >= request.min_count:
+            return ""
+        what = f"all different in {name}" if relation.distinct else f"with one {name} value"
+        there, total = self.funnels.having(request, relation.attribute)
+        without = f", {total - there} of {total} have no {name}" if there < total else ""
+        wanted = f"{count_devices(request.min_count)} {what} for request {self.request_name(request)}"
+        return describe_missing(unit.pin, wanted, f"{best}{without}")
 
     def exhausted(self, unit: PlacementUnit) -> str:
         return NOT_TOGETHER  # whatever a part of the cluster has
 
-    def users(self, request: Request, funnel: Mapping[str, Any]) -> Users:
-        return self._numbers.users(request)
+    def users(self, funnel: Funnel) -> Users:
+        return [f"{'/'.join(claim)} ({count})" for claim, count in funnel.holders[:SHOWN]], len(funnel.holders)
 
-    def typo_finder(self) -> ResourceTypoFinder:
-        if self.typos is None:
-            self.typos = ResourceTypoFinder(self.offers)
-        return self.typos
+    def make_typos(self) -> ResourceTypoFinder:
+        return ResourceTypoFinder(self.offers)
+
+
+def counts_devices(request: Request) -> bool:
+    """Whether it takes so many devices."""
+    return request.mode in (AllocationMode.WHOLE, AllocationMode.ADMIN_COUNT)
 
 
 def _blocker_of(demand: Demand, unit: PlacementUnit, blocker: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from devalloc_solver.dialects.resource_k8s.published_devices import DeviceId, De
 from devalloc_solver.explain.blocking_claims import BlockingClaimFinder, BlockingClaims
 from devalloc_solver.explain.explainer import Finding, describe_remedy
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion, ProblemSource
-from devalloc_solver.explain.funnel import NO_USERS, Users
+from devalloc_solver.explain.funnel import NO_USERS, Funnel, Users
 from devalloc_solver.explain.relaxations import (
     MAX_TRIES,
     Relaxation,
@@ -333,7 +333,7 @@ class CallExplainer(ResourceClaimExplainer):
         in_use = any(allocation.items for allocation in self.in_use)
         return "" if in_use else ResourceClaimExplainer.disagreement(self, unit)
 
-    def users(self, request: Request, funnel: Mapping[str, Any]) -> Users:
+    def users(self, funnel: Funnel) -> Users:
         return NO_USERS
 
     def describe_remedy(self, edits: Sequence[Relaxation], claims: Sequence[Key]) -> str:

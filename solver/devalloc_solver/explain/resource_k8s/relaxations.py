@@ -194,8 +194,8 @@ class ResourceClaimRelaxations(UnitRelaxations):
 
     def claim_name(self, demand: Demand) -> Key:
         """Claims of one call may share a name (D1)."""
-        claim = demand.claim.claim
-        return claim.namespace or "default", claim.name
+        namespace, name = demand.claim.claim.key
+        return namespace or "default", name
 
     def claim_entry(self, demand: Demand) -> dict[str, Any]:
         return {"claim": "/".join(self.claim_name(demand))}

@@ -55,7 +55,7 @@ class ResourceTypoFinder(UnitTypos):
     def _all(self, demand: Demand) -> Iterator[Typo | None]:
         claim, survey = demand.claim.claim, self._survey
         yield from (self._name(_attributes, "", constraint.attribute) for constraint in claim.constraints)
-        for subrequest in (subrequest for request in claim.requests for subrequest in request.subrequests):
+        for subrequest in claim.subrequests:
             yield from chain.from_iterable(map(self._of_expression, subrequest.selectors))
             for name in subrequest.capacity:  # which is named as the devices name it
                 yield mistyped_name(name, survey.names(_own_capacities), survey.total, what="capacity ")

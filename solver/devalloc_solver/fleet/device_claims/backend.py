@@ -15,8 +15,7 @@ from devalloc_solver.cel import device_claims as cel
 from devalloc_solver.cel.budget import OutOfTime
 from devalloc_solver.dialects.device_claims.answers import ClaimAnswer, allocated_answer
 from devalloc_solver.dialects.device_claims.candidates import ExpressionError
-from devalloc_solver.dialects.device_claims.demands import timeout_rejection
-from devalloc_solver.dialects.device_claims.manifests import RejectedClaim
+from devalloc_solver.dialects.units import RejectedClaim, timeout_rejection
 from devalloc_solver.fleet.backend import Answer, FleetBackend, Manifest, Name
 from devalloc_solver.fleet.device_claims.documents import (
     DeviceClaimReader,

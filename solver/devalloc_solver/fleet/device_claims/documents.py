@@ -16,10 +16,10 @@ from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
 from devalloc_solver.dialects.device_claims.manifests import (
     ProblemInput,
-    RejectedClaim,
     record_invalid,
     without_duplicates,
 )
+from devalloc_solver.dialects.units import RejectedClaim
 from devalloc_solver.fleet.backend import Name
 from devalloc_solver.fleet.claim_reader import ClaimReader
 from devalloc_solver.problem.allocations import Key

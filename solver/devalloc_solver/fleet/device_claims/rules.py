@@ -11,7 +11,8 @@ from devalloc_solver.cel.budget import Allowance
 from devalloc_solver.cel.device_claims.reads import attributes_read, compared_literals, equalities
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder, ExpressionError
 from devalloc_solver.dialects.device_claims.demands import find_refusal, make_demand
-from devalloc_solver.dialects.device_claims.manifests import ProblemInput, RejectedClaim
+from devalloc_solver.dialects.device_claims.manifests import ProblemInput
+from devalloc_solver.dialects.units import RejectedClaim
 from devalloc_solver.fleet.equal_devices import EqualDevicesIndex
 from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Device, Snapshot

@@ -17,8 +17,9 @@ from devalloc.api.pool import DevicePool
 from devalloc.api.quantity import Quantity
 from devalloc_solver.cel.device_claims.reads import attributes_read
 from devalloc_solver.check.incremental import IncrementalChecker
-from devalloc_solver.dialects.device_claims.config_copies import CONFIG_FIELDS, config_entries
-from devalloc_solver.dialects.device_claims.manifests import ProblemInput, RejectedClaim
+from devalloc_solver.dialects.device_claims.answers import CONFIG_FIELDS, config_entries
+from devalloc_solver.dialects.device_claims.manifests import ProblemInput
+from devalloc_solver.dialects.units import RejectedClaim
 from devalloc_solver.fleet.backend import Name
 from devalloc_solver.fleet.device_claims.documents import (
     ManifestRecord,

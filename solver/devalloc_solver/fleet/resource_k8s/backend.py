@@ -32,14 +32,13 @@ from devalloc_solver.dialects.resource_k8s.fields import AllocationError, Amount
 from devalloc_solver.dialects.resource_k8s.manifests import (
     KINDS,
     ClusterInput,
-    RejectedResourceClaim,
     key_of,
-    pin_of,
     priority_of,
     read_documents,
 )
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice
 from devalloc_solver.dialects.resource_k8s.slices import single_node_selector
+from devalloc_solver.dialects.units import RejectedClaim
 from devalloc_solver.fleet.backend import Answer, FleetBackend, Manifest, Name
 from devalloc_solver.fleet.node_class_plan import ChosenDevice, ChosenPlace
 from devalloc_solver.fleet.node_index import HeldDevice, HeldDevices, HeldItem
@@ -85,25 +84,22 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
 
     def _settled(self, read: ReadResourceClaim) -> Answer | None:
         claim = read.claim
-        if isinstance(claim, RejectedResourceClaim):
+        if isinstance(claim, RejectedClaim):
             return rejected_answer(claim)
         if claim.allocation is not None:
-            return allocated_answer((claim.namespace, claim.name), dict(claim.allocation), node_of(claim))
+            return allocated_answer(claim.key, dict(claim.allocation), node_of(claim))
         return None
 
     def _group_of(self, read: ReadResourceClaim) -> str | None:
         assert isinstance(read.claim, ResourceClaim)
-        return read.claim.annotations.get(GROUP)
+        return read.claim.group
 
     def _rejected(self, read: ReadResourceClaim, reason: Reason, message: str) -> Answer:
-        assert isinstance(read.claim, ResourceClaim)
-        key = read.claim.namespace, read.claim.name
-        return rejected_answer(RejectedResourceClaim(key, reason, message, self._group_of(read)))
+        return rejected_answer(RejectedClaim(read.claim.key, reason, message, self._group_of(read)))
 
     def _timed_out(self, read: ReadResourceClaim, error: OutOfTime) -> Answer:
-        assert isinstance(read.claim, ResourceClaim)
-        key, message = (read.claim.namespace, read.claim.name), f"{Reason.SEARCH_LIMIT.verdict}: {error}"
-        return rejected_answer(RejectedResourceClaim(key, Reason.SEARCH_LIMIT, message, exceeded=error.bound))
+        message = f"{Reason.SEARCH_LIMIT.verdict}: {error}"
+        return rejected_answer(RejectedClaim(read.claim.key, Reason.SEARCH_LIMIT, message, exceeded=error.bound))
 
     def _place(self, read: ReadResourceClaim) -> Answer:
         claim, rules = read.claim, self._state.rules
@@ -112,7 +108,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
             return rejected_answer(refusal)
         query = None if read.shape is None else rules.query(claim, read.shape)
         try:
-            spot = None if query is None else self._state.index.find(query, pin_of(claim))
+            spot = None if query is None else self._state.index.find(query, claim.pinned_node)
             if query is not None and not query.is_strange:
                 if spot is not None:
                     return self._accept(read, claim, query, spot)
@@ -132,7 +128,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         answer = solve(problem_input, self._gates, self._state.placement, deadline, started, is_quick=is_quick)
         by_key = {(one["namespace"], one["name"]): one for one in answer["claims"]}
         for claim in problem_input.claims:
-            key = claim.namespace, claim.name
+            key = claim.key
             given = by_key.get(key) if claim.allocation is None else None
             if given is not None and given["allocated"]:
                 self._keep(
@@ -230,7 +226,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         result = make_result(claim, given, state.classes.classes, node, self._gates, ShareIds(state.share_ids))
         self._check(node, read, claim, result)
         self._keep(read, claim, result, (HeldDevices(priority_of(claim), None, tuple(entries)), items))
-        answer = allocated_answer((claim.namespace, claim.name), _copy_of_result(result, node), node)
+        answer = allocated_answer(claim.key, _copy_of_result(result, node), node)
         answer["oneOf"] = chosen_alternatives(claim, chosen.items())
         if warnings:
             answer["warnings"] = [*warnings]
@@ -244,7 +240,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         return takes
 
     def _check(self, node: str, read: ReadResourceClaim, claim: ResourceClaim, result: Manifest) -> None:
-        key, until = (claim.namespace, claim.name), self._state.index.allowance.until
+        key, until = claim.key, self._state.index.allowance.until
         ends = None if until is None else until + CHECK_SECONDS
         if violations := self._state.checker.wrong(node, [(key, read.manifest, result)], ends):
             raise ResourceAnswerRefused(violations)
@@ -257,7 +253,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         granted: tuple[HeldDevices, list[HeldItem]] | None,
     ) -> None:
         """A claim has a result, which no other code changes; ``granted``: what that is, if it is all in the index."""
-        state, key, manifest = self._state, (claim.namespace, claim.name), read.manifest
+        state, key, manifest = self._state, claim.key, read.manifest
         status = manifest.get("status")
         new_status = {**status, "allocation": result} if isinstance(status, Mapping) else {"allocation": result}
         state.objects["ResourceClaim", *key] = [{**manifest, "kind": "ResourceClaim", "status": new_status}]
@@ -282,7 +278,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         full_cluster, state = self._get_full_cluster(), self._state
         state.index.allowance.begin_again()
         unit = full_cluster.unit(claim)
-        if isinstance(unit, RejectedResourceClaim):
+        if isinstance(unit, RejectedClaim):
             return rejected_answer(unit)
         placement = full_cluster.find(unit)
         if placement is None:

@@ -7,21 +7,21 @@ from copy import deepcopy
 from typing import Any, NamedTuple
 
 from devalloc.api.meta import PRIORITY, parse_time
-from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim
+from devalloc_solver.dialects.resource_k8s.claims import Metadata, ResourceClaim
 from devalloc_solver.dialects.resource_k8s.decode import API_VERSION
 from devalloc_solver.dialects.resource_k8s.manifests import (
     Manifest,
-    RejectedResourceClaim,
     read_documents,
     with_defaults,
 )
+from devalloc_solver.dialects.units import RejectedClaim
 from devalloc_solver.fleet.claim_reader import ClaimReader, spec_text
 
 
 class ReadResourceClaim(NamedTuple):
     """A claim as it was read."""
 
-    claim: ResourceClaim | RejectedResourceClaim
+    claim: ResourceClaim | RejectedClaim
     manifest: Manifest
     """with the API server's defaults"""
     shape: Hashable | None
@@ -58,7 +58,10 @@ class ResourceClaimReader(ClaimReader[ReadResourceClaim, ReadResourceClaim]):
         if type(annotations) is not dict or (annotations and not _is_plain(annotations)) or not _is_time(created):
             return None
         assert isinstance(template.claim, ResourceClaim)
-        claim = _claim_with_metadata(template.claim, namespace, name, uid, {**annotations}, created)
+        earlier = template.claim
+        own = Metadata(namespace, name, uid, {**annotations}, created)
+        # ``dataclasses.replace`` takes longer than all else that is read of it.
+        claim = ResourceClaim(own, earlier.requests, earlier.constraints, earlier.config, None, earlier.spec)
         manifest = {**template.manifest, "metadata": {**metadata, "namespace": namespace}}
         return ReadResourceClaim(claim, manifest, template.shape)
 
@@ -66,25 +69,6 @@ class ResourceClaimReader(ClaimReader[ReadResourceClaim, ReadResourceClaim]):
 def _shape(filled: Manifest) -> Hashable | None:
     devices = (filled.get("spec") or {}).get("devices") or {}
     return spec_text((devices.get("requests"), devices.get("constraints")))
-
-
-def _claim_with_metadata(
-    template: ResourceClaim, namespace: str, name: str, uid: str, annotations: Mapping[str, str], created: str | None
-) -> ResourceClaim:
-    """A claim that asks for the same; ``dataclasses.replace`` takes longer than all else that is read of it."""
-    return ResourceClaim(
-        namespace,
-        name,
-        uid,
-        template.requests,
-        template.constraints,
-        template.config,
-        None,
-        annotations,
-        created,
-        False,
-        template.spec,
-    )
 
 
 def _is_plain(annotations: Mapping[Any, Any]) -> bool:

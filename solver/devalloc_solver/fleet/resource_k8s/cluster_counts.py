@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import nsmallest
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from devalloc_solver.dialects.resource_k8s.candidates import RequestJudge
 from devalloc_solver.dialects.resource_k8s.published_devices import (
@@ -22,8 +22,7 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
     find_attribute,
     make_snapshot,
 )
-from devalloc_solver.explain.funnel import SHOWN
-from devalloc_solver.explain.resource_k8s.availability import Availability
+from devalloc_solver.explain.funnel import SHOWN, Funnel, FunnelCounter, Step
 from devalloc_solver.explain.typos import MAX_VALUES
 from devalloc_solver.fleet.equal_devices import EqualDevicesIndex
 from devalloc_solver.fleet.explanation_nodes import NodeSelection
@@ -304,7 +303,7 @@ class ClusterCounts:
     """of the cluster"""
     named: NamedDevices
     _request_kinds: Mapping[str, _RequestKinds] = field(init=False)
-    _steps: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    _steps: dict[str, tuple[Step, ...]] = field(default_factory=dict)
     """request -> the steps of its funnel"""
 
     def __post_init__(self) -> None:
@@ -337,17 +336,6 @@ class ClusterCounts:
         sizes = self.stats.sizes()
         return sum(sizes[kind] for kind in self._request_kinds[label].kinds)
 
-    def in_use(self, label: str) -> int:
-        return self.stats.used(self._request_kinds[label].kinds)
-
-    def excluded(self, label: str) -> int:
-        """Free devices that cannot be had: others have what they need of their counters."""
-        return self.stats.excluded(self._request_kinds[label].kinds)
-
-    def users(self, label: str) -> tuple[Sequence[tuple[Key, int]], int]:
-        """(the first SHOWN of the claims that hold most, how many hold any)"""
-        return self.stats.holders_of(self._request_kinds[label].kinds, SHOWN)
-
     def most(self, label: str, pin: str | None, *, is_empty: bool) -> int:
         """The most devices of one node, or of the one it is bound to."""
         request_kinds = self._request_kinds[label]
@@ -369,22 +357,22 @@ class ClusterCounts:
 
     # -- the funnel ----------------------------------------------------------------------------------------------------
 
-    def funnel(self, request: Request, matching: int, used: int, excluded: int) -> dict[str, Any]:
-        """See ``dra.funnel``."""
+    def funnel(self, request: Request, part: Funnel | None) -> Funnel:
+        """The funnel of a request. ``part``: that of the nodes that have all its devices, if these are known."""
         label = request.label
         if label not in self._steps:
-            self._steps[label] = [*self._steps_of(self._request_kinds[label].request)]
-        return {
-            "request": request.spec.subrequest.name,
-            "devices": sum(self.stats.sizes().values()) + len(self.query.rules.shared_devices.offers),
-            "steps": [{**step, "devices": [*step["devices"]]} for step in self._steps[label]],
-            "matching": matching,
-            "inUse": used,
-            "excluded": excluded,
-            "free": matching - used - excluded,
-        }
+            self._steps[label] = (*self._steps_of(self._request_kinds[label].request),)
+        total = sum(self.stats.sizes().values()) + len(self.query.rules.shared_devices.offers)
+        if part is not None:
+            return replace(part, total=total, steps=self._steps[label])
+        matching, kinds = self.matching(label), self._request_kinds[label].kinds
+        used, excluded = (0, 0) if request.mode.is_admin else (self.stats.used(kinds), self.stats.excluded(kinds))
+        first, users = self.stats.holders_of(kinds, SHOWN) if used else ([], 0)
+        holders = (*first, *((("", ""), 0),) * (users - len(first)))
+        free = matching - used - excluded
+        return Funnel(request, total, self._steps[label], matching, holders, used, excluded, free)
 
-    def _steps_of(self, request: Request) -> Iterator[dict[str, Any]]:
+    def _steps_of(self, request: Request) -> Iterator[Step]:
         """In the order of the first device of each."""
         firsts: dict[str, list[FirstDevice]] = defaultdict(list)
         counts: Counter[str] = Counter()
@@ -399,10 +387,8 @@ class ClusterCounts:
             counts[what] += len(rejected)
         ordered = sorted((nsmallest(SHOWN, some), what, counts[what]) for what, some in firsts.items())
         for first, what, count in ordered:
-            names = [self.firsts.offer(one).title for one in first]
-            step: dict[str, Any] = {"what": what, "count": count, "devices": names}
-            why = self._why(request, what, first[0])
-            yield step | ({"example": why} if why else {})
+            names = tuple(self.firsts.offer(one).title for one in first)
+            yield what, count, names, self._why(request, what, first[0]) or None
 
     def _rejected(self, request: Request) -> Iterator[tuple[str, Sequence[FirstDevice], int]]:
         """(step, first devices, how many): some that it rejects, which are of the index."""
@@ -448,37 +434,22 @@ def _on_kinds(request: Request, kinds: Sequence[int]) -> Request:
 
 
 @dataclass(slots=True)
-class ClusterAvailability(Availability):
+class ClusterFunnels(FunnelCounter):
     """The numbers of a whole cluster, for requests of a part of it that has a node of each kind, and what is named."""
 
     counts: ClusterCounts
 
-    def errors(self, requests: Iterable[Request]) -> Sequence[str]:
-        return self.counts.errors
+    def make(self, request: Request) -> Funnel:
+        return self.counts.funnel(request, FunnelCounter.make(self, request) if self._is_named(request) else None)
 
-    def funnel(self, request: Request) -> dict[str, Any]:
+    def most(self, request: Request, pin: str | None, *, is_empty: bool) -> int:
         if self._is_named(request):
-            matching, used = len(request.candidates.accepted), Availability.taken(self, request)[0]
-            excluded = self.excluded(request)
-        else:
-            matching = self.counts.matching(request.label)
-            used = 0 if request.mode.is_admin else self.counts.in_use(request.label)
-            excluded = 0 if request.mode.is_admin else self.counts.excluded(request.label)
-        return self.counts.funnel(request, matching, used, excluded)
-
-    def taken(self, request: Request) -> tuple[int, Sequence[tuple[Key, int]], int]:
-        if self._is_named(request):
-            return Availability.taken(self, request)
-        return self.counts.in_use(request.label), *self.counts.users(request.label)
-
-    def most(self, unit: PlacementUnit, request: Request, *, is_empty: bool) -> int:
-        if self._is_named(request):
-            return Availability.most(self, unit, request, is_empty=is_empty)
-        return self.counts.most(request.label, unit.pin, is_empty=is_empty or request.mode.is_admin)
+            return FunnelCounter.most(self, request, pin, is_empty=is_empty)
+        return self.counts.most(request.label, pin, is_empty=is_empty or request.mode.is_admin)
 
     def having(self, request: Request, name: str) -> tuple[int, int]:
         if self._is_named(request):
-            return Availability.having(self, request, name)
+            return FunnelCounter.having(self, request, name)
         return self.counts.having(request.label, name), self.counts.matching(request.label)
 
     def _is_named(self, request: Request) -> bool:

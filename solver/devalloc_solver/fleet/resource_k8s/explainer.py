@@ -14,15 +14,16 @@ from typing import Any
 
 from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim
 from devalloc_solver.dialects.resource_k8s.demands import make_claim_demand, pending_claim, single_claim_unit
-from devalloc_solver.dialects.resource_k8s.manifests import RejectedResourceClaim, pin_of
+from devalloc_solver.dialects.units import RejectedClaim
 from devalloc_solver.explain.blocking_claims import MAX_TRIES
+from devalloc_solver.explain.explainer import FleetTotals
 from devalloc_solver.explain.resource_k8s.explainer import ResourceClaimExplainer
 from devalloc_solver.explain.resource_k8s.typos import ResourceTypoFinder
 from devalloc_solver.fleet.explainer import MAX_KINDS, FleetExplainer
 from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.fleet.resource_k8s.cluster_counts import (
-    ClusterAvailability,
     ClusterCounts,
+    ClusterFunnels,
     ClusterSubset,
     FirstDevices,
     NamedDevices,
@@ -58,7 +59,7 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, dict[str, Any], Cluste
 
     def explain(self, claim: ResourceClaim, query: ResourceClaimQuery) -> dict[str, Any] | None:
         """The answer for a claim that fits nowhere now; None where a part of the cluster does not tell."""
-        state, pin = self.state, pin_of(claim)
+        state, pin = self.state, claim.pinned_node
         if state.holders.scattered or query.is_strange:
             return None
         if not query.rules.is_beside_commons(claim):
@@ -77,7 +78,7 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, dict[str, Any], Cluste
             answer = self._find(claim, counts, pin)
             return None if answer is None or query.is_strange or self._may_need_commons(answer) else answer
 
-        return deepcopy(self._remembered((claim.namespace, claim.name, query.shape, pin), find))
+        return deepcopy(self._remembered((*claim.key, query.shape, pin), find))
 
     def _catch_up(self, rules: ResourceClaimRules) -> bool:
         is_other_layout = super()._catch_up(rules)
@@ -170,8 +171,8 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, dict[str, Any], Cluste
             return None, None
         held = part.allocations(self.state)
         ends = self.index.allowance.until
-        numbers = ClusterAvailability(part.snapshot, part.offers, held, counts)
-        explainer = ResourceClaimExplainer(part.snapshot, held, [], ends, part.offers, self._get_slips(), numbers)
+        fleet = FleetTotals(ClusterFunnels(part.snapshot, held, counts), self._get_slips(), errors=counts.errors)
+        explainer = ResourceClaimExplainer(part.snapshot, held, [], ends, part.offers, fleet=fleet)
         (answer,) = explainer.explain(unit)
         return answer, explainer.crowded
 
@@ -201,4 +202,4 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, dict[str, Any], Cluste
 
 def _unit(claim: ResourceClaim, part: ClusterSubset, rules: ResourceClaimRules) -> PlacementUnit | None:
     demand = make_claim_demand(pending_claim(claim, 0), rules.problem_input, part.judge)
-    return None if isinstance(demand, RejectedResourceClaim) else single_claim_unit(demand)
+    return None if isinstance(demand, RejectedClaim) else single_claim_unit(demand)

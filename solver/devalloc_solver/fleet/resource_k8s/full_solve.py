@@ -9,7 +9,7 @@ from typing import Any
 from devalloc_solver.dialects.resource_k8s.candidates import RequestJudge, SelectorJudge
 from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim
 from devalloc_solver.dialects.resource_k8s.demands import make_claim_demand, pending_claim, single_claim_unit
-from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput, Key, RejectedResourceClaim
+from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput, Key
 from devalloc_solver.dialects.resource_k8s.pools import ClusterView, view_cluster
 from devalloc_solver.dialects.resource_k8s.published_devices import (
     DeviceId,
@@ -19,6 +19,8 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
     list_published_devices,
     make_snapshot,
 )
+from devalloc_solver.dialects.units import RejectedClaim
+from devalloc_solver.explain.explainer import FleetTotals
 from devalloc_solver.explain.resource_k8s.explainer import ResourceClaimExplainer
 from devalloc_solver.explain.resource_k8s.typos import ResourceTypoFinder
 from devalloc_solver.fleet.node_index import HeldDevices
@@ -118,12 +120,12 @@ class FullCluster:
             self._usage = None
             self._explanations.clear()
 
-    def unit(self, claim: ResourceClaim) -> PlacementUnit | RejectedResourceClaim:
+    def unit(self, claim: ResourceClaim) -> PlacementUnit | RejectedClaim:
         """What a claim asks for, or why it is not solved. Raises OutOfTime."""
         if self._judge.size > MAX_VERDICTS:
             self._renew()
         demand = make_claim_demand(pending_claim(claim, 0), self.problem_input, self._judge)
-        return demand if isinstance(demand, RejectedResourceClaim) else single_claim_unit(demand)
+        return demand if isinstance(demand, RejectedClaim) else single_claim_unit(demand)
 
     def find(self, unit: PlacementUnit) -> Placement | None:
         """Where a claim goes. Raises OutOfTime."""
@@ -143,7 +145,7 @@ class FullCluster:
             allocations = [self.allocations[key] for key in sorted(self.allocations)]
             allowance = self.selectors.allowance
             explainer = ResourceClaimExplainer(
-                self.snapshot, allocations, [], allowance.until, self.offers, self._slips
+                self.snapshot, allocations, [], allowance.until, self.offers, fleet=FleetTotals(typos=self._slips)
             )
             (answer,) = explainer.explain(unit)
             if unit.kind is not None and not allowance.is_over:

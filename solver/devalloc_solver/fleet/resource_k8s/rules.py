@@ -146,7 +146,7 @@ class ResourceClaimRules:
         """Whether a claim may have to do with devices that are not of one node."""
         if not self.shared_devices.offers and not self.shared_devices.broken:
             return False
-        for subrequest in (subrequest for request in claim.requests for subrequest in request.subrequests):
+        for subrequest in claim.subrequests:
             verdict = self.judge_shared_devices(claim, subrequest)
             if (
                 verdict.accepted
@@ -165,11 +165,7 @@ class ResourceClaimRules:
         """Whether no class that a claim names has any device of the commons."""
         if not self.shared_devices.offers:
             return True
-        subrequests = (
-            replace(subrequest, selectors=(), capacity={})
-            for request in claim.requests
-            for subrequest in request.subrequests
-        )
+        subrequests = (replace(subrequest, selectors=(), capacity={}) for subrequest in claim.subrequests)
         try:
             verdicts = [self.judge_shared_devices(claim, subrequest) for subrequest in subrequests]
         except AllocationError:

@@ -261,7 +261,7 @@ class ClusterState:
         if not any(is_allocated(one) for one in self.objects.get(name, ())):
             return
         problem_input = read_documents(self.objects[name], self.gates)
-        allocated = [((c.namespace, c.name), priority_of(c), c.allocation) for c in problem_input.claims]
+        allocated = [(c.key, priority_of(c), c.allocation) for c in problem_input.claims]
         allocated += [(refused.key, 0, refused.allocation) for refused in problem_input.refused]
         for key, priority, allocation in allocated:
             if allocation is not None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +10,6 @@ from devalloc.controller.leader.lease import LeaseLost
 from devalloc.controller.permits.leadership import ProcessLeadership, permits_lease
 from devalloc.store import Listing, Object
 from devalloc.store.sqlite import SQLiteStore
-from tests.support.fake_tree import memory_folder
 
 
 class Clock:
@@ -21,12 +17,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-@pytest.fixture
-def store() -> Iterator[SQLiteStore]:
-    with memory_folder() as name, closing(SQLiteStore(Path(name) / "store.db")) as store:
-        yield store
 
 
 def test_it_is_taken_from_one_that_does_not_renew_it(store: SQLiteStore) -> None:

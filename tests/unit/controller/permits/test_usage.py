@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import closing
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -20,17 +18,10 @@ from devalloc.controller.permits.settings import Settings
 from devalloc.scaling.resources import Resources
 from devalloc.store import Object, Unavailable
 from devalloc.store.sqlite import SQLiteStore
-from tests.support.fake_tree import memory_folder
 from tests.support.permit_bench import GIB, amounts, machine
 
 T = TypeVar("T")
 START = 1_800_000_000.0
-
-
-@pytest.fixture
-def store() -> Iterator[SQLiteStore]:
-    with memory_folder() as name, closing(SQLiteStore(Path(name) / "store.db")) as store:
-        yield store
 
 
 class Server:
