@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 
@@ -15,6 +16,7 @@ from devalloc_solver.exact.model import build_model
 from devalloc_solver.pipeline.device_claims import prepare
 from devalloc_solver.place.greedy import candidate_orders, place_greedily
 from devalloc_solver.problem.allocations import Usage
+from devalloc_solver.problem.demand import PlacementUnit
 from tests.support.column_batches import Batch, by_columns, exact_counts
 from tests.support.manifests import Manifest, claim, device, device_class, pool
 from tests.support.random_fleets import documents
@@ -197,3 +199,23 @@ def test_deciding_together_says_the_same_as_one_by_one(seed: int, monkeypatch: p
     monkeypatch.setattr(goals, "UNITS_PER_STEP", 1)
     assert chosen() == together
     assert 0 < sum(together[0]) < len(asks)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_first_answer_is_left_unfinished_only_if_it_cannot_win(seed: int) -> None:
+    prepared = prepare(read_documents(documents(random.Random(seed))))
+    priorities = sorted({unit.demands[0].claim.priority for unit in prepared.units}, reverse=True)
+
+    def counts(units: list[PlacementUnit], rival: list[tuple[int, int]]) -> list[int]:
+        placements = place_greedily(
+            prepared.snapshot, prepared.allocations, units, placement="pack", ends=None, rival=rival
+        )
+        satisfied = Counter(placed.demand.claim.priority for placed in placements)
+        return [satisfied[priority] for priority in priorities]
+
+    for units in candidate_orders(prepared.units):
+        whole = counts(units, [])
+        for change in (-1, 0, 1):
+            other = [*(max(0, count + change) for count in whole[:1]), *whole[1:]]
+            unfinished = counts(units, [*zip(priorities, other, strict=True)])
+            assert unfinished == whole if whole > other else unfinished <= other

@@ -133,7 +133,10 @@ class _ColumnSolve:
         for units in candidate_orders(self.units, sharing.parts() if sharing.resources else ()):
             if self.is_late():
                 break
-            greedy = place_greedily(self.snapshot, self.allocations, units, placement=self.placement, ends=self.ends)
+            rival = [*zip(self.priorities, self.counts(self.placements), strict=True)]
+            greedy = place_greedily(
+                self.snapshot, self.allocations, units, placement=self.placement, ends=self.ends, rival=rival
+            )
             if self.counts(greedy) > self.counts(self.placements):
                 self.placements, self.is_greedy = greedy, True
         return self.is_greedy

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from itertools import product
 
 from devalloc_solver.problem.demand import AllocationMode, Candidates, Demand, PlacementUnit, Request
@@ -19,7 +20,7 @@ MAX_CHOICES = 24
 """Combinations of alternatives up to which a unit has a kind of its own."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class AlternativeChoice:
     """One alternative of each detail of each claim."""
 
@@ -35,18 +36,18 @@ class AlternativeChoice:
         """The chosen indexes, in spec order, of the details that leave a choice (S17, goal 2)."""
         return tuple(request.alternative for request in self.requests if request.alternative is not None)
 
-    @property
+    @cached_property
     def rank(self) -> int:
         """Their sum, which is what the level shows."""
         return sum(self.ranks)
 
-    @property
+    @cached_property
     def devices(self) -> int:
         """How many it takes at least."""
         return sum(request.min_count for request in self.requests)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class ClaimKind:
     """Units that ask for the same, in the order in which they are to be satisfied (S17)."""
 
@@ -59,7 +60,7 @@ class ClaimKind:
     def __post_init__(self) -> None:
         object.__setattr__(self, "claims", Counter(demand.claim.priority for demand in self.units[0].demands))
 
-    @property
+    @cached_property
     def priority(self) -> int:
         """The highest."""
         return max(self.claims)
@@ -68,12 +69,12 @@ class ClaimKind:
     def pin(self) -> str | None:
         return self.units[0].pin
 
-    @property
+    @cached_property
     def fewest(self) -> int:
         """Devices that one of them takes at least."""
         return min(way.devices for way in self.ways)
 
-    @property
+    @cached_property
     def effort(self) -> Fraction:
         """The same for each of its claims."""
         return Fraction(self.fewest, sum(self.claims.values()))

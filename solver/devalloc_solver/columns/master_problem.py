@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -109,7 +108,8 @@ class MasterProgram:
         self.valuation: PathValues | None = None
         self._shrunk = False
         self._synced = 0
-        self._variables: dict[int, Any] = {}
+        self._numbers: list[int] = []
+        """of the columns that are variables, in their order"""
         lp = self._lp = pywraplp.Solver.CreateSolver("GLOP")
         infinity = lp.infinity()
         states = {*np.flatnonzero(supply).tolist(), *state_space.child_bins.values()}
@@ -130,15 +130,7 @@ class MasterProgram:
             if not self._is_solved(ends):
                 return
             # Everything is read before columns are added: that makes the solution invalid.
-            self.reached = self._objective.Value()
-            self.values = [
-                (n, x) for n, variable in self._variables.items() if (x := variable.solution_value()) > EPSILON
-            ]
-            bins = {state: row.dual_value() for state, row in self._bins.items()}
-            prices = Prices.rounded(
-                {kind: row.dual_value() for kind, row in self._kinds.items()},
-                {priority: -row.dual_value() for priority, row in self._floors.items()},
-            )
+            bins, prices = self._read_solution()
             self.valuation = self.appraiser.value(prices)
             if not self._shrunk:
                 bound = self.appraiser.bound(prices, self.valuation, self.supply, self.wanted)
@@ -157,6 +149,20 @@ class MasterProgram:
             self._lp.SetTimeLimit(limit_in_milliseconds(ends))
         status = self._lp.Solve()
         return ends is None or status == self._lp.OPTIMAL
+
+    def _read_solution(self) -> tuple[dict[int, float], Prices]:
+        """Keep the value of the solution and of its columns; returns the prices of bins, and the other ones."""
+        from ortools.linear_solver import linear_solver_pb2
+
+        solution = linear_solver_pb2.MPSolutionResponse()  # all numbers at once: to ask for each takes 60 times as long
+        self._lp.FillSolutionResponseProto(solution)
+        self.reached = solution.objective_value
+        values = [*solution.variable_value][len(self._floors) :]
+        self.values = [(n, x) for n, x in zip(self._numbers, values, strict=True) if x > EPSILON]
+        duals = iter(solution.dual_value)  # in the order in which the rows were made
+        bins = dict(zip(self._bins, duals, strict=False))
+        kinds = dict(zip(self._kinds, duals, strict=False))
+        return bins, Prices.rounded(kinds, {priority: -next(duals) for priority in self._floors})
 
     def shrink(self, supply: Ints, wanted: Sequence[int], floors: Mapping[int, int]) -> None:
         """Go on with what is left after some columns were fixed."""
@@ -193,7 +199,8 @@ class MasterProgram:
             column = self.pool.columns[number]
             if column.path[0] not in self._bins or any(user not in worth for user, _ in column.users):
                 continue
-            variable = self._variables[number] = self._lp.NumVar(0, infinity, "")
+            variable = self._lp.NumVar(0, infinity, "")
+            self._numbers.append(number)
             self._bins[column.path[0]].SetCoefficient(variable, 1)
             for state, count in column.child_bins:
                 self._bins[state].SetCoefficient(variable, -count)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -90,8 +91,9 @@ class Packing:
     def satisfied(self) -> dict[int, int]:
         """priority -> claims that are in, highest first"""
         satisfied = dict.fromkeys(self.state_space.priorities, 0)
-        for kind, count in enumerate(self.counts()):
-            for priority, claims in self.state_space.kinds[kind].claims.items():
+        kinds = self.state_space.kinds
+        for (kind, _), count in self.taken.items():
+            for priority, claims in kinds[kind].claims.items():
                 satisfied[priority] += claims * count
         return satisfied
 
@@ -100,25 +102,60 @@ class Packing:
         return sum(self.state_space.kinds[kind].ways[way].rank * count for (kind, way), count in self.taken.items())
 
 
+class SortedChoices(NamedTuple):
+    """The states that can take a way in, best first."""
+
+    sources: Ints
+    targets: Ints
+    cards: Ints
+    """state of the card to be opened first, or -1"""
+    insides: Ints
+    """and the state it is in after"""
+
+
 @dataclass(slots=True, eq=False)
 class PackingChoices:
-    """For each way, every state that can take it in, best first: what is lost by it is least."""
+    """For each way, every state that can take it in, best first: what is lost by it is least.
 
-    sources: dict[User, Ints]
-    targets: dict[User, Ints]
-    cards: dict[User, Ints]
-    """state of the card to be opened first, or -1"""
-    insides: dict[User, Ints]
-    """and the state it is in after"""
-    weight: Ints
-    """state -> devices that are free"""
-    _roomy: dict[User, Ints] = field(default_factory=dict)
+    They are sorted when they are first needed: at the end of a dive there is no room for most ways.
+    """
+
+    network: Network
+    loss: Ints
+    """arc -> what is lost by it"""
+    labels: Mapping[User, tuple[int, ...]]
+    arcs: Mapping[int, Ints]
+    """label -> of each state that can take it in, the best arc"""
+    opening: Mapping[int, Sequence[int]]
+    """state of a card -> the arcs that open it"""
+    _sources: dict[tuple[int, ...], Ints] = field(default_factory=dict)
+    _sorted: dict[tuple[int, ...], SortedChoices] = field(default_factory=dict)
+    _roomy: dict[tuple[int, ...], Ints] = field(default_factory=dict)
+
+    def is_possible(self, user: User, free: Ints) -> bool:
+        """Whether some bin can take it in. ``free``: state -> bins that are in it."""
+        labels = self.labels.get(user)
+        if labels is None:
+            return False
+        if self.opening:
+            return bool((free[self.of(user).sources] > 0).any())
+        if labels not in self._sources:
+            self._sources[labels] = np.concatenate([self.network.source[self.arcs[label]] for label in labels])
+        return bool((free[self._sources[labels]] > 0).any())
+
+    def of(self, user: User) -> SortedChoices:
+        labels = self.labels[user]
+        if labels not in self._sorted:
+            arcs = [self.arcs[label] for label in labels]
+            self._sorted[labels] = _sorted_choices(self.network, self.loss, arcs, self.opening)
+        return self._sorted[labels]
 
     def roomy(self, user: User) -> Ints:
         """Positions in ``sources``, with most room first."""
-        if user not in self._roomy:
-            self._roomy[user] = np.argsort(-self.weight[self.sources[user]], kind="stable")
-        return self._roomy[user]
+        labels = self.labels[user]
+        if labels not in self._roomy:
+            self._roomy[labels] = np.argsort(-self.network.weight[self.of(user).sources], kind="stable")
+        return self._roomy[labels]
 
     @classmethod
     def by_loss(cls, state_space: StateSpace, worth: Ints) -> PackingChoices:
@@ -138,20 +175,17 @@ class PackingChoices:
         for label, users in enumerate(network.users):
             for user in users:
                 labels_of[user] = (*labels_of.get(user, ()), label)
-        choices = cls({}, {}, {}, {}, network.weight)
-        by_labels: dict[tuple[int, ...], tuple[Ints, Ints, Ints, Ints]] = {}
-        for user, labels in labels_of.items():
-            if labels not in by_labels:
-                arcs = [best[groups.bounds[label] : groups.bounds[label + 1]] for label in labels]
-                by_labels[labels] = _sorted_choices(network, loss, arcs, opening)
-            choices.sources[user], choices.targets[user], choices.cards[user], choices.insides[user] = by_labels[labels]
-        return choices
+        arcs = {
+            label: best[groups.bounds[label] : groups.bounds[label + 1]]
+            for label in {label for labels in labels_of.values() for label in labels}
+        }
+        return cls(network, loss, labels_of, arcs, opening)
 
 
 def _sorted_choices(
     network: Network, loss: Ints, arcs_of_labels: Sequence[Ints], opening: Mapping[int, Sequence[int]]
-) -> tuple[Ints, Ints, Ints, Ints]:
-    """Sources, targets, cards and insides (``PackingChoices``) of these arcs and of those that open cards for them.
+) -> SortedChoices:
+    """Of these arcs and of those that open cards for them.
 
     ``opening``: state of a card -> the arcs that open it. The arcs of each label are in the order of ``ArcGroups``.
     """
@@ -169,7 +203,7 @@ def _sorted_choices(
         order = np.argsort(costs, kind="stable")
     else:
         order = np.lexsort((sources, cards, network.weight[sources], costs))
-    return sources[order], targets[order], cards[order], insides[order]
+    return SortedChoices(sources[order], targets[order], cards[order], insides[order])
 
 
 def fill_packing(
@@ -198,10 +232,9 @@ def fill_packing(
 
 def _fill_kind(packing: Packing, choices: PackingChoices, user: User, wanted: int, compact: bool) -> int:
     """How many went in."""
-    sources = choices.sources.get(user)
-    if sources is None or not len(sources):
+    if not choices.is_possible(user, packing.free):
         return 0
-    targets, cards, insides = choices.targets[user], choices.cards[user], choices.insides[user]
+    sources, targets, cards, insides = choices.of(user)
     for done in range(wanted):
         first = _best_choice(packing, choices, user, sources, compact)
         if first is None:

@@ -45,7 +45,8 @@ class Prices:
     @classmethod
     def rounded(cls, kinds: Mapping[int, float], floors: Mapping[int, float]) -> Prices:
         def on_grid(prices: Mapping[int, float]) -> dict[int, int]:
-            return {key: max(0, round(price * GRID)) for key, price in prices.items()}
+            steps = np.rint(np.array([*prices.values()]) * GRID).astype(np.int64)
+            return dict(zip(prices, np.maximum(0, steps).tolist(), strict=True))
 
         return cls(on_grid(kinds), on_grid(floors))
 
@@ -90,6 +91,9 @@ class PathPricer:
     _users: list[User] = field(init=False)
     _worth: Ints = field(init=False)
     _opens: list[int] = field(init=False)
+    _kinds: Ints = field(init=False)
+    _claims: dict[int, Ints] = field(init=False)
+    """priority -> claims of each user"""
 
     def __post_init__(self) -> None:
         pairs = [
@@ -102,16 +106,21 @@ class PathPricer:
         self._users = [user for _, user in pairs]
         self._worth = np.array([self.goal.worth[user] for user in self._users], dtype=np.int64)
         self._opens = [label for label, users in enumerate(self.state_space.network.users) if not users]
+        kinds = self.state_space.kinds
+        self._kinds = np.array([kind for kind, _ in self._users], dtype=np.int64)
+        self._claims = {
+            priority: np.array([kinds[kind].claims.get(priority, 0) for kind, _ in self._users], dtype=np.int64)
+            for priority in self.goal.floors
+        }
 
     def _values(self, prices: Prices) -> Ints:
         """user -> its worth, less what it costs"""
-        kinds, floors = self.state_space.kinds, prices.floors
-        won = [
-            sum(floors.get(priority, 0) * claims for priority, claims in kinds[kind].claims.items())
-            - prices.kinds[kind]
-            for kind, _ in self._users
-        ]
-        return self._worth * GRID + np.array(won, dtype=np.int64)
+        costs = np.zeros(len(self.state_space.kinds), dtype=np.int64)
+        costs[[*prices.kinds]] = [*prices.kinds.values()]
+        values: Ints = self._worth * GRID - costs[self._kinds]
+        for priority, price in prices.floors.items():
+            values += price * self._claims[priority]
+        return values
 
     def value(self, prices: Prices) -> PathValues:
         values = self._values(prices)

@@ -86,7 +86,7 @@ REPAIR_SIZE = 8
 MAX_REPAIRS, MAX_REPAIRS_WIDE_GAP = 10, 16
 """Repairs of what the best of the dives leaves; and as long as the gap is wider than TOLERANCE."""
 MAX_FUTILE_REPAIRS = 4
-"""Repairs in a row that win nothing."""
+"""Repairs in a row that win nothing. One that comes to no solution in its time counts as two: so will others."""
 TOLERANCE = 1
 """Claims."""
 
@@ -112,6 +112,7 @@ class LevelSolver:
     _useful: Ints = field(init=False)
     _choices: PackingChoices = field(init=False)
     _first: list[Packing] = field(init=False)
+    _orders: dict[bool, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Begin with what a best fit finds, large claims first or small ones."""
@@ -232,8 +233,9 @@ class LevelSolver:
             if gap <= (0 if turn < MAX_REPAIRS else TOLERANCE) or futile >= MAX_FUTILE_REPAIRS or self._is_late():
                 return
             chosen = pick_bins(open_packing, valuation, REPAIR_SIZE, rng)
-            futile += 1
-            if chosen and repair(open_packing, chosen, priority, self.ends) > 0:
+            won = repair(open_packing, chosen, priority, self.ends) if chosen else 0
+            futile += 1 if won == 0 else 2
+            if won > 0:
                 futile = 0
                 self.best = max(
                     self.best, self._completed(open_packing.pack(self.supply), self._choices), key=_packing_value
@@ -281,8 +283,11 @@ class LevelSolver:
 
     def _order(self, small_first: bool) -> list[int]:
         """Kinds, highest priority first."""
-        kinds, sign = self.state_space.kinds, 1 if small_first else -1
-        return sorted(range(len(kinds)), key=lambda k: (-kinds[k].priority, sign * kinds[k].effort, k))
+        if small_first not in self._orders:
+            kinds, sign = self.state_space.kinds, 1 if small_first else -1
+            order = sorted(range(len(kinds)), key=lambda k: (-kinds[k].priority, sign * kinds[k].effort, k))
+            self._orders[small_first] = order
+        return self._orders[small_first]
 
     def _has_gap(self, priority: int) -> bool:
         return self.best.satisfied()[priority] < self.bounds[priority]

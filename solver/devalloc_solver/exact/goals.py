@@ -255,7 +255,8 @@ def optimize_goals(
         if len(model.cp.proto.variables) <= SMALL_TO_SPREAD:
             for cost, least in spread_costs(search):
                 search.minimize(cost, best=least, limit=search.policy_limit)
-    if len(model.cp.proto.variables) <= SMALL_MODEL or not search.is_placed:
+    size = len(model.cp.proto.variables)
+    if size <= SMALL_MODEL or (size <= 2 * SMALL_MODEL and not search.is_placed):
         search.minimize(policy_cost(model, placement), best=None, limit=search.policy_limit)
     if len(model.units) > 1 and not search.is_warm:
         search.minimize(order_cost(model), limit=search.policy_limit)
@@ -363,10 +364,29 @@ def _prefer_units(search: GoalSearch, numbers: Sequence[int], denied: set[object
     ``proven``: what the incumbent says of all of them is proven.
     """
     certain, together, left = True, len(numbers) if proven else UNITS_PER_STEP, list(numbers)
+
+    def is_open(number: int) -> bool:
+        wish = request_key(search.model.units[number])
+        return wish is None or wish not in denied
+
     while left:
-        now, left = left[:together], left[together:]
-        wishes = {number: request_key(search.model.units[number]) for number in now}
-        open_numbers = [number for number, wish in wishes.items() if wish is None or wish not in denied]
+        size = together
+        if search.is_warm and not proven:  # large models: as few searches as possible
+            first = next(
+                (
+                    n
+                    for n, number in enumerate(left)
+                    if is_open(number) and not search.value(search.model.satisfied[number])
+                ),
+                len(left),
+            )
+            for number in left[:first]:  # better is not possible
+                certain &= _prefer_unit(search, number, denied, proven=True)
+            left = left[first:]
+            open_positions = [n for n, number in enumerate(left) if is_open(number)][: together + 1]
+            size = open_positions[together] if len(open_positions) > together else len(left)
+        now, left = left[:size], left[size:]
+        open_numbers = [number for number in now if is_open(number)]
         literals = [search.model.satisfied[number] for number in open_numbers]
         are_proven = proven
         if not proven and len(open_numbers) > 1 and not all(map(search.value, literals)):

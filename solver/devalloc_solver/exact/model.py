@@ -48,23 +48,20 @@ def model_size(snapshot: Snapshot, usage: Usage, units: Sequence[PlacementUnit],
         else [0] * len(device_groups)
     )
     counted = {number for numbers in find_claim_groups(units, device_groups) for number in numbers[1:]}
-    of_set: dict[int, list[int]] = {}
+    sizes: dict[int, tuple[int, int]] = {}
+    """id of candidates -> variables of a request for whole devices, and of one amount of a share"""
     total = len(units)
     for number, unit in enumerate(units):
         if number in counted:
             continue
         for request in (request for demand in unit.demands for request in demand.requests):
             key = id(request.candidates)
-            if key not in of_set:
-                of_set[key] = [
-                    b
-                    for b, device_group in enumerate(device_groups)
-                    if device_group.one.index in request.candidates.accepted
-                ]
-            if request.mode is AllocationMode.SHARE:
-                total += (1 + len(request.requests)) * sum(bins[b] for b in of_set[key])
-            else:
-                total += sum(max(1, bins[b]) for b in of_set[key])
+            if key not in sizes:
+                accepted = request.candidates.accepted
+                eligible = [b for b, group in zip(bins, device_groups, strict=True) if group.one.index in accepted]
+                sizes[key] = sum(max(1, b) for b in eligible), sum(eligible)
+            whole, share = sizes[key]
+            total += (1 + len(request.requests)) * share if request.mode is AllocationMode.SHARE else whole
         total += max(1, len(nodes))
     return total
 

@@ -12,7 +12,7 @@ from itertools import combinations
 from devalloc_solver.bounds.node_counts import CountByNode, Node, NodeCounts
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
 from devalloc_solver.problem.allocations import Allocation, Key, Usage
-from devalloc_solver.problem.demand import AllocationMode, Demand, Request
+from devalloc_solver.problem.demand import AllocationMode, Candidates, Demand, Request
 from devalloc_solver.problem.snapshot import Snapshot
 
 MAX_TRIES = 60
@@ -52,6 +52,10 @@ class BlockingClaimFinder:
     _near: dict[Node, Sequence[Allocation]] = field(default_factory=dict, init=False)
     _with_new: set[Node] = field(init=False)
     """nodes where a new claim holds anything"""
+    _freed: dict[int, _FreedDevices] = field(default_factory=dict, init=False)
+    """id of candidates -> what comes free of them: requests of many units have the same ones"""
+    _pools: dict[int, tuple[Candidates, frozenset[int]]] = field(default_factory=dict, init=False)
+    """id of candidates -> these, and their pools"""
 
     def __post_init__(self) -> None:
         self._by_node = defaultdict(list)
@@ -104,12 +108,12 @@ class BlockingClaimFinder:
         """A claim whose release alone does, one of this batch if there is one; and whether every claim was tried."""
         devices = self.snapshot.devices
         requests = [request for demand in question.unit.demands for request in demand.requests]
-        pools = {devices[index].pool for request in requests for index in request.candidates.accepted}
+        pools = frozenset[int]().union(*(self._pools_of(request.candidates) for request in requests))
 
         def is_useful(allocation: Allocation) -> bool:
             return any(devices[item.device].pool in pools for item in allocation.items)
 
-        needs = _WholeNeeds.of(question, finder.counting, self.held)
+        needs = _WholeNeeds.of(question, finder.counting, self.held, self._freed_of)
         finder.refill(SINGLE_STEPS)
         last = finder.searched + MAX_SINGLES
         considered = 0
@@ -201,13 +205,28 @@ class BlockingClaimFinder:
         bounds: dict[Node, int] = {}
         if request.mode is AllocationMode.WHOLE:
             free = counting.devices(demand, request, self.held)
-            self._add_bounds(bounds, free, request.min_count, nodes, partial(_freed_devices, request=request))
+            freed = self._freed_of(request.candidates)
+            self._add_bounds(bounds, free, request.min_count, nodes, lambda node: freed.on(node, self._around(node)))
         for name, amount in request.requests.items():
             free = counting.amounts(demand, request, name, self.held)
-            self._add_bounds(
-                bounds, free, amount, nodes, partial(_freed_amount, name=name, request=request, snapshot=self.snapshot)
-            )
+            part = partial(_freed_amount, name=name, request=request, snapshot=self.snapshot)
+            self._add_bounds(bounds, free, amount, nodes, partial(self._parts_on, part))
         return bounds
+
+    def _parts_on(self, part: Callable[[Allocation], int], node: Node) -> Sequence[int]:
+        return [*map(part, self._around(node))]
+
+    def _freed_of(self, candidates: Candidates) -> _FreedDevices:
+        if id(candidates) not in self._freed:
+            self._freed[id(candidates)] = _FreedDevices(candidates)
+        return self._freed[id(candidates)]
+
+    def _pools_of(self, candidates: Candidates) -> frozenset[int]:
+        if id(candidates) not in self._pools:
+            devices = self.snapshot.devices
+            pools = frozenset(devices[index].pool for index in candidates.accepted)
+            self._pools[id(candidates)] = candidates, pools
+        return self._pools[id(candidates)][1]
 
     def _add_bounds(
         self,
@@ -215,13 +234,37 @@ class BlockingClaimFinder:
         free: CountByNode,
         wanted: int,
         nodes: Iterable[Node],
-        part: Callable[[Allocation], int],
+        parts: Callable[[Node], Sequence[int]],
     ) -> None:
+        """``parts``: what each holder on a node would free."""
         for node in nodes:
             missing = wanted - free.get(node, free.get(None, 0))
             if missing > 0:
-                few = min_parts(missing, [part(allocation) for allocation in self._around(node)])
+                few = min_parts(missing, parts(node))
                 bounds[node] = max(bounds.get(node, 0), few)
+
+
+@dataclass(slots=True, eq=False)
+class _FreedDevices:
+    """How many devices of some candidates come free with each allocation, at the most."""
+
+    candidates: Candidates
+    _by_allocation: dict[int, int] = field(default_factory=dict)
+    _by_node: dict[Node, list[int]] = field(default_factory=dict)
+
+    def by(self, allocation: Allocation) -> int:
+        """``allocation``: one that is held as long as this lives."""
+        freed = self._by_allocation.get(id(allocation))
+        if freed is None:
+            accepted = self.candidates.accepted
+            freed = self._by_allocation[id(allocation)] = sum(item.device in accepted for item in allocation.items)
+        return freed
+
+    def on(self, node: Node, holders: Sequence[Allocation]) -> Sequence[int]:
+        """Of the holders on a node, those that free most first."""
+        if node not in self._by_node:
+            self._by_node[node] = sorted(map(self.by, holders), reverse=True)
+        return self._by_node[node]
 
 
 @dataclass(slots=True, eq=False)
@@ -234,12 +277,19 @@ class _WholeNeeds:
     """each alternative with the most devices that it may have on each node"""
     wanted: frozenset[int]
     """devices that any of the details may use"""
+    freed_of: Callable[[Candidates], _FreedDevices]
     _free: dict[Node, int] = field(default_factory=dict)
     _freed: dict[int, tuple[list[list[int]], int]] = field(default_factory=dict)
     """id of an allocation -> devices that come free for each alternative, and for any"""
 
     @classmethod
-    def of(cls, question: FeasibilityQuestion, counting: NodeCounts, held: tuple[Allocation, ...]) -> _WholeNeeds:
+    def of(
+        cls,
+        question: FeasibilityQuestion,
+        counting: NodeCounts,
+        held: tuple[Allocation, ...],
+        freed_of: Callable[[Candidates], _FreedDevices],
+    ) -> _WholeNeeds:
         """Of details that need whole devices by every alternative."""
         details = [
             [(request, counting.devices(demand, request, held)) for request in detail]
@@ -248,7 +298,7 @@ class _WholeNeeds:
             if all(request.mode is AllocationMode.WHOLE and not request.portions for request in detail)
         ]
         wanted = frozenset().union(*(request.candidates.accepted for detail in details for request, _ in detail))
-        return cls(counting.snapshot, counting.state(held).usage, details, wanted)
+        return cls(counting.snapshot, counting.state(held).usage, details, wanted, freed_of)
 
     def may_be_met(self, node: Node, gone: Allocation) -> bool:
         """Whether there are enough devices on a node without an allocation: for each detail, and for all together."""
@@ -269,7 +319,9 @@ class _WholeNeeds:
     def _freed_by(self, gone: Allocation) -> tuple[list[list[int]], int]:
         freed = self._freed.get(id(gone))
         if freed is None:
-            by_detail = [[_freed_devices(gone, request) for request, _ in detail] for detail in self.details]
+            by_detail = [
+                [self.freed_of(request.candidates).by(gone) for request, _ in detail] for detail in self.details
+            ]
             in_all = len({item.device for item in gone.items} & self.wanted)
             freed = self._freed[id(gone)] = (by_detail, in_all)
         return freed
@@ -283,12 +335,6 @@ class _WholeNeeds:
                 for device in pool.devices
             )
         return self._free[node]
-
-
-def _freed_devices(allocation: Allocation, request: Request) -> int:
-    """At most so many devices come free for the request."""
-    accepted = request.candidates.accepted
-    return sum(item.device in accepted for item in allocation.items)
 
 
 def _freed_amount(allocation: Allocation, name: str, request: Request, snapshot: Snapshot) -> int:

@@ -36,8 +36,14 @@ def place_greedily(
     *,
     placement: str,
     ends: float | None,
+    rival: Sequence[tuple[int, int]] = (),
 ) -> list[Placement]:
-    """Placements that are right but not always best, as many as come about before ``ends`` (monotonic time)."""
+    """Placements that are right but not always best, as many as come about before ``ends`` (monotonic time).
+
+    ``rival``: (priority, claims) of an answer, highest priority first. Where this one can no longer satisfy more, it
+    is left unfinished.
+    """
+    possible = Counter(demand.claim.priority for unit in units for demand in unit.demands)
     usage = Usage.of(snapshot, allocations)
     rooms = _FreeDevices(snapshot, usage)
     loads = load_by_node(snapshot, usage.devices_in_use()) if placement == "spread" else None
@@ -50,9 +56,9 @@ def place_greedily(
         nodes = _nodes(snapshot, unit) if loads is None else _by_load(snapshot, unit, loads)
         kind = unit_key(unit) if loads is None else None
         start = hopeless.get(kind, 0) if kind is not None else 0
-        wants, reader = _whole_device_needs(unit), UnitReader()
+        needs, reader = rooms.needs(unit), UnitReader()
         for position in range(start, len(nodes)):
-            if not rooms.may_have(nodes[position], wants):
+            if not needs.may_be_met(nodes[position]):
                 continue
             placed = _try_node(snapshot, usage, unit, nodes[position], placement, reader=reader, ends=ends)
             if placed:
@@ -65,6 +71,9 @@ def place_greedily(
                 break
         else:
             position = len(nodes)
+            possible.subtract(demand.claim.priority for demand in unit.demands)
+            if rival and [possible[priority] for priority, _ in rival] <= [claims for _, claims in rival]:
+                break
         if kind is not None:
             hopeless[kind] = position
     return placements
@@ -97,12 +106,13 @@ def place_compactly(
     for unit in units:
         if ends is not None and time.monotonic() > ends:
             break
-        kind, needs = unit_key(unit), _whole_device_needs(unit)
+        kind = unit_key(unit)
         if kind is not None and kind in denied:
             continue
+        needs = rooms.needs(unit)
         placed: Sequence[Placement] = ()
         for start in range(full[kind] if kind is not None else 0, len(opened)):
-            if unit.pin in (None, opened[start]) and rooms.may_have(opened[start], needs):
+            if unit.pin in (None, opened[start]) and needs.may_be_met(opened[start]):
                 tried = _try_node(snapshot, usage, unit, opened[start], placement)
                 inside = pools.issuperset(entry.device.pool for one in tried for entry in one.entries)
                 placed = tried if inside and not has_later_choice(tried) else ()
@@ -110,7 +120,7 @@ def place_compactly(
             if placed:
                 break
         for position in range(hopeless[kind], len(roomiest) if not placed and unit.pin is None else 0):
-            fits = rooms.may_have(roomiest[position], needs)
+            fits = needs.may_be_met(roomiest[position])
             placed = _try_node(snapshot, usage, unit, roomiest[position], placement) if fits else ()
             if placed:
                 placed = () if has_later_choice(placed) else placed
@@ -316,17 +326,22 @@ def _is_whole(request: Request) -> bool:
     return request.mode is AllocationMode.WHOLE and not request.portions
 
 
-_WholeDeviceNeeds = list[list[tuple[Candidates, int]]]
-"""detail -> (candidates, devices) of each alternative"""
+@dataclass(frozen=True, slots=True, eq=False)
+class _WholeDeviceNeeds:
+    """The devices that a unit needs whole, detail by detail."""
 
+    details: list[list[tuple[dict[str | None, int], int]]]
+    """of each alternative: free devices by node, as they are at the time; and how many it needs"""
 
-def _whole_device_needs(unit: PlacementUnit) -> _WholeDeviceNeeds:
-    details = (detail for demand in unit.demands for detail in demand.details)
-    return [
-        [(request.candidates, request.min_count) for request in detail]
-        for detail in details
-        if all(map(_is_whole, detail))
-    ]
+    def may_be_met(self, node: str | None) -> bool:
+        """Whether there are enough free devices on a node, those of the network included, for each detail."""
+        for detail in self.details:
+            for counts, least in detail:
+                if counts.get(node, 0) + (counts.get(None, 0) if node is not None else 0) >= least:
+                    break
+            else:
+                return False
+        return True
 
 
 @dataclass(slots=True, eq=False)
@@ -341,11 +356,18 @@ class _FreeDevices:
     """device -> the counts that it is in"""
     taken: set[int] = field(default_factory=set)
 
-    def may_have(self, node: str | None, wants: _WholeDeviceNeeds) -> bool:
-        return all(any(self.count(request, node) >= least for request, least in detail) for detail in wants)
+    def needs(self, unit: PlacementUnit) -> _WholeDeviceNeeds:
+        details = (detail for demand in unit.demands for detail in demand.details)
+        return _WholeDeviceNeeds(
+            [
+                [(self.counts(request.candidates), request.min_count) for request in detail]
+                for detail in details
+                if all(map(_is_whole, detail))
+            ]
+        )
 
-    def count(self, candidates: Candidates, node: str | None) -> int:
-        """Free devices on a node, those of the network included."""
+    def counts(self, candidates: Candidates) -> dict[str | None, int]:
+        """Free devices by node."""
         counts = self.free.get(id(candidates))
         if counts is None:
             counts = self.free[id(candidates)] = defaultdict(int)
@@ -354,7 +376,7 @@ class _FreeDevices:
                 if not self.usage.in_use(device):
                     counts[self.snapshot.pools[device.pool].node] += 1
                     self.owners[index].append(counts)
-        return counts.get(node, 0) + (counts.get(None, 0) if node is not None else 0)
+        return counts
 
     def take(self, placement: Placement) -> None:
         for entry in placement.entries:
