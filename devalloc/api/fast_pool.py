@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -87,14 +88,25 @@ def _device(content: Any) -> Device:
     name = content.get("name")
     if type(name) is not str or _NAME.fullmatch(name) is None:
         raise _Unusual
-    rest = {**content, "name": "x"}
-    if "attributes" in content:
-        rest["attributes"] = []
-    template = _device_templates.get(rest, _device_template)
+    if content.keys() == _USUAL_FIELDS:
+        template = _usual_template()
+    else:
+        rest = {**content, "name": "x"}
+        if "attributes" in content:
+            rest["attributes"] = []
+        template = _device_templates.get(rest, _device_template)
     fields = {**template.__dict__, "name": name}
     if "attributes" in content:
         fields["attributes"] = _list_of_attributes(content["attributes"])
     return _construct(Device, fields, template.model_fields_set)
+
+
+_USUAL_FIELDS = {"name", "attributes"}
+
+
+@cache
+def _usual_template() -> Device:
+    return _device_template({"name": "x", "attributes": []})
 
 
 def _device_template(content: dict[str, Any]) -> Device:
@@ -120,7 +132,6 @@ def _list_of_attributes(content: Any) -> list[Attribute]:
     if type(content) is not list or len(content) > 48:
         raise _Unusual
     attributes: list[Attribute] = []
-    names: set[str] = set()
     for each in content:
         if type(each) is not dict or len(each) != 2:
             raise _Unusual
@@ -141,8 +152,7 @@ def _list_of_attributes(content: Any) -> list[Attribute]:
                 _attributes.clear()
             _attributes[key] = attribute
         attributes.append(attribute)
-        names.add(name)
-    if len(names) < len(attributes):
+    if len({attribute.name for attribute in attributes}) < len(attributes):
         raise _Unusual
     return attributes
 

@@ -15,6 +15,7 @@ STILL_SEARCHING = "searching"
 
 _DIALECTS = "solver/devalloc_solver/dialects"
 _DEMANDS = (f"{_DIALECTS}/device_claims/demands.py", f"{_DIALECTS}/resource_k8s/demands.py")
+_UNITS = f"{_DIALECTS}/units.py"
 _MANIFESTS = (f"{_DIALECTS}/device_claims/manifests.py", f"{_DIALECTS}/resource_k8s/manifests.py")
 _EXPLAIN = "solver/devalloc_solver/explain"
 _EXPLAINER = f"{_EXPLAIN}/explainer.py"
@@ -159,7 +160,7 @@ class Reason(StrEnum):
     GROUP_UNSATISFIABLE = (
         "GroupUnsatisfiable",
         (
-            *(_EXPLAINER, _RULES[1], *_DEMANDS, _ADMISSION),
+            *(_EXPLAINER, _RULES[1], _UNITS, _ADMISSION),
             *(f"{_FLEET}/backend.py", f"{_RECONCILE}/vm_scheduling/what_if.py"),
         ),
         IMPOSSIBLE_VERDICT,
@@ -170,7 +171,7 @@ class Reason(StrEnum):
     SEARCH_LIMIT = (
         "SearchLimit",
         (
-            *(_EXPLAINER, f"{_EXPLAIN}/resource_k8s/one_node_explainer.py", *_DEMANDS),
+            *(_EXPLAINER, f"{_EXPLAIN}/resource_k8s/one_node_explainer.py", _UNITS),
             *(f"{_FLEET}/resource_k8s/backend.py", f"{_RECONCILE}/searches.py"),
         ),
         "the search ended early",

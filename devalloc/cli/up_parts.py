@@ -182,7 +182,7 @@ def _recorded(state: Path, store: Path, node_name: str) -> DeviceRecords:
     from devalloc.inventory import DeviceRecords
     from devalloc.store.sqlite import SQLiteStore
     from devalloc_node.claims.cleanup import check_existence
-    from devalloc_node.claims.inventory_facts import inventory_facts
+    from devalloc_node.claims.journal_content import inventory_facts
     from devalloc_node.claims.store_grants import KIND, StoreGrants
     from devalloc_node.journal import open_journal
     from devalloc_node.journal.sqlite import FILE

@@ -1,8 +1,7 @@
-"""Moments: those by which answers are due, passed down so that waits inside add up to less than the caller waits."""
+"""A moment by which an answer is due, passed down so that waits inside add up to less than the caller waits."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from dataclasses import dataclass, field, replace
@@ -36,8 +35,3 @@ class Deadline:
     def capped(self, seconds: float) -> Deadline:
         """This deadline, or one in so many seconds where that is sooner."""
         return replace(self, at=min(self.at, time.monotonic() + seconds))
-
-
-def loop_ms() -> int:
-    """Milliseconds of the running event loop's clock."""
-    return round(asyncio.get_running_loop().time() * 1000)

@@ -5,13 +5,15 @@ Nothing goes on by itself here but the watch over machines; ``daemon.run`` has i
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import Literal
 
-from devalloc.inventory import DeviceRecords, pci
+from devalloc.api.pool import DevicePool
+from devalloc.inventory import DeviceRecords, Discovery, discover, pci
 from devalloc.inventory.device_users import visibility_problem
 from devalloc.inventory.pci import BarSizes
 from devalloc_node.binding.checks import process_using
@@ -19,7 +21,7 @@ from devalloc_node.binding.registry import Bindings, step_kinds
 from devalloc_node.claims import ClaimLocks, Claims, PrepareOptions
 from devalloc_node.claims.claim_files import ClaimFiles, FileKind, folders_ever
 from devalloc_node.claims.cleanup import Reconciler
-from devalloc_node.claims.inventory_facts import inventory_facts, orphaned_devices
+from devalloc_node.claims.journal_content import inventory_facts, orphaned_devices
 from devalloc_node.claims.steps import deny_change_in_dry_run, deny_in_dry_run, planned_steps
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
@@ -37,10 +39,60 @@ from devalloc_node.model.grant import ClaimRef, Grants
 from devalloc_node.model.step import ATTACHMENT, Prepared, Step
 from devalloc_node.operations.change_feed import CLAIMS, DEVICES, ChangeNotifier, machine_change
 from devalloc_node.operations.claim_registry import ClaimRegistry
-from devalloc_node.operations.inventory_cache import InventoryCache
 from devalloc_node.operations.node_operations import NodeOperations
 from devalloc_node.settings import NodeSettings
 from devalloc_node.warm.pool import Pool, WarmSandboxes
+
+
+class InventoryCache:
+    """The devices found by the last discovery, which can be repeated on request. Safe for threads."""
+
+    def __init__(
+        self, settings: NodeSettings, extend: Callable[[DeviceRecords], DeviceRecords], changed: Callable[[], None]
+    ) -> None:
+        """``extend`` adds what the node knows of its devices. ``changed`` is called after each look."""
+        self._settings = settings
+        self._extend = extend
+        self._changed = changed
+        self.pools: list[DevicePool] = []
+        self.rescan: Callable[[], None] | None = None
+        """Has the devices discovered and published soon, from any thread. None: nothing publishes them."""
+        self._begun = self._done = 0
+        """The last look that was begun, and that was done."""
+        self._looked = threading.Condition()
+
+    def discover(self, devices: DeviceRecords) -> Discovery:
+        """The devices of the host, of which more is known than ``devices``: what is prepared, and what is withheld."""
+        with self._looked:
+            self._begun += 1
+            number = self._begun
+        config = replace(self._settings.inventory, records=self._extend(devices))
+        config = replace(config, allowed=self._settings.bindings.allowed)
+        discovery = discover(self._settings.root, node_name=self._settings.node_name, config=config)
+        with self._looked:
+            if discovery.pools or not any(problem.is_error for problem in discovery.problems):
+                self.pools = discovery.pools
+            self._done = max(self._done, number)
+            self._looked.notify_all()
+        self._changed()
+        return discovery
+
+    def look(self, deadline: Deadline) -> list[DevicePool]:
+        """Look at the devices, publish them, and return them. Raises Failed where that was not done in time."""
+        if self.rescan is None:
+            return self.discover(DeviceRecords()).pools
+        with self._looked:
+            begun = self._begun  # one that is under way may have missed what this is asked for
+            self.rescan()
+            if not self._looked.wait_for(lambda: self._done > begun, deadline.seconds):
+                raise Failed("DeadlineExceeded", "cannot observe the host's devices in time; try again")
+            return self.pools
+
+    def republish(self) -> None:
+        """What is published of the devices is out of date."""
+        if self.rescan is not None:
+            self.rescan()
+
 
 NodeCommand = Literal["stop", "rescan"]
 ADMIT_SECONDS = 10.0

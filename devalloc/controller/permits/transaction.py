@@ -21,12 +21,14 @@ from devalloc.scaling.messages.permits import (
     encode_reply,
 )
 from devalloc.scaling.permits import ledger
-from devalloc.scaling.permits.grant import after_first_request, answer_request, grant_step
 from devalloc.scaling.permits.ledger import (
     NO_RESOURCES,
     MachineAccount,
     MachineKey,
     NodeLedger,
+    after_first_request,
+    answer_request,
+    grant_step,
     is_under_pressure,
     should_migrate,
 )

@@ -25,9 +25,8 @@ from devalloc.scaling.messages import monitor as wire
 from devalloc.scaling.rate import SlidingWindowCount
 from devalloc.scaling.resources import ResourceFlags, Resources
 from devalloc.scaling.versions import MONITOR_VERSIONS, MonitorVersion
-from devalloc_node.deadline import loop_ms
 from devalloc_node.errors import Failed, NodeError, Unknown
-from devalloc_node.net.websocket import LIBRARY_LOGGER, WEBSOCKET_LIMITS, WebSocket, WebSocketLimits, one_line
+from devalloc_node.net.websocket import LIBRARY_LOGGER, WEBSOCKET_LIMITS, WebSocket, WebSocketLimits, loop_ms, one_line
 
 _log = logging.getLogger("devalloc.agent.monitor")
 SHOWN = 200

@@ -26,9 +26,9 @@ from devalloc.scaling.rate import SlidingWindowCount
 from devalloc.scaling.resources import ResourceFlags, Resources
 from devalloc.scaling.versions import INFORMANT_VERSIONS, InformantVersion, VersionRange
 from devalloc_node.agent.guest_monitor_client import MonitorListener, MonitorStatus
-from devalloc_node.deadline import loop_ms
 from devalloc_node.errors import Failed, NodeError, Unknown
 from devalloc_node.net.http import JSON, HttpLimits, HttpRequest, HttpResponse, HttpServer, http_request
+from devalloc_node.net.websocket import loop_ms
 
 
 class SessionPhase(Enum):

@@ -5,7 +5,7 @@
 - ``cleanup``: what crashes left, and claims that are gone
 - ``finalizers``, ``store_grants``: DeviceClaims of the store
 - ``claim_files``: the files that go with a prepared claim
-- ``inventory_facts``: what the journal knows of devices, and devices on the host that no claim holds
+- ``journal_content``: the journal's content as JSON and for discovery, and devices on the host that no claim holds
 """
 
 from devalloc_node.claims.engine import Claims

@@ -19,9 +19,9 @@ from devalloc.scaling.messages.monitor import DownscaleResult
 from devalloc.scaling.peer_json import RequestError, Unreadable
 from devalloc.scaling.resources import ResourceFlags, Resources
 from devalloc.scaling.versions import INFORMANT_VERSIONS, InformantVersion, VersionRange
-from devalloc_node.deadline import loop_ms
 from devalloc_node.errors import NodeError
 from devalloc_node.net.http import JSON, HttpLimits, HttpRequest, HttpResponse, HttpServer, http_request
+from devalloc_node.net.websocket import loop_ms
 
 _log = logging.getLogger("devalloc.guest")
 MOST_AGENTS = 16

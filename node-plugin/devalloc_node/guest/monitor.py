@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from devalloc.scaling.messages import monitor as wire
 from devalloc.scaling.resources import ResourceFlags, Resources
-from devalloc_node.deadline import loop_ms
 from devalloc_node.guest import memory, metrics_http, system
 from devalloc_node.guest.memory import MemoryPolicy, ProgramCache, memory_measure, read_memory
 from devalloc_node.guest.metrics_http import gauges
 from devalloc_node.guest.sessions import AgentSessions
 from devalloc_node.guest.settings import Address, MonitorSettings, is_allowed
 from devalloc_node.guest.system import GuestSystem
+from devalloc_node.net.websocket import loop_ms
 
 if TYPE_CHECKING:
     from devalloc_node.guest.informant import Informant

@@ -245,3 +245,8 @@ def one_line(text: str, most: int) -> str:
 def _clause(text: str) -> str:
     """What a close frame holds of it."""
     return one_line(text, 120)
+
+
+def loop_ms() -> int:
+    """Milliseconds of the running event loop's clock."""
+    return round(asyncio.get_running_loop().time() * 1000)

@@ -88,13 +88,13 @@ class KnownNames(Generic[D]):
             return ()
         return [value for value in values if isinstance(value, str)]
 
-    def expression(self, text: str, look: Callable[[], Iterable[Typo]]) -> tuple[Typo, ...]:
+    def expression(self, text: str, look: Callable[[str], Iterable[Typo]]) -> tuple[Typo, ...]:
         """What ``look`` finds in an expression, once; nothing in one that is invalid."""
         if text not in self.in_expressions:
             if len(self.in_expressions) >= MAX_EXPRESSIONS:
                 self.in_expressions.clear()
             try:
-                self.in_expressions[text] = (*look(),)
+                self.in_expressions[text] = (*look(text),)
             except (CompileError, RecursionError):
                 self.in_expressions[text] = ()
         return self.in_expressions[text]
@@ -164,6 +164,7 @@ def mistyped_name(
     having: Counter[str],
     total: int,
     *,
+    path: str = "",
     what: str = "",
     rare: float = 0.0,
     nearest: Callable[[str, Collection[str]], str | None] = closest_match,
@@ -179,7 +180,7 @@ def mistyped_name(
     if near is None or near == name:
         return None
     message = f"{what}`{name}` exists on {count} of {count_devices(total)}; did you mean `{near}`?"
-    return Typo("", message, name, near)
+    return Typo(path, message, name, near)
 
 
 def mistyped_comparison(

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from devalloc.api.meta import COMPATIBILITY_GROUP, ONLY_CLASS, UNAVAILABLE
@@ -38,22 +38,32 @@ class GroupAttributes:
     """the values of all others, as far as they were read"""
 
 
+Column = tuple[tuple[int, ...], tuple[Hashable, ...]]
+"""The positions of the devices of a node that have an attribute, and their values."""
+Columns = Mapping[str, Column]
+"""Of a node, by attribute."""
+_NO_COLUMN: Column = (), ()
+
+
 def choose_group_attributes(
-    nodes: Iterable[Snapshot], network: Snapshot | None, read: frozenset[str]
+    nodes: Sequence[tuple[Snapshot, Columns]], network: Columns, read: frozenset[str]
 ) -> GroupAttributes:
     """The choice for a fleet; ``read`` are attributes that claims are known to read."""
-    snapshots = list(nodes)
-    columns, values = _columns(snapshots)
-    for device in network.devices if network is not None else ():
-        for name, value in device.attributes.items():
-            values.setdefault(name, set()).add(value)
-    lists = {name for name, met in values.items() if any(isinstance(value, frozenset) for value in met)}
-    groups = _number_values([tuple((p.driver, len(p.devices)) for p in snapshot.pools) for snapshot in snapshots])
+    columns = _columns_of_all([own for _, own in nodes])
+    values: dict[str, set[object]] = {}
+    lists = set()
+    for name, column in [*((name, one) for name, of_all in columns.items() for one in of_all), *network.items()]:
+        met = values.setdefault(name, set())
+        if len(met) <= VARIED_ABOVE:
+            met.update(column[1])
+        if frozenset in map(type, column[1]):
+            lists.add(name)
+    groups = _number_values([tuple((p.driver, len(p.devices)) for p in snapshot.pools) for snapshot, _ in nodes])
     most = max(NODE_KINDS, len(set(groups)))
     steady: dict[str, list[int]] = {}
-    for name, column in columns.items():
+    for name, of_all in columns.items():
         if len(values[name]) <= VARIED_ABOVE:
-            steady[name] = _number_values(column)
+            steady[name] = _number_values(of_all)
     varied = {name for name, met in values.items() if len(met) > VARIED_ABOVE}
     scattered = set()
     for name in sorted(steady, key=lambda name: (name not in read, max(steady[name], default=0), name)):
@@ -73,35 +83,19 @@ def choose_group_attributes(
     return GroupAttributes(frozenset(varied), frozenset(scattered), fixed)
 
 
-_Column = tuple[tuple[int, ...], tuple[Hashable, ...]]
-"""The positions of the devices of a node that have an attribute, and their values."""
-_NO_COLUMN: _Column = (), ()
+def _columns_of_all(nodes: Sequence[Columns]) -> Mapping[str, Sequence[Column]]:
+    """For each attribute that of every node."""
+    names = dict.fromkeys(name for own in nodes for name in own)
+    return {name: [own.get(name, _NO_COLUMN) for own in nodes] for name in names}
 
 
-def _columns(snapshots: Sequence[Snapshot]) -> tuple[Mapping[str, Sequence[_Column]], dict[str, set[object]]]:
-    """For each attribute that of every node, and the values there are."""
-    columns: dict[str, list[_Column]] = {}
-    values: dict[str, set[object]] = {}
-    for number, snapshot in enumerate(snapshots):
-        for name, column in columns_of_node(snapshot).items():
-            of_all = columns.get(name)
-            if of_all is None:
-                of_all, values[name] = columns.setdefault(name, []), set()
-            of_all.extend([_NO_COLUMN] * (number - len(of_all)))
-            of_all.append(column)
-            values[name].update(column[1])
-    for of_all in columns.values():
-        of_all.extend([_NO_COLUMN] * (len(snapshots) - len(of_all)))
-    return columns, values
-
-
-def columns_of_node(snapshot: Snapshot) -> dict[str, _Column]:
+def columns_of_node(snapshot: Snapshot) -> dict[str, Column]:
     """Devices that have the same attributes are read together: most of a node are like that."""
     devices = snapshot.devices
     alike: dict[tuple[str, ...], list[int]] = {}
     for position, device in enumerate(devices):
         alike.setdefault(tuple(device.attributes), []).append(position)
-    parts: dict[str, list[_Column]] = {}
+    parts: dict[str, list[Column]] = {}
     for names, positions in alike.items():
         rows = zip(*[devices[position].attributes.values() for position in positions], strict=True)
         where = tuple(positions)
@@ -110,13 +104,13 @@ def columns_of_node(snapshot: Snapshot) -> dict[str, _Column]:
     return {name: own[0] if len(own) == 1 else _join(own) for name, own in parts.items()}
 
 
-def _join(parts: Sequence[_Column]) -> _Column:
+def _join(parts: Sequence[Column]) -> Column:
     entries = [entry for positions, values in parts for entry in zip(positions, values, strict=True)]
     entries.sort(key=itemgetter(0))
     return tuple([position for position, _ in entries]), tuple([value for _, value in entries])
 
 
-def _value_pattern(column: _Column) -> _Column:
+def _value_pattern(column: Column) -> Column:
     """The same for nodes where the same devices share a value."""
     positions, values = column
     if len({*values}) == len(values):
@@ -136,6 +130,10 @@ UNSHARED = -1
 
 _TYPED_VALUES = (Quantity, SemVer)
 """Values that expressions compare with texts in ways of their own (S6): they are entered by type."""
+_PLAIN_TYPES = frozenset((str, int, bool, tuple))
+"""Of values that are entered as they are."""
+_OTHER_PROPERTIES = attrgetter("pool", "draws", "undefined", "shareable", "reach", "traits")
+"""What a kind has of a device beside attributes and resources."""
 
 ValueGroups = tuple[tuple[str, int], ...]
 """Varied attributes of a device, each with the number of its value among those that several devices of the node have,
@@ -187,6 +185,8 @@ class EqualDevicesIndex:
     """varied attribute -> value -> the nodes of devices with it (None: the network), a node once for each device; those
     of one node together"""
     _by_key: dict[tuple[object, ...], EqualDevices] = field(default_factory=dict)
+    _by_node: dict[tuple[object, ...], tuple[EqualDevices, ...]] = field(default_factory=dict)
+    """the kinds of nodes that were read"""
     _roles: dict[tuple[str, ...], _AttributeRoles] = field(default_factory=dict)
     """by the names of attributes"""
     _values: dict[str, set[object]] = field(default_factory=lambda: defaultdict(set))
@@ -225,8 +225,27 @@ class EqualDevicesIndex:
                 few = few and len(values) <= most
         return few
 
-    def read(self, snapshot: Snapshot) -> tuple[EqualDevices, ...]:
-        """The kind of each device of a node (or of the network)."""
+    def read(self, snapshot: Snapshot, columns: Columns) -> tuple[EqualDevices, ...]:
+        """The kind of each device of a node (or of the network), whose columns are given."""
+        key = self._node_key(snapshot, columns)
+        kinds = self._by_node.get(key)
+        if kinds is None:
+            kinds = self._by_node[key] = self._read_devices(snapshot)
+        return kinds
+
+    def _node_key(self, snapshot: Snapshot, columns: Columns) -> tuple[object, ...]:
+        """Equal for nodes whose devices are of the same kinds, in the same order: all that a kind has, at once."""
+        attributes: list[tuple[object, ...]] = []
+        for name, column in columns.items():
+            if name not in self.varied or name == ONLY_CLASS:
+                attributes.append((name, *column))
+            else:
+                attributes.append((name, *(column[:1] if name in self.choice.scattered else _value_pattern(column))))
+        resources = tuple([(n, _resources_key(d)) for n, d in enumerate(snapshot.devices) if d.resources])
+        drivers = tuple([pool.driver for pool in snapshot.pools])
+        return drivers, tuple(attributes), resources, tuple(map(_OTHER_PROPERTIES, snapshot.devices))
+
+    def _read_devices(self, snapshot: Snapshot) -> tuple[EqualDevices, ...]:
         roles = [self._roles_of(tuple(device.attributes)) for device in snapshot.devices]
         marks = _marks(snapshot.devices, roles)
         drivers = [pool.driver for pool in snapshot.pools]
@@ -237,29 +256,33 @@ class EqualDevicesIndex:
             ]
         )
 
-    def enter(self, node: str | None, snapshot: Snapshot) -> None:
+    def enter(self, node: str | None, columns: Columns) -> None:
         """Note where the values of varied attributes are."""
         self._changed()
         here = (node,)  # most values are of one device, and share this
-        for name, value in self._varied_values(snapshot):
-            by_value = self.places.get(name)
-            if by_value is None:
-                by_value = self.places[name] = {}
-            nodes = by_value.get(value)
-            if nodes is None:
-                by_value[value] = here
-            elif isinstance(nodes, list):
-                nodes.append(node)
-            else:
-                by_value[value] = [*nodes, node]
+        for name, values in self._varied_values(columns):
+            by_value = self.places.setdefault(name, {})
+            new = dict.fromkeys(values, here)
+            if len(new) == len(values) and by_value.keys().isdisjoint(new):
+                by_value.update(new)
+                continue
+            for value in values:
+                nodes = by_value.get(value)
+                if nodes is None:
+                    by_value[value] = here
+                elif isinstance(nodes, list):
+                    nodes.append(node)
+                else:
+                    by_value[value] = [*nodes, node]
 
-    def leave(self, node: str | None, snapshot: Snapshot) -> None:
+    def leave(self, node: str | None, columns: Columns) -> None:
         self._changed()
-        for name, value in dict.fromkeys(self._varied_values(snapshot)):
+        for name, values in self._varied_values(columns):
             by_value = self.places[name]
-            by_value[value] = [each for each in by_value[value] if each != node]
-            if not by_value[value]:
-                del by_value[value]
+            for value in {*values}:
+                by_value[value] = [each for each in by_value[value] if each != node]
+                if not by_value[value]:
+                    del by_value[value]
 
     def _changed(self) -> None:
         self._repeats.clear()
@@ -306,13 +329,13 @@ class EqualDevicesIndex:
     def drivers(self) -> list[str]:
         return list(dict.fromkeys(kind.driver for kind in self.kinds))
 
-    def _varied_values(self, snapshot: Snapshot) -> Iterable[tuple[str, object]]:
-        for device in snapshot.devices:
-            attributes = device.attributes
-            for name in self._roles_of(tuple(attributes)).varied:
-                value = attributes[name]
-                for one in value if isinstance(value, frozenset) else (value,):
-                    yield name, type(one) if isinstance(one, _TYPED_VALUES) else one
+    def _varied_values(self, columns: Columns) -> Iterable[tuple[str, Sequence[object]]]:
+        for name in self.varied & columns.keys():
+            values: Sequence[object] = columns[name][1]
+            if not _PLAIN_TYPES.issuperset(map(type, values)):
+                single = [one for value in values for one in (value if isinstance(value, frozenset) else (value,))]
+                values = [type(one) if isinstance(one, _TYPED_VALUES) else one for one in single]
+            yield name, values
 
     def _roles_of(self, names: tuple[str, ...]) -> _AttributeRoles:
         roles = self._roles.get(names)
@@ -337,7 +360,7 @@ class EqualDevicesIndex:
             marks,
             roles.presence,
             attributes.get(ONLY_CLASS),
-            frozenset([(name, r.block, r.blocks) for name, r in device.resources.items()]) if device.resources else (),
+            _resources_key(device) if device.resources else (),
             device.draws,
             device.undefined,
             device.shareable,
@@ -361,6 +384,10 @@ class EqualDevicesIndex:
             for position, driver in enumerate(drivers)
         ]
         return join_pools(pools, ("",))
+
+
+def _resources_key(device: Device) -> frozenset[tuple[str, int, int]]:
+    return frozenset([(name, r.block, r.blocks) for name, r in device.resources.items()])
 
 
 def _marks(devices: Sequence[Device], roles: Sequence[_AttributeRoles]) -> Iterable[ValueGroups]:

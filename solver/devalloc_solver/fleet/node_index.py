@@ -10,8 +10,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from devalloc_solver.cel.budget import Allowance
 from devalloc_solver.fleet.equal_devices import (
     NODE_KINDS,
+    Columns,
     EqualDevicesIndex,
     choose_group_attributes,
+    columns_of_node,
     empty_snapshot,
 )
 from devalloc_solver.fleet.node_class_plan import ChosenPlace, ClaimQuery, NodeClassPlan
@@ -153,17 +155,19 @@ class NodeIndex:
 
     def load(self, snapshots: Mapping[str | None, Snapshot]) -> None:
         """Enter many nodes at once, in an index that is empty."""
-        self._choose(snapshots)
+        columns = self._choose(snapshots)
         self._rank_all(name for name in snapshots if name is not None)
         for node in (None, *self._ranks):
             if node in snapshots:
-                self._add(node, snapshots[node])
+                self._add(node, snapshots[node], columns[node])
         self._limit()
 
-    def _choose(self, snapshots: Mapping[str | None, Snapshot]) -> None:
-        """Begin kinds anew, for all nodes that there are."""
-        nodes = [snapshot for node, snapshot in snapshots.items() if node is not None]
-        self.kinds = EqualDevicesIndex(choose_group_attributes(nodes, snapshots.get(None), self.read))
+    def _choose(self, snapshots: Mapping[str | None, Snapshot]) -> Mapping[str | None, Columns]:
+        """Begin kinds anew, for all nodes that there are; returns their columns."""
+        columns = {node: columns_of_node(snapshot) for node, snapshot in snapshots.items()}
+        nodes = [(snapshot, columns[node]) for node, snapshot in snapshots.items() if node is not None]
+        self.kinds = EqualDevicesIndex(choose_group_attributes(nodes, columns.get(None, {}), self.read))
+        return columns
 
     def put(self, node: str | None, snapshot: Snapshot) -> None:
         """A node (None: the network) has these pools now, and they are free: call ``hold`` again for each owner."""
@@ -171,7 +175,7 @@ class NodeIndex:
         if not snapshot.pools:
             return
         few = self.kinds.note(snapshot)
-        self._add(node, snapshot)
+        self._add(node, snapshot, columns_of_node(snapshot))
         many = self.classes.node_kinds > self._most_kinds or len(self.kinds.kinds) > self._most_device_kinds
         if not few or many or len(self._ranks) > 2 * len(self.records) + SPARE_RANKS:
             self._rank_again()
@@ -185,7 +189,7 @@ class NodeIndex:
         if len(self.changed) > 2 * len(self.records) + SPARE_RANKS:
             self.changed.clear()
             self.forgotten += 1
-        self.kinds.leave(node, record.snapshot)
+        self.kinds.leave(node, columns_of_node(record.snapshot))
         if node is None:
             self.network = None
             self._network_changed(kinds=True)
@@ -195,11 +199,11 @@ class NodeIndex:
         record.member_of.count -= 1
         record.member_of = None
 
-    def _add(self, node: str | None, snapshot: Snapshot) -> None:
+    def _add(self, node: str | None, snapshot: Snapshot, columns: Columns) -> None:
         rank = -1 if node is None else self._rank(node)
         before = len(self.kinds.kinds)
-        kinds = self.kinds.read(snapshot)
-        self.kinds.enter(node, snapshot)
+        kinds = self.kinds.read(snapshot, columns)
+        self.kinds.enter(node, columns)
         if len(self.kinds.kinds) > before:
             self._forget_shapes()
         record = self.classes.record(node, rank, snapshot, kinds)
@@ -239,12 +243,12 @@ class NodeIndex:
         self.classes = NodeClasses()
         self.log.restart()  # it has the old classes, with all their devices
         old = [*self.records.values(), *([self.network] if self.network is not None else [])]
-        self._choose({record.name: record.snapshot for record in old})
+        columns = self._choose({record.name: record.snapshot for record in old})
         self.by_rank.clear()
         self._forget_shapes()
         for record in old:
-            kinds = self.kinds.read(record.snapshot)
-            self.kinds.enter(record.name, record.snapshot)
+            kinds = self.kinds.read(record.snapshot, columns[record.name])
+            self.kinds.enter(record.name, columns[record.name])
             rank = -1 if record.name is None else self._ranks[record.name]
             fresh = self.classes.record(record.name, rank, record.snapshot, kinds)
             fresh.uses = record.uses

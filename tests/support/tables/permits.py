@@ -11,14 +11,16 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from devalloc.scaling.permits.grant import after_first_request, answer_request, grant_step
 from devalloc.scaling.permits.ledger import (
     NO_RESOURCES,
     MachineAccount,
     MachineKey,
     NodeLedger,
+    after_first_request,
     all_to_migrate,
+    answer_request,
     assume_unrecorded,
+    grant_step,
     is_under_pressure,
     make_ledger,
     next_to_migrate,

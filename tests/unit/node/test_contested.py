@@ -14,7 +14,7 @@ import pytest
 
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.binding.checks import current_nodes
-from devalloc_node.claims.inventory_facts import inventory_facts
+from devalloc_node.claims.journal_content import inventory_facts
 from devalloc_node.claims.steps import ClaimWork
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError

@@ -15,7 +15,7 @@ from devalloc.inventory.sysfs import Tree
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.binding.binding import BindingConfig, HealthState
 from devalloc_node.binding.registry import Bindings
-from devalloc_node.claims.inventory_facts import backing_devices
+from devalloc_node.claims.journal_content import backing_devices
 from devalloc_node.errors import Failed
 from devalloc_node.health.conditions import ClaimConditions
 from devalloc_node.health.watch import (

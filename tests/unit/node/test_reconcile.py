@@ -12,7 +12,7 @@ from devalloc.inventory.sysfs import Tree
 from devalloc_node.claims import PrepareOptions
 from devalloc_node.claims.claim_files import FileKind, Rendered
 from devalloc_node.claims.cleanup import Reconciler
-from devalloc_node.claims.inventory_facts import orphaned_devices
+from devalloc_node.claims.journal_content import orphaned_devices
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.host.files import Files

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from devalloc.api.meta import ONLY_CLASS
 from devalloc_solver import Fleet, testing
 from devalloc_solver.cel.device_claims.reads import equalities
 from devalloc_solver.explain.funnel import MAX_USERS, SHOWN
@@ -222,7 +223,7 @@ def test_marks_say_which_devices_share_a_value(attributes: list[dict[str, int]])
     snapshot = join_pools([Pool(0, "n", "p", "driver", {}, devices)])
     index = EqualDevicesIndex(GroupAttributes(frozenset("ab"), frozenset()))
 
-    kinds = index.read(snapshot)
+    kinds = index.read(snapshot, columns_of_node(snapshot))
 
     for name in "ab":
         values = [own.get(name) for own in attributes]
@@ -235,6 +236,25 @@ def test_marks_say_which_devices_share_a_value(attributes: list[dict[str, int]])
             else:
                 assert {k.marks[name] for k, v in zip(kinds, values, strict=True) if v == value} == {mark}
                 assert mark not in {k.marks.get(name) for k, v in zip(kinds, values, strict=True) if v != value}
+
+
+_NODE = st.lists(st.dictionaries(st.sampled_from(["a", "b", "c", ONLY_CLASS]), st.integers(0, 1)), max_size=3)
+
+
+@given(st.lists(_NODE, max_size=8), st.sampled_from(["", "c"]))
+def test_nodes_that_are_read_at_once_are_of_the_kinds_of_their_devices(
+    nodes: list[list[dict[str, int]]], scattered: str
+) -> None:
+    """Whatever of a device decides its kind also decides whether its node was read before."""
+    choice = GroupAttributes(frozenset(["b", "c", ONLY_CLASS]), frozenset(scattered))
+    index, one_by_one = EqualDevicesIndex(choice), EqualDevicesIndex(choice)
+    for attributes in nodes:
+        devices = tuple(Device(n, 0, f"d{n}", own, {}, (), None) for n, own in enumerate(attributes))
+        snapshot = join_pools([Pool(0, "n", "p", "driver", {}, devices)])
+
+        kinds = index.read(snapshot, columns_of_node(snapshot))
+
+        assert [kind.index for kind in kinds] == [kind.index for kind in one_by_one._read_devices(snapshot)]
 
 
 def test_devices_of_pools_that_were_replaced_are_forgotten() -> None:

@@ -254,3 +254,22 @@ def test_what_is_excluded_changes_warm_with_what_is_held() -> None:
     after = fleet.allocate(_asks("x", 2, f"{MEMORY} == 8"))["funnel"][0]
 
     assert [(one["inUse"], one["excluded"], one["free"]) for one in (before, after)] == [(1, 3, 20), (1, 4, 19)]
+
+
+@pytest.mark.parametrize(("pin", "most"), [(None, 4), ("n1", 3), ("n2", 4)])
+def test_the_most_that_a_node_has_includes_the_devices_that_several_nodes_reach(pin: str | None, most: int) -> None:
+    kind = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice"}
+    slices = [
+        dra_builders.slice_("s1", dra_builders.devices("a", "b"), pool="n1", nodeName="n1"),
+        dra_builders.slice_("s2", dra_builders.devices("a", "b", "c"), pool="n2", nodeName="n2"),
+        dra_builders.slice_("s3", dra_builders.devices("x"), pool="all", allNodes=True),
+    ]
+    any_class = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {}}
+    wanted = _asks("x", 5)
+    if pin:
+        wanted["metadata"]["annotations"] = {"devalloc.io/node": pin}
+
+    (answer,) = solve_resource_claims([any_class, *(kind | one for one in slices), wanted])["claims"]
+
+    who = f"node {pin} does not have" if pin else "no node has"
+    assert f"{who} 5 devices for request r (at most {most})" in answer["message"]

@@ -49,7 +49,7 @@ class SelectorResults:
 
     def _matches(self, expression: str, device: NodeDevice) -> bool:
         """The same, whatever device had the content that the expression reads."""
-        program = self._program(expression)
+        program = self._programs[expression] if expression in self._programs else self._compile(expression)
         if program is None:
             return False
         key = (expression, _content(program, device))
@@ -61,18 +61,17 @@ class SelectorResults:
             self._evaluated[key] = verdict
         return verdict
 
-    def _program(self, expression: str) -> Program | None:
+    def _compile(self, expression: str) -> Program | None:
         """None for an expression that does not compile."""
         # Importing the dialect's package imports what imports this check.
         from devalloc_solver.cel.kubernetes import CompileError, compile
 
-        if expression not in self._programs:
-            if len(self._programs) >= MAX_EXPRESSIONS:
-                self._programs.clear()
-            try:
-                self._programs[expression] = compile(expression, self._features)
-            except CompileError:
-                self._programs[expression] = None
+        if len(self._programs) >= MAX_EXPRESSIONS:
+            self._programs.clear()
+        try:
+            self._programs[expression] = compile(expression, self._features)
+        except CompileError:
+            self._programs[expression] = None
         return self._programs[expression]
 
     def _evaluate(self, program: Program, device: NodeDevice) -> bool:

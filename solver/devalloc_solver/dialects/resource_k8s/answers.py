@@ -158,8 +158,9 @@ def _requests_of(claim: ResourceClaim, chosen: Mapping[int, SubRequest], request
 
 def _node_selector(offers: Sequence[PublishedDevice], node: str) -> dict[str, Any] | None:
     """The nodes from which all devices can be reached; None for all nodes."""
-    if any(offer.reach.node_name is not None or offer.device.binds_to_node for offer in offers):
-        return single_node_selector(node)
+    for offer in offers:  # mostly it is the first
+        if offer.reach.node_name is not None or offer.device.binds_to_node:
+            return single_node_selector(node)
     return merge_selectors(_selectors(offers))
 
 

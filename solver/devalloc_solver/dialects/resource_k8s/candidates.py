@@ -64,6 +64,7 @@ from devalloc_solver.dialects.resource_k8s.slices import (
     DeviceCapacity,
     DeviceTaint,
     SliceDevice,
+    UnusualAttribute,
 )
 from devalloc_solver.problem.demand import Candidates, FunnelStep
 
@@ -219,9 +220,8 @@ class SelectorJudge:
         Raises BudgetExceeded or CommonBudgetExceeded when it costs too much over all devices, OutOfTime when the time
         of the call is over.
         """
-        for attribute in offer.device.attributes.values():
-            if attribute.fault is not None:
-                return str(cel_device(offer))
+        if offer.device.has_fault:
+            return str(cel_device(offer))
         program, verdicts = self._programs[expression], self._verdicts[expression]
         key = offer.device if program.reads is None else tuple([_device_field(offer, read) for read in program.reads])
         if key not in verdicts:
@@ -315,8 +315,7 @@ def _device_field(offer: PublishedDevice, read: DeviceField) -> object:
         case "capacity":
             capacity = find_qualified(offer, offer.device.capacity, f"{read.domain}/{read.id}")
             return None if capacity is None else (capacity.value.nano, capacity.value.format)
-    attribute = find_qualified(offer, offer.device.attributes, f"{read.domain}/{read.id}")
-    return None if attribute is None else (attribute.typed, attribute.is_list)
+    return find_qualified(offer, offer.device.attributes, f"{read.domain}/{read.id}")
 
 
 def cel_device(offer: PublishedDevice) -> CelDevice | str:
@@ -325,7 +324,7 @@ def cel_device(offer: PublishedDevice) -> CelDevice | str:
     attributes: dict[str, dict[str, Any]] = {}
     for name, domain, identifier in _by_domain(tuple(device.attributes), driver):
         attribute = device.attributes[name]
-        if attribute.fault is not None:
+        if isinstance(attribute, UnusualAttribute) and attribute.fault is not None:
             return f"attribute {name}: {attribute.fault}"
         attributes.setdefault(domain, {})[identifier] = _value(attribute)
     capacity: dict[str, dict[str, Any]] = {}
@@ -348,10 +347,10 @@ def _split(name: str, driver: str) -> tuple[str, str]:
 
 
 def _value(attribute: DeviceAttribute) -> Any:
-    values: Sequence[Any] = attribute.values
-    if attribute.kind == "version":
-        values = tuple(SemVer(str(value)) for value in values)
-    return values if attribute.is_list else values[0]
+    if isinstance(attribute, UnusualAttribute):
+        return tuple(_value((attribute.kind, value)) for value in attribute.values)
+    kind, value = attribute
+    return SemVer(value) if kind == "version" else value
 
 
 _BLOCKING = ("NoSchedule", "NoExecute")

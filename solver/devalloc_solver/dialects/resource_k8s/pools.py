@@ -180,10 +180,9 @@ class SliceBook:
     def _pool(self, key: PoolId, near: Sequence[ResourceSlice]) -> ResourcePool | None:
         """The pool of the newest slices that reach a node; None when a newer generation has left the node."""
         generation = max(resource_slice.spec.pool.generation for resource_slice in near)
-        newest = sorted(
-            (resource_slice for resource_slice in near if resource_slice.spec.pool.generation == generation),
-            key=lambda resource_slice: (resource_slice.name, [device.name for device in resource_slice.devices]),
-        )
+        newest = [resource_slice for resource_slice in near if resource_slice.spec.pool.generation == generation]
+        if len(newest) > 1:
+            newest.sort(key=lambda one: (one.name, [device.name for device in one.devices]))
         hidden: list[ResourceSlice] = []
         counts = {resource_slice.spec.pool.slice_count for resource_slice in newest}
         if counts != {len(newest)}:
@@ -276,11 +275,12 @@ def _counts(content: Manifest) -> bool:
 
 
 def _duplicate_device(slices: Iterable[ResourceSlice]) -> str:
+    names = [device.name for resource_slice in slices for device in resource_slice.devices]
     seen: set[str] = set()
-    for device in (device for resource_slice in slices for device in resource_slice.devices):
-        if device.name in seen:
-            return f"two devices are named {device.name}"
-        seen.add(device.name)
+    for name in names if len({*names}) < len(names) else ():
+        if name in seen:
+            return f"two devices are named {name}"
+        seen.add(name)
     return ""
 
 
@@ -292,7 +292,7 @@ def _read_counters(slices: Sequence[ResourceSlice], counters: dict[tuple[str, st
             return f"two counter sets are named {own.name}"
         sets.add(own.name)
         counters |= {(own.name, name): counter.value.nano for name, counter in own.counters.items()}
-    for device in (device for resource_slice in slices for device in resource_slice.devices):
+    for device in (device for one in slices for device in one.devices if device.consumes):
         for use in device.consumes:
             if use.counter_set not in sets:
                 return f"device {device.name} uses the counter set {use.counter_set}, which does not exist"

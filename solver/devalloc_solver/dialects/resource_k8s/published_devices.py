@@ -34,6 +34,7 @@ from devalloc_solver.dialects.resource_k8s.slices import (
     NodeAccess,
     ResourceSlice,
     SliceDevice,
+    UnusualAttribute,
     is_reachable,
 )
 from devalloc_solver.problem import snapshot as core
@@ -144,7 +145,7 @@ Draws = tuple[tuple[str, int], ...]
 """(counter, nano units)"""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@core.immutable_record
 class PublishedDevice:
     """A device in its pool and slice; ``index`` is its number in the snapshot."""
 
@@ -249,8 +250,10 @@ def constraint_value(attribute: DeviceAttribute | None, gates: frozenset[str]) -
 
     While lists are switched off, a list is no value.
     """
-    if attribute is None or not attribute.is_list:
-        return None if attribute is None else attribute.typed
+    if not isinstance(attribute, UnusualAttribute):
+        return attribute
+    if not attribute.is_list:
+        return attribute.typed
     if not attribute.values or gate.LIST_ATTRIBUTES not in gates:
         return None
     return frozenset((attribute.kind, value) for value in attribute.values)
@@ -349,10 +352,13 @@ def _by_pool(offers: Sequence[PublishedDevice]) -> Iterator[tuple[ResourcePool, 
     return ((members[0].pool, members) for members in pools.values())
 
 
-def resources_of(offer: PublishedDevice) -> dict[str, core.Resource]:
+_NO_RESOURCES: Mapping[str, core.Resource] = {}
+
+
+def resources_of(offer: PublishedDevice) -> Mapping[str, core.Resource]:
     """What shares take of a device; one that is taken whole needs none."""
     if not offer.is_shareable:
-        return {}
+        return _NO_RESOURCES
     return {name: core.Resource(1, max(0, capacity.value.nano)) for name, capacity in offer.device.capacity.items()}
 
 

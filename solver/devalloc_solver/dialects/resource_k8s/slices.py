@@ -215,14 +215,18 @@ def _selector(expressions: list[NodeSelectorRequirement], names: list[NodeSelect
     return {"nodeSelectorTerms": [term]}
 
 
-class DeviceAttribute(NamedTuple):
-    """A value with its type. Devices share most of their attributes."""
+TypedValue = tuple[str, Any]
+"""One of ``int bool string version``, and the value as relations compare it."""
 
-    typed: tuple[str, Any]
-    """one of ``int bool string version``, and the value as relations compare it; of a list, all members"""
-    is_list: bool = False
-    fault: str | None = None
-    """why the value cannot be read by a selector, or None"""
+
+class UnusualAttribute(NamedTuple):
+    """A list, or a value that no selector can read."""
+
+    typed: TypedValue
+    """of a list, all members"""
+    is_list: bool
+    fault: str | None
+    """why a selector cannot read it, or None"""
 
     @property
     def kind(self) -> str:
@@ -232,6 +236,10 @@ class DeviceAttribute(NamedTuple):
     def values(self) -> tuple[int | bool | str, ...]:
         """Several, or none, of a list."""
         return self.typed[1] if self.is_list else self.typed[1:]
+
+
+DeviceAttribute = TypedValue | UnusualAttribute
+"""Devices share most of their attributes."""
 
 
 _SCALARS: dict[object, type] = {"int": int, "bool": bool, "string": str, "version": str}
@@ -246,7 +254,7 @@ def read_attribute(content: object) -> DeviceAttribute:
     named = [name for name in content if content[name] is not None]
     if len(named) != 1 or (named[0] not in _SCALARS and named[0] not in _LISTS):
         kinds = f" ({', '.join(sorted(map(short_text, named)))})" if named else ""
-        return DeviceAttribute(("none", ()), is_list=True, fault=f"unsupported attribute value{kinds}")
+        return UnusualAttribute(("none", ()), is_list=True, fault=f"unsupported attribute value{kinds}")
     name = named[0]
     kind = _LISTS.get(name, name)
     given = content[name]
@@ -256,8 +264,10 @@ def read_attribute(content: object) -> DeviceAttribute:
             raise_faults([((name,), f"must be of type {name}, not {type_name(value)}")])
         if isinstance(value, str) and not is_valid_unicode(value):
             raise_faults([((name,), INVALID_UNICODE)])
-    is_list = name in _LISTS
-    return DeviceAttribute((kind, values if is_list else given), is_list, _attribute_fault(kind, values))
+    fault = _attribute_fault(kind, values)
+    if name in _LISTS:
+        return UnusualAttribute((kind, values), is_list=True, fault=fault)
+    return (kind, given) if fault is None else UnusualAttribute((kind, given), is_list=False, fault=fault)
 
 
 def _attribute_fault(kind: str, values: tuple[Any, ...]) -> str | None:
@@ -279,7 +289,7 @@ def _check_numbers(version: SemVer) -> None:
         raise SemVerError(f"has a number beyond 64 bits: {version.text[:60]!r}")
 
 
-_attributes: dict[tuple[str, Any], DeviceAttribute] = {}
+_attributes: dict[TypedValue, DeviceAttribute] = {}
 MAX_CACHED = 4_096
 """How many attributes are cached; when the cache is full, it is cleared."""
 
@@ -303,7 +313,8 @@ def share_attributes(content: Any, read: Callable[[Any], dict[str, DeviceAttribu
             if len(_attributes) >= MAX_CACHED:
                 _attributes.clear()
             fault = None if kind == "string" else _attribute_fault(kind, (given,))
-            attribute = _attributes[typed] = DeviceAttribute(typed, False, fault)
+            attribute = typed if fault is None else UnusualAttribute(typed, is_list=False, fault=fault)
+            _attributes[typed] = attribute
         attributes[name] = attribute
     return attributes
 
@@ -407,6 +418,12 @@ class SliceDevice(Strict, NodeAccess):
     allow_multiple: Annotated[Flag, Field(alias="allowMultipleAllocations")] = False
     uses_allocatable: Annotated[Given, Field(alias="nodeAllocatableResources")] = False
     """it has nodeAllocatableResources (alpha)"""
+
+    @property
+    def has_fault(self) -> bool:
+        """Whether it has an attribute that no selector can read."""
+        unusual = [one for one in self.attributes.values() if isinstance(one, UnusualAttribute)]
+        return any(one.fault is not None for one in unusual)
 
 
 @dataclass(frozen=True, slots=True)

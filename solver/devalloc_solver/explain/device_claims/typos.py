@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 
 from devalloc.api.claim import COUNT, DeviceClaimDetail
 from devalloc.api.problems import closest_match
@@ -33,9 +34,9 @@ from devalloc_solver.problem.demand import ARE_UNAVAILABLE, Demand, PlacementUni
 from devalloc_solver.problem.snapshot import Device, Snapshot
 
 MAX_TYPO_SHARE = 0.01
-"""The part of the devices that may have an attribute and it still be a slip of the pen."""
+"""The part of the devices that may have an attribute that still counts as a typing error."""
 MAX_DEMANDS = 1_000
-"""Demands whose slips are remembered; when there are more, all are forgotten."""
+"""Demands whose typing errors are remembered; when there are more, all are forgotten."""
 _TYPES = TypeNames(
     {str: "text", int: "number", Quantity: "quantity", SemVer: "version"},
     "a ",
@@ -63,7 +64,7 @@ def _values(device: Device, name: str) -> Iterable[object]:
 
 @dataclass(slots=True)
 class TypoFinder(UnitTypos):
-    """Finds the slips of claims and classes on one fleet."""
+    """Finds the typing errors of claims and classes on one fleet."""
 
     snapshot: Snapshot
     eligibility: CandidateFinder
@@ -87,38 +88,34 @@ class TypoFinder(UnitTypos):
         for demand in unit.demands:
             if edit.entry.get("claim") not in (None, "/".join(demand.key)):
                 continue
-            for slip in self.of_demand(demand):
-                same = edit.kind != "matchAttribute" or slip.written == edit.entry["attribute"]
-                if same and slip.suggestion is not None and slip.path == edit.entry.get("path"):
-                    return replace(edit, entry={**edit.entry, "written": slip.written, "didYouMean": slip.suggestion})
+            for typo in self.of_demand(demand):
+                same = edit.kind != "matchAttribute" or typo.written == edit.entry["attribute"]
+                if same and typo.suggestion is not None and typo.path == edit.entry.get("path"):
+                    return replace(edit, entry={**edit.entry, "written": typo.written, "didYouMean": typo.suggestion})
         return edit
 
     def of_demand(self, demand: Demand) -> tuple[Typo, ...]:
-        """All slips of one claim, those of the spec's own matchAttributes first."""
+        """All typing errors of one claim, those of the spec's own matchAttributes first."""
         if demand not in self._by_demand:
             if len(self._by_demand) >= MAX_DEMANDS:
                 self._by_demand.clear()
             surveys = {id(survey): survey for survey in (self._survey(request.spec) for request in demand.requests)}
             everything = self._survey_of([d for survey in surveys.values() for d in survey.devices])
-            slips = (_unknown_attribute(everything, name, "spec.matchAttributes") for name in demand.match)
-            of_requests = (slip for request in demand.requests for slip in self._of_request(request))
-            self._by_demand[demand] = (*(slip for slip in slips if slip is not None), *of_requests)
+            own = (_unknown_attribute(everything, name, "spec.matchAttributes") for name in demand.match)
+            of_requests = (self._of_request(request) for request in demand.requests)
+            self._by_demand[demand] = tuple(filter(None, chain(own, *of_requests)))
         return self._by_demand[demand]
 
-    def _of_request(self, request: Request) -> Iterator[Typo]:
+    def _of_request(self, request: Request) -> Iterator[Typo | None]:
         detail, path, survey = request.spec, path_of(request), self._survey(request.spec)
         yield from _in_expression(survey, detail.constraints, f"{path}.constraints")
-        for name in request.match:
-            if (slip := _unknown_attribute(survey, name, f"{path}.matchAttributes")) is not None:
-                yield slip
+        yield from (_unknown_attribute(survey, name, f"{path}.matchAttributes") for name in request.match)
         for field_name, amounts in (("requests", request.requests), ("limits", request.limits)):
-            for name in amounts:
-                if (slip := _unknown_resource(survey, name, f"{path}.{field_name}")) is not None:
-                    yield slip
+            yield from (_unknown_resource(survey, name, f"{path}.{field_name}") for name in amounts)
         yield from self._in_class(detail, path)
 
     def _in_class(self, detail: DeviceClaimDetail, path: str) -> Iterator[Typo]:
-        """Slips in what the classes of a detail demand, or in the name of the type."""
+        """Typing errors in what the classes of a detail demand, or in the name of the type."""
         classes = self.eligibility.classes_of(detail)
         if classes == [] and detail.device_type and not detail.device_class:
             yield from self._in_type(detail.device_type, f"{path}.deviceType")
@@ -173,8 +170,8 @@ class TypoFinder(UnitTypos):
 def _in_expression(survey: Survey, expression: str | None, path: str) -> Iterator[Typo]:
     if not expression or not expression.strip():
         return
-    for slip in survey.expression(expression, partial(_suspicious_parts, survey, expression)):
-        yield replace(slip, path=path)
+    for typo in survey.expression(expression, partial(_suspicious_parts, survey)):
+        yield replace(typo, path=path)
 
 
 def _suspicious_parts(survey: Survey, expression: str) -> Iterator[Typo]:
@@ -239,10 +236,9 @@ def _flat_form(survey: Survey, name: str, written: str) -> str:
 def _unknown_attribute(survey: Survey, name: str, path: str) -> Typo | None:
     """An attribute that no device has, or next to none while another name is near."""
     names = survey.names(_attributes)
-    if (slip := mistyped_name(name, names, survey.total, rare=MAX_TYPO_SHARE)) is not None:
-        return replace(slip, path=path)
-    if names[name] or not survey.total:
-        return None
+    typo = mistyped_name(name, names, survey.total, path=path, rare=MAX_TYPO_SHARE)
+    if typo is not None or names[name] or not survey.total:
+        return typo
     return Typo(path, f"`{name}` exists on 0 of {count_devices(survey.total)}", name, None)
 
 
@@ -250,5 +246,4 @@ def _unknown_resource(survey: Survey, name: str, path: str) -> Typo | None:
     if name == COUNT:
         return None
     having = survey.names(_resources) + Counter({COUNT: survey.total})
-    slip = mistyped_name(name, having, survey.total, rare=MAX_TYPO_SHARE)
-    return None if slip is None else replace(slip, path=path)
+    return mistyped_name(name, having, survey.total, path=path, rare=MAX_TYPO_SHARE)

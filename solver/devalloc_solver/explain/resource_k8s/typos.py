@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import chain
 
 from devalloc.api.problems import closest_match
@@ -18,6 +18,7 @@ from devalloc_solver.cel.kubernetes.type_checker import parse_and_check
 from devalloc_solver.cel.reads import Comparison
 from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice, find_attribute
+from devalloc_solver.dialects.resource_k8s.slices import UnusualAttribute
 from devalloc_solver.explain.typos import (
     KnownNames,
     TypeNames,
@@ -64,7 +65,7 @@ class ResourceTypoFinder(UnitTypos):
             yield from chain.from_iterable(map(self._of_expression, of_name[name].selectors))
 
     def _of_expression(self, expression: str) -> tuple[Typo, ...]:
-        return self._survey.expression(expression, partial(self._in_expression, expression))
+        return self._survey.expression(expression, self._in_expression)
 
     def _in_expression(self, expression: str) -> Iterator[Typo]:
         return mistyped_parts(
@@ -110,9 +111,10 @@ def _full_names(names: tuple[str, ...], driver: str) -> frozenset[str]:
 def _values(offer: PublishedDevice, name: str) -> Iterable[object]:
     """A list equals no literal, whatever is in it."""
     attribute = find_attribute(offer, name)
-    if attribute is None or attribute.is_list or attribute.fault is not None:
+    if attribute is None or isinstance(attribute, UnusualAttribute):
         return ()
-    return map(SemVer, map(str, attribute.values)) if attribute.kind == "version" else attribute.values
+    kind, value = attribute
+    return (SemVer(value) if kind == "version" else value,)
 
 
 def nearest_name(name: str, full_names: Collection[str]) -> str | None:

@@ -213,7 +213,8 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         entries: list[HeldDevice] = []
         items: list[HeldItem] = []
         chosen: dict[int, int | None] = {}
-        for request, _, device, _, amounts in sorted(spot.given, key=_by_request):
+        in_order = spot.given if len(spot.given) == 1 else sorted(spot.given, key=_by_request)
+        for request, _, device, _, amounts in in_order:
             offer, subrequest = published_device(device), request.spec.subrequest
             takes, taken = (self._takes(subrequest, offer), amounts) if offer.is_shareable else (None, None)
             given.append(AllocatedRequestDevice(request.detail, subrequest, offer, takes))
@@ -255,7 +256,8 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         """A claim has a result, which no other code changes; ``granted``: what that is, if it is all in the index."""
         state, key, manifest = self._state, claim.key, read.manifest
         status = manifest.get("status")
-        new_status = {**status, "allocation": result} if isinstance(status, Mapping) else {"allocation": result}
+        before = status if status is not None and isinstance(status, Mapping) else {}
+        new_status = {**before, "allocation": result}
         state.objects["ResourceClaim", *key] = [{**manifest, "kind": "ResourceClaim", "status": new_status}]
         if granted is None:
             state.hold(key, priority_of(claim), result)

@@ -12,7 +12,11 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from devalloc_solver.dialects.resource_k8s.candidates import RequestCandidates
-from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice, find_attribute
+from devalloc_solver.dialects.resource_k8s.published_devices import (
+    PublishedDevice,
+    find_attribute,
+)
+from devalloc_solver.dialects.resource_k8s.slices import UnusualAttribute
 from devalloc_solver.explain.funnel import SHOWN, Funnel, FunnelCounter
 from devalloc_solver.explain.typos import MAX_VALUES
 from devalloc_solver.fleet.equal_devices import EqualDevicesIndex
@@ -104,8 +108,10 @@ def all_texts(
     own = (str(v[1]) for v in kinds.values(name) if isinstance(v, tuple) and v[0] == "string")
     texts = dict.fromkeys(islice(own, MAX_VALUES + 1))  # each is another text: a fleet has one for each device
     for attribute in (find_attribute(offer, name) for offer in shared_devices):
-        if attribute is not None and attribute.kind == "string":
-            texts |= dict.fromkeys(map(str, attribute.values))
+        if isinstance(attribute, UnusualAttribute):
+            texts |= dict.fromkeys(map(str, attribute.values if attribute.kind == "string" else ()))
+        elif attribute is not None and attribute[0] == "string":
+            texts[attribute[1]] = None
     return texts if len(texts) <= MAX_VALUES else None
 
 

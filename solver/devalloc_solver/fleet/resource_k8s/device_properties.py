@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
@@ -23,7 +24,7 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
     qualified_attributes,
     resources_of,
 )
-from devalloc_solver.dialects.resource_k8s.slices import ClusterNode
+from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, UnusualAttribute
 from devalloc_solver.problem import snapshot as core
 
 RESERVED = frozenset((COMPATIBILITY_GROUP, UNAVAILABLE))
@@ -104,22 +105,25 @@ def local_snapshot(
 def _read_attributes(offer: PublishedDevice, gates: frozenset[str]) -> tuple[Mapping[str, Any], Hashable]:
     """The attributes of a device that relations and selectors read, and the types of all."""
     own = offer.device.attributes
-    names = full_names(tuple(own), offer.pool.driver)
-    attributes: dict[str, Any] = {}
-    for name, (typed, is_list, fault) in zip(names, own.values(), strict=True):
-        if is_list or fault is not None:
-            break
-        attributes[name] = typed
-    if len(attributes) < len(names) or not RESERVED.isdisjoint(names):
-        unusual, types = _read_unusual(offer, gates)
-        is_faulty = any(attribute.fault is not None for attribute in own.values())
-        return unusual, (types, cel_device(offer) if is_faulty else None)
-    return attributes, _types_of(names, tuple([kind for kind, _ in attributes.values()]))
+    if UnusualAttribute not in map(type, own.values()):
+        names, types = _names_and_types(tuple(own), offer.pool.driver, tuple(map(_FIRST, own.values())))
+        if types is not None:
+            return dict(zip(names, own.values(), strict=True)), types
+    unusual, others = _read_unusual(offer, gates)
+    return unusual, (others, cel_device(offer) if offer.device.has_fault else None)
+
+
+_FIRST = itemgetter(0)
 
 
 @lru_cache(maxsize=1024)
-def _types_of(names: tuple[str, ...], kinds: tuple[str, ...]) -> frozenset[tuple[str, Hashable]]:
-    return frozenset(zip(names, kinds, strict=True))
+def _names_and_types(
+    own_names: tuple[str, ...], driver: str, kinds: tuple[str, ...]
+) -> tuple[tuple[str, ...], frozenset[tuple[str, str]] | None]:
+    """The full names of attributes, and their types; None if one of them is not simply what it is."""
+    names = full_names(own_names, driver)
+    is_usual = len({*names}) == len(names) and RESERVED.isdisjoint(names)
+    return names, frozenset(zip(names, kinds, strict=True)) if is_usual else None
 
 
 def _read_unusual(
@@ -130,14 +134,17 @@ def _read_unusual(
     types: set[tuple[str, Hashable]] = set()
     for name, attribute in qualified_attributes(offer).items():
         if name in RESERVED:
-            types.add((name, (attribute.kind, attribute.is_list, attribute.values)))
+            types.add((name, attribute))
             continue
-        types.add((name, (attribute.kind, True) if attribute.is_list else attribute.kind))
         value = constraint_value(attribute, gates)
         if value is not None:
             attributes[name] = value
+        if not isinstance(attribute, UnusualAttribute):
+            types.add((name, attribute[0]))
+            continue
+        types.add((name, (attribute.kind, attribute.is_list)))
         if attribute.is_list and attribute.values:
-            attributes[order_attribute(name)] = attribute.kind, attribute.values
+            attributes[order_attribute(name)] = attribute.typed
     return attributes, frozenset(types)
 
 

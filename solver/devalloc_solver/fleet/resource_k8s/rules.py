@@ -442,7 +442,7 @@ def _equalities(program: Program) -> Iterator[tuple[str, frozenset[Any]]]:
 
 def _has_unreadable_attribute(kind: EqualDevices) -> bool:
     """Whether the devices of a kind have an attribute that cannot be read."""
-    return any(attribute.fault is not None for attribute in published_device(kind.one).device.attributes.values())
+    return published_device(kind.one).device.has_fault
 
 
 def _has_type(kind: EqualDevices, name: str, values: Iterable[tuple[str, object]]) -> bool:

@@ -9,8 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devalloc.scaling.permits import ledger
-from devalloc.scaling.permits.grant import after_first_request, answer_request
-from devalloc.scaling.permits.ledger import NO_RESOURCES, MachineAccount, NodeLedger, is_under_pressure, make_ledger
+from devalloc.scaling.permits.ledger import (
+    NO_RESOURCES,
+    MachineAccount,
+    NodeLedger,
+    after_first_request,
+    answer_request,
+    is_under_pressure,
+    make_ledger,
+)
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra
 from tests.support.node_scoring import shortfall

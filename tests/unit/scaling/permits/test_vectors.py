@@ -6,14 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from devalloc.scaling.permits.grant import after_first_request, answer_request, credible_permit
 from devalloc.scaling.permits.ledger import (
     NO_RESOURCES,
     MachineAccount,
     MachineKey,
     NodeLedger,
+    after_first_request,
+    answer_request,
     assume_unrecorded,
     begin_migration,
+    credible_permit,
     fraction_of,
     is_under_pressure,
     make_ledger,
