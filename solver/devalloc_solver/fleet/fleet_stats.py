@@ -335,7 +335,15 @@ class FleetStats:
         """Who holds those: the first MAX_USERS of those who hold most, and as many nameless ones as there are more."""
         if request.mode is AllocationMode.SHARE:
             return self._holders_of_shared(request, kinds)
-        listed, users = self.holders_of(kinds, MAX_USERS)
+        by_count: dict[int, list[Sequence[Any]]] = defaultdict(list)
+        users = 0
+        for holds, claims in self.claims().items():
+            count = sum(number for kind, number in holds if kind in kinds)
+            if count:
+                by_count[count].append(claims.first())
+                users += len(claims.keys)
+        ranked = ((key, count) for count in sorted(by_count, reverse=True) for key in merge(*by_count[count]))
+        listed = (*islice(ranked, MAX_USERS),)
         return (*listed, *((_UNNAMED,) * (users - len(listed))))
 
     def _holders_of_shared(self, request: Request, kinds: Collection[int]) -> tuple[tuple[Key, int], ...]:
@@ -349,21 +357,6 @@ class FleetStats:
                         taken[node, device] = not _has_room(request, record, device)
                     users[key] += taken[node, device]
         return ranked_users(users)
-
-    def holders_of(self, kinds: Collection[int], most: int) -> tuple[list[tuple[Any, int]], int]:
-        """(the first ``most`` claims, of those that hold most devices of these kinds, how many claims hold any)
-
-        ``most`` is MAX_USERS at most.
-        """
-        by_count: dict[int, list[Sequence[Any]]] = defaultdict(list)
-        users = 0
-        for holds, claims in self.claims().items():
-            count = sum(number for kind, number in holds if kind in kinds)
-            if count:
-                by_count[count].append(claims.first())
-                users += len(claims.keys)
-        ranked = ((key, count) for count in sorted(by_count, reverse=True) for key in merge(*by_count[count]))
-        return [*islice(ranked, most)], users
 
     def sizes(self) -> Mapping[int, int]:
         """kind -> devices"""
