@@ -439,7 +439,8 @@ class Explainer(ABC):
 
     def users(self, funnel: Funnel) -> Users:
         """(the first of the claims that hold devices for a request, how many hold any)"""
-        return ["/".join(claim) for claim, _ in funnel.holders[:SHOWN]], len(funnel.holders)
+        holders = funnel.list_holders()
+        return ["/".join(claim) for claim, _ in holders[:SHOWN]], len(holders)
 
     def describe_remedy(self, edits: Sequence[Relaxation], claims: Sequence[Key]) -> str:
         return describe_remedy(edits, claims)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, Protocol
 
 from devalloc.api.quantity import Quantity
@@ -26,6 +27,7 @@ Step = tuple[str, int, tuple[str, ...], str | None]
 Users = tuple[Sequence[str], int]
 """(the names of the first claims that hold devices, how many hold any)"""
 NO_USERS: Users = ((), 0)
+Holders = tuple[tuple[Key, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,9 @@ class Funnel:
     steps: tuple[Step, ...]
     matching: int
     """devices that pass all steps, in use or not"""
-    holders: tuple[tuple[Key, int], ...]
-    """claims that hold matching devices this request cannot have, with the number of them; most first"""
+    list_holders: Callable[[], Holders]
+    """claims that hold matching devices this request cannot have, with the number of them; most first. They are counted
+    when they are asked for, since few answers name them"""
     in_use: int
     excluded: int
     """matching devices without owner that cannot be allocated: their card or its counters are taken"""
@@ -50,14 +53,18 @@ class Funnel:
         for what, count, names, example in self.steps:
             step: dict[str, Any] = {"what": what, "count": count, "devices": list(names)}
             steps.append(step | ({"example": example} if example else {}))
-        used_by = [{"namespace": k[0], "name": k[1], "count": n} for k, n in self.holders[:MAX_USERS]]
+        users: dict[str, Any] = {}
+        if with_users:
+            holders = self.list_holders()
+            used_by = [{"namespace": k[0], "name": k[1], "count": n} for k, n in holders[:MAX_USERS]]
+            users = {"users": len(holders), "usedBy": used_by}
         return {
             "request": name,
             "devices": self.total,
             "steps": steps,
             "matching": self.matching,
             "inUse": self.in_use,
-            **({"users": len(self.holders), "usedBy": used_by} if with_users else {}),
+            **users,
             "excluded": self.excluded,
             "free": self.free,
         }
@@ -112,7 +119,6 @@ class FunnelCounter:
         accepted = {i for i in request.candidates.accepted if has_room_for(request, snapshot, i, self._nothing_held)}
         without = [i for i in request.candidates.accepted if i not in accepted]
         taken, excluded = count_unavailable(request, snapshot, accepted, self.usage)
-        users = Counter(claim for index in taken for claim in self._holders[index])
         rejected = [(step.what, step.devices, step.example) for step in request.candidates.funnel]
         if without:
             rejected.append((f"have no {' or '.join(sorted(request.requests))} to share", tuple(without), None))
@@ -120,9 +126,13 @@ class FunnelCounter:
             (what, len(devices), tuple(device_title(snapshot, i) for i in devices[:SHOWN]), example)
             for what, devices, example in rejected
         )
-        ranked = tuple(sorted(users.items(), key=lambda item: (-item[1], item[0])))
         free = len(accepted) - len(taken) - excluded
-        return Funnel(request, self.total, steps, len(accepted), ranked, len(taken), excluded, free)
+        holders = cache(lambda: self._holders_of(taken))
+        return Funnel(request, self.total, steps, len(accepted), holders, len(taken), excluded, free)
+
+    def _holders_of(self, devices: Iterable[int]) -> Holders:
+        users = Counter(claim for index in devices for claim in self._holders[index])
+        return tuple(sorted(users.items(), key=lambda item: (-item[1], item[0])))
 
     def most(self, request: Request, pin: str | None, *, is_empty: bool) -> int:
         """The most devices for a request that one node has, or node ``pin``, free or not (``is_empty``)."""

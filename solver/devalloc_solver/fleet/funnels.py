@@ -10,11 +10,12 @@ from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from heapq import nsmallest
 from itertools import chain
 from typing import NamedTuple, Protocol
 
-from devalloc_solver.explain.funnel import SHOWN, Funnel, Step
+from devalloc_solver.explain.funnel import SHOWN, Funnel, Holders, Step
 from devalloc_solver.explain.typos import MAX_VALUES
 from devalloc_solver.fleet.equal_devices import EqualDevices, EqualDevicesIndex
 from devalloc_solver.fleet.fleet_stats import (
@@ -48,8 +49,8 @@ class FleetParts(Protocol):
     def excluded(self, kinds: Collection[int]) -> int:
         """Free devices of these parts that cannot be had, because others have what they need of the pool."""
 
-    def holders_for(self, request: Request, kinds: Collection[int]) -> tuple[tuple[Key, int], ...]:
-        """Who holds what is taken of these parts; see ``Funnel.holders``."""
+    def holders_for(self, request: Request, kinds: Collection[int]) -> Holders:
+        """Who holds what is taken of these parts; see ``Funnel.list_holders``."""
 
 
 class RejectedDevices(NamedTuple):
@@ -96,7 +97,7 @@ class FleetFunnels(ABC):
         matching = sum(sizes[part] for part in accepted)
         is_admin = request.mode.is_admin
         taken = 0 if is_admin else self.parts.taken(request, accepted)
-        holders = self.parts.holders_for(request, accepted) if taken else ()
+        holders = cache(lambda: self.parts.holders_for(request, accepted) if taken else ())
         excluded = 0 if is_admin else self.parts.excluded(accepted)
         total, free = sum(sizes.values()) + self.others(), matching - taken - excluded
         return Funnel(request, total, steps, matching, holders, taken, excluded, free)
@@ -259,7 +260,7 @@ class RefinedKinds:
     def excluded(self, kinds: Collection[int]) -> int:
         return sum(_is_excluded(self.stats.node(n), device) for n, own in self.devices(kinds).items() for device in own)
 
-    def holders_for(self, request: Request, kinds: Collection[int]) -> tuple[tuple[Key, int], ...]:
+    def holders_for(self, request: Request, kinds: Collection[int]) -> Holders:
         users: Counter[Key] = Counter()
         for node, devices in self.devices(kinds).items():
             own_devices = {*devices}
