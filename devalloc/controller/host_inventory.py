@@ -120,8 +120,14 @@ class HostInventory:
         case."""
         logged = ""
         reread = Backoff(_RETRY_SECONDS, self._resync)
+        is_expired = False
         while not stop.is_set():
             try:
+                if is_expired:
+                    self._since = self._store.list([]).resource_version
+                    is_expired = False
+                    self.rescan()
+                    stop.wait(reread.next_delay())
                 for event in self._store.watch("DevicePool", self._since, timeout=self._resync, stop=stop):
                     self._since = event.resource_version
                     if self._publishes.is_set() and self._publisher.is_overwritten(event):
@@ -130,9 +136,7 @@ class HostInventory:
                 reread.reset()
                 logged = ""
             except Expired:
-                self._since = self._store.list([]).resource_version
-                self.rescan()
-                stop.wait(reread.next_delay())
+                is_expired = True
             except Unusable:
                 raise
             except Exception as error:

@@ -10,8 +10,6 @@ from typing import Any
 
 from devalloc.cli.command import BadInput
 
-PREFIX = "jsonpath="
-
 _STEP = re.compile(
     r"""\.\.(?P<deep>[\w-]+|\*)
       | \.(?P<name>(?:\\.|[\w/-])+|\*)
