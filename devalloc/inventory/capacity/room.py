@@ -72,7 +72,7 @@ class Request:
     def __post_init__(self) -> None:
         for name in ("cpu", "memory", "disk", "download", "upload", "disk_io", "gpus"):
             if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
+                raise ValueError(f"{name} cannot be negative, and is {getattr(self, name)}")
 
     @property
     def amounts(self) -> ResourceAmounts:
@@ -161,7 +161,7 @@ class Admission:
         if supported is None:
             raise ValueError(f"unsupported admission resource type: {resource} (there are {', '.join(RESOURCES)})")
         if amount < 0:
-            raise ValueError(f"{resource} must not be negative, but is {amount}")
+            raise ValueError(f"{resource} cannot be negative, and is {amount}")
         with self._lock:
             return amount <= self._rooms("", {supported})[supported].available
 
