@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from devalloc_solver.exact.device_naming import name_devices
 from devalloc_solver.exact.goals import GoalSearch, optimize_goals
 from devalloc_solver.exact.model import build_model
-from devalloc_solver.place import DEFAULT_STEPS, StepBudget, StepsExhausted, place
+from devalloc_solver.place import DEFAULT_STEPS, SearchDeadline, SearchTimeout, StepBudget, StepsExhausted, place
 from devalloc_solver.place.node_order import BatchNodes, batch_nodes
 from devalloc_solver.place.search_context import SearchContext
 from devalloc_solver.problem.allocations import Allocation, Usage
@@ -81,9 +81,11 @@ class RemainingUnits:
         if self.ends is not None and time.monotonic() > self.ends:
             return [], False
         try:
-            steps = StepBudget(DEFAULT_STEPS, self.ends)
+            steps = StepBudget(DEFAULT_STEPS, SearchDeadline(self.ends))
             nodes = self._nodes_left()
             placed = place(self.snapshot, self.usage, unit, placement=self.placement, steps=steps, batch=nodes)
+        except SearchTimeout:
+            return [], False
         except StepsExhausted:
             model = build_model(self.snapshot, [*self.allocations, *self.new], [unit], placement=self.placement)
             search, levels = optimize_goals(model, placement=self.placement, ends=self.ends)
@@ -101,8 +103,10 @@ class RemainingUnits:
         if self._before is None:
             self._before = Usage.of(self.snapshot, self.allocations)
         try:
-            steps = StepBudget(DEFAULT_STEPS, self.ends)
+            steps = StepBudget(DEFAULT_STEPS, SearchDeadline(self.ends))
             return place(self.snapshot, self._before, unit, placement=self.placement, steps=steps) is not None
+        except SearchTimeout:
+            return True
         except StepsExhausted:
             search = GoalSearch(build_model(self.snapshot, self.allocations, [unit]), self.ends)
             _, bound = search.maximize([(1, search.model.satisfied[0])], best=1)

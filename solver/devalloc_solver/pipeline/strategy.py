@@ -13,7 +13,7 @@ from devalloc_solver.exact.goals import GoalSearch, optimize_goals
 from devalloc_solver.exact.model import build_model, is_solver_loaded, model_size
 from devalloc_solver.exact.warm_start import start_search
 from devalloc_solver.pipeline.decomposition import Subproblem, join_subproblems, split_by_device, split_by_pool
-from devalloc_solver.place import DEFAULT_STEPS, StepBudget, StepsExhausted, place
+from devalloc_solver.place import DEFAULT_STEPS, SearchDeadline, SearchTimeout, StepBudget, StepsExhausted, place
 from devalloc_solver.place.greedy import place_evenly, place_greedily
 from devalloc_solver.problem.allocations import Allocation, Usage
 from devalloc_solver.problem.demand import PlacementUnit
@@ -164,9 +164,9 @@ def _quick_outcome(
 ) -> SearchOutcome:
     """The answer to a part, if it is likely to be there soon; else one in which all of it is unproven."""
     allocations = nearby.of(part)
-    alone = _place_single_unit(snapshot, allocations, part.units[0], placement, ends) if len(part.units) == 1 else None
+    alone = _place_single_unit(snapshot, allocations, part, placement, ends) if len(part.units) == 1 else None
     if alone is not None:
-        return SearchOutcome(*alone)
+        return alone
     size = model_size(snapshot, Usage.of(snapshot, allocations), part.units, enough=EXACT_SIZE)
     if size > EXACT_SIZE and may_be_large:
         return _search_jointly(snapshot, allocations, part, placement, ends)
@@ -233,9 +233,9 @@ def _goal_values(placements: Sequence[Placement]) -> object:
 def _search_part(
     snapshot: Snapshot, allocations: Sequence[Allocation], part: Subproblem, placement: str, ends: float | None
 ) -> SearchOutcome:
-    units = part.units
-    if len(units) == 1 and (alone := _place_single_unit(snapshot, allocations, units[0], placement, ends)) is not None:
-        return SearchOutcome(*alone)
+    alone = _place_single_unit(snapshot, allocations, part, placement, ends) if len(part.units) == 1 else None
+    if alone is not None:
+        return alone
     return _search_jointly(snapshot, allocations, part, placement, ends)
 
 
@@ -427,24 +427,34 @@ def _levels_of(
 
 
 def _place_single_unit(
-    snapshot: Snapshot, allocations: Sequence[Allocation], unit: PlacementUnit, placement: str, ends: float | None
-) -> tuple[list[Placement], list[GoalLevel]] | None:
-    """A single unit needs no general solver, and is proven in all goals; None if the question is too hard."""
-    steps = StepBudget(DEFAULT_STEPS, ends)
+    snapshot: Snapshot, allocations: Sequence[Allocation], part: Subproblem, placement: str, ends: float | None
+) -> SearchOutcome | None:
+    """A single unit needs no general solver, and is proven in all goals; None if the question is too hard.
+
+    After the deadline, what was found until then, or a first fit.
+    """
+    (unit,) = part.units
+    steps = StepBudget(DEFAULT_STEPS, SearchDeadline(ends))
+    members = Counter(demand.claim.priority for demand in unit.demands)
+    open_levels = [GoalLevel("satisfied", 0, members[p], p) for p in sorted(members, reverse=True)]
     try:
         placed = place(snapshot, Usage.of(snapshot, allocations), unit, placement=placement, steps=steps)
+    except SearchTimeout:
+        first = _at_least_first_fit(snapshot, allocations, [unit], placement, [], open_levels)
+        return SearchOutcome(*first, [part], [part])
     except StepsExhausted:
         return None
-    members = Counter(demand.claim.priority for demand in unit.demands)
+    if placed is not None and not placed.is_proven:
+        return SearchOutcome([*placed.placements], _levels_of(placed.placements, open_levels, [unit]))
     counts = {priority: members[priority] if placed else 0 for priority in sorted(members, reverse=True)}
     levels = [GoalLevel("satisfied", count, count, priority, choice=True) for priority, count in counts.items()]
     if placed is None:
-        return [], [*levels, GoalLevel("pools", 0, 0), GoalLevel("devices", 0, 0)]
+        return SearchOutcome([], [*levels, GoalLevel("pools", 0, 0), GoalLevel("devices", 0, 0)])
     score = placed.score
     if score.one_of:
         levels.append(GoalLevel("oneOf", sum(score.one_of), sum(score.one_of)))
     levels += [GoalLevel("pools", score.pools, score.pools), GoalLevel("devices", score.devices, score.devices)]
-    return list(placed.placements), levels
+    return SearchOutcome([*placed.placements], levels)
 
 
 def solve_unit(
@@ -479,7 +489,7 @@ def place_unit(
     monotonic time ``ends``.
     """
     try:
-        steps = StepBudget(DEFAULT_STEPS, ends)
+        steps = StepBudget(DEFAULT_STEPS, SearchDeadline(ends))
         placed = place(snapshot, usage or Usage.of(snapshot, allocations), unit, placement=placement, steps=steps)
         return None if placed is None else list(placed.placements)
     except StepsExhausted:

@@ -19,11 +19,19 @@ gives first answers, and ``search_context`` compares placements.
 from devalloc_solver.place.node_search import UnitPlacement, fits, place, place_on
 from devalloc_solver.place.node_view import UnitReader
 from devalloc_solver.place.search_context import PlacementScore
-from devalloc_solver.place.step_budget import DEFAULT_STEPS, StepBudget, StepsExhausted
+from devalloc_solver.place.step_budget import (
+    DEFAULT_STEPS,
+    SearchDeadline,
+    SearchTimeout,
+    StepBudget,
+    StepsExhausted,
+)
 
 __all__ = [
     "DEFAULT_STEPS",
     "PlacementScore",
+    "SearchDeadline",
+    "SearchTimeout",
     "StepBudget",
     "StepsExhausted",
     "UnitPlacement",

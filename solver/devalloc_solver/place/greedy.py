@@ -10,7 +10,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from devalloc_solver.place import StepBudget, StepsExhausted, UnitReader, place, place_on
+from devalloc_solver.place import (
+    DEFAULT_STEPS,
+    SearchDeadline,
+    StepBudget,
+    StepsExhausted,
+    UnitReader,
+    place,
+    place_on,
+)
 from devalloc_solver.place.node_order import BatchNodes, batch_nodes, unit_key
 from devalloc_solver.place.search_context import SearchContext
 from devalloc_solver.problem.allocations import Allocation, Usage
@@ -50,6 +58,7 @@ def place_greedily(
     placements: list[Placement] = []
     hopeless: dict[object, int] = {}
     """kind of units -> how many of the nodes have no room for one: what a node has only gets less"""
+    deadline = SearchDeadline(ends)
     for unit in units:
         if ends is not None and time.monotonic() > ends:
             break
@@ -60,7 +69,7 @@ def place_greedily(
         for position in range(start, len(nodes)):
             if not needs.may_be_met(nodes[position]):
                 continue
-            placed = _try_node(snapshot, usage, unit, nodes[position], placement, reader=reader, ends=ends)
+            placed = _try_node(snapshot, usage, unit, nodes[position], placement, deadline, reader=reader)
             if placed:
                 for one in placed:
                     if loads is not None:
@@ -103,6 +112,7 @@ def place_compactly(
     roomiest = _roomiest_nodes(snapshot, usage) if is_roomy else []
     hopeless: Counter[object] = Counter()
     """kind of units -> how many of the roomiest nodes have no room for one"""
+    deadline = SearchDeadline(ends)
     for unit in units:
         if ends is not None and time.monotonic() > ends:
             break
@@ -113,7 +123,7 @@ def place_compactly(
         placed: Sequence[Placement] = ()
         for start in range(full[kind] if kind is not None else 0, len(opened)):
             if unit.pin in (None, opened[start]) and needs.may_be_met(opened[start]):
-                tried = _try_node(snapshot, usage, unit, opened[start], placement)
+                tried = _try_node(snapshot, usage, unit, opened[start], placement, deadline)
                 inside = pools.issuperset(entry.device.pool for one in tried for entry in one.entries)
                 placed = tried if inside and not has_later_choice(tried) else ()
             full[kind] = start + (not placed)
@@ -121,12 +131,12 @@ def place_compactly(
                 break
         for position in range(hopeless[kind], len(roomiest) if not placed and unit.pin is None else 0):
             fits = needs.may_be_met(roomiest[position])
-            placed = _try_node(snapshot, usage, unit, roomiest[position], placement) if fits else ()
+            placed = _try_node(snapshot, usage, unit, roomiest[position], placement, deadline) if fits else ()
             if placed:
                 placed = () if has_later_choice(placed) else placed
                 break
             hopeless[kind] += kind is not None and position == hopeless[kind]
-        placed = placed or _best_node(snapshot, usage, unit, placement, batch)
+        placed = placed or _best_node(snapshot, usage, unit, placement, batch, deadline)
         if not placed:
             denied.add(kind)
         for one in placed:
@@ -167,7 +177,7 @@ def close_pools(
     groups = {demand.key: unit for unit in units for demand in unit.demands}
     best = list(placements)
     closed = True
-    tries = MAX_MOVES
+    tries, deadline = MAX_MOVES, SearchDeadline(ends)
     while closed:
         closed = False
         given = Counter(entry.device.pool for one in best for entry in one.entries)
@@ -183,7 +193,9 @@ def close_pools(
                 if tries < 0 or (ends is not None and time.monotonic() > ends):
                     return best
                 tried = (
-                    _try_node(snapshot, usage, unit, node, placement) for node in nodes if unit.pin in (None, node)
+                    _try_node(snapshot, usage, unit, node, placement, deadline)
+                    for node in nodes
+                    if unit.pin in (None, node)
                 )
                 placed = next(
                     (new for new in tried if new and _is_inside(new, pools) and not has_later_choice(new)), ()
@@ -209,10 +221,15 @@ def has_later_choice(placements: Iterable[Placement]) -> bool:
 
 
 def _best_node(
-    snapshot: Snapshot, usage: Usage, unit: PlacementUnit, placement: str, batch: BatchNodes
+    snapshot: Snapshot,
+    usage: Usage,
+    unit: PlacementUnit,
+    placement: str,
+    batch: BatchNodes,
+    deadline: SearchDeadline,
 ) -> Sequence[Placement]:
     try:
-        placed = place(snapshot, usage, unit, placement=placement, steps=STEPS, batch=batch)
+        placed = place(snapshot, usage, unit, placement=placement, steps=StepBudget(STEPS, deadline), batch=batch)
     except StepsExhausted:
         return ()
     return () if placed is None else placed.placements
@@ -240,6 +257,8 @@ def place_evenly(
     """nodes with such pools"""
     full: dict[object, int] = {}
     """kind of units -> how many of these have no room for one in such pools"""
+    deadline = SearchDeadline(ends)
+    is_exact = len(units) <= MAX_SPREAD_UNITS
     for unit in units:
         if ends is not None and time.monotonic() > ends:
             break
@@ -247,12 +266,14 @@ def place_evenly(
         start = full.get(kind, 0) if fill and kind is not None else 0
         placed: Sequence[Placement] = ()
         while not placed and start < len(opened) and fill:
-            tried = _try_node(snapshot, usage, unit, opened[start], "pack") if unit.pin in (None, opened[start]) else ()
+            tried: Sequence[Placement] = ()
+            if unit.pin in (None, opened[start]):
+                tried = _try_node(snapshot, usage, unit, opened[start], "pack", deadline)
             placed = tried if pools.issuperset(e.device.pool for one in tried for e in one.entries) else ()
             start += not placed
         if kind is not None:
             full[kind] = start
-        placed = placed or _most_even(snapshot, usage, unit, loads, exactly=len(units) <= MAX_SPREAD_UNITS)
+        placed = placed or _most_even(snapshot, usage, unit, loads, deadline, exactly=is_exact)
         for one in placed:
             loads.update(_new_devices(usage, one))
             usage.add(one.allocation())
@@ -264,16 +285,22 @@ def place_evenly(
 
 
 def _most_even(
-    snapshot: Snapshot, usage: Usage, unit: PlacementUnit, loads: Mapping[str, int], *, exactly: bool
+    snapshot: Snapshot,
+    usage: Usage,
+    unit: PlacementUnit,
+    loads: Mapping[str, int],
+    deadline: SearchDeadline,
+    *,
+    exactly: bool,
 ) -> Sequence[Placement]:
     """Where a unit spreads best; if not exactly, the node with the fewest devices in use that has room."""
     if exactly:
         try:
-            best = place(snapshot, usage, unit, placement="spread")
+            best = place(snapshot, usage, unit, placement="spread", steps=StepBudget(DEFAULT_STEPS, deadline))
         except StepsExhausted:
             return ()
         return () if best is None else best.placements
-    tried = (_try_node(snapshot, usage, unit, node, "spread") for node in _by_load(snapshot, unit, loads))
+    tried = (_try_node(snapshot, usage, unit, node, "spread", deadline) for node in _by_load(snapshot, unit, loads))
     return next((placed for placed in tried if placed), ())
 
 
@@ -413,12 +440,12 @@ def _try_node(
     unit: PlacementUnit,
     node: str | None,
     placement: str,
+    deadline: SearchDeadline,
     *,
     reader: UnitReader | None = None,
-    ends: float | None = None,
 ) -> Sequence[Placement]:
     """Nothing if the unit does not fit on the node, or if that takes too long to find out."""
-    steps = StepBudget(STEPS, ends)
+    steps = StepBudget(STEPS, deadline)
     try:
         placed = place_on(snapshot, usage, unit, node, placement=placement, steps=steps, reader=reader)
     except StepsExhausted:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from devalloc_solver.place.components import make_components
@@ -19,7 +19,7 @@ from devalloc_solver.place.node_order import BatchNodes, NodeKeys, candidate_nod
 from devalloc_solver.place.node_view import NodeView, Place, UnitReader
 from devalloc_solver.place.search_context import PlacementScore, SearchContext, score_of
 from devalloc_solver.place.single_request import place_single_request, single_request_alternatives
-from devalloc_solver.place.step_budget import DEFAULT_STEPS, StepBudget, StepsExhausted
+from devalloc_solver.place.step_budget import DEFAULT_STEPS, SearchTimeout, StepBudget, StepsExhausted
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import AllocationMode, PlacementUnit
 from devalloc_solver.problem.placement import Placement
@@ -168,6 +168,8 @@ class UnitPlacement:
 
     placements: tuple[Placement, ...]
     score: PlacementScore
+    is_proven: bool = True
+    """No other is better. False if the deadline passed before that was certain."""
 
 
 def place(
@@ -181,6 +183,8 @@ def place(
 ) -> UnitPlacement | None:
     """The best placement of a unit on what is free: proven for goals 2 to 4 of S17. None: it fits nowhere, proven.
 
+    After a deadline, the best that was found until then.
+
     Args:
         snapshot: the fleet.
         usage: what is in use.
@@ -190,19 +194,26 @@ def place(
         batch: the nodes of a batch, of which units were placed before this one.
 
     Raises:
+        SearchTimeout: the deadline has passed, and nothing was found until then.
         StepsExhausted: the budget is spent, or the unit has something that this search does not handle.
     """
     context = SearchContext(snapshot, usage, placement)
     seek = _NodeSearch(context, unit, _budget(steps))
     if batch is not None:
         seek.cache = batch.cache
-    for node in candidate_nodes(context, unit, batch):
-        seek.look(node)
-        if seek.is_over():
-            break
+    is_proven = True
+    try:
+        for node in candidate_nodes(context, unit, batch):
+            seek.look(node)
+            if seek.is_over():
+                break
+    except SearchTimeout:
+        if seek.best is None:
+            raise
+        is_proven = False
     if batch is not None:
         batch.note_full(unit, seek.without_room)
-    return seek.best
+    return seek.best if is_proven or seek.best is None else replace(seek.best, is_proven=False)
 
 
 def place_on(
@@ -280,11 +291,14 @@ class _NodeSearch:
         self._first: NodeView | None = None
         """the first node, which is compared once there is a second one"""
         self._keys = NodeKeys(context)
+        network = sum(len(pool.devices) for pool in context.snapshot.pools_by_node.get(None, ()))
+        self._network_groups = 1 + network // 256
+        """what it costs to pass over the network devices for a node, in candidate groups"""
         self._seen: set[object] = set()
 
     def look(self, node: Place) -> None:
         """Place the unit on a node, if that may be better than what was found so far."""
-        self.steps.check_deadline()
+        self.steps.look_at(self._network_groups)
         answer = place_single_request(self.context, self.unit, self.requests, node) if self.requests else True
         placed: UnitPlacement | None = None
         if not isinstance(answer, bool):
@@ -298,7 +312,7 @@ class _NodeSearch:
 
     def may_go(self, node: Place) -> bool:
         """Whether the unit fits on a node; not asked again of one like it."""
-        self.steps.check_deadline()
+        self.steps.look_at(self._network_groups)
         answer = place_single_request(self.context, self.unit, self.requests, node) if self.requests else True
         if not isinstance(answer, bool):
             return True
@@ -350,4 +364,5 @@ class _NodeSearch:
             if kind in self._seen:
                 return None
             self._seen.add(kind)
+        self.steps.look_at(len(node_view.candidate_groups))
         return AlternativeSearch(CountingBounds(node_view), self.steps)

@@ -1,6 +1,6 @@
 """The budget of a search: counted steps instead of seconds, so that the same input always ends the same way.
 
-Only a deadline, if there is one, may end it earlier.
+Only a deadline may end it earlier, and not before it has done some work.
 """
 
 from __future__ import annotations
@@ -16,8 +16,35 @@ class StepsExhausted(Exception):
     """The question is open: the budget is spent, or the unit has something that this search does not handle."""
 
 
+class SearchTimeout(StepsExhausted):
+    """The question is open: the deadline has passed."""
+
+
 class SharesInterfere(StepsExhausted):
     """Shares of several requests meet in a way that this search cannot split."""
+
+
+GRACE_GROUPS = 20_000
+"""Candidate groups that searches look at whatever the time is: about half a second."""
+
+
+@dataclass(slots=True)
+class SearchDeadline:
+    """When searches must end, all that share it together.
+
+    They look at the clock only after some work. So a placement that is near is found even if reading the input took all
+    the time, and the answer to a small question does not depend on how busy the machine is.
+    """
+
+    ends: float | None
+    """monotonic time, in seconds"""
+    grace: int = GRACE_GROUPS
+
+    def spend(self, groups: int) -> None:
+        """Raises SearchTimeout after the deadline."""
+        self.grace -= groups
+        if self.grace < 0 and self.ends is not None and time.monotonic() > self.ends:
+            raise SearchTimeout("the search is out of time")
 
 
 @dataclass(slots=True)
@@ -25,13 +52,12 @@ class StepBudget:
     """What is left of the budget."""
 
     left: int
-    ends: float | None = None
-    """monotonic time, in seconds"""
+    deadline: SearchDeadline | None = None
 
-    def check_deadline(self) -> None:
-        """Raises StepsExhausted after the deadline. A search asks before each node."""
-        if self.ends is not None and time.monotonic() > self.ends:
-            raise StepsExhausted("the search is out of time")
+    def look_at(self, groups: int) -> None:
+        """Count candidate groups that a search looks at. Raises SearchTimeout after the deadline."""
+        if self.deadline is not None:
+            self.deadline.spend(groups)
 
     def spend(self, count: int = 1) -> None:
         """Raises StepsExhausted when nothing is left."""

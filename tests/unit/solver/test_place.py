@@ -9,9 +9,20 @@ from typing import Any
 import pytest
 
 from benchmarks.bench_hard import Question, questions
+from devalloc_solver import solve_manifests
 from devalloc_solver.dialects.device_claims.manifests import read_documents
 from devalloc_solver.pipeline.device_claims import PreparedProblem, prepare
-from devalloc_solver.place import DEFAULT_STEPS, StepBudget, StepsExhausted, UnitPlacement, UnitReader, place, place_on
+from devalloc_solver.place import (
+    DEFAULT_STEPS,
+    SearchDeadline,
+    SearchTimeout,
+    StepBudget,
+    StepsExhausted,
+    UnitPlacement,
+    UnitReader,
+    place,
+    place_on,
+)
 from devalloc_solver.place.node_view import NodeView
 from devalloc_solver.problem.allocations import Usage
 from tests.support.manifests import allocated, claim, device, device_class, entry, pool
@@ -72,12 +83,46 @@ def test_a_budget_that_is_spent_is_no_answer() -> None:
         place(ready.snapshot, Usage.of(ready.snapshot, ready.allocations), ready.units[0], steps=20)
 
 
-def test_the_search_ends_before_the_next_node_after_its_deadline() -> None:
-    ready = prepared(gpus("a", 1), claim("c", want()))
+def test_after_its_deadline_a_search_does_its_grace_of_work_and_no_more() -> None:
+    fleet = [gpus(f"p{n}", 2, f"n{n}") for n in range(5)]
+    ready = prepared(*fleet, claim("c", want(requests={"count": 2}), match=["k"]))
     (unit,), usage = ready.units, Usage.of(ready.snapshot, ready.allocations)
-    with pytest.raises(StepsExhausted, match="time"):
-        place(ready.snapshot, usage, unit, steps=StepBudget(DEFAULT_STEPS, time.monotonic() - 1))
-    assert place(ready.snapshot, usage, unit, steps=StepBudget(DEFAULT_STEPS, time.monotonic() + 60)) is not None
+    expired = time.monotonic() - 1
+
+    def search(deadline: SearchDeadline) -> UnitPlacement | None:
+        return place(ready.snapshot, usage, unit, steps=StepBudget(DEFAULT_STEPS, deadline))
+
+    with pytest.raises(SearchTimeout):
+        search(SearchDeadline(expired, grace=3))
+    assert search(SearchDeadline(expired)) is None, "a small question is settled whatever the time is"
+    assert search(SearchDeadline(time.monotonic() + 600, grace=0)) is None
+    assert search(SearchDeadline(None, grace=0)) is None
+
+
+def test_after_the_deadline_the_best_until_then_is_an_answer_that_is_not_proven() -> None:
+    """The first node has room in two pools, the last one in one pool."""
+    ready = prepared(
+        *(gpus(f"p{n}{half}", 1, f"n{n}") for n in range(5) for half in "ab"),
+        gpus("whole", 2, "n9"),
+        claim("c", want(requests={"count": 2})),
+    )
+    (unit,), usage = ready.units, Usage.of(ready.snapshot, ready.allocations)
+    proven = place(ready.snapshot, usage, unit)
+    assert proven is not None
+    assert proven.is_proven
+    assert pools(proven, ready) == {"whole"}
+    cut = place(
+        ready.snapshot, usage, unit, steps=StepBudget(DEFAULT_STEPS, SearchDeadline(time.monotonic() - 1, grace=3))
+    )
+    assert cut is not None
+    assert not cut.is_proven
+    assert pools(cut, ready) == {"p0a", "p0b"}
+
+
+def test_a_deadline_that_passed_before_the_search_does_not_refuse_a_claim_that_fits_at_once() -> None:
+    fleet = [gpus(f"p{n}", 1, f"n{n}") for n in range(50)]
+    (answer,) = solve_manifests([GPU, *fleet, claim("c", want(requests={"count": 1}))], deadline=0)["claims"]
+    assert answer["allocated"]
 
 
 # -- network devices -------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from devalloc_solver.explain.funnel import SHOWN, Funnel, FunnelCounter, Users, 
 from devalloc_solver.explain.relaxations import Relaxation, RelaxationSet
 from devalloc_solver.explain.resource_k8s.relaxations import ResourceClaimRelaxations, relax_counters
 from devalloc_solver.explain.resource_k8s.typos import ResourceTypoFinder
-from devalloc_solver.place import DEFAULT_STEPS, StepBudget, StepsExhausted, place
+from devalloc_solver.place import DEFAULT_STEPS, SearchDeadline, StepBudget, StepsExhausted, place
 from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.demand import AllocationMode, Constraint, Demand, PlacementUnit, Request
 
@@ -89,7 +89,7 @@ class ResourceClaimExplainer(Explainer):
             raise Undecided
         usage = self.finder.usage(question)
         try:
-            steps = StepBudget(DEFAULT_STEPS, self.ends)
+            steps = StepBudget(DEFAULT_STEPS, SearchDeadline(self.ends))
             return place(question.snapshot, usage, question.unit, steps=steps) is not None
         except StepsExhausted:
             raise Undecided from None
