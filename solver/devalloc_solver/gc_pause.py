@@ -19,15 +19,11 @@ def gc_paused(*, settle: bool = False) -> Iterator[None]:
     would walk all of them every so often, which takes longer than the solve itself.
 
     With ``settle`` the collector looks at what was built before this returns, if that is much. It does so once in any
-    case, and else makes some small call later take as long as that. What was there before, such as the manifests of a
-    fleet, is left out: the call did not make garbage of it.
+    case, and else makes some small call later take as long as that.
     """
     was_enabled = gc.isenabled()
     before = sys.getallocatedblocks() if settle else 0  # which goes through the whole heap
-    is_apart = settle and was_enabled and not gc.get_freeze_count()  # what a program froze stays frozen
     gc.disable()
-    if is_apart:
-        gc.freeze()
     try:
         yield
     finally:
@@ -35,5 +31,3 @@ def gc_paused(*, settle: bool = False) -> Iterator[None]:
             gc.enable()
             if settle and sys.getallocatedblocks() - before > COLLECTION_THRESHOLD:
                 gc.collect()
-        if is_apart:
-            gc.unfreeze()
