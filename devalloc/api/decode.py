@@ -189,7 +189,7 @@ def _fast_pool(manifest: dict[str, Any]) -> ApiModel | None:
 
 
 _fit_shells = ContentCache[bool]()
-"""of pools without names and devices: those of a fleet differ in names mostly"""
+"""of pools without names and devices, which are all that differs among pools that were read from files"""
 
 
 def _without_names(shell: dict[str, Any]) -> dict[str, Any]:

@@ -147,8 +147,7 @@ class MasterProgram:
             if time.monotonic() > ends:
                 return False
             self._lp.SetTimeLimit(limit_in_milliseconds(ends))
-        status = self._lp.Solve()
-        return ends is None or status == self._lp.OPTIMAL
+        return bool(self._lp.Solve() == self._lp.OPTIMAL)
 
     def _read_solution(self) -> tuple[dict[int, float], Prices]:
         """Keep the value of the solution and of its columns; returns the prices of bins, and the other ones."""

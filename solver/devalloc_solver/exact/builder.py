@@ -18,9 +18,6 @@ from devalloc_solver.problem.device_groups import Portion, may_take
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
-if TYPE_CHECKING:
-    from ortools.sat.python import cp_model
-
     IntVar = cp_model.IntVar
 
 

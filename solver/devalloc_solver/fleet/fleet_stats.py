@@ -81,7 +81,7 @@ class EqualClaims:
 
     keys: set[Any] = field(default_factory=set)
     _first: list[Any] | None = None
-    """the first by name, in order; all of them, where they are fewer than MOST_USERS"""
+    """the first by name, in order; all of them, where they are fewer than MAX_USERS"""
 
     def add(self, key: Any) -> None:
         if key in self.keys:
@@ -99,7 +99,7 @@ class EqualClaims:
                 self._first = None
 
     def first(self) -> Sequence[Any]:
-        """The first MOST_USERS by name."""
+        """The first MAX_USERS by name."""
         if self._first is None:
             self._first = nsmallest(2 * MAX_USERS, self.keys)
         return self._first[:MAX_USERS]

@@ -66,8 +66,8 @@ class RejectedDevices(NamedTuple):
 
 @dataclass(slots=True)
 class FleetFunnels(ABC):
-    """Makes the funnels of requests, which may be of a problem of a few nodes; what a dialect says of a request of one
-    label is asked once."""
+    """Makes the funnels of requests. What a dialect says of a request is asked once for each label, so all requests of
+    one label must be the same one, as it was written or as it is read for a few nodes."""
 
     stats: FleetStats
     parts: FleetParts

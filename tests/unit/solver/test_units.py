@@ -84,3 +84,21 @@ def test_groups_of_one_name_in_two_namespaces_are_two_groups(wants: Wants) -> No
     answers = answers_of(wants, *claims)
 
     assert [answers[name]["node"] for name in "xy"] == ["n1", "n2"]
+
+
+@both
+def test_an_invalid_member_that_holds_devices_fixes_the_node(wants: Wants) -> None:
+    """It keeps what it has (S13), and a member that waits goes where it is."""
+    done = wants("x", group="g", node="n2")
+    first = answers_of(wants, done)["x"]
+    del done["metadata"]["annotations"]["devalloc.io/node"]
+    if wants is device_claim:
+        done = manifests.allocated(done, first["allocations"], node="n2")
+        done["spec"]["claims"][0]["requests"]["count"] = -1
+    else:
+        done["status"] = {"allocation": first["allocations"]}
+        done["spec"]["devices"]["requests"][0]["exactly"]["count"] = "one"
+
+    answers = answers_of(wants, done, wants("y", group="g"))
+
+    assert [(answers[name]["allocated"], answers[name]["node"]) for name in "xy"] == [(True, "n2"), (True, "n2")]

@@ -203,7 +203,7 @@ def rejected_answer(refused: RejectedClaim) -> dict[str, Any]:
     """The answer for a claim that is not solved; what it holds it keeps."""
     if refused.allocation is not None:
         warnings = {"warnings": [f"{refused.reason}: {refused.message}"]}
-        return allocated_answer(refused.key, dict(refused.allocation), None) | warnings
+        return allocated_answer(refused.key, dict(refused.allocation), refused.node) | warnings
     return allocated_answer(refused.key, {}, None) | {
         "allocated": False,
         "reason": str(refused.reason),

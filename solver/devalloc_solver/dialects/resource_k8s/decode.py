@@ -165,6 +165,18 @@ def read_node_selector(content: object, path: str = "") -> NodeSelector:
     return read(NodeSelector, content, path)
 
 
+def selected_node(allocation: Mapping[str, Any]) -> str | None:
+    """The only node that the selector of an allocation selects by name."""
+    try:
+        terms = read_node_selector(allocation.get("nodeSelector")).terms
+    except FieldError:
+        return None
+    for line in terms[0].fields if len(terms) == 1 else ():
+        if line.key == "metadata.name" and line.operator == "In":
+            return line.values[0]
+    return None
+
+
 def read_class(content: Mapping[str, Any]) -> ResourceDeviceClass:
     """A DeviceClass. Raises FieldError as above; whether its selectors compile is found out where they are used."""
     check_version(content)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from devalloc.api.meta import ALLOCATED_NODE
 from devalloc.api.problems import closest_match
@@ -12,8 +11,8 @@ from devalloc.api.reasons import Reason
 from devalloc_solver.dialects import units
 from devalloc_solver.dialects.resource_k8s.candidates import RequestCandidates, RequestJudge
 from devalloc_solver.dialects.resource_k8s.claims import DeviceConstraint, Metadata, ResourceClaim
-from devalloc_solver.dialects.resource_k8s.decode import read_node_selector
-from devalloc_solver.dialects.resource_k8s.fields import AllocationError, Amount, FieldError
+from devalloc_solver.dialects.resource_k8s.decode import selected_node
+from devalloc_solver.dialects.resource_k8s.fields import AllocationError, Amount
 from devalloc_solver.dialects.resource_k8s.manifests import (
     ClusterInput,
     priority_of,
@@ -193,15 +192,3 @@ def node_of(claim: ResourceClaim) -> str | None:
     if named or claim.allocation is None:
         return named or None
     return selected_node(claim.allocation)
-
-
-def selected_node(allocation: Mapping[str, Any]) -> str | None:
-    """The only node that the selector of an allocation selects by name."""
-    try:
-        terms = read_node_selector(allocation.get("nodeSelector")).terms
-    except FieldError:
-        return None
-    for line in terms[0].fields if len(terms) == 1 else ():
-        if line.key == "metadata.name" and line.operator == "In":
-            return line.values[0]
-    return None

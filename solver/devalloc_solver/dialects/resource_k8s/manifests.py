@@ -34,6 +34,7 @@ from devalloc_solver.dialects.resource_k8s.decode import (
     read_class,
     read_node,
     read_slice,
+    selected_node,
 )
 from devalloc_solver.dialects.resource_k8s.fields import FieldError, short_text
 from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, ResourceSlice
@@ -307,7 +308,12 @@ def _read_claim(problem_input: ClusterInput, content: Manifest, gates: frozenset
         if not any(refused.key == key for refused in problem_input.refused):
             problem_input.refused.append(
                 RejectedClaim(
-                    key, Reason.CLAIM_INVALID, str(error), short_text(group) if group else None, allocation=allocated
+                    key,
+                    Reason.CLAIM_INVALID,
+                    str(error),
+                    short_text(group) if group else None,
+                    allocation=allocated,
+                    node=None if allocated is None else selected_node(allocated),
                 )
             )
         raise

@@ -38,7 +38,7 @@ from devalloc_solver.dialects.resource_k8s.manifests import (
 )
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice
 from devalloc_solver.dialects.resource_k8s.slices import single_node_selector
-from devalloc_solver.dialects.units import RejectedClaim
+from devalloc_solver.dialects.units import RejectedClaim, timeout_rejection
 from devalloc_solver.fleet.backend import Answer, FleetBackend, Manifest, Name
 from devalloc_solver.fleet.node_class_plan import ChosenDevice, ChosenPlace
 from devalloc_solver.fleet.node_index import HeldDevice, HeldDevices, HeldItem
@@ -98,8 +98,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         return rejected_answer(RejectedClaim(read.claim.key, reason, message, self._group_of(read)))
 
     def _timed_out(self, read: ReadResourceClaim, error: OutOfTime) -> Answer:
-        message = f"{Reason.SEARCH_LIMIT.verdict}: {error}"
-        return rejected_answer(RejectedClaim(read.claim.key, Reason.SEARCH_LIMIT, message, exceeded=error.bound))
+        return rejected_answer(timeout_rejection(read.claim, error))
 
     def _place(self, read: ReadResourceClaim) -> Answer:
         claim, rules = read.claim, self._state.rules

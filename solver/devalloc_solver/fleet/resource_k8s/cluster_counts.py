@@ -182,8 +182,8 @@ class ClusterCounts:
     _funnels: ResourceClaimFunnels = field(init=False)
     _of_named: ResourceClaimFunnels = field(init=False)
     """of requests that name devices"""
-    _free: dict[tuple[str, PoolState], int] = field(default_factory=dict)
-    """(label, state of a pool) -> devices for a request that are free"""
+    _free: dict[tuple[str, int], int] = field(default_factory=dict)
+    """(label, index of a state of a pool) -> devices for a request that are free"""
 
     def __post_init__(self) -> None:
         self._requests = {request.label: request for request in self.query.shape_facts.demand.requests}
@@ -230,10 +230,10 @@ class ClusterCounts:
         return sum(self._free_of(label, state) for state in node.states)
 
     def _free_of(self, label: str, state: PoolState) -> int:
-        total = self._free.get((label, state))
+        total = self._free.get((label, state.index))
         if total is None:
             kinds, by_kind = self._requests[label].candidates.accepted, zip(state.kind.kinds, state.free, strict=True)
-            total = self._free[label, state] = sum(free for kind, free in by_kind if kind.index in kinds)
+            total = self._free[label, state.index] = sum(free for kind, free in by_kind if kind.index in kinds)
         return total
 
     def having(self, label: str, name: str) -> tuple[int, int]:
