@@ -275,7 +275,7 @@ def max_copies(network: Network) -> Ints:
 
 
 def state_usefulness(state_space: StateSpace, fits: Ints, wanted: Sequence[int]) -> Ints:
-    """state (and one more) -> how many of each kind fit, weighed by their size and number. ``fits``: see ``max_copies``."""
+    """state (and one more) -> how many of each kind fit, weighed by size and number. ``fits``: see ``max_copies``."""
     network = state_space.network
     weights = np.array(
         [sum(wanted[kind] * state_space.kinds[kind].fewest for kind, _ in users) for users in network.users],

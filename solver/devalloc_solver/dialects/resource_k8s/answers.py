@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s.candidates import RequestCandidates
 from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim, ResourceDeviceClass, SubRequest
-from devalloc_solver.dialects.resource_k8s.demands import selected_node
+from devalloc_solver.dialects.resource_k8s.decode import selected_node
 from devalloc_solver.dialects.resource_k8s.fields import Amount
 from devalloc_solver.dialects.resource_k8s.manifests import Key
 from devalloc_solver.dialects.resource_k8s.published_devices import DeviceId, PublishedDevice
