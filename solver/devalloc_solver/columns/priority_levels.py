@@ -86,7 +86,7 @@ REPAIR_SIZE = 8
 MAX_REPAIRS, MAX_REPAIRS_WIDE_GAP = 10, 16
 """Repairs of what the best of the dives leaves; and as long as the gap is wider than TOLERANCE."""
 MAX_FUTILE_REPAIRS = 4
-"""Repairs in a row that win nothing. One that comes to no solution in its time counts as two: so will others."""
+"""Repairs in a row that win nothing. One without a solution counts as two, since others will end the same way."""
 TOLERANCE = 1
 """Claims."""
 

@@ -69,7 +69,7 @@ class UnitRules(Generic[WaitingT, MemberT]):
     node_of: Callable[[MemberT], str | None]
     """the node of a claim that holds devices"""
     agreeing: Callable[[list[Demand], Sequence[MemberT]], list[Demand] | str] = lambda members, _: members
-    """members, with the devices that agree with those that others hold; or in what these do not agree themselves"""
+    """the members, limited to devices that agree with those that others hold; or how these differ themselves"""
 
 
 def build_units(

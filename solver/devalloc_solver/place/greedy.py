@@ -358,7 +358,7 @@ class _WholeDeviceNeeds:
     """The devices that a unit needs whole, detail by detail."""
 
     details: list[list[tuple[dict[str | None, int], int]]]
-    """of each alternative: free devices by node, as they are at the time; and how many it needs"""
+    """of each alternative: the devices by node that are free now, and how many it needs"""
 
     def may_be_met(self, node: str | None) -> bool:
         """Whether there are enough free devices on a node, those of the network included, for each detail."""

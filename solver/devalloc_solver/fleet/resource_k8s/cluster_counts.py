@@ -106,7 +106,7 @@ def all_texts(
 ) -> Collection[object] | None:
     """The texts that a unique attribute has on any device; None when they are too many to look among for a typo."""
     own = (str(v[1]) for v in kinds.values(name) if isinstance(v, tuple) and v[0] == "string")
-    texts = dict.fromkeys(islice(own, MAX_VALUES + 1))  # each is another text: a fleet has one for each device
+    texts = dict.fromkeys(islice(own, MAX_VALUES + 1))  # all texts differ: a fleet has one for each device
     for attribute in (find_attribute(offer, name) for offer in shared_devices):
         if isinstance(attribute, UnusualAttribute):
             texts |= dict.fromkeys(map(str, attribute.values if attribute.kind == "string" else ()))

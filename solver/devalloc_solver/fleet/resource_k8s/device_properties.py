@@ -120,7 +120,7 @@ _FIRST = itemgetter(0)
 def _names_and_types(
     own_names: tuple[str, ...], driver: str, kinds: tuple[str, ...]
 ) -> tuple[tuple[str, ...], frozenset[tuple[str, str]] | None]:
-    """The full names of attributes, and their types; None if one of them is not simply what it is."""
+    """The full names of attributes, and their types; None if two have one name, or one is reserved."""
     names = full_names(own_names, driver)
     is_usual = len({*names}) == len(names) and RESERVED.isdisjoint(names)
     return names, frozenset(zip(names, kinds, strict=True)) if is_usual else None
