@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import chain
 from typing import Any, Protocol
 
 from devalloc.api.quantity import Quantity
@@ -148,11 +149,13 @@ class FunnelCounter:
         for index in devices:
             device = self.snapshot.devices[index]
             groups[own.get(device.pool, everywhere if device.reach is None else device.reach)].append(index)
-        by_node: dict[str, list[int]] = defaultdict(list)
-        for nodes, some in groups.items():
-            for node in nodes:
-                by_node[node] += some
-        return max((count(some) for node, some in by_node.items() if pin in (None, node)), default=0)
+        reached: dict[str, list[frozenset[str]]] = defaultdict(list)
+        """node -> keys of the groups that it reaches: the devices of many nodes are not listed for each of them"""
+        for nodes in groups:
+            for node in nodes if pin is None else nodes & {pin}:
+                reached[node].append(nodes)
+        keys = dict.fromkeys(map(tuple, reached.values()))
+        return max((count([*chain.from_iterable(map(groups.__getitem__, key))]) for key in keys), default=0)
 
     def having(self, request: Request, name: str) -> tuple[int, int]:
         """(devices for a request that have a value of an attribute, all devices for it)"""

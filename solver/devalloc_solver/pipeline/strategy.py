@@ -483,10 +483,10 @@ def place_unit(
     placement: str = "pack",
     ends: float | None = None,
 ) -> list[Placement] | None:
-    """A placement of every demand of the unit, best first by S17; None when it is proven that there is none.
+    """The best placement of every demand of the unit by S17; None if it is proven that there is none.
 
-    ``usage`` is what the allocations add up to, where that is known. Raises OutOfTime where neither is known at the
-    monotonic time ``ends``.
+    ``usage``: what the allocations add up to, if the caller knows it. After the monotonic time ``ends``, the best
+    placement until then. Raises OutOfTime if there is none yet.
     """
     try:
         steps = StepBudget(DEFAULT_STEPS, SearchDeadline(ends))

@@ -302,31 +302,31 @@ class ResourceFamily:
     """Integer weights: fractions with one denominator."""
 
     weights: tuple[int, ...]
-    """per device group, of one device"""
+    """per candidate group, of one device"""
     total: int
     """of all that is free"""
 
 
 def resource_families(node_view: NodeView) -> list[ResourceFamily]:
-    """The families that some device group draws on."""
+    """The families that some candidate group draws on."""
     named = _FamilyNames()
     capacities: dict[str, set[int]] = defaultdict(set)
-    for device_group in node_view.candidate_groups:
-        for name, _ in device_group.draws:
-            capacities[named[name]].add(node_view.pools[device_group.pool].resources[name].blocks)
+    for candidate_group in node_view.candidate_groups:
+        for name, _ in candidate_group.draws:
+            capacities[named[name]].add(node_view.pools[candidate_group.pool].resources[name].blocks)
     drawn = []
     for family, sizes in capacities.items():
         unit = lcm(*(size for size in sizes if size))
         shares: list[dict[str, int]] = []
         total = 0
         for pool in node_view.pools:
-            # A resource without demand may have an odd size: leaving it out is no loss.
+            # Skip resources that no candidate draws on: their sizes would only make the common unit larger.
             own_blocks = {n: r.blocks for n, r in pool.resources.items() if r.blocks in sizes and named[n] == family}
             shares.append({name: unit // blocks for name, blocks in own_blocks.items() if blocks})
             total += sum(s * node_view.usage.free_pool_blocks(pool.index, name) for name, s in shares[-1].items())
         weights = tuple(
-            sum(blocks * shares[device_group.pool].get(name, 0) for name, blocks in device_group.draws)
-            for device_group in node_view.candidate_groups
+            sum(blocks * shares[candidate_group.pool].get(name, 0) for name, blocks in candidate_group.draws)
+            for candidate_group in node_view.candidate_groups
         )
         drawn.append(ResourceFamily(weights, total))
     return drawn
