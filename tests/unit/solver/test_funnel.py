@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from devalloc_solver import Fleet, solve_manifests
 from devalloc_solver.dra import explain
 from devalloc_solver.dra import solve_manifests as solve_resource_claims
+from devalloc_solver.explain.funnel import FunnelCounter
 from devalloc_solver.fleet.funnels import RefinedKinds
 from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet
 from devalloc_solver.fleet.resource_k8s.cluster_counts import ClusterFunnels
@@ -273,3 +276,24 @@ def test_the_most_that_a_node_has_includes_the_devices_that_several_nodes_reach(
 
     who = f"node {pin} does not have" if pin else "no node has"
     assert f"{who} 5 devices for request r (at most {most})" in answer["message"]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_the_best_node_counts_its_own_devices_and_those_of_the_network_that_it_reaches(seed: int) -> None:
+    random = Random(seed)
+    nodes = [f"n{number}" for number in range(random.randint(0, 4))]
+    pools = [SimpleNamespace(index=number, node=random.choice([None, *nodes])) for number in range(4)]
+    reaches = [None, *(frozenset(random.sample(nodes, random.randint(0, len(nodes)))) for _ in range(3))]
+    devices = [SimpleNamespace(pool=random.randrange(4), reach=random.choice(reaches)) for _ in range(8)]
+    counter: Any = SimpleNamespace(snapshot=SimpleNamespace(pools=pools, nodes=nodes, devices=devices))
+    some, pin = random.sample(range(8), random.randint(0, 8)), random.choice([None, *nodes])
+
+    def is_reached(index: int, node: str) -> bool:
+        own = pools[devices[index].pool].node
+        return own == node if own is not None else devices[index].reach is None or node in devices[index].reach
+
+    def count(indexes: Sequence[int]) -> int:
+        return len({index % 3 for index in indexes})
+
+    expected = [count([i for i in some if is_reached(i, node)]) for node in nodes if pin in (None, node)]
+    assert FunnelCounter.best(counter, some, pin, count) == max(expected, default=0)
