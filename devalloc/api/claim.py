@@ -177,13 +177,15 @@ class DeviceStatus(ApiModel):
     conditions: Conditions = Field(default_factory=list)
     """The state of the device."""
     device_ip: Annotated[Text | None, Field(alias="deviceIP")] = None
-    """The first address of the device; equals the first entry of deviceIPs."""
+    """The first address of the device; equals the first entry of deviceIPs. A network component may write it; the node
+    removes it when it unprepares the claim."""
     device_ips: Annotated[list[DeviceIP], Field(alias="deviceIPs", max_length=64)] = Field(default_factory=list)
-    """All addresses of the device."""
+    """All addresses of the device, as a network component wrote them."""
     device_info: list[dict[str, Any]] = Field(default_factory=list, max_length=64)
-    """Anything else that the driver reports."""
+    """What the device is on its host while it is prepared: binding, PCI functions, IOMMU groups, MAC address, VLAN,
+    UUID and type of a mediated device. One object for each share."""
     allocations: Amounts = Field(default_factory=list)
-    """The amounts of the device's resources that the claim has."""
+    """The amounts of the device's resources that the claim has, over all its shares, while it is prepared."""
 
     @model_validator(mode="after")
     def _first_ip(self) -> DeviceStatus:

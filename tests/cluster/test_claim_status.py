@@ -147,6 +147,11 @@ def test_a_prepared_device_is_told_with_its_health_until_it_is_let_go(
     (entry,) = ours(api)
     assert conditions(entry)["Healthy"] == ("False", "Unhealthy", "it is gone")
 
+    # What a network says of it stays while it is prepared.
+    (place,) = [number for number, each in enumerate(devices(api)) if each["driver"] == DRIVER]
+    network = {"op": "add", "path": f"/status/devices/{place}/networkData/ips", "value": ["10.0.0.7/24"]}
+    plugin(api, "node-a").patch(f"{CLAIMS}/c/status", [network])
+
     before = version(api)
     statuses.update([Prepared(ref, (VF,))], checkup("unhealthy", "it is gone"))
     again = ResourceClaimStatuses(plugin(api, "node-a"), DRIVER)
@@ -159,6 +164,7 @@ def test_a_prepared_device_is_told_with_its_health_until_it_is_let_go(
     since = [{each["type"]: each["lastTransitionTime"] for each in one["conditions"]} for one in (entry, later)]
     assert since[0]["Ready"] == since[1]["Ready"]
     assert since[0]["Healthy"] < since[1]["Healthy"]
+    assert later["networkData"] == {"hardwareAddress": "02:00:00:00:00:07", "ips": ["10.0.0.7/24"]}
 
     again.update([], NOTHING)
     assert devices(api) == [THEIRS]

@@ -376,7 +376,7 @@ def test_a_node_keeps_its_pools_claims_and_machines(
         finalizers.add_finalizer(store, "node-a", ref)
         finalizers.set_users(store, ref, ["vm"])
         ready = {"type": "Ready", "status": "True", "reason": "Prepared", "message": ""}
-        finalizers.set_conditions(store, ref, {("of-a", "d0"): [ready]})
+        finalizers.set_device_statuses(store, ref, {("of-a", "d0"): [ready]})
         assert ClaimView(store.get("DeviceClaim", "default", "held")).is_held
         finalizers.remove_finalizer(store, "node-a", ref)
         assert not ClaimView(store.get("DeviceClaim", "default", "held")).is_held

@@ -14,7 +14,7 @@ from devalloc_node.binding import checks, host_changes
 from devalloc_node.binding.binding import BindingConfig, HealthState, Steps
 from devalloc_node.binding.checks import locate_device, refuse_open
 from devalloc_node.binding.drivers import HEALTHY, problem_with_function
-from devalloc_node.binding.vfio_handover import pci_location
+from devalloc_node.binding.vfio_handover import MDEV_TYPE, pci_location
 from devalloc_node.binding.vgpu_parents import choose_parent, recorded_parent, refuse_other_profile
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
@@ -108,7 +108,11 @@ class Mdev:
             mdev_uuid=own,
             sysfsdev=f"bus/mdev/devices/{own}",
             nodes=(f"/dev/vfio/{group}",),
-            attributes={**pci_location(host_changes.function(tree, parent)), "mdevUUID": own},
+            attributes={
+                **pci_location(host_changes.function(tree, parent)),
+                "mdevUUID": own,
+                **({} if (kind := folder.link("mdev_type")) is None else {MDEV_TYPE: kind}),
+            },
             share=granted.share,
         )
 

@@ -24,7 +24,7 @@ from devalloc_node.binding.vfio_handover import (
     function_key,
     function_keys,
     handover_steps,
-    with_mac,
+    with_network,
 )
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
@@ -165,13 +165,13 @@ class Sriov:
             tree = self.host.tree()
             function = _existing_function(tree, vf)
         checks.refuse_group(tree, self.config, [function])
-        mac = None
+        mac = vlan = None
         if _has_settings(vf.pf):
             step = settings_step(self.host, vf, wanted)
-            mac = step.after.get("mac")
+            mac, vlan = step.after.get("mac"), step.after.get("vlan")
             yield replace(step, more=not function.on_vfio)
         yield from handover_steps(tree, [function])
-        return with_mac(describe_passed_through(self.host, granted, [function]), mac)
+        return with_network(describe_passed_through(self.host, granted, [function]), mac, vlan)
 
     def observe(self, device: PreparedDevice) -> HealthState:
         return health_of_functions(self.host.tree(), device)

@@ -19,7 +19,7 @@ from devalloc_node.binding.vfio_handover import (
     function_key,
     function_keys,
     handover_steps,
-    with_mac,
+    with_network,
 )
 from devalloc_node.binding.vgpu_parents import part_keys
 from devalloc_node.deadline import Deadline
@@ -58,7 +58,7 @@ class Vfio:
         functions = [port.function, *(member for member in port.members if member is not port.function)]
         mac = nic.mac_address(port.function) if nic.is_nic(port.function) else None  # unreadable once VFIO has it
         yield from handover_steps(tree, functions)
-        return with_mac(describe_passed_through(self.host, granted, functions), mac)
+        return with_network(describe_passed_through(self.host, granted, functions), mac)
 
     def observe(self, device: PreparedDevice) -> HealthState:
         return health_of_functions(self.host.tree(), device)

@@ -112,6 +112,9 @@ def _listed(content: bytes) -> Iterator[tuple[str, str]]:
 _PCI_BUS_ID = "resource.kubernetes.io/pciBusID"
 _PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
 MAC = "mac"
+VLAN = "vlan"
+MDEV_TYPE = "mdevType"
+VGPU_TYPE = "vgpuType"
 _NUMA_NODE = "resource.kubernetes.io/numaNode"
 
 
@@ -177,8 +180,12 @@ def describe_passed_through(host: Host, granted: GrantedDevice, functions: Seque
     )
 
 
-def with_mac(device: PreparedDevice, mac: object) -> PreparedDevice:
-    """The device with its hardware address among its attributes, where there is one: a VF may have none yet."""
-    if not isinstance(mac, str) or not mac.strip("0:"):
-        return device
-    return replace(device, attributes={**device.attributes, MAC: mac})
+def with_network(device: PreparedDevice, mac: object, vlan: object = None) -> PreparedDevice:
+    """The device with its hardware address and its VLAN among its attributes, where there are any: a VF may have no
+    address yet, and 0 is no VLAN."""
+    attributes: dict[str, Attribute] = {}
+    if isinstance(mac, str) and mac.strip("0:"):
+        attributes[MAC] = mac
+    if isinstance(vlan, int) and vlan:
+        attributes[VLAN] = vlan
+    return replace(device, attributes={**device.attributes, **attributes}) if attributes else device

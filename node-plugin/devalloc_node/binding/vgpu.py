@@ -12,7 +12,7 @@ from devalloc_node.binding import checks, host_changes
 from devalloc_node.binding.binding import BindingConfig, HealthState, Steps
 from devalloc_node.binding.checks import locate_device_of_kind, own_nodes, refuse_open
 from devalloc_node.binding.drivers import HEALTHY, problem_with_function
-from devalloc_node.binding.vfio_handover import pci_location
+from devalloc_node.binding.vfio_handover import VGPU_TYPE, pci_location
 from devalloc_node.binding.vgpu_parents import choose_parent, recorded_parent, refuse_other_profile
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
@@ -64,7 +64,7 @@ class Vgpu:
             functions=(str(vf.address),),
             sysfsdev=f"bus/pci/devices/{vf.address}",
             nodes=(f"/dev/vfio/{after.iommu_group}",),
-            attributes=pci_location(after),
+            attributes={**pci_location(after), VGPU_TYPE: device.profile_id},
             share=granted.share,
         )
 

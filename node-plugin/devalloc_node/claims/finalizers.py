@@ -26,6 +26,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from devalloc.api import meta
+from devalloc.api.quantity import Quantity
 from devalloc.api.views import ClaimView
 from devalloc.store import Conflict, NotFound, Object, Store, StoreError
 from devalloc_node.errors import Denied, Failed
@@ -34,6 +35,12 @@ from devalloc_node.model.grant import ClaimRef
 _ATTEMPTS = 20
 Devices = Mapping[tuple[str, str], Sequence[Mapping[str, str]]]
 """Conditions (``{"type", "status", "reason", "message"}``) by pool and device."""
+DeviceInfo = Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
+"""What the node knows of prepared devices, by pool and device: one object for each share that the claim has of it."""
+_MOST_SHARES = 64
+"""Entries of ``deviceInfo`` that the API allows."""
+_OF_PREPARED = ("deviceIP", "deviceIPs", "deviceInfo", "allocations")
+"""What a status says only while its device is prepared."""
 
 
 def add_finalizer(store: Store, node_name: str, ref: ClaimRef) -> Object:
@@ -109,14 +116,25 @@ def set_users(store: Store, ref: ClaimRef, names: Sequence[str]) -> None:
     _set_status(store, ref, lambda status: _with_field(status, "podNames", list(names)))
 
 
-def set_conditions(store: Store, ref: ClaimRef, devices: Devices, now: datetime | None = None) -> None:
+def set_device_statuses(
+    store: Store, ref: ClaimRef, devices: Devices, info: DeviceInfo | None = None, now: datetime | None = None
+) -> None:
     """Say on a claim how its devices are (``status.deviceStatuses``, T29), of the devices that it holds.
 
-    Conditions of other types, and all else in the statuses, stay; of a condition that says what it said before
-    ``lastTransitionTime`` stays too. Writes nothing where that changes nothing. Raises as ``add_finalizer``.
+    Conditions of other types stay; of a condition that says what it said before ``lastTransitionTime`` stays too.
+    ``info``: what ``deviceInfo`` says of devices that are prepared, which then have the amounts of their shares in
+    ``allocations``, too. A device that is not in it loses both, and the addresses that a network wrote. None: all that
+    stays. Writes nothing where that changes nothing. Raises as ``add_finalizer``.
     """
     text = (now or datetime.now(UTC)).isoformat(timespec="seconds").replace("+00:00", "Z")
-    _set_status(store, ref, lambda status: _with_field(status, "deviceStatuses", _statuses(status, devices, text)))
+
+    def changed(status: Object) -> Object:
+        statuses = _statuses(status, devices, text)
+        if info is not None:
+            statuses = [_with_info(each, status, info) if _key(each) in devices else each for each in statuses]
+        return _with_field(status, "deviceStatuses", statuses)
+
+    _set_status(store, ref, changed)
 
 
 def is_group_pending(claim: Object) -> bool:
@@ -179,6 +197,29 @@ def _statuses(status: Object, devices: Devices, now: str) -> list[Any]:
         merged = _merged(before.get("conditions", ()), conditions, now)
         statuses[places[device]] = {**before, "conditions": merged}
     return statuses
+
+
+def _key(status: Object) -> tuple[Any, Any]:
+    return status.get("devicePoolName"), status.get("deviceName")
+
+
+def _with_info(device: Object, status: Object, info: DeviceInfo) -> Object:
+    """The status of a device with what the node knows of it, or without what holds no more."""
+    if _key(device) not in info:
+        return {name: value for name, value in device.items() if name not in _OF_PREPARED}
+    device = _with_field(device, "deviceInfo", [dict(each) for each in info[_key(device)]][:_MOST_SHARES])
+    return _with_field(device, "allocations", _amounts(status, _key(device)))
+
+
+def _amounts(status: Object, device: tuple[Any, Any]) -> list[Object]:
+    """The amounts of the claim's shares of a device together; none where it has it whole."""
+    total: dict[str, Quantity] = {}
+    for entry in status.get("allocations", ()):
+        if _key(entry) == device:
+            for amount in entry.get("allocations", ()):
+                more = Quantity.parse(amount["allocation"])
+                total[amount["name"]] = total[amount["name"]] + more if amount["name"] in total else more
+    return [{"name": name, "allocation": str(amount)} for name, amount in total.items()]
 
 
 def _merged(before: Iterable[Any], conditions: Iterable[Mapping[str, str]], now: str) -> list[Any]:

@@ -1,18 +1,22 @@
-"""The conditions that a node writes to claims about their devices: `Ready` while prepared, and `Healthy` (T3, T29)."""
+"""What a node writes to claims about their devices: the conditions `Ready` and `Healthy` (T3, T29), and what they are
+on the host."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from devalloc.api.views import ClaimView
 from devalloc.store import Object, Store, StoreError
 from devalloc_node.binding.binding import HealthState
-from devalloc_node.claims.finalizers import set_conditions
+from devalloc_node.claims.finalizers import set_device_statuses
 from devalloc_node.claims.store_grants import claim_ref
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError
+from devalloc_node.health.device_info import device_info
 from devalloc_node.health.watch import HealthSnapshot, HealthWatch
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.step import Prepared, PreparedDevice
@@ -62,6 +66,17 @@ HEALTHY = "Healthy"
 
 _Device = tuple[str, str]
 _Conditions = dict[_Device, list[Mapping[str, str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Statuses:
+    """What is said of a claim's devices."""
+
+    conditions: _Conditions
+    info: dict[_Device, list[Mapping[str, Any]]]
+    """Of each that is prepared, one object for each share."""
+
+
 _MEMBERS = ("type", "status", "reason", "message")
 _STATUS = {"healthy": "True", "unhealthy": "False", "unknown": "Unknown"}
 
@@ -72,7 +87,7 @@ class ClaimConditions:
     def __init__(self, store: Store, node_name: str) -> None:
         self._store = store
         self._node_name = node_name
-        self._written: dict[ClaimRef, _Conditions] | None = None
+        self._written: dict[ClaimRef, _Statuses] | None = None
         """None before the first look at what an earlier instance said."""
 
     def update(self, prepared: Iterable[Prepared], checkup: HealthSnapshot) -> None:
@@ -85,22 +100,18 @@ class ClaimConditions:
                 return
         written = self._written
         health = {(each.pool, each.device): each.health for each in checkup.devices}
-        now: dict[ClaimRef, _Conditions] = {}
-        for claim in prepared:
-            now[claim.ref] = {
-                (key := (device.pool, device.device)): conditions_of(device, health.get(key))
-                for device in claim.devices
-            }
+        now = {claim.ref: _statuses_of(claim, health) for claim in prepared}
         for ref in sorted(written.keys() - now.keys()):
-            if self._write(ref, {device: _final_conditions(conditions) for device, conditions in written[ref].items()}):
+            over = {device: _final_conditions(each) for device, each in written[ref].conditions.items()}
+            if self._write(ref, _Statuses(over, {})):
                 del written[ref]
-        for ref, conditions in now.items():
-            if written.get(ref) != conditions and self._write(ref, conditions):
-                written[ref] = conditions
+        for ref, statuses in now.items():
+            if written.get(ref) != statuses and self._write(ref, statuses):
+                written[ref] = statuses
 
-    def _write(self, ref: ClaimRef, conditions: _Conditions) -> bool:
+    def _write(self, ref: ClaimRef, statuses: _Statuses) -> bool:
         try:
-            set_conditions(self._store, ref, conditions)
+            set_device_statuses(self._store, ref, statuses.conditions, statuses.info)
         except Denied:
             return True  # gone, or a claim of another dialect: no object to write to
         except NodeError as error:
@@ -109,22 +120,34 @@ class ClaimConditions:
         return True
 
 
-def _ready_before(claims: Iterable[Object], node_name: str) -> Iterator[tuple[ClaimRef, _Conditions]]:
+def _statuses_of(claim: Prepared, health: Mapping[_Device, HealthState]) -> _Statuses:
+    conditions: _Conditions = {}
+    info: dict[_Device, list[Mapping[str, Any]]] = {}
+    for device in claim.devices:
+        key = device.pool, device.device
+        conditions[key] = conditions_of(device, health.get(key))
+        info.setdefault(key, []).extend(filter(None, [device_info(device)]))
+    return _Statuses(conditions, info)
+
+
+def _ready_before(claims: Iterable[Object], node_name: str) -> Iterator[tuple[ClaimRef, _Statuses]]:
     """Of the node's claims those that are called ready: what a crash or a reboot undid must not stay so."""
     for claim in claims:
         if ClaimView(claim).node != node_name:
             continue
         by_device: _Conditions = {}
+        info: dict[_Device, list[Mapping[str, Any]]] = {}
         try:
             for status in claim["status"]["deviceStatuses"]:
                 ours = [each for each in status.get("conditions", ()) if each["type"] in (READY, HEALTHY)]
                 if any(each["type"] == READY and each["status"] == "True" for each in ours):
                     device = status["devicePoolName"], status["deviceName"]
                     by_device[device] = [{key: each[key] for key in _MEMBERS} for each in ours]
+                    info[device] = list(status.get("deviceInfo", ()))
         except (KeyError, TypeError, AttributeError):
             continue  # not ours, or others wrote there
         if by_device:
-            yield claim_ref(claim), by_device
+            yield claim_ref(claim), _Statuses(by_device, info)
 
 
 def _final_conditions(conditions: Iterable[Mapping[str, str]]) -> list[Mapping[str, str]]:

@@ -15,8 +15,8 @@ from typing import Any
 
 from devalloc.store.kubernetes.api_error import ApiError, Object
 from devalloc.store.kubernetes.client import Client, path_segment
-from devalloc_node.binding.vfio_handover import MAC
 from devalloc_node.health.conditions import conditions_of
+from devalloc_node.health.device_info import device_data, network_data
 from devalloc_node.health.watch import HealthSnapshot
 from devalloc_node.kube.grants import CLAIMS
 from devalloc_node.model.grant import ClaimRef
@@ -75,20 +75,11 @@ class ResourceClaimStatuses:
             log.warning("cannot write the health of devices to ResourceClaims: %s", error)
 
     def _entry(self, device: PreparedDevice, conditions: list[Mapping[str, str]]) -> Object:
-        data: Object = {"binding": device.binding}
-        if device.functions:
-            data["functions"] = list(device.functions)
-        if device.mdev_uuid is not None:
-            data["mdevUUID"] = device.mdev_uuid
-        if attributes := {name: value for name, value in sorted(device.attributes.items()) if name != MAC}:
-            data["attributes"] = attributes
         entry: Object = {"driver": self._driver, "pool": device.pool, "device": device.device}
         if device.share is not None:
             entry["shareID"] = device.share
-        entry |= {"conditions": [dict(each) for each in conditions], "data": data}
-        if isinstance(mac := device.attributes.get(MAC), str):
-            entry["networkData"] = {"hardwareAddress": mac}
-        return entry
+        entry |= {"conditions": [dict(each) for each in conditions], "data": device_data(device)}
+        return entry | ({"networkData": network} if (network := network_data(device)) else {})
 
     def _write(self, ref: ClaimRef, entries: _Entries) -> bool:
         """Whether the claim shows it, or no claim exists. Raises ApiError where others will fare no better."""
@@ -148,8 +139,12 @@ def _key(status: Mapping[str, Any]) -> _Key:
     return status["pool"], status["device"], status.get("shareID")
 
 
+_OF_NETWORKS = ("interfaceName", "ips")
+"""Members of ``networkData`` that the plugin does not know: the network component that wrote them keeps them."""
+
+
 def _timed(entry: Object, before: Object | None) -> Object:
-    """The entry with the times since when its conditions are so."""
+    """The entry with the times since when its conditions are so, and what network components wrote."""
     since = {
         (each["type"], each["status"]): each["lastTransitionTime"] for each in (before or {}).get("conditions") or ()
     }
@@ -157,4 +152,6 @@ def _timed(entry: Object, before: Object | None) -> Object:
     conditions = [
         {**each, "lastTransitionTime": since.get((each["type"], each["status"]), now)} for each in entry["conditions"]
     ]
-    return {**entry, "conditions": conditions}
+    written = (before or {}).get("networkData") or {}
+    network = {name: written[name] for name in _OF_NETWORKS if name in written} | entry.get("networkData", {})
+    return {**entry, "conditions": conditions, **({"networkData": network} if network else {})}

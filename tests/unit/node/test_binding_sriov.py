@@ -182,6 +182,19 @@ class TestSettings:
         hand.unprepare(VF0)
         assert settings(host) == {}
 
+    def test_a_prepared_vf_says_its_address_and_its_vlan(self, host: FakeHost) -> None:
+        host.set_numvfs(PF, 2)
+        for spec, attributes in (
+            ({"mac": MAC, "vlan": 7}, {"mac": MAC, "vlan": 7}),
+            ({"vlan": 0}, {}),
+            ({}, {}),
+        ):
+            hand = BindingRunner.on(host)
+            prepared = hand.prepare(VF0, POOL, class_configs=(config("VfConfig", **spec),))
+            own = {name: prepared.attributes[name] for name in ("mac", "vlan") if name in prepared.attributes}
+            assert own == attributes
+            hand.unprepare(VF0)
+
     def test_they_are_set_by_the_cards_own_interface(self, host: FakeHost) -> None:
         """A card whose switch is on (switchdev) has interfaces for its VFs, which lie beside its own."""
         host.write(f"{host.path(PF)}/net/eth-1/phys_port_name", "pf0vf0")

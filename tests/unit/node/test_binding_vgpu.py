@@ -83,7 +83,11 @@ class TestMediatedDevices:
         assert prepared.sysfsdev == f"bus/mdev/devices/{uuid}"
         group = (a2.sys / "bus/mdev/devices" / uuid / "iommu_group").resolve().name
         assert prepared.nodes == (f"/dev/vfio/{group}",)
-        assert prepared.attributes == {**pci_location(A2_4Q_VF), "mdevUUID": uuid}
+        assert prepared.attributes == {
+            **pci_location(A2_4Q_VF),
+            "mdevUUID": uuid,
+            "mdevType": "nvidia-746",
+        }
         assert hand.keys[A2_4Q] == (f"pci/{A2_4Q_VF}", f"mdev/{uuid}")
         assert hand.bindings.observe(prepared).state == "healthy"
         hand.unprepare(A2_4Q)
@@ -181,7 +185,7 @@ class TestVendorLayout:
         assert (prepared.binding, prepared.functions, prepared.mdev_uuid) == ("vgpu", (L40S_VF,), None)
         assert prepared.sysfsdev == f"bus/pci/devices/{L40S_VF}"
         assert prepared.nodes == (f"/dev/vfio/{l40s.functions[L40S_VF].group}",)
-        assert prepared.attributes == pci_location(L40S_VF)
+        assert prepared.attributes == {**pci_location(L40S_VF), "vgpuType": "nvidia-1148"}
         assert hand.bindings.observe(prepared).state == "healthy"
         hand.unprepare(L40S_2Q)
         after = l40s.snapshot()

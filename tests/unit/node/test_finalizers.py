@@ -20,7 +20,7 @@ from devalloc_node.claims.finalizers import (
     add_finalizer,
     claims_of_node,
     remove_finalizer,
-    set_conditions,
+    set_device_statuses,
     set_users,
 )
 from devalloc_node.errors import Denied
@@ -271,13 +271,13 @@ class TestConditions:
     def test_a_condition_keeps_its_time_while_it_says_the_same(self, store: SQLiteStore) -> None:
         which = ref(store)
         healthy = {"type": "Healthy", "status": "True", "reason": "Healthy", "message": ""}
-        set_conditions(store, which, {self.DEVICE: [healthy, {"type": "Ready", "status": "True"}]}, self.NOW)
+        set_device_statuses(store, which, {self.DEVICE: [healthy, {"type": "Ready", "status": "True"}]}, now=self.NOW)
         before = store.list()
-        set_conditions(store, which, {self.DEVICE: [healthy]}, self.LATER)
+        set_device_statuses(store, which, {self.DEVICE: [healthy]}, now=self.LATER)
         assert store.list() == before
-        set_conditions(store, which, {self.DEVICE: [{**healthy, "message": "well"}]}, self.LATER)
+        set_device_statuses(store, which, {self.DEVICE: [{**healthy, "message": "well"}]}, now=self.LATER)
         assert self.conditions(store)["Healthy"] == ("True", "well", "2026-01-31T12:00:00Z")
-        set_conditions(store, which, {self.DEVICE: [{**healthy, "status": "False"}]}, self.LATER)
+        set_device_statuses(store, which, {self.DEVICE: [{**healthy, "status": "False"}]}, now=self.LATER)
         assert self.conditions(store) == {
             "Healthy": ("False", "", "2026-01-31T13:00:00Z"),
             "Ready": ("True", "", "2026-01-31T12:00:00Z"),
@@ -287,7 +287,7 @@ class TestConditions:
         allocator = DeviceClaimAllocator(store)
         store.delete("DevicePool", None, "p")
         allocator.round()
-        set_conditions(store, ref(store), {self.DEVICE: [{"type": "Healthy", "status": "False"}]}, self.NOW)
+        set_device_statuses(store, ref(store), {self.DEVICE: [{"type": "Healthy", "status": "False"}]}, now=self.NOW)
         allocator.round()
         assert {name: condition[0] for name, condition in self.conditions(store).items()} == {
             "DeviceLost": "True",
@@ -296,5 +296,5 @@ class TestConditions:
 
     def test_nothing_is_said_of_devices_that_the_claim_does_not_hold(self, store: SQLiteStore) -> None:
         before = store.list()
-        set_conditions(store, ref(store), {("p", "d7"): [{"type": "Healthy", "status": "False"}]}, self.NOW)
+        set_device_statuses(store, ref(store), {("p", "d7"): [{"type": "Healthy", "status": "False"}]}, now=self.NOW)
         assert store.list() == before

@@ -5,10 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from devalloc.api.decode import decode
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.inventory import DeviceRecords, InventoryConfig, discover
 from devalloc.inventory.sysfs import Tree
@@ -327,6 +330,79 @@ class TestClaims:
         assert store.list() == before
         ClaimConditions(store, "n").update([], ward.watch.snapshot())
         assert self.conditions(store) == {"Ready": ("False", ""), "Healthy": ("Unknown", "")}
+
+    def status(self, store: SQLiteStore) -> dict[str, Any]:
+        (only,) = store.get("DeviceClaim", "default", "a")["status"]["deviceStatuses"]
+        return {name: value for name, value in only.items() if name != "conditions"}
+
+    def test_say_what_they_are_on_the_host_until_they_are_unprepared(self, store: SQLiteStore) -> None:
+        claim = store.get("DeviceClaim", "default", "a")
+        amount = [{"name": "memory", "allocation": "2Gi"}, {"name": "slots", "allocation": "1"}]
+        entry = {"devicePoolName": "p", "deviceName": "d0"}
+        shares = [{**entry, "allocations": amount}, {**entry, "allocations": amount[:1]}]
+        store.replace_status({**claim, "status": {**claim["status"], "allocations": shares}})
+        vf = PreparedDevice(
+            ("0",),
+            "p",
+            "d0",
+            "vfio",
+            (VF,),
+            nodes=("/dev/vfio/15",),
+            attributes={"mac": "02:00:00:12:34:57", "vlan": 7, "resource.kubernetes.io/numaNode": 1},
+            share="0",
+        )
+        ref = ClaimRef("default", "a", claim["metadata"]["uid"])
+        prepared, checkup = [Prepared(ref, (vf, replace(vf, share="1")))], Ward().watch.snapshot()
+        ClaimConditions(store, "n").update(prepared, checkup)
+        info = {
+            "binding": "vfio",
+            "functions": [VF],
+            "nodes": ["/dev/vfio/15"],
+            "iommuGroups": [15],
+            "vlan": 7,
+            "attributes": {"resource.kubernetes.io/numaNode": 1},
+            "hardwareAddress": "02:00:00:12:34:57",
+        }
+        named = {"devicePoolName": "p", "deviceName": "d0"}
+        assert self.status(store) == named | {
+            "deviceInfo": [{"share": "0", **info}, {"share": "1", **info}],
+            "allocations": [{"name": "memory", "allocation": "4Gi"}, {"name": "slots", "allocation": "1"}],
+        }
+        assert not [each for each in decode(store.get("DeviceClaim", "default", "a")).problems if each.is_error]
+        # A network's addresses stay beside it, also for an instance that starts anew and finds nothing to write.
+        claim = store.get("DeviceClaim", "default", "a")
+        (device,) = claim["status"]["deviceStatuses"]
+        written = {**device, "deviceIP": "10.0.0.7", "deviceIPs": [{"ip": "10.0.0.7"}]}
+        store.replace_status({**claim, "status": {**claim["status"], "deviceStatuses": [written]}})
+        before, statuses = store.list(), ClaimConditions(store, "n")
+        statuses.update(prepared, checkup)
+        assert store.list() == before
+        ward = Ward(SICK)
+        ward.watch.look()
+        statuses.update(prepared, ward.watch.snapshot())
+        assert self.status(store)["deviceIPs"] == [{"ip": "10.0.0.7"}]
+        statuses.update([], checkup)
+        assert self.status(store) == named
+
+    def test_what_an_older_version_left_out_is_added(self, store: SQLiteStore) -> None:
+        ref = ClaimRef("default", "a", store.get("DeviceClaim", "default", "a")["metadata"]["uid"])
+        prepared = [Prepared(ref, (PreparedDevice(("0",), "p", "d0", "vfio", (VF,)),))]
+        ClaimConditions(store, "n").update(prepared, Ward().watch.snapshot())
+        claim = store.get("DeviceClaim", "default", "a")
+        (device,) = claim["status"]["deviceStatuses"]
+        older = {name: value for name, value in device.items() if name != "deviceInfo"}
+        store.replace_status({**claim, "status": {**claim["status"], "deviceStatuses": [older]}})
+        ClaimConditions(store, "n").update(prepared, Ward().watch.snapshot())
+        assert self.status(store)["deviceInfo"] == [{"binding": "vfio", "functions": [VF]}]
+        # And what is left of a claim that a reboot unprepared goes.
+        ClaimConditions(store, "n").update([], Ward().watch.snapshot())
+        assert "deviceInfo" not in self.status(store)
+
+    def test_admin_access_has_nothing_behind_it(self, store: SQLiteStore) -> None:
+        ref = ClaimRef("default", "a", store.get("DeviceClaim", "default", "a")["metadata"]["uid"])
+        device = PreparedDevice(("0",), "p", "d0", "none", admin=True)
+        ClaimConditions(store, "n").update([Prepared(ref, (device,))], Ward().watch.snapshot())
+        assert self.status(store) == {"devicePoolName": "p", "deviceName": "d0"}
 
     def test_that_are_gone_or_of_another_dialect_are_passed_over(self, store: SQLiteStore) -> None:
         before = store.list()
