@@ -35,6 +35,7 @@ VERBS: dict[str, dict[str, str]] = {
         "get": "list or print objects",
         "describe": "show all details of an object",
         "top": "show the fleet at a glance: what is free, what is in use, which claims wait and why",
+        "usage": "show who used which devices, CPUs and memory in a month, and for how long",
         "delete": "delete objects",
         "wait": "wait until claims are allocated, released or deleted, machines running",
     },

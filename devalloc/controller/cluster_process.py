@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
 import secrets
 import ssl
@@ -32,8 +34,10 @@ from devalloc.controller.reconcile.loop import AllocatorSettings, ReconcileLoop
 from devalloc.controller.reconcile.resource_claims import ResourceClaimAllocator
 from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimRound as ResourceRound
 from devalloc.controller.reconcile.resource_claims.cluster_state import RESOURCES
+from devalloc.controller.usage import UsageAccountant
+from devalloc.controller.usage.report import GROUPINGS, grouped, parse_month, read_report, report_json
 from devalloc.net.http_server import JSON, HttpResponse
-from devalloc.store import Object
+from devalloc.store import Object, StoreError
 from devalloc.store.errors import Key
 from devalloc.store.kubernetes import NAMESPACE, ApiError, Client, KubernetesStore
 from devalloc.store.kubernetes.object_writer import ObjectWriter
@@ -122,6 +126,7 @@ class ClusterProcess:
         self._on_permits = on_permits
         self._permits: LeaderPermitServer | None = None
         self._resource_claims: ResourceClaimAllocator | None = None
+        self._usage: UsageAccountant | None = None
         holder = f"{settings.instance}-{secrets.token_hex(4)}"
         self.lease = Lease(
             ObjectClient(client.within(settings.deadline / LEASE_ATTEMPTS), settings.namespace),
@@ -153,6 +158,7 @@ class ClusterProcess:
             self._searched,
             ready=lambda: self._seen().unready(time.monotonic()) is None,
             seen=lambda: self.monitor.seen,
+            usage=lambda: {} if self._usage is None else self._usage.counters,
         )
         self.allocator = DeviceClaimAllocator(
             self.store,
@@ -172,6 +178,7 @@ class ClusterProcess:
                     "/readyz": SitePage(self._ready, is_open=True),
                     "/metrics": SitePage(self._metrics, is_open=settings.open_metrics),
                     "/permits": SitePage(self._ledgers),
+                    "/usage": SitePage(self._usage_of_month),
                     **pages(self, self._shown, access),
                 },
                 access,
@@ -230,7 +237,17 @@ class ClusterProcess:
             if error.status == 403:  # the rights of an earlier version: claims are answered all the same
                 log.warning("whether Nodes are cordoned or ready does not count, see `devalloc install`: %s", error)
                 self.allocator.loop.ignore_kind("Node")
-        loops: dict[str, Loop] = {"allocate": self.allocator.run, "monitor": self.monitor.run}
+        self._usage = UsageAccountant(
+            (self.store, self._shown),
+            ObjectClient(self._client, self._settings.namespace, lambda: self.lease.is_valid),
+            self.lease.holder,
+            namespace=self._settings.namespace,
+        )
+        loops: dict[str, Loop] = {
+            "allocate": self.allocator.run,
+            "monitor": self.monitor.run,
+            "usage": self._usage.run,
+        }
         if self._settings.resource_claims:
             self._resource_claims = ResourceClaimAllocator(
                 self._resource_store,
@@ -311,6 +328,24 @@ class ClusterProcess:
         served = None if self._permits is None else self._permits.server
         more = None if served is None else await served.seen(served.metrics.text)
         return HttpResponse(200, self.metrics.text() + (more or b""), TYPE)
+
+    async def _usage_of_month(self, request: web.BaseRequest) -> HttpResponse:
+        """``?month=last&by=machine&namespace=team-a``; as written down, so that one that stands by answers, too."""
+        query = request.query
+        by = query.get("by", "device")
+        if by not in GROUPINGS:
+            return HttpResponse(400, f"by must be one of {', '.join(GROUPINGS)}".encode())
+        try:
+            month = parse_month(query.get("month", "this"), round(time.time() * 1000))
+        except ValueError:
+            return HttpResponse(400, b"month must be this, last, or a month such as 2026-11")
+        records = ObjectClient(self._client, self._settings.namespace)
+        try:
+            report = await asyncio.to_thread(read_report, records, self._settings.namespace, month)
+        except StoreError as error:
+            return HttpResponse(503, f"cannot read the usage: {error}".encode())
+        content = json.dumps(report_json(grouped(report, by, query.get("namespace") or None)))
+        return HttpResponse(200, content.encode(), JSON)
 
     async def _ledgers(self, request: web.BaseRequest) -> HttpResponse:
         served = None if self._permits is None else self._permits.server

@@ -21,6 +21,8 @@ from devalloc.controller.reconcile.device_claims import DeviceClaimRound
 from devalloc.controller.reconcile.events import EventRecorder
 from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimRound as ResourceRound
 from devalloc.controller.reconcile.searches import OTHER_NAMESPACES
+from devalloc.controller.usage.ledger import CounterKey, UsageTotal
+from devalloc.controller.usage.metrics import UsageCollector
 
 Object = dict[str, Any]
 
@@ -46,9 +48,11 @@ class ControllerMetrics:
         *,
         ready: Callable[[], bool] = lambda: True,
         seen: Callable[[], CachedOverview | None] = lambda: None,
+        usage: Callable[[], Mapping[CounterKey, UsageTotal]] = dict,
     ) -> None:
         """``requests``: to the API server, by verb and status. ``searched``: seconds by namespace (``Searches``).
-        ``ready``: whether /readyz says so. ``seen``: the fleet at the last look, while this process leads."""
+        ``ready``: whether /readyz says so. ``seen``: the fleet at the last look, while this process leads.
+        ``usage``: counters of usage, as they are written down."""
         self._registry = CollectorRegistry()
         self._last: DeviceClaimRound | None = None
         self._last_of_resources: ResourceRound | None = None
@@ -86,6 +90,7 @@ class ControllerMetrics:
         for kind in ("DeviceClaim", "ResourceClaim"):
             self._waited.labels(kind)
         self._registry.register(_FleetCollector(ready, leads, seen))
+        self._registry.register(UsageCollector(usage))
 
     def count(self, done: DeviceClaimRound) -> None:
         """A round."""

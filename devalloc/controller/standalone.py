@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +21,7 @@ from devalloc.controller.host_inventory import HostInventory, InventorySource
 from devalloc.controller.pool_publisher import PublishLock, PublishResult
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator, DeviceClaimRound, SolveManifests
 from devalloc.controller.reconcile.loop import AllocatorSettings
+from devalloc.controller.usage import UsageAccountant
 from devalloc.inventory.watch import UdevSource
 from devalloc.store import Store, Unavailable, Unusable
 from devalloc.store.paths import hold_store
@@ -108,6 +111,7 @@ class Standalone:
                     store, self._inventory, source, turned, resync=self._resync, on_published=self._on_published
                 )
                 loops = [host.watch, host.repair, _start_after(host.looked, allocator.run)]
+            loops.append(UsageAccountant([store], store, f"{socket.gethostname()}-{os.getpid()}").run)
             loops += [partial(each, store) for each in self._extra_loops]
             threads = [threading.Thread(target=self._guarded, args=(loop, stop), daemon=True) for loop in loops]
             for thread in threads:

@@ -1,0 +1,115 @@
+"""``devalloc usage``: who used which devices, CPUs and memory in a month, and for how long."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from devalloc.cli.command import BadInput, CommandFailed, verb
+from devalloc.cli.options.common import no_headers_option, output_option
+from devalloc.cli.target import StoreTarget, connect_cluster, open_target, target_options
+
+if TYPE_CHECKING:
+    from devalloc.controller.usage.report import UsageReport
+
+
+@verb("usage")
+@click.option(
+    "--month",
+    default="this",
+    metavar="MONTH",
+    help="Month in UTC: this (default), last, or one such as 2026-11. The last twelve are kept.",
+)
+@click.option(
+    "--by",
+    type=click.Choice(["device", "machine", "class", "namespace"]),
+    default="device",
+    help="One row for each device that a machine used (default), each machine, each class or each namespace.",
+)
+@click.option("--of", "namespace", metavar="NAMESPACE", help="Only usage of this namespace; default: all.")
+@click.option(
+    "--controller-namespace",
+    default="devalloc-system",
+    metavar="NAME",
+    help="Namespace of the controller on a cluster, which stores the usage.",
+)
+@no_headers_option
+@output_option("table", "json", "yaml")
+@target_options
+def usage(
+    month: str,
+    by: str,
+    namespace: str | None,
+    controller_namespace: str,
+    no_headers: bool,
+    output: str,
+    place: StoreTarget,
+) -> int:
+    """Show who used which devices, CPUs and memory in a month, and for how long.
+
+    HOURS counts devices that were held whole, SHARES parts of devices: two shares of one device count twice. CPU-HOURS
+    and GIB-HOURS are what machines had, times time. `devalloc up` and the controller of a cluster count while they run,
+    and from what they wrote for the time between.
+
+    \b
+    devalloc usage --month last
+    devalloc usage --month 2026-11 --by namespace -o json
+    devalloc usage --of team-a --kubeconfig ~/.kube/config
+    """
+    from devalloc.cli.render.output import print_content, print_note, print_table
+    from devalloc.controller.usage.report import grouped, parse_month, report_json
+
+    try:
+        wanted = parse_month(month, round(time.time() * 1000))
+    except ValueError:
+        raise BadInput(f"--month must be this, last, or a month such as 2026-11, not {month!r}") from None
+    report = grouped(_read(place, controller_namespace, wanted), by, namespace)
+    if output != "table":
+        print_content(report_json(report), output)
+        return 0
+    rows = [
+        [
+            key.namespace,
+            *([] if by in ("class", "namespace") else [key.machine]),
+            *([] if by in ("machine", "namespace") else [key.device_class]),
+            *([key.device] if by == "device" else []),
+            _hours(total.whole),
+            _hours(total.shared),
+            _hours(total.cpu / 1000),
+            _hours(total.memory / 2**30),
+        ]
+        for key, total in report.rows.items()
+    ]
+    names = {"device": ["MACHINE", "CLASS", "DEVICE"], "machine": ["MACHINE"], "class": ["CLASS"], "namespace": []}
+    print_table(["NAMESPACE", *names[by], "HOURS", "SHARES", "CPU-HOURS", "GIB-HOURS"], rows, no_headers=no_headers)
+    if report.until is None:
+        print_note(f"nothing was counted in {wanted}")
+    else:
+        print_note(f"{wanted}, counted until {report_json(report)['until']}")
+    return 0
+
+
+def _read(place: StoreTarget, controller_namespace: str, month: str) -> UsageReport:
+    """Raises Failed."""
+    from devalloc.controller.usage.accountant import NAMESPACE
+    from devalloc.controller.usage.report import read_report
+    from devalloc.store import StoreError
+
+    try:
+        if place.is_cluster:
+            from devalloc.controller.cluster_process import ObjectClient
+
+            client = connect_cluster(place.kubeconfig)
+            return read_report(ObjectClient(client, controller_namespace), controller_namespace, month)
+        with open_target(place) as store:
+            return read_report(store, NAMESPACE, month)
+    except StoreError as error:
+        raise CommandFailed(f"cannot read the usage of {month}: {error}") from error
+
+
+def _hours(milliseconds: float) -> str:
+    """Hours with as many digits as say something; empty for none."""
+    hours = milliseconds / 3_600_000
+    return "" if not hours else f"{hours:.1f}" if hours >= 100 else f"{hours:.3f}"

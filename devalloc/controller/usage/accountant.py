@@ -1,0 +1,162 @@
+"""The loop that counts usage while this process allocates, and writes it down."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from devalloc.backoff import Backoff
+from devalloc.controller.usage.holdings import KINDS, OPTIONAL_KINDS, Holding, holdings_of
+from devalloc.controller.usage.ledger import CounterKey, MonthRecord, UsageLedger, UsageTotal
+from devalloc.controller.usage.records import KIND, ConfigMapStore, read_records, record_data, record_name
+from devalloc.store import (
+    AlreadyExists,
+    Conflict,
+    Forbidden,
+    KindNotServed,
+    NotFound,
+    NotLeader,
+    Object,
+    Store,
+    StoreError,
+)
+
+log = logging.getLogger(__name__)
+
+NAMESPACE = "default"
+"""Where the ConfigMaps of an embedded store are."""
+TICK_SECONDS = 1.0
+"""The objects are looked at this often, if they have changed."""
+SAVE_SECONDS = 60.0
+"""The totals are written this often while anything is held."""
+SAVE_CHANGES_SECONDS = 2.0
+"""A change is written so soon."""
+CPU_DIVISOR = 20
+"""At most one part in so many of a CPU is spent on looking."""
+
+
+class UsageAccountant:
+    """``run`` in a thread, once, while this process allocates; the properties are for any thread."""
+
+    def __init__(
+        self,
+        stores: Sequence[Store],
+        records: ConfigMapStore,
+        holder: str,
+        *,
+        namespace: str = NAMESPACE,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """``stores``: where the objects are; a kind is read from the last that has it. ``records``: where ConfigMaps
+        are written. ``clock``: seconds since 1970, which the next process goes by as well."""
+        self.counters: Mapping[CounterKey, UsageTotal] = {}
+        """As it is written down, so that no counter ever goes back."""
+        self._stores = tuple(stores)
+        self._records = records
+        self._holder = holder
+        self._namespace = namespace
+        self._clock = clock
+        self._ledger: UsageLedger | None = None
+        self._stored: dict[str, Object] = {}
+        """The ConfigMaps by name, as they were last read or written."""
+        self._seen: tuple[str, ...] | None = None
+        self._unserved: set[str] = set()
+        self._is_dirty = False
+
+    def run(self, stop: threading.Event) -> None:
+        """Until ``stop`` is set. Nothing that fails here keeps claims from being answered."""
+        saved, pause, logged = time.monotonic(), TICK_SECONDS, ""
+        backoff = Backoff(SAVE_CHANGES_SECONDS, SAVE_SECONDS)
+        while not stop.is_set():
+            try:
+                pause = self.tick()
+                waited = time.monotonic() - saved
+                if waited >= SAVE_SECONDS or (self._is_dirty and waited >= SAVE_CHANGES_SECONDS):
+                    self.save()
+                    saved = time.monotonic()
+                    backoff.reset()
+                logged = ""
+            except StoreError as error:  # such as rights of an earlier version, which lasts
+                if str(error) != logged:
+                    log.warning("cannot count usage: %s; trying again", error)
+                pause, logged = backoff.next_delay(), str(error)
+            except Exception:
+                log.exception("cannot count usage; trying again")
+                pause = SAVE_SECONDS
+            stop.wait(pause)
+        try:
+            self.save()
+        except (StoreError, NotLeader) as error:
+            log.debug("cannot write the usage at the end: %s", error)
+
+    def tick(self) -> float:
+        """Look at the objects if any has changed; seconds until the next look. Raises StoreError."""
+        if self._ledger is None:
+            self._begin()
+        assert self._ledger is not None
+        versions = tuple(store.list([]).resource_version for store in self._stores)
+        if versions == self._seen:
+            return TICK_SECONDS
+        before = time.thread_time()
+        holdings = self._holdings()
+        self._is_dirty |= self._ledger.observe(holdings, self._now())
+        self._seen = versions
+        return max(TICK_SECONDS, (time.thread_time() - before) * CPU_DIVISOR)
+
+    def save(self) -> None:
+        """Write down the month, and before it each that has ended. Raises StoreError."""
+        ledger = self._ledger
+        if ledger is None or self._seen is None:  # what was held before this process is not counted yet
+            return
+        record = ledger.record(self._now())
+        try:
+            while ledger.finished:
+                self._write(ledger.finished[0])
+                ledger.finished.pop(0)
+            if record.rows or record.open or record_name(record.month) in self._stored:
+                self._write(record)
+        except (Conflict, NotFound, AlreadyExists):
+            # Another process counts, or has: what it wrote counts, and what is held goes on from there.
+            log.warning("another process has written the usage; continuing from what it wrote")
+            self._ledger = self._seen = None
+            return
+        self._is_dirty = False
+        self.counters = record.counters
+
+    def _begin(self) -> None:
+        stored = list(read_records(self._records, self._namespace))
+        self._stored = {obj["metadata"]["name"]: obj for obj, _ in stored}
+        latest = max((record for _, record in stored), key=lambda record: record.until, default=None)
+        self._ledger = UsageLedger(latest, self._now())
+        self.counters = {} if latest is None else latest.counters
+
+    def _write(self, record: MonthRecord) -> None:
+        name, data = record_name(record.month), record_data(record, self._holder)
+        there = self._stored.get(name)
+        if there is not None:
+            self._stored[name] = self._records.replace({**there, "data": data})
+            return
+        metadata = {"name": name, "namespace": self._namespace}
+        self._stored[name] = self._records.create(
+            {"apiVersion": "v1", "kind": KIND, "metadata": metadata, "data": data}
+        )
+
+    def _holdings(self) -> Mapping[str, Holding]:
+        return holdings_of(self._objects())
+
+    def _objects(self) -> Iterator[Object]:
+        """Raises StoreError: then no one knows what is held, and nothing counts as gone."""
+        for kind in KINDS:
+            yield from self._stores[0].list(kind).objects
+        for kind in OPTIONAL_KINDS:
+            try:
+                yield from self._stores[-1].list(kind).objects
+            except (Forbidden, KindNotServed) as error:
+                if kind not in self._unserved:
+                    self._unserved.add(kind)
+                    log.info("%ss do not count in the usage: %s", kind, error)
+
+    def _now(self) -> int:
+        return round(self._clock() * 1000)
