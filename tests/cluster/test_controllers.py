@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import threading
@@ -309,6 +310,51 @@ def test_health_is_for_all_and_metrics_for_those_who_can_read_them(cluster: Clus
             assert line in metrics
         assert 'devalloc_api_requests_total{code="200",verb="update"}' in metrics
     finally:
+        controller.stop()
+        thread.join(120)
+
+
+def test_usage_of_both_dialects_is_counted_and_shown(cluster: Cluster) -> None:
+    at: list[tuple[str, int]] = []
+    client = Client.connect(cluster.kubeconfig("admin"))
+    settings = ClusterSettings("one", seconds=60.0, deadline=40.0, listen=("127.0.0.1", 0), audience="")
+    controller = Controller(client, settings, on_listening=at.append)
+    thread = threading.Thread(target=controller.run, daemon=True)
+    thread.start()
+
+    def ask(path: str) -> tuple[int, str]:
+        headers = {"Authorization": f"Bearer {cluster.token}"}
+        request = urllib.request.Request(f"http://{at[0][0]}:{at[0][1]}{path}", headers=headers)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def used() -> set[tuple[str, str, str]]:
+        code, text = ask("/usage?by=device&month=this")
+        assert code == 200, text
+        return {(row["kind"], row["deviceClass"], row["device"]) for row in json.loads(text)["usage"]}
+
+    path = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+    spec = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "any"}}]}}
+    theirs = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "r"}, "spec": spec}
+    try:
+        create(cluster, gpu_pool("p", devices=2), gpu_claim("a"))
+        made = cluster.create(path, theirs)
+        assert made.ok, made.message
+        results = [{"request": "gpu", "driver": "devalloc.io", "pool": "q", "device": "d7"}]
+        status = {"allocation": {"devices": {"results": results}}}
+        answer = cluster.replace(f"{path}/r/status", made.content | {"status": status})
+        assert answer.ok, answer.message
+        until(lambda: len(at) and len(used()) == 2, "both are counted")
+        assert used() == {("DeviceClaim", "gpu", "p/d0"), ("ResourceClaim", "any", "q/d7")}
+        name = 'devalloc_usage_device_seconds_total{device_class="any",held="whole",kind="ResourceClaim"'
+        until(lambda: name in ask("/metrics")[1], "a counter")
+        assert ask("/usage?by=nothing")[0] == ask("/usage?month=soon")[0] == 400
+        assert json.loads(ask("/usage?namespace=nobody")[1])["usage"] == []
+    finally:
+        cluster.delete(f"{path}/r")
         controller.stop()
         thread.join(120)
 

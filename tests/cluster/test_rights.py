@@ -18,6 +18,7 @@ from devalloc.api import meta
 from devalloc.api.kinds import API_KINDS
 from devalloc.api.views import ClaimView
 from devalloc.controller.permits import leadership
+from devalloc.controller.usage.records import record_name
 from devalloc.install.manifests import InstallOptions, object_collection_path, render_manifests
 from devalloc.inventory.pools import node_scoped_name
 from devalloc.scaling.permits.endpoint import NAME as PERMITS_PLACE
@@ -276,7 +277,12 @@ def test_the_controller_writes_no_configmaps_but_its_own(ruled: Cluster) -> None
     ):
         assert answer.status == 403
         assert words in answer.message
-    for name in (transaction.new_record_name(), PERMITS_PLACE, f"{leadership.LEASE_NAME}-usage"):
+    for name in (
+        transaction.new_record_name(),
+        PERMITS_PLACE,
+        f"{leadership.LEASE_NAME}-usage",
+        record_name("2026-11"),
+    ):
         own = {"kind": "ConfigMap", "metadata": {"name": name}}
         made = controller.create(path, own)
         assert made.ok, made.message

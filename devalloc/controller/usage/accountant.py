@@ -156,7 +156,7 @@ class UsageAccountant:
             except (Forbidden, KindNotServed) as error:
                 if kind not in self._unserved:
                     self._unserved.add(kind)
-                    log.info("%ss do not count in the usage: %s", kind, error)
+                    log.debug("%ss do not count in the usage: %s", kind, error)
 
     def _now(self) -> int:
         return round(self._clock() * 1000)
