@@ -12,7 +12,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.journal import StepRecord
 from devalloc_node.machine.records import MachineAmounts, MachineView, PluggedDevice
-from devalloc_node.machine.spec import EmulatedDevice, MachineSpec, spec_of
+from devalloc_node.machine.spec import EmulatedDevice, MachineSpec, RateLimits, spec_of
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.step import ATTACHMENT, Prepared, Step, Value
 
@@ -40,6 +40,8 @@ class ToyMachines:
     as_seen: set[str] = field(default_factory=set)
     """Machines that are said to run as they did."""
     glances: list[str] = field(default_factory=list)
+    unenforced: Sequence[str] = ()
+    """What is reported of rates that are not enforced."""
     files: int = 0
     """Another number: files of the host have changed."""
     slots: int = 4
@@ -126,6 +128,11 @@ class ToyMachines:
     def forget(self, key: str, deadline: Deadline) -> None:
         self._check("forget", key)
         del self.views[key]
+
+    def limit_rates(self, key: str, wanted: RateLimits, deadline: Deadline) -> Sequence[str]:
+        self._check("limit_rates", key)
+        self.views[key] = replace(self.views[key], rates=wanted)
+        return self.unenforced
 
     def scale(self, key: str, what: str, amount: int, deadline: Deadline) -> None:
         self._check("scale", key)

@@ -27,7 +27,7 @@ from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.records import (
     MachineView,
 )
-from devalloc_node.machine.spec import MIB, MachineSpec
+from devalloc_node.machine.spec import MIB, MachineSpec, RateLimits
 from devalloc_node.model.step import Prepared
 
 
@@ -46,10 +46,12 @@ def check_slots(machine: VirtualMachine, claims: Sequence[Prepared]) -> None:
 
 def refuse_other_spec(there: MachineView, requested: MachineSpec) -> None:
     """Raises Denied (``MachineExists``) where a machine that runs was started as something else than is asked for: only
-    its claims, and with them its slots, come and go while it runs."""
+    its claims, and with them its slots, come and go while it runs, and its rates change."""
     if there.started is None:
         return
-    then, now = (replace(spec, claims=(), pci_slots=0) for spec in (there.started, requested))
+    then, now = (
+        replace(spec, claims=(), pci_slots=0, rates=RateLimits(), disk_bytes=0) for spec in (there.started, requested)
+    )
     other = [
         field.name.replace("_", " ") for field in fields(then) if getattr(then, field.name) != getattr(now, field.name)
     ]
