@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import pytest
-
 from devalloc.inventory.capacity.machines import bucket_bytes
 from devalloc_node.host import traffic
 from devalloc_node.machine.qmp import QmpMonitor

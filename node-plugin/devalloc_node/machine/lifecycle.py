@@ -296,7 +296,9 @@ class MachineLifecycle(MachineRegistry):
                 if self.process_of(record) is not None:
                     raise Denied("MachineRuns", f"machine {key} runs; stop it first")
                 if not rates.remove_tap_limits(self, key):
-                    raise Failed(rates.NOT_REMOVED, f"machine {key}: the limits of its TAP interfaces remain; try again")
+                    raise Failed(
+                        "LimitNotRemoved", f"machine {key}: the limits of its TAP interfaces remain; try again"
+                    )
                 launch.forget(record.spec.id, self.config)
             self.records.drop(MACHINES, key)
             self._settling.leave(key)

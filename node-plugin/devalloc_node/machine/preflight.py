@@ -27,7 +27,7 @@ from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.records import (
     MachineView,
 )
-from devalloc_node.machine.spec import MIB, MachineSpec, RateLimits
+from devalloc_node.machine.spec import MIB, NO_RATES, MachineSpec
 from devalloc_node.model.step import Prepared
 
 
@@ -50,7 +50,7 @@ def refuse_other_spec(there: MachineView, requested: MachineSpec) -> None:
     if there.started is None:
         return
     then, now = (
-        replace(spec, claims=(), pci_slots=0, rates=RateLimits(), disk_bytes=0) for spec in (there.started, requested)
+        replace(spec, claims=(), pci_slots=0, rates=NO_RATES, disk_bytes=0) for spec in (there.started, requested)
     )
     other = [
         field.name.replace("_", " ") for field in fields(then) if getattr(then, field.name) != getattr(now, field.name)

@@ -1,7 +1,8 @@
 """Hold a running machine to its rates: QEMU throttles its disks, the host its TAP interfaces.
 
-QEMU and the kernel are the record of what is set; both are asked, told and asked again. QEMU's limits end with it. Those
-of TAP interfaces do not, so the machine's record names each interface before it is limited, until the limit is gone.
+QEMU and the kernel are the record of what is set; both are asked, told and asked again. QEMU's limits end with it.
+Those of TAP interfaces do not, so the machine's record names each interface before it is limited, until the limit is
+gone.
 """
 
 from __future__ import annotations
@@ -27,10 +28,6 @@ from devalloc_node.model.step import Value
 LOG = logging.getLogger(__name__)
 GROUP = "devalloc-disk-io"
 """The throttle group that all disks of a machine share."""
-NOT_ENFORCED = "LimitNotEnforced"
-"""The code of a machine that is not held to a rate."""
-NOT_REMOVED = "LimitNotRemoved"
-"""The code of a machine whose TAP interface is still limited."""
 _UNDO_SECONDS = 10.0
 _LIVING = ("starting", "running", "stopping")
 _RATES = ("bps", "bps_rd", "bps_wr", "iops", "iops_rd", "iops_wr")
@@ -152,7 +149,9 @@ def enforce(
         else:
             left, _ = _unmet_disks(monitor, record.wanted_rates.disk_io, deadline)
             if left:
-                raise Failed("DeviceNotThere", f"QEMU accepted the rate of disks {', '.join(left)}, but does not have it")
+                raise Failed(
+                    "DeviceNotThere", f"QEMU accepted the rate of disks {', '.join(left)}, but does not have it"
+                )
     return record, tuple(problems)
 
 
@@ -179,7 +178,7 @@ def remove_tap_limits(machines: MachineRegistry, key: str) -> bool:
 
 
 def _limited_by_others(machines: MachineRegistry, key: str) -> set[tuple[str, str]]:
-    """What other machines that live are limited on: a TAP may have the next user before the last one was seen to end."""
+    """Where machines that live are limited: a TAP may have its next user before the last one was seen to end."""
     places: set[tuple[str, str]] = set()
     for other, content in machines.records.records(MACHINES).items():
         if other != key and content.get("state") in _LIVING and content.get("tap_limits"):

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc_node.errors import Failed
 from devalloc_node.machine.process import Process
-from devalloc_node.machine.spec import CPU, EmulatedDevice, MachineSpec, Nic, RateLimits, spec_of
+from devalloc_node.machine.spec import CPU, NO_RATES, EmulatedDevice, MachineSpec, Nic, RateLimits, spec_of
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.step import Step, Value
 
@@ -67,7 +67,7 @@ class MachineView:
     meanwhile, its guest may still be giving its devices addresses."""
     plain: tuple[EmulatedDevice, ...] = ()
     """What was plugged in beside the devices of claims, as QEMU shows it."""
-    rates: RateLimits = RateLimits()
+    rates: RateLimits = NO_RATES
     """What it is limited to."""
 
     @property

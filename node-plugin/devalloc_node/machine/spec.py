@@ -82,6 +82,9 @@ class RateLimits:
     """Of each of its network cards, in each direction."""
 
 
+NO_RATES = RateLimits()
+
+
 @dataclass(frozen=True, slots=True)
 class EmulatedDevice:
     """A disk or a network card without hardware behind it, plugged into a machine that runs already."""
@@ -115,7 +118,7 @@ class MachineSpec:
     adopt: str | None = None
     """The QMP socket of the machine to adopt."""
     nics: tuple[Nic, ...] = ()
-    rates: RateLimits = RateLimits()
+    rates: RateLimits = NO_RATES
     disk_bytes: int = 0
     """Bytes of disk that are reserved for it."""
     claims: tuple[str, ...] = ()

@@ -176,8 +176,7 @@ class NodeOperations:
             begins = there is None or not there.runs or there.is_paused
             if there is not None and not begins:
                 refuse_other_spec(there, spec_of(machine))
-                for problem in self.machines.limit_rates(key, spec_of(machine).rates, due):
-                    log.warning("machine %s: %s", key, problem)
+                self._limit(key, spec_of(machine).rates, due)
                 if there.reason == "StopWanted" or (there.reason in STANDING and not is_adopted):
                     self.machines.resume(key, due)
             if not begins and all(self.claims.is_in(ref, key) for ref in refs):
@@ -324,6 +323,10 @@ class NodeOperations:
     def _with_wanted(self, machine: MachineView) -> MachineView:
         """With what its object wants of it now, and not when it was started."""
         return replace(machine, wanted=self._wanted.get(machine.key, machine.wanted)) if machine.runs else machine
+
+    def _limit(self, key: str, wanted: RateLimits, due: Deadline) -> None:
+        for problem in self.machines.limit_rates(key, wanted, due):
+            log.warning("machine %s: %s", key, problem)
 
     def _runs(self, key: str) -> bool:
         machine = self.machines.get(key)

@@ -16,8 +16,8 @@ from devalloc.scaling.health import ScalingReport
 from devalloc.store import NotFound, Object, Store
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError
+from devalloc_node.machine.rates import is_limited, of_running
 from devalloc_node.machine.records import MachineAmounts, MachineView
-from devalloc_node.machine.rates import NOT_ENFORCED, is_limited, of_running
 from devalloc_node.machine.resources import requested_in_spec
 from devalloc_node.machine.spec import spec_of
 from devalloc_node.model.grant import ClaimRef
@@ -413,10 +413,12 @@ class MachineReconciler:
             return []
         wanted = of_running(running, now, machine.rates, is_admitted=not self._is_unplaced(held, vm))
         try:
-            missing = self._operations.limit_rates(machine.key, wanted, Deadline.after(SCALE_SECONDS), owner=machine.uid)
+            missing = self._operations.limit_rates(
+                machine.key, wanted, Deadline.after(SCALE_SECONDS), owner=machine.uid
+            )
         except NodeError as error:
             return [Outcome(error.code, error.message)]
-        return [Outcome(NOT_ENFORCED, "; ".join(missing))] if missing else []
+        return [Outcome("LimitNotEnforced", "; ".join(missing))] if missing else []
 
     def _go_on(self, machine: MachineView, uid: str) -> list[Outcome]:
         """After its disk failed: where it still does, its CPUs stop again at once."""

@@ -62,10 +62,10 @@ def test_a_host_that_cannot_be_told_any_more_has_what_it_had(tmp_path: Path, mon
 
     monkeypatch.setattr("devalloc.inventory.capacity.discover_capacity", discover)
     limits = CapacityOptions()
-    look = with_host_pool(lambda state: Discovery([], []), tmp_path, "n", tmp_path / "s.db", limits)
+    look = with_host_pool(lambda state: Discovery([], []), tmp_path, "n", tmp_path, limits)
     for _ in range(2):  # the first look was at the beginning
         (pool,) = look(DeviceRecords()).pools
         assert sum(amounts("cpu", pool).values()) == 4000
     assert [problem.message for problem in look(DeviceRecords()).problems] == ["discover CPU: gone"]
     with pytest.raises(Exception, match="--host-capacity: discover CPU: gone"):
-        with_host_pool(lambda state: Discovery([], []), tmp_path, "n", tmp_path / "s.db", limits)
+        with_host_pool(lambda state: Discovery([], []), tmp_path, "n", tmp_path, limits)
