@@ -14,6 +14,7 @@ from devalloc.cli.command import CommandFailed
 from devalloc.cli.node_client import connect_plugin, default_socket, message_content
 from devalloc.cli.render.output import enum_text, print_note, print_objects
 from devalloc.cli.storage import open_embedded_store
+from devalloc.store import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -186,7 +187,7 @@ def capacity_status(
     problems = []
     try:
         machines, held, elsewhere = _machines_in_store(store, node_name)
-    except CommandFailed as error:
+    except (CommandFailed, StoreError) as error:
         machines, held, elsewhere = [], frozenset(), []
         problems.append(f"machines and claims of the store are not counted: {error}")
     discovery = discover(root, node_name=node_name, config=InventoryConfig(records=DeviceRecords(held)))

@@ -130,8 +130,9 @@ class ToyMachines:
         del self.views[key]
 
     def limit_rates(self, key: str, wanted: RateLimits, deadline: Deadline) -> Sequence[str]:
-        self._check("limit_rates", key)
-        self.views[key] = replace(self.views[key], rates=wanted)
+        if wanted != self.views[key].rates:
+            self._check("limit_rates", key)
+            self.views[key] = replace(self.views[key], rates=wanted)
         return self.unenforced
 
     def scale(self, key: str, what: str, amount: int, deadline: Deadline) -> None:
