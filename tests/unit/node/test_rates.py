@@ -307,9 +307,9 @@ def test_without_room_no_rate_is_raised_and_with_room_all_are_as_the_object_says
     now = spec_of(virtual_machine("m", nics=nics, **spec))
     wanted = rates.of_running(then, now, before, is_admitted=is_admitted)
     assert wanted.nics[1] == card, "a card that is another one by now keeps its rate"
-    for had, asked, gets in ((disk, now_disk, wanted.disk_io), (card, now_card, wanted.nics[0])):
-        if is_admitted or had is None or asked is None:
-            assert gets == asked
+    for had, requested, gets in ((disk, now_disk, wanted.disk_io), (card, now_card, wanted.nics[0])):
+        if is_admitted or had is None or requested is None:
+            assert gets == requested
         else:
-            assert gets == min(had, asked)
+            assert gets == min(had, requested)
     assert rates.is_limited(wanted) == (wanted not in (NO_RATES, RateLimits(None, (None, None))))
