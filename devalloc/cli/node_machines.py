@@ -164,7 +164,18 @@ def _use(machine: Machine, key: str, state: str) -> MachineUsage:
     cpu, memory = spec.cpu.min_milli, spec.memory.min_bytes
     for amounts in (machine.applied, machine.observed):
         cpu, memory = max(cpu, _cpu(amounts)), max(memory, amounts.memory_bytes)
-    return MachineUsage(key, machine.machine.name, state, cpu, memory)
+    network = sum(nic.bandwidth_bytes_per_second for nic in spec.nics)
+    return MachineUsage(
+        key,
+        machine.machine.name,
+        state,
+        cpu,
+        memory,
+        overlay=spec.disk_bytes,
+        download=network,
+        upload=network,
+        disk_io=spec.disk_io_bytes_per_second,
+    )
 
 
 def _cpu(amounts: Amounts) -> int:
