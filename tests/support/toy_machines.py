@@ -215,6 +215,7 @@ class ToyMachines:
             id=f"run-{len(self.calls)}",
             is_paused=is_paused,
             started=spec_of(machine),
+            rates=spec_of(machine).rates,
             created_as=machine,
         )
 

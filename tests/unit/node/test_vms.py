@@ -501,7 +501,7 @@ class TestChange:
 
         world.apply(limited(None, None))
         world.round()
-        assert has() == RateLimits(None, ())
+        assert has() == RateLimits(None, (None,))
         world.apply(limited("20M", "12500k"))
         world.round()
         assert has() == RateLimits(20_000_000, (12_500_000,))
