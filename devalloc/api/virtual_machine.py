@@ -296,8 +296,8 @@ class MachineNic(ApiModel):
     interface: InterfaceName | None = None
     """The TAP interface, which must exist."""
     bandwidth: BytesPerSecond | None = None
-    """The rate in each direction that its node reserves for it. By default it shares the unreserved bandwidth.
-    """
+    """The rate in each direction that its node reserves for it, and that a card on a TAP interface cannot exceed. By
+    default it has no limit and shares the unreserved bandwidth."""
     mac: Mac | None = None
     """A unicast MAC address; by default one that is derived from the machine's identity and never changes."""
 
@@ -521,7 +521,8 @@ class VirtualMachineSpec(ApiModel):
     disk: Bytes | None = None
     """The part of its node's disk that is reserved for its images."""
     disk_io: Annotated[BytesPerSecond | None, Field(alias="diskIO")] = None
-    """The rate of reading and writing that its node reserves for it."""
+    """The rate of reading and writing that its node reserves for it, and that its disks cannot exceed together; by
+    default they have no limit."""
     scaling: MachineScaling | None = None
     """If set, ``use`` of cpu and memory is only the initial amount: from then on its load decides."""
     runner: MachineRunner | None = None

@@ -12,9 +12,9 @@ import click
 
 from devalloc.cli.command import CommandFailed
 from devalloc.cli.node_client import connect_plugin, default_socket, message_content
-from devalloc.cli.options.capacity import discover_or_fail
 from devalloc.cli.render.output import enum_text, print_note, print_objects
 from devalloc.cli.storage import open_embedded_store
+from devalloc.store import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -164,7 +164,18 @@ def _use(machine: Machine, key: str, state: str) -> MachineUsage:
     cpu, memory = spec.cpu.min_milli, spec.memory.min_bytes
     for amounts in (machine.applied, machine.observed):
         cpu, memory = max(cpu, _cpu(amounts)), max(memory, amounts.memory_bytes)
-    return MachineUsage(key, machine.machine.name, state, cpu, memory)
+    network = sum(nic.bandwidth_bytes_per_second for nic in spec.nics)
+    return MachineUsage(
+        key,
+        machine.machine.name,
+        state,
+        cpu,
+        memory,
+        overlay=spec.disk_bytes,
+        download=network,
+        upload=network,
+        disk_io=spec.disk_io_bytes_per_second,
+    )
 
 
 def _cpu(amounts: Amounts) -> int:
@@ -175,23 +186,32 @@ def capacity_status(
     root: Path, node_name: str, store: Path, config: CapacityConfig, plugin: Path | None = None
 ) -> HostStatus:
     """The host's status, with the machines and claims of the store if there is one, and the other machines of the node
-    plugin at this socket. Raises CommandFailed."""
+    plugin at this socket. What cannot be read is among its problems."""
     from devalloc.inventory import DeviceRecords, InventoryConfig, discover
+    from devalloc.inventory.capacity import read_capacity
     from devalloc.inventory.capacity.gpus import gpu_status
     from devalloc.inventory.capacity.machines import machine_usage
     from devalloc.inventory.capacity.status import host_status
+    from devalloc.inventory.capacity.stored import stores_of
 
-    host = discover_or_fail(root, config)
-    machines, held, elsewhere = _machines_in_store(store, node_name)
-    pools = discover(root, node_name=node_name, config=InventoryConfig(records=DeviceRecords(held))).pools
+    host = read_capacity(root, config)
+    problems = []
+    try:
+        machines, held, elsewhere = _machines_in_store(store, node_name)
+    except (CommandFailed, StoreError) as error:
+        machines, held, elsewhere = [], frozenset(), []
+        problems.append(f"machines and claims of the store are not counted: {error}")
+    discovery = discover(root, node_name=node_name, config=InventoryConfig(records=DeviceRecords(held)))
+    problems += [f"devices: {problem}" for problem in discovery.problems if problem.is_error]
+    pools = discovery.pools
     uses = [machine_usage(machine) for machine in machines]
     others = UnstoredMachines() if plugin is None else unstored_machines(plugin, node_name, {use.id for use in uses})
-    problems = [others.problem] if others.problem else []
+    problems += [others.problem] if others.problem else []
     if elsewhere and not machines and not others.is_of_node:
         what = f"the store has machines of {', '.join(elsewhere)} but none of {node_name}"
         problems.append(f"{what}; if this host is one of them, name it with --node-name")
     uses += others.uses
-    reported = host_status(host, lambda: uses, gpus=lambda: gpu_status(pools, held=held))
+    reported = host_status(host, lambda: uses, stores_of(host), gpus=lambda: gpu_status(pools, held=held))
     return replace(reported, problems=(*reported.problems, *problems))
 
 

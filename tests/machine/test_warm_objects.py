@@ -16,6 +16,7 @@ from typing import Any
 
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.errors import NodeError
+from devalloc_node.host import traffic
 from devalloc_node.machine.process import process
 from devalloc_node.machine.qmp import QmpMonitor
 from devalloc_node.warm import network
@@ -47,7 +48,7 @@ def manifest(image: Image, **spec: Any) -> str:
         "cpu": {"min": 1, "max": 1},
         "memory": {"min": "64Mi", "max": "64Mi"},
         "start": {"kernel": str(image.folder / "tiny")},
-        "nics": [{"backend": "warm"}],
+        "nics": [{"backend": "warm", "bandwidth": "1M"}],
         "powerdownSeconds": 20,
         **spec,
     }
@@ -133,6 +134,7 @@ def test_a_machine_lives_in_a_setup_until_it_ends_whatever_becomes_of_the_plugin
             assert network_of(status["pid"]) == os.stat(setup["namespacePath"]).st_ino != network_of(os.getpid())
             assert network.is_tap_used(Path(setup["namespacePath"]), "tap0")
             assert "tap0" in Path(f"/proc/{status['pid']}/net/dev").read_text()
+            assert traffic.observe_rates(Path(setup["namespacePath"]), "tap0").are(10**6)
             assert len(setup["cpus"]) == 1
             threads = {*Path(f"/proc/{status['pid']}/task").iterdir()}
             assert {frozenset(os.sched_getaffinity(int(thread.name))) for thread in threads} == {
@@ -154,6 +156,7 @@ def test_a_machine_lives_in_a_setup_until_it_ends_whatever_becomes_of_the_plugin
             until(lambda: host.status().get("phase") == "Running", "it runs again")
             until(lambda: len(host.taken()) == 1, "its last setup is given back")
             assert host.taken()[0]["setup"]["id"] != setup["id"]
+            assert traffic.observe_rates(Path(host.taken()[0]["setup"]["namespacePath"]), "tap0").are(10**6)
             assert not Path(setup["namespacePath"]).exists()
 
             draw = random.Random(5)

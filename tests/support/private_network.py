@@ -43,6 +43,20 @@ def private_network() -> Iterator[None]:
 _KINDS = ((CLONE_NEWNET, "net"), (CLONE_NEWNS, "mnt"))
 
 
+@contextmanager
+def other_interfaces() -> Iterator[None]:
+    """The same without a /sys of its own, so that threads which are started in there do not matter. Raises OSError."""
+    before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _call(_C.unshare, CLONE_NEWNET)
+        try:
+            yield
+        finally:
+            _call(_C.setns, before, CLONE_NEWNET)
+    finally:
+        os.close(before)
+
+
 def _show_network() -> None:
     """Have /sys show the interfaces of this network, for this thread and its children."""
     _call(_C.mount, b"none", b"/", None, MS_REC | MS_PRIVATE, None)

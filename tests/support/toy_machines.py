@@ -12,7 +12,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.journal import StepRecord
 from devalloc_node.machine.records import MachineAmounts, MachineView, PluggedDevice
-from devalloc_node.machine.spec import EmulatedDevice, MachineSpec, spec_of
+from devalloc_node.machine.spec import EmulatedDevice, MachineSpec, RateLimits, spec_of
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.step import ATTACHMENT, Prepared, Step, Value
 
@@ -40,6 +40,8 @@ class ToyMachines:
     as_seen: set[str] = field(default_factory=set)
     """Machines that are said to run as they did."""
     glances: list[str] = field(default_factory=list)
+    unenforced: Sequence[str] = ()
+    """What is reported of rates that are not enforced."""
     files: int = 0
     """Another number: files of the host have changed."""
     slots: int = 4
@@ -127,6 +129,12 @@ class ToyMachines:
         self._check("forget", key)
         del self.views[key]
 
+    def limit_rates(self, key: str, wanted: RateLimits, deadline: Deadline) -> Sequence[str]:
+        if wanted != self.views[key].rates:
+            self._check("limit_rates", key)
+            self.views[key] = replace(self.views[key], rates=wanted)
+        return self.unenforced
+
     def scale(self, key: str, what: str, amount: int, deadline: Deadline) -> None:
         self._check("scale", key)
         name = {"vcpus": "vcpus", "cpu": "cpu_milli", "memory": "memory_bytes"}[what]
@@ -207,6 +215,7 @@ class ToyMachines:
             id=f"run-{len(self.calls)}",
             is_paused=is_paused,
             started=spec_of(machine),
+            rates=spec_of(machine).rates,
             created_as=machine,
         )
 

@@ -29,7 +29,7 @@ HOST_CAPACITY = Setting(
 )
 
 
-def _amount(parse: str) -> Callable[[str], Any]:
+def amount_parser(parse: str) -> Callable[[str], Any]:
     """A function that reads an option with one of the grammars of amounts."""
 
     def read(text: str) -> Any:
@@ -45,7 +45,7 @@ def _amount(parse: str) -> Callable[[str], Any]:
 
 def _fraction(text: str) -> Any:
     """A ratio between 0 and 1. 0 means the default, as in the program whose settings these are."""
-    part = _amount("parse_ratio")(text)
+    part = amount_parser("parse_ratio")(text)
     if not 0 <= part <= 1:
         raise click.BadParameter(f"invalid part of the disk {text}: write 0.2 for a fifth, at most 1")
     return part
@@ -54,7 +54,7 @@ def _fraction(text: str) -> Any:
 def _ratio(what: str, usual: int, env: str) -> Setting:
     return Setting(
         f"How many times devalloc may promise the host's {what} to machines.",
-        type=_amount("parse_ratio"),
+        type=amount_parser("parse_ratio"),
         metavar="RATIO",
         env=env,
         unset=str(usual),
@@ -72,21 +72,21 @@ class CapacityOptions:
     oversub_disk_io: Fraction | None = declared(_ratio("disk bandwidth", 2, "DEVALLOC_OVERSUB_DISK_IO"))
     disk_limit: int | None = setting(
         "Disk for machines, such as 500GB (1GB is 2^30 bytes).",
-        type=_amount("parse_size"),
+        type=amount_parser("parse_size"),
         metavar="SIZE",
         env="DEVALLOC_DISK_LIMIT",
         unset="all of the data folder's file system",
     )
     network_limit: int | None = setting(
         "Bandwidth for machines, such as 10Gbps (bits, decimal) or 125MB/s (bytes, binary).",
-        type=_amount("parse_bandwidth"),
+        type=amount_parser("parse_bandwidth"),
         metavar="RATE",
         env="DEVALLOC_NETWORK_LIMIT",
         unset="the speed of the uplink",
     )
     disk_io_limit: int | None = setting(
         "Bandwidth of the disks, such as 500MB/s.",
-        type=_amount("parse_bandwidth"),
+        type=amount_parser("parse_bandwidth"),
         metavar="RATE",
         env="DEVALLOC_DISK_IO_LIMIT",
         unset="10^9 bytes per second",
@@ -98,14 +98,14 @@ class CapacityOptions:
         unset="the one of the first IPv4 default route",
     )
     data_dir: Path | None = setting(
-        "Folder of machines' disks and images.",
+        "Folder of machines' disks and images. What is below images, oci-cache and volumes in it counts.",
         type=EXISTING_FOLDER,
         metavar="DIR",
         env="DEVALLOC_DATA_DIR",
         unset="the store's folder",
     )
     max_image_storage: Fraction | None = setting(
-        "Part of the disk that images may use, at most 1.",
+        "Part of the disk that images and their cache may use, at most 1: no more of them may be pulled then.",
         type=_fraction,
         metavar="FRACTION",
         env="DEVALLOC_MAX_IMAGE_STORAGE",
@@ -139,21 +139,32 @@ def discover_or_fail(root: Path, config: CapacityConfig) -> HostCapacity:
 
 
 def with_host_pool(
-    look: DiscoverFunction, root: Path, node_name: str, store: Path, limits: CapacityOptions
+    look: DiscoverFunction, root: Path, node_name: str, data_dir: Path, limits: CapacityOptions
 ) -> DiscoverFunction:
-    """Extend ``look`` to find the host's pool, too.
+    """Extend ``look`` to find the host's pool, too. ``data_dir``: the data folder if the options name none.
 
     If the host's capacity cannot be read any more, the last known pool stays: without a pool the host would admit
     anything. Raises CommandFailed if it cannot be read at the start.
     """
     from devalloc.api.problems import Problem
     from devalloc.inventory.capacity import CapacityError, discover_capacity, host_pool
+    from devalloc.inventory.capacity.status import DiskUsageSources, UsageUnknown, stored_bytes
+    from devalloc.inventory.capacity.stored import stores_of
 
-    config = limits.config(store.parent if store.parent.is_dir() else None)
+    config = limits.config(data_dir if data_dir.is_dir() else None)
+    stores: DiskUsageSources | None = None
+    stored = 0
 
     def pool() -> tuple[DevicePool, list[Problem]]:
+        nonlocal stores, stored
         capacity = discover_capacity(root, config)
-        return host_pool(capacity, node_name), [*capacity.problems]
+        problems = [*capacity.problems]
+        stores = stores or stores_of(capacity)
+        try:
+            stored = stored_bytes(stores) if stores is not None else 0
+        except UsageUnknown as error:  # the last count stands
+            problems.append(Problem(str(error), path="disk", source="capacity", severity="warning"))
+        return host_pool(capacity, node_name, stored), problems
 
     try:
         last, _ = pool()

@@ -24,6 +24,7 @@ from devalloc_node.errors import Denied, NodeError
 
 if TYPE_CHECKING:
     from devalloc.api.virtual_machine import VirtualMachine
+    from devalloc.inventory.capacity import HostCapacity
     from devalloc_node.machine.machine_files import AllowedFolder, FolderSharing, MachineConfig
     from devalloc_node.settings import KubeletSettings, NodeSettings
     from devalloc_node.warm.setup import WarmConfig
@@ -244,10 +245,11 @@ class PluginOptions:
     )
     machines: MachineOptions = group(MachineOptions)
     limits: CapacityOptions = group(CapacityOptions)
-    enforce_capacity: bool = setting(
-        "Do not start or grow machines beyond the CPUs and memory that the host may promise, as shown by "
-        "`devalloc capacity --host` with the same options.",
-        default=False,
+    enforce_capacity: bool | None = setting(
+        "Do not start or grow machines beyond what the host may promise of CPUs, memory, disk, network and disk "
+        "bandwidth, as shown by `devalloc capacity --host` with the same options. Machines that run continue to run.",
+        flag="--enforce-capacity/--no-enforce-capacity",
+        unset="on, for all that is known of the host",
         env="DEVALLOC_ENFORCE_CAPACITY",
     )
     warm: WarmOptions = group(WarmOptions)
@@ -328,7 +330,7 @@ def node_settings(
         cdi=options.cdi_dir.absolute(),
         kubelet=kubelet,
         machines=machines,
-        capacity=discover_or_fail(root, options.limits.config(home)) if options.enforce_capacity else None,
+        capacity=_capacity(options, root, home.parent),
         scaling=scaling_settings(options.scaling, options.metrics, door),
         runners=parse_networks("--runner-network", options.scaling.runner_networks),
         warm=warm_settings(options.warm, inventory.node, door.parent, machines, waiting_users),
@@ -336,6 +338,17 @@ def node_settings(
         resync=resync,
         grace=options.grace,
     )
+
+
+def _capacity(options: PluginOptions, root: Path, data_dir: Path) -> HostCapacity | None:
+    """What machines may have of the host; None: there is no limit. Raises CommandFailed if a limit that was asked for
+    is not known."""
+    from devalloc.inventory.capacity import read_capacity
+
+    config = options.limits.config(data_dir if data_dir.is_dir() else None)
+    if options.enforce_capacity is False:
+        return None
+    return discover_or_fail(root, config) if options.enforce_capacity else read_capacity(root, config)
 
 
 def _folder(option: str, text: str) -> AllowedFolder:

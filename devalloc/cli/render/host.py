@@ -223,6 +223,11 @@ def print_status(report: HostStatus) -> None:
             [format_size(used), format_size(max(0, limit - used))] if report.counts_content else ["not counted", "-"]
         )
         rows.append(["images", "-", "-", format_size(limit), *taken, "of the disk"])
+    if report.gpu is not None and (memory := report.gpu.memory) is not None:
+        total = format_size(memory.total)
+        rows.append(
+            ["gpu memory", total, "1", total, format_size(memory.used), format_size(memory.available), "detected"]
+        )
     print_table(["RESOURCE", "CAPACITY", "RATIO", "LIMIT", "ALLOCATED", "AVAILABLE", "SOURCE"], rows)
     if report.host.nodes:
         click.echo()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from devalloc.cli.command import BadInput, CommandFailed, verb
-from devalloc.cli.options.capacity import CapacityOptions
+from devalloc.cli.options.capacity import CapacityOptions, amount_parser
 from devalloc.cli.options.common import EXISTING_FOLDER, files_option, namespace_option, output_option, settings_options
 from devalloc.cli.options.inventory import InventoryOptions
 from devalloc.cli.render.output import print_content, print_note, print_objects, show_spinner
@@ -77,6 +77,12 @@ class HostOptions:
         metavar="PATH",
         env="DEVALLOC_NODE_SOCKET",
         unset="that of this host's plugin, if any",
+    )
+    pull: int | None = setting(
+        "With --host: ask whether an image of this size may be pulled. Exit code 1, with the numbers, if it does not "
+        "fit beside the images, or on the disk.",
+        type=amount_parser("parse_size"),
+        metavar="SIZE",
     )
     limits: CapacityOptions = group(CapacityOptions)
 
@@ -150,6 +156,7 @@ def _host(options: HostOptions, store: Path | None, output: str) -> int:
 
     from devalloc.cli import node_machines
     from devalloc.cli.render.host import print_status
+    from devalloc.inventory.capacity.stored import pull_refusal
 
     where, root = store_path(store), options.sysfs_root
     is_here = root == Path("/")  # a recorded host's disk is not on this machine
@@ -161,6 +168,8 @@ def _host(options: HostOptions, store: Path | None, output: str) -> int:
         print_content(status.to_dict(), output)
     else:
         print_status(status)
+    if options.pull is not None and (refusal := pull_refusal(status, options.pull)) is not None:
+        raise CommandFailed(refusal)
     return 0
 
 

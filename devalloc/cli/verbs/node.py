@@ -158,7 +158,8 @@ def node(options: NodeOptions) -> int:
                 if (
                     options.host_capacity and not dry_run
                 ):  # without a plugin that runs machines, none must be placed here
-                    look = with_host_pool(look, settings.root, name, place, options.plugin.limits)
+                    data_dir = path.parent if client is None else settings.state.parent
+                    look = with_host_pool(look, settings.root, name, data_dir, options.plugin.limits)
                 publishing = stack.enter_context(
                     on.store_publishing(
                         pools,

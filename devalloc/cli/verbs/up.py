@@ -97,7 +97,7 @@ def up(options: UpOptions) -> int:
             display.say(f"WARNING: without the node plugin{because} these have no effect: {', '.join(idle)}")
         # If no machine can run here, none must be placed here.
         has_pool = options.host_capacity and runs_node and not plugin_options.dry_run
-        looked = with_host_pool(look, root, name, path, plugin_options.limits) if has_pool else look
+        looked = with_host_pool(look, root, name, path.parent, plugin_options.limits) if has_pool else look
         shown = None if page is None else StandalonePage(page, path, display.say, on_terminal=sys.stdout.isatty())
         loops = Standalone(
             path,

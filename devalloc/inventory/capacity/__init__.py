@@ -12,7 +12,14 @@ from devalloc.inventory.capacity.config import (
     parse_size,
 )
 from devalloc.inventory.capacity.cpus import NumaNode
-from devalloc.inventory.capacity.host import CapacityError, HostCapacity, discover_capacity, host_pool, host_pool_name
+from devalloc.inventory.capacity.host import (
+    CapacityError,
+    HostCapacity,
+    discover_capacity,
+    host_pool,
+    host_pool_name,
+    read_capacity,
+)
 
 __all__ = [
     "RESOURCES",
@@ -30,4 +37,5 @@ __all__ = [
     "parse_bandwidth",
     "parse_ratio",
     "parse_size",
+    "read_capacity",
 ]

@@ -13,6 +13,7 @@ from typing import Literal
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
 from devalloc.api.pool import AttributeValue, Device, DevicePool
 from devalloc.api.quantity import NANO, Quantity
+from devalloc.inventory.vgpu import FRAMEBUFFER
 
 Mode = Literal["vgpu", "passthrough"]
 
@@ -37,6 +38,10 @@ class WholeGpu:
     available: bool
     reason: str = ""
     """Why it is not available."""
+    is_used: bool = False
+    """It is not available because it is in use, by a claim or by the host."""
+    memory: int = 0
+    """Bytes; 0 where its driver does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,20 @@ class _GpuCard:
     slots: int
     used: int
     quarantined: int
+    memory: int
+    """Bytes that vGPUs of claims can have."""
+    memory_left: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMemory:
+    """Bytes of all cards whose drivers tell."""
+
+    total: int
+    used: int
+    """By claims and the host."""
+    available: int
+    """To claims: less than what is not used, where cards are unavailable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +90,8 @@ class GpuStatus:
     total: int
     """Functions that can hold a vGPU; cards in passthrough mode."""
     used: int
-    """Those that hold one or are promised; cards that are not available."""
+    """Those that hold one or are promised; cards that are in use. A card that only cannot be given away, because of its
+    driver for example, is neither used nor allocatable."""
     allocatable: int
     """How many more there can be at most, of the smallest profile."""
     quarantined: int = 0
@@ -82,6 +102,8 @@ class GpuStatus:
     """By name. Empty where the drivers list none any more."""
     devices: tuple[WholeGpu, ...] = ()
     """Cards without vGPUs, also beside those with."""
+    memory: GpuMemory | None = None
+    """None where no driver tells."""
     _cards: tuple[_GpuCard, ...] = field(default=(), repr=False)
 
     def remaining_gpus(self) -> RemainingGpus:
@@ -113,9 +135,10 @@ def gpu_status(
             devices += [_whole_gpu(gpu, held) for gpu in gpus if gpu.function in ("whole", "pf")]
     if not cards and not devices:
         return None
+    memory = _memory(() if disabled else cards, cards, devices)
     if not cards:
-        free = sum(device.available for device in devices)
-        return GpuStatus("passthrough", len(devices), len(devices) - free, free, devices=tuple(devices))
+        free, used = sum(device.available for device in devices), sum(device.is_used for device in devices)
+        return GpuStatus("passthrough", len(devices), used, free, devices=tuple(devices), memory=memory)
     profiles = _count_profiles(cards)
     rooms = [max((_count([card], profile) for profile in profiles), default=0) for card in cards]
     return GpuStatus(
@@ -127,8 +150,18 @@ def gpu_status(
         disabled=disabled,
         profiles=profiles if not disabled else tuple(_exhausted(profile) for profile in profiles),
         devices=tuple(devices),
+        memory=memory,
         _cards=() if disabled else tuple(cards),
     )
+
+
+def _memory(usable: Sequence[_GpuCard], cards: Sequence[_GpuCard], devices: Sequence[WholeGpu]) -> GpuMemory | None:
+    total = sum(card.memory for card in cards) + sum(device.memory for device in devices)
+    used = sum(card.memory - card.memory_left for card in cards)
+    used += sum(device.memory for device in devices if device.is_used)
+    available = sum(card.memory_left for card in usable)
+    available += sum(device.memory for device in devices if device.available)
+    return GpuMemory(total, used, available) if total else None
 
 
 class RemainingGpus:
@@ -196,6 +229,12 @@ class _PublishedGpu:
         return str(self.attributes.get(name, ""))
 
     @property
+    def framebuffer(self) -> int | None:
+        """Bytes; None where its driver does not tell."""
+        size = self.attributes.get("framebuffer")
+        return size.nano // NANO if isinstance(size, Quantity) else None
+
+    @property
     def name(self) -> str:
         return self.device.name
 
@@ -243,6 +282,7 @@ def _card(
         offer = _CreatableVgpu(draws, gpu.text(COMPATIBILITY_GROUP) or None)
         offers.setdefault(gpu.text("profileID"), []).append(offer)
     on_vfs = any(gpu.place in vfs for gpu in vgpus)
+    memory = next((each.capacity.nano // NANO for each in pool.spec.resources if each.name == FRAMEBUFFER), 0)
     return _GpuCard(
         left=tuple(left.items()),
         group=next((gpu.text(COMPATIBILITY_GROUP) for gpu in promised if gpu.text(COMPATIBILITY_GROUP)), None),
@@ -251,6 +291,8 @@ def _card(
         slots=len(vfs) if on_vfs else 0,
         used=len(taken) if on_vfs else len(busy),
         quarantined=len(quarantined),
+        memory=memory,
+        memory_left=max(0, left.get(FRAMEBUFFER, 0) // NANO),
     )
 
 
@@ -260,13 +302,12 @@ def _is_taken(vf: _PublishedGpu, held: Collection[str]) -> bool:
 
 def _whole_gpu(gpu: _PublishedGpu, held: Collection[str]) -> WholeGpu:
     reason = "in use: a claim holds it" if gpu.name in held else gpu.unavailable
-    return WholeGpu(gpu.name, gpu.text("model"), not reason, reason)
+    is_used = reason.startswith("in use:")
+    return WholeGpu(gpu.name, gpu.text("model"), not reason, reason, is_used, gpu.framebuffer or 0)
 
 
 def _profile(gpu: _PublishedGpu) -> GpuProfile:
-    size = gpu.attributes.get("framebuffer")
-    framebuffer = size.nano // NANO if isinstance(size, Quantity) else None
-    return GpuProfile(gpu.text("profileID"), gpu.text("profile") or gpu.text("profileID"), framebuffer, 0)
+    return GpuProfile(gpu.text("profileID"), gpu.text("profile") or gpu.text("profileID"), gpu.framebuffer, 0)
 
 
 def _count_profiles(cards: Sequence[_GpuCard]) -> tuple[GpuProfile, ...]:

@@ -236,6 +236,10 @@ class HostCapacity:
     """The interface through which machines reach the network."""
     problems: tuple[Problem, ...] = ()
     """What could not be read, and what an admin should know of the rest: warnings all."""
+    missing: tuple[str, ...] = ()
+    """Why CPUs, memory or disk are not known; their capacities are 0 then, and unknown."""
+    data_dir: Path | None = None
+    """Where machines' disks and images lie; None: nowhere on this host."""
 
     def of(self, resource: str) -> Capacity:
         """The capacity of a resource by its name. Raises UnknownResource."""
@@ -249,8 +253,21 @@ def discover_capacity(root: Path | Tree = Path("/"), config: CapacityConfig = _D
     Reads only. Raises CapacityError when CPUs or memory cannot be told, or the data folder's file system. A network
     of unknown speed has the capacity 0, and so has the disk without a data folder; a problem says why.
     """
+    host = read_capacity(root, config)
+    if host.missing:
+        raise CapacityError(host.missing[0])
+    return host
+
+
+def read_capacity(root: Path | Tree = Path("/"), config: CapacityConfig = _DEFAULT) -> HostCapacity:
+    """As ``discover_capacity``, but what cannot be told has the capacity 0, and ``missing`` and a problem say why."""
     tree = root.again() if isinstance(root, Tree) else Tree(root)
     notes: list[Problem] = []
+    missing: list[str] = []
+
+    def lacks(message: str, resource: Resource) -> None:
+        missing.append(message)
+        note(message, resource)
 
     def note(message: str, resource: Resource) -> None:
         notes.append(Problem(message, path=resource, source="capacity", severity="warning"))
@@ -260,24 +277,30 @@ def discover_capacity(root: Path | Tree = Path("/"), config: CapacityConfig = _D
 
     cpus = read_cpus(tree)
     if cpus.count is None:
-        raise CapacityError(f"discover CPU: {'; '.join(cpus.notes) or 'neither /sys nor /proc lists any'}")
-    for text in cpus.notes:
-        note(text, "cpu")
+        lacks(f"discover CPU: {'; '.join(cpus.notes) or 'neither /sys nor /proc lists any'}", "cpu")
+    else:
+        for text in cpus.notes:
+            note(text, "cpu")
+    memory, memory_notes = None, tuple[str, ...]()
     try:
         memory, memory_notes = read_memory(tree, cpus.nodes)
     except MemoryUnknown as error:
-        raise CapacityError(f"discover memory: {error}") from None
+        lacks(f"discover memory: {error}", "memory")
     for text in (*memory_notes, *own_limits(tree)):
         note(text, "memory" if "memory" in text else "cpu")
-    disk = _disk(tree, config)
-    if disk is None:
+    disk = None
+    try:
+        disk = _disk(config)
+    except OSError as error:
+        lacks(f"discover disk: {config.data_dir}: {error.strerror or error}", "disk")
+    if disk is None and config.data_dir is None:
         note("its size is unknown: name a folder (data dir), or configure a limit", "disk")
     uplink = read_uplink(tree, config.uplink)
     if uplink.bandwidth is None and config.network is None:
         note(f"its bandwidth is unknown ({uplink.reason}), so none can be promised: configure a limit", "network")
     bandwidth = uplink.bandwidth if config.network is None else config.network
     return HostCapacity(
-        cpu=capacity("cpu", cpus.count * MILLI, "detected"),
+        cpu=capacity("cpu", None if cpus.count is None else cpus.count * MILLI, "detected"),
         memory=capacity("memory", memory, "detected"),
         disk=capacity("disk", disk, "detected" if config.disk is None else "configured"),
         network=capacity("network", bandwidth, "detected" if config.network is None else "configured"),
@@ -294,23 +317,21 @@ def discover_capacity(root: Path | Tree = Path("/"), config: CapacityConfig = _D
             *(Problem(fault.reason, path=fault.path, source="capacity", severity="warning") for fault in tree.faults),
             *notes,
         ),
+        missing=tuple(missing),
+        data_dir=config.data_dir,
     )
 
 
-def _disk(tree: Tree, config: CapacityConfig) -> int | None:
+def _disk(config: CapacityConfig) -> int | None:
     if config.disk is not None:
         return config.disk
-    if config.data_dir is None:
-        return None
-    try:
-        return file_system_size(config.data_dir)
-    except OSError as error:
-        raise CapacityError(f"discover disk: {config.data_dir}: {error.strerror or error}") from None
+    return None if config.data_dir is None else file_system_size(config.data_dir)
 
 
 _MILLI = NANO // 1000
 _MEMORY_BLOCK = 2 << 20
 """Bytes in which machines have memory."""
+_STORED_STEP = 64 << 20
 
 
 def host_pool_name(node_name: str) -> str:
@@ -318,15 +339,16 @@ def host_pool_name(node_name: str) -> str:
     return node_scoped_name(node_name, SUFFIX)
 
 
-def host_pool(capacity: HostCapacity, node_name: str) -> DevicePool:
-    """The pool of a node with this capacity, so that the solver places machines as it places claims.
+def host_pool(capacity: HostCapacity, node_name: str, stored: int = 0) -> DevicePool:
+    """The pool of a node with this capacity, so that the solver places machines as it places claims. ``stored``: bytes
+    of the disk that images, their cache and volumes take.
 
     A device for each NUMA node has its part of the CPUs and of the memory; machines take shares of them. If a machine
     does not mind, its share may lie on several. What belongs to no NUMA node is one more device. The amounts are the
     effective limits: oversubscription is in them.
     """
     common = [Attribute.of("kind", KIND), Attribute.of(ONLY_CLASS, CLASS)]
-    devices = [*_compute(capacity), _io(capacity)]
+    devices = [*_compute(capacity), _io(capacity, stored)]
     return DevicePool(
         metadata=ObjectMeta(name=host_pool_name(node_name)),
         spec=DevicePoolSpec(node_name=node_name, driver=DRIVER, attributes=common, devices=devices),
@@ -348,11 +370,15 @@ def _compute(capacity: HostCapacity) -> Iterator[Device]:
         yield Device(name=f"numa{node.id}", attributes=attributes, resources=_amounts(cpu, memory))
 
 
-def _io(capacity: HostCapacity) -> Device:
-    amounts = {NETWORK: capacity.network, DISK_IO: capacity.disk_io, DISK: capacity.disk}
-    resources = [
-        ResourceCapacity(name=name, capacity=Quantity(limit.effective_limit * NANO)) for name, limit in amounts.items()
-    ]
+def _io(capacity: HostCapacity, stored: int) -> Device:
+    # In steps, so that a file that grows does not have the pool written each time.
+    taken = -(-stored // _STORED_STEP) * _STORED_STEP
+    amounts = {
+        NETWORK: capacity.network.effective_limit,
+        DISK_IO: capacity.disk_io.effective_limit,
+        DISK: max(0, capacity.disk.effective_limit - taken),
+    }
+    resources = [ResourceCapacity(name=name, capacity=Quantity(limit * NANO)) for name, limit in amounts.items()]
     return Device(name=FUNCTION_IO, attributes=[Attribute.of("function", FUNCTION_IO)], resources=resources)
 
 

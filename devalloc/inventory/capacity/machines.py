@@ -40,13 +40,8 @@ def default_disk_io(host: HostCapacity, cpu: int) -> Rates:
     return Rates(share, BURST * share)
 
 
-def upload_ceiling(rate: int, burst: int = BURST) -> int:
-    """Bytes per second that an HTB class may borrow up to."""
-    return rate * burst
-
-
-def download_bucket(rate: int, burst: int = BURST) -> int:
-    """Bytes that a TBF bucket holds."""
+def bucket_bytes(rate: int, burst: int = BURST) -> int:
+    """Bytes that a TBF bucket holds, in each direction: what passes at once after a pause."""
     return max(_MIN_BUCKET, rate * burst // _TBF_PERIODS)
 
 

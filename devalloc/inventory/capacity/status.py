@@ -161,6 +161,8 @@ class HostStatus:
     """What could not be asked, and counts as nothing here."""
     counts_content: bool = True
     """Whether images, their cache and volumes were counted; else they are 0 in ``disk``, and unknown."""
+    uncounted: tuple[str, ...] = ()
+    """Which of these could not be asked; they are among the problems, too."""
 
     def to_dict(self) -> Object:
         """JSON. What is beyond the five resources, ``disk_breakdown``, ``gpu`` and ``allocations`` stands last."""
@@ -207,23 +209,30 @@ def host_status(
     except UsageUnknown as error:
         raise UsageUnknown(f"get allocated {RESOURCES[0]}: {error}") from error
     taken = sum_amounts(map(machine_amounts, listed))
-    content, problems = disk_breakdown(listed, stores or DiskUsageSources())
+    content, uncounted = disk_breakdown(listed, stores or DiskUsageSources())
+    problems = list(uncounted)
     try:
         gpu = gpus()
     except Exception as error:
-        gpu, problems = None, [*problems, f"GPUs: {error}"]
+        gpu = None
+        problems.append(f"GPUs: {error}")
     resources = {
         resource: ResourceStatus(host.of(resource), content.total if resource == "disk" else taken.of(resource))
         for resource in RESOURCES
     }
     active = tuple(machine for machine in listed if machine.is_active)
-    return HostStatus(host, resources, content, gpu, active, tuple(problems), stores is not None)
+    is_counted = stores is not None
+    return HostStatus(host, resources, content, gpu, active, tuple(problems), is_counted, tuple(uncounted))
 
 
 def gpu_json(gpu: GpuStatus) -> Object:
     """JSON of the GPUs."""
     content: Object = {"mode": gpu.mode, "total_slots": gpu.total, "used_slots": gpu.used}
     content["allocatable_slots"] = gpu.allocatable
+    if gpu.memory is not None:
+        content["memory_bytes"] = gpu.memory.total
+        content["memory_used_bytes"] = gpu.memory.used
+        content["memory_available_bytes"] = gpu.memory.available
     if gpu.mode == "vgpu":
         content["quarantined_slots"] = gpu.quarantined
     if gpu.disabled:

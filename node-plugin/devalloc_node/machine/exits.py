@@ -18,7 +18,7 @@ from dataclasses import replace
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed, NodeError
 from devalloc_node.journal.audit_log import audit
-from devalloc_node.machine import hotplug, launch, machine_files, pci, registry
+from devalloc_node.machine import hotplug, launch, machine_files, pci, rates, registry
 from devalloc_node.machine.process import Process, pidfd
 from devalloc_node.machine.records import MACHINES, MachineRecord, record_of
 from devalloc_node.machine.registry import LOOK_SECONDS, MachineRegistry, record_after_end, suppress_and_log
@@ -204,7 +204,7 @@ class ExitHandler:
     def _is_settled(self, record: MachineRecord) -> bool:
         process = self._registry.process_of(record)
         if process is None:
-            return record.state in ("stopped", "failed")
+            return record.state in ("stopped", "failed") and not record.tap_limits
         return record.state == "running" and self._deaths.watches(record.spec.key)
 
     def watch(self, key: str, process: Process) -> None:
@@ -230,6 +230,8 @@ class ExitHandler:
     def gone(self, record: MachineRecord) -> None:
         """Take away what one that has ended leaves on the host."""
         self.leave(record.spec.key)
+        with suppress_and_log(record.spec.key):
+            rates.remove_tap_limits(self._registry, record.spec.key)
         if record.spec.adopt is None:
             launch.clean(record.spec.id, self._registry.config)
         if record.spec.wants_sandbox:
@@ -258,6 +260,7 @@ class ExitHandler:
                 self.watch(key, process)
             else:
                 self.note_end(record)
+                rates.remove_tap_limits(self._registry, key)
 
     def _has_begun(self, record: MachineRecord) -> bool:
         """Whether its CPUs run and the devices of its claims have addresses, as ``resume`` waits for. If one has none,

@@ -23,6 +23,7 @@ from devalloc_node.machine import (
     machine_files,
     pci,
     preflight,
+    rates,
     registry,
     resources,
     user_ids,
@@ -43,9 +44,19 @@ from devalloc_node.machine.records import (
 )
 from devalloc_node.machine.registry import LOOK_SECONDS, SLEEPING, MachineRegistry, suppress_and_log
 from devalloc_node.machine.resources import CapacityCheck, without_object
-from devalloc_node.machine.spec import HOST_SANDBOX, EmulatedDevice, MachineSpec, SandboxProvider, machine_id, spec_of
+from devalloc_node.machine.spec import (
+    HOST_SANDBOX,
+    EmulatedDevice,
+    MachineSpec,
+    RateLimits,
+    SandboxProvider,
+    machine_id,
+    spec_of,
+)
 
 LOG = logging.getLogger(__name__)
+RETRY_SECONDS = 60.0
+"""Between tries to enforce a rate that the host refuses."""
 _ADOPTING = "adopting"
 """The lock under which it is seen to that one process is one machine; those of machines end in a digest."""
 
@@ -73,6 +84,8 @@ class MachineLifecycle(MachineRegistry):
         self._room = None if host is None else CapacityCheck(host, records, others, permitted)
         self._others = others
         self._connect = connect
+        self._refused_rates: dict[str, tuple[tuple[str, RateLimits] | None, float, tuple[str, ...]]] = {}
+        """By key: in which run which rates were not all enforced, until when that counts, and why."""
         self._settling = ExitHandler(self, ended)
 
     def close(self) -> None:
@@ -110,7 +123,8 @@ class MachineLifecycle(MachineRegistry):
                 raise registry.orphan_refusal(spec.key, survivor)
             how = preflight.choose_accelerator(self.config)
             requested = existing.requested if as_it_was and existing is not None else UNKNOWN_AMOUNTS
-            record = MachineRecord(machine.to_manifest(), "starting", "", requested=requested)
+            limited = () if existing is None else existing.tap_limits
+            record = MachineRecord(machine.to_manifest(), "starting", "", requested=requested, tap_limits=limited)
             spec = resources.spec_started_with(spec, resources.resources_at_start(record))
             began = False
             try:
@@ -281,6 +295,10 @@ class MachineLifecycle(MachineRegistry):
             if record.spec.adopt is None:
                 if self.process_of(record) is not None:
                     raise Denied("MachineRuns", f"machine {key} runs; stop it first")
+                if not rates.remove_tap_limits(self, key):
+                    raise Failed(
+                        "LimitNotRemoved", f"machine {key}: the limits of its TAP interfaces remain; try again"
+                    )
                 launch.forget(record.spec.id, self.config)
             self.records.drop(MACHINES, key)
             self._settling.leave(key)
@@ -313,6 +331,34 @@ class MachineLifecycle(MachineRegistry):
                     f"machine {key} was changed as requested, but the change could not be recorded: {error}",
                 ) from error
 
+    def limit_rates(self, key: str, wanted: RateLimits, deadline: Deadline) -> tuple[str, ...]:
+        """Hold a machine that runs to these rates; what is not enforced, in sentences. Does nothing where it is held to
+        them; what failed is tried again after RETRY_SECONDS, or with other rates.
+
+        Raises Denied (``HostFull``) where the host has no room for more; NodeError.
+        """
+        record, _ = self.running(key)
+        if not rates.are_of_concern(record, wanted):
+            return ()
+        before, due, problems = self._refused_rates.get(key, (None, 0.0, ()))
+        if before == (record.run, wanted) and time.monotonic() < due:
+            return problems
+        with self.line(record) as monitor:
+            unmet = rates.unmet_rates(replace(record, rates=wanted), self.config, monitor, deadline)
+        if not unmet and record.wanted_rates == wanted:
+            self._refused_rates.pop(key, None)
+            return unmet.problems
+        with self.hold(key, deadline, "limit its rates"):
+            record, _ = self.running(key)
+            if record.wanted_rates != wanted:
+                was, record = record, replace(record, rates=wanted)
+                self._put_asked(was, record, deadline)
+            with self.line(record) as monitor:
+                _, problems = rates.enforce(self, record, monitor, deadline)
+        if problems:
+            self._refused_rates[key] = ((record.run, wanted), time.monotonic() + RETRY_SECONDS, problems)
+        return problems
+
     @contextmanager
     def still(self, gone: Container[str], deadline: Deadline) -> Iterator[list[MachineUsage]]:
         """Inside, no machine begins or is asked to have more; with what those take that no VirtualMachine speaks for,
@@ -325,7 +371,7 @@ class MachineLifecycle(MachineRegistry):
         with self.hold(key, deadline, f"plug {device.name}"):
             record, _ = self.running(key)
             with self.line(record) as monitor, self._told_by(key):
-                return emulated_devices.plug_emulated(
+                plugged = emulated_devices.plug_emulated(
                     monitor,
                     key,
                     device,
@@ -335,6 +381,9 @@ class MachineLifecycle(MachineRegistry):
                     owner=record.spec.owner,
                     is_starting=registry.never_ran(self, record, deadline),
                 )
+                if record.wanted_rates.disk_io is not None:  # it shares the rate of the others
+                    rates.enforce(self, record, monitor, deadline)
+                return plugged
 
     def unplug(self, key: str, name: str, deadline: Deadline) -> bool:
         """Take it out again, as ``emulated_devices.unplug``; False where there is no such device. Raises NodeError."""
@@ -382,7 +431,12 @@ class MachineLifecycle(MachineRegistry):
         process = self._lives(record)
         begins = resources.resources_at_start(record)
         resources.limit_cpu(spec, self.config, process, begins.cpu_milli or 0, begins.vcpus or 0)
-        self.put(replace(record, applied=begins))
+        self.put(record := replace(record, applied=begins))
+        if rates.are_of_concern(record, record.wanted_rates):
+            with self.line(record) as monitor:
+                _, problems = rates.enforce(self, record, monitor, deadline)
+            for problem in problems:
+                LOG.warning("machine %s: %s", spec.key, problem)
         self._settling.watch(spec.key, process)
 
     def _lives(self, record: MachineRecord) -> Process:

@@ -27,7 +27,7 @@ from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.records import (
     MachineView,
 )
-from devalloc_node.machine.spec import MIB, MachineSpec, spec_of
+from devalloc_node.machine.spec import MIB, NO_RATES, MachineSpec, spec_of
 from devalloc_node.model.step import Prepared
 
 
@@ -67,10 +67,13 @@ def check_numa(machine: VirtualMachine, claims: Sequence[Prepared]) -> None:
 
 def refuse_other_spec(there: MachineView, requested: VirtualMachine) -> None:
     """Raises Denied (``MachineExists``) where a machine that runs was started as something else than is asked for: only
-    its claims, and with them its slots, come and go while it runs."""
+    its claims, and with them its slots, come and go while it runs, and its rates change."""
     if there.started is None:
         return
-    then, now = (replace(spec, claims=(), pci_slots=0) for spec in (there.started, spec_of(requested)))
+    then, now = (
+        replace(spec, claims=(), pci_slots=0, rates=NO_RATES, disk_bytes=0)
+        for spec in (there.started, spec_of(requested))
+    )
     other = [
         field.name.replace("_", " ") for field in fields(then) if getattr(then, field.name) != getattr(now, field.name)
     ]

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc_node.errors import Failed
 from devalloc_node.machine.process import Process
-from devalloc_node.machine.spec import CPU, EmulatedDevice, MachineSpec, Nic, spec_of
+from devalloc_node.machine.spec import CPU, NO_RATES, EmulatedDevice, MachineSpec, Nic, RateLimits, spec_of
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.step import Step, Value
 
@@ -69,6 +69,8 @@ class MachineView:
     meanwhile, its guest may still be giving its devices addresses."""
     plain: tuple[EmulatedDevice, ...] = ()
     """What was plugged in beside the devices of claims, as QEMU shows it."""
+    rates: RateLimits = NO_RATES
+    """What it is limited to."""
 
     @property
     def taps(self) -> tuple[str, ...]:
@@ -137,6 +139,11 @@ class MachineRecord:
     requested: MachineAmounts = UNKNOWN_AMOUNTS
     """What was requested since it was started, or before, if it was restarted as it was (``resources_at_start``);
     recorded before QEMU is asked, so it may not be reached yet."""
+    rates: RateLimits | None = None
+    """What it is limited to since that was changed while it runs; None: what its spec says."""
+    tap_limits: tuple[tuple[str, str], ...] = ()
+    """TAP interfaces that may be limited for it: the file of their network namespace (empty: the host's) and the name.
+    Written before one is limited, until its limit was removed."""
     cpus_left: bool | None = False
     """Whether a vCPU has left it since it was started, or was about to, and it is emulated. None: it was adopted or
     taken up, and what was done to it before is not known here."""
@@ -153,6 +160,11 @@ class MachineRecord:
 
     def become(self, state: RecordState, reason: str = "", message: str = "") -> MachineRecord:
         return replace(self, state=state, reason=reason, message=message)
+
+    @property
+    def wanted_rates(self) -> RateLimits:
+        """What it is to be limited to."""
+        return self.spec.rates if self.rates is None else self.rates
 
     @property
     def will_restart(self) -> bool:
@@ -186,6 +198,8 @@ def content_of(record: MachineRecord) -> dict[str, Any]:
         "boot": record.boot,
         "applied": asdict(record.applied),
         "asked": asdict(record.requested),
+        "rates": None if record.rates is None else asdict(record.rates),
+        "tap_limits": [list(each) for each in record.tap_limits],
         "cpus_left": record.cpus_left,
         "reason": record.reason,
         "message": record.message,
@@ -205,6 +219,8 @@ def record_of(key: str, content: Mapping[str, Any]) -> MachineRecord:
             boot=content.get("boot", ""),
             applied=_amounts(content.get("applied", {})),
             requested=_amounts(content.get("asked", {})),
+            rates=_rates(content.get("rates")),
+            tap_limits=tuple((str(where), str(tap)) for where, tap in content.get("tap_limits", ())),
             cpus_left=content.get("cpus_left", False),
             reason=content.get("reason", ""),
             message=content.get("message", ""),
@@ -214,6 +230,10 @@ def record_of(key: str, content: Mapping[str, Any]) -> MachineRecord:
     except (KeyError, TypeError, ValueError, AttributeError, ValidationError) as error:
         raise Failed("RecordUnreadable", f"cannot read the record of machine {key}: {error}", retryable=False) from None
     return record
+
+
+def _rates(content: Mapping[str, Any] | None) -> RateLimits | None:
+    return None if content is None else RateLimits(content["disk_io"], tuple(content["nics"]))
 
 
 def _amounts(content: Mapping[str, Any]) -> MachineAmounts:

@@ -53,6 +53,8 @@ _TOGETHER = 32
 """Machines that are looked at at the same time."""
 
 
+_TAPS = "taps"
+"""The lock of TAP interfaces; those of machines end in a digest."""
 SLEEPING = "suspended"
 """QEMU's word for a guest that has put itself to sleep. Its CPUs cannot be told to go on: it is to be woken."""
 
@@ -210,6 +212,7 @@ def machine_view(
         created_as=record.machine,
         is_paused=process is not None and record.state == "starting",
         plain=look.plain if process is not None else (),
+        rates=record.wanted_rates,
     )
 
 
@@ -456,6 +459,10 @@ class MachineRegistry:
     def _among_all(self, name: str, deadline: Deadline, work: str) -> AbstractContextManager[None]:
         """The lock of that name, for what is decided with a view to all machines. Raises Failed (``MachineBusy``)."""
         return self._locks.held(f"{name}.lock", deadline, work, partial(_busy, "the list of machines"), brief=True)
+
+    def tap_lock(self, deadline: Deadline) -> AbstractContextManager[None]:
+        """The lock under which limits of TAP interfaces change. Raises Failed (``MachineBusy``)."""
+        return self._among_all(_TAPS, deadline, "limit a TAP interface")
 
     def put(self, record: MachineRecord) -> None:
         """Write its record down."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 
 from devalloc.api.virtual_machine import VirtualMachine
-from devalloc.inventory.capacity import HostCapacity
+from devalloc.inventory.capacity import RESOURCES, HostCapacity, Resource
 from devalloc.inventory.capacity.machines import MachineUsage, minimum_usage
 from devalloc.inventory.capacity.room import Admission, Insufficient, Request
 from devalloc.inventory.capacity.status import UsageUnknown
+from devalloc.inventory.capacity.stored import stores_of
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.machine import confinement, launch, memory, vcpu
@@ -29,6 +31,7 @@ from devalloc_node.machine.records import (
 )
 from devalloc_node.machine.spec import CPU, MachineSpec, cpus_text, memory_text, whole_cpus
 
+LOG = logging.getLogger(__name__)
 _ANSWER_SECONDS = 5.0
 """For one question after the deadline."""
 
@@ -233,6 +236,14 @@ def check_adopted(spec: MachineSpec, now: MachineAmounts) -> None:
         _within(spec, now.memory_bytes, spec.memory.least, spec.memory.most, memory_text, " of memory", adopted=where)
 
 
+_FIELDS: Mapping[Resource, tuple[str, ...]] = {
+    "cpu": ("cpu",),
+    "memory": ("memory",),
+    "disk": ("disk",),
+    "network": ("download", "upload"),
+    "disk_io": ("disk_io",),
+}
+"""The fields of a request that ask for a resource."""
 _COUNTED_STATES = ("starting", "running", "stopping")
 """States in which a machine has what it was given: from before QEMU is started until it is known to have ended."""
 
@@ -253,13 +264,22 @@ class CapacityCheck:
         self._records = records
         self._others = others
         self._permitted = permitted
-        self._admission = Admission(host, self._uses)
+        self._host = host
+        self._admission = Admission(host, self._uses, stores_of(host))
+        for resource in RESOURCES:
+            if host.of(resource).source == "unknown":
+                LOG.warning(
+                    "the capacity of this host for machines is not known, so %s is not checked when a machine starts",
+                    resource,
+                )
 
     def check(self, machine: VirtualMachine, spec: MachineSpec) -> None:
         """Whether there is room for a machine as it is to be started by ``spec``, and for what it reserves.
 
         Raises Denied (``HostFull``), which may pass; Failed where the records cannot be read."""
-        request = Request(*resources_taken(machine, spec))
+        cpu, memory = resources_taken(machine, spec)
+        network = sum(filter(None, spec.rates.nics))
+        request = Request(cpu, memory, spec.disk_bytes, network, network, spec.rates.disk_io or 0)
         self._check(spec.key, request, f"machine {spec.key} does not fit on this host now")
 
     def check_more(self, before: MachineRecord, after: MachineRecord) -> None:
@@ -268,15 +288,21 @@ class CapacityCheck:
         Raises as ``check``."""
         key = after.spec.key
         had, requested = _use(key, before), _use(key, after)
-        if requested.cpu <= had.cpu and requested.memory <= had.memory:
+        names = ("cpu", "memory", "download", "upload", "disk_io")
+        if all(getattr(requested, name) <= getattr(had, name) for name in names):
             return
         had = _use(key, before, self._permitted().get(key, UNKNOWN_AMOUNTS))
-        more = Request(
-            requested.cpu if requested.cpu > had.cpu else 0, requested.memory if requested.memory > had.memory else 0
-        )
-        self._check(key, more, f"machine {key} cannot grow on this host now")
+        amounts = {name: getattr(requested, name) for name in names}
+        more = {name: amount for name, amount in amounts.items() if amount > getattr(had, name)}
+        self._check(key, Request(**more), f"machine {key} cannot grow on this host now")
 
     def _check(self, key: str, request: Request, what: str) -> None:
+        """What is not known of the host bounds nothing here: the machines of a store have been placed by a node's pool,
+        which promises nothing of it."""
+        for resource, names in _FIELDS.items():
+            if self._host.of(resource).source == "unknown":
+                for name in names:
+                    request = replace(request, **{name: 0})  # type: ignore[arg-type]
         try:
             self._admission.validate(request, key)
         except Insufficient as error:
@@ -284,7 +310,7 @@ class CapacityCheck:
         except UsageUnknown as error:
             if isinstance(error.__cause__, NodeError):
                 raise error.__cause__ from None
-            raise
+            raise Failed("HostUnreadable", f"{what}, as its use is not known: {error}") from None
 
     def _uses(self) -> Iterator[MachineUsage]:
         permitted = self._permitted()
@@ -311,11 +337,17 @@ def _use(key: str, record: MachineRecord, permitted: MachineAmounts = UNKNOWN_AM
     if (requested.vcpus or 0) * CPU > has and (applied.cpu_milli or has) >= has:
         # Nothing but their number bounds the time of its CPUs, so that more of them have more.
         requested = replace(requested, cpu_milli=max(requested.cpu_milli or 0, (requested.vcpus or 0) * CPU))
+    rates = record.wanted_rates
+    network = sum(filter(None, rates.nics))
     return MachineUsage(
         key,
         key,
         "Running",
         *_elementwise_max(minimum_usage(record.machine), applied.usable, requested.usable, permitted),
+        overlay=record.spec.disk_bytes,
+        download=network,
+        upload=network,
+        disk_io=rates.disk_io or 0,
     )
 
 

@@ -73,6 +73,19 @@ class Nic:
 
 
 @dataclass(frozen=True, slots=True)
+class RateLimits:
+    """Bytes per second that a machine may not exceed; None: no limit. They change while it runs."""
+
+    disk_io: int | None = None
+    """Of all its disks together, reading and writing."""
+    nics: tuple[int | None, ...] = ()
+    """Of each of its network cards, in each direction."""
+
+
+NO_RATES = RateLimits()
+
+
+@dataclass(frozen=True, slots=True)
 class EmulatedDevice:
     """A disk or a network card without hardware behind it, plugged into a machine that runs already."""
 
@@ -105,6 +118,9 @@ class MachineSpec:
     adopt: str | None = None
     """The QMP socket of the machine to adopt."""
     nics: tuple[Nic, ...] = ()
+    rates: RateLimits = NO_RATES
+    disk_bytes: int = 0
+    """Bytes of disk that are reserved for it."""
     claims: tuple[str, ...] = ()
     pci_slots: int = 0
     """Root ports that devices can be plugged into."""
@@ -256,6 +272,8 @@ def spec_of(machine: VirtualMachine) -> MachineSpec:
         disks=tuple(Disk(d.path, d.format, d.read_only, d.device) for d in start.disks) if start else (),
         adopt=spec.adopt.qmp_socket if spec.adopt else None,
         nics=tuple(map(_nic, spec.nics)),
+        rates=RateLimits(_whole(spec.disk_io), tuple(_whole(nic.bandwidth) for nic in spec.nics)),
+        disk_bytes=_whole(spec.disk) or 0,
         claims=tuple(spec.claims),
         pci_slots=spec.slots,
         pci_window=start.pci_window.nano // 10**9 if start and start.pci_window else None,
@@ -272,6 +290,10 @@ def spec_of(machine: VirtualMachine) -> MachineSpec:
 def _nic(nic: MachineNic) -> Nic:
     is_warm = nic.backend == "warm"
     return Nic(nic.model, TAP if is_warm else nic.interface, str(nic.mac) if nic.mac else None, is_warm)
+
+
+def _whole(amount: Quantity | None) -> int | None:
+    return None if amount is None else -(-amount.nano // NANO)
 
 
 def _thousandths(nano: int) -> int:

@@ -22,7 +22,7 @@ from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.host.lock_folder import lock_purpose
 from devalloc_node.journal import ClaimRecord, ClaimState, StepRecord
 from devalloc_node.machine.records import MachineView, PluggedDevice
-from devalloc_node.machine.spec import EmulatedDevice, MachineSpec
+from devalloc_node.machine.spec import EmulatedDevice, MachineSpec, RateLimits
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.step import ATTACHMENT, Prepared, Step
 
@@ -126,6 +126,9 @@ class MachineControl(Protocol):
 
     def scale(self, key: str, what: str, amount: int, deadline: Deadline) -> None:
         """``what``: vcpus, cpu (thousandths of a core, 0 for no bound) or memory (bytes)."""
+
+    def limit_rates(self, key: str, wanted: RateLimits, deadline: Deadline) -> Sequence[str]:
+        """Hold one that runs to these rates; what is not enforced, in sentences. Free where nothing changed."""
 
     def guest_addresses(self, key: str) -> Mapping[str, str]:
         """Where its guest finds the devices plugged in, by the ids of devices; nothing if QEMU does not answer."""

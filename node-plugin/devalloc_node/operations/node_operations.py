@@ -19,7 +19,7 @@ from devalloc_node.host.lock_folder import lock_purpose
 from devalloc_node.journal.audit_log import audit
 from devalloc_node.machine.preflight import check_numa, check_slots, refuse_other_spec
 from devalloc_node.machine.records import MachineAmounts, MachineView, PluggedDevice
-from devalloc_node.machine.spec import EmulatedDevice
+from devalloc_node.machine.spec import EmulatedDevice, RateLimits, spec_of
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.step import Prepared
 from devalloc_node.operations.change_feed import claim_change, machine_change
@@ -191,6 +191,7 @@ class NodeOperations:
             begins = there is None or not there.runs or there.is_paused
             if there is not None and not begins:
                 refuse_other_spec(there, machine)
+                self._limit(key, spec_of(machine).rates, due)
                 if there.reason == "StopWanted" or (there.reason in STANDING and not is_adopted):
                     self.machines.resume(key, due)
             if not begins and all(self.claims.is_in(ref, key) for ref in refs):
@@ -293,6 +294,11 @@ class NodeOperations:
             self.machines.scale(key, what, amount, due.capped(due.seconds * share))
             _audit_machine("scaled", key, caller, **{what: amount})
 
+    def limit_rates(self, key: str, wanted: RateLimits, due: Deadline, *, owner: str = "") -> Sequence[str]:
+        """Hold a machine that runs to these rates; what is not enforced, in sentences. Raises NodeError."""
+        self._started(key, owner)
+        return self.machines.limit_rates(key, wanted, due)
+
     def plug(
         self, key: str, device: EmulatedDevice, due: Deadline, *, owner: str = "", caller: str = ""
     ) -> EmulatedDevice:
@@ -337,6 +343,10 @@ class NodeOperations:
         if not machine.uid and not machine.reason and (problem := self.service_problem(machine.key)) is not None:
             machine = replace(machine, reason=problem[0], message=problem[1])
         return replace(machine, wanted=self._wanted.get(machine.key, machine.wanted))
+
+    def _limit(self, key: str, wanted: RateLimits, due: Deadline) -> None:
+        for problem in self.machines.limit_rates(key, wanted, due):
+            log.warning("machine %s: %s", key, problem)
 
     def _runs(self, key: str) -> bool:
         machine = self.machines.get(key)

@@ -16,6 +16,7 @@ from devalloc.scaling.health import ScalingReport
 from devalloc.store import NotFound, Object, Store
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError
+from devalloc_node.machine.rates import is_limited, of_running
 from devalloc_node.machine.records import MachineAmounts, MachineView
 from devalloc_node.machine.resources import requested_in_spec
 from devalloc_node.machine.spec import spec_of
@@ -156,6 +157,7 @@ class MachineReconciler:
         if objects.reserved_entries(held, self._operations.node_name) and self._is_unplaced(held, vm):
             problems.append(_shortage(held))
         problems += offer_cpu_control(self._runners, vm, self._operations.machine(key))
+        problems += self._limit(vm, held, self._operations.machine(key))
         if machine.reason == "DiskFailed" and not machine.adopted:
             problems += self._go_on(machine, uid)
         if machine.reason and (machine.phase == "Unknown" or machine.reason in STANDING):
@@ -401,6 +403,22 @@ class MachineReconciler:
         if not is_kept and not objects.reserved_entries(held, self._operations.node_name):
             problems.append(_shortage(held))
         return problems
+
+    def _limit(self, vm: VirtualMachine, held: Object, machine: MachineView) -> list[Outcome]:
+        """Hold it to the rates of its spec, and of those that its node has no room for to what it had."""
+        running, now = machine.started, spec_of(vm)
+        if machine.phase != "Running" or running is None:
+            return []
+        if not any(map(is_limited, (running.rates, machine.rates, now.rates))):
+            return []
+        wanted = of_running(running, now, machine.rates, is_admitted=not self._is_unplaced(held, vm))
+        try:
+            missing = self._operations.limit_rates(
+                machine.key, wanted, Deadline.after(SCALE_SECONDS), owner=machine.uid
+            )
+        except NodeError as error:
+            return [Outcome(error.code, error.message)]
+        return [Outcome("LimitNotEnforced", "; ".join(missing))] if missing else []
 
     def _go_on(self, machine: MachineView, uid: str) -> list[Outcome]:
         """After its disk failed: where it still does, its CPUs stop again at once."""

@@ -1,4 +1,4 @@
-"""Scale machines that were created through the service, and open their runners.
+"""Scale machines that were created through the service, open their runners, and hold them to their rates.
 
 The reconciler does this for VirtualMachine objects. These machines have none, so what they were created as counts.
 """
@@ -10,7 +10,9 @@ import threading
 from collections.abc import Callable, Sequence
 
 from devalloc.api.virtual_machine import VirtualMachine
+from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
+from devalloc_node.machine.rates import is_limited
 from devalloc_node.machine.records import MachineView
 from devalloc_node.operations.change_feed import ChangeNotifier
 from devalloc_node.operations.node_operations import NodeOperations
@@ -25,6 +27,8 @@ from devalloc_node.vms.scaling import (
 )
 
 log = logging.getLogger(__name__)
+LIMIT_SECONDS = 10.0
+"""For holding a machine to its rates."""
 RETRY_SECONDS = 5.0
 """How soon a machine that cannot be scaled is looked at again: routes and addresses change without an event."""
 
@@ -55,7 +59,7 @@ class ServiceMachines:
         notifier.follow(self._hear)
 
     def problem(self, key: str) -> tuple[str, str] | None:
-        """Why a machine is not scaled as it was created: a code and a sentence."""
+        """Why a machine is not scaled or limited as it was created: a code and a sentence."""
         outcome = self._problems.get(key)
         return None if outcome is None else (outcome.reason, outcome.message)
 
@@ -93,7 +97,7 @@ class ServiceMachines:
             del self._problems[key]
 
     def _match(self, machine: MachineView, vm: VirtualMachine) -> None:
-        if vm.spec.scaling is None and vm.spec.runner is None:
+        if vm.spec.scaling is None and vm.spec.runner is None and not is_limited(machine.rates):
             return
         key = machine.key
         if machine.phase == "Unknown":  # a QEMU that is silent for a moment is no other machine afterwards
@@ -103,7 +107,7 @@ class ServiceMachines:
             self._problems.pop(key, None)
             return
         self._cared_for.add(key)
-        outcomes = [*self._scale(machine, vm), *offer_cpu_control(self._runners, vm, machine)]
+        outcomes = [*self._scale(machine, vm), *offer_cpu_control(self._runners, vm, machine), *self._limit(machine)]
         if outcomes:
             self._problems[key] = outcomes[0]
         else:
@@ -124,6 +128,16 @@ class ServiceMachines:
         self._operations.want(machine.key, amounts_of(report.wanted))
         why_not = scaling_reason(report)
         return [] if why_not is None else [Outcome(why_not.code, why_not.message)]
+
+    def _limit(self, machine: MachineView) -> list[Outcome]:
+        """Hold it to its rates, also where others have removed a limit since it was started."""
+        if not is_limited(machine.rates):
+            return []
+        try:
+            missing = self._operations.limit_rates(machine.key, machine.rates, Deadline.after(LIMIT_SECONDS))
+        except NodeError as error:
+            return [Outcome(error.code, error.message)]
+        return [Outcome("LimitNotEnforced", "; ".join(missing))] if missing else []
 
     def _leave(self, key: str) -> None:
         self._cared_for.discard(key)

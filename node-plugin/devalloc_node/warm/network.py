@@ -1,30 +1,25 @@
-"""Network namespaces, and what is inside them, by netlink.
-
-A thread is put into a namespace, never the process, and it ends there: no thread that does anything else is ever in
-another namespace than the host's. Nothing is forked, which a process with gRPC in it must not be.
-"""
+"""Network namespaces, and what is inside them, by netlink."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
 import os
-import socket
 import stat
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
 
+from devalloc_node.host.network_namespace import has_interface as _has
+from devalloc_node.host.network_namespace import in_a_thread as _in_a_thread
+from devalloc_node.host.network_namespace import inside as _inside
+from devalloc_node.host.network_namespace import interface_index as _index
+from devalloc_node.host.network_namespace import libc as _libc
+from devalloc_node.host.network_namespace import netlink as _route
 from devalloc_node.warm.setup import Inode
 
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET; os.unshare comes with Python 3.12
-_libc = ctypes.CDLL(None, use_errno=True)
 _naming = threading.Lock()
 """The folder of names is made a mount of its own by who comes first, and two who come at once would both do it."""
-
-Answer = TypeVar("Answer")
 
 
 class ForeignNameError(OSError):
@@ -132,59 +127,3 @@ def _is_mounted(name: Path) -> bool:
     """Whether something is mounted there, also where it cannot be seen. Raises OSError."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as lines:
         return any(line.split(" ", 5)[4] == str(name) for line in lines)
-
-
-def _inside(name: Path, act: Callable[[], Answer]) -> Answer:
-    def entered() -> Answer:
-        from pyroute2 import netns
-
-        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            netns.setns(descriptor, libc=_libc)
-        finally:
-            os.close(descriptor)
-        return act()
-
-    return _in_a_thread(entered)
-
-
-def _in_a_thread(act: Callable[[], Answer]) -> Answer:
-    answers: list[Answer] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        from pyroute2.netlink.exceptions import NetlinkError
-
-        try:
-            answers.append(act())
-        except NetlinkError as error:
-            errors.append(OSError(error.code, os.strerror(error.code)))
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="namespace", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError as error:  # no thread can be had
-        raise OSError(errno.EAGAIN, str(error)) from error
-    thread.join()
-    if errors:
-        raise errors[0]
-    return answers[0]
-
-
-def _has(interface: str) -> bool:
-    return any(name == interface for _, name in socket.if_nameindex())
-
-
-def _index(interface: str) -> int:
-    return socket.if_nametoindex(interface)
-
-
-@contextmanager
-def _route() -> Iterator[Any]:
-    """Of the namespace that this thread is in."""
-    from pyroute2 import IPRoute
-
-    with IPRoute() as route:
-        yield route

@@ -12,16 +12,16 @@ from devalloc.inventory.capacity import (
     parse_bandwidth,
     parse_ratio,
     parse_size,
+    stored,
 )
 from devalloc.inventory.capacity.config import format_size, resource_named
 from devalloc.inventory.capacity.cpus import count_cpus
 from devalloc.inventory.capacity.host import HostCapacity, parse_mem_total
 from devalloc.inventory.capacity.machines import (
     MachineUsage,
+    bucket_bytes,
     default_disk_io,
     default_network,
-    download_bucket,
-    upload_ceiling,
 )
 from devalloc.inventory.capacity.room import Admission, Request
 from devalloc.inventory.capacity.status import (
@@ -33,7 +33,6 @@ from devalloc.inventory.capacity.status import (
     machine_amounts,
     sum_amounts,
 )
-from tests.support import image_limits
 from tests.support.capacity_fakes import host, machine, stores
 from tests.support.tables.table_form import CaseVerdict, Failure, TableForm, explained
 
@@ -103,14 +102,14 @@ def _default_bandwidth(row: Row) -> Any:
 def _images(row: Row) -> Any:
     fraction = {"image_fraction": parse_ratio(row["fraction"])} if "fraction" in row else {}
     config = CapacityConfig(disk=parse_size(row["disk"]), **fraction)
-    capacity, used = host(disk=row["disk"], config=config), image_limits.image_bytes(stores(**row["stores"]))
-    text = image_limits.image_shortage(capacity, used)
+    capacity, used = host(disk=row["disk"], config=config), stored.image_bytes(stores(**row["stores"]))
+    text = stored.image_shortage(capacity, used)
     shown = text.removeprefix("image storage limit reached: ") if text else None
     return {"limit": capacity.image_limit, "used": used, "shortage": shown}
 
 
 def _pull(row: Row) -> Any:
-    text = image_limits.pull_shortage(row["given"])
+    text = stored.pull_shortage(row["given"])
     return text.removeprefix("insufficient disk to pull an image: ") if text else None
 
 
@@ -124,7 +123,7 @@ _SECTIONS: dict[str, Callable[[Row], Any]] = {
     "limit": _limit,
     "status": _status,
     "default_bandwidth": _default_bandwidth,
-    "shaping": lambda row: [upload_ceiling(row["rate"]), download_bucket(row["rate"])],
+    "shaping": lambda row: bucket_bytes(row["rate"]),
     "images": _images,
     "pull": _pull,
     "validate": lambda row: _admission(row).validate(_request(row["request"]), row.get("id", "")),

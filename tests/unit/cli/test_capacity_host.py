@@ -168,7 +168,56 @@ def test_settings_come_from_the_environment(devalloc: Shell, host: FakeSysfs, mo
     assert limits == [32, 10 << 30, 2_500_000_000, 2 * 500 << 20]
 
 
-def test_a_host_that_tells_nothing_is_an_error(devalloc: Shell, tmp_path: Path) -> None:
+def test_a_host_that_tells_nothing_shows_what_is_known_all_the_same(devalloc: Shell, tmp_path: Path) -> None:
     (tmp_path / "sys").mkdir()
-    output = devalloc("capacity", "--host", "--sysfs-root", tmp_path)
-    assert (output.code, output.err) == (1, "error: discover CPU: neither /sys nor /proc lists any\n")
+    output = devalloc("capacity", "--host", "--sysfs-root", tmp_path, "--network-limit", "1Gbps")
+    assert output.code == 0
+    rows = {line.split()[0]: line.split()[-1] for line in output.out.splitlines()}
+    assert rows == {
+        "RESOURCE": "SOURCE",
+        "cpu": "unknown",
+        "memory": "unknown",
+        "disk": "unknown",
+        "network": "configured",
+        "disk_io": "assumed",
+    }
+    assert "capacity: cpu: discover CPU: neither /sys nor /proc lists any" in output.err
+    assert "capacity: memory: discover memory: cannot read the host's memory" in output.err
+
+
+def test_a_store_that_cannot_be_read_is_a_problem_and_hides_nothing_else(devalloc: Shell, host: FakeSysfs) -> None:
+    devalloc.store.write_bytes(b"no database at all" * 100)
+    output = devalloc(*run(devalloc, host, "-o", "json"))
+    assert (output.code, output.json["cpu"]["capacity"]) == (0, 16), output.err
+    assert any("machines and claims of the store are not counted" in each for each in output.json["problems"])
+
+
+def test_what_lies_on_the_disk_counts_and_an_image_too_large_is_refused_with_numbers(
+    devalloc: Shell, host: FakeSysfs, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    for name, size in (("images/a", 3 << 30), ("oci-cache/layers/b", 1 << 30), ("volumes/team/c", 4 << 30)):
+        (data / name).parent.mkdir(parents=True)
+        with (data / name).open("wb") as file:
+            file.truncate(size)  # sparse: its machine may fill it
+    options = ("--data-dir", str(data), "--disk-limit", "50GB", "--max-image-storage", "0.2")
+    report = devalloc(*run(devalloc, host, *options, "-o", "json")).json
+    assert report["disk_breakdown"] == {
+        "images_bytes": 3 << 30,
+        "oci_cache_bytes": 1 << 30,
+        "volumes_bytes": 4 << 30,
+        "overlays_bytes": 0,
+    }
+    assert report["image_storage"] == {"limit": 10 << 30, "allocated": 4 << 30, "available": 6 << 30}
+    assert (report["disk"]["allocated"], report["disk"]["available"]) == (8 << 30, 42 << 30)
+    assert "images - - 10Gi 4Gi 6Gi" in " ".join(devalloc(*run(devalloc, host, *options)).out.split())
+
+    def pull(size: str, *more: str) -> tuple[int, str]:
+        output = devalloc(*run(devalloc, host, *options, *more, "--pull", size))
+        return output.code, output.err.splitlines()[-1] if output.err else ""
+
+    assert pull("6GB") == (0, "")
+    numbers = "insufficient image storage: requested 7.0 GB, 4.0 GB used, the limit is 10.0 GB"
+    assert pull("7GB") == (1, f"error: {numbers}")
+    numbers = "insufficient disk to pull an image: 1024.0 MB available, 5.0 GB needed at least"
+    assert pull("1MB", "--disk-limit", "9GB", "--max-image-storage", "1") == (1, f"error: {numbers}")

@@ -275,9 +275,9 @@ def test_a_configuration_of_agents_that_cannot_be_is_told(folder: Path, devalloc
     assert (result.code, "scaling.computeUnit must have" in result.err) == (2, True), result.err
 
 
-def test_capacity_is_enforced_when_asked_for_with_the_limits_given(folder: Path) -> None:
-    assert settings_of(folder, "--oversub-cpu", "2").capacity is None
-    capacity = settings_of(folder, "--enforce-capacity", "--oversub-cpu", "2", "--network-limit", "1Gbps").capacity
+def test_capacity_is_enforced_unless_switched_off_with_the_limits_given(folder: Path) -> None:
+    assert settings_of(folder, "--no-enforce-capacity").capacity is None
+    capacity = settings_of(folder, "--oversub-cpu", "2", "--network-limit", "1Gbps").capacity
     assert capacity is not None
     assert (capacity.cpu.capacity, capacity.cpu.effective_limit, capacity.network.capacity) == (
         16_000,
@@ -288,5 +288,8 @@ def test_capacity_is_enforced_when_asked_for_with_the_limits_given(folder: Path)
 
 def test_a_host_whose_capacity_is_not_known_is_told_at_the_start(folder: Path, devalloc: Shell) -> None:
     shutil.rmtree(folder / "host/sys/devices/system")
+    capacity = settings_of(folder).capacity
+    assert capacity is not None
+    assert (capacity.cpu.source, capacity.disk_io.source) == ("unknown", "assumed"), "nothing known is left out"
     result = devalloc(*arguments(folder, "--enforce-capacity", "--dry-run"))
     assert (result.code, result.err) == (1, "error: discover CPU: neither /sys nor /proc lists any\n")

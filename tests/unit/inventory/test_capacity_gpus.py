@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from devalloc.inventory.capacity.gpus import GpuStatus, gpu_status
+from devalloc.api.meta import UNAVAILABLE, ObjectMeta
+from devalloc.api.pool import Attribute, Device, DevicePool, DevicePoolSpec
+from devalloc.api.quantity import Quantity
+from devalloc.inventory.capacity.gpus import GpuMemory, GpuStatus, gpu_status
 from devalloc.inventory.capacity.machines import MachineUsage
 from devalloc.inventory.capacity.room import Admission, Insufficient, Request
 from devalloc.inventory.capacity.status import gpu_json, host_status
@@ -163,6 +166,28 @@ def test_cards_without_vgpus_are_given_away_whole_with_their_audio_function(host
         ("0000-01-00-0", False),
         ("0000-02-00-0", True),
     ]
+
+
+def test_a_card_that_is_only_unavailable_is_neither_used_nor_free_and_memory_counts_where_it_is_known() -> None:
+    def gpu(name: str, memory: str | None, unavailable: str = "") -> Device:
+        attributes = [Attribute.of("kind", "gpu"), Attribute.of("function", "whole")]
+        attributes += [Attribute.of("framebuffer", Quantity.parse(memory))] if memory else []
+        attributes += [Attribute.of(UNAVAILABLE, unavailable)] if unavailable else []
+        return Device(name=name, attributes=attributes)
+
+    devices = [
+        gpu("free", "16Gi"),
+        gpu("held", "24Gi"),
+        gpu("hosts", "8Gi", "in use: process 7 has it open"),
+        gpu("broken", "48Gi", "no IOMMU"),
+        gpu("untold", None),
+    ]
+    spec = DevicePoolSpec(node_name="node-a", driver="gpu.devalloc.io", devices=devices)
+    gpus = gpu_status([DevicePool(metadata=ObjectMeta(name="cards"), spec=spec)], held={"held"})
+    assert gpus is not None
+    assert (gpus.total, gpus.used, gpus.allocatable) == (5, 2, 2)
+    assert gpus.memory == GpuMemory(total=96 << 30, used=32 << 30, available=16 << 30)
+    assert gpu_json(gpus)["memory_available_bytes"] == 16 << 30
 
 
 def test_a_card_whose_profiles_are_gone_hides_no_other_and_is_not_given_away_whole(host: FakeSysfs) -> None:

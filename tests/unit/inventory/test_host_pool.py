@@ -62,10 +62,30 @@ def test_a_host_that_cannot_be_told_any_more_has_what_it_had(tmp_path: Path, mon
 
     monkeypatch.setattr("devalloc.inventory.capacity.discover_capacity", discover)
     limits = CapacityOptions()
-    look = with_host_pool(lambda state: Discovery([], []), tmp_path, "n", tmp_path / "s.db", limits)
+    look = with_host_pool(lambda state: Discovery([], []), tmp_path, "n", tmp_path, limits)
     for _ in range(2):  # the first look was at the beginning
         (pool,) = look(DeviceRecords()).pools
         assert sum(amounts("cpu", pool).values()) == 4000
     assert [problem.message for problem in look(DeviceRecords()).problems] == ["discover CPU: gone"]
     with pytest.raises(Exception, match="--host-capacity: discover CPU: gone"):
-        with_host_pool(lambda state: Discovery([], []), tmp_path, "n", tmp_path / "s.db", limits)
+        with_host_pool(lambda state: Discovery([], []), tmp_path, "n", tmp_path, limits)
+
+
+def test_what_lies_on_the_disk_is_not_offered_and_the_last_count_stands(tmp_path: Path) -> None:
+    limits = CapacityOptions(disk_limit=10 * GIB, oversub_disk=Fraction(2))
+    look = with_host_pool(lambda state: Discovery([], []), Path("/"), "n", tmp_path, limits)
+
+    def offered() -> int:
+        (pool,) = look(DeviceRecords()).pools
+        return amounts("disk", pool)["io"]
+
+    assert offered() == 20 * GIB
+    (tmp_path / "images").mkdir()
+    with (tmp_path / "images/a").open("wb") as file:
+        file.truncate(GIB + 1)
+    assert offered() == 19 * GIB - (64 << 20), "in steps of 64 MiB"
+    (tmp_path / "images/a").unlink()
+    (tmp_path / "images").rmdir()
+    (tmp_path / "images").write_text("not a folder")
+    assert offered() == 19 * GIB - (64 << 20)
+    assert any("images is not a folder" in problem.message for problem in look(DeviceRecords()).problems)

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from devalloc.inventory.capacity import RESOURCES
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.machine.records import MachineAmounts, MachineRecord, content_of
 from devalloc_node.machine.resources import CapacityCheck
-from devalloc_node.machine.spec import spec_of
+from devalloc_node.machine.spec import RateLimits, spec_of
 from tests.support.capacity_fakes import host
 from tests.support.machines import virtual_machine
 
@@ -113,3 +114,50 @@ def test_where_permits_cannot_be_looked_up_nothing_begins() -> None:
 
     with pytest.raises(Failed, match="the store cannot be read"):
         starts(CapacityCheck(ROOM, MemoryRecords(record("one")), permitted=permitted), "1")  # type: ignore[arg-type]
+
+
+def machine_with(disk: int = 0, bandwidth: int = 0, disk_io: int = 0, name: str = "new") -> Any:
+    nics = [{"backend": "tap", "interface": "tap1", "bandwidth": bandwidth}] if bandwidth else []
+    amounts = {"disk": disk, "diskIO": disk_io}
+    return virtual_machine(name, nics=nics, **{field: amount for field, amount in amounts.items() if amount})
+
+
+LIMITED = host(
+    cpu=8, memory="8Gi", disk="10GB", network="800Mbps", disk_io="100MB/s", ratios=dict.fromkeys(RESOURCES, "1")
+)
+"""Of the network 100 million bytes per second."""
+
+
+@pytest.mark.parametrize(
+    ("field", "most", "name"),
+    [("disk", 10 << 30, "disk"), ("bandwidth", 10**8, "network bandwidth"), ("disk_io", 100 << 20, "disk I/O")],
+)
+def test_disk_network_and_disk_io_are_checked_as_well_and_what_runs_counts(field: str, most: int, name: str) -> None:
+    half = machine_with(**{field: most // 2}, name="one")
+    one = MachineRecord(half.to_manifest(), "running", "run", applied=MachineAmounts(1000, 1, GIB // 2))
+    for records, left in (((), most), ((one,), most // 2)):
+        rooms = CapacityCheck(LIMITED, MemoryRecords(*records))  # type: ignore[arg-type]
+        fits, exceeds = machine_with(**{field: left}), machine_with(**{field: left + 1})
+        rooms.check(fits, spec_of(fits))
+        with pytest.raises(Denied, match=f"machine default/new does not fit .*: insufficient {name}: requested"):
+            rooms.check(exceeds, spec_of(exceeds))
+    stopped = CapacityCheck(LIMITED, MemoryRecords(one.become("stopped")))  # type: ignore[arg-type]
+    stopped.check(machine_with(**{field: most}), spec_of(machine_with(**{field: most})))
+
+
+def test_what_is_not_known_of_the_host_bounds_nothing_and_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    rooms = CapacityCheck(host(cpu=8), MemoryRecords())  # type: ignore[arg-type]
+    machine = machine_with(disk=1 << 40, bandwidth=10**12)
+    rooms.check(machine, spec_of(machine))
+    assert "so disk is not checked when a machine starts" in caplog.text
+    assert "so network is not checked when a machine starts" in caplog.text
+    assert "so cpu is not" not in caplog.text
+
+
+def test_a_higher_rate_needs_room_and_a_lower_one_does_not() -> None:
+    rooms = CapacityCheck(LIMITED, MemoryRecords())  # type: ignore[arg-type]
+    one = MachineRecord(machine_with(bandwidth=10**8 + 1, name="one").to_manifest(), "running", "run")
+    rooms.check_more(one, replace(one, rates=RateLimits(100 << 20, (10**8,))))  # it exceeds now, and goes on with less
+    for more in (RateLimits(0, (10**8 + 2,)), RateLimits((100 << 20) + 1, (10**8,))):
+        with pytest.raises(Denied, match="machine default/one cannot grow on this host now: insufficient"):
+            rooms.check_more(one, replace(one, rates=more))

@@ -15,6 +15,7 @@ from devalloc.scaling.resources import Resources, ScalingBounds
 from devalloc_node.agent.permit_client import OwnPermits
 from devalloc_node.errors import Denied
 from devalloc_node.machine.preflight import check_numa
+from devalloc_node.machine.spec import RateLimits
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.step import Prepared, PreparedDevice
 from devalloc_node.pb import node_pb2 as pb
@@ -165,3 +166,18 @@ def test_it_permits_itself_what_its_bounds_allow() -> None:
         (Resources(0, 9 * GIB), Resources(1000, 4 * GIB)),
     ):
         assert asyncio.run(permits.ask(None, target, None)) == permit
+
+
+def test_its_rates_are_held_and_what_is_not_enforced_is_shown(plugin: Served, created: ServiceMachines) -> None:
+    nic = pb.Nic(backend="tap", interface="default.a", bandwidth_bytes_per_second=12_500_000)
+    plugin.node.CreateMachine(creation(nics=[nic], disk_io_bytes_per_second=20_000_000))
+    rates = RateLimits(20_000_000, (12_500_000,))
+    assert plugin.machines.views[KEY].rates == rates
+    plugin.machines.unenforced = ["the bandwidth of TAP default.a is not limited: Operation not permitted"]
+    created.round()
+    shown = plugin.node.GetMachine(pb.GetMachineRequest(machine=pb.MachineRef(name="web")))
+    assert (shown.reason, shown.message) == ("LimitNotEnforced", plugin.machines.unenforced[0])
+    plugin.machines.unenforced = ()
+    created.round()
+    shown = plugin.node.GetMachine(pb.GetMachineRequest(machine=pb.MachineRef(name="web")))
+    assert shown.reason == ""

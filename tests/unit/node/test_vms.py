@@ -24,7 +24,7 @@ from devalloc_node.claims.store_grants import StoreGrants
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
 from devalloc_node.machine.records import MachineAmounts
-from devalloc_node.machine.spec import spec_of
+from devalloc_node.machine.spec import RateLimits, spec_of
 from devalloc_node.operations.change_feed import DEVICES, ChangeNotifier, machine_change
 from devalloc_node.vms import LoopSettings, VirtualMachineLoop
 from devalloc_node.vms.machine_claims import due_unprepares, unprepare
@@ -489,6 +489,35 @@ class TestChange:
         assert (have.vcpus, have.cpu_milli, have.memory_bytes) == (2, 1500, 2 << 30)
         assert world.status()["observed"] == {"cpus": "1500m", "memory": "2Gi"}
         assert world.status()["wanted"] == {"cpus": "1500m", "memory": "2Gi"}
+
+    def test_rates_follow_the_object_while_it_runs_also_those_of_an_earlier_plugin(self, world: World) -> None:
+        def limited(disk_io: str | None, bandwidth: str | None, model: str = "virtio") -> Object:
+            nic = {"model": model, "backend": "tap", "interface": "tap1"}
+            spec = {"nics": [nic | ({"bandwidth": bandwidth} if bandwidth else {})]}
+            return vm("web", **spec, **({"diskIO": disk_io} if disk_io else {}))
+
+        def has() -> RateLimits:
+            return world.machines.views["default/web"].rates
+
+        world.apply(limited(None, None))
+        world.round()
+        assert has() == RateLimits(None, (None,))
+        world.apply(limited("20M", "12500k"))
+        world.round()
+        assert has() == RateLimits(20_000_000, (12_500_000,))
+        assert "reason" not in world.status(), "it needs no restart"
+        world.restart()
+        world.apply(limited("20M", "1k", model="e1000e"))
+        world.round()
+        assert has() == RateLimits(20_000_000, (12_500_000,)), "another card begins with the next start"
+        assert world.status()["reason"] == "RestartNeeded"
+        world.machines.unenforced = ["the bandwidth of TAP tap1 is not limited"]
+        world.apply(limited(None, "1k"))
+        world.round()
+        assert has() == RateLimits(None, (1000,))
+        status = world.status()
+        assert (status["phase"], status["reason"]) == ("Running", "LimitNotEnforced")
+        assert status["message"] == "the bandwidth of TAP tap1 is not limited"
 
     def test_what_the_guest_refuses_is_told_and_the_rest_is_done(self, world: World) -> None:
         world.apply(vm("web"))
