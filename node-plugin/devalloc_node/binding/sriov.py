@@ -165,6 +165,7 @@ class Sriov:
             tree = self.host.tree()
             function = _existing_function(tree, vf)
         checks.refuse_group(tree, self.config, [function])
+        checks.refuse_without_reset(self.config, function)
         mac = None
         if _has_settings(vf.pf):
             step = settings_step(self.host, vf, wanted)

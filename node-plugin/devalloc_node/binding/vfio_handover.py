@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from devalloc.inventory.locate import group_members
 from devalloc.inventory.pci import BRIDGE, PciFunction
+from devalloc.inventory.resets import has_own_reset, reset_problem
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.binding import host_changes
 from devalloc_node.binding.drivers import state
@@ -152,10 +153,13 @@ def handover_steps(tree: Tree, functions: Sequence[PciFunction]) -> Generator[St
     for steps in (apart, bound):
         for number, step in enumerate(steps, 1):
             yield replace(step, more=number < len(steps))
-    # A function beside the main one may have no reset of its own: it is reset with the slot.
-    for function in functions:
-        if function is functions[0] or "reset" in function.folder.names():
-            yield Step("reset", str(function.address), "clean", "used", noted=True)
+    # A function beside the main one may have no reset of its own: it is reset with the slot. The main one has none only
+    # if the admin allows that (``checks.refuse_without_reset``).
+    reset = [function for function in functions if has_own_reset(function)]
+    if functions[0] not in reset and reset_problem(functions[0]) is None:
+        reset.insert(0, functions[0])
+    for number, function in enumerate(reset, 1):
+        yield Step("reset", str(function.address), "clean", "used", more=number < len(reset))
 
 
 def describe_passed_through(host: Host, granted: GrantedDevice, functions: Sequence[PciFunction]) -> PreparedDevice:

@@ -203,12 +203,54 @@ class TestVariants:
 class TestReset:
     """Between owners (T7)."""
 
-    def test_it_happens_at_release_while_vfio_has_the_device(self, gpu: FakeHost) -> None:
+    def test_it_happens_before_and_after_each_owner_while_vfio_has_the_device(self, gpu: FakeHost) -> None:
         hand = BindingRunner.on(gpu)
         hand.prepare(GPU_DEVICE)
-        assert gpu.resets == []
+        assert gpu.resets == [GPU, AUDIO]
         hand.unprepare(GPU_DEVICE)
-        assert sorted(gpu.resets) == [GPU, AUDIO]
+        assert gpu.resets == [GPU, AUDIO, AUDIO, GPU]
+
+    @pytest.mark.parametrize("how", ["refused", "silent", "changed"])
+    def test_a_device_that_cannot_be_reset_has_no_next_owner(
+        self, gpu: FakeHost, monkeypatch: pytest.MonkeyPatch, how: str
+    ) -> None:
+        spec, path = gpu.functions[GPU].spec, gpu.path(GPU)
+
+        def reset(address: str) -> None:
+            if address == GPU:
+                gpu.config(path, replace(spec, device=0x1234) if how == "changed" else spec, gone=how == "silent")
+
+        if how == "refused":
+            gpu.stuck.add(GPU)
+        else:
+            monkeypatch.setattr(gpu, "reset", reset)
+        hand = BindingRunner.on(gpu)
+        with pytest.raises(Failed) as caught:
+            hand.prepare(GPU_DEVICE)
+        assert caught.value.code == "ResetFailed"
+        assert {"refused": "ENOTTY", "silent": "does not respond", "changed": "another vendor and device"}[
+            how
+        ] in caught.value.message
+        assert gpu.driver_of(GPU) == "vfio-pci", "no other driver gets it until it is clean"
+
+    def test_a_device_without_a_reset_is_refused_unless_the_admin_allows_it(self, host: FakeHost) -> None:
+        host.add(pci_cards.gpu(iommu_group=7, files={"reset_method": ""}))
+        assert refusal(host, GPU_DEVICE) == "NoReset"
+        hand = BindingRunner.on(host, allow_no_reset=True)
+        hand.prepare(GPU_DEVICE)
+        assert "reset" not in hand.kinds_of(GPU_DEVICE)
+        hand.unprepare(GPU_DEVICE)
+        assert (host.resets, host.driver_of(GPU)) == ([], "nvidia")
+
+    def test_a_vf_without_a_reset_is_refused_too(self, host: FakeHost) -> None:
+        host.add(pci_cards.nic(vfs=7))
+        vf = next(address for address, function in host.functions.items() if function.pf)
+        host.remove(host.path(vf, "reset"))
+        host.remove(host.path(vf, "reset_method"))
+        before = host.snapshot()
+        with pytest.raises(Denied) as caught:
+            BindingRunner.on(host).prepare(vf.replace(":", "-").replace(".", "-"), "node-a-0000-41-00")
+        assert (caught.value.code, host.snapshot()) == ("NoReset", before)
 
     @pytest.mark.parametrize("how", ["refused", "impossible", "silent"])
     def test_a_device_that_cannot_be_reset_is_told_so(self, gpu: FakeHost, how: str) -> None:
@@ -233,7 +275,7 @@ class TestReset:
         hand = BindingRunner.on(host)
         hand.prepare(GPU_DEVICE)
         hand.unprepare(GPU_DEVICE)
-        assert host.resets == [GPU]
+        assert host.resets == [GPU, GPU]
 
 
 class TestResetOfTheSlot:
@@ -247,6 +289,8 @@ class TestResetOfTheSlot:
         host.touch(host.path(bridge, "reset_subordinate"))
         hand = BindingRunner.on(host)
         hand.prepare(GPU_DEVICE)
+        assert host.resets == [GPU, AUDIO]
+        host.resets.clear()
         return host, hand
 
     def test_the_bridge_above_does_it(self, released: tuple[FakeHost, BindingRunner]) -> None:
