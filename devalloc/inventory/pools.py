@@ -1,4 +1,5 @@
-"""One DevicePool per card, or per other parent of mediated devices: its devices, and the pool resources that make them exclude each other.
+"""One DevicePool per card, or per other parent of mediated devices: its devices, and the pool resources that make them
+exclude each other.
 
 Resources, with the port's address behind the name where a card has several ports:
 
@@ -24,6 +25,7 @@ from functools import lru_cache
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE, ObjectMeta
 from devalloc.api.pool import Attribute, AttributeValue, Device, DevicePool, DevicePoolSpec, ResourceCapacity
 from devalloc.api.quantity import NANO, Quantity
+from devalloc.device_kinds import MDEV
 from devalloc.inventory import vgpu
 from devalloc.inventory.attributes import (
     Attributes,
@@ -34,7 +36,6 @@ from devalloc.inventory.attributes import (
     vf_attributes,
     vgpu_attributes,
 )
-from devalloc.device_kinds import MDEV
 from devalloc.inventory.cards import PciCard, PciPort, VirtualFunction
 from devalloc.inventory.mdev_parents import MdevParent
 from devalloc.inventory.pci import Address, PciFunction
@@ -99,7 +100,9 @@ def build_mdev_pool(parent: MdevParent, node_name: str, obstacles: Unavailabilit
     goods = vgpu_supply([parent.read()], obstacles.records)
     devices = []
     for offer in goods.offers:
-        draft = _DeviceDraft(offer.name, mdev_attributes(parent, _state(offer)) | _of_offer(offer), dict(offer.requests))
+        draft = _DeviceDraft(
+            offer.name, mdev_attributes(parent, _state(offer)) | _of_offer(offer), dict(offer.requests)
+        )
         _mark_unavailable(draft, [*filter(None, [offer.obstacle]), *obstacles.mdev_reasons()])
         devices.append(draft)
     for instance in goods.foreign:
@@ -115,9 +118,7 @@ def build_mdev_pool(parent: MdevParent, node_name: str, obstacles: Unavailabilit
     return _pool(name, node_name, MDEV.name, devices, goods.capacity) if devices else None
 
 
-def _pool(
-    name: str, node_name: str, kind: str, devices: list[_DeviceDraft], capacity: Mapping[str, int]
-) -> DevicePool:
+def _pool(name: str, node_name: str, kind: str, devices: list[_DeviceDraft], capacity: Mapping[str, int]) -> DevicePool:
     shared = _common_attributes(devices)
     return DevicePool(
         metadata=ObjectMeta(name=name),

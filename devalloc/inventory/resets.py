@@ -14,6 +14,8 @@ from devalloc.inventory.pci import Address, PciFunction
 NO_RESET = "no reset"
 """How the reason of a device begins that has none."""
 _SLOT_RESET = "reset_subordinate"
+_OF_THE_BUS = frozenset({"bus", "cxl_bus"})
+"""Methods that reset all that is on the bus of a function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +38,34 @@ def methods(function: PciFunction) -> tuple[str, ...]:
 
 
 def has_own_reset(function: PciFunction) -> bool:
-    """Whether the function can be reset by itself. A recording does not have the file, which nobody can read."""
-    return "reset" in function.entries or bool(methods(function))
+    """Whether the function can be reset by itself. A recording does not have the file, which nobody can read.
+
+    The kernel lists a reset of the bus for a function that it discovers first on its bus, and refuses it once there are
+    others: so that one counts only where the function is alone.
+    """
+    listed = methods(function)
+    if listed and all(method in _OF_THE_BUS for method in listed):
+        return _is_alone(function)
+    return bool(listed) or "reset" in function.entries
+
+
+def _is_alone(function: PciFunction) -> bool:
+    """Whether no other function is on its bus."""
+    _, names = _above(function)
+    return all(address in (None, function.address) for address in map(Address.parse, names))
+
+
+def _above(function: PciFunction) -> tuple[Address | None, list[str]]:
+    """The bridge above a function, and all names in its folder; no bridge where the function is on a root bus."""
+    bridge = Address.parse(function.folder.path.rpartition("/")[0].rpartition("/")[2])
+    system = function.folder.tree.sys
+    folder = system.folder("bus", "pci", "devices", str(bridge)) if system is not None and bridge is not None else None
+    return bridge, folder.names() if folder is not None else []
 
 
 def slot_reset(function: PciFunction) -> SlotReset | None:
     """The reset of the slot; None where the kernel has none."""
-    bridge = Address.parse(function.folder.path.rpartition("/")[0].rpartition("/")[2])
-    system = function.folder.tree.sys
-    above = system.folder("bus", "pci", "devices", str(bridge)) if system is not None and bridge is not None else None
-    names = above.names() if above is not None else []
+    bridge, names = _above(function)
     if bridge is None or _SLOT_RESET not in names:
         return None
     addresses = (Address.parse(name) for name in names)
@@ -60,4 +80,5 @@ def reset_problem(function: PciFunction) -> str | None:
     if slot is not None and all(address.card == function.address.card for address in slot.below):
         return None
     shared = "" if slot is None else f", and other slots share its bridge {slot.bridge}"
-    return f"the kernel has no reset method for {function.address}{shared}"
+    only = f" but that of its bus ({', '.join(methods(function))}), which others are on" if methods(function) else ""
+    return f"the kernel has no reset method for {function.address}{only}{shared}"

@@ -26,7 +26,8 @@ POINTS_WANTED = int(os.environ.get("DEVALLOC_UPGRADE_POINTS", "0"))
 """So many points of each act, of every scenario: as `make faults` asks."""
 NEW = frozenset({"mdev-without-a-card"})
 """What the release before does not support."""
-BINDINGS = tuple(name for name in bindings.SCENARIOS if name not in NEW) if POINTS_WANTED else ("vfio-with-audio", "vf-with-settings", "vgpu")
+SHARED = tuple(name for name in bindings.SCENARIOS if name not in NEW)
+BINDINGS = SHARED if POINTS_WANTED else ("vfio-with-audio", "vf-with-settings", "vgpu")
 MACHINES = tuple(machines.SCENARIOS) if POINTS_WANTED else ("machine-attach-vf",)
 POINTS = POINTS_WANTED or 2
 POINTS_WITH_MACHINES = POINTS_WANTED or 1

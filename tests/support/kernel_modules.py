@@ -17,18 +17,16 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from deploy.images import debs
 from tests.support import sriov_image
 from tests.support.go_build import Progress, Unavailable, cache_folder, locked
 from tests.support.images import Image, only
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.support.qemu import Machine
 
 SAMPLE = "samples/vfio-mdev/mtty.c"
 MODULES = ("mdev", "mtty")
@@ -64,6 +62,25 @@ def disk(image: Image, path: Path, progress: Progress = lambda line: None) -> Pa
     modules = folder(image, progress)
     sriov_image.make_disk(image.folder / "root", modules, path, "modules", mebibytes=8, journal=False)
     return path
+
+
+@contextmanager
+def loaded(host: Machine, image: Path) -> Iterator[None]:
+    """The modules in a running host, for as long as this goes on: from such a disk, which a free port has meanwhile."""
+    host.monitor.execute("blockdev-add", driver="file", node_name="modules", filename=str(image), read_only=True)
+    host.monitor.execute("device_add", driver="nvme", id="modules", bus="hot1", serial="modules", drive="modules")
+    host.guest.until("mkdir -p /mnt/modules && mount -o ro /dev/disk/by-label/modules /mnt/modules")
+    for name in MODULES:
+        host.guest.check(f"insmod /mnt/modules/{name}.ko")
+    host.guest.check("umount /mnt/modules")
+    host.monitor.execute("device_del", id="modules")
+    host.monitor.wait_for("DEVICE_DELETED", device="modules", seconds=300)
+    host.monitor.execute("blockdev-del", node_name="modules")
+    try:
+        yield
+    finally:
+        for name in reversed(MODULES):
+            host.guest.check(f"rmmod {name}")
 
 
 def _build(building: Path, release: str, progress: Progress) -> None:

@@ -219,8 +219,8 @@ def t4_vgpu_card(address: str = "0000:3b:00.0", **changes: Any) -> Function:
     )
 
 
-MTTY = Vgpu("mdev", 24, (VgpuType("mtty-1", "Single port serial", 1, 24), VgpuType("mtty-2", "Dual port serial", 2, 12)),
-            one_size=False)  # fmt: skip
+_MTTY_TYPES = VgpuType("mtty-1", "Single port serial", 1, 24), VgpuType("mtty-2", "Dual port serial", 2, 12)
+MTTY = Vgpu("mdev", 24, _MTTY_TYPES, one_size=False)
 """What the kernel's sample driver of mediated devices offers: 24 ports, in types of one and of two."""
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from devalloc.inventory.locate import function_folder, read_function
 from devalloc.inventory.pci import Address, PciFunction
-from devalloc.inventory.resets import slot_reset
+from devalloc.inventory.resets import has_own_reset, slot_reset
 from devalloc.inventory.sysfs import Folder, Tree
 from devalloc_node.binding import host_changes
 from devalloc_node.binding.binding import HealthState
@@ -130,7 +130,7 @@ class ResetKind:
         if not (function.on_vfio or function.driver is None):
             return
         refuse_open(tree, vfio_nodes([function]), target, certain=False)
-        file = f"{target}/reset" if "reset" in function.entries else _reset_of_slot(tree, function)
+        file = f"{target}/reset" if has_own_reset(function) else _reset_of_slot(tree, function)
         before = _config_header(function)
         try:
             host_changes.write(self.host, f"bus/pci/devices/{file}", "1", deadline)
@@ -145,7 +145,8 @@ class ResetKind:
             changed = ["vendor and device"]
         if changed:
             raise Failed(
-                "ResetFailed", f"{target} came out of its reset with another {', '.join(changed)} in its configuration space"
+                "ResetFailed",
+                f"{target} came out of its reset with another {', '.join(changed)} in its configuration space",
             )
 
 
@@ -175,7 +176,9 @@ def _reset_of_slot(tree: Tree, function: PciFunction) -> str:
     below = [read_function(tree, address) for address in slot.below]
     for other in below:
         if other is None or other.address.card != function.address.card:
-            raise Failed("ResetFailed", f"{impossible}, and other slots share its bridge {slot.bridge}", retryable=False)
+            raise Failed(
+                "ResetFailed", f"{impossible}, and other slots share its bridge {slot.bridge}", retryable=False
+            )
         if not (other.on_vfio or other.driver is None):
             raise Failed("ResetFailed", f"{impossible} by itself, and {other.address} has the driver {other.driver}")
     try:

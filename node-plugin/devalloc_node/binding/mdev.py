@@ -81,9 +81,7 @@ class Mdev:
         yield Step("mdev", own, None, {"parent": parent, "type": profile})
         return self._prepared(self.host.tree(), granted, own)
 
-    def _checked_parent(
-        self, tree: Tree, granted: GrantedDevice, device: ProfileDevice, keys: Collection[str]
-    ) -> str:
+    def _checked_parent(self, tree: Tree, granted: GrantedDevice, device: ProfileDevice, keys: Collection[str]) -> str:
         """The function that was chosen for a vGPU; raises Denied where it must not be used."""
         parent = recorded_parent(tree, device, keys)
         refuse_other_profile(granted, read_parent(parent, device.profile_id), device.profile_id)
@@ -112,8 +110,7 @@ class Mdev:
         if granted.device not in self.config.adopt:
             raise Denied(
                 "DeviceInUse",
-                f"the mediated device {existing} was created by another program; `--adopt {granted.device}` "
-                "offers it",
+                f"the mediated device {existing} was created by another program; `--adopt {granted.device}` offers it",
                 retryable=True,
             )
         folder = mdev_folder(tree, existing)
@@ -144,7 +141,7 @@ class Mdev:
 
 @dataclass(frozen=True, slots=True)
 class MdevKind:
-    """Steps of kind ``mdev``: the mediated device of a UUID, as ``{"parent": address or name, "type": id}``, or None."""
+    """Steps of kind ``mdev``: the mediated device of a UUID, as ``{"parent": its name, "type": id}``, or None."""
 
     host: Host
 

@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from devalloc.inventory.locate import read_function
+from devalloc.inventory.pci import Address, PciFunction
+from devalloc.inventory.resets import has_own_reset
+from devalloc.inventory.sysfs import Tree
 from devalloc_node.binding.registry import step_kinds
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, Unknown
@@ -200,6 +204,14 @@ class TestVariants:
             assert refusal(host, GPU_DEVICE) == "DriverMissing"
 
 
+def function(host: FakeHost, address: str = GPU) -> PciFunction:
+    """A function as the host has it now."""
+    parsed = Address.parse(address)
+    read = read_function(Tree(host.root), parsed) if parsed is not None else None
+    assert read is not None
+    return read
+
+
 class TestReset:
     """Between owners (T7)."""
 
@@ -241,6 +253,18 @@ class TestReset:
         assert "reset" not in hand.kinds_of(GPU_DEVICE)
         hand.unprepare(GPU_DEVICE)
         assert (host.resets, host.driver_of(GPU)) == ([], "nvidia")
+
+    def test_a_reset_of_the_bus_counts_only_for_a_card_that_is_alone_on_it(self, host: FakeHost) -> None:
+        """Linux lists it for the function that it discovers first, and refuses it when the others are there."""
+        host.add(pci_cards.gpu(iommu_group=7, files={"reset_method": "bus"}))
+        assert has_own_reset(function(host))
+        host.add(pci_cards.gpu_audio(iommu_group=7, files={"reset_method": ""}))
+        assert not has_own_reset(function(host))
+        assert refusal(host, GPU_DEVICE) == "NoReset"
+        (bridge,) = pci_cards.ports_above(GPU)[-1:]
+        host.touch(host.path(bridge, "reset_subordinate"))
+        BindingRunner.on(host).prepare(GPU_DEVICE)
+        assert host.resets == [GPU, AUDIO]
 
     def test_a_vf_without_a_reset_is_refused_too(self, host: FakeHost) -> None:
         host.add(pci_cards.nic(vfs=7))
