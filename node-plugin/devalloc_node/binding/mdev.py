@@ -20,7 +20,7 @@ from devalloc_node.binding import checks, host_changes
 from devalloc_node.binding.binding import BindingConfig, HealthState, Steps
 from devalloc_node.binding.checks import locate_device, refuse_open
 from devalloc_node.binding.drivers import HEALTHY, problem_with_function
-from devalloc_node.binding.vfio_handover import pci_location
+from devalloc_node.binding.vfio_handover import pci_location, refuse_rom_file
 from devalloc_node.binding.vgpu_parents import choose_parent, choose_place, recorded_parent, refuse_other_profile
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
@@ -63,6 +63,7 @@ class Mdev:
     def prepare(self, granted: GrantedDevice, keys: Collection[str], deadline: Deadline) -> Steps:
         tree = self.host.tree()
         device = locate_device(tree, self.config, granted)
+        refuse_rom_file(granted)
         if isinstance(device, MdevParentDevice):
             checks.refuse_offer(self.config, device.parent.name, MDEV.name)
         else:

@@ -12,6 +12,8 @@ import os
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 
+from devalloc.api.decode import decode
+from devalloc.api.device_class import VfioConfig
 from devalloc.inventory.locate import group_members
 from devalloc.inventory.pci import BRIDGE, PciFunction
 from devalloc.inventory.resets import has_own_reset, reset_problem
@@ -21,7 +23,7 @@ from devalloc_node.binding.drivers import state
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.host.boundary import Host
 from devalloc_node.host.files import is_name
-from devalloc_node.model.grant import GrantedDevice
+from devalloc_node.model.grant import Configs, GrantedDevice
 from devalloc_node.model.step import Attribute, PreparedDevice, Step
 
 GENERIC = "vfio-pci"
@@ -178,7 +180,34 @@ def describe_passed_through(host: Host, granted: GrantedDevice, functions: Seque
         nodes=tuple(dict.fromkeys(f"/dev/vfio/{function.iommu_group}" for function in now)),
         attributes=pci_location(now[0]),
         share=granted.share,
+        rom_file=rom_file(granted),
     )
+
+
+def rom_file(granted: GrantedDevice) -> str | None:
+    """The option ROM that a class asks for; of several the weightier one. Raises Denied ``ConfigInvalid``;
+    ``ConfigForbidden`` where a claim asks for one: it runs in the machine's firmware, and names a file of the host."""
+    if any(_rom_files(granted.claim_configs)):
+        raise Denied("ConfigForbidden", "a claim must not set romFile of a device; a class can")
+    return next(_rom_files(granted.class_configs), None)
+
+
+def _rom_files(configs: Configs) -> Iterator[str]:
+    for config in configs:
+        if config.get("kind") != "VfioConfig":
+            continue
+        decoded = decode(dict(config))
+        if not isinstance(decoded.object, VfioConfig):
+            problems = "; ".join(f"{problem.path}: {problem.message}" for problem in decoded.problems[:3])
+            raise Denied("ConfigInvalid", f"invalid VfioConfig: {problems}")
+        if decoded.object.spec.rom_file is not None:
+            yield decoded.object.spec.rom_file
+
+
+def refuse_rom_file(granted: GrantedDevice) -> None:
+    """Raises Denied ``ConfigUnsupported`` where a config asks for an option ROM of a vGPU, which has none."""
+    if rom_file(granted) is not None:
+        raise Denied("ConfigUnsupported", f"{granted.device} is not a PCI function of its own, so it takes no romFile")
 
 
 def with_mac(device: PreparedDevice, mac: object) -> PreparedDevice:

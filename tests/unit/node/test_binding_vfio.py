@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from devalloc.device_kinds import ALLOWABLE
 from devalloc.inventory.locate import read_function
 from devalloc.inventory.pci import Address, PciFunction
 from devalloc.inventory.resets import has_own_reset
@@ -15,13 +17,15 @@ from devalloc.inventory.sysfs import Tree
 from devalloc_node.binding.registry import step_kinds
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, Unknown
+from devalloc_node.machine import machine_files, pci
 from tests.support import pci_cards
-from tests.support.binding_runner import BindingRunner, pci_location, refusal
+from tests.support.binding_runner import BindingRunner, config, pci_location, refusal
 from tests.support.fake_host import FakeHost, LocalHost
 from tests.support.fake_tree import memory_folder
 
 GPU = "0000:01:00.0"
 AUDIO = "0000:01:00.1"
+L40S = "0000-26-00-4-nvidia-1148"
 GPU_DEVICE = "0000-01-00-0"
 
 
@@ -441,3 +445,65 @@ def test_an_unbind_that_blocks_is_neither_waited_for_nor_forgotten(gpu: FakeHost
     assert gpu.driver_of(GPU) == "vfio-pci"
     hand.unprepare(GPU_DEVICE)
     assert gpu.driver_of(GPU) == "nvidia"
+
+
+class TestOptionRom:
+    """``romFile`` of a VfioConfig: for classes only, and for functions only."""
+
+    ROM = config("VfioConfig", romFile="/roms/gpu.rom")
+
+    def test_the_main_function_gets_the_one_of_its_class(self, gpu: FakeHost) -> None:
+        hand = BindingRunner.on(gpu)
+        prepared = hand.prepare(GPU_DEVICE, class_configs=(config("VfioConfig"), self.ROM))
+        assert prepared.rom_file == "/roms/gpu.rom"
+        first, second = pci.passthrough_device("d", prepared).functions
+        assert (first["romfile"], "romfile" in second) == ("/roms/gpu.rom", False)
+        assert pci.passthrough_device("d", replace(prepared, rom_file=None)).functions[0].keys() == {"driver", "host"}
+
+    def test_a_claim_must_not_name_one(self, gpu: FakeHost) -> None:
+        before = gpu.snapshot()
+        with pytest.raises(Denied) as caught:
+            BindingRunner.on(gpu).prepare(GPU_DEVICE, claim_configs=(self.ROM,))
+        assert (caught.value.code, gpu.snapshot()) == ("ConfigForbidden", before)
+
+    @pytest.mark.parametrize(("device", "pool"), [("mtty-mtty-1", "node-a-mdev-mtty"), (L40S, "node-a-0000-26-00")])
+    def test_a_vgpu_has_none(self, host: FakeHost, device: str, pool: str) -> None:
+        host.vgpu.add_parent("mtty", pci_cards.MTTY)
+        host.add(pci_cards.l40s_vgpu_card(vfs=2))
+        with pytest.raises(Denied) as caught:
+            BindingRunner.on(host, allowed=frozenset(ALLOWABLE)).prepare(device, pool, class_configs=(self.ROM,))
+        assert caught.value.code == "ConfigUnsupported"
+
+    @pytest.mark.parametrize(
+        ("name", "content", "mode", "code"),
+        [
+            ("gpu.rom", b"\x55\xaa\x01", 0o644, None),
+            ("gpu.rom", b"\x7fELF", 0o644, "RomInvalid"),
+            ("gpu.rom", b"", 0o644, "RomInvalid"),
+            ("gpu.rom", b"\x55\xaa".ljust((16 << 20) + 1), 0o644, "RomInvalid"),
+            ("gpu.rom", b"\x55\xaa\x01", 0o600, "RomInvalid"),
+            ("other.rom", b"\x55\xaa\x01", 0o644, "PathMissing"),
+            ("../gpu.rom", b"\x55\xaa\x01", 0o644, "PathNotAllowed"),
+            ("link.rom", b"\x55\xaa\x01", 0o644, "PathNotAllowed"),
+            ("folder.rom", b"\x55\xaa\x01", 0o644, "RomInvalid"),
+            ("pipe.rom", b"\x55\xaa\x01", 0o644, "RomInvalid"),
+        ],
+    )
+    def test_the_file_must_be_one_in_an_allowed_folder(
+        self, tmp_path: Path, name: str, content: bytes, mode: int, code: str | None
+    ) -> None:
+        roms = tmp_path / "roms"
+        (roms / "folder.rom").mkdir(parents=True)
+        os.mkfifo(roms / "pipe.rom")
+        (tmp_path / "gpu.rom").write_bytes(content)
+        (roms / "link.rom").symlink_to(tmp_path / "gpu.rom")
+        (roms / "gpu.rom").write_bytes(content)
+        (roms / "gpu.rom").chmod(mode)
+        if code is None:
+            assert machine_files.rom_file(f"{roms}/{name}", [roms]) == roms / name
+            with pytest.raises(Denied, match="--rom-folder"):
+                machine_files.rom_file(f"{roms}/{name}", [])
+            return
+        with pytest.raises(Denied) as caught:
+            machine_files.rom_file(f"{roms}/{name}", [roms])
+        assert caught.value.code == code
