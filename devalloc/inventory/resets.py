@@ -38,7 +38,7 @@ def methods(function: PciFunction) -> tuple[str, ...]:
 
 
 def has_own_reset(function: PciFunction) -> bool:
-    """Whether the function can be reset by itself. A recording does not have the file, which nobody can read.
+    """Whether the function can be reset by itself. A recording does not have the file, which cannot be read.
 
     The kernel lists a reset of the bus for a function that it discovers first on its bus, and refuses it once there are
     others: so that one counts only where the function is alone.

@@ -333,8 +333,8 @@ def test_all_functions_of_a_card_go_into_one_slot_and_outlive_the_plugin(plugin:
     assert resets == [f"host.write bus/pci/devices/{address}/reset 1" for address in (first, second)]
     assert [linux.driver(address) for address in (first, second)] == ["vfio-pci"] * 2
     slot = "addr=5.0,multifunction=on", "addr=5.1"
-    second_level(
-        linux, *(f"host={address},{where},romfile=" for address, where in zip((first, second), slot, strict=True))
+    second_level.start(
+        linux.guest, *(f"host={address},{where},romfile=" for address, where in zip((first, second), slot, strict=True))
     )
 
     plugin.kill()

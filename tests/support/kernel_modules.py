@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import itertools
 import lzma
 import os
 import re
@@ -34,6 +35,7 @@ MODULES = ("mdev", "mtty")
 _TOOLS = ("as", "ld", "ld.bfd", "nm", "objcopy", "objdump", "strip", "ar", "readelf")
 _BY_NAME = {"tools/objtool/objtool": "objtool.real-x86", "scripts/mod/modpost": "modpost.real-lsb-64"}
 """Programs that start another one by their own name, and the one that they start here."""
+_DISKS = itertools.count()
 
 
 def folder(image: Image, progress: Progress = lambda line: None) -> Path:
@@ -67,15 +69,16 @@ def disk(image: Image, path: Path, progress: Progress = lambda line: None) -> Pa
 @contextmanager
 def loaded(host: Machine, image: Path) -> Iterator[None]:
     """The modules in a running host, for as long as this goes on: from such a disk, which a free port has meanwhile."""
-    host.monitor.execute("blockdev-add", driver="file", node_name="modules", filename=str(image), read_only=True)
-    host.monitor.execute("device_add", driver="nvme", id="modules", bus="hot1", serial="modules", drive="modules")
+    disk_id = f"modules{next(_DISKS)}"  # the event of an earlier one must not count for this one
+    host.monitor.execute("blockdev-add", driver="file", node_name=disk_id, filename=str(image), read_only=True)
+    host.monitor.execute("device_add", driver="nvme", id=disk_id, bus="hot1", serial=disk_id, drive=disk_id)
     host.guest.until("mkdir -p /mnt/modules && mount -o ro /dev/disk/by-label/modules /mnt/modules")
     for name in MODULES:
         host.guest.check(f"insmod /mnt/modules/{name}.ko")
     host.guest.check("umount /mnt/modules")
-    host.monitor.execute("device_del", id="modules")
-    host.monitor.wait_for("DEVICE_DELETED", device="modules", seconds=300)
-    host.monitor.execute("blockdev-del", node_name="modules")
+    host.monitor.execute("device_del", id=disk_id)
+    host.monitor.wait_for("DEVICE_DELETED", device=disk_id, seconds=300)
+    host.monitor.execute("blockdev-del", node_name=disk_id)
     try:
         yield
     finally:

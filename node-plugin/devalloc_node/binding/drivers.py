@@ -140,7 +140,7 @@ class ResetKind:
         if not is_responsive(function):
             raise Failed("ResetFailed", f"{target} does not respond after its reset")
         after = _config_header(function)
-        changed = [name for name, place in _LASTING.items() if before and before[place] != after[place]]
+        changed = [name for name, place in _UNCHANGED.items() if before and before[place] != after[place]]
         if after and function.physfn is None and after[:4] != _ids(function):  # a VF has no IDs there
             changed = ["vendor and device"]
         if changed:
@@ -150,7 +150,7 @@ class ResetKind:
             )
 
 
-_LASTING = {"class": slice(8, 12), "header type": slice(14, 15), "BARs": slice(16, 40), "subsystem": slice(44, 48)}
+_UNCHANGED = {"class": slice(8, 12), "header type": slice(14, 15), "BARs": slice(16, 40), "subsystem": slice(44, 48)}
 """What of the header of a configuration space the kernel puts back after a reset, or no reset changes."""
 
 
