@@ -43,6 +43,8 @@ def has_own_reset(function: PciFunction) -> bool:
     The kernel lists a reset of the bus for a function that it discovers first on its bus, and refuses it once there are
     others: so that one counts only where the function is alone.
     """
+    if function.physfn is not None:  # never one of its bus, and there may be hundreds
+        return not {"reset", "reset_method"}.isdisjoint(function.entries)
     listed = methods(function)
     if listed and all(method in _OF_THE_BUS for method in listed):
         return _is_alone(function)

@@ -174,7 +174,7 @@ def _mdev_profiles(
     """The profiles in a folder, and how many more of each the driver would create. ``device_api``: only those."""
     names = types.names() if types and only is None else [only] if only else []
     places = [place for name in names if types and _TYPE_ID.fullmatch(name) and (place := types.folder(name))]
-    listed = [_mdev_profile(place) for place in places if device_api in (None, place.text("device_api"))]
+    listed = [_mdev_profile(place) for place in places if device_api is None or place.text("device_api") == device_api]
     available = {profile.id: max(count, 0) for profile, count in listed}
     return tuple(_by_id(profile for profile, _ in listed)), available
 
