@@ -21,7 +21,8 @@ class DeviceKind:
     plural: str
     """Its name in messages: ``GPUs``."""
     classes: Mapping[str, frozenset[int] | None]
-    """The vendors of each PCI class; None: all vendors. ``02`` is a base class, ``0108`` also has the subclass."""
+    """The vendors of each PCI class; None: all vendors. ``02`` is a base class, ``0108`` also has the subclass. Empty:
+    its devices are not PCI functions."""
     description: str
     """Which devices it contains, for docs/inventory.md."""
     offered: str
@@ -64,6 +65,13 @@ STORAGE = DeviceKind(
     "no, until a policy says how it is erased between owners",
     needs_erasing=True,
 )
+MDEV = DeviceKind(
+    "mdev",
+    "mediated devices",
+    {},
+    "mediated devices for PCI slots (`vfio-pci`) of a parent that is not a PCI function",
+    "yes",
+)
 DEVICE_KINDS = {
     kind.name: kind
     for kind in (
@@ -90,6 +98,7 @@ DEVICE_KINDS = {
             has_vendor_nodes=True,
         ),
         STORAGE,
+        MDEV,
         DeviceKind(
             "display",
             "displays",

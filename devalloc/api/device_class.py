@@ -23,6 +23,7 @@ from devalloc.api.fields import (
     raise_faults,
 )
 from devalloc.api.meta import DEVALLOC, DEVMGMT, ObjectMeta
+from devalloc.api.virtual_machine import Path
 
 
 class ForeignMeta(ApiModel):
@@ -50,7 +51,11 @@ class ConfigObject(ApiModel):
 
 
 class VfioConfigSpec(ApiModel):
-    """How to pass a device through with VFIO; there are no settings yet."""
+    """How to pass a device through with VFIO."""
+
+    rom_file: Path | None = None
+    """An option ROM for the device in its machine, in place of its own: a file on the node, in a folder that the node
+    allows (`--rom-folder`). Only classes can set it."""
 
 
 class VfioConfig(ApiModel):

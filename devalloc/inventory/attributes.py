@@ -6,8 +6,10 @@ from collections.abc import Mapping
 
 from devalloc.api.pool import AttributeValue
 from devalloc.api.quantity import NANO, Format, Quantity
+from devalloc.device_kinds import MDEV
 from devalloc.inventory import nic
 from devalloc.inventory.cards import PciPort, VirtualFunction
+from devalloc.inventory.mdev_parents import MdevParent
 from devalloc.inventory.pci import Address, PciFunction
 from devalloc.inventory.pci_ids import DeviceModel, hex_id, vendor_name
 
@@ -64,6 +66,12 @@ def vgpu_attributes(port: PciPort, parent: PciFunction, state: str, models: Mode
     return attributes | _vf_position(vf) if vf else attributes
 
 
+def mdev_attributes(parent: MdevParent, state: str) -> Attributes:
+    """The attributes of a mediated device on a parent that is no PCI function, but for its profile."""
+    attributes: Attributes = {"kind": MDEV.name, "function": "mdev", "state": state, "mdevParent": parent.name}
+    return attributes if parent.numa is None else attributes | _with_standard({"numa": parent.numa})
+
+
 def function_attributes(function: PciFunction, models: Models) -> Attributes:
     """What every PCI function has; what is not known is left out."""
     attributes = _identity(function.vendor, function.device, models)
@@ -93,6 +101,10 @@ def _topology_attributes(bus_id: str, function: PciFunction) -> Attributes:
         place["pcieRoot"] = function.root
     if function.numa is not None:
         place["numa"] = function.numa
+    return _with_standard(place)
+
+
+def _with_standard(place: Attributes) -> Attributes:
     return place | {_STANDARD[name]: value for name, value in place.items()}
 
 

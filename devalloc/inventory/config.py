@@ -57,6 +57,8 @@ class DevicePolicy:
     allow_shared_groups: bool = False
     """Devices may go whose IOMMU group holds devices of other slots, if no host driver has one of those (T5). They go
     to a machine together, so only the first of a group is offered."""
+    allow_no_reset: bool = False
+    """Devices may go that the kernel cannot reset between their owners (T7)."""
     max_vfs: int | None = None
     """Most VFs to create on a port. Default: as many as it can have."""
     adopt: frozenset[str] = frozenset()

@@ -165,12 +165,14 @@ class DeviceUsers:
         passed_over: Collection[str] = MONITORING_PROCESSES,
         *,
         mdevs: bool = False,
+        mdev_parents: Collection[Folder] = (),
     ) -> DeviceUsers:
         """What is spoken for of the functions. ``passed_over``: names of processes that do not count as users.
-        ``mdevs``: look for the users of mediated devices, too."""
+        ``mdevs``: look for the users of mediated devices, too: of those on the functions and on ``mdev_parents``."""
         # One node may stand for several functions: those of an IOMMU group.
         nodes = sorted((node, function.address) for function in functions for node in device_node_paths(function))
-        groups = {node: group for function in functions if mdevs for node, group in mdev_groups(function).items()}
+        parents = [*(function.folder for function in functions), *mdev_parents] if mdevs else []
+        groups = {node: group for parent in parents for node, group in mdev_groups(parent).items()}
         wanted = {node for node, _ in nodes} | groups.keys()
         users = open_device_nodes(tree.proc, wanted, passed_over) if wanted and tree.proc else {}
         return cls(

@@ -10,13 +10,15 @@ from pydantic import ValidationError
 
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
+from devalloc.device_kinds import MDEV
 from devalloc.inventory import pci_ids
 from devalloc.inventory.cards import PciCard, group_cards
 from devalloc.inventory.config import InventoryConfig
 from devalloc.inventory.device_users import DeviceUsers
+from devalloc.inventory.mdev_parents import scan_mdev_parents
 from devalloc.inventory.pci import IommuGroups, PciFunction, scan_functions
-from devalloc.inventory.pools import build_pool
-from devalloc.inventory.sysfs import Tree
+from devalloc.inventory.pools import build_mdev_pool, build_pool
+from devalloc.inventory.sysfs import Folder, Tree
 from devalloc.inventory.unavailability import UnavailabilityReasons
 
 _DEFAULT = InventoryConfig()
@@ -27,7 +29,7 @@ class Discovery:
     """What a host has."""
 
     pools: list[DevicePool]
-    """One per card, in the order of their addresses."""
+    """One per card, in the order of their addresses; then those of other parents of mediated devices, by name."""
     problems: list[Problem]
     """What could not be read, and what was left out for that; an error only when there is no sysfs at all."""
 
@@ -51,13 +53,20 @@ def discover(root: Path = Path("/"), *, node_name: str, config: InventoryConfig 
         for card in group_cards(functions, config.max_vfs)
         if (ports := tuple(port for port in card.ports if port.kind in config.kinds))
     ]
+    mdev_parents = list(scan_mdev_parents(tree)) if MDEV.name in config.kinds else []
     obstacles = UnavailabilityReasons(
         groups=IommuGroups.of(functions.values(), config.allow_shared_groups),
-        holders=DeviceUsers.read(tree, _functions(host_cards), mdevs=bool(config.adopt)).read_all(),
+        holders=DeviceUsers.read(
+            tree,
+            _functions(host_cards),
+            mdevs=bool(config.adopt),
+            mdev_parents=[parent.folder for parent in mdev_parents],
+        ).read_all(),
         records=config.records,
         erase_policy=config.erase_policy,
         adopt=config.adopt,
         allowed=config.allowed,
+        allow_no_reset=config.allow_no_reset,
     )
     models = pci_ids.device_models(_ids(host_cards), root)
     pools = []
@@ -67,12 +76,22 @@ def discover(root: Path = Path("/"), *, node_name: str, config: InventoryConfig 
                 build_pool(card, node_name, obstacles, models | pci_ids.board_models(models, _subsystems(card)))
             )
         except ValidationError as error:
-            fault = error.errors()[0]
-            place = ".".join(map(str, fault["loc"]))
-            reason = f"makes no valid pool, so the card is left out: {place}: {fault['msg']}"
-            tree.fault(card.ports[0].function.folder.path, reason)
+            _leave_out(tree, card.ports[0].function.folder, "card", error)
+    for parent in mdev_parents:
+        try:
+            pool = build_mdev_pool(parent, node_name, obstacles)
+        except ValidationError as error:
+            _leave_out(tree, parent.folder, "parent of mediated devices", error)
+        else:
+            pools += [] if pool is None else [pool]
     problems = [Problem(fault.reason, path=fault.path, source=str(root), severity="warning") for fault in tree.faults]
     return Discovery(pools, problems)
+
+
+def _leave_out(tree: Tree, folder: Folder, what: str, error: ValidationError) -> None:
+    fault = error.errors()[0]
+    place = ".".join(map(str, fault["loc"]))
+    tree.fault(folder.path, f"makes no valid pool, so the {what} is left out: {place}: {fault['msg']}")
 
 
 def _functions(host_cards: Iterable[PciCard]) -> list[PciFunction]:

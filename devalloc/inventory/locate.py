@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from devalloc.api.dedicated_pools import base_pool_name
+from devalloc.device_kinds import MDEV
 from devalloc.inventory import vgpu
 from devalloc.inventory.cards import PciCard, PciPort, VirtualFunction, group_cards
+from devalloc.inventory.mdev_parents import MdevParent, scan_mdev_parents
 from devalloc.inventory.pci import Address, PciFunction, read_pci_function
-from devalloc.inventory.pools import pool_name
+from devalloc.inventory.pools import node_scoped_name, pool_name
 from devalloc.inventory.sysfs import Folder, Tree
 
 _SLOT = re.compile(r".*-([0-9a-f]{4,8})-([0-9a-f]{2})-([0-9a-f]{2})", re.ASCII)
@@ -64,7 +66,17 @@ class InstanceDevice:
     iommu_group: int | None
 
 
-LocatedDevice = PortDevice | VfDevice | ProfileDevice | InstanceDevice
+@dataclass(frozen=True, slots=True)
+class MdevParentDevice:
+    """A mediated device on a parent that is no PCI function: one of some profile, or one that others made."""
+
+    parent: MdevParent
+    profile_id: str | None
+    uuid: str | None = None
+    """Of one that others made."""
+
+
+LocatedDevice = PortDevice | VfDevice | ProfileDevice | InstanceDevice | MdevParentDevice
 
 
 def locate(tree: Tree, node_name: str, pool: str, device: str) -> LocatedDevice:
@@ -73,6 +85,8 @@ def locate(tree: Tree, node_name: str, pool: str, device: str) -> LocatedDevice:
     Raises DeviceUnknown or DeviceGone, with a sentence for people. Names are never used as paths unchecked.
     """
     slot = _slot(base_pool_name(pool))
+    if (parent := _mdev_parent(tree, node_name, base_pool_name(pool))) is not None:
+        return _on_mdev_parent(tree, parent, device)
     if slot is None or pool_name(node_name, slot) != base_pool_name(pool):
         raise DeviceUnknown(f"{_shorten(pool)} is not a pool of node {node_name}")
     instance, name = _UUID.fullmatch(device), _NAME.fullmatch(device)
@@ -148,6 +162,33 @@ def existing_vfs(tree: Tree, port: PciPort) -> Iterator[PciFunction]:
 def mdev_folder(tree: Tree, uuid: str) -> Folder | None:
     """A live mediated device; ``uuid`` in lower case."""
     return tree.sys.folder("bus", "mdev", "devices", uuid) if tree.sys else None
+
+
+def _mdev_parent(tree: Tree, node_name: str, pool: str) -> MdevParent | None:
+    """The parent of mediated devices that a pool is of. Names of parents come from the kernel, never from the pool."""
+    parents = scan_mdev_parents(tree) if f"-{MDEV.name}-" in pool else ()
+    parent = next((each for each in parents if node_scoped_name(node_name, each.pool) == pool), None)
+    if parent is None and _slot(pool) is None and pool.startswith(node_scoped_name(node_name, f"{MDEV.name}-")):
+        raise DeviceGone(f"the parent of mediated devices of pool {_shorten(pool)} does not exist at present")
+    return parent
+
+
+def _on_mdev_parent(tree: Tree, parent: MdevParent, device: str) -> MdevParentDevice:
+    offered = parent.read()
+    instance = _UUID.fullmatch(device)
+    if instance is not None:
+        live = next((each for each in offered.live if each.uuid == instance[1]), None)
+        if live is None:
+            raise DeviceGone(f"the mediated device {instance[1]} does not exist on {parent.name}")
+        return MdevParentDevice(parent, live.profile_id, live.uuid)
+    rest = device.removeprefix(f"{parent.label}-")
+    copy = _COPY.fullmatch(rest)
+    labels = [rest] if copy is None else [rest, copy[1]]
+    ids = vgpu.profile_ids_of(offered, labels) if rest != device else {}
+    profile = next((ids[label] for label in labels if label in ids), None)
+    if profile is None:
+        raise DeviceUnknown(f"{_shorten(device)}: {parent.name} offers no such type of mediated devices")
+    return MdevParentDevice(parent, profile)
 
 
 def _slot(pool: str) -> Address | None:

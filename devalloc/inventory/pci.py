@@ -334,7 +334,8 @@ def _sizes(folder: Folder, lines: Iterable[int], parts: int = 1) -> BarSizes:
     return sizes
 
 
-_PORT_DRIVERS = frozenset({None, "pcieport", "shpchp"})
+_PORT_DRIVERS = frozenset({None, "pcieport"})
+"""Those that leave DMA alone, as VFIO sees it; since Linux 5.19 ``shpchp``, of hot-plug bridges, is none of them."""
 
 
 @dataclass(frozen=True, slots=True)

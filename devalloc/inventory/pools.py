@@ -1,4 +1,5 @@
-"""One DevicePool per card: its devices, and the pool resources that make them exclude each other.
+"""One DevicePool per card, or per other parent of mediated devices: its devices, and the pool resources that make them
+exclude each other.
 
 Resources, with the port's address behind the name where a card has several ports:
 
@@ -17,24 +18,27 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE, ObjectMeta
 from devalloc.api.pool import Attribute, AttributeValue, Device, DevicePool, DevicePoolSpec, ResourceCapacity
 from devalloc.api.quantity import NANO, Quantity
+from devalloc.device_kinds import MDEV
 from devalloc.inventory import vgpu
 from devalloc.inventory.attributes import (
     Attributes,
     Models,
     inherited_attributes,
+    mdev_attributes,
     port_attributes,
     vf_attributes,
     vgpu_attributes,
 )
 from devalloc.inventory.cards import PciCard, PciPort, VirtualFunction
-from devalloc.inventory.pci import Address
+from devalloc.inventory.mdev_parents import MdevParent
+from devalloc.inventory.pci import Address, PciFunction
 from devalloc.inventory.unavailability import UnavailabilityReasons
 from devalloc.inventory.vgpu import (
     FRAMEBUFFER,
@@ -88,15 +92,42 @@ def build_pool(card: PciCard, node_name: str, obstacles: UnavailabilityReasons, 
         for draft in drafts:
             devices.setdefault(draft.name, draft)  # a UUID that a broken tree shows twice is one device
         capacity |= resources
-    shared = _common_attributes(list(devices.values()))
+    return _pool(pool_name(node_name, card.slot), node_name, card.ports[0].kind, list(devices.values()), capacity)
+
+
+def build_mdev_pool(parent: MdevParent, node_name: str, obstacles: UnavailabilityReasons) -> DevicePool | None:
+    """The pool of a parent of mediated devices that is no PCI function; None where it has none for PCI slots."""
+    goods = vgpu_supply([parent.read()], obstacles.records)
+    devices = []
+    for offer in goods.offers:
+        draft = _DeviceDraft(
+            offer.name, mdev_attributes(parent, _state(offer)) | _of_offer(offer), dict(offer.requests)
+        )
+        _mark_unavailable(draft, [*filter(None, [offer.obstacle]), *obstacles.mdev_reasons()])
+        devices.append(draft)
+    for instance in goods.foreign:
+        attributes = mdev_attributes(parent, "exists")
+        attributes |= {} if instance.iommu_group is None else {"iommuGroup": instance.iommu_group}
+        attributes |= {} if instance.profile_id is None else _of_instance(goods, instance.profile_id)
+        draft = _DeviceDraft(f"mdev-{instance.uuid}", attributes)
+        _mark_unavailable(draft, obstacles.live_vgpu_reasons(draft.name, instance.iommu_group))
+        devices.append(draft)
+    for draft in devices:
+        _mark_unavailable(draft, [*_unavailable_reason(draft), *obstacles.withheld_reasons(draft.name)])
+    name = node_scoped_name(node_name, parent.pool)
+    return _pool(name, node_name, MDEV.name, devices, goods.capacity) if devices else None
+
+
+def _pool(name: str, node_name: str, kind: str, devices: list[_DeviceDraft], capacity: Mapping[str, int]) -> DevicePool:
+    shared = _common_attributes(devices)
     return DevicePool(
-        metadata=ObjectMeta(name=pool_name(node_name, card.slot)),
+        metadata=ObjectMeta(name=name),
         spec=DevicePoolSpec(
             node_name=node_name,
-            driver=f"{card.ports[0].kind}.devalloc.io",
+            driver=f"{kind}.devalloc.io",
             attributes=_attributes(shared),
             resources=[_resource(name, amount) for name, amount in capacity.items()],
-            devices=[_device(draft, shared) for draft in devices.values()],
+            devices=[_device(draft, shared) for draft in devices],
         ),
     )
 
@@ -108,7 +139,8 @@ def _devices(
     functions = [*port.members, *(vf.function for vf in port.vfs if vf.function is not None)]
     parents = [parent for function in functions if (parent := vgpu.read_parent(function)) is not None]
     goods = vgpu_supply(parents, obstacles.records)
-    carriers = {offer.parent.address for offer in goods.offers}
+    by_name = {function.address.device_name: function for function in functions}
+    carriers = {by_name[offer.parent.name].address for offer in goods.offers}
 
     from_pf, moved = inherited_attributes(port), obstacles.records.moved()
     vfs, busy = [], 0
@@ -123,8 +155,8 @@ def _devices(
             draft.requests = {PARTS: 1, **({_slot(vf.address): 1} if vf.address in carriers else {})}
         vfs.append(draft)
 
-    offers = [_vgpu_draft(port, offer, obstacles, models) for offer in goods.offers]
-    beside_vfs = sum(offer.parent.function.physfn is None for offer in goods.offers)
+    offers = [_vgpu_draft(port, by_name[offer.parent.name], offer, obstacles, models) for offer in goods.offers]
+    beside_vfs = sum(by_name[offer.parent.name].physfn is None for offer in goods.offers)
     parts = len(vfs) - busy + beside_vfs
 
     whole = _DeviceDraft(port.function.address.device_name, port_attributes(port, models))
@@ -136,7 +168,7 @@ def _devices(
     if parts and not in_use:
         whole.requests = {PARTS: parts}
 
-    on_it = [*vfs, *offers, *_live_vgpus(port, goods, parents, models, obstacles)]
+    on_it = [*vfs, *offers, *_live_vgpus(port, goods, by_name, models, obstacles)]
     more = () if in_use else obstacles.whole_port_reasons(port, (draft.name for draft in on_it))
     _mark_unavailable(whole, [*obstacles.port_reasons(port), *in_use, *more])
     devices = [whole, *on_it]
@@ -154,17 +186,15 @@ def _slot(vf: Address) -> str:
 
 def _instance_on(vf: VirtualFunction, goods: VgpuSupply) -> Iterator[str]:
     for instance in goods.foreign:
-        if instance.parent == vf.address:
+        if instance.parent == vf.address.device_name:
             occupant = f"mdev {instance.uuid}" if instance.uuid else f"vGPU {instance.profile_id or 'of unknown type'}"
             yield f"in use: {occupant}"
 
 
-def _vgpu_draft(port: PciPort, offer: VgpuOffer, obstacles: UnavailabilityReasons, models: Models) -> _DeviceDraft:
-    function = offer.parent.function
-    attributes = vgpu_attributes(port, function, "exists" if offer.exists else "creatable", models)
-    attributes |= _of_profile(offer.profile)
-    if offer.compatibility is not None:
-        attributes[COMPATIBILITY_GROUP] = offer.compatibility
+def _vgpu_draft(
+    port: PciPort, function: PciFunction, offer: VgpuOffer, obstacles: UnavailabilityReasons, models: Models
+) -> _DeviceDraft:
+    attributes = vgpu_attributes(port, function, _state(offer), models) | _of_offer(offer)
     draft = _DeviceDraft(offer.name, attributes, {PARTS: 1, **offer.requests})
     if function.physfn is not None:
         draft.requests[_slot(function.address)] = 1
@@ -175,27 +205,39 @@ def _vgpu_draft(port: PciPort, offer: VgpuOffer, obstacles: UnavailabilityReason
 def _live_vgpus(
     port: PciPort,
     goods: VgpuSupply,
-    parents: Iterable[vgpu.VgpuParent],
+    functions: Mapping[str, PciFunction],
     models: Models,
     obstacles: UnavailabilityReasons,
 ) -> Iterator[_DeviceDraft]:
     """The vGPUs that live without a claim, or that a claim has adopted: what they cost is not on offer any more."""
-    by_address = {parent.address: parent for parent in parents}
     for instance in goods.foreign:
-        function = by_address[instance.parent].function
+        function = functions[instance.parent]
         attributes = vgpu_attributes(port, function, "exists", models)
         if instance.iommu_group is not None:
             attributes["iommuGroup"] = instance.iommu_group
         name = function.address.device_name
         if instance.profile_id is not None:
-            profile = goods.profiles.get(instance.profile_id)
-            attributes |= _of_profile(profile) if profile else {"profileID": instance.profile_id}
-            name = first_copy_name(function.address, instance.profile_id)
+            attributes |= _of_instance(goods, instance.profile_id)
+            name = first_copy_name(instance.parent, instance.profile_id)
         draft = _DeviceDraft(f"mdev-{instance.uuid}" if instance.uuid else name, attributes)
         _mark_unavailable(
             draft, obstacles.live_vgpu_reasons(draft.name, instance.iommu_group if instance.uuid else None)
         )
         yield draft
+
+
+def _state(offer: VgpuOffer) -> str:
+    return "exists" if offer.exists else "creatable"
+
+
+def _of_offer(offer: VgpuOffer) -> Attributes:
+    attributes = _of_profile(offer.profile)
+    return attributes if offer.compatibility is None else {**attributes, COMPATIBILITY_GROUP: offer.compatibility}
+
+
+def _of_instance(goods: VgpuSupply, profile_id: str) -> Attributes:
+    profile = goods.profiles.get(profile_id)
+    return _of_profile(profile) if profile else {"profileID": profile_id}
 
 
 def _of_profile(profile: vgpu.VgpuProfile) -> Attributes:

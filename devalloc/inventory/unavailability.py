@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from devalloc.device_kinds import DEVICE_KINDS
+from devalloc.device_kinds import DEVICE_KINDS, MDEV
 from devalloc.inventory import nic
 from devalloc.inventory.cards import PciPort, VirtualFunction, kind_of
 from devalloc.inventory.config import DeviceRecords
 from devalloc.inventory.device_users import DeviceUsers
 from devalloc.inventory.pci import BRIDGE, Address, IommuGroups, PciFunction
+from devalloc.inventory.resets import NO_RESET, reset_problem
 from devalloc.inventory.vgpu import VgpuParent
 
 _NO_POLICY = "withheld: no erase policy for storage is set"
@@ -32,6 +33,7 @@ class UnavailabilityReasons:
     """Names of vGPUs of others that may be given away."""
     allowed: Collection[str] | None = None
     """See InventoryConfig."""
+    allow_no_reset: bool = False
 
     def port_reasons(self, port: PciPort) -> Iterator[str]:
         """Why the port as a whole is not offered, uses aside."""
@@ -46,6 +48,7 @@ class UnavailabilityReasons:
                 yield f"reserved: {need}"
         yield from self._policy(port)
         yield from self.groups.objections(port.members, {vf.address for vf in port.vfs})
+        yield from self._no_reset(port.function)
 
     def whole_port_reasons(self, port: PciPort, parts: Iterable[str]) -> Iterator[str]:
         """Why the port as a whole is not offered although its parts are unused. ``parts``: names of all devices
@@ -79,6 +82,7 @@ class UnavailabilityReasons:
         yield from self._needed_below(port)
         if vf.function is not None:
             yield from self.groups.objections([vf.function])
+            yield from self._no_reset(vf.function)
         elif vf.pf.iommu_group is None:
             yield from self.groups.objections([vf.pf])
 
@@ -98,10 +102,14 @@ class UnavailabilityReasons:
         """
         yield from self._allowance("vgpu")
         yield from self._needed_below(port)
-        if parent.holds_one:
+        if parent.holds_one and parent.function is not None:
             yield from self.groups.objections([parent.function])
-            if not self._is_held(parent.address):
+            if not self._is_held(parent.function.address):
                 yield from self._users(parent.function)
+
+    def mdev_reasons(self) -> Iterator[str]:
+        """Why no mediated device is offered of a parent that is not a PCI function."""
+        yield from self._allowance(MDEV.name)
 
     def live_vgpu_reasons(self, name: str, group: int | None) -> Iterator[str]:
         """Why a vGPU that devalloc did not make is not offered. ``group``: its IOMMU group."""
@@ -113,9 +121,9 @@ class UnavailabilityReasons:
         elif user is not None:
             yield f"in use: {user}"
 
-    def withheld_reasons(self, name: str, port: PciPort) -> Iterator[str]:
+    def withheld_reasons(self, name: str, port: PciPort | None = None) -> Iterator[str]:
         """Why a device is withheld: it, or the port that it is on."""
-        for each in dict.fromkeys((name, port.function.address.device_name)):
+        for each in dict.fromkeys((name, port.function.address.device_name if port is not None else name)):
             if each in self.records.withheld:
                 yield self.records.withheld[each]
 
@@ -128,6 +136,10 @@ class UnavailabilityReasons:
     def _allowance(self, offer: str) -> Iterator[str]:
         if self.allowed is not None and offer not in self.allowed:
             yield f"withheld: {offer} is not allowed on this node ({', '.join(sorted(self.allowed)) or 'nothing'} is)"
+
+    def _no_reset(self, function: PciFunction) -> Iterator[str]:
+        if not self.allow_no_reset and (problem := reset_problem(function)) is not None:
+            yield f"{NO_RESET}: {problem}"
 
     def _policy(self, port: PciPort) -> Iterator[str]:
         if DEVICE_KINDS[port.kind].needs_erasing and not self.erase_policy:

@@ -1,4 +1,4 @@
-"""vGPU parents in both layouts: which profiles a function offers, and which instances live on it.
+"""vGPU parents in both layouts: which profiles a parent offers, and which instances live on it.
 
 Legacy mdev: ``mdev_supported_types/<id>/{name,description,available_instances}``, live instances are folders named by
 their UUID. Vendor VFIO (kernel 6.8 and later): ``nvidia/creatable_vgpu_types`` lists what can be created now,
@@ -15,7 +15,7 @@ from itertools import count, islice
 
 from devalloc.api.quantity import NANO, Format, Quantity
 from devalloc.inventory.config import DeviceRecords
-from devalloc.inventory.pci import NVIDIA, Address, PciFunction
+from devalloc.inventory.pci import NVIDIA, PciFunction
 from devalloc.inventory.sysfs import Folder
 
 MIB = 1 << 20
@@ -26,6 +26,8 @@ _TYPE_ID = re.compile(r"[A-Za-z0-9_.-]{1,80}", re.ASCII)
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", re.ASCII)
 _NVIDIA_ROW = re.compile(r"\s*([0-9]{1,9})\s*:\s*(\S.*?)\s*", re.ASCII)
 _FRAMEBUFFER = re.compile(r"framebuffer=([0-9]{1,9})M\b", re.ASCII)
+_PCI_API = "vfio-pci"
+"""What a type says whose devices are PCI devices to a machine."""
 _MAX_INSTANCE = re.compile(r"max_instance=([0-9]{1,6})\b", re.ASCII)
 # "NVIDIA L40S-12Q", "GRID V100D-8Q", MIG-backed "NVIDIA A100-2-10C": the last number is the framebuffer in GiB.
 _NVIDIA_NAME = re.compile(r".*?-(?:([1-9])-)?([0-9]{1,4})[ABCQ](?:ME)?[0-9]?", re.ASCII)
@@ -51,7 +53,8 @@ class VgpuProfile:
 class VgpuInstance:
     """A vGPU that lives on a parent."""
 
-    parent: Address
+    parent: str
+    """The name of the parent, as names of devices begin with it."""
     profile_id: str | None
     """None where that cannot be told."""
     uuid: str | None
@@ -61,19 +64,17 @@ class VgpuInstance:
 
 @dataclass(frozen=True, slots=True)
 class VgpuParent:
-    """A function that vGPUs can be created on."""
+    """What vGPUs can be created on: a PCI function, or another parent of mediated devices."""
 
-    function: PciFunction
+    name: str
+    """How names of its devices begin: ``0000-08-00-4``, or the label of a parent that is no PCI function."""
+    function: PciFunction | None
     profiles: tuple[VgpuProfile, ...]
     available: dict[str, int]
     """How many more of each profile id the driver would create now."""
     live: tuple[VgpuInstance, ...]
     holds_one: bool
     """At most one instance at a time: a VF, and every parent of the vendor VFIO layout."""
-
-    @property
-    def address(self) -> Address:
-        return self.function.address
 
 
 def profile_label(profile_id: str) -> str:
@@ -86,11 +87,17 @@ def profile_ids_by_label(function: PciFunction, labels: Collection[str]) -> dict
     types = _profiles_folder(function)
     if types is not None:
         ids = [*filter(_TYPE_ID.fullmatch, types.names()), *map(_mdev_type, _mdevs(function))]
-    else:
-        offer = read_parent(function)
-        if offer is None:
-            return None
-        ids = [*(profile.id for profile in offer.profiles), *(live.profile_id for live in offer.live)]
+        return _ids_by_label(ids, labels)
+    offer = read_parent(function)
+    return None if offer is None else profile_ids_of(offer, labels)
+
+
+def profile_ids_of(parent: VgpuParent, labels: Collection[str]) -> dict[str, str]:
+    """The ids of those profiles with these labels that a parent offers or carries, by label."""
+    return _ids_by_label([*(each.id for each in parent.profiles), *(live.profile_id for live in parent.live)], labels)
+
+
+def _ids_by_label(ids: Iterable[str | None], labels: Collection[str]) -> dict[str, str]:
     matching = {each for each in ids if each is not None and profile_label(each) in labels}
     # Of several with one label the device of that name is of the first, as profiles are listed.
     return {profile_label(each): each for each in sorted(matching, key=_by_number, reverse=True)}
@@ -98,28 +105,32 @@ def profile_ids_by_label(function: PciFunction, labels: Collection[str]) -> dict
 
 def read_parent(function: PciFunction, only: str | None = None) -> VgpuParent | None:
     """What a function offers; None when it is no vGPU parent. ``only``: of the mdev profiles read this one alone."""
-    types = _profiles_folder(function)
-    live = [
-        VgpuInstance(function.address, _mdev_type(mdev), mdev.name.lower(), _group(mdev)) for mdev in _mdevs(function)
-    ]
-    if types is not None or live:
-        names = types.names() if types and only is None else [only] if only else []
-        listed = [_mdev_profile(place) for name in names
-                 if types and _TYPE_ID.fullmatch(name) and (place := types.folder(name))]  # fmt: skip
-        available = {profile.id: max(count, 0) for profile, count in listed}
-        profiles = _by_id(profile for profile, _ in listed)
-        return VgpuParent(function, tuple(profiles), available, tuple(live), holds_one=function.physfn is not None)
+    name = function.address.device_name
+    types, mdevs = _profiles_folder(function), _mdevs(function)
+    if types is not None or mdevs:
+        profiles, available = _mdev_profiles(types, only)
+        return VgpuParent(
+            name, function, profiles, available, _instances(name, mdevs), holds_one=function.physfn is not None
+        )
     nvidia = function.folder.folder("nvidia") if "nvidia" in function.entries else None
     listing = nvidia.text("creatable_vgpu_types") if nvidia else None
     current = nvidia.number("current_vgpu_type") if nvidia else None
     if listing is None and current is None:
         return None
     rows = [match for row in (listing or "").splitlines() if (match := _NVIDIA_ROW.fullmatch(row))]
-    profiles = _by_id(_profile_from_name(f"nvidia-{row[1]}", row[2]) for row in rows)
+    profiles = tuple(_by_id(_profile_from_name(f"nvidia-{row[1]}", row[2]) for row in rows))
+    live: tuple[VgpuInstance, ...] = ()
     if current != 0:  # or its content is unknown, so that nothing else may live there
         profile_id = None if current is None else f"nvidia-{current}"
-        live = [VgpuInstance(function.address, profile_id, None, function.iommu_group)]
-    return VgpuParent(function, tuple(profiles), {profile.id: 1 for profile in profiles}, tuple(live), holds_one=True)
+        live = (VgpuInstance(name, profile_id, None, function.iommu_group),)
+    return VgpuParent(name, function, profiles, {profile.id: 1 for profile in profiles}, live, holds_one=True)
+
+
+def read_mdev_parent(name: str, folder: Folder, only: str | None = None) -> VgpuParent:
+    """What a parent of mediated devices offers that is no PCI function: the types that QEMU can give to a machine as a
+    PCI device. ``name``: how names of its devices begin. ``only``: see ``read_parent``."""
+    profiles, available = _mdev_profiles(folder.folder("mdev_supported_types"), only, device_api=_PCI_API)
+    return VgpuParent(name, None, profiles, available, _instances(name, _mdevs_in(folder)), holds_one=False)
 
 
 def mdev_nodes(folder: Folder) -> set[str]:
@@ -129,9 +140,9 @@ def mdev_nodes(folder: Folder) -> set[str]:
     return own if group is None else {f"/dev/vfio/{group}", *own}
 
 
-def mdev_groups(function: PciFunction) -> dict[str, int]:
-    """By each device node the IOMMU group of the mediated device on a function that it belongs to."""
-    groups = ((mdev, _group(mdev)) for mdev in _mdevs(function))
+def mdev_groups(folder: Folder) -> dict[str, int]:
+    """By each device node the IOMMU group of the mediated device on a parent, in its folder, that it belongs to."""
+    groups = ((mdev, _group(mdev)) for mdev in _mdevs_in(folder))
     return {node: group for mdev, group in groups if group is not None for node in mdev_nodes(mdev)}
 
 
@@ -146,6 +157,26 @@ def _profiles_folder(function: PciFunction) -> Folder | None:
 def _mdevs(function: PciFunction) -> list[Folder]:
     names = sorted(filter(_UUID.fullmatch, function.entries))
     return [mdev for name in names if (mdev := function.folder.folder(name))]
+
+
+def _mdevs_in(folder: Folder) -> list[Folder]:
+    names = sorted(filter(_UUID.fullmatch, folder.names()))
+    return [mdev for name in names if (mdev := folder.folder(name))]
+
+
+def _instances(parent: str, mdevs: Iterable[Folder]) -> tuple[VgpuInstance, ...]:
+    return tuple(VgpuInstance(parent, _mdev_type(mdev), mdev.name.lower(), _group(mdev)) for mdev in mdevs)
+
+
+def _mdev_profiles(
+    types: Folder | None, only: str | None, device_api: str | None = None
+) -> tuple[tuple[VgpuProfile, ...], dict[str, int]]:
+    """The profiles in a folder, and how many more of each the driver would create. ``device_api``: only those."""
+    names = types.names() if types and only is None else [only] if only else []
+    places = [place for name in names if types and _TYPE_ID.fullmatch(name) and (place := types.folder(name))]
+    listed = [_mdev_profile(place) for place in places if device_api is None or place.text("device_api") == device_api]
+    available = {profile.id: max(count, 0) for profile, count in listed}
+    return tuple(_by_id(profile for profile, _ in listed)), available
 
 
 def _mdev_type(mdev: Folder) -> str | None:
@@ -290,7 +321,7 @@ def _unclaimed_instances(parent: VgpuParent, about: DeviceRecords) -> Iterator[V
         if instance.uuid and f"mdev-{instance.uuid}" in adopted:
             yield instance
             continue
-        if (f"mdev-{instance.uuid}" if instance.uuid else instance.parent.device_name) in about.backing_devices:
+        if (f"mdev-{instance.uuid}" if instance.uuid else instance.parent) in about.backing_devices:
             continue
         if left[instance.profile_id] > 0:
             left[instance.profile_id] -= 1
@@ -298,14 +329,14 @@ def _unclaimed_instances(parent: VgpuParent, about: DeviceRecords) -> Iterator[V
             yield instance
 
 
-def first_copy_name(function: Address, profile_id: str | None) -> str:
-    """What the first device of a profile on a function is called."""
-    return f"{function.device_name}-{profile_label(profile_id or '')}"
+def first_copy_name(parent: str, profile_id: str | None) -> str:
+    """What the first device of a profile on a parent is called."""
+    return f"{parent}-{profile_label(profile_id or '')}"
 
 
 def _held_copies(parent: VgpuParent, profile_id: str | None, held: Collection[str]) -> list[int]:
     """Numbers of the devices of a profile on a parent that claims hold; 0 is the one with the plain name."""
-    plain = first_copy_name(parent.address, profile_id)
+    plain = first_copy_name(parent.name, profile_id)
     numbers = [name.removeprefix(f"{plain}-") for name in held if name.startswith(f"{plain}-")]
     return sorted([*([0] if plain in held else []), *(int(n) for n in numbers if _COPY.fullmatch(n))])
 
@@ -334,7 +365,7 @@ def _free(
 
 def _one_size(parents: Sequence[VgpuParent], profiles: dict[str, VgpuProfile], live: Sequence[VgpuInstance]) -> bool:
     """NVIDIA cards hold one size at a time unless they are seen to do otherwise."""
-    if not any(parent.function.vendor == NVIDIA for parent in parents):
+    if not any(parent.function is not None and parent.function.vendor == NVIDIA for parent in parents):
         return False
     sizes = {profiles[i.profile_id].framebuffer for i in live if i.profile_id in profiles}
     creatable = {p.framebuffer for parent in parents for p in parent.profiles if parent.available.get(p.id)}
@@ -360,7 +391,7 @@ def _offers(card: _CardState, parent: VgpuParent, about: DeviceRecords) -> Itera
         room = int(not taken) if parent.holds_one else max(1, living + parent.available.get(profile.id, 0))
         free = (number for number in count() if number not in held)
         for number in sorted([*held, *islice(free, max(0, room - len(held)))]):
-            plain = first_copy_name(parent.address, profile.id)
+            plain = first_copy_name(parent.name, profile.id)
             name = f"{plain}-{number}" if number else plain
             yield VgpuOffer(
                 name=name,

@@ -24,7 +24,10 @@ TRIES = 5
 """Taking back waits for others a little and then goes on without them, so that a change may not be reached."""
 POINTS_WANTED = int(os.environ.get("DEVALLOC_UPGRADE_POINTS", "0"))
 """So many points of each act, of every scenario: as `make faults` asks."""
-BINDINGS = tuple(bindings.SCENARIOS) if POINTS_WANTED else ("vfio-with-audio", "vf-with-settings", "vgpu")
+NEW = frozenset({"mdev-without-a-card"})
+"""What the release before does not support."""
+SHARED = tuple(name for name in bindings.SCENARIOS if name not in NEW)
+BINDINGS = SHARED if POINTS_WANTED else ("vfio-with-audio", "vf-with-settings", "vgpu")
 MACHINES = tuple(machines.SCENARIOS) if POINTS_WANTED else ("machine-attach-vf",)
 POINTS = POINTS_WANTED or 2
 POINTS_WITH_MACHINES = POINTS_WANTED or 1

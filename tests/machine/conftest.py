@@ -7,11 +7,12 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from devalloc_node.machine.machine_files import MachineConfig
-from tests.support import micro_image, python_image, sriov_host, sriov_image
+from tests.support import kernel_modules, micro_image, python_image, sriov_host, sriov_image
 from tests.support.go_build import Progress, Unavailable
 from tests.support.images import Image
 from tests.support.machines import MIB, config, ended, short_folder
@@ -21,8 +22,11 @@ from tests.support.scheduler import pytest_collection_modifyitems, pytest_xdist_
 __all__ = ["pytest_collection_modifyitems", "pytest_xdist_make_scheduler"]
 
 
-def built(request: pytest.FixtureRequest, image: Callable[[Progress], Image]) -> Image:
-    """An image; the first time it is built, which takes a minute or less and says how far it is."""
+Built = TypeVar("Built", Image, Path)
+
+
+def built(request: pytest.FixtureRequest, image: Callable[[Progress], Built]) -> Built:
+    """An image or disk; the first time it is built, which takes a minute or less and says how far it is."""
     capture = request.config.pluginmanager.getplugin("capturemanager")
 
     def progress(line: str) -> None:
@@ -90,6 +94,14 @@ def python(request: pytest.FixtureRequest) -> Image:
 def project(sriov: Image, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A disk with this checkout of the project."""
     return sriov_host.project_disk(sriov, tmp_path_factory.mktemp("project") / "disk")
+
+
+@pytest.fixture(scope="session")
+def modules(sriov: Image, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A disk with the kernel modules that the host's Debian does not have."""
+    return built(
+        request, lambda progress: kernel_modules.disk(sriov, tmp_path_factory.mktemp("modules") / "disk", progress)
+    )
 
 
 @pytest.fixture(scope="session")

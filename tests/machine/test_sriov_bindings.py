@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import exceed_limits, sriov_host, sriov_image
+from tests.support import exceed_limits, kernel_modules, second_level, sriov_host, sriov_image
 from tests.support.fault_points import assert_same
 from tests.support.guest import Guest
 from tests.support.images import Image
@@ -77,6 +77,8 @@ class Host:
         }
 
 
+SHARED_BRIDGE = "0000:85:00.0"
+"""Above the cards of one group. VFIO lets none of them go while the bridge has this driver of the host."""
 UNSET = {"mac": "00:00:00:00:00:00", "vlan": 0, "trust": False, "spoofCheck": True}
 
 
@@ -259,19 +261,12 @@ def test_the_disk_that_the_host_runs_from_is_no_device_at_all(plugin: InsidePlug
     assert (refused.value.code, host_changes(refused.value.calls)) == ("DeviceUnknown", [])
 
 
-SECOND_LEVEL = (
-    "qemu-system-x86_64 -S -machine q35 -m 64 -display none -nodefaults -no-user-config"
-    " -device vfio-pci,host={vf} -device vfio-pci,host={gpu},romfile="
-    " -qmp unix:/run/second.qmp,server=on,wait=off -pidfile /run/second.pid -daemonize"
-)
-
-
 def test_nothing_is_taken_from_a_machine_that_has_it_open(plugin: InsidePlugin, linux: Host) -> None:
     gpu, guest = sriov_host.GPU, linux.guest
     plugin.ask("prepare", uid="a", devices=[vf(FIRST_VF)])
     # The GPU is somebody else's, whom devalloc knows nothing of.
     guest.check(f"echo vfio-pci > /sys/bus/pci/devices/{gpu}/driver_override; echo {gpu} > /sys/bus/pci/drivers_probe")
-    guest.check(SECOND_LEVEL.format(vf=FIRST_VF, gpu=gpu), seconds=120)
+    second_level.start(guest, f"host={FIRST_VF}", f"host={gpu},romfile=")
     try:
         with pytest.raises(PluginRefused, match=r"qemu-system-x86 [0-9]+ has") as refused:
             plugin.ask("prepare", uid="b", devices=[whole(gpu)])
@@ -287,12 +282,144 @@ def test_nothing_is_taken_from_a_machine_that_has_it_open(plugin: InsidePlugin, 
             plugin.ask("prepare", uid="b", devices=[vf(FIRST_VF)])
         assert refused.value.code == "DeviceInUse"
     finally:
-        guest.check("kill $(cat /run/second.pid); while [ -e /run/second.pid ]; do sleep 0.1; done")
+        second_level.end(guest)
         guest.check(
             f"echo {gpu} > /sys/bus/pci/drivers/vfio-pci/unbind; echo > /sys/bus/pci/devices/{gpu}/driver_override"
         )
     plugin.ask("unprepare", uid="a")
     assert linux.fact(NEAR, "sriov_numvfs") == "0"
+
+
+def test_cards_of_one_group_go_together_or_not_at_all(
+    request: pytest.FixtureRequest, plugin: InsidePlugin, linux: Host
+) -> None:
+    """Two cards behind a bridge without ACS; the kernel lists a reset of their bus for the first, and has none."""
+    first, second = sriov_host.SHARED_SLOTS
+    assert linux.fact(first, "reset_method") == "bus"
+
+    def refused_with(**policy: bool) -> str:
+        plugin.ask("allow", kinds=EVERYTHING, **policy)
+        with pytest.raises(PluginRefused) as refused:
+            plugin.ask("prepare", uid="a", devices=[whole(first)])
+        assert host_changes(refused.value.calls) == []
+        return refused.value.code
+
+    assert refused_with() == "GroupShared"
+    assert refused_with(allow_shared_groups=True) == "GroupShared"
+    assert "0000:85:00.0 of its IOMMU group 17 has the driver shpchp" in plugin.ask("offered")[named(first)]
+    linux.guest.check(f"echo {SHARED_BRIDGE} > /sys/bus/pci/drivers/shpchp/unbind")
+    request.addfinalizer(lambda: linux.guest.check(f"echo {SHARED_BRIDGE} > /sys/bus/pci/drivers/shpchp/bind"))
+    assert refused_with(allow_shared_groups=True) == "NoReset"
+    assert "no reset method for 0000:86:01.0 but that of its bus (bus)" in plugin.ask("offered")[named(first)]
+
+    plugin.ask("allow", kinds=EVERYTHING, allow_shared_groups=True, allow_no_reset=True)
+    offered = plugin.ask("offered")
+    assert (offered[named(first)], "goes with 0000:86:01.0" in offered[named(second)]) == ("", True)
+    (device,) = plugin.ask("prepare", uid="a", devices=[whole(first)])["prepared"]["devices"]
+    with pytest.raises(PluginRefused) as refused:
+        plugin.ask("prepare", uid="b", devices=[whole(second)])
+    assert refused.value.code in ("GroupShared", "DeviceInUse")
+    second_level.start(linux.guest, f"host={first},romfile=")
+    assert plugin.ask("state")["host"]["nodes"][device["nodes"][0].rpartition("/")[2]]["held_by"] == ["qemu-system-x86"]
+    second_level.end(linux.guest)
+    plugin.ask("unprepare", uid="a")
+
+
+def test_all_functions_of_a_card_go_into_one_slot_and_outlive_the_plugin(plugin: InsidePlugin, linux: Host) -> None:
+    first, second = sriov_host.TWO_FUNCTIONS
+    (device,) = plugin.ask("prepare", uid="a", devices=[whole(first)])["prepared"]["devices"]
+    assert device["functions"] == [first, second]
+    resets = [call for call in plugin.calls if call.endswith("/reset 1")]
+    assert resets == [f"host.write bus/pci/devices/{address}/reset 1" for address in (first, second)]
+    assert [linux.driver(address) for address in (first, second)] == ["vfio-pci"] * 2
+    slot = "addr=5.0,multifunction=on", "addr=5.1"
+    second_level.start(
+        linux.guest, *(f"host={address},{where},romfile=" for address, where in zip((first, second), slot, strict=True))
+    )
+
+    plugin.kill()
+    plugin.start()
+    plugin.ask("allow", kinds=EVERYTHING, erase_policy=True)
+    assert plugin.ask("recover")["stuck"] == []
+    assert plugin.ask("prepare", uid="a", devices=[whole(first)])["prepared"]["devices"] == [device]
+    assert host_changes(plugin.calls) == []
+    with pytest.raises(PluginRefused, match="qemu-system-x86") as refused:
+        plugin.ask("unprepare", uid="a")
+    assert (refused.value.code, host_changes(refused.value.calls)) == ("DeviceInUse", [])
+    second_level.end(linux.guest)
+    plugin.ask("unprepare", uid="a")
+    assert [linux.driver(address) for address in (first, second)] == ["virtio-pci"] * 2
+
+
+def test_a_card_with_16_gib_in_a_bar_is_mapped_by_its_machine(plugin: InsidePlugin, linux: Host) -> None:
+    card = sriov_host.LARGE_BAR
+    first, last, _ = (int(word, 16) for word in linux.fact(card, "resource").splitlines()[4].split())
+    assert last - first + 1 == 16 << 30
+    plugin.ask("prepare", uid="a", devices=[whole(card)])
+    second_level.start(linux.guest, f"host={card}")
+    sizes = linux.guest.check(f"grep vfio-device /proc/$(cat {second_level.PID})/maps | cut -d' ' -f1").split()
+    assert 16 << 30 in [int(end, 16) - int(start, 16) for start, end in (each.split("-") for each in sizes)]
+    second_level.end(linux.guest)
+    plugin.ask("unprepare", uid="a")
+    assert linux.driver(card) == "nvme"
+
+
+@pytest.fixture
+def mtty(host: Machine, modules: Path) -> Iterator[str]:
+    """The folder of the kernel's sample parent of mediated devices, whose modules are loaded for as long as a test
+    goes on."""
+    with kernel_modules.loaded(host, modules):
+        yield "/sys/class/mdev_bus/mtty"
+
+
+MDEV = {"pool": "mdev-mtty", "name": "mtty-mtty-2"}
+
+
+def test_a_mediated_device_is_made_passed_through_withheld_and_destroyed(
+    mtty: str, plugin: InsidePlugin, linux: Host
+) -> None:
+    """By the kernel's own sample driver, which is not known to devalloc."""
+
+    def left() -> list[str]:
+        return linux.guest.check(f"cat {mtty}/mdev_supported_types/*/available_instances").split()
+
+    def prepare() -> dict[str, Any]:
+        (device,) = plugin.ask("prepare", uid="a", devices=[MDEV])["prepared"]["devices"]
+        return dict(device)
+
+    with pytest.raises(PluginRefused, match="devices of kind mdev may not be taken") as refused:
+        prepare()
+    assert (refused.value.code, left()) == ("KindNotAllowed", ["24", "12"])
+    plugin.ask("allow", kinds=["mdev"])
+    offered = plugin.ask("offered")
+    assert len([name for name, why in offered.items() if name.startswith("mtty-") and not why]) == 24 + 12
+
+    device = prepare()
+    folder = f"/sys/bus/mdev/devices/{device['mdev_uuid']}"
+    assert linux.guest.check(f"readlink {folder}/mdev_type").endswith("/mtty-2")
+    assert left() == ["22", "11"]
+    assert plugin.ask("health", uid="a") == {"mtty-mtty-2": "healthy"}
+    second_level.start(linux.guest, f"sysfsdev={folder}")
+
+    plugin.kill()
+    plugin.start()
+    plugin.ask("allow", kinds=["mdev"])
+    assert plugin.ask("recover")["stuck"] == []
+    assert prepare() == device
+    assert host_changes(plugin.calls) == []
+    with pytest.raises(PluginRefused, match="qemu-system-x86") as refused:
+        plugin.ask("unprepare", uid="a")
+    assert (refused.value.code, left()) == ("DeviceInUse", ["22", "11"])
+    second_level.end(linux.guest)
+
+    linux.guest.check(f"mount --bind /dev/null {folder}/remove")  # no write to it succeeds now
+    plugin.ask("unprepare", uid="a")
+    assert left() == ["22", "11"], "it is rid of its owner, and still there"
+    assert plugin.ask("offered")["mtty-mtty-2"].startswith("reset failed: the kernel refused writing '1'")
+    assert "stays withheld" in str(plugin.ask("recover")["stuck"])
+    linux.guest.check(f"umount {folder}/remove")
+    assert "is offered again" in str(plugin.ask("recover")["finished"])
+    assert (left(), plugin.ask("offered")["mtty-mtty-2"]) == (["24", "12"], "")
 
 
 def test_a_part_of_a_cpu_is_given_by_the_second_version_of_cgroups(running: InsidePlugin, linux: Host) -> None:

@@ -10,11 +10,12 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support import sriov_host, tiny_guest
+from tests.support import kernel_modules, sriov_host, tiny_guest
 from tests.support.guest import CommandResult
 from tests.support.host_commands import LONG, HostCommands
 from tests.support.inside_plugin import InsidePlugin
@@ -26,6 +27,8 @@ pytestmark = pytest.mark.timeout(900)
 IMAGES, MANIFESTS = "/run/images", "/run/manifests"
 VFS = 2
 """How many a card is given when the first of them is wanted."""
+ALLOWED = "--allow gpu --allow vf --allow mdev"
+UP = f"devalloc up --image-folder {IMAGES}:shared --max-vfs {VFS} {ALLOWED}"
 CLASS_AND_CLAIM = """\
 apiVersion: devmgmtproto.k8s.io/v1alpha1
 kind: DeviceClass
@@ -39,8 +42,22 @@ spec: {claims: [{deviceClass: vf}]}
 """
 
 
-def machine(name: str, claims: str = "") -> bytes:
-    """A VirtualMachine whose kernel has its name."""
+SERIAL = """\
+apiVersion: devmgmtproto.k8s.io/v1alpha1
+kind: DeviceClass
+metadata: {name: serial}
+spec: {driver: mdev.devalloc.io, constraints: device.profile == 'Dual port serial'}
+---
+apiVersion: devmgmtproto.k8s.io/v1alpha1
+kind: DeviceClaim
+metadata: {name: serial}
+spec: {claims: [{deviceClass: serial}]}
+"""
+"""A mediated device of the kernel's sample driver."""
+
+
+def machine(name: str, claims: str = "", kernel: str = "") -> bytes:
+    """A VirtualMachine whose kernel has its name, or another."""
     return f"""\
 apiVersion: devalloc.io/v1alpha1
 kind: VirtualMachine
@@ -49,14 +66,14 @@ spec:
   nodeName: guest
   cpu: {{min: 1, max: 1}}
   memory: {{min: 64Mi, max: 64Mi}}
-  start: {{kernel: {IMAGES}/{name}}}
+  start: {{kernel: {IMAGES}/{kernel or name}}}
   pciSlots: 1
   powerdownSeconds: 1
   claims: [{claims}]
 """.encode()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Node:
     """A host on which `devalloc up` runs."""
 
@@ -98,6 +115,16 @@ class Node:
         print(f"devalloc {line}: {time.monotonic() - began:.1f} s: {answer.output}")
         return answer
 
+    def start(self) -> None:
+        """Run ``devalloc up``, until its node plugin answers."""
+        self.up = self.lines.start(UP)
+        self.host.guest.until("[ -S /run/devalloc/node.sock ]", seconds=LONG)
+
+    def kill(self) -> None:
+        """kill -9 of it, and of the node plugin in it."""
+        self.lines.kill(self.up)
+        self.host.guest.check("rm /run/devalloc/node.sock")
+
     def look(self) -> dict[str, Any]:
         """What the host has now: "devices" and "interfaces", and "nodes" of /dev/vfio, by name."""
         return self.lines.snapshot()
@@ -111,8 +138,13 @@ class Node:
 
 
 @pytest.fixture(scope="module")
-def node(host: Machine) -> Iterator[Node]:
+def node(host: Machine, modules: Path) -> Iterator[Node]:
     InsidePlugin(host.guest).kill()  # of the modules before
+    with kernel_modules.loaded(host, modules):
+        yield from _running(host)
+
+
+def _running(host: Machine) -> Iterator[Node]:
     lines = HostCommands(host.guest)
     before = lines.snapshot()
     host.guest.check(f"mkdir -p {IMAGES} {MANIFESTS}")
@@ -121,12 +153,15 @@ def node(host: Machine) -> Iterator[Node]:
     lines.put(f"{MANIFESTS}/claim.yaml", CLASS_AND_CLAIM.encode())
     lines.put(f"{MANIFESTS}/web.yaml", machine("web"))
     lines.put(f"{MANIFESTS}/stubborn.yaml", machine("stubborn", "uplink"))
-    up = lines.start(f"devalloc up --image-folder {IMAGES}:shared --max-vfs {VFS}")
-    host.guest.until("[ -S /run/devalloc/node.sock ]", seconds=LONG)
+    lines.put(f"{MANIFESTS}/serial.yaml", SERIAL.encode())
+    lines.put(f"{MANIFESTS}/console.yaml", machine("console", "serial", kernel="web"))
+    node = Node(host, lines, "", before)
+    node.start()
     try:
-        yield Node(host, lines, up, before)
+        yield node
     finally:
-        print(host.guest.run(f"cat {up}").output)
+        print(host.guest.run(f"cat {node.up}").output)
+        node.kill()
 
 
 @pytest.fixture(scope="module")
@@ -206,6 +241,27 @@ def test_what_is_unprepared_is_as_it_was_found(claimed: Node) -> None:
     claimed.in_time("vm unprepare uplink")
     claimed.assert_as_before()
     assert "released" in claimed.devalloc("release uplink")
+
+
+def test_a_mediated_device_is_in_a_machine_that_outlives_a_killed_daemon_and_goes_with_its_claim(node: Node) -> None:
+    """Of the kernel's sample driver, from the claim to the machine and back; between them the daemon is killed."""
+    node.devalloc(f"apply -f {MANIFESTS}/serial.yaml")
+    node.in_time("wait serial")
+    assert node.look()["mdevs"] == [], "allocated is not created"
+    node.in_time(f"vm create -f {MANIFESTS}/console.yaml")
+    inside = node.look()
+    (uuid,) = inside["mdevs"]
+    link = node.host.guest.check(f"readlink /sys/bus/mdev/devices/{uuid}/iommu_group")
+    assert held_by_qemu(inside) == [link.rpartition("/")[2]]
+
+    node.kill()
+    assert node.look() == inside, "the machine goes on, and so does its device"
+    node.start()
+    node.in_time("vm delete console --force")
+    assert node.look()["mdevs"] == [uuid], "it stays prepared, for the next machine"
+    node.in_time("vm unprepare serial")
+    node.assert_as_before()
+    assert "released" in node.devalloc("release serial")
 
 
 def test_a_card_that_is_plugged_into_the_host_is_offered_and_one_that_is_pulled_is_not(node: Node) -> None:

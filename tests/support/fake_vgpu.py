@@ -37,6 +37,8 @@ class VgpuKernel:
         """What the files of a parent say that change by what others do: by address and path."""
         self.mdevs: dict[str, VgpuInstance] = {}
         """By UUID."""
+        self.parents: dict[str, Vgpu] = {}
+        """Parents that are no functions, by name."""
         self.current: dict[str, VgpuType] = {}
         """By address of the VF, in the vendor VFIO layout."""
 
@@ -63,6 +65,24 @@ class VgpuKernel:
         self._shown.pop(address, None)
         self._show(address, self._live(address))
 
+    def add_parent(self, name: str, offered: Vgpu, device_api: str = "vfio-pci") -> None:
+        """A driver registers a parent that is no function; of its types only the size is shared, as ports of a card."""
+        self.parents[name] = offered
+        path = self._path(name)
+        for folder in ("drivers", "devices"):
+            (self._host.sys / "bus/mdev" / folder).mkdir(parents=True, exist_ok=True)
+        for kind in offered.types:
+            folder = f"{path}/mdev_supported_types/{kind.id}"
+            self._host.write(f"{folder}/name", kind.name)
+            self._host.write(f"{folder}/device_api", device_api)
+            self._host.touch(f"{folder}/create")
+            (self._host.sys / folder / "devices").mkdir(exist_ok=True)
+        self._host.link(f"class/mdev_bus/{name}", path)
+        self._show(name, self._live(name))
+
+    def _path(self, parent: str) -> str:
+        return f"devices/virtual/{parent}/{parent}" if parent in self.parents else self._host.path(parent)
+
     def withdraw(self, address: str) -> None:
         """The driver leaves a function: its instances and profile files go."""
         vgpu = self._card(address)
@@ -88,7 +108,7 @@ class VgpuKernel:
 
     def create(self, parent: str, type_id: str, uuid: str) -> None:
         """A write to mdev_supported_types/TYPE/create."""
-        host, path = self._host, self._host.path(parent)
+        host, path = self._host, self._path(parent)
         folder = f"{path}/mdev_supported_types/{type_id}"
         if not (host.sys / folder).exists():
             raise fail(errno.ENOENT, folder)
@@ -123,7 +143,7 @@ class VgpuKernel:
         if uuid not in self.mdevs:
             raise fail(errno.ENODEV, uuid)
         host, instance = self._host, self.mdevs.pop(uuid)
-        path = host.path(instance.parent)
+        path = self._path(instance.parent)
         group = self._groups.pop(uuid)
         host.leave_group(group, uuid)
         host.vfio_group(group, present=False)
@@ -167,7 +187,7 @@ class VgpuKernel:
             return 0
         free = (vgpu.framebuffer - sum(i.type.framebuffer for i in live)) // kind.framebuffer
         left = max(0, min(free, kind.max_instance - sum(i.type == kind for i in live)))
-        if self._host.functions[parent].pf is None:
+        if parent in self.parents or self._host.functions[parent].pf is None:
             return left
         return 0 if any(i.parent == parent for i in live) else min(1, left)
 
@@ -180,12 +200,12 @@ class VgpuKernel:
     def _refresh(self, address: str) -> None:
         """Show anew what all parents of the card have left."""
         card, live = self._pf(address), self._live(address)
-        for parent in self._host.functions:
+        for parent in (*self._host.functions, *self.parents):
             if self._pf(parent) == card and self._is_parent(parent):
                 self._show(parent, live)
 
     def _show(self, parent: str, live: list[VgpuInstance]) -> None:
-        path = self._host.path(parent)
+        path = self._path(parent)
         left = {kind: self._left(parent, kind, live) for kind in self._types(parent)}
         now: dict[str, str] = {}
         if (self._host.sys / path / "mdev_supported_types").exists():
@@ -203,10 +223,10 @@ class VgpuKernel:
                 self._host.write(file, text)
 
     def _pf(self, address: str) -> str:
-        return self._host.functions[address].pf or address
+        return address if address in self.parents else self._host.functions[address].pf or address
 
     def _card(self, address: str) -> Vgpu | None:
-        return self._host.functions[self._pf(address)].spec.vgpu
+        return self.parents.get(address) or self._host.functions[self._pf(address)].spec.vgpu
 
     def _types(self, address: str) -> tuple[VgpuType, ...]:
         vgpu = self._card(address)
@@ -214,6 +234,6 @@ class VgpuKernel:
 
     def _is_parent(self, address: str) -> bool:
         """VFs are parents where the card has SR-IOV, else the PF is."""
-        return (self._host.functions[address].pf is None) == (
+        return address in self.parents or (self._host.functions[address].pf is None) == (
             self._host.functions[self._pf(address)].spec.sriov is None
         )

@@ -35,6 +35,10 @@ def a2(host: FakeHost) -> None:
     host.add(pci_cards.a2_vgpu_card(vfs=2))
 
 
+def mtty(host: FakeHost) -> None:
+    host.vgpu.add_parent("mtty", pci_cards.MTTY)
+
+
 def _l40s(host: FakeHost) -> None:
     host.add(pci_cards.l40s_vgpu_card(vfs=2))
 
@@ -71,6 +75,12 @@ SCENARIOS = {
         Scenario("vf-and-gpu", two_cards, (GrantedDevice(("0",), VF, "0000-41-10-0"), device("0000-01-00", "0"))),
         Scenario("whole-nic", nic, (device("0000-41-00", "0"),)),
         Scenario("mdev", a2, (GrantedDevice(("0",), "n-0000-08-00", "0000-08-00-4-nvidia-746"),)),
+        Scenario(
+            "mdev-without-a-card",
+            mtty,
+            (GrantedDevice(("0",), "n-mdev-mtty", "mtty-mtty-2"),),
+            kinds=frozenset({"mdev"}),
+        ),
         Scenario("vgpu", _l40s, (GrantedDevice(("0",), "n-0000-26-00", "0000-26-00-4-nvidia-1148"),)),
     )
 }

@@ -40,6 +40,11 @@ class HostCommands:
         self.guest.check(f"{_writing(f'{name}.run', line.encode())}; echo {number} > {self._folder}/asked")
         return f"{name}.out"
 
+    def kill(self, output: str) -> None:
+        """kill -9 one that was started, and wait for its end."""
+        self.guest.check(f"kill -9 $(cat {output.removesuffix('.out')}.pid)")
+        self.finish(output)
+
     def finish(self, output: str) -> CommandResult:
         """Wait for the end of one that was started; what it said in all."""
         name = output.removesuffix(".out")

@@ -219,6 +219,11 @@ def t4_vgpu_card(address: str = "0000:3b:00.0", **changes: Any) -> Function:
     )
 
 
+_MTTY_TYPES = VgpuType("mtty-1", "Single port serial", 1, 24), VgpuType("mtty-2", "Dual port serial", 2, 12)
+MTTY = Vgpu("mdev", 24, _MTTY_TYPES, one_size=False)
+"""What the kernel's sample driver of mediated devices offers: 24 ports, in types of one and of two."""
+
+
 def l40s_vgpu_card(address: str = "0000:26:00.0", **changes: Any) -> Function:
     """An NVIDIA L40S with the vGPU host driver, vendor VFIO layout: 32 VFs at offset 4, mixed sizes allowed."""
     return _function(

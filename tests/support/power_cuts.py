@@ -1,14 +1,15 @@
 """A power cut at a chosen point of preparing or unpreparing a claim, and what comes of it (settled T18).
 
 The machine is a host with SR-IOV, whose QEMU is killed; what its Linux had not written to the disk is lost, and with it
-all of the kernel's state. The claim has a VF that is to be created, with settings, and a GPU.
+all of the kernel's state. The claim has a VF that is to be created, with settings, and a GPU; a machine has the VF of
+another claim.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from tests.support import sriov_host
+from tests.support import second_level, sriov_host
 from tests.support.fault_points import assert_same
 from tests.support.inside_plugin import InsidePlugin
 from tests.support.qemu import Machine
@@ -25,6 +26,8 @@ DEVICES = [
     {"card": sriov_host.GPU, "name": GPU},
 ]
 ACTS = ("prepare", "unprepare")
+ATTACHED, ATTACHED_VF = "attached", "0000:81:10.0"
+"""Another claim, and its device, which a machine has when the power is cut."""
 
 
 class PowerCuts:
@@ -46,6 +49,7 @@ class PowerCuts:
 
     def check(self, act: str, number: int) -> str:
         """Cut the power right after one call, boot, recover, ask again. The call; AssertionError where it is wrong."""
+        self._attach_another()
         if act == "unprepare":
             self._ask("prepare")
         self.plugin.ask("stop_after", call=number)
@@ -67,6 +71,12 @@ class PowerCuts:
         self._ask("unprepare")
         assert_same(self._state(), self.initial, f"{when}: unprepared")
         return call
+
+    def _attach_another(self) -> None:
+        """A claim of its own, whose VF is in a machine by VFIO."""
+        device = {"card": sriov_host.CARDS[1], "name": ATTACHED_VF.replace(":", "-").replace(".", "-")}
+        self.plugin.ask("prepare", uid=ATTACHED, devices=[device])
+        second_level.start(self._machine.guest, f"host={ATTACHED_VF}")
 
     def _plugin(self) -> InsidePlugin:
         # No boot loads it, only who has taken the card and given it back: one machine is to be like the other.

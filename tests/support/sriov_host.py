@@ -2,7 +2,9 @@
 
 What it has: network cards (igb, 7 virtual functions each) at 41:00.0 near node 0 and at 81:00.0 near node 1, an NVMe
 with four virtual functions at 42:00.0, a GPU (ATI, not the console) at 82:00.0, a plain virtio network card at 83:00.0,
-and free hot-plug ports ``hot0`` near node 0 and ``hot1`` near node 1.
+and free hot-plug ports ``hot0`` near node 0 and ``hot1`` near node 1. Near node 1 there are also two cards behind a
+bridge without ACS, which share an IOMMU group (86:01.0, 86:02.0), a card of two functions (87:00), and an NVMe with
+16 GiB of memory in a BAR (88:00.0).
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 from deploy.images import debs
@@ -20,6 +23,11 @@ from tests.support.images import Image
 CARDS = ("0000:41:00.0", "0000:81:00.0")
 """The physical functions of the network cards, near node 0 and near node 1."""
 NVME, GPU, PLAIN_NIC = "0000:42:00.0", "0000:82:00.0", "0000:83:00.0"
+SHARED_SLOTS = ("0000:86:01.0", "0000:86:02.0")
+"""Cards of one IOMMU group, without drivers and without a reset that the kernel could do."""
+TWO_FUNCTIONS = ("0000:87:00.0", "0000:87:00.1")
+"""One card."""
+LARGE_BAR = "0000:88:00.0"
 CPU = "max,avx=off,avx2=off,erms=off,fsrm=off,la57=off,xsave=off"
 """What costs an emulated CPU the least: nothing copied byte by byte, four levels of page tables, a small state."""
 APPEND = (
@@ -94,8 +102,22 @@ def arguments(image: Image, project: Path, state: Path, *, cpus: int = 1, gibiby
         *("-device", "ati-vga,bus=rpv,romfile="),  # the console's
         *("-device", "ati-vga,bus=rpd,romfile="),
         *("-device", "virtio-net-pci,bus=rpe,netdev=n2,disable-legacy=on,iommu_platform=on"),
+        *_behind_other_bridges(),
         *("-kernel", str(image.kernel), "-initrd", str(image.initrd), "-append", APPEND),
     ]
+
+
+def _behind_other_bridges() -> Iterator[str]:
+    """The cards that are not alone in their IOMMU group, and the one with a large BAR."""
+    for number, name in enumerate(("shared", "two", "large"), 4):
+        yield from ("-device", f"pcie-root-port,id={name},bus=pxb1,chassis=2,slot={number + 1},addr={number}")
+    yield from ("-device", "pcie-pci-bridge,id=conventional,bus=shared")
+    for slot in (1, 2):
+        yield from ("-device", f"e1000,bus=conventional,addr={slot},romfile=")
+    for place in ("0.1", "0.0,multifunction=on"):
+        yield from ("-device", f"virtio-net-pci,bus=two,addr={place},disable-legacy=on,iommu_platform=on,romfile=")
+    yield from ("-object", "memory-backend-ram,id=large-bar,size=16G,share=on,reserve=off")
+    yield from ("-device", "nvme,bus=large,serial=large,pmrdev=large-bar")
 
 
 def state_disk(image: Image, disk: Path) -> Path:

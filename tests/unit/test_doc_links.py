@@ -31,7 +31,7 @@ DOCUMENTS = [
 ABOUT_CODE = [
     REPO / "ARCHITECTURE.md",
     REPO / "CONTRIBUTING.md",
-    *(REPO / "docs" / name for name in ("library.md", "security.md", "solver.md")),
+    *(REPO / "docs" / name for name in ("library.md", "security.md", "solver.md", "tested.md")),
     *sorted((REPO / "docs/decisions").glob("*.md")),
 ]
 SOURCES = {"devalloc": ".", "devalloc_solver": "solver", "devalloc_node": "node-plugin", "tools": ".", "tests": "."}

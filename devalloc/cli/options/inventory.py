@@ -50,6 +50,10 @@ class InventoryOptions:
         "Offer devices whose IOMMU group contains devices of other slots; a machine gets the whole group.",
         default=False,
     )
+    allow_no_reset: bool = setting(
+        "Offer devices that the kernel cannot reset between their owners.",
+        default=False,
+    )
 
     @property
     def node(self) -> str:
@@ -62,6 +66,7 @@ class InventoryOptions:
         return {
             "max_vfs": self.max_vfs,
             "allow_shared_groups": self.allow_shared_groups,
+            "allow_no_reset": self.allow_no_reset,
             "adopt": frozenset(self.adopt),
         }
 

@@ -210,6 +210,16 @@ class AccessOptions:
         env="DEVALLOC_QMP_FOLDER",
         unset="none",
     )
+    rom_folders: tuple[Path, ...] = setting(
+        "Allow classes (`romFile` of a VfioConfig) to use option ROMs below this folder, which all machines can then "
+        "read. Repeatable.",
+        flag="--rom-folder",
+        type=FOLDER,
+        default=(),
+        metavar="DIR",
+        env="DEVALLOC_ROM_FOLDER",
+        unset="none",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,7 +325,8 @@ def node_settings(
         taps=tuple(_tap(text) for text in options.access.taps),
         user_net=options.access.allow_user_net,
         users=users,
-        visible=tuple(folder.absolute() for folder in options.machines.qemu_path),
+        visible=tuple(folder.absolute() for folder in (*options.machines.qemu_path, *options.access.rom_folders)),
+        rom_folders=tuple(folder.absolute() for folder in options.access.rom_folders),
         dry_run=options.dry_run,
     )
     bindings = BindingConfig(inventory.node, allowed=options.allowed_kinds(), **inventory.policy)

@@ -15,6 +15,7 @@ from devalloc.inventory.cards import PciPort, kind_of
 from devalloc.inventory.device_users import DeviceUsers, device_node_paths, visibility_problem
 from devalloc.inventory.locate import LocatedDevice, group_members, mdev_folder, read_function
 from devalloc.inventory.pci import BRIDGE, Address, IommuGroups, PciFunction
+from devalloc.inventory.resets import reset_problem
 from devalloc.inventory.sysfs import Tree, open_device_nodes
 from devalloc.inventory.vgpu import mdev_nodes
 from devalloc_node.binding.binding import BindingConfig
@@ -128,16 +129,21 @@ def refuse_kind(config: BindingConfig, port: PciPort, offer: str) -> None:
     kind = DEVICE_KINDS[port.kind]
     if not kind.is_offered:
         raise Denied("DeviceReserved", f"the host uses {port.function.address} as a {port.kind}")
-    if offer not in config.allowed:
-        raise Denied(
-            "KindNotAllowed",
-            f"{port.function.address}: devices of kind {offer} may not be taken from this "
-            f"host (allowed: {', '.join(sorted(config.allowed)) or 'none'})",
-        )
+    refuse_offer(config, str(port.function.address), offer)
     if kind.needs_erasing and not config.erase_policy:
         raise Denied(
             "ErasePolicyMissing",
             f"{port.function.address} is {port.kind}, and no policy erases it between owners; set one",
+        )
+
+
+def refuse_offer(config: BindingConfig, what: str, offer: str) -> None:
+    """Raises Denied ``KindNotAllowed`` where the admin does not allow such devices; ``what`` is on the host."""
+    if offer not in config.allowed:
+        raise Denied(
+            "KindNotAllowed",
+            f"{what}: devices of kind {offer} may not be taken from this "
+            f"host (allowed: {', '.join(sorted(config.allowed)) or 'none'})",
         )
 
 
@@ -196,6 +202,13 @@ def _refuse_users(port: PciPort, function: PciFunction, holders: DeviceUsers) ->
     is_companion = not DEVICE_KINDS[port.kind].takes_whole_slot and kind_of(function) is None
     if is_companion and function.driver is not None and not function.on_vfio:
         raise _in_use(function, f"it is part of the card and has the driver {function.driver}")
+
+
+def refuse_without_reset(config: BindingConfig, function: PciFunction) -> None:
+    """Raises Denied ``NoReset`` where what one owner leaves in the function could not be removed for the next (T7)."""
+    problem = None if config.allow_no_reset else reset_problem(function)
+    if problem is not None:
+        raise Denied("NoReset", f"{problem}, so the next owner would get it as the last one left it")
 
 
 def refuse_vgpus(function: PciFunction) -> None:

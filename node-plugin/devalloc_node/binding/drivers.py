@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from devalloc.inventory.locate import function_folder, read_function
 from devalloc.inventory.pci import Address, PciFunction
+from devalloc.inventory.resets import has_own_reset, slot_reset
 from devalloc.inventory.sysfs import Folder, Tree
 from devalloc_node.binding import host_changes
 from devalloc_node.binding.binding import HealthState
@@ -112,9 +113,10 @@ def _not_bound(target: str, driver: str | None, wanted: str | None, *, loaded: b
 class ResetKind:
     """Steps of kind ``reset``: ``"used"`` when a device is handed over, ``"clean"`` before it goes to the next owner.
 
-    What a device was used for cannot be read, so making it clean resets it whenever VFIO has it, or had it until
-    that was taken away: a function level or bus reset, whichever the kernel knows for the function, or that of its
-    slot as a whole. A host driver that has it back has set it up anew, and would be disturbed.
+    Either way it is reset, for what it was used for cannot be read: by the host's driver, or by another program that
+    had it before. That happens whenever VFIO has it, or had it until that was taken away: a function level or bus
+    reset, whichever the kernel knows for the function, or that of its slot as a whole. A host driver that has it back
+    has set it up anew, and would be disturbed.
     """
 
     host: Host
@@ -124,42 +126,66 @@ class ResetKind:
 
     def apply(self, target: str, value: Value, deadline: Deadline) -> None:
         tree = self.host.tree()
-        if value != "clean":
-            host_changes.folder(tree, target)
-            return
         function = host_changes.function(tree, target)
         if not (function.on_vfio or function.driver is None):
             return
         refuse_open(tree, vfio_nodes([function]), target, certain=False)
-        file = f"{target}/reset" if "reset" in function.folder.names() else _reset_of_slot(tree, function)
+        file = f"{target}/reset" if has_own_reset(function) else _reset_of_slot(tree, function)
+        before = _config_header(function)
         try:
             host_changes.write(self.host, f"bus/pci/devices/{file}", "1", deadline)
         except Failed as error:
             raise Failed("ResetFailed", f"{target} could not be reset: {error}") from error
-        if not is_responsive(host_changes.function(self.host.tree(), target)):
+        function = host_changes.function(self.host.tree(), target)
+        if not is_responsive(function):
             raise Failed("ResetFailed", f"{target} does not respond after its reset")
+        after = _config_header(function)
+        changed = [name for name, place in _UNCHANGED.items() if before and before[place] != after[place]]
+        if after and function.physfn is None and after[:4] != _ids(function):  # a VF has no IDs there
+            changed = ["vendor and device"]
+        if changed:
+            raise Failed(
+                "ResetFailed",
+                f"{target} came out of its reset with another {', '.join(changed)} in its configuration space",
+            )
+
+
+_UNCHANGED = {"class": slice(8, 12), "header type": slice(14, 15), "BARs": slice(16, 40), "subsystem": slice(44, 48)}
+"""What of the header of a configuration space the kernel puts back after a reset, or no reset changes."""
+
+
+def _config_header(function: PciFunction) -> bytes:
+    """The first 64 bytes of its configuration space; nothing where they cannot be read, or the function does not
+    respond."""
+    config = function.folder.raw("config", 4096) or b""
+    return config[:64] if len(config) >= 64 and is_responsive(function) else b""
+
+
+def _ids(function: PciFunction) -> bytes:
+    """Vendor and device as the kernel first read them, in the form of a configuration space."""
+    return function.vendor.to_bytes(2, "little") + (function.device or 0).to_bytes(2, "little")
 
 
 def _reset_of_slot(tree: Tree, function: PciFunction) -> str:
-    """The file that resets all below the bridge above a function (since Linux 6.13): GPUs without a function level
-    reset cannot be reset apart from their audio function. Raises Failed where that would reset something else, too."""
+    """The file that resets all below the bridge above a function. Raises Failed where that would reset something else,
+    too."""
     impossible = f"{function.address} cannot be reset: the kernel has no reset method for it"
-    bridge = Address.parse(function.folder.path.rpartition("/")[0].rpartition("/")[2])
-    above = function_folder(tree, bridge) if bridge is not None else None
-    names = above.names() if above is not None else []
-    if "reset_subordinate" not in names:
+    slot = slot_reset(function)
+    if slot is None:
         raise Failed("ResetFailed", impossible, retryable=False)
-    below = [read_function(tree, address) for address in map(Address.parse, names) if address is not None]
+    below = [read_function(tree, address) for address in slot.below]
     for other in below:
         if other is None or other.address.card != function.address.card:
-            raise Failed("ResetFailed", f"{impossible}, and other slots share its bridge {bridge}", retryable=False)
+            raise Failed(
+                "ResetFailed", f"{impossible}, and other slots share its bridge {slot.bridge}", retryable=False
+            )
         if not (other.on_vfio or other.driver is None):
             raise Failed("ResetFailed", f"{impossible} by itself, and {other.address} has the driver {other.driver}")
     try:
         refuse_open(tree, vfio_nodes(filter(None, below)), "a device that is reset with it", certain=True)
     except Denied as error:
         raise Failed("ResetFailed", f"{impossible} by itself, and {error}") from error
-    return f"{bridge}/reset_subordinate"
+    return slot.file
 
 
 def is_responsive(function: PciFunction) -> bool:

@@ -1,4 +1,8 @@
-"""Binding ``mdev``: a vGPU as a mediated device, made under a UUID of its own; or one that was there before."""
+"""Binding ``mdev``: a mediated device, made under a UUID of its own; or one that was there before.
+
+Its parent is a function of a card, for vGPUs, or anything else that a driver has registered as a parent. The parent
+stays with its driver.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,18 @@ import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from devalloc.inventory.locate import InstanceDevice, LocatedDevice, ProfileDevice, mdev_folder
+from devalloc.device_kinds import MDEV
+from devalloc.inventory.locate import InstanceDevice, LocatedDevice, MdevParentDevice, ProfileDevice, mdev_folder
+from devalloc.inventory.mdev_parents import find_mdev_parent
 from devalloc.inventory.pci import Address
 from devalloc.inventory.sysfs import Folder, Tree
-from devalloc.inventory.vgpu import mdev_nodes
+from devalloc.inventory.vgpu import mdev_nodes, read_parent
 from devalloc_node.binding import checks, host_changes
 from devalloc_node.binding.binding import BindingConfig, HealthState, Steps
 from devalloc_node.binding.checks import locate_device, refuse_open
 from devalloc_node.binding.drivers import HEALTHY, problem_with_function
-from devalloc_node.binding.vfio_handover import MDEV_TYPE, pci_location
-from devalloc_node.binding.vgpu_parents import choose_parent, recorded_parent, refuse_other_profile
+from devalloc_node.binding.vfio_handover import MDEV_TYPE, pci_location, refuse_rom_file
+from devalloc_node.binding.vgpu_parents import choose_parent, choose_place, recorded_parent, refuse_other_profile
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.host.boundary import Host
@@ -42,35 +48,55 @@ class Mdev:
     def keys(self, granted: GrantedDevice, owner: str, held: Collection[str]) -> tuple[str, ...]:
         tree = self.host.tree()
         device = self.located or locate_device(tree, self.config, granted)
-        if isinstance(device, InstanceDevice):
-            return (f"{_PREFIX}{device.uuid}",)
-        if not isinstance(device, ProfileDevice):
-            raise Denied("DeviceUnknown", f"{granted.device!r} is no longer a vGPU")
+        match device:
+            case InstanceDevice() | MdevParentDevice(uuid=str()):
+                return (f"{_PREFIX}{device.uuid}",)
+            case ProfileDevice():
+                place = choose_parent(tree, device, held)[1]
+            case MdevParentDevice():
+                place = choose_place(device, held)
+            case _:
+                raise Denied("DeviceUnknown", f"{granted.device!r} is no longer a vGPU")
         name = f"{owner}/{granted.pool}/{granted.device}/{granted.share or ''}"
-        return choose_parent(tree, device, held)[1], f"{_PREFIX}{uuid.uuid5(_SPACE, name)}"
+        return place, f"{_PREFIX}{uuid.uuid5(_SPACE, name)}"
 
     def prepare(self, granted: GrantedDevice, keys: Collection[str], deadline: Deadline) -> Steps:
         tree = self.host.tree()
         device = locate_device(tree, self.config, granted)
-        checks.refuse_kind(self.config, device.port, "vgpu")
-        if isinstance(device, InstanceDevice):
-            return self._adopted(tree, granted, device)
-        if not isinstance(device, ProfileDevice):
-            raise Denied("DeviceUnknown", f"{granted.device!r} is no longer a vGPU")
+        refuse_rom_file(granted)
+        if isinstance(device, MdevParentDevice):
+            checks.refuse_offer(self.config, device.parent.name, MDEV.name)
+        else:
+            checks.refuse_kind(self.config, device.port, "vgpu")
+        match device:
+            case InstanceDevice(uuid=existing) | MdevParentDevice(uuid=str(existing)):
+                return self._adopted(tree, granted, existing)
+            case ProfileDevice(profile_id=profile):
+                parent = self._checked_parent(tree, granted, device, keys)
+            case MdevParentDevice(profile_id=str(profile)):
+                refuse_other_profile(granted, device.parent.read(profile), profile)
+                parent = device.parent.name
+            case _:
+                raise Denied("DeviceUnknown", f"{granted.device!r} is no longer a vGPU")
+        own = next(key.removeprefix(_PREFIX) for key in keys if key.startswith(_PREFIX))
+        yield Step("mdev", own, None, {"parent": parent, "type": profile})
+        return self._prepared(self.host.tree(), granted, own)
+
+    def _checked_parent(self, tree: Tree, granted: GrantedDevice, device: ProfileDevice, keys: Collection[str]) -> str:
+        """The function that was chosen for a vGPU; raises Denied where it must not be used."""
         parent = recorded_parent(tree, device, keys)
-        refuse_other_profile(granted, parent, device.profile_id)
+        refuse_other_profile(granted, read_parent(parent, device.profile_id), device.profile_id)
         if parent.physfn is not None:
             checks.refuse_group(tree, self.config, [parent])
         checks.refuse_in_use(tree, device.port, [parent] if parent.physfn is not None else [])
-        own = next(key.removeprefix(_PREFIX) for key in keys if key.startswith(_PREFIX))
-        yield Step("mdev", own, None, {"parent": str(parent.address), "type": device.profile_id})
-        return self._prepared(self.host.tree(), granted, own)
+        return str(parent.address)
 
     def observe(self, device: PreparedDevice) -> HealthState:
         tree = self.host.tree()
-        parent = problem_with_function(tree, device.functions[0])
-        if isinstance(parent, HealthState):
-            return parent
+        for function in device.functions:
+            parent = problem_with_function(tree, function)
+            if isinstance(parent, HealthState):
+                return parent
         folder = mdev_folder(tree, device.mdev_uuid or "")
         if folder is None:
             return HealthState("unhealthy", f"the mediated device {device.mdev_uuid} no longer exists")
@@ -80,18 +106,17 @@ class Mdev:
             )
         return HEALTHY
 
-    def _adopted(self, tree: Tree, granted: GrantedDevice, device: InstanceDevice) -> PreparedDevice:
+    def _adopted(self, tree: Tree, granted: GrantedDevice, existing: str) -> PreparedDevice:
         """If the admin asked for that, a vGPU that others made is used and left as it is (T8)."""
         if granted.device not in self.config.adopt:
             raise Denied(
                 "DeviceInUse",
-                f"the mediated device {device.uuid} was created by another program; `--adopt {granted.device}` "
-                "offers it",
+                f"the mediated device {existing} was created by another program; `--adopt {granted.device}` offers it",
                 retryable=True,
             )
-        folder = mdev_folder(tree, device.uuid)
-        refuse_open(tree, mdev_nodes(folder) if folder else (), f"the mediated device {device.uuid}", certain=True)
-        return self._prepared(tree, granted, device.uuid)
+        folder = mdev_folder(tree, existing)
+        refuse_open(tree, mdev_nodes(folder) if folder else (), f"the mediated device {existing}", certain=True)
+        return self._prepared(tree, granted, existing)
 
     def _prepared(self, tree: Tree, granted: GrantedDevice, own: str) -> PreparedDevice:
         folder = mdev_folder(tree, own)
@@ -99,17 +124,19 @@ class Mdev:
         if folder is None or group is None:
             raise Failed("VgpuMissing", f"the mediated device {own} has no IOMMU group, so no machine can use it")
         parent = _parent(folder)
+        functions = () if Address.parse(parent) is None else (parent,)
+        location = pci_location(host_changes.function(tree, parent)) if functions else {}
         return PreparedDevice(
             requests=granted.requests,
             pool=granted.pool,
             device=granted.device,
             binding=self.name,
-            functions=(parent,),
+            functions=functions,
             mdev_uuid=own,
             sysfsdev=f"bus/mdev/devices/{own}",
             nodes=(f"/dev/vfio/{group}",),
             attributes={
-                **pci_location(host_changes.function(tree, parent)),
+                **location,
                 "mdevUUID": own,
                 **({} if (kind := folder.link("mdev_type")) is None else {MDEV_TYPE: kind}),
             },
@@ -119,7 +146,7 @@ class Mdev:
 
 @dataclass(frozen=True, slots=True)
 class MdevKind:
-    """Steps of kind ``mdev``: the mediated device of a UUID, as ``{"parent": address, "type": id}``, or None."""
+    """Steps of kind ``mdev``: the mediated device of a UUID, as ``{"parent": its name, "type": id}``, or None."""
 
     host: Host
 
@@ -149,15 +176,22 @@ class MdevKind:
 
     def _create(self, target: str, value: Value, deadline: Deadline) -> None:
         parent, kind = str(value["parent"]), str(value["type"])
-        folder = host_changes.function(self.host.tree(), parent).folder
+        tree = self.host.tree()
+        if Address.parse(parent) is not None:
+            folder, path = host_changes.function(tree, parent).folder, f"bus/pci/devices/{parent}"
+        else:
+            other = find_mdev_parent(tree, parent)
+            if other is None:
+                raise Denied("DeviceGone", f"{parent} no longer exists", retryable=True)
+            folder, path = other.folder, f"class/mdev_bus/{other.name}"
         place = folder.folder("mdev_supported_types", kind) if is_name(kind) else None
         if place is None:
             raise Denied("DeviceGone", f"{parent} no longer offers {kind}", retryable=True)
         if not place.number("available_instances"):
             raise Denied("DeviceExhausted", f"{parent} has no room for {place.text('name') or kind}", retryable=True)
-        host_changes.write(self.host, f"bus/pci/devices/{parent}/mdev_supported_types/{kind}/create", target, deadline)
+        host_changes.write(self.host, f"{path}/mdev_supported_types/{kind}/create", target, deadline)
 
 
 def _parent(folder: Folder) -> str:
-    name = folder.path.rpartition("/")[0].rpartition("/")[2]
-    return name if Address.parse(name) is not None else ""
+    """The address or name of its parent: the folder around its own."""
+    return folder.path.rpartition("/")[0].rpartition("/")[2]

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from devalloc.inventory.locate import InstanceDevice, PortDevice, ProfileDevice, VfDevice, existing_vf
+from devalloc.inventory.locate import (
+    InstanceDevice,
+    MdevParentDevice,
+    PortDevice,
+    ProfileDevice,
+    VfDevice,
+    existing_vf,
+)
 from devalloc_node.binding.binding import Binding, BindingConfig, HealthState, Steps
 from devalloc_node.binding.checks import locate_device
 from devalloc_node.binding.drivers import HEALTHY, DriverKind, ResetKind, problem_with_function
@@ -55,7 +62,7 @@ class Bindings:
                 return Vfio(self.host, self.config, located=located)
             case VfDevice():
                 return Sriov(self.host, self.config, located=located.vf)
-            case InstanceDevice():
+            case InstanceDevice() | MdevParentDevice():
                 return Mdev(self.host, self.config, located=located)
             case ProfileDevice(parent=parent):
                 vendor_layout = parent.folder.folder("nvidia") and not parent.folder.folder("mdev_supported_types")
@@ -101,7 +108,7 @@ class AdminAccessBinding:
             device=granted.device,
             binding=self.name,
             functions=(address,) if address else (),
-            mdev_uuid=device.uuid if isinstance(device, InstanceDevice) else None,
+            mdev_uuid=device.uuid if isinstance(device, (InstanceDevice, MdevParentDevice)) else None,
             attributes=pci_location(function) if function is not None else {},
             admin=True,
             share=granted.share,

@@ -24,6 +24,7 @@ from devalloc_node.binding.vfio_handover import (
     function_key,
     function_keys,
     handover_steps,
+    rom_file,
     with_network,
 )
 from devalloc_node.deadline import Deadline
@@ -152,6 +153,7 @@ class Sriov:
         vf = device.vf
         checks.refuse_kind(self.config, device.port, "vf")
         wanted = wanted_settings(granted)
+        rom_file(granted)
         _refuse_settings(vf, wanted)
         function = vf.function
         checks.refuse_in_use(tree, device.port, [function] if function is not None else [])
@@ -165,6 +167,7 @@ class Sriov:
             tree = self.host.tree()
             function = _existing_function(tree, vf)
         checks.refuse_group(tree, self.config, [function])
+        checks.refuse_without_reset(self.config, function)
         mac = vlan = None
         if _has_settings(vf.pf):
             step = settings_step(self.host, vf, wanted)

@@ -19,6 +19,7 @@ from devalloc_node.binding.vfio_handover import (
     function_key,
     function_keys,
     handover_steps,
+    rom_file,
     with_network,
 )
 from devalloc_node.binding.vgpu_parents import part_keys
@@ -55,6 +56,8 @@ class Vfio:
         checks.refuse_in_use(tree, port, port.members)
         _refuse_parts(tree, port)
         checks.refuse_group(tree, self.config, port.members)
+        checks.refuse_without_reset(self.config, port.function)
+        rom_file(granted)
         functions = [port.function, *(member for member in port.members if member is not port.function)]
         mac = nic.mac_address(port.function) if nic.is_nic(port.function) else None  # unreadable once VFIO has it
         yield from handover_steps(tree, functions)

@@ -12,15 +12,18 @@ import os
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 
+from devalloc.api.decode import decode
+from devalloc.api.device_class import VfioConfig
 from devalloc.inventory.locate import group_members
 from devalloc.inventory.pci import BRIDGE, PciFunction
+from devalloc.inventory.resets import has_own_reset, reset_problem
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.binding import host_changes
 from devalloc_node.binding.drivers import state
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.host.boundary import Host
 from devalloc_node.host.files import is_name
-from devalloc_node.model.grant import GrantedDevice
+from devalloc_node.model.grant import Configs, GrantedDevice
 from devalloc_node.model.step import Attribute, PreparedDevice, Step
 
 GENERIC = "vfio-pci"
@@ -155,10 +158,13 @@ def handover_steps(tree: Tree, functions: Sequence[PciFunction]) -> Generator[St
     for steps in (apart, bound):
         for number, step in enumerate(steps, 1):
             yield replace(step, more=number < len(steps))
-    # A function beside the main one may have no reset of its own: it is reset with the slot.
-    for function in functions:
-        if function is functions[0] or "reset" in function.folder.names():
-            yield Step("reset", str(function.address), "clean", "used", noted=True)
+    # A function beside the main one may have no reset of its own: it is reset with the slot. The main one has none only
+    # if the admin allows that (``checks.refuse_without_reset``).
+    reset = [function for function in functions if has_own_reset(function)]
+    if functions[0] not in reset and reset_problem(functions[0]) is None:
+        reset.insert(0, functions[0])
+    for number, function in enumerate(reset, 1):
+        yield Step("reset", str(function.address), "clean", "used", more=number < len(reset))
 
 
 def describe_passed_through(host: Host, granted: GrantedDevice, functions: Sequence[PciFunction]) -> PreparedDevice:
@@ -177,6 +183,7 @@ def describe_passed_through(host: Host, granted: GrantedDevice, functions: Seque
         nodes=tuple(dict.fromkeys(f"/dev/vfio/{function.iommu_group}" for function in now)),
         attributes=pci_location(now[0]),
         share=granted.share,
+        rom_file=rom_file(granted),
     )
 
 
@@ -189,3 +196,29 @@ def with_network(device: PreparedDevice, mac: object, vlan: object = None) -> Pr
     if isinstance(vlan, int) and vlan:
         attributes[VLAN] = vlan
     return replace(device, attributes={**device.attributes, **attributes}) if attributes else device
+
+
+def rom_file(granted: GrantedDevice) -> str | None:
+    """The option ROM that a class asks for; of several the weightier one. Raises Denied ``ConfigInvalid``;
+    ``ConfigForbidden`` where a claim asks for one: it runs in the machine's firmware, and names a file of the host."""
+    if any(_rom_files(granted.claim_configs)):
+        raise Denied("ConfigForbidden", "a claim must not set romFile of a device; a class can")
+    return next(_rom_files(granted.class_configs), None)
+
+
+def _rom_files(configs: Configs) -> Iterator[str]:
+    for config in configs:
+        if config.get("kind") != "VfioConfig":
+            continue
+        decoded = decode(dict(config))
+        if not isinstance(decoded.object, VfioConfig):
+            problems = "; ".join(f"{problem.path}: {problem.message}" for problem in decoded.problems[:3])
+            raise Denied("ConfigInvalid", f"invalid VfioConfig: {problems}")
+        if decoded.object.spec.rom_file is not None:
+            yield decoded.object.spec.rom_file
+
+
+def refuse_rom_file(granted: GrantedDevice) -> None:
+    """Raises Denied ``ConfigUnsupported`` where a config asks for an option ROM of a vGPU, which has none."""
+    if rom_file(granted) is not None:
+        raise Denied("ConfigUnsupported", f"{granted.device} is not a PCI function of its own, so it takes no romFile")

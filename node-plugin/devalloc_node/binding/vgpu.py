@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from devalloc.inventory.device_users import device_node_paths
 from devalloc.inventory.locate import LocatedDevice, ProfileDevice
 from devalloc.inventory.pci import PciFunction
+from devalloc.inventory.vgpu import read_parent
 from devalloc_node.binding import checks, host_changes
 from devalloc_node.binding.binding import BindingConfig, HealthState, Steps
 from devalloc_node.binding.checks import locate_device_of_kind, own_nodes, refuse_open
 from devalloc_node.binding.drivers import HEALTHY, problem_with_function
-from devalloc_node.binding.vfio_handover import VGPU_TYPE, pci_location
+from devalloc_node.binding.vfio_handover import VGPU_TYPE, pci_location, refuse_rom_file
 from devalloc_node.binding.vgpu_parents import choose_parent, recorded_parent, refuse_other_profile
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
@@ -43,9 +44,10 @@ class Vgpu:
     def prepare(self, granted: GrantedDevice, keys: Collection[str], deadline: Deadline) -> Steps:
         tree = self.host.tree()
         device = locate_device_of_kind(tree, self.config, granted, ProfileDevice)
+        refuse_rom_file(granted)
         vf = recorded_parent(tree, device, keys)
         checks.refuse_kind(self.config, device.port, "vgpu")
-        refuse_other_profile(granted, vf, device.profile_id)
+        refuse_other_profile(granted, read_parent(vf, device.profile_id), device.profile_id)
         checks.refuse_group(tree, self.config, [vf])
         checks.refuse_in_use(tree, device.port, [vf])
         type_id = int(device.profile_id.removeprefix(_PREFIX))

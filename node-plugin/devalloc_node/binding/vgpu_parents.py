@@ -1,5 +1,5 @@
-"""Choose the function on which a vGPU is created: the one in its name, or another one of the port with room (T2); and
-check its profile against the one in a VgpuConfig.
+"""Choose the function on which a vGPU is created: the one in its name, or another one of the port with room (T2); or a
+place on another parent of mediated devices; and check its profile against the one in a VgpuConfig.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from devalloc.api.decode import decode
 from devalloc.api.device_class import VgpuConfig
 from devalloc.inventory import vgpu
-from devalloc.inventory.locate import ProfileDevice, existing_vfs
+from devalloc.inventory.locate import MdevParentDevice, ProfileDevice, existing_vfs
 from devalloc.inventory.pci import PciFunction
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.binding.vfio_handover import function_key
@@ -17,14 +17,13 @@ from devalloc_node.errors import Denied
 from devalloc_node.model.grant import GrantedDevice
 
 
-def refuse_other_profile(granted: GrantedDevice, function: PciFunction, profile_id: str) -> None:
-    """Raises Denied ``ConfigInvalid`` where a config asks for another profile than was allocated."""
+def refuse_other_profile(granted: GrantedDevice, parent: vgpu.VgpuParent | None, profile_id: str) -> None:
+    """Raises Denied ``ConfigInvalid`` where a config asks for another profile than was allocated, on that parent."""
     configs = [
         config for config in (*granted.class_configs, *granted.claim_configs) if config.get("kind") == "VgpuConfig"
     ]
     if not configs:
         return
-    parent = vgpu.read_parent(function, profile_id)
     names = {profile.name for profile in parent.profiles if profile.id == profile_id} if parent else set()
     for config in configs:
         wanted = decode(dict(config)).object
@@ -34,7 +33,7 @@ def refuse_other_profile(granted: GrantedDevice, function: PciFunction, profile_
 
 
 MAX_PARTS = 64
-"""vGPUs that a function without VFs can carry; more than any card has."""
+"""vGPUs that a function without VFs, or another parent, can carry; more than any card has."""
 
 
 def part_keys(function: PciFunction) -> list[str]:
@@ -60,6 +59,16 @@ def choose_parent(tree: Tree, device: ProfileDevice, held: Collection[str]) -> t
         reasons.append(f"{function.address} {why}")
     others = f" (the same holds for {len(reasons) - 1} other functions of the card)" if len(reasons) > 1 else ""
     raise Denied("DeviceExhausted", f"cannot create {device.profile_id}: {reasons[0]}{others}", retryable=True)
+
+
+def choose_place(device: MdevParentDevice, held: Collection[str]) -> str:
+    """The key for a place on a parent that is no PCI function. Raises Denied ``DeviceExhausted`` with the reason."""
+    offered, parent = device.parent.read(), device.parent.name
+    place = next((part for part in (f"part/{parent}/{n}" for n in range(MAX_PARTS)) if part not in held), None)
+    if place is not None and offered.available.get(device.profile_id or ""):
+        return place
+    why = "is held by other claims" if place is None else _no_room(offered)
+    raise Denied("DeviceExhausted", f"cannot create {device.profile_id}: {parent} {why}", retryable=True)
 
 
 def recorded_parent(tree: Tree, device: ProfileDevice, keys: Collection[str]) -> PciFunction:
@@ -89,7 +98,9 @@ def _why_not(device: ProfileDevice, parent: vgpu.VgpuParent | None, place: str |
         return "is held by another claim"
     if parent.holds_one and parent.live:
         return f"already carries a vGPU ({parent.live[0].profile_id or 'of unknown type'})"
-    if not parent.available.get(device.profile_id):
-        possible = ", ".join(profile.name for profile in parent.profiles if parent.available.get(profile.id))
-        return f"has no room for it; the driver would create {possible or 'nothing'}"
-    return None
+    return None if parent.available.get(device.profile_id) else _no_room(parent)
+
+
+def _no_room(parent: vgpu.VgpuParent) -> str:
+    possible = ", ".join(profile.name for profile in parent.profiles if parent.available.get(profile.id))
+    return f"has no room for it; the driver would create {possible or 'nothing'}"

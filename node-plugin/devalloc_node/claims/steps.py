@@ -111,7 +111,7 @@ class PrepareOptions:
     """The most claims that one pass of reconcile unprepares."""
     persistent_kinds: frozenset[str] = frozenset({"file"})
     """Kinds of steps that a reboot does not undo. None of them stands in the way of undoing another."""
-    cleaning: frozenset[str] = frozenset({"vf-settings"})
+    cleaning: frozenset[str] = frozenset({"vf-settings", "mdev", "vgpu"})
     """Kinds of steps which, where they cannot be undone, leave traces of an owner who has let go: the device is
     withheld."""
     outer: frozenset[str] = frozenset({ATTACHMENT})

@@ -10,12 +10,13 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from devalloc.inventory.pci import BarSizes
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
-from devalloc_node.machine import adoption, hotplug, pci, registry
+from devalloc_node.machine import adoption, hotplug, machine_files, pci, registry
 from devalloc_node.machine.lifecycle import MachineLifecycle
 from devalloc_node.machine.process import Process, open_nodes
 from devalloc_node.machine.records import PLUGS, MachineRecord, PluggedDevice, host_device_of
@@ -61,13 +62,17 @@ class AttachmentKind:
     def attachments(self, key: str, prepared: Prepared, deadline: Deadline) -> Sequence[tuple[str, Step]]:
         """A step for each device (``pool/device``) that puts it into the machine.
 
-        Raises Denied where they do not fit: ``NoFreePciSlot``, ``DeviceNotPluggable``, ``MemlockTooLow``.
+        Raises Denied where they do not fit: ``NoFreePciSlot``, ``DeviceNotPluggable``, ``MemlockTooLow``; or where an
+        option ROM of them may not be used: ``PathNotAllowed``, ``PathMissing``, ``RomInvalid``.
         """
         record, process = self._machines.running(key)
         steps = []
         for device in prepared.devices:
             name = pci.device_id(prepared.ref.uid, device.pool, device.device, device.share)
             pci.passthrough_device(name, device)
+            if device.rom_file is not None:
+                rom = machine_files.rom_file(device.rom_file, self._machines.config.rom_folders)
+                device = replace(device, rom_file=str(rom))
             step = Step(ATTACHMENT, f"{key}/{name}", None, value_of(device))
             steps.append((device.name, step))
         adoption.check_memlock(record.spec, self._machines.config, process)
@@ -210,6 +215,7 @@ class AttachmentKind:
 def value_of(device: PreparedDevice) -> dict[str, Any]:
     """A prepared device as the value of an attachment."""
     value: dict[str, Any] = {"functions": list(device.functions), "nodes": list(device.nodes)}
+    value |= {} if device.rom_file is None else {"romFile": device.rom_file}
     return value | ({} if device.sysfsdev is None else {"sysfsdev": device.sysfsdev})
 
 
@@ -220,8 +226,9 @@ def split(target: str) -> tuple[str, str]:
 
 
 def _device(name: str, value: Mapping[str, Any]) -> pci.PciDevice:
-    functions = tuple(value.get("functions", ()))
-    return pci.passthrough_device(name, PreparedDevice((), "", name, "vfio", functions, sysfsdev=value.get("sysfsdev")))
+    functions, rom_file = tuple(value.get("functions", ())), value.get("romFile")
+    prepared = PreparedDevice((), "", name, "vfio", functions, sysfsdev=value.get("sysfsdev"), rom_file=rom_file)
+    return pci.passthrough_device(name, prepared)
 
 
 def _owners(target: str, nodes: Sequence[str], recorded: Mapping[str, Any]) -> dict[str, list[int]]:

@@ -70,6 +70,8 @@ class MachineConfig:
     """User ids, one for each machine, where the plugin is root. None: QEMU runs as the plugin's own user."""
     visible: tuple[Path, ...] = ()
     """Folders that QEMU sees, as they are, beside what it needs by its nature."""
+    rom_folders: tuple[Path, ...] = ()
+    """Where the option ROMs of passed-through devices may lie, which QEMU sees too. Empty: none can be used."""
     cgroups: Path = Path("/sys/fs/cgroup")
     systemd: bool | None = None
     """Whether machines are services of systemd; None: where systemd runs this host."""
@@ -208,6 +210,32 @@ def _state(path: str) -> tuple[int, ...]:
     except ValueError:  # no path at all
         return ()
     return info.st_dev, info.st_ino, info.st_mode, info.st_uid, info.st_size, info.st_mtime_ns
+
+
+MAX_ROM_BYTES = 16 << 20
+"""More no BAR of an option ROM holds."""
+_ROM_SIGNATURE = b"\x55\xaa"
+
+
+def rom_file(path: str, folders: Sequence[Path]) -> Path:
+    """An option ROM without links in its path, which every user of the host may read: each QEMU has one of its own.
+
+    Raises Denied: ``PathNotAllowed``, ``PathMissing``, ``RomInvalid``.
+    """
+    allowed = [AllowedFolder(folder, "shared") for folder in folders]
+    real = resolve_allowed(path, allowed, "", "option ROM", option="--rom-folder")
+    try:
+        descriptor = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            info = os.fstat(descriptor)
+            head = file.read(len(_ROM_SIGNATURE)) if stat.S_ISREG(info.st_mode) else b""
+    except OSError as error:
+        raise Denied("RomInvalid", f"option ROM {path} cannot be read: {error.strerror}") from error
+    if head != _ROM_SIGNATURE or info.st_size > MAX_ROM_BYTES:
+        raise Denied("RomInvalid", f"{path} is not an option ROM of at most {MAX_ROM_BYTES >> 20} MiB (55 AA …)")
+    if not info.st_mode & stat.S_IROTH:
+        raise Denied("RomInvalid", f"option ROM {path} is not readable for all users: run `chmod o+r {path}`")
+    return real
 
 
 def boot_image(path: str, folders: Sequence[AllowedFolder], namespace: str, what: str) -> Path:

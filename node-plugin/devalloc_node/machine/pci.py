@@ -139,7 +139,9 @@ def passthrough_device(name: str, device: PreparedDevice) -> PciDevice:
         )
     if len(device.functions) > 8:
         raise Denied("DeviceNotPluggable", f"device {device.name} has more than 8 functions")
-    return PciDevice(checked_id(name), tuple({"driver": "vfio-pci", "host": address} for address in device.functions))
+    main, *others = ({"driver": "vfio-pci", "host": address} for address in device.functions)
+    rom = {} if device.rom_file is None else {"romfile": device.rom_file}
+    return PciDevice(checked_id(name), ({**main, **rom}, *others))
 
 
 @dataclass(frozen=True, slots=True)

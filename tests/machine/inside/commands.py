@@ -5,7 +5,7 @@ line is a file ``NAME.run`` in the folder that is given (a first word other than
 then a line with NAME comes through the pipe ``asked`` there. What the command says comes into ``NAME.out``, as it says
 it, and its exit status into ``NAME.rc`` when it has ended; a process that waits for that makes a pipe ``NAME.end`` and
 opens it to read. Nobody has to look again and again: each look is a process, and takes the CPU from what is waited for.
-``ready`` appears in the folder when the first can come.
+``ready`` appears in the folder when the first can come. ``NAME.pid`` contains the process.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ def _start(folder: Path, name: str) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         _run(line, folder / f"{name}.out")
     RUNNING[child] = name
+    (folder / f"{name}.pid").write_text(str(child))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
 
 

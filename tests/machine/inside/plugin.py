@@ -24,7 +24,7 @@ from snapshot import snapshot  # type: ignore[import-not-found]  # beside this f
 
 from devalloc.api import meta
 from devalloc.api.meta import UNAVAILABLE
-from devalloc.inventory import DeviceRecords
+from devalloc.inventory import DeviceRecords, InventoryConfig
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.claims.journal_content import prepared_content
 from devalloc_node.errors import Denied, NodeError
@@ -135,10 +135,11 @@ class Plugin:
         journal: Any = Gated(self._journal, "journal", JOURNAL_CHANGES, self._gate)
         return Node(settings, host, journal, ClaimSource(KIND, self._given, lambda namespace, name: None))
 
-    def allow(self, kinds: list[str], erase_policy: bool = False, max_vfs: int | None = None) -> Answer:
-        """Be as the admin wants it from now on."""
-        bindings = BindingConfig("guest", frozenset(kinds), max_vfs=max_vfs, erase_policy=erase_policy)
-        self._node = self._made(replace(self._settings, bindings=bindings))
+    def allow(self, kinds: list[str], **policy: Any) -> Answer:
+        """Be as the admin wants it from now on. ``policy``: fields of DevicePolicy."""
+        bindings = BindingConfig("guest", frozenset(kinds), **policy)
+        inventory = InventoryConfig(**policy)
+        self._node = self._made(replace(self._settings, bindings=bindings, inventory=inventory))
         return {}
 
     def disk(self, path: str) -> Answer:
@@ -224,8 +225,9 @@ class Plugin:
 
 
 def _granted(device: Mapping[str, Any]) -> GrantedDevice:
-    """``device``: ``card`` is the address of a card, ``name`` what of it is given; configs of class and claim."""
-    pool = f"guest-{device['card'].rpartition('.')[0].replace(':', '-')}"
+    """``device``: ``card`` is the address of a card, or ``pool`` the end of the pool's name; ``name`` what of it is
+    given; configs of class and claim."""
+    pool = f"guest-{device['pool'] if 'pool' in device else device['card'].rpartition('.')[0].replace(':', '-')}"
     of_class, of_claim = (tuple(_config(spec) for spec in device.get(which, ())) for which in ("class", "claim"))
     return GrantedDevice(
         ("0",), pool, device["name"], admin=bool(device.get("admin")), class_configs=of_class, claim_configs=of_claim

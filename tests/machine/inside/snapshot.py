@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 DEVICES = Path("/sys/bus/pci/devices")
+MDEVS = Path("/sys/bus/mdev/devices")
 FILES = (
     "driver_override",
     "sriov_numvfs",
@@ -27,7 +28,8 @@ def snapshot() -> dict[str, object]:
         for link in ("driver", "iommu_group"):
             facts[link] = os.readlink(device / link).rpartition("/")[2] if (device / link).is_symlink() else ""
         devices[device.name] = facts
-    return {"devices": devices, "interfaces": _interfaces(), "nodes": _nodes()}
+    mdevs = sorted(os.listdir(MDEVS)) if MDEVS.exists() else []
+    return {"devices": devices, "interfaces": _interfaces(), "nodes": _nodes(), "mdevs": mdevs}
 
 
 def _interfaces() -> dict[str, list[object]]:

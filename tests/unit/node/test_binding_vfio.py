@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from devalloc.device_kinds import ALLOWABLE
+from devalloc.inventory.locate import read_function
+from devalloc.inventory.pci import Address, PciFunction
+from devalloc.inventory.resets import has_own_reset
+from devalloc.inventory.sysfs import Tree
 from devalloc_node.binding.registry import step_kinds
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, Unknown
+from devalloc_node.machine import machine_files, pci
 from tests.support import pci_cards
-from tests.support.binding_runner import BindingRunner, pci_location, refusal
+from tests.support.binding_runner import BindingRunner, config, pci_location, refusal
 from tests.support.fake_host import FakeHost, LocalHost
 from tests.support.fake_tree import memory_folder
 
 GPU = "0000:01:00.0"
 AUDIO = "0000:01:00.1"
+L40S = "0000-26-00-4-nvidia-1148"
 GPU_DEVICE = "0000-01-00-0"
 
 
@@ -200,15 +208,77 @@ class TestVariants:
             assert refusal(host, GPU_DEVICE) == "DriverMissing"
 
 
+def function(host: FakeHost, address: str = GPU) -> PciFunction:
+    """A function as the host has it now."""
+    parsed = Address.parse(address)
+    read = read_function(Tree(host.root), parsed) if parsed is not None else None
+    assert read is not None
+    return read
+
+
 class TestReset:
     """Between owners (T7)."""
 
-    def test_it_happens_at_release_while_vfio_has_the_device(self, gpu: FakeHost) -> None:
+    def test_it_happens_before_and_after_each_owner_while_vfio_has_the_device(self, gpu: FakeHost) -> None:
         hand = BindingRunner.on(gpu)
         hand.prepare(GPU_DEVICE)
-        assert gpu.resets == []
+        assert gpu.resets == [GPU, AUDIO]
         hand.unprepare(GPU_DEVICE)
-        assert sorted(gpu.resets) == [GPU, AUDIO]
+        assert gpu.resets == [GPU, AUDIO, AUDIO, GPU]
+
+    @pytest.mark.parametrize("how", ["refused", "silent", "changed"])
+    def test_a_device_that_cannot_be_reset_has_no_next_owner(
+        self, gpu: FakeHost, monkeypatch: pytest.MonkeyPatch, how: str
+    ) -> None:
+        spec, path = gpu.functions[GPU].spec, gpu.path(GPU)
+
+        def reset(address: str) -> None:
+            if address == GPU:
+                gpu.config(path, replace(spec, device=0x1234) if how == "changed" else spec, gone=how == "silent")
+
+        if how == "refused":
+            gpu.stuck.add(GPU)
+        else:
+            monkeypatch.setattr(gpu, "reset", reset)
+        hand = BindingRunner.on(gpu)
+        with pytest.raises(Failed) as caught:
+            hand.prepare(GPU_DEVICE)
+        assert caught.value.code == "ResetFailed"
+        assert {"refused": "ENOTTY", "silent": "does not respond", "changed": "another vendor and device"}[
+            how
+        ] in caught.value.message
+        assert gpu.driver_of(GPU) == "vfio-pci", "no other driver gets it until it is clean"
+
+    def test_a_device_without_a_reset_is_refused_unless_the_admin_allows_it(self, host: FakeHost) -> None:
+        host.add(pci_cards.gpu(iommu_group=7, files={"reset_method": ""}))
+        assert refusal(host, GPU_DEVICE) == "NoReset"
+        hand = BindingRunner.on(host, allow_no_reset=True)
+        hand.prepare(GPU_DEVICE)
+        assert "reset" not in hand.kinds_of(GPU_DEVICE)
+        hand.unprepare(GPU_DEVICE)
+        assert (host.resets, host.driver_of(GPU)) == ([], "nvidia")
+
+    def test_a_reset_of_the_bus_counts_only_for_a_card_that_is_alone_on_it(self, host: FakeHost) -> None:
+        """Linux lists it for the function that it discovers first, and refuses it when the others are there."""
+        host.add(pci_cards.gpu(iommu_group=7, files={"reset_method": "bus"}))
+        assert has_own_reset(function(host))
+        host.add(pci_cards.gpu_audio(iommu_group=7, files={"reset_method": ""}))
+        assert not has_own_reset(function(host))
+        assert refusal(host, GPU_DEVICE) == "NoReset"
+        (bridge,) = pci_cards.ports_above(GPU)[-1:]
+        host.touch(host.path(bridge, "reset_subordinate"))
+        BindingRunner.on(host).prepare(GPU_DEVICE)
+        assert host.resets == [GPU, AUDIO]
+
+    def test_a_vf_without_a_reset_is_refused_too(self, host: FakeHost) -> None:
+        host.add(pci_cards.nic(vfs=7))
+        vf = next(address for address, function in host.functions.items() if function.pf)
+        host.remove(host.path(vf, "reset"))
+        host.remove(host.path(vf, "reset_method"))
+        before = host.snapshot()
+        with pytest.raises(Denied) as caught:
+            BindingRunner.on(host).prepare(vf.replace(":", "-").replace(".", "-"), "node-a-0000-41-00")
+        assert (caught.value.code, host.snapshot()) == ("NoReset", before)
 
     @pytest.mark.parametrize("how", ["refused", "impossible", "silent"])
     def test_a_device_that_cannot_be_reset_is_told_so(self, gpu: FakeHost, how: str) -> None:
@@ -233,7 +303,7 @@ class TestReset:
         hand = BindingRunner.on(host)
         hand.prepare(GPU_DEVICE)
         hand.unprepare(GPU_DEVICE)
-        assert host.resets == [GPU]
+        assert host.resets == [GPU, GPU]
 
 
 class TestResetOfTheSlot:
@@ -247,6 +317,8 @@ class TestResetOfTheSlot:
         host.touch(host.path(bridge, "reset_subordinate"))
         hand = BindingRunner.on(host)
         hand.prepare(GPU_DEVICE)
+        assert host.resets == [GPU, AUDIO]
+        host.resets.clear()
         return host, hand
 
     def test_the_bridge_above_does_it(self, released: tuple[FakeHost, BindingRunner]) -> None:
@@ -373,3 +445,65 @@ def test_an_unbind_that_blocks_is_neither_waited_for_nor_forgotten(gpu: FakeHost
     assert gpu.driver_of(GPU) == "vfio-pci"
     hand.unprepare(GPU_DEVICE)
     assert gpu.driver_of(GPU) == "nvidia"
+
+
+class TestOptionRom:
+    """``romFile`` of a VfioConfig: for classes only, and for functions only."""
+
+    ROM = config("VfioConfig", romFile="/roms/gpu.rom")
+
+    def test_the_main_function_gets_the_one_of_its_class(self, gpu: FakeHost) -> None:
+        hand = BindingRunner.on(gpu)
+        prepared = hand.prepare(GPU_DEVICE, class_configs=(config("VfioConfig"), self.ROM))
+        assert prepared.rom_file == "/roms/gpu.rom"
+        first, second = pci.passthrough_device("d", prepared).functions
+        assert (first["romfile"], "romfile" in second) == ("/roms/gpu.rom", False)
+        assert pci.passthrough_device("d", replace(prepared, rom_file=None)).functions[0].keys() == {"driver", "host"}
+
+    def test_a_claim_must_not_name_one(self, gpu: FakeHost) -> None:
+        before = gpu.snapshot()
+        with pytest.raises(Denied) as caught:
+            BindingRunner.on(gpu).prepare(GPU_DEVICE, claim_configs=(self.ROM,))
+        assert (caught.value.code, gpu.snapshot()) == ("ConfigForbidden", before)
+
+    @pytest.mark.parametrize(("device", "pool"), [("mtty-mtty-1", "node-a-mdev-mtty"), (L40S, "node-a-0000-26-00")])
+    def test_a_vgpu_has_none(self, host: FakeHost, device: str, pool: str) -> None:
+        host.vgpu.add_parent("mtty", pci_cards.MTTY)
+        host.add(pci_cards.l40s_vgpu_card(vfs=2))
+        with pytest.raises(Denied) as caught:
+            BindingRunner.on(host, allowed=frozenset(ALLOWABLE)).prepare(device, pool, class_configs=(self.ROM,))
+        assert caught.value.code == "ConfigUnsupported"
+
+    @pytest.mark.parametrize(
+        ("name", "content", "mode", "code"),
+        [
+            ("gpu.rom", b"\x55\xaa\x01", 0o644, None),
+            ("gpu.rom", b"\x7fELF", 0o644, "RomInvalid"),
+            ("gpu.rom", b"", 0o644, "RomInvalid"),
+            ("gpu.rom", b"\x55\xaa".ljust((16 << 20) + 1), 0o644, "RomInvalid"),
+            ("gpu.rom", b"\x55\xaa\x01", 0o600, "RomInvalid"),
+            ("other.rom", b"\x55\xaa\x01", 0o644, "PathMissing"),
+            ("../gpu.rom", b"\x55\xaa\x01", 0o644, "PathNotAllowed"),
+            ("link.rom", b"\x55\xaa\x01", 0o644, "PathNotAllowed"),
+            ("folder.rom", b"\x55\xaa\x01", 0o644, "RomInvalid"),
+            ("pipe.rom", b"\x55\xaa\x01", 0o644, "RomInvalid"),
+        ],
+    )
+    def test_the_file_must_be_one_in_an_allowed_folder(
+        self, tmp_path: Path, name: str, content: bytes, mode: int, code: str | None
+    ) -> None:
+        roms = tmp_path / "roms"
+        (roms / "folder.rom").mkdir(parents=True)
+        os.mkfifo(roms / "pipe.rom")
+        (tmp_path / "gpu.rom").write_bytes(content)
+        (roms / "link.rom").symlink_to(tmp_path / "gpu.rom")
+        (roms / "gpu.rom").write_bytes(content)
+        (roms / "gpu.rom").chmod(mode)
+        if code is None:
+            assert machine_files.rom_file(f"{roms}/{name}", [roms]) == roms / name
+            with pytest.raises(Denied, match="--rom-folder"):
+                machine_files.rom_file(f"{roms}/{name}", [])
+            return
+        with pytest.raises(Denied) as caught:
+            machine_files.rom_file(f"{roms}/{name}", [roms])
+        assert caught.value.code == code

@@ -342,3 +342,84 @@ def test_every_vf_of_the_card_can_be_asked_for(plain: FakeHost) -> None:
         except NodeError as error:
             raise AssertionError(f"{name}: {error}") from error
         hand.unprepare(name)
+
+
+class TestParentsThatAreNoCards:
+    """A driver's own parent, such as the kernel's sample ``mtty``; the machine tier has the real one."""
+
+    POOL = "node-a-mdev-mtty"
+    EVERYTHING = frozenset(ALLOWABLE)
+
+    @pytest.fixture
+    def mtty(self, folder: Path) -> FakeHost:
+        host = FakeHost(folder)
+        host.vgpu.add_parent("mtty", pci_cards.MTTY)
+        return host
+
+    def test_one_is_made_told_and_taken_back(self, mtty: FakeHost) -> None:
+        before = mtty.snapshot()
+        hand = BindingRunner.on(mtty, allowed=self.EVERYTHING)
+        prepared = hand.prepare("mtty-mtty-2", self.POOL)
+        uuid = prepared.mdev_uuid
+        assert uuid is not None
+        assert (mtty.vgpu.mdevs[uuid].parent, mtty.vgpu.mdevs[uuid].type.id) == ("mtty", "mtty-2")
+        assert (prepared.functions, prepared.sysfsdev) == ((), f"bus/mdev/devices/{uuid}")
+        group = (mtty.sys / "bus/mdev/devices" / uuid / "iommu_group").resolve().name
+        assert prepared.nodes == (f"/dev/vfio/{group}",)
+        assert prepared.attributes == {"mdevUUID": uuid}
+        assert hand.keys["mtty-mtty-2"] == ("part/mtty/0", f"mdev/{uuid}")
+        assert hand.bindings.observe(prepared).state == "healthy"
+        assert current_nodes(hand.host.tree(), prepared) == {*prepared.nodes}
+        hand.unprepare("mtty-mtty-2")
+        assert hand.bindings.observe(prepared).state == "unhealthy"
+        assert mtty.snapshot() == before
+
+    def test_as_many_as_its_driver_creates_and_no_more(self, mtty: FakeHost) -> None:
+        hand = BindingRunner.on(mtty, allowed=self.EVERYTHING)
+        for number in range(12):
+            hand.prepare(f"mtty-mtty-2-{number}" if number else "mtty-mtty-2", self.POOL)
+        with pytest.raises(Denied) as caught:
+            hand.prepare("mtty-mtty-1", self.POOL)
+        assert (caught.value.code, caught.value.retryable) == ("DeviceExhausted", True)
+        assert caught.value.message == (
+            "cannot create mtty-1: mtty has no room for it; the driver would create nothing"
+        )
+
+    def test_it_needs_the_admins_word(self, mtty: FakeHost) -> None:
+        refused = refusal(mtty, "mtty-mtty-1", self.POOL)
+        assert (refused.code, "devices of kind mdev" in refused.message) == ("KindNotAllowed", True)
+
+    def test_a_config_that_asks_for_another_type(self, mtty: FakeHost) -> None:
+        hand = BindingRunner.on(mtty, allowed=self.EVERYTHING)
+        with pytest.raises(Denied) as caught:
+            hand.prepare("mtty-mtty-1", self.POOL, class_configs=(config("VgpuConfig", profile="mtty-2"),))
+        assert caught.value.code == "ConfigInvalid"
+        hand.prepare("mtty-mtty-1", self.POOL, class_configs=(config("VgpuConfig", profile="Single port serial"),))
+
+    def test_one_that_others_made_is_used_only_if_the_admin_names_it(self, mtty: FakeHost) -> None:
+        uuid = "5b0f3f4e-8d0c-4e43-9d0e-6f1d1a1d7c55"
+        mtty.vgpu.create("mtty", "mtty-1", uuid)
+        before = mtty.snapshot()
+        assert refusal(mtty, f"mdev-{uuid}", self.POOL, allowed=self.EVERYTHING).code == "DeviceInUse"
+        hand = BindingRunner.on(mtty, allowed=self.EVERYTHING, adopt=frozenset({f"mdev-{uuid}"}))
+        assert hand.prepare(f"mdev-{uuid}", self.POOL).mdev_uuid == uuid
+        hand.unprepare(f"mdev-{uuid}")
+        assert mtty.snapshot() == before
+
+    def test_not_while_a_machine_has_it(self, mtty: FakeHost) -> None:
+        hand = BindingRunner.on(mtty, allowed=self.EVERYTHING)
+        mtty.process(4711, opens=hand.prepare("mtty-mtty-1", self.POOL).nodes)
+        with pytest.raises(Denied, match="qemu-system-x86 4711"):
+            hand.unprepare("mtty-mtty-1")
+        mtty.end_process(4711)
+        hand.unprepare("mtty-mtty-1")
+
+    def test_a_parent_whose_driver_went_is_gone(self, mtty: FakeHost) -> None:
+        mtty.remove("class/mdev_bus/mtty")
+        refused = refusal(mtty, "mtty-mtty-1", self.POOL, allowed=self.EVERYTHING)
+        assert (refused.code, refused.retryable) == ("DeviceGone", True)
+        with pytest.raises(Denied) as caught:
+            step_kinds(BindingRunner.on(mtty).host)["mdev"].apply(
+                "5b0f3f4e-8d0c-4e43-9d0e-6f1d1a1d7c55", {"parent": "mtty", "type": "mtty-1"}, Deadline.after(5)
+            )
+        assert caught.value.code == "DeviceGone"
