@@ -1,7 +1,7 @@
 """Peers' bounds of a machine: the annotation ``autoscaling.neon.tech/bounds``, and what is reasonable.
 
 The annotation is ``{"min": {"cpu": "250m", "mem": "1Gi"}, "max": {"cpu": 4, "mem": "16Gi"}}``. All four amounts are
-required; every problem is told with its path, never only the first.
+required; all problems are reported, with their paths.
 """
 
 from __future__ import annotations

@@ -70,9 +70,9 @@ def test_other_addresses_are_cut_off_and_the_port_of_nodes_still_wants_its_token
         stranger.ask("web-x7k2p", 2, "2Gi")
     text = bench.server.metrics.text().decode()
     assert 'devalloc_permit_connections_refused_total{reason="address"} 1.0' in text
-    with closing(bench.client()) as nobody:
-        assert nobody.post(b"{}")[0] == 401
-        assert nobody.post(b"{}", Authorization=f"Bearer {TOKEN}")[0] == 400
+    with closing(bench.client()) as anyone:
+        assert anyone.post(b"{}")[0] == 401
+        assert anyone.post(b"{}", Authorization=f"Bearer {TOKEN}")[0] == 400
 
 
 def test_requests_there_are_as_bounded_as_those_of_nodes(bench: PermitBench) -> None:

@@ -88,9 +88,12 @@ def install(cluster: Cluster) -> None:
 
 def remove(cluster: Cluster) -> None:
     """Its machines, their pods, and the CRD."""
-    for path in (MACHINES, PODS):
+    everywhere = (path.replace("/namespaces/default", "") for path in (MACHINES, PODS))
+    for path in everywhere:
         for obj in cluster.get(path).content.get("items", []):
-            cluster.delete(f"{path}/{obj['metadata']['name']}?gracePeriodSeconds=0")
+            space, name = obj["metadata"]["namespace"], obj["metadata"]["name"]
+            folder, _, plural = path.rpartition("/")
+            cluster.delete(f"{folder}/namespaces/{space}/{plural}/{name}?gracePeriodSeconds=0")
     cluster.delete(f"{CRDS}/{_NAME}")
 
 
@@ -99,7 +102,7 @@ def vm(name: str, cpus: tuple[str, str, str], slots: tuple[int, int, int], **met
     return {
         "apiVersion": f"{GROUP}/{VERSION}",
         "kind": "VirtualMachine",
-        "metadata": {"name": name, "namespace": "default", "labels": SCALED, **metadata},
+        "metadata": {"name": name, "labels": SCALED, **metadata},
         "spec": {
             "schedulerName": "autoscale-scheduler",
             "guest": {
@@ -118,10 +121,19 @@ class NeonVms:
 
     cluster: Cluster
     node: str
+    namespace: str = "default"
+
+    @property
+    def machines(self) -> str:
+        return MACHINES.replace("/default/", f"/{self.namespace}/")
+
+    @property
+    def pods(self) -> str:
+        return PODS.replace("/default/", f"/{self.namespace}/")
 
     def start(self, machine: Object, pod: str) -> None:
         """The machine, with the pod that runs it."""
-        answer = self.cluster.create(MACHINES, machine)
+        answer = self.cluster.create(self.machines, machine)
         assert answer.ok, answer.message
         self.run(answer.content, pod)
 
@@ -151,28 +163,28 @@ class NeonVms:
                 "enableServiceLinks": False,
             },
         }
-        self.cluster.create("/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "default"}})
-        answer = self.cluster.create(PODS, body)
+        self.cluster.create(self.pods.replace("/pods", "/serviceaccounts"), {"metadata": {"name": "default"}})
+        answer = self.cluster.create(self.pods, body)
         assert answer.ok, answer.message
         running = {**answer.content, "status": {"phase": "Running", "podIP": "10.77.0.5"}}
-        answer = self.cluster.replace(f"{PODS}/{name}/status", running)
+        answer = self.cluster.replace(f"{self.pods}/{name}/status", running)
         assert answer.ok, answer.message
 
     def settle(self, name: str, **status: str) -> None:
         """QEMU has what the spec asks for."""
 
         def written() -> bool:
-            machine = self.cluster.get(f"{MACHINES}/{name}").content
+            machine = self.cluster.get(f"{self.machines}/{name}").content
             guest = machine["spec"]["guest"]
             size = f"{guest['memorySlots']['use']}Gi"
             has = {"cpus": guest["cpus"]["use"], "memorySize": size, "phase": "Running", "node": self.node}
             machine["status"] = {**machine.get("status", {}), **has, **status}
-            return self.cluster.replace(f"{MACHINES}/{name}/status", machine).ok
+            return self.cluster.replace(f"{self.machines}/{name}/status", machine).ok
 
         until(written, f"the status of {name} is written")
 
     def get(self, name: str) -> Object:
-        return dict(self.cluster.get(f"{MACHINES}/{name}").content)
+        return dict(self.cluster.get(f"{self.machines}/{name}").content)
 
 
 class AgentError(Exception):
@@ -218,7 +230,7 @@ class ScriptedAgent:
         permit = json.loads(body)["permit"]
         granted = milli(permit["vCPUs"]), Quantity.parse(permit["mem"]).nano // NANO // GIB
         used = self.using
-        if not all(have <= got <= asked for have, got, asked in zip(used, granted, (cpu, gib), strict=True)):
+        if not all(have <= got <= most for have, got, most in zip(used, granted, (cpu, gib), strict=True)):
             raise AgentError(f"{permit} of {message['resources']} with {used} in use")
         self.last_permit = permit
         return granted
@@ -231,7 +243,7 @@ class ScriptedAgent:
         ]
         cluster = self.vms.cluster
         headers = {"Authorization": f"Bearer {cluster.token}", "Content-Type": "application/json-patch+json"}
-        url = f"{cluster.url}{MACHINES}/{self.machine}"
+        url = f"{cluster.url}{self.vms.machines}/{self.machine}"
         request = urllib.request.Request(url, json.dumps(operations).encode(), headers, method="PATCH")
         with urllib.request.urlopen(request, timeout=60, context=ssl._create_unverified_context()) as answer:
             assert answer.status == 200

@@ -124,7 +124,7 @@ def _permit(annotations: Mapping[str, Any], pod: str, info: VmInfo) -> tuple[Res
 
 
 def _use(info: VmInfo, status: Mapping[str, Any], annotations: Mapping[str, Any]) -> Resources:
-    """What it has or is told to have, whichever is more."""
+    """What it has or its spec asks for, whichever is more."""
     observed = read_amounts({"cpus": status.get("cpus"), "memory": status.get("memorySize")}, info.max)
     return info.using.most(observed).most(read_usage(annotations.get(USAGE), info.max))
 

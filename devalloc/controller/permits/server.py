@@ -284,20 +284,20 @@ class PermitServer:
             try:
                 self._loop = asyncio.get_running_loop()
                 address = await door.listen(s.host, s.port, s.tls)
-                beside = [
+                extra = [
                     None if place is None else await self._listen_beside(place, tasks)
                     for place in (
                         None
                         if s.dump_port is None
-                        else _Beside(dump, s.host, s.dump_port, s.tls, "the permit ledgers", "--permits-dump-port"),
+                        else _ExtraPort(dump, s.host, s.dump_port, s.tls, "the permit ledgers", "--permits-dump-port"),
                         None
                         if s.plain is None
-                        else _Beside(
+                        else _ExtraPort(
                             plain, s.plain.host, s.plain.port, None, "permits by plain HTTP", "--neon-permits"
                         ),
                     )
                 ]
-                self._on_ready(ServerAddresses(address, *beside))
+                self._on_ready(ServerAddresses(address, *extra))
                 log.info("serving permits at %s:%d", *address)
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -315,7 +315,7 @@ class PermitServer:
                     with suppress(StoreError):
                         await self.usage.save(decider.run_in_writer)
 
-    async def _listen_beside(self, place: _Beside, tasks: list[asyncio.Task[None]]) -> tuple[str, int] | None:
+    async def _listen_beside(self, place: _ExtraPort, tasks: list[asyncio.Task[None]]) -> tuple[str, int] | None:
         """Where it listens; None if it cannot yet. Machines do not wait for that: a busy port is logged once, and
         tried again."""
         try:
@@ -450,7 +450,7 @@ def _watch(store: Store, decider: PermitDecider, over: threading.Event, tell: Ca
 
 
 @dataclass(frozen=True, slots=True)
-class _Beside:
+class _ExtraPort:
     """A port beside that for requests of nodes."""
 
     door: HttpServer
@@ -463,7 +463,7 @@ class _Beside:
     """What sets the port."""
 
 
-async def _keep_trying(place: _Beside) -> None:
+async def _keep_trying(place: _ExtraPort) -> None:
     while True:
         await asyncio.sleep(DUMP_RETRY_SECONDS)
         with suppress(OSError):

@@ -134,7 +134,7 @@ def test_a_request_that_only_repeats_the_last_one_changes_nothing_in_the_report(
             return await answer(last, target, metrics)
 
         slow.ask = ask  # type: ignore[method-assign]
-        reasons, asked = set(), 0
+        reasons, count = set(), 0
         async with _scaling(slow) as scaler:
             await asyncio.sleep(60.0)
             before = slow.did.count("ask")
@@ -144,11 +144,11 @@ def test_a_request_that_only_repeats_the_last_one_changes_nothing_in_the_report(
                 assert report is not None
                 assert report.reason is not None
                 reasons.add(f"{report.reason.code} {report.reason.message} {report.permitted} {report.wanted}")
-            asked = slow.did.count("ask") - before
-        return reasons, asked
+            count = slow.did.count("ask") - before
+        return reasons, count
 
-    reasons, asked = run(main(), sockets=False)
-    assert asked >= 5
+    reasons, count = run(main(), sockets=False)
+    assert count >= 5
     assert len(reasons) == 1, reasons
 
 

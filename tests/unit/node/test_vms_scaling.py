@@ -288,13 +288,13 @@ def test_a_permit_that_a_server_wrote_itself_stays_the_servers(world: World) -> 
 def test_the_agent_learns_by_which_pod_others_know_the_machine(world: World) -> None:
     assert world.scalers.by_key[KEY].runner_pod == ""
     before = world.scalers.by_key[KEY].identity
-    for name, known in (("web-x7k2p", "web-x7k2p"), ("elsewhere/web-x7k2p", "")):
+    for name, pod in (("web-x7k2p", "web-x7k2p"), ("elsewhere/web-x7k2p", "")):
         old = world.store.get("VirtualMachine", "default", "web")
         world.store.replace_status({**old, "status": {**old["status"], "runnerPod": name}})
         world.round()
-        assert world.scalers.by_key[KEY].runner_pod == known
+        assert world.scalers.by_key[KEY].runner_pod == pod
         assert world.status()["runnerPod"] == name, "another process writes it"
-        assert (world.scalers.by_key[KEY].identity == before) is (known == "")
+        assert (world.scalers.by_key[KEY].identity == before) is (pod == "")
 
 
 @pytest.mark.parametrize(

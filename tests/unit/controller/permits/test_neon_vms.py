@@ -36,8 +36,8 @@ TEN = Host(amounts(10_000, 10))
 
 def neon_vm(status: Object = RUNS, *, version: int = 1, **metadata: dict[str, str]) -> Object:
     obj = vm("vm1", ("250m", "4", "1"), (1, 8, 2), **metadata)
-    stored = {"uid": "u-1", "resourceVersion": str(version), "creationTimestamp": "2026-11-27T10:00:00Z"}
-    return {**obj, "metadata": {**obj["metadata"], **stored}, "status": status}
+    stored = {"namespace": "default", "uid": "u-1", "creationTimestamp": "2026-11-27T10:00:00Z"}
+    return {**obj, "metadata": {**obj["metadata"], **stored, "resourceVersion": str(version)}, "status": status}
 
 
 def state(obj: Object) -> VmState:
@@ -123,10 +123,10 @@ def written(obj: Object, permit: Resources | None, previous: Resources = Resourc
 
 
 @given(st.integers(1, 10**6), st.integers(1, 2**45), st.integers(1, 10**6), st.integers(1, 2**45))
-def test_a_permit_is_read_back_as_it_was_written(cpu: int, memory: int, kept_cpu: int, kept_memory: int) -> None:
-    permit, kept = Resources(cpu, memory), Resources(kept_cpu, kept_memory)
-    record = state(written(neon_vm(), permit, kept))
-    assert (record.permit, record.previous) == (permit, kept)
+def test_a_permit_is_read_back_as_it_was_written(cpu: int, memory: int, old_cpu: int, old_memory: int) -> None:
+    permit, before = Resources(cpu, memory), Resources(old_cpu, old_memory)
+    record = state(written(neon_vm(), permit, before))
+    assert (record.permit, record.previous) == (permit, before)
     record = state(written(neon_vm(), permit))
     assert (record.permit, record.previous) == (permit, Resources(0, 0))
 
@@ -170,7 +170,7 @@ def book_of(*objects: Object) -> PermitLedgers:
     return book
 
 
-def asked(book: PermitLedgers, pod: str, cpu: int, gib: int, **more: Any) -> WireResources:
+def permitted(book: PermitLedgers, pod: str, cpu: int, gib: int, **more: Any) -> WireResources:
     """What a pod is permitted, written down."""
     body = {
         "protoVersion": 7,
@@ -196,12 +196,12 @@ def test_a_node_gives_no_more_than_it_has_to_machines_of_both_kinds() -> None:
     own["metadata"] |= {"uid": "u-2", "resourceVersion": "1"}
     book = book_of(own, neon_vm())
     assert book.nodes["node-a"].counted == amounts(3000, 5)
-    assert asked(book, "vm1-x7k2p", 20_000, 20) == WireResources(8000, 7 * GIB)
-    assert asked(book, "web-pod", 20_000, 20) == WireResources(2000, 3 * GIB)
+    assert permitted(book, "vm1-x7k2p", 20_000, 20) == WireResources(8000, 7 * GIB)
+    assert permitted(book, "web-pod", 20_000, 20) == WireResources(2000, 3 * GIB)
     assert book.records["default", "vm.neon.tech/vm1"].permit == amounts(8000, 7)
     # What its agent gives back counts until it was read back.
-    assert asked(book, "vm1-x7k2p", 1000, 2) == WireResources(1000, 2 * GIB)
-    assert asked(book, "web-pod", 9000, 8) == WireResources(9000, 8 * GIB)
+    assert permitted(book, "vm1-x7k2p", 1000, 2) == WireResources(1000, 2 * GIB)
+    assert permitted(book, "web-pod", 9000, 8) == WireResources(9000, 8 * GIB)
 
 
 def test_it_is_known_by_its_pod_only() -> None:
@@ -218,7 +218,7 @@ def test_a_full_node_asks_nobody_to_migrate_it() -> None:
     """Its migrations are NeonVM's: no condition is written on it."""
     always = {**SCALED, "autoscaling.neon.tech/testing-only-always-migrate": "true"}
     book = book_of(neon_vm(labels={**always, "autoscaling.neon.tech/auto-migration-enabled": "true"}))
-    asked(book, "vm1-x7k2p", 20_000, 20)
+    permitted(book, "vm1-x7k2p", 20_000, 20)
     draft = PermitTransaction(book, "s-1", "now")
     body = {
         "protoVersion": 7,
