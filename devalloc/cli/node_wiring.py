@@ -297,6 +297,7 @@ def store_permits(
         shown_to_all=scaling.has_own_token,
         era=scaling.compat or Settings.era,
         unit=scaling.unit,
+        **vars(scaling.server.arithmetic),
     )
     backoff = Backoff(LISTEN_SECONDS, MAX_LISTEN_SECONDS)
 

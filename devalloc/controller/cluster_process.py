@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 
 from aiohttp import web
 
+from devalloc.api.kinds import ALLOCATABLE_KINDS
 from devalloc.api.meta import LABELS_NODES
 from devalloc.api.views import ClaimView
 from devalloc.controller import http_endpoints
@@ -28,12 +29,14 @@ from devalloc.controller.metrics import TYPE, ControllerMetrics
 from devalloc.controller.overview.cache import OverviewCache
 from devalloc.controller.permits.leader_server import LeaderPermitServer, PermitListenAddress
 from devalloc.controller.permits.leadership import ProcessLeadership
+from devalloc.controller.permits.neon_vms import NEON_MACHINES
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator, DeviceClaimRound
 from devalloc.controller.reconcile.events import EventRecorder, events_of_write, node_events
 from devalloc.controller.reconcile.loop import AllocatorSettings, ReconcileLoop
 from devalloc.controller.reconcile.resource_claims import ResourceClaimAllocator
 from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimRound as ResourceRound
 from devalloc.controller.reconcile.resource_claims.cluster_state import RESOURCES
+from devalloc.controller.runner_pods import RUNNER_PODS, RunnerPods
 from devalloc.controller.usage import UsageAccountant
 from devalloc.controller.usage.report import GROUPINGS, grouped, parse_month, read_report, report_json
 from devalloc.net.http_server import JSON, HttpResponse
@@ -77,6 +80,8 @@ class ClusterSettings:
     """Metrics need no token."""
     permits: PermitListenAddress | None = None
     """Where nodes ask for permits of the one that leads; None: nowhere."""
+    neon: bool = False
+    """Machines of NeonVM and runner pods are read as well, where the cluster has them."""
 
 
 class ObjectClient:
@@ -114,11 +119,11 @@ class ClusterProcess:
         on_round: Callable[[DeviceClaimRound], None] = lambda done: None,
         on_resource_round: Callable[[ResourceRound], None] = lambda done: None,
         on_listening: Callable[[tuple[str, int]], None] = lambda address: None,
-        on_permits: Callable[[str], None] = lambda url: None,
+        on_permits: Callable[[str, str | None], None] = lambda url, plain: None,
     ) -> None:
         """``pages``: more of them, by path, of this process and a store that is for what is only shown: whether it can
         be read says nothing of how this process is. They read stores from threads and ask who may see them.
-        ``on_permits``: told where nodes ask for permits from now on."""
+        ``on_permits``: told where nodes ask for permits from now on, and where agents do by plain HTTP."""
         self._settings = settings
         self._client = client
         self._on_round = on_round
@@ -138,12 +143,20 @@ class ClusterProcess:
         )
         if settings.allocate.labels_nodes:
             self.lease.inherited = (LABELS_NODES,)
-        self.store = KubernetesStore(client, namespace=settings.namespace, may_write=lambda: self.lease.is_valid)
+        counts_neon = settings.neon and settings.permits is not None
+        self.store = KubernetesStore(
+            client,
+            namespace=settings.namespace,
+            resources=(NEON_MACHINES,) if counts_neon else (),
+            may_write=lambda: self.lease.is_valid,
+        )
         self._shown = KubernetesStore(client, namespace=settings.namespace)
         self._resource_store = KubernetesStore(
             client, namespace=settings.namespace, resources=RESOURCES, may_write=lambda: self.lease.is_valid
         )
         """Apart from the other, so that DeviceClaims are answered also if these kinds cannot be read."""
+        self._pod_store = KubernetesStore(client, namespace=settings.namespace, resources=(RUNNER_PODS,))
+        """The same for runner pods."""
         self.recorder = EventRecorder(client, settings.instance)
         self.monitor = FleetMonitor(
             OverviewCache(self.store, self._shown).latest,
@@ -168,7 +181,13 @@ class ClusterProcess:
             wrote=self._wrote,
             heard=lambda before, after: self.recorder.record(node_events(before, after)),
         )
-        self.controller = LeaderElection(self.lease, self.store, self._loops, on_state=on_state)
+        self.controller = LeaderElection(
+            self.lease,
+            self.store,
+            self._loops,
+            on_state=on_state,
+            fenced_kinds=(*ALLOCATABLE_KINDS, *((NEON_MACHINES.store_kind,) if counts_neon else ())),
+        )
         self._site: HttpSite | None = None
         if settings.listen is not None:
             access = ClusterAuthorizer(client.create, audience=settings.audience)
@@ -217,6 +236,7 @@ class ClusterProcess:
         """End all watches. ``run`` does so, unless it raises: then the process ends, and they with it."""
         self._shown.close()
         self._resource_store.close()
+        self._pod_store.close()
         self.store.close()
 
     def _is_answering(self) -> bool:
@@ -270,6 +290,8 @@ class ClusterProcess:
                 on_serving=self._on_permits,
             )
             loops["permits"] = self._permits.run
+        if self._settings.neon:
+            loops["runner-pods"] = RunnerPods(self._pod_store).run
         return loops
 
     def _aside(self, loop: Loop, over: threading.Event) -> None:

@@ -143,7 +143,8 @@ def get_or_none(client: Client, path: str, **params: str) -> Object | None:
 
 def _installed_kinds() -> Iterator[tuple[str, str, bool]]:
     """API version and kind of everything that can be installed, and whether it is namespaced; last created first."""
-    every = render_manifests(InstallOptions(version="any", service_monitor=True, resource_claims=True, permits=True))
+    options = InstallOptions(version="any", service_monitor=True, resource_claims=True, permits=True, neon=True)
+    every = render_manifests(options)
     kinds = {(one["apiVersion"], one["kind"]): "namespace" in one["metadata"] for one in every}
     yield from ((*key, namespaced) for key, namespaced in reversed(kinds.items()))
 

@@ -100,6 +100,7 @@ def _conditional_objects() -> Iterator[tuple[str, Object]]:
         (f"and .Values.serviceMonitor ({_CONTROLLED})", replace(plain, service_monitor=True)),
         ('and .Values.resourceClaims (eq .Values.publish "both")', replace(plain, resource_claims=True)),
         (f"and .Values.permits ({_CONTROLLED})", replace(plain, permits=True)),
+        (f"and .Values.neon ({_CONTROLLED})", replace(plain, neon=True)),
     ):
         for path, one in _objects(more).items():
             if path not in marked["both"]:
@@ -133,6 +134,7 @@ def _with_marks(one: Object) -> Object:
         one["spec"]["replicas"] = "<<.Values.controller.replicas>>"
         container["args"].append('<<if and .Values.resourceClaims (eq .Values.publish "both"): --resource-claims>>')
         container["args"].append(f"<<if .Values.permits: {PERMITS}>>")
+        container["args"].append("<<if .Values.neon: --neon>>")
     container["args"].append(f"<<range .Values.{name}.args>>")
     for place, values in ((pod, ("nodeSelector", "tolerations")), (container, ("resources",))):
         for value in values:
@@ -207,6 +209,8 @@ crds: true
 resourceClaims: false
 # Run the permit server for machines that scale (`devalloc node --scaling`), at port 10299 of the controller's pods.
 permits: false
+# The controller reads NeonVM's machines (vm.neon.tech) and their pods; with permits they count, and get permits.
+neon: false
 # Create a ServiceMonitor for the Prometheus operator.
 serviceMonitor: false
 # Let everyone who may edit a namespace also create VirtualMachines there, which run QEMU on a node. Otherwise the
@@ -247,6 +251,7 @@ def _schema() -> Object:
         crds=truth,
         resourceClaims=truth,
         permits=truth,
+        neon=truth,
         serviceMonitor=truth,
         machinesInEdit=truth,
         image=named(prefix=text, tag=text, pullSecrets={"type": "array"}),

@@ -151,6 +151,8 @@ class InstallOptions:
     """Let the controller also allocate labelled ResourceClaims, from nodes that are set aside by their label."""
     permits: bool = False
     """Run the permit server in the controller."""
+    neon: bool = False
+    """Let the controller read NeonVM's machines and runner pods, and with ``permits`` grant permits to them."""
     machines_in_edit: bool = False
     """Let everyone who may edit a namespace also create machines there."""
     workers_only: bool = False
@@ -185,9 +187,12 @@ def render_manifests(options: InstallOptions, only: Iterable[str] = ()) -> list[
         objects += _labelled(load_documents(deploy / "overlays" / "service-monitor" / "monitor.yaml"))
     if options.publish == "slices" and options.permits:
         raise ValueError("with publish slices there is no controller to run the permit server")
+    if options.publish == "slices" and options.neon:
+        raise ValueError("with publish slices there is no controller to read NeonVM's machines")
     for wanted_too, folder, argument in (
         (options.resource_claims, "resourceclaims", "--resource-claims"),
         (options.permits, "permits", PERMITS),
+        (options.neon, "neon", "--neon"),
     ):
         if wanted_too:
             objects += _labelled(render_folder(deploy / folder))

@@ -182,6 +182,7 @@ def _objects_to_remove(client: Client, namespace: str) -> Iterator[Object]:
             service_monitor=publish != "slices",
             resource_claims=publish == "both",
             permits=publish != "slices",
+            neon=publish != "slices",
         )
         by_name |= {object_path(one): one for one in reversed(render_manifests(options))}
     for path, one in by_name.items():

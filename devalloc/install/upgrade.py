@@ -106,6 +106,7 @@ def _options_of(running: Sequence[Object]) -> dict[str, Any]:
                 options["kubelet_dir"] = argument.partition("=")[2]
     arguments = pods.get("devalloc-controller", {}).get("args", ())
     options["resource_claims"] = "--resource-claims" in arguments
+    options["neon"] = "--neon" in arguments
     options["permits"] = any(argument.startswith("--permits") for argument in arguments)
     return options
 

@@ -12,9 +12,9 @@ import logging
 import resource
 import select
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import cast
 
 from aiohttp import ClientError, web
@@ -47,6 +47,18 @@ class HttpResponse:
 
 
 RequestHandler = Callable[[web.BaseRequest], Awaitable[HttpResponse]]
+Network = IPv4Network | IPv6Network
+
+
+def is_within(address: str, networks: Sequence[Network]) -> bool:
+    """Whether a client's address is in one of the networks. An IPv4 address counts also if IPv6 spells it."""
+    try:
+        client = ip_address(address)
+    except ValueError:
+        return False
+    if isinstance(client, IPv6Address) and client.ipv4_mapped is not None:
+        client = client.ipv4_mapped
+    return any(client.version == network.version and client in network for network in networks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +81,19 @@ class HttpServer:
         token: str | None = None,
         for_people: bool = False,
         refused: Callable[[str], None] = lambda reason: None,
+        networks: Sequence[Network] | None = None,
+        plain_http: Callable[[str], None] = lambda address: None,
     ) -> None:
         """``for_people``: it is for people of this host, one of whom may have a browser, so that only requests that
         name this host are answered. ``refused`` is called for each connection that is cut, with the reason as a
-        word."""
+        word. ``networks``: connections from other addresses are cut before a byte is read; None: all may connect.
+        ``plain_http`` is called with the address of a client that speaks plain HTTP where TLS is served."""
         self.bounds = bounds
         self.open: dict[_ConnectionGuard, None] = {}
         """From the one that has been idle for longest."""
         self.refused = refused
+        self.networks = networks
+        self.plain_http = plain_http
         self._respond = respond
         self._is_local = for_people
         self._token = None if token is None else token.encode()
@@ -206,6 +223,12 @@ def is_disconnected(request: web.BaseRequest) -> bool:
     return bool(poll.poll(0))
 
 
+def _peer(transport: asyncio.BaseTransport) -> str:
+    """The client's address; empty if it has gone."""
+    peer = transport.get_extra_info("peername")
+    return str(peer[0]) if isinstance(peer, tuple) and peer else ""
+
+
 def _max_connections() -> int:
     """How many connections leave enough to the rest of the process, which has machines to keep."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -230,6 +253,10 @@ class _ConnectionGuard(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        if self._door.networks is not None and not is_within(_peer(self._transport), self._door.networks):
+            self._door.refused("address")
+            self._transport.abort()
+            return
         if not self._door.make_room():
             self._transport.abort()
             return
@@ -269,11 +296,19 @@ class _ConnectionGuard(asyncio.Protocol):
     async def _greet(self, transport: asyncio.Transport, tls: ssl.SSLContext) -> None:
         """The TLS handshake, within the time of a request."""
         loop, seconds = asyncio.get_running_loop(), self._door.bounds.request_seconds
-        with suppress(OSError):
+        try:
             secure = await loop.start_tls(transport, self, tls, server_side=True, ssl_handshake_timeout=seconds)
             if secure is not None and not secure.is_closing():
                 self._connect(secure)
                 return
+        except ssl.SSLError as error:
+            if error.reason in (
+                "HTTP_REQUEST",
+                "HTTPS_PROXY_REQUEST",
+            ):  # OpenSSL knows a method of HTTP when it sees one
+                self._door.plain_http(_peer(transport))
+        except OSError:
+            pass
         self.connection_lost(None)
         transport.abort()
 

@@ -156,6 +156,22 @@ _DECODER = json.JSONDecoder(
 )
 
 
+def decode_text(text: str) -> object:
+    """The value of a text that has one, such as an annotation, for JsonFields. Raises Unreadable."""
+    text = text.strip(_SPACE)
+    value, end = _value(text, "it")
+    if end < len(text):
+        raise Unreadable("it has more than one JSON value")
+    return value
+
+
+def fold_names(content: Any) -> Any:
+    """Decoded JSON from elsewhere, such as an object of an API server, for JsonFields."""
+    if isinstance(content, dict):
+        return _folded([(str(name), fold_names(value)) for name, value in content.items()])
+    return content
+
+
 class JsonFields:
     """The fields of one object, read one by one. Reading raises Unreadable with the field's path."""
 

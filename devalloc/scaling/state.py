@@ -75,6 +75,8 @@ class PluginChannel:
     last: PermitRequestRecord | None = None
     failed_at: int | None = None
     permit: Resources | None = None
+    short_of: Resources | None = None
+    """The total of the last request that was answered, if less was permitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +210,8 @@ def plugin_started(state: ScalingState, now: int, target: Resources) -> ScalingS
     permit = state.plugin.permit
     if permit is not None and not state.rules.as_peers:
         permit = permit.least(target)
-    return replace(state, plugin=PluginChannel(in_flight=True, last=PermitRequestRecord(now, target), permit=permit))
+    last = PermitRequestRecord(now, target)
+    return replace(state, plugin=PluginChannel(True, last, permit=permit, short_of=state.plugin.short_of))
 
 
 def plugin_failed(state: ScalingState, now: int) -> ScalingState:
@@ -227,7 +230,8 @@ def plugin_permitted(state: ScalingState, permit: Resources) -> ScalingState:
     used = state.using if state.rules.as_peers else state.upper_bound
     if used.exceeds(permit):
         raise PermitError(f"the permit is less than what is in use: {_shown(permit)}, not {_shown(used)}")
-    return replace(state, plugin=replace(state.plugin, in_flight=False, permit=permit))
+    short_of = request.resources if request.resources.exceeds(permit) else None
+    return replace(state, plugin=replace(state.plugin, in_flight=False, permit=permit, short_of=short_of))
 
 
 def _shown(resources: Resources) -> str:

@@ -14,6 +14,7 @@ from devalloc.inventory.capacity import HostCapacity
 from devalloc.scaling.agent_config import AgentConfig
 from devalloc.scaling.config import ScalingConfig
 from devalloc.scaling.health import HealthLimits
+from devalloc.scaling.permits.arithmetic import DEFAULT_ARITHMETIC, PermitArithmetic
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.state import ScalingTiming
 from devalloc.scaling.versions import ProtocolEra
@@ -68,6 +69,8 @@ class ServerPorts:
     """Port of loopback for requests."""
     dump: Path | int | None
     """Where it shows its ledgers: a unix socket, or a port of loopback; None: nowhere."""
+    arithmetic: PermitArithmetic = DEFAULT_ARITHMETIC
+    """How it counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,9 @@ class ScalingSettings:
     guests: tuple[Network, ...] = ()
     """Networks in which guests may have addresses, besides those behind a TAP interface of their own machine. A user
     who writes a VirtualMachine chooses its guest's address, and the plugin must not connect to other servers."""
+    asks_pods: bool = False
+    """Whether the permit server is another program's (``--permits``), which knows machines by their runner pods and
+    writes no ``status.permitted``."""
     dump: Path | int | None = None
     """Where the agent shows its state: a unix socket, or a port of loopback; None: nowhere."""
     threads: int = 16

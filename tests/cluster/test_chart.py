@@ -73,8 +73,8 @@ def expected(options: InstallOptions) -> dict[str, Any]:
             ),
         ),
         (
-            ["serviceMonitor=true", "resourceClaims=true", "permits=true"],
-            InstallOptions(service_monitor=True, resource_claims=True, permits=True),
+            ["serviceMonitor=true", "resourceClaims=true", "permits=true", "neon=true"],
+            InstallOptions(service_monitor=True, resource_claims=True, permits=True, neon=True),
         ),
     ],
     ids=["both", "pools", "slices", "images", "more"],

@@ -147,6 +147,7 @@ OVERLAYS = {
     "service-monitor": InstallOptions(service_monitor=True),
     "resource-claims": InstallOptions(resource_claims=True),
     "permits": InstallOptions(permits=True),
+    "neon": InstallOptions(permits=True, neon=True),
 }
 
 

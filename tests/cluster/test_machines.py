@@ -24,14 +24,18 @@ from devalloc.cli.main import run
 from devalloc_node.machine.confinement import OURS
 from devalloc_node.machine.process import process
 from devalloc_node.machine.spec import machine_id
-from tests.support import kube_build, kube_rights, micro_image, pci_cards, tiny_guest
+from tests.support import kube_build, kube_rights, micro_image, neon_installation, pci_cards, tiny_guest
 from tests.support.controller_processes import DEVMGMT, Process
+from tests.support.fake_guest_tree import GuestTree
 from tests.support.fake_host import FakeHost
 from tests.support.go_build import Progress, Unavailable
+from tests.support.guest_network import guest_network
 from tests.support.images import Image
 from tests.support.kube_api import Cluster
 from tests.support.kube_plugin import Bed, Plugin, plugin_bed
 from tests.support.machines import short_folder
+from tests.support.neon_installation import NeonVms
+from tests.support.neon_plugin import ScriptedPlugin, serving
 from tests.support.waiting import until
 
 NODE = "machines-node"
@@ -147,8 +151,10 @@ class Site:
     run: Path
     """Where machines have their sockets."""
 
-    def start(self) -> Plugin:
+    def start(self, *more: str) -> Plugin:
+        """A plugin, with ``more`` options."""
         return self.bed.start(
+            *more,
             "--publish=pools",
             "--host-capacity",
             f"--qemu={self.image.qemu}",
@@ -299,6 +305,69 @@ def test_a_machine_from_kubectl_apply_to_kubectl_delete(site: Site, kubectl: Kub
     assert (placed["type"], placed["status"], placed["reason"]) == ("Placed", "False", "NodesTooSmall")
     site.until(lambda: "NodesTooSmall" in described(kubectl, "huge"), "an Event says so, too")
     kubectl("delete", "vmachine/huge", "--timeout=120s")
+
+
+def test_a_machine_scales_by_permits_of_neons_scheduler_plugin(site: Site, kubectl: Kubectl, tmp_path: Path) -> None:
+    """Objects as NeonVM makes them name the machine's pod; nobody else writes it into its status."""
+    kube_rights.install(site.cluster, "both", neon=True)
+    site.controller.close()
+    site.controller.options = ("--neon",)
+    site.controller.start()
+    vms = NeonVms(site.cluster, NODE, SPACE)
+    neon_installation.install(site.cluster)
+    tree = GuestTree(tmp_path / "guest", memory=2**28, used=10 * 2**20)
+    tree.put("proc/loadavg", "0.10 0.10 0.10 1/100 100\n")
+    plugin = ScriptedPlugin(site.cluster, (2000, 2**29))
+    try:
+        with guest_network() as network, serving(plugin) as url:
+            monitor = network.monitor(tmp_path / "guest", tmp_path / "monitor.log")
+            try:
+                vms.start(neon_installation.vm("web", ("1", "4", "1"), (1, 3, 1)), "web-x7k2p")
+                site.start(
+                    "--scaling", f"--permits={url}", "--compute-unit=1,256Mi", f"--guest-network={network.network}"
+                )
+                scaling = f"  scaling: {{address: {network.guest}}}\n"
+                labels = "name: web, labels: {autoscaling.neon.tech/enabled: 'true'}"
+                written = manifest(site, "web").replace("name: web", labels) + scaling
+                for before, after in (("384Mi", "768Mi"), ("128Mi", "256Mi")):
+                    written = written.replace(before, after)
+                kubectl("apply", "-f", "-", stdin=written)
+                run = site.until(lambda: site.status().get("machineID"), "it runs")
+                site.until(lambda: site.status().get("runnerPod") == "web-x7k2p", "its pod is named")
+                given = {"givenBy": url, "machineID": run}
+                site.until(
+                    lambda: site.status().get("permitted") == {"cpus": "1", "memory": "256Mi", **given},
+                    "what it has is permitted",
+                )
+                tree.put("proc/loadavg", "2.50 2.50 2.50 1/100 100\n")
+                short = {"cpus": "2", "memory": "512Mi"}
+                site.until(lambda: site.status().get("observed") == short, "it has grown as far as there is room")
+                site.until(lambda: site.status()["reason"] == "PermitShort", "it says why it has no more")
+                assert site.status()["permitted"] == {**short, **given}
+
+                # It asks again and again, and that is no news; that it counts as stuck is written once.
+                count, versions = len(plugin.requests), set[str]()
+
+                def asks_again() -> bool:
+                    versions.add(site.machine()["metadata"]["resourceVersion"])
+                    return len(plugin.requests) >= count + 5
+
+                site.until(asks_again, "it asks again")
+                assert len(versions) <= 2, versions
+
+                plugin.room = (4000, 2**30)
+                site.until(lambda: site.status()["observed"]["cpus"] == "3", "it has what it needs")
+                site.until(lambda: site.status()["permitted"]["cpus"] == "3", "and that is permitted")
+                assert {each["pod"]["name"] for each in plugin.requests} == {"web-x7k2p"}
+                kubectl("delete", "vmachine/web", "--timeout=120s")
+            finally:
+                monitor.kill()
+                monitor.wait()
+    finally:
+        neon_installation.remove(site.cluster)
+    # Before its pod was named there was only its own name to ask by.
+    assert all("pod not found" in each and '"name":"web"' in each for each in plugin.refused), plugin.refused
+    assert site.left() == []
 
 
 def manifest(site: Site, name: str) -> str:

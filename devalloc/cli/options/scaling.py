@@ -17,7 +17,8 @@ import click
 
 from devalloc.cli.command import BadInput
 from devalloc.cli.options.common import EXISTING_FILE, PORT
-from devalloc.settings import given_options, setting
+from devalloc.cli.options.permits import COMPAT, COMPUTE_UNIT, OF_PERMITS, PermitsOptions, amounts, permit_arithmetic
+from devalloc.settings import declared, given_options, group, setting
 
 if TYPE_CHECKING:
     from devalloc.scaling.agent_config import AgentConfig
@@ -68,18 +69,8 @@ class ScalingOptions:
         env="DEVALLOC_GUEST_NETWORK",
         unset="only addresses behind a TAP interface of their own machine",
     )
-    compat: str | None = setting(
-        "Which releases of other agents and permit servers to follow if they differ.",
-        type=click.Choice(["v0.12", "v0.31", "newest"]),
-        env="DEVALLOC_COMPAT",
-        unset="newest, but v0.31 for granting permits",
-    )
-    compute_unit: str | None = setting(
-        "Step by which machines grow and shrink.",
-        metavar="CPU,MEMORY",
-        env="DEVALLOC_COMPUTE_UNIT",
-        unset="250m,1Gi",
-    )
+    compat: str | None = declared(COMPAT)
+    compute_unit: str | None = declared(COMPUTE_UNIT)
     agent_config: Path | None = setting(
         "Compute unit, parameters of goals, and delays of the agent: a JSON file in the format of existing agents.",
         type=EXISTING_FILE,
@@ -125,10 +116,11 @@ class ScalingOptions:
         default=False,
         env="DEVALLOC_SCALING",
     )
+    arithmetic: PermitsOptions = group(PermitsOptions)
 
 
 _NOT_OF_THE_AGENT = ("--scaling", "--runner-network")
-_OF_LOCAL_SERVER = ("--permits-port", "--permits-dump-port", "--permits-without-token")
+_OF_LOCAL_SERVER = ("--permits-port", "--permits-dump-port", "--permits-without-token", *OF_PERMITS)
 OF_PERMIT_SERVER = (*_OF_LOCAL_SERVER, "--permits-token-file")
 """Options that have no effect if a cluster's controller names the permit server."""
 
@@ -163,10 +155,13 @@ def scaling_settings(options: ScalingOptions, metrics: str | None, door: Path) -
         server=server,
         token=secret,
         has_own_token=has_own_token,
-        unit=_whole(agent.unit, "scaling.computeUnit") if options.compute_unit is None else _unit(options.compute_unit),
+        unit=_whole(agent.unit, "scaling.computeUnit")
+        if options.compute_unit is None
+        else compute_unit(options.compute_unit),
         agent=agent,
         compat=era,
         guests=parse_networks("--guest-network", options.guest_networks),
+        asks_pods=server is None,
         dump=dump,
     )
 
@@ -180,12 +175,16 @@ def _server_ports(options: ScalingOptions, door: Path) -> ServerPorts | None:
     """The local permit server; None if another one is used."""
     if options.permits is None:
         from devalloc.controller.permits.settings import PORT as DEFAULT_PORT
+        from devalloc.controller.permits.settings import Settings
+        from devalloc.scaling.versions import ProtocolEra
         from devalloc_node.settings import ServerPorts
 
         if options.permits_without_token and options.permits_token_file is not None:
             raise BadInput("--permits-without-token and --permits-token-file exclude each other")
         requests = DEFAULT_PORT if options.permits_port is None else options.permits_port
-        return ServerPorts(requests, _listen_place(options.permits_dump_port, door, "permits"))
+        era = Settings.era if options.compat is None else ProtocolEra(options.compat)
+        dump = _listen_place(options.permits_dump_port, door, "permits")
+        return ServerPorts(requests, dump, permit_arithmetic(options.arithmetic, era))
     for name in reversed(given_options(options)):
         if name in _OF_LOCAL_SERVER:
             raise BadInput(f"{name} configures the local permit server, which does not run with --permits")
@@ -248,17 +247,9 @@ def _agent(path: Path | None, era: ProtocolEra) -> AgentConfig:
     return read.config
 
 
-def _unit(text: str) -> Resources:
-    from devalloc.api.quantity import QuantityError
-    from devalloc.scaling.peer_json import WireAmountError, bytes_from_json, cpu_from_json
-    from devalloc.scaling.resources import Resources
-
-    try:
-        cpu, memory = text.split(",")
-        unit = Resources(cpu_from_json(cpu), bytes_from_json(memory))
-    except (ValueError, WireAmountError, QuantityError):
-        raise BadInput(f"--compute-unit must be CPU and memory, such as 250m,1Gi, not {text}") from None
-    return _whole(unit, "--compute-unit")
+def compute_unit(text: str) -> Resources:
+    """The value of --compute-unit. Raises BadInput."""
+    return _whole(amounts("--compute-unit", text, "250m,1Gi"), "--compute-unit")
 
 
 def _whole(unit: Resources, name: str) -> Resources:

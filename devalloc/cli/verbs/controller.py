@@ -6,14 +6,15 @@ import os
 import re
 import socket
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from devalloc.cli.command import BadInput, CommandFailed, parse_duration, verb
 from devalloc.cli.options.common import BATCH_DEADLINE, EXISTING_FILE, FOLDER, PLACEMENT, settings_options
+from devalloc.cli.options.permits import COMPAT, COMPUTE_UNIT, OF_PERMITS, PermitsOptions, permit_arithmetic
 from devalloc.cli.render.output import open_display
-from devalloc.settings import declared, setting
+from devalloc.settings import declared, given_options, group, setting
 
 if TYPE_CHECKING:
     import ssl
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from devalloc.controller.permits.leader_server import PermitListenAddress
+    from devalloc.controller.permits.settings import PlainListener
     from devalloc.controller.reconcile.device_claims import DeviceClaimRound
     from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimRound as ResourceRound
 
@@ -76,6 +78,33 @@ class ControllerOptions:
     permits_address: str | None = setting(
         "Address at which nodes reach --permits.", metavar="ADDRESS", env="POD_IP", unset="its HOST"
     )
+    neon: bool = setting(
+        "Also read machines of NeonVM (vm.neon.tech), if the cluster has them, and runner pods: with --permits these "
+        "machines count on their nodes, and VirtualMachines get status.runnerPod.",
+        default=False,
+        env="DEVALLOC_NEON",
+    )
+    neon_permits: str | None = setting(
+        "Also grant permits here by plain HTTP, without a token, for agents of Neon, which ask for machines by their "
+        "runner pods. One address of this host; needs --permits, --neon and --neon-agents.",
+        metavar="ADDRESS:PORT",
+        env="DEVALLOC_NEON_PERMITS",
+        unset="nowhere",
+    )
+    neon_agents: tuple[str, ...] = setting(
+        "Network of agents that may connect to --neon-permits. Repeatable.",
+        default=(),
+        metavar="CIDR",
+        env="DEVALLOC_NEON_AGENTS",
+    )
+    compat: str | None = setting(
+        "Arithmetic of which release of Neon's scheduler plugin the permit server follows.",
+        type=COMPAT.type,
+        env=COMPAT.env,
+        unset="v0.31",
+    )
+    compute_unit: str | None = declared(COMPUTE_UNIT)
+    arithmetic: PermitsOptions = group(PermitsOptions)
     placement: str = declared(PLACEMENT)
     deadline: float = declared(BATCH_DEADLINE)
     resync: float = setting(
@@ -151,7 +180,8 @@ def controller(options: ControllerOptions) -> int:
         certificate=None if certificate is None else (str(certificate), str(key)),
         audience=options.token_audience,
         open_metrics=options.open_metrics,
-        permits=_listening(options.permits, options.permits_address),
+        permits=_permits(options),
+        neon=options.neon,
     )
     with open_display() as display:
         if unverified and address is not None:
@@ -166,6 +196,11 @@ def controller(options: ControllerOptions) -> int:
             for key in done.granted:
                 display.say(f"{key} allocated")
             stand("ResourceClaims", done.in_words)
+
+        def permits_served(url: str, plain: str | None) -> None:
+            display.say(f"permit server at {url}")
+            if plain is not None:
+                display.say(f"permits for Neon's agents at {plain}, by plain HTTP")
 
         states = {"claims": "", "ResourceClaims": ""}
 
@@ -184,7 +219,7 @@ def controller(options: ControllerOptions) -> int:
             on_round=answered,
             on_resource_round=resources_answered,
             on_listening=lambda at: display.say(f"health, metrics and pages at https://{at[0]}:{at[1]}"),
-            on_permits=lambda url: display.say(f"permit server at {url}"),
+            on_permits=permits_served,
         )
         with handling_signals(process):
             try:
@@ -235,6 +270,49 @@ def _listening(text: str | None, address: str | None) -> PermitListenAddress | N
     if not re.fullmatch(r"[0-9A-Za-z.:-]+", reached):
         raise BadInput(f"--permits-address must be an address or a name, not {reached!r}")
     return PermitListenAddress(*at, reached)
+
+
+def _permits(options: ControllerOptions) -> PermitListenAddress | None:
+    """Where the permit server listens, and how it counts. Raises BadInput."""
+    from devalloc.cli.options.scaling import compute_unit
+    from devalloc.controller.permits.settings import Settings
+    from devalloc.scaling.versions import ProtocolEra
+
+    at = _listening(options.permits, options.permits_address)
+    if at is None:
+        of_server = ("--neon-permits", "--neon-agents", "--compat", "--compute-unit", *OF_PERMITS)
+        if given := [each for each in given_options(options) if each in of_server]:
+            raise BadInput(f"{given[0]} needs --permits")
+        return None
+    era = Settings.era if options.compat is None else ProtocolEra(options.compat)
+    return replace(
+        at,
+        era=era,
+        unit=at.unit if options.compute_unit is None else compute_unit(options.compute_unit),
+        arithmetic=permit_arithmetic(options.arithmetic, era),
+        plain=_plain(options),
+        neon=options.neon,
+    )
+
+
+def _plain(options: ControllerOptions) -> PlainListener | None:
+    """Where Neon's agents ask. Raises BadInput."""
+    from devalloc.cli.options.scaling import parse_networks
+    from devalloc.controller.permits.settings import PlainListener, UnsafeSettings
+
+    at = _address(options.neon_permits or "", "--neon-permits", "10.0.0.7:10297")
+    if at is None:
+        if options.neon_agents:
+            raise BadInput("--neon-agents needs --neon-permits")
+        return None
+    if not options.neon:
+        raise BadInput("--neon-permits needs --neon: its agents name machines by their runner pods")
+    if not options.neon_agents:
+        raise BadInput("--neon-permits needs --neon-agents: anyone who can connect there gets permits without a token")
+    try:
+        return PlainListener(*at, parse_networks("--neon-agents", options.neon_agents))
+    except UnsafeSettings as error:
+        raise BadInput(f"--neon-permits {options.neon_permits}, --neon-agents: {error}") from None
 
 
 def _certificate_problem(certificate: Path, key: Path) -> str:

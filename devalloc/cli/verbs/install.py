@@ -194,6 +194,12 @@ _INSTALL_PARTS = ("namespace", "crds", "rbac", "policies", "network", "controlle
     "use it.",
 )
 @click.option(
+    "--neon/--no-neon",
+    default=None,
+    help="Let the controller read NeonVM's machines (vm.neon.tech) and their pods; with --permits they count on their "
+    "nodes and get permits.",
+)
+@click.option(
     "--machines-in-edit/--no-machines-in-edit",
     default=None,
     help="Let everyone who may edit a namespace also create VirtualMachines there; otherwise the ClusterRole "

@@ -18,12 +18,12 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TypeVar
 
-from devalloc.api.views import MachineView
 from devalloc.controller.leader.lease import KIND as LEASE
 from devalloc.controller.leader.lease import LeaseLost
 from devalloc.controller.permits.hosts import FrozenHosts, Host
 from devalloc.controller.permits.leadership import Leadership
 from devalloc.controller.permits.ledgers import PermitLedgers
+from devalloc.controller.permits.machine_objects import key_of_object, machine_key, object_key
 from devalloc.controller.permits.metrics import PermitMetrics
 from devalloc.controller.permits.transaction import ConditionValue, PermitGrant, PermitTransaction, RetryLater
 from devalloc.controller.permits.vm_state import KIND
@@ -64,6 +64,8 @@ class _QueuedRequest:
     request: PermitRequest
     node: str | None
     """The one whose machines who asks may ask for; None: all."""
+    by_pod: bool
+    """It names machines by their runner pods only."""
     has_gone: Callable[[], bool]
     answer: asyncio.Future[HttpResponse | PermitGrant]
 
@@ -113,8 +115,10 @@ class PermitDecider:
         metrics: PermitMetrics,
         writer: ThreadPoolExecutor,
         still: FrozenHosts | None = None,
+        machine_kinds: frozenset[str] = frozenset({KIND}),
     ) -> None:
-        """``writer``: one thread, so that what is written is written in order. ``still``: what is written within."""
+        """``writer``: one thread, so that what is written is written in order. ``still``: what is written within.
+        ``machine_kinds``: the kinds of objects that are machines."""
         self.book = book
         self._still = still
         self._hosts: Mapping[str, Host] = {}
@@ -124,7 +128,7 @@ class PermitDecider:
         one object as the last of them, after those that others had meanwhile."""
         self._store = store
         self._lease = lease
-        self.kinds = frozenset({KIND}) | lease.kinds
+        self.kinds = machine_kinds | lease.kinds
         """What decisions are made on."""
         self._metrics = metrics
         self._writer = writer
@@ -162,14 +166,14 @@ class PermitDecider:
         self._queue.put_nowait(_WakeUp())
 
     async def ask(
-        self, request: PermitRequest, has_gone: Callable[[], bool], node: str | None = None
+        self, request: PermitRequest, has_gone: Callable[[], bool], node: str | None = None, *, by_pod: bool = False
     ) -> HttpResponse | PermitGrant:
-        """The answer, after it was written. ``has_gone``: whether the caller has gone. ``node``:
-        the one whose machines may be asked for; None: all."""
+        """The answer, after it was written. ``has_gone``: whether the caller has gone. ``node``: the one whose
+        machines may be asked for; None: all. ``by_pod``: the request names a runner pod, not a machine."""
         if self._queue.qsize() >= MAX_WAITING:
             return HttpResponse(503, b"too many are waiting; ask again")
         answer: asyncio.Future[HttpResponse | PermitGrant] = asyncio.get_running_loop().create_future()
-        self._queue.put_nowait(_QueuedRequest(request, node, has_gone, answer))
+        self._queue.put_nowait(_QueuedRequest(request, node, by_pod, has_gone, answer))
         self._waiting += 1
         return await answer
 
@@ -244,12 +248,12 @@ class PermitDecider:
 
     def _see_machine(self, obj: Object, gone: bool) -> None:
         if gone:
-            self.book.drop(MachineView(obj).key, obj["metadata"]["resourceVersion"])
+            self.book.drop(machine_key(obj), obj["metadata"]["resourceVersion"])
         else:
             self._put(obj)
 
     def _put(self, obj: Object, *, starting: bool = False) -> None:
-        key = MachineView(obj).key
+        key = machine_key(obj)
         before = self.book.records.get(key)
         self.book.put(obj, starting=starting)
         after = self.book.records.get(key)
@@ -279,7 +283,8 @@ class PermitDecider:
         seen: set[MachineKey] = set()
         for item in requests:
             try:
-                key = self.book.find((item.request.pod.namespace, item.request.pod.name), item.node).key
+                pod = item.request.pod
+                key = self.book.find((pod.namespace, pod.name), item.node, by_pod=item.by_pod).key
             except BadRequest:
                 first.append(item)
                 continue
@@ -344,7 +349,7 @@ class PermitDecider:
         """Apply and answer what was written. Returns the requests that must be decided again, because their write
         failed."""
         self._is_certain = True
-        ends = {_key_of(change): outcome for change, outcome in zip(changes, outcomes, strict=True)}
+        ends = {key_of_object(change.key): outcome for change, outcome in zip(changes, outcomes, strict=True)}
         lost = {key: outcome for key, outcome in ends.items() if isinstance(outcome, Conflict)}
         self._metrics.commits.labels("conflict" if lost else "done").inc()
         draft.adopt([obj for outcome in ends.values() if not isinstance(outcome, Conflict) for obj in outcome], lost)
@@ -383,7 +388,7 @@ class PermitDecider:
     def _decided(self, draft: PermitTransaction, item: _QueuedRequest) -> HttpResponse | PermitGrant:
         """Raises Later."""
         try:
-            return draft.answer(item.request, item.node)
+            return draft.answer(item.request, item.node, by_pod=item.by_pod)
         except RetryLater:
             raise
         except BadRequest as refused:
@@ -408,9 +413,9 @@ class PermitDecider:
         self._lease.check([obj for obj in listing.objects if obj["kind"] == LEASE])
         there = set()
         for obj in listing.objects:
-            if obj["kind"] == KIND:
+            if obj["kind"] != LEASE:
                 self._put(obj, starting=starting)
-                there.add(MachineView(obj).key)
+                there.add(machine_key(obj))
         for key in self.book.objects.keys() - there:
             self.book.drop(key)
         self.seen = listing.resource_version
@@ -419,11 +424,11 @@ class PermitDecider:
 
     async def _reread(self, keys: Iterable[MachineKey]) -> None:
         """The objects that others changed, as they are now."""
-        for namespace, name in keys:
+        for key in keys:
             try:
-                obj = await self.run_in_writer(partial(self._store.get, KIND, namespace, name))
+                obj = await self.run_in_writer(partial(self._store.get, *object_key(key)))
             except NotFound:
-                self.book.drop((namespace, name))
+                self.book.drop(key)
             else:
                 self._put(obj)
 
@@ -435,10 +440,6 @@ def _is_abandoned(item: _QueuedRequest) -> bool:
         return item.answer.cancelled()
     item.answer.set_result(HttpResponse(503, b"you have gone"))
     return True
-
-
-def _key_of(change: Change) -> MachineKey:
-    return change.key.namespace or "default", change.key.name
 
 
 def _is_written(draft: PermitTransaction, answer: HttpResponse | PermitGrant) -> bool:

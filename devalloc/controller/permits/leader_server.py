@@ -23,8 +23,11 @@ from devalloc.controller.permits.caller_auth import NodeTokenAuthenticator
 from devalloc.controller.permits.hosts import published
 from devalloc.controller.permits.leadership import Leadership
 from devalloc.controller.permits.server import PermitServer, ServerAddresses
-from devalloc.controller.permits.settings import Settings
+from devalloc.controller.permits.settings import PlainListener, Settings
+from devalloc.scaling.permits.arithmetic import DEFAULT_ARITHMETIC, PermitArithmetic
 from devalloc.scaling.permits.endpoint import NAME, PublishedEndpoint
+from devalloc.scaling.resources import Resources
+from devalloc.scaling.versions import ProtocolEra
 from devalloc.store import NotFound, Object, Store, StoreError
 
 log = logging.getLogger(__name__)
@@ -46,6 +49,15 @@ class PermitListenAddress:
     """0: any that is free."""
     address: str
     """Where nodes reach it: an address or a name."""
+    era: ProtocolEra = Settings.era
+    """The release whose arithmetic it follows."""
+    unit: Resources = Settings.unit
+    """The compute unit, for agents that do not send one."""
+    arithmetic: PermitArithmetic = DEFAULT_ARITHMETIC
+    plain: PlainListener | None = None
+    """Where agents ask that speak plain HTTP; None: nowhere."""
+    neon: bool = False
+    """NeonVM's machines count as well, and get permits."""
 
 
 class LeaderPermitServer:
@@ -60,21 +72,31 @@ class LeaderPermitServer:
         namespace: str,
         at: PermitListenAddress,
         *,
-        on_serving: Callable[[str], None] = lambda url: None,
+        on_serving: Callable[[str, str | None], None] = lambda url, plain: None,
     ) -> None:
         """``post``: asks the API server whose token it is. ``config_map_store``: has the ConfigMaps of
-        ``namespace``."""
+        ``namespace``. ``on_serving``: called with the URL for nodes, and that of plain HTTP if there is one."""
         self._at = at
         self._config_map_store = config_map_store
         self._namespace = namespace
         self._on_serving = on_serving
         context, self._certificate = self_signed_with_pem([at.address], _LIFETIME)
         self._place: PublishedEndpoint | None = None
+        self._plain: str | None = None
         self._news = threading.Event()
         self._unheard: float | None = None
         self._untold: float | None = None
         settings = Settings(
-            host=at.host, port=at.port, dump_port=None, tls=context, callers=NodeTokenAuthenticator(post)
+            host=at.host,
+            port=at.port,
+            dump_port=None,
+            tls=context,
+            callers=NodeTokenAuthenticator(post),
+            plain=at.plain,
+            neon=at.neon,
+            era=at.era,
+            unit=at.unit,
+            **vars(at.arithmetic),
         )
         self.server = PermitServer(
             store,
@@ -109,6 +131,7 @@ class LeaderPermitServer:
 
     def _ready(self, addresses: ServerAddresses) -> None:
         self._unheard = None
+        self._plain = None if addresses.plain is None else f"http://{_in_url(addresses.plain[0])}:{addresses.plain[1]}/"
         self._place = PublishedEndpoint(
             f"https://{_in_url(self._at.address)}:{addresses.requests[1]}/", self._certificate
         )
@@ -125,7 +148,7 @@ class LeaderPermitServer:
                     self._write(place)
                     self._untold = None
                     if not announced:
-                        self._on_serving(place.url)
+                        self._on_serving(place.url, self._plain)
                     announced = True
                 except StoreError as error:
                     self._untold = time.monotonic() if self._untold is None else self._untold

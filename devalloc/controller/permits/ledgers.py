@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from devalloc.api.meta import parse_time
-from devalloc.api.views import MachineView
 from devalloc.controller.permits.hosts import CanMigrate, Host, OverheadFunction
+from devalloc.controller.permits.machine_objects import machine_key, read_machine
 from devalloc.controller.permits.settings import Settings
-from devalloc.controller.permits.vm_state import VmState, has_devices, read_vm
+from devalloc.controller.permits.vm_state import VmState, has_devices
 from devalloc.scaling.messages.permits import NO_POD, RequestError
 from devalloc.scaling.permits import ledger
 from devalloc.scaling.permits.ledger import (
@@ -88,11 +88,11 @@ class PermitLedgers:
 
         ``starting``: a machine that runs without a record may have been permitted anything before.
         """
-        key = MachineView(obj).key
+        key = machine_key(obj)
         before = self.objects.get(key)
         if before is not None and not starting and _version(obj) <= _version(before):
             return
-        record, old = read_vm(obj), self.records.get(key)
+        record, old = read_machine(obj), self.records.get(key)
         if record is not None and self._node not in (None, record.node):
             record = None
         machine = None if old is None else self.nodes[old.node].machines.get(key)
@@ -126,10 +126,10 @@ class PermitLedgers:
         if (old := self.records.get(key)) is not None:
             self._leave(key, old)
 
-    def find(self, pod: MachineKey, of: str | None = None) -> VmState:
-        """The machine of that name. ``of``: of several that name one pod, that of this node. Raises
-        Refused."""
-        if pod in self.records:
+    def find(self, pod: MachineKey, of: str | None = None, *, by_pod: bool = False) -> VmState:
+        """The machine of that name. ``of``: of several that name one pod, that of this node. ``by_pod``: the name is
+        that of a runner pod, and no machine's. Raises Refused."""
+        if pod in self.records and not by_pod:
             return self.records[pod]
         if named := [self.records[key] for key in self._pods.get(pod, ())]:
             return next((record for record in reversed(named) if record.node == of), named[-1])

@@ -81,7 +81,7 @@ class MigrationTracker:
         moving = {
             key: record.migrating
             for key, record in self._book.records.items()
-            if record.migrating is not None and record.migrating.is_true
+            if record.is_own and record.migrating is not None and record.migrating.is_true
         }
         self._since = {key: self._since.get(key, now) for key in moving}
         self._begun &= moving.keys()

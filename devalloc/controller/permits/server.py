@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import os
 import random
 import secrets
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +23,7 @@ from typing import Any
 from aiohttp import web
 
 from devalloc.controller.leader.lease import LeaseLost
+from devalloc.controller.permits import neon_vms, vm_state
 from devalloc.controller.permits.billing_usage import NAMESPACE, BillingUsage, ConfigMapStore
 from devalloc.controller.permits.caller_auth import CallerRejected
 from devalloc.controller.permits.decider import RETRY_SECONDS, PermitDecider, StoreChanges
@@ -99,7 +102,9 @@ def _amounts(of: Resources) -> dict[str, Any]:
 
 log = logging.getLogger(__name__)
 DUMP_RETRY_SECONDS = 30.0
-"""How long after the port for people was found taken it is tried again."""
+"""How long after a port other than that for requests was in use it is tried again."""
+PLAIN_HTTP_SECONDS = 60.0
+"""The log has at most one line in this time about clients that speak plain HTTP to the TLS port."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +113,31 @@ class ServerAddresses:
 
     requests: tuple[str, int]
     dump: tuple[str, int] | None
+    plain: tuple[str, int] | None = None
+    """For agents that speak plain HTTP."""
+
+
+class PlainHttpLog:
+    """Logs that clients speak plain HTTP to the TLS port: such a client learns nothing of it itself."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._next = -math.inf
+        self._skipped = 0
+
+    def note(self, address: str) -> None:
+        """A client did."""
+        if (now := self._clock()) < self._next:
+            self._skipped += 1
+            return
+        more = f" ({self._skipped} more since the last such line)" if self._skipped else ""
+        self._next, self._skipped = now + PLAIN_HTTP_SECONDS, 0
+        log.warning(
+            "%s speaks plain HTTP to the permit server, which serves TLS%s; agents that know no TLS need a port of "
+            "their own (--neon-permits)",
+            address or "a client",
+            more,
+        )
 
 
 class PermitServer:
@@ -150,6 +180,7 @@ class PermitServer:
         )
         self.metrics = PermitMetrics(self.book, lambda: self.usage.stored_totals)
         self._store = store
+        self._machine_kinds = frozenset({vm_state.KIND}) | ({neon_vms.KIND} if self.settings.neon else set())
         self._hosts = hosts
         self._still = still
         self._migrator = migrator
@@ -207,7 +238,9 @@ class PermitServer:
         s = self.settings
         # One thread: what is written is written in order.
         with ThreadPoolExecutor(1, "permits-store") as writer, ThreadPoolExecutor(2, "permits-watch") as helpers:
-            decider = PermitDecider(self._store, self.book, self.lease, self.metrics, writer, self._still)
+            decider = PermitDecider(
+                self._store, self.book, self.lease, self.metrics, writer, self._still, self._machine_kinds
+            )
             moves = MigrationTracker(self.book, decider.tell, self.metrics, self._migrator, s.migration_seconds)
             async with asyncio.timeout(s.startup_seconds):
                 await self._load(decider, helpers)
@@ -215,13 +248,27 @@ class PermitServer:
             over = threading.Event()
             bounds = ServerLimits(s.max_connections, s.request_seconds, s.idle_seconds)
             shows_people = s.tls is None and is_loopback(s.host)
-            doors = [
-                HttpServer(respond, bounds, token=token, for_people=for_people, refused=self._refused)
-                for respond, token, for_people in (
-                    (lambda request: self._respond(request, decider, moves), s.token, False),
-                    (lambda request: self._show(request, decider), None if s.shown_to_all else s.token, shows_people),
-                )
-            ]
+            door = HttpServer(
+                lambda request: self._respond(request, decider, moves),
+                bounds,
+                token=s.token,
+                refused=self._refused,
+                plain_http=PlainHttpLog().note,
+            )
+            dump = HttpServer(
+                lambda request: self._show(request, decider),
+                bounds,
+                token=None if s.shown_to_all else s.token,
+                for_people=shows_people,
+                refused=self._refused,
+            )
+            plain = HttpServer(
+                lambda request: self._respond(request, decider, moves, by_pod=True),
+                bounds,
+                refused=self._refused,
+                networks=() if s.plain is None else s.plain.networks,
+            )
+            doors = (door, dump, plain)
             tasks = [
                 asyncio.create_task(work)
                 for work in (
@@ -236,11 +283,21 @@ class PermitServer:
             ]
             try:
                 self._loop = asyncio.get_running_loop()
-                address = await doors[0].listen(s.host, s.port, s.tls)
-                shown = await self._listen_for_people(doors[1])
-                if shown is None and s.dump_port is not None:
-                    tasks.append(asyncio.create_task(self._keep_trying(doors[1])))
-                self._on_ready(ServerAddresses(address, shown))
+                address = await door.listen(s.host, s.port, s.tls)
+                extra = [
+                    None if place is None else await self._listen_beside(place, tasks)
+                    for place in (
+                        None
+                        if s.dump_port is None
+                        else _ExtraPort(dump, s.host, s.dump_port, s.tls, "the permit ledgers", "--permits-dump-port"),
+                        None
+                        if s.plain is None
+                        else _ExtraPort(
+                            plain, s.plain.host, s.plain.port, None, "permits by plain HTTP", "--neon-permits"
+                        ),
+                    )
+                ]
+                self._on_ready(ServerAddresses(address, *extra))
                 log.info("serving permits at %s:%d", *address)
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -258,29 +315,22 @@ class PermitServer:
                     with suppress(StoreError):
                         await self.usage.save(decider.run_in_writer)
 
-    async def _listen_for_people(self, door: HttpServer, *, tell: bool = True) -> tuple[str, int] | None:
-        """Where the state is shown; None for nowhere. Machines do not wait for that: a busy port is logged once."""
-        s = self.settings
-        if s.dump_port is None:
-            return None
+    async def _listen_beside(self, place: _ExtraPort, tasks: list[asyncio.Task[None]]) -> tuple[str, int] | None:
+        """Where it listens; None if it cannot yet. Machines do not wait for that: a busy port is logged once, and
+        tried again."""
         try:
-            return await door.listen(s.host, s.dump_port, s.tls)
+            return await place.door.listen(place.host, place.port, place.tls)
         except OSError as error:
-            if tell:
-                log.warning(
-                    "cannot serve the permit ledgers at %s port %d (--permits-dump-port): %s; trying again",
-                    s.host,
-                    s.dump_port,
-                    os.strerror(error.errno or 0),
-                )
-            return None
-
-    async def _keep_trying(self, door: HttpServer) -> None:
-        """Have the state shown as soon as it can be."""
-        while True:
-            await asyncio.sleep(DUMP_RETRY_SECONDS)
-            if await self._listen_for_people(door, tell=False) is not None:
-                await asyncio.Event().wait()  # so that a wait for the first task to end goes on
+            log.warning(
+                "cannot serve %s at %s port %d (%s): %s; trying again",
+                place.what,
+                place.host,
+                place.port,
+                place.option,
+                os.strerror(error.errno or 0),
+            )
+        tasks.append(asyncio.create_task(_keep_trying(place)))
+        return None
 
     def _refused(self, reason: str) -> None:
         self.metrics.refused.labels(reason).inc()
@@ -326,15 +376,18 @@ class PermitServer:
 
     # -- who asks ----------------------------------------------------------------------------------------------------
 
-    async def _respond(self, request: web.BaseRequest, decider: PermitDecider, moves: MigrationTracker) -> HttpResponse:
+    async def _respond(
+        self, request: web.BaseRequest, decider: PermitDecider, moves: MigrationTracker, *, by_pod: bool = False
+    ) -> HttpResponse:
+        """``by_pod``: the caller is known by nothing but its address, and names machines by their runner pods."""
         began, version = time.perf_counter(), "none"
         try:
-            node = await self._node_of(request)
+            node = None if by_pod else await self._node_of(request)
             posted = request.method == "POST"
             body = await read_body(request, MAX_BODY, self.settings.request_seconds) if posted else b""
             decoded = decode_request(body, request.method)
             version = str(decoded.version)
-            decision = await decider.ask(decoded, lambda: is_disconnected(request), node)
+            decision = await decider.ask(decoded, lambda: is_disconnected(request), node, by_pod=by_pod)
             response = await moves.answered(decision) if isinstance(decision, PermitGrant) else decision
         except RequestError as refused:
             log.debug("refused: %s", refused)
@@ -394,6 +447,28 @@ def _watch(store: Store, decider: PermitDecider, over: threading.Event, tell: Ca
             with suppress(StoreError):
                 since = store.list(kinds).resource_version
                 tell(StoreChanges(gap=True))
+
+
+@dataclass(frozen=True, slots=True)
+class _ExtraPort:
+    """A port beside that for requests of nodes."""
+
+    door: HttpServer
+    host: str
+    port: int
+    tls: ssl.SSLContext | None
+    what: str
+    """What is served there."""
+    option: str
+    """What sets the port."""
+
+
+async def _keep_trying(place: _ExtraPort) -> None:
+    while True:
+        await asyncio.sleep(DUMP_RETRY_SECONDS)
+        with suppress(OSError):
+            await place.door.listen(place.host, place.port, place.tls)
+            await asyncio.Event().wait()  # so that a wait for the first task to end goes on
 
 
 async def _wait_until(stop: threading.Event) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 from devalloc.controller.permits.caller_auth import CallerAuthenticator
+from devalloc.net.http_server import Network
 from devalloc.net.localhost import is_loopback
 from devalloc.scaling.messages.permits import PORT as PORT
-from devalloc.scaling.permits.ledger import NO_OVERCOMMIT, NO_RESOURCES, fraction_of
+from devalloc.scaling.permits.arithmetic import PermitArithmetic
+from devalloc.scaling.permits.ledger import fraction_of
 from devalloc.scaling.resources import DEFAULT_COMPUTE_UNIT, Resources
 from devalloc.scaling.versions import ProtocolEra
 
@@ -21,8 +24,35 @@ class UnsafeSettings(ValueError):
     """Settings that would let every process request permits."""
 
 
+@dataclass(frozen=True, slots=True)
+class PlainListener:
+    """Where agents ask that speak plain HTTP and send no token, and from which addresses.
+
+    Such an agent gets permits only for machines that it names by their runner pods.
+    """
+
+    host: str
+    """One address of this host."""
+    port: int
+    """0: any free port."""
+    networks: tuple[Network, ...]
+    """Clients with other addresses are cut off before a byte is read."""
+
+    def __post_init__(self) -> None:
+        try:
+            is_every_address = ip_address(self.host).is_unspecified
+        except ValueError:
+            raise UnsafeSettings(f"plain HTTP needs one IP address to listen at, not {self.host!r}") from None
+        if is_every_address:
+            raise UnsafeSettings(f"plain HTTP needs one address to listen at; {self.host} stands for all of this host")
+        if not self.networks:
+            raise UnsafeSettings("plain HTTP needs the networks from which agents may ask")
+        if (everyone := next((each for each in self.networks if each.prefixlen == 0), None)) is not None:
+            raise UnsafeSettings(f"plain HTTP would be open to everyone: {everyone} contains every address")
+
+
 @dataclass(frozen=True)
-class Settings:
+class Settings(PermitArithmetic):
     """Durations are in seconds, amounts in thousandths of a CPU and bytes."""
 
     host: str = "127.0.0.1"
@@ -39,17 +69,14 @@ class Settings:
     """Authenticates callers, if each has its own token. It needs TLS."""
     tls: ssl.SSLContext | None = None
     """Serve with TLS; with ``verify_mode=CERT_REQUIRED``, only callers with a valid certificate."""
+    plain: PlainListener | None = None
+    """Where agents ask that speak plain HTTP; None: nowhere."""
+    neon: bool = False
+    """NeonVM's machines count as well, and get permits. The store must support their kind."""
     era: ProtocolEra = ProtocolEra.V0_31
     """The release whose arithmetic it follows (``compat``)."""
     unit: Resources = DEFAULT_COMPUTE_UNIT
     """The compute unit, for agents that do not send one."""
-    cpu_watermark: float | None = None
-    """The part of a node at which machines should start to migrate away; None: 0.9, or 0.7 in v0.12."""
-    memory_watermark: float | None = None
-    system: Resources = NO_RESOURCES
-    """In v0.12: the part of each node that is not for machines."""
-    overcommit: Resources = NO_OVERCOMMIT
-    """In the newest release: thousandths of the capacity that it may promise, for machines that set none."""
     migration_seconds: float = 3600.0
     """Time limit of a migration; then the server withdraws it."""
     resync: float = 30.0
@@ -64,16 +91,13 @@ class Settings:
     """Time limit for reading all objects; then the server starts again."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.token is not None and len(self.token) < MIN_TOKEN_LENGTH:
             raise UnsafeSettings(
                 f"the token must have at least {MIN_TOKEN_LENGTH} characters, but has {len(self.token)}"
             )
         if self.unit.cpu == 0 or self.unit.memory == 0:
             raise ValueError("the compute unit must have both CPU and memory")
-        for name in ("cpu_watermark", "memory_watermark"):
-            mark = getattr(self, name)
-            if mark is not None and not 0 < mark <= 1:
-                raise ValueError(f"{name} must be above 0 and at most 1, not {mark}")
         if self.callers is not None and self.tls is None:
             raise UnsafeSettings("tokens of nodes would be sent unencrypted: give a TLS context")
         is_authenticated = self.tls is not None and (
@@ -87,7 +111,7 @@ class Settings:
 
     def limits(self, limit: Resources) -> tuple[Resources, Resources]:
         """Of a node with this effective limit: the total for machines, and the watermark."""
-        total = limit.excess_over(self.system) if self.era is ProtocolEra.V0_12 else limit
+        total = limit.excess_over(self.system)
         usual = 0.7 if self.era is ProtocolEra.V0_12 else 0.9
         cpu = usual if self.cpu_watermark is None else self.cpu_watermark
         memory = usual if self.memory_watermark is None else self.memory_watermark

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from devalloc.controller.permits.ledgers import PermitLedgers
-from devalloc.controller.permits.vm_state import MIGRATING, SHOULD_MIGRATE, VmState, permit_change
+from devalloc.controller.permits.machine_objects import permit_change
+from devalloc.controller.permits.vm_state import MIGRATING, SHOULD_MIGRATE, VmState
 from devalloc.scaling.messages.permits import (
     PermitDemand,
     PermitRequest,
@@ -85,19 +86,20 @@ class PermitTransaction:
         self._previous: dict[MachineKey, Resources] = {}
         self._unsure: set[MachineKey] = set()
 
-    def answer(self, request: PermitRequest, of: str | None = None) -> PermitGrant:
+    def answer(self, request: PermitRequest, of: str | None = None, *, by_pod: bool = False) -> PermitGrant:
         """Checks 10 to 15, in order, and the decision. Raises Refused and Later, and then nothing is decided.
 
-        ``of``: the node for whose machines the caller may ask; None: all.
+        ``of``: the node for whose machines the caller may ask; None: all. ``by_pod``: it may name only runner pods.
         """
         book, settings = self._book, self._book.settings
-        record = book.find((request.pod.namespace, request.pod.name), of)
+        record = book.find((request.pod.namespace, request.pod.name), of, by_pod=by_pod)
         key = record.key
         if of not in (None, record.node):
             raise RequestError(
                 403, WRONG_NODE_MESSAGE, f"{key[0]}/{key[1]} is on node {record.node}, but node {of} asked"
             )
-        ask = demand_in_bytes(request, record.slot, settings.unit)
+        slot = self._slot(request, record)
+        ask = demand_in_bytes(request, slot, settings.unit)
         node = self._node(record.node)
         if node.machines[key].migrating:
             return self._while_migrating(request, record, node.machines[key])
@@ -110,7 +112,7 @@ class PermitTransaction:
         node = node.with_limits(total.excess_over(given_back), node.watermark)
         node = after_first_request(node, key, None if settings.era is ProtocolEra.V0_12 else ask.last_permit)
         had = node.machines[key].assumed
-        node = ledger.replace_machine(node, key, _with_last_permit(node.machines[key], request, record.slot))
+        node = ledger.replace_machine(node, key, _with_last_permit(node.machines[key], request, slot))
         node = answer_request(
             node, key, ask.resources, self._factor(request, record, ask), leaving=begins, era=settings.era
         )
@@ -122,7 +124,7 @@ class PermitTransaction:
         node = node.with_limits(total, node.watermark)
         previous = machine.previous if machine.previous.exceeds(permit) else NO_RESOURCES
         bodies = [
-            encode_reply(request.version, permit, record.slot, settings.unit, migrate=migrate)
+            encode_reply(request.version, permit, slot, settings.unit, migrate=migrate)
             for migrate in ((True, False) if begins else (False,))
         ]
         machine = replace(machine, previous=previous, load=None if request.metrics is None else request.metrics.load1)
@@ -222,13 +224,19 @@ class PermitTransaction:
         if settings.era is not ProtocolEra.V0_12:
             return ask.step
         whole = not request.version.has_fractional_cpu
-        return grant_step(settings.unit, whole_cpus=whole, slot=record.slot, era=settings.era)
+        return grant_step(settings.unit, whole_cpus=whole, slot=self._slot(request, record), era=settings.era)
+
+    def _slot(self, request: PermitRequest, record: VmState) -> int:
+        """Bytes of a slot: of those in which memory changes, or of those in which the request counts it."""
+        if request.version.memory_is_bytes:
+            return record.slot
+        return record.wire_slot or self._book.settings.memory_slot
 
     def _while_migrating(self, request: PermitRequest, record: VmState, machine: MachineAccount) -> PermitGrant:
-        has = machine.assumed
-        if WireResources.of(has, request.version, record.slot) != request.resources:
+        has, slot = machine.assumed, self._slot(request, record)
+        if WireResources.of(has, request.version, slot) != request.resources:
             raise RequestError(400, "cannot change resources while the VM is migrating", f"it has {has}")
-        body = encode_reply(request.version, has, record.slot, self._book.settings.unit)
+        body = encode_reply(request.version, has, slot, self._book.settings.unit)
         return PermitGrant(record.key, record.node, body, has, has, has)
 
 

@@ -20,6 +20,7 @@ from devalloc.api.views import MachineView, as_mapping
 from devalloc.api.virtual_machine import MEMORY_BLOCK
 from devalloc.scaling.permits.ledger import NO_RESOURCES, MachineKey
 from devalloc.scaling.resources import Resources
+from devalloc.scaling.vm_info import LABEL_ALWAYS_MIGRATE, LABEL_MIGRATION, LABEL_SCALING
 from devalloc.store import Change, Object
 from devalloc.store import Key as ObjectKey
 
@@ -33,9 +34,6 @@ _MAX_TEXT = 1024
 
 MIGRATING = "Migrating"
 SHOULD_MIGRATE = "ShouldMigrate"
-LABEL_SCALING = "autoscaling.neon.tech/enabled"
-LABEL_MIGRATION = "autoscaling.neon.tech/auto-migration-enabled"
-LABEL_ALWAYS_MIGRATE = "autoscaling.neon.tech/testing-only-always-migrate"
 ANNOTATION_BILLING = "autoscaling.neon.tech/billing-endpoint-id"
 _MAX_AMOUNT = 2**62
 """No amount is larger."""
@@ -83,6 +81,10 @@ class VmState:
     migrating: VmCondition | None
     should_migrate: VmCondition | None
     machine_id: str
+    is_own: bool = True
+    """It is devalloc's, not NeonVM's: its conditions are written here."""
+    wire_slot: int | None = None
+    """Bytes of one of its memory slots, as its object says; None: it says none, so the server's own counts."""
     withdrawn: Resources | None = None
     """What it may have in this run where that was written down, and was taken off."""
 
@@ -108,7 +110,7 @@ def read_vm(obj: Object) -> VmState | None:
         # What QEMU was told and has not done yet may still come.
         for amounts in (as_mapping(status.get("observed")), as_mapping(status.get("applied"))):
             use = use.most(Resources(_cpus(amounts.get("cpus"), most.cpu), _bytes(amounts.get("memory"), most.memory)))
-        use = use.most(_usage(view.annotation(USAGE), most))
+        use = use.most(read_usage(view.annotation(USAGE), most))
     begins = Resources(_cpus(cpu.get("use")), _bytes(memory.get("use")))
     ceiling = spec.get("reserveMax") is True
     if (
@@ -142,12 +144,13 @@ def read_vm(obj: Object) -> VmState | None:
         reserve_max=ceiling,
         # Half a surrogate pair can be spelled and nothing can show it.
         billed_to=(view.annotation(ANNOTATION_BILLING) or "")[:_MAX_TEXT].encode("utf-8", "replace").decode(),
-        overcommit=_overcommit(view.annotation(OVERCOMMIT)),
+        overcommit=read_overcommit(view.annotation(OVERCOMMIT)),
         runner_pod=_pod(pod, view.key[0]) if pod else None,
         created=_text(view.metadata.get("creationTimestamp")),
         migrating=_condition(told_of.get(MIGRATING)),
         should_migrate=_condition(told_of.get(SHOULD_MIGRATE)),
         machine_id=_text(status.get("machineID")),
+        wire_slot=_bytes(memory.get("slotSize")) or None,
     )
 
 
@@ -220,7 +223,7 @@ def _permit(status: Mapping[str, Any], most: Resources) -> Resources | None:
     permit = as_mapping(status.get("permitted"))
     if not permit.get("givenBy") or permit.get("machineID", "") not in ("", status.get("machineID", "")):
         return None
-    return Resources(_cpus(permit.get("cpus"), most.cpu), _bytes(permit.get("memory"), most.memory))
+    return read_amounts(permit, most)
 
 
 def _reserved_for(obj: Object) -> Resources | None:
@@ -234,7 +237,7 @@ def _previous_amounts(status: Mapping[str, Any], most: Resources) -> Resources:
     if _permit(status, most) is None:
         return NO_RESOURCES
     previous = as_mapping(as_mapping(status.get("permitted")).get("kept"))
-    return Resources(_cpus(previous.get("cpus"), most.cpu), _bytes(previous.get("memory"), most.memory))
+    return read_amounts(previous, most)
 
 
 def _condition(entry: object) -> VmCondition | None:
@@ -245,9 +248,14 @@ def _condition(entry: object) -> VmCondition | None:
     )
 
 
-def _overcommit(text: object) -> Resources | None:
-    """What is missing is 1. None where nothing is said, or not all of it can be read."""
-    content = _annotated(text)
+def read_amounts(content: Mapping[str, Any], most: Resources) -> Resources:
+    """``cpus`` and ``memory``: nothing if one is missing, and ``most`` of it if it cannot be read."""
+    return Resources(_cpus(content.get("cpus"), most.cpu), _bytes(content.get("memory"), most.memory))
+
+
+def read_overcommit(text: object) -> Resources | None:
+    """The annotation of an overcommit, in thousandths: 1 for what it leaves out. None without one that is readable."""
+    content = annotated_json(text)
     if content is None:
         return None
     factors = [
@@ -256,15 +264,16 @@ def _overcommit(text: object) -> Resources | None:
     return Resources(*factors) if min(factors) >= 1 else None
 
 
-def _usage(text: object, most: Resources) -> Resources:
-    content = _annotated(text)
+def read_usage(text: object, most: Resources) -> Resources:
+    """The annotation of a usage; ``most`` if it cannot be read."""
+    content = annotated_json(text)
     if content is None:
         return NO_RESOURCES if text is None else most
     return Resources(_cpus(content.get("cpu"), most.cpu), _bytes(content.get("memory"), most.memory))
 
 
-def _annotated(text: object) -> dict[str, Any] | None:
-    """The JSON object that an annotation has; None where it has none that can be read."""
+def annotated_json(text: object) -> dict[str, Any] | None:
+    """The JSON object of an annotation; None without one that can be read."""
     if not isinstance(text, str) or len(text) > _MAX_TEXT:
         return None
     try:

@@ -281,6 +281,13 @@ class Reflectors:
 def _first_lists(reflectors: Sequence[Reflector]) -> str:
     """List all kinds consistently; returns their version of the API server. Marks optional kinds that are missing."""
     first, *others = sorted(reflectors, key=lambda each: each.resource.is_optional)
+    if first.resource.is_optional:  # all of them are
+        try:
+            first.list_if_served({})
+        except ApiError as error:
+            raise translate_error(error, f"list {first.resource.plural}") from error
+        if first.is_missing:
+            return _first_lists(others) if others else ""
     for number in range(FIRST_LIST_ATTEMPTS):
         version = _read_all(first)
         moment = {"resourceVersion": version, "resourceVersionMatch": "Exact"}

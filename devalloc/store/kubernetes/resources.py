@@ -31,7 +31,8 @@ class ApiResource:
     """A field selector, such as ``spec.nodeName=a``: select only these objects. It has one field for kinds that are
     written here."""
     labels: str = ""
-    """A label selector of one label, such as ``devalloc.io/allocated-node=a``: select only these objects."""
+    """A label selector of one label, with a value or without, such as ``devalloc.io/allocated-node=a``: select only
+    these objects."""
     without: tuple[tuple[str, ...], ...] = ()
     """Paths of fields to drop, for kinds that are only read, so that their authors cannot fill this process's memory.
     """
@@ -58,8 +59,9 @@ class ApiResource:
         """Whether the object is selected."""
         if self.namespace not in (None, obj["metadata"].get("namespace")):
             return False
-        label, _, value = self.labels.partition("=")
-        if label and (obj["metadata"].get("labels") or {}).get(label) != value:
+        label, has_value, value = self.labels.partition("=")
+        labels = obj["metadata"].get("labels") or {}
+        if label and (label not in labels or (has_value and labels[label] != value)):
             return False
         field, _, value = self.fields.partition("=")
         current: Any = obj

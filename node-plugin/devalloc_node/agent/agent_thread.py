@@ -56,7 +56,8 @@ class ChannelFactory:
         """Those of one machine."""
         settings, address = self.settings, scaled.address
         namespace, _, name = scaled.key.partition("/")
-        pod = PodName(namespace, name)
+        # Without a runner pod it is the machine's name: another devalloc knows it by that.
+        pod = PodName(namespace, (settings.asks_pods and scaled.runner_pod) or name)
         endpoint = self.endpoint or StaticEndpoint(settings.permits, settings.token)
         permits: PermitChannel = OwnPermits(scaled.bounds)
         if scaled.uid:

@@ -37,12 +37,14 @@ class ScaledMachine:
     """What is spoken at the monitor's port."""
     since: str = ""
     """When its object was made, as API servers write it: the oldest one has an address that several name."""
+    runner_pod: str = ""
+    """The pod that its object names as its runner, in its namespace: permit servers of others know machines by that."""
 
     @property
     def identity(self) -> str:
-        """What cannot change while it is scaled: its run, and where its guest is."""
+        """What cannot change while it is scaled: its run, where its guest is, and what permit servers know it by."""
         ports = f"{self.monitor_port} {self.metrics_port} {self.lfc_port}"
-        return f"{self.uid} {self.run} {self.address} {self.protocol} {ports}"
+        return f"{self.uid} {self.run} {self.address} {self.protocol} {ports} {self.runner_pod}"
 
 
 class PermitChannel(Protocol):

@@ -53,9 +53,10 @@ def _reason(state: ScalingState, wanted: Resources, errors: Mapping[str, str]) -
 def _why_not_more(state: ScalingState, wanted: Resources, errors: Mapping[str, str]) -> StuckReason:
     permit, last = state.plugin.permit, state.plugin.last
     if permit is None or wanted.exceeds(permit):
-        if state.plugin.failed_at is not None and "permits" in errors:
+        # A request that repeats one that failed or fell short is no news: each change of the reason is a write.
+        if "permits" in errors:
             return StuckReason("PermitFailed", errors["permits"])
-        if permit is not None and last is not None and not state.plugin.in_flight and last.resources.exceeds(permit):
+        if permit is not None and last is not None and last.resources == state.plugin.short_of:
             what = (
                 f"the agent asked for {amounts_text(last.resources)}; {amounts_text(permit)} is permitted: the "
                 "node has no more room"

@@ -162,9 +162,10 @@ def write_status(
         before = now.get("status") or {}
         preserved = [name for name in _PRESERVED if name in before and not (at_rest and name in _RESERVED)]
         after = {**status, **{name: before[name] for name in preserved}}
-        if _is_permitted_run(before, status):
+        reported = after.get("permitted", {}).get("givenBy")  # by the agent, of another program's server
+        if _is_permitted_run(before, status) and before["permitted"]["givenBy"] != reported:
             after["permitted"] = before["permitted"] if uses is None else _returned_permit(before["permitted"], uses)
-        elif "permitted" in after and "allocations" in after:
+        elif "permitted" in after and reported is None and "allocations" in after:
             after["permitted"] = _reserved_part(after["permitted"], reserved(now))
         return now if after == before else {**now, "status": after}
 
@@ -201,6 +202,17 @@ def status_of_scaling(wanted: MachineAmounts, guest: MachineAmounts | None) -> d
     """What differs in the status of a machine that is scaled by its load. ``guest``: what its guest says it has."""
     status = {"wanted": _amounts(wanted)}
     return status if guest is None else status | {"guestObserved": _amounts(guest)}
+
+
+def permit_by(server: str, amounts: MachineAmounts, run: str) -> dict[str, str]:
+    """``status.permitted`` of a machine whose agent asks another program's permit server, which is at this URL."""
+    return {**_amounts(amounts), "givenBy": server, "machineID": run}
+
+
+def runner_pod(obj: Object) -> str:
+    """The name of the pod that its status names as its runner, in its own namespace; empty without one."""
+    pod = (obj.get("status") or {}).get("runnerPod")
+    return pod if isinstance(pod, str) and "/" not in pod else ""
 
 
 def permitted_on(store: Store, node_name: str) -> dict[str, MachineAmounts]:

@@ -360,7 +360,8 @@ class MachineReconciler:
                 self.leave(key)
             return []
         try:
-            self._scaling.keep(scaled_machine(vm, vm.spec.scaling, machine, self._scaling))
+            pod = objects.runner_pod(held)
+            self._scaling.keep(scaled_machine(vm, vm.spec.scaling, machine, self._scaling, pod))
         except NodeError as error:
             self.leave(key)
             return [Outcome(error.code, error.message)]
@@ -448,9 +449,12 @@ class MachineReconciler:
         is_asked = bool(plugs) and machine is not None and machine.phase == "Running"
         addresses = self._operations.machines.guest_addresses(key) if is_asked else {}
         status = objects.status_of(vm, machine, plugs, reason, message, addresses)
-        if (report := self.scaling(objects.key_of(obj))) is not None:
+        if (report := self.scaling(objects.key_of(obj))) is not None and self._scaling is not None:
             status |= objects.status_of_scaling(amounts_of(report.wanted), guest_amounts(report))
             status.pop("permitted", None)  # the server of permits writes that
+            who = self._scaling.settings
+            if who.asks_pods and report.permitted is not None and machine is not None:  # another program's does not
+                status["permitted"] = objects.permit_by(who.permits, amounts_of(report.permitted), machine.id)
         if (
             machine is None and self._operations.machines.lost(key) is not None
         ):  # it is to be known again by what it was

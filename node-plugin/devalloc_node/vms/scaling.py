@@ -94,10 +94,10 @@ class ScalingControl(Protocol):
 
 
 def scaled_machine(
-    vm: VirtualMachine, scaling: MachineScaling, machine: MachineView, who: ScalingControl
+    vm: VirtualMachine, scaling: MachineScaling, machine: MachineView, who: ScalingControl, runner_pod: str = ""
 ) -> ScaledMachine:
-    """Raises Denied: its guest cannot be where its object says (``GuestElsewhere``), or no goal can be computed as
-    it says (``ScalingConfigInvalid``)."""
+    """``runner_pod``: as its status names it. Raises Denied: its guest cannot be where its object says
+    (``GuestElsewhere``), or no goal can be computed as it says (``ScalingConfigInvalid``)."""
     settings = who.settings
     _check_address(scaling.address, machine, who)
     return ScaledMachine(
@@ -112,6 +112,7 @@ def scaled_machine(
         scaling.lfc_metrics_port,
         scaling.protocol,
         vm.metadata.creation_timestamp or "",
+        runner_pod,
     )
 
 

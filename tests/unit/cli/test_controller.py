@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+from ipaddress import ip_network
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from devalloc.cli.verbs.controller import _certificate_problem, controller
+from devalloc.cli.verbs.controller import ControllerOptions, _certificate_problem, _permits, controller
+from devalloc.controller.permits.settings import PlainListener
+from devalloc.scaling.permits.arithmetic import PermitArithmetic
+from devalloc.scaling.resources import Resources
+from devalloc.scaling.versions import ProtocolEra
+from devalloc.settings import build
 
 SERVER = {"server": "https://127.0.0.1:1"}
 CONTENT = {
@@ -19,6 +25,9 @@ CONTENT = {
     "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
     "current-context": "x",
 }
+
+
+DOOR = ("--neon-permits=127.0.0.1:10297", "--neon-agents=10.0.0.0/8")
 
 
 @pytest.fixture
@@ -49,6 +58,21 @@ def test_outside_a_pod_there_is_no_service_account() -> None:
         (["--permits", "10299"], "--permits must be HOST:PORT such as 0.0.0.0:10299"),
         (["--permits", "0.0.0.0:10299"], "name the one that nodes use with --permits-address"),
         (["--permits", "0.0.0.0:10299", "--permits-address", "a/b"], "--permits-address must be an address or a name"),
+        ([*DOOR, "--neon"], "--neon-permits needs --permits"),
+        (["--permits=127.0.0.1:0", *DOOR], "--neon-permits needs --neon:"),
+        (["--permits=127.0.0.1:0", "--neon", DOOR[0]], "--neon-permits needs --neon-agents"),
+        (["--permits=127.0.0.1:0", "--neon", DOOR[1]], "--neon-agents needs --neon-permits"),
+        (["--permits=127.0.0.1:0", "--neon", "--neon-permits=0.0.0.0:1", DOOR[1]], "one address to listen at"),
+        (["--permits=127.0.0.1:0", "--neon", "--neon-permits=10297", DOOR[1]], "must be HOST:PORT"),
+        (["--permits=127.0.0.1:0", "--neon", DOOR[0], "--neon-agents=0.0.0.0/0"], "contains every address"),
+        (["--permits=127.0.0.1:0", "--neon", DOOR[0], "--neon-agents=10.0.0.7/8"], "--neon-agents must be a network"),
+        (["--permits=127.0.0.1:0", "--permits-overcommit=2,2"], "--permits-overcommit needs --compat newest"),
+        (["--permits=127.0.0.1:0", "--compat=newest", "--permits-overcommit=2,0"], "must be two numbers from 0.001"),
+        (["--permits=127.0.0.1:0", "--permits-watermark=1.5,1"], "must be two numbers above 0 and at most 1"),
+        (["--permits=127.0.0.1:0", "--permits-system=1"], "--permits-system must be CPU and memory"),
+        (["--permits=127.0.0.1:0", "--memory-slot-size=3"], "--memory-slot-size must be a multiple of 2Mi"),
+        (["--permits=127.0.0.1:0", "--compute-unit=250m"], "--compute-unit must be CPU and memory"),
+        (["--permits-watermark=0.5,0.5"], "--permits-watermark needs --permits"),
         (["--lease", "500ms"], "--lease must be at least 1s"),
         (["--lease", "soon"], "invalid duration"),
         (["--tls-certificate", "KUBECONFIG"], "must be given together"),
@@ -70,3 +94,25 @@ def test_a_certificate_that_cannot_be_served_yet_keeps_no_claim_from_being_answe
     certificate.write_text("x")
     key.write_text("y")
     assert _certificate_problem(certificate, key).startswith(f"{certificate}, {key}: ")
+
+
+def test_the_arithmetic_of_permits_is_what_the_options_say(kubeconfig: Path) -> None:
+    words = [
+        *("--permits=127.0.0.1:0", "--neon", *DOOR, "--neon-agents=fd00::/8", "--compat=newest"),
+        *("--compute-unit=1,2Gi", "--permits-watermark=0.8,0.7", "--permits-system=500m,1Gi"),
+        *("--permits-overcommit=2,1.5", "--memory-slot-size=512Mi"),
+    ]
+    context = controller.make_context("controller", [f"--kubeconfig={kubeconfig}", *words])
+    options = build(ControllerOptions, context.params)
+    at = _permits(options)
+    assert at is not None
+    assert at.neon
+    assert (at.era, at.unit) == (ProtocolEra.NEWEST, Resources(1000, 2 << 30))
+    assert at.arithmetic == PermitArithmetic(
+        cpu_watermark=0.8,
+        memory_watermark=0.7,
+        system=Resources(500, 1 << 30),
+        overcommit=Resources(2000, 1500),
+        memory_slot=512 << 20,
+    )
+    assert at.plain == PlainListener("127.0.0.1", 10297, (ip_network("10.0.0.0/8"), ip_network("fd00::/8")))

@@ -151,6 +151,8 @@ def test_there_is_no_monitor_where_there_is_no_controller() -> None:
         render_manifests(InstallOptions(publish="slices", service_monitor=True))
     with pytest.raises(ValueError, match="no controller"):
         render_manifests(InstallOptions(publish="slices", permits=True))
+    with pytest.raises(ValueError, match="no controller to read NeonVM"):
+        render_manifests(InstallOptions(publish="slices", neon=True))
     with pytest.raises(ValueError, match="no VirtualMachines"):
         render_manifests(InstallOptions(publish="slices", machines_in_edit=True))
 

@@ -14,7 +14,7 @@ from devalloc.api import decode
 from devalloc.install.chart import chart
 from devalloc.install.manifests import WORKER, InstallOptions, render_manifests
 
-EVERYTHING = InstallOptions(publish="both", resource_claims=True, permits=True)
+EVERYTHING = InstallOptions(publish="both", resource_claims=True, permits=True, neon=True)
 VIRTUAL = {"allocate", "prepare", "prioritize", "use-host-paths"}
 """Verbs that no API has, and that policies ask for: what they allow acts on the whole cluster."""
 CHECK = re.compile(r"authorizer\b(.*?)\.check\('([^']*)'\)", re.DOTALL)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -36,6 +37,25 @@ async def _after(
     await asyncio.gather(task, return_exceptions=True)
     assert report is not None
     return report
+
+
+@asynccontextmanager
+async def _scaling(around: ScalerFakes) -> AsyncIterator[Scaler]:
+    """A scaler at work, with the shipped waits."""
+    scaler = Scaler("ns/vm", ScalingRules(UNIT), BOUNDS, CONFIG, around.channels, None, random.Random(1))
+    task = asyncio.create_task(scaler.run())
+    try:
+        yield scaler
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def _code(scaler: Scaler) -> str:
+    report = scaler.report()
+    assert report is not None
+    assert report.reason is not None
+    return report.reason.code
 
 
 def reason_codes(
@@ -97,6 +117,63 @@ def test_each_way_to_get_nowhere_has_its_reason(
     around: Callable[[], ScalerFakes], reason: str | None, stuck: list[str]
 ) -> None:
     assert reason_codes(around()) == (reason, stuck)
+
+
+@pytest.mark.parametrize("around", [_full, lambda: _failing("ask", NO)], ids=["short", "failing"])
+def test_a_request_that_only_repeats_the_last_one_changes_nothing_in_the_report(
+    around: Callable[[], ScalerFakes],
+) -> None:
+    """Each change of it is a write of the machine's object."""
+
+    async def main() -> tuple[set[str], int]:
+        slow = around()
+        answer = slow.ask
+
+        async def ask(last: Resources | None, target: Resources, metrics: SystemMetrics | None) -> Resources:
+            await asyncio.sleep(1.0)  # as long as Neon's plugin takes for what it does not grant in full
+            return await answer(last, target, metrics)
+
+        slow.ask = ask  # type: ignore[method-assign]
+        reasons, count = set(), 0
+        async with _scaling(slow) as scaler:
+            await asyncio.sleep(60.0)
+            before = slow.did.count("ask")
+            for _ in range(300):
+                await asyncio.sleep(0.1)
+                report = scaler.report()
+                assert report is not None
+                assert report.reason is not None
+                reasons.add(f"{report.reason.code} {report.reason.message} {report.permitted} {report.wanted}")
+            count = slow.did.count("ask") - before
+        return reasons, count
+
+    reasons, count = run(main(), sockets=False)
+    assert count >= 5
+    assert len(reasons) == 1, reasons
+
+
+def test_more_than_what_fell_short_is_news() -> None:
+    async def main() -> list[str]:
+        around = ScalerFakes(UNIT, load=3)
+        around.room = UNIT * 2
+        codes = []
+        async with _scaling(around) as scaler:
+            await asyncio.sleep(20.0)
+            codes.append(_code(scaler))
+            around.load = 5
+            answer = around.ask
+
+            async def ask(last: Resources | None, target: Resources, metrics: SystemMetrics | None) -> Resources:
+                await asyncio.sleep(1.0)
+                return await answer(last, target, metrics)
+
+            around.ask = ask  # type: ignore[method-assign]
+            for _ in range(200):
+                await asyncio.sleep(0.1)
+                codes += [code] if (code := _code(scaler)) != codes[-1] else []
+        return codes
+
+    assert run(main(), sockets=False) == ["PermitShort", "PermitPending", "PermitShort"]
 
 
 def test_what_was_not_done_in_full_is_told_as_it_is_and_tried_again_later() -> None:

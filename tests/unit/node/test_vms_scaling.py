@@ -251,6 +251,52 @@ def test_what_it_should_have_and_why_it_has_not_stands_in_its_status(world: Worl
     assert "reason" not in world.status()
 
 
+SERVER = "http://10.0.0.3:10299/"
+
+
+def asks_another_program(world: World) -> None:
+    """Permits are another program's from now on."""
+    world.scalers.settings = replace(world.scalers.settings, permits=SERVER, asks_pods=True)
+
+
+def test_what_another_programs_server_permits_is_written_by_the_agents_node(world: World) -> None:
+    asks_another_program(world)
+    run = world.status()["machineID"]
+    world.scalers.reports[KEY] = report(Resources(2500, 2 * GIB))
+    world.round()
+    given = {"cpus": "2", "memory": "1Gi", "givenBy": SERVER, "machineID": run}
+    assert world.status()["permitted"] == given
+    world.scalers.reports[KEY] = replace(report(Resources(2500, 2 * GIB)), permitted=Resources(2500, 2 * GIB))
+    world.round()
+    assert world.status()["permitted"] == {**given, "cpus": "2500m", "memory": "2Gi"}
+    # An agent that begins anew knows no permit yet: the last one holds.
+    world.scalers.reports[KEY] = replace(report(Resources(2500, 2 * GIB)), permitted=None)
+    world.round()
+    assert world.status()["permitted"] == {**given, "cpus": "2500m", "memory": "2Gi"}
+
+
+def test_a_permit_that_a_server_wrote_itself_stays_the_servers(world: World) -> None:
+    asks_another_program(world)
+    old = world.store.get("VirtualMachine", "default", "web")
+    own = {"cpus": "3", "memory": "2Gi", "givenBy": "s-1", "machineID": world.status()["machineID"]}
+    world.store.replace_status({**old, "status": {**old["status"], "permitted": own}})
+    world.scalers.reports[KEY] = report(Resources(2500, 2 * GIB))
+    world.round()
+    assert world.status()["permitted"] == own
+
+
+def test_the_agent_learns_by_which_pod_others_know_the_machine(world: World) -> None:
+    assert world.scalers.by_key[KEY].runner_pod == ""
+    before = world.scalers.by_key[KEY].identity
+    for name, pod in (("web-x7k2p", "web-x7k2p"), ("elsewhere/web-x7k2p", "")):
+        old = world.store.get("VirtualMachine", "default", "web")
+        world.store.replace_status({**old, "status": {**old["status"], "runnerPod": name}})
+        world.round()
+        assert world.scalers.by_key[KEY].runner_pod == pod
+        assert world.status()["runnerPod"] == name, "another process writes it"
+        assert (world.scalers.by_key[KEY].identity == before) is (pod == "")
+
+
 @pytest.mark.parametrize(
     ("says", "expected"),
     [

@@ -13,17 +13,8 @@ from devalloc.scaling.config import ScalingOverrides
 from devalloc.scaling.peer_json import Unreadable
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra
-from tests.support.vm_info import (
-    CpuInfo,
-    MemoryInfo,
-    ReadVmInfo,
-    VmInfo,
-    VmRevision,
-    from_json,
-    from_pod,
-    from_vm,
-    to_json,
-)
+from devalloc.scaling.vm_info import CpuInfo, MemoryInfo, ReadVmInfo, VmInfo, VmRevision, from_pod, from_vm
+from tests.support.vm_info import from_json, to_json
 
 GIB = 2**30
 BOUNDS = "autoscaling.neon.tech/bounds"

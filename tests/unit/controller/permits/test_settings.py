@@ -37,7 +37,7 @@ def test_what_makes_no_sense_is_refused() -> None:
 def test_limits_by_era() -> None:
     limit, system = Resources(10_000, 1000), Resources(500, 100)
     assert Settings().limits(limit) == (limit, Resources(9000, 900))
-    assert Settings(system=system).limits(limit)[0] == limit, "the newer ones look at what is allocatable"
+    assert Settings(system=system).limits(limit)[0] == Resources(9500, 900), "the reserve counts in every era"
     old = Settings(era=ProtocolEra.V0_12, system=system)
     assert old.limits(limit) == (Resources(9500, 900), Resources(6650, 630))
     assert Settings(cpu_watermark=0.5).limits(limit)[1] == Resources(5000, 900)

@@ -1,7 +1,7 @@
 """Peers' bounds of a machine: the annotation ``autoscaling.neon.tech/bounds``, and what is reasonable.
 
 The annotation is ``{"min": {"cpu": "250m", "mem": "1Gi"}, "max": {"cpu": 4, "mem": "16Gi"}}``. All four amounts are
-required; every problem is told with its path, never only the first.
+required; all problems are reported, with their paths.
 """
 
 from __future__ import annotations
@@ -10,26 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from devalloc.api.problems import Problem
-from devalloc.scaling import peer_json
-from devalloc.scaling.peer_json import JsonFields, Unreadable, bytes_to_json, cpu_to_json
+from devalloc.scaling.peer_json import JsonFields, Unreadable, bytes_to_json, cpu_to_json, decode_text
 from devalloc.scaling.resources import Resources, ScalingBounds
 
 MAX_ANNOTATION = 4096
 """Characters of the annotation; more is refused unread."""
 MIN_CPU = 50
 MAX_CPU = 512_000
-"""Beyond these, in thousandths of a CPU, somebody has most likely mistaken the unit."""
+"""Thousandths of a CPU. Amounts beyond these are most likely in another unit."""
 MAX_SLOTS = 2**16 - 1
 """Memory slots of a machine that peers can count."""
-
-
-def decode_text(text: str) -> object:
-    """The value of a text that has one, such as an annotation, for JsonFields. Raises Unreadable."""
-    text = text.strip(peer_json._SPACE)
-    value, end = peer_json._value(text, "it")
-    if end < len(text):
-        raise Unreadable("it has more than one JSON value")
-    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +56,7 @@ def _read_end(fields: JsonFields, name: str, slot_size: int, path: str, problems
 def required_amount(
     fields: JsonFields, name: str, read: Callable[[str], int], path: str, problems: list[Problem]
 ) -> int:
-    """An amount that is required and not zero; 0, with a problem, where it is not to be had."""
+    """An amount that is required and not zero; 0, with a problem, if there is none."""
     where = join_path(path, fields.path(name))
     try:
         value = read(name)

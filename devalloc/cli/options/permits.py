@@ -1,0 +1,137 @@
+"""Options of the arithmetic of a permit server, for the one of a node and that of a cluster's controller."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from devalloc.cli.command import BadInput
+from devalloc.settings import Setting, setting, settings_of
+
+if TYPE_CHECKING:
+    from devalloc.scaling.permits.arithmetic import PermitArithmetic
+    from devalloc.scaling.resources import Resources
+    from devalloc.scaling.versions import ProtocolEra
+
+COMPAT = Setting(
+    "Which releases of other agents and permit servers to follow if they differ.",
+    flag="--compat",
+    type=click.Choice(["v0.12", "v0.31", "newest"]),
+    env="DEVALLOC_COMPAT",
+    unset="newest, but v0.31 for granting permits",
+)
+COMPUTE_UNIT = Setting(
+    "Step by which machines grow and shrink.",
+    flag="--compute-unit",
+    metavar="CPU,MEMORY",
+    env="DEVALLOC_COMPUTE_UNIT",
+    unset="250m,1Gi",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PermitsOptions:
+    """How a permit server counts. All have an effect only where one runs."""
+
+    watermark: str | None = setting(
+        "Parts of a node's CPU and memory at which machines should start to leave it.",
+        flag="--permits-watermark",
+        metavar="FRACTION,FRACTION",
+        env="DEVALLOC_PERMITS_WATERMARK",
+        unset="0.9,0.9; with --compat v0.12 0.7,0.7",
+    )
+    system: str | None = setting(
+        "Part of each node that is not for machines.",
+        flag="--permits-system",
+        metavar="CPU,MEMORY",
+        env="DEVALLOC_PERMITS_SYSTEM",
+        unset="0,0",
+    )
+    overcommit: str | None = setting(
+        "With --compat newest: how many times a node's CPU and memory may be promised, for machines without the "
+        "annotation vm.neon.tech/overcommit.",
+        flag="--permits-overcommit",
+        metavar="RATIO,RATIO",
+        env="DEVALLOC_PERMITS_OVERCOMMIT",
+        unset="1,1",
+    )
+    memory_slot_size: str | None = setting(
+        "Memory slot of machines whose object names none, for agents before v4.0 of the protocol, which count memory "
+        "in slots.",
+        metavar="SIZE",
+        env="DEVALLOC_MEMORY_SLOT_SIZE",
+        unset="1Gi",
+    )
+
+
+OF_PERMITS = tuple(each.flag for each in settings_of(PermitsOptions))
+"""The names of these options."""
+
+
+def permit_arithmetic(options: PermitsOptions, era: ProtocolEra) -> PermitArithmetic:
+    """The arithmetic that the options say, for a server of this era. Raises BadInput."""
+    from devalloc.scaling.permits.arithmetic import PermitArithmetic
+    from devalloc.scaling.versions import ProtocolEra
+
+    if options.overcommit is not None and era is not ProtocolEra.NEWEST:
+        raise BadInput(f"--permits-overcommit needs --compat newest: {era.value} has no overcommit of permits")
+    plain = PermitArithmetic()
+    cpu, memory = _fractions(options.watermark)
+    return PermitArithmetic(
+        cpu_watermark=cpu,
+        memory_watermark=memory,
+        system=plain.system if options.system is None else amounts("--permits-system", options.system, "500m,1Gi"),
+        overcommit=plain.overcommit if options.overcommit is None else _ratios(options.overcommit),
+        memory_slot=plain.memory_slot if options.memory_slot_size is None else _slot(options.memory_slot_size),
+    )
+
+
+def amounts(name: str, text: str, example: str) -> Resources:
+    """``CPU,MEMORY``. Raises BadInput."""
+    from devalloc.api.quantity import QuantityError
+    from devalloc.scaling.peer_json import WireAmountError, bytes_from_json, cpu_from_json
+    from devalloc.scaling.resources import Resources
+
+    try:
+        cpu, memory = text.split(",")
+        return Resources(cpu_from_json(cpu), bytes_from_json(memory))
+    except (ValueError, WireAmountError, QuantityError):
+        raise BadInput(f"{name} must be CPU and memory, such as {example}, not {text}") from None
+
+
+def _fractions(text: str | None) -> tuple[float | None, float | None]:
+    if text is None:
+        return None, None
+    try:
+        cpu, memory = (float(part) for part in text.split(","))
+    except ValueError:
+        cpu = memory = 0.0
+    if not (0 < cpu <= 1 and 0 < memory <= 1):
+        raise BadInput(f"--permits-watermark must be two numbers above 0 and at most 1, such as 0.9,0.8, not {text}")
+    return cpu, memory
+
+
+def _ratios(text: str) -> Resources:
+    from decimal import Decimal, InvalidOperation
+
+    from devalloc.scaling.resources import Resources
+
+    try:
+        cpu, memory = (Decimal(part) for part in text.split(","))
+        good = all(ratio.is_finite() and Decimal("0.001") <= ratio <= 1000 for ratio in (cpu, memory))
+    except (ValueError, InvalidOperation):
+        good = False
+    if not good:
+        raise BadInput(f"--permits-overcommit must be two numbers from 0.001 to 1000, such as 2,1.5, not {text}")
+    return Resources(int(cpu * 1000), int(memory * 1000))
+
+
+def _slot(text: str) -> int:
+    from devalloc.api.virtual_machine import MEMORY_BLOCK
+
+    size = amounts("--memory-slot-size", f"0,{text}", "0,1Gi").memory if "," not in text else 0
+    if size == 0 or size % MEMORY_BLOCK:
+        raise BadInput(f"--memory-slot-size must be a multiple of 2Mi, such as 1Gi, not {text}")
+    return size

@@ -1,0 +1,132 @@
+"""Write ``status.runnerPod`` of VirtualMachines from the pods that run them.
+
+A permit server of another program, and Neon's agents, know a machine by the pod that runs it. Such a pod names its
+machine in a label and has the machine's amounts in an annotation. A VirtualMachine gets the name of the newest pod of
+its namespace that names it and is on its node, if it has the label ``autoscaling.neon.tech/enabled: "true"``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+
+from devalloc.api.views import MachineView, ObjectView, as_mapping
+from devalloc.scaling.permits.ledger import MachineKey
+from devalloc.scaling.vm_info import LABEL_NAME, LABEL_SCALING, from_pod
+from devalloc.store import Conflict, Event, EventType, NotFound, Object, Store, StoreError
+from devalloc.store.kubernetes.resources import ApiResource
+
+log = logging.getLogger(__name__)
+
+KIND = "VirtualMachine"
+RUNNER_PODS = ApiResource(
+    "Pod",
+    "",
+    "v1",
+    "pods",
+    True,
+    True,
+    labels=LABEL_NAME,
+    without=(
+        *(("spec", name) for name in ("affinity", "containers", "initContainers", "tolerations", "volumes")),
+        *(("status", name) for name in ("conditions", "containerStatuses", "initContainerStatuses")),
+    ),
+)
+"""Pods with the label that names their machine."""
+POD = RUNNER_PODS.store_kind
+RETRY_SECONDS = 2.0
+_HAS_ENDED = frozenset({"Succeeded", "Failed"})
+
+
+class RunnerPods:
+    """``run`` in a thread of a process that leads."""
+
+    def __init__(self, store: Store) -> None:
+        """``store``: has VirtualMachines and ``RUNNER_PODS``."""
+        self._store = store
+        self._pods: dict[MachineKey, dict[str, Object]] = {}
+        """The pods of each machine, by their names."""
+        self._machines: dict[MachineKey, Object] = {}
+
+    def run(self, stop: threading.Event) -> None:
+        """Write what changes, until ``stop`` is set."""
+        while not stop.is_set():
+            try:
+                self._pods, self._machines = {}, {}
+                listing = self._store.list((KIND, POD))
+                changed = {key for obj in listing.objects for key in self._note(obj, is_gone=False)}
+                self.write(sorted(changed))
+                for event in self._store.watch((KIND, POD), listing.resource_version, stop=stop):
+                    self.heard(event)
+            except StoreError as error:
+                log.warning("cannot write which pods run machines: %s; trying again", error)
+                stop.wait(RETRY_SECONDS)
+
+    def heard(self, event: Event) -> None:
+        """A machine or a pod changed. Raises StoreError."""
+        self.write(self._note(event.object, is_gone=event.type is EventType.DELETED))
+
+    def _note(self, obj: Object, *, is_gone: bool) -> list[MachineKey]:
+        """The machines that it concerns."""
+        if obj["kind"] == KIND:
+            key = MachineView(obj).key
+            if is_gone:
+                self._machines.pop(key, None)
+            else:
+                self._machines[key] = obj
+            return [key]
+        namespace, name = obj["metadata"]["namespace"], obj["metadata"]["name"]
+        # The label of a pod can change, so all that it ran may be concerned.
+        before = [key for key, pods in self._pods.items() if key[0] == namespace and name in pods]
+        for key in before:
+            del self._pods[key][name]
+            if not self._pods[key]:
+                del self._pods[key]
+        read = from_pod(obj)
+        if is_gone or read.info is None:
+            if not is_gone:
+                log.info("pod %s/%s runs no machine that can be read: %s", namespace, name, read.problems[0])
+            return before
+        key = namespace, read.info.name
+        self._pods.setdefault(key, {})[name] = obj
+        return list(dict.fromkeys((*before, key)))
+
+    def write(self, keys: Iterable[MachineKey]) -> None:
+        """Have these machines name their pods. Raises StoreError."""
+        for key in keys:
+            while (machine := self._machines.get(key)) is not None:
+                pod = runner_pod(machine, self._pods.get(key, {}).values())
+                status = as_mapping(machine.get("status"))
+                if pod is None or status.get("runnerPod", "") == pod:
+                    break
+                others = {name: value for name, value in status.items() if name != "runnerPod"}
+                try:
+                    changed = {**machine, "status": {**others, "runnerPod": pod} if pod else others}
+                    self._machines[key] = self._store.replace_status(changed)
+                except NotFound:
+                    break
+                except Conflict:
+                    with suppress(NotFound):
+                        self._machines[key] = self._store.get(KIND, *key)
+
+
+def runner_pod(machine: Object, pods: Iterable[Object]) -> str | None:
+    """The name of the pod that runs a machine; empty without one; None if the machine's owner did not ask for it."""
+    labels = as_mapping(machine["metadata"].get("labels"))
+    if labels.get(LABEL_SCALING) != "true":
+        return None
+    node = MachineView(machine).node
+    live = [
+        pod
+        for pod in pods
+        if node is not None
+        and as_mapping(pod.get("spec")).get("nodeName") == node
+        and as_mapping(pod.get("status")).get("phase") not in _HAS_ENDED
+        and not ObjectView(pod).is_deleting
+    ]
+    newest = max(
+        live, key=lambda pod: (pod["metadata"].get("creationTimestamp", ""), pod["metadata"]["name"]), default=None
+    )
+    return "" if newest is None else str(newest["metadata"]["name"])

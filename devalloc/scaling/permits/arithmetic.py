@@ -1,0 +1,39 @@
+"""What an administrator can set of the arithmetic of permits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from devalloc.scaling.permits.ledger import NO_OVERCOMMIT, NO_RESOURCES
+from devalloc.scaling.resources import Resources
+
+MEMORY_SLOT = 2**30
+"""Bytes: the slot of machines in existing installations that name none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PermitArithmetic:
+    """The same for all nodes of a server. Amounts are in thousandths of a CPU and bytes."""
+
+    cpu_watermark: float | None = None
+    """The part of a node at which machines should start to migrate away; None: 0.9, or 0.7 in v0.12."""
+    memory_watermark: float | None = None
+    system: Resources = NO_RESOURCES
+    """The part of each node that is not for machines."""
+    overcommit: Resources = NO_OVERCOMMIT
+    """In the newest release: thousandths of the capacity that it may promise, for machines that set none."""
+    memory_slot: int = MEMORY_SLOT
+    """Bytes of a memory slot of machines whose object names none, for agents that count memory in slots."""
+
+    def __post_init__(self) -> None:
+        for name in ("cpu_watermark", "memory_watermark"):
+            mark = getattr(self, name)
+            if mark is not None and not 0 < mark <= 1:
+                raise ValueError(f"{name} must be above 0 and at most 1, not {mark}")
+        if self.memory_slot <= 0:
+            raise ValueError(f"memory_slot must be above 0, not {self.memory_slot}")
+        if min(self.overcommit.cpu, self.overcommit.memory) < 1:
+            raise ValueError("overcommit must be above 0 for both CPU and memory")
+
+
+DEFAULT_ARITHMETIC = PermitArithmetic()

@@ -1,0 +1,208 @@
+"""Neon's installation beside devalloc's: its agent is permitted what its machines ask for by the controller, with the
+rights that `devalloc install --neon` gives it; its machines count on their nodes; pods are named by their labels."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devalloc.store.kubernetes import Client, KubernetesStore
+from tests.conformance.test_guest_monitor_process import started
+from tests.support import kube_rights, neon_installation
+from tests.support.controller_processes import Process
+from tests.support.fake_guest_tree import GuestTree
+from tests.support.host_pools import host
+from tests.support.kube_api import Cluster
+from tests.support.neon_installation import AgentError, MonitorPeer, NeonVms, ScriptedAgent, vm
+from tests.support.permit_bench import GIB, machine
+from tests.support.permit_storm_cluster import MACHINES, POOLS, controller, prepared_cluster
+from tests.support.ports import free_ports
+from tests.support.waiting import until
+
+NODE = "node-a"
+
+
+@pytest.fixture
+def neon(cluster: Cluster) -> Iterator[NeonVms]:
+    """A cluster with both CRDs, and a node of 8 CPUs and 16 GiB."""
+    with prepared_cluster(cluster, NODE):
+        kube_rights.install(cluster, "both", permits=True, neon=True)
+        neon_installation.install(cluster)
+        assert cluster.create(POOLS, host(NODE, cpus=8, memory=16)).ok
+        try:
+            yield NeonVms(cluster, NODE)
+        finally:
+            neon_installation.remove(cluster)
+
+
+def start(neon: NeonVms, folder: Path, port: int, name: str = "one") -> Process:
+    """A controller with a port for agents, which 127.0.0.1 may connect to."""
+    process = controller(neon.cluster, folder, name, "4s")
+    process.options = (*process.options, "--neon", f"--neon-permits=127.0.0.1:{port}", "--neon-agents=127.0.0.1/32")
+    process.start()
+    until(lambda: "by plain HTTP" in process.output() and process, f"{name} serves", context=lambda: process.output())
+    return process
+
+
+def permit(neon: NeonVms, name: str) -> Any:
+    text = neon.get(name)["metadata"].get("annotations", {}).get("devalloc.io/permitted")
+    return text and json.loads(text)
+
+
+def test_neons_agent_scales_its_machine_by_permits_of_the_controller(neon: NeonVms, tmp_path: Path) -> None:
+    neon.start(vm("vm1", ("250m", "8", "250m"), (1, 16, 1)), "vm1-x7k2p")
+    neon.start(vm("fixed", ("2", "2", "2"), (4, 4, 4), labels={}), "fixed-p0d")  # it is not scaled, and counts
+    (port,) = free_ports(1)
+    process = start(neon, tmp_path, port)
+    agent = ScriptedAgent(neon, "vm1", ("127.0.0.1", port))
+    guest = GuestTree(tmp_path / "guest", memory=GIB, used=300 * 2**20)
+    try:
+        with started("as a verb", "--root", str(tmp_path / "guest"), "--allow", "127.0.0.1") as (_, monitor_port, _):
+            monitor = MonitorPeer(f"ws://127.0.0.1:{monitor_port}/monitor")
+            assert agent.ask(250, 1) == (250, 1), "it registers, without a last permit"
+            assert agent.grow(monitor, 1000, 4) == (1000, 4)
+            given = permit(neon, "vm1")
+            assert (given["cpus"], given["memory"], given["runnerPod"]) == ("1", "4Gi", "vm1-x7k2p")
+            assert agent.grow(monitor, 8000, 16) == (6000, 12), "the other machine has the rest of the node"
+            guest.set_memory(12 * GIB, 11 * GIB)
+            assert not agent.shrink(monitor, 500, 2), "its memory is in use"
+            guest.set_memory(12 * GIB, 300 * 2**20)
+            until(lambda: agent.shrink(monitor, 500, 2), "the guest agrees")
+            assert (permit(neon, "vm1")["cpus"], permit(neon, "vm1")["memory"]) == ("500m", "2Gi")
+
+        # What was permitted outlives the controller, and its node is not given away twice.
+        agent.grow(_Absent(), 6000, 12)
+        process.close()
+        with pytest.raises(OSError, match="refused"):
+            agent.ask(6000, 12)
+        process = start(neon, tmp_path, port, "two")
+        again = ScriptedAgent(neon, "vm1", ("127.0.0.1", port))  # one that was restarted, too
+        assert again.ask(6000, 12) == (6000, 12)
+        assert again.ask(8000, 16) == (6000, 12)
+
+        # A new run has another pod; the permit of the last one is not its own.
+        assert neon.cluster.delete(f"{neon_installation.PODS}/vm1-x7k2p?gracePeriodSeconds=0").ok
+        again.scale(250, 1)
+        neon.run(neon.get("vm1"), "vm1-b2c3d")
+        again.last_permit = None
+        until(lambda: _try(again, 250, 1) == (250, 1), "the new pod is known")
+        assert permit(neon, "vm1")["runnerPod"] == "vm1-b2c3d"
+    finally:
+        process.close()
+    assert "forbidden" not in process.output().lower(), process.output()
+
+
+class _Absent(MonitorPeer):
+    """A guest whose monitor agrees to everything."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+
+    def upscaled(self, cpu: int, gib: int) -> bool:
+        return True
+
+
+def _try(agent: ScriptedAgent, cpu: int, gib: int) -> tuple[int, int] | str:
+    try:
+        return agent.ask(cpu, gib)
+    except AgentError as error:
+        return str(error)
+
+
+def test_machines_of_both_share_their_node_and_pods_are_named_in_a_status(neon: NeonVms, tmp_path: Path) -> None:
+    """devalloc's own machine has a runner pod as well: the agent may ask for it by that."""
+    cluster = neon.cluster
+    neon.start(vm("vm1", ("1", "8", "1"), (2, 16, 2)), "vm1-x7k2p")
+    (port,) = free_ports(1)
+    process = start(neon, tmp_path, port)
+    try:
+        with closing(KubernetesStore(Client.connect(cluster.kubeconfig("admin")))) as store:
+            store.create(machine("web"))
+            store.create(machine("plain", labels={}))
+            guest = vm("web", ("250m", "8", "250m"), (1, 16, 1))["spec"]["guest"]
+            for name, pod in (("web", "web-old"), ("web", "web-new"), ("plain", "plain-pod")):
+                neon.pod(pod, name, guest, neon_installation.SCALED)
+
+            def pod_of(name: str) -> Any:
+                return cluster.get(f"{MACHINES}/{name}").content.get("status", {}).get("runnerPod")
+
+            until(lambda: pod_of("web") in ("web-new", "web-old"), "its pod is named", context=process.output)
+            named = pod_of("web")
+            assert cluster.delete(f"{neon_installation.PODS}/{named}?gracePeriodSeconds=0").ok
+            other = {"web-new": "web-old", "web-old": "web-new"}[named]
+            until(lambda: pod_of("web") == other, "the pod that is left is named")
+            assert pod_of("plain") is None, "its owner did not ask for it"
+
+            def ask(pod: str) -> tuple[int, bytes]:
+                body = json.dumps(
+                    {
+                        "protoVersion": 7,
+                        "pod": {"namespace": "default", "name": pod},
+                        "computeUnit": {"vCPUs": "250m", "mem": "1Gi"},
+                        "resources": {"vCPUs": 8, "mem": "16Gi"},
+                        "lastPermit": None,
+                        "metrics": None,
+                    }
+                )
+                with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+                    connection.request("POST", "/", body)
+                    answer = connection.getresponse()
+                    return answer.status, answer.read()
+
+            # vm1 has one CPU and 2 GiB of the node's 8 and 16, once its agent says that it has no more; the other
+            # machine of devalloc counts for its least.
+            assert ScriptedAgent(neon, "vm1", ("127.0.0.1", port)).ask(1000, 2) == (1000, 2)
+            until(lambda: ask(other)[0] == 200, "it is asked for by its pod", context=lambda: ask(other))
+            assert json.loads(ask(other)[1]) == {"permit": {"vCPUs": "6750m", "mem": "13Gi"}}
+            assert ask("web") == (404, b"pod not found"), "by its own name it is not known there"
+            assert ask("plain-pod")[0] == 404
+    finally:
+        process.close()
+    assert "forbidden" not in process.output().lower(), process.output()
+
+
+def test_authors_of_machines_write_no_permits(neon: NeonVms) -> None:
+    neon.start(vm("vm1", ("1", "8", "1"), (2, 16, 2)), "vm1-x7k2p")
+    cluster = neon.cluster
+    roles = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
+    space = f"/api/v1/namespaces/{kube_rights.NAMESPACE}/serviceaccounts"
+    rule = {"apiGroups": ["vm.neon.tech"], "resources": ["virtualmachines"], "verbs": ["get", "update"]}
+    subject = {"kind": "ServiceAccount", "name": "neon-author", "namespace": kube_rights.NAMESPACE}
+    ref = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "neon-author"}
+    assert cluster.create(space, {"metadata": {"name": "neon-author"}}).ok
+    assert cluster.create(roles, {"metadata": {"name": "neon-author"}, "rules": [rule]}).ok
+    binding = {"metadata": {"name": "neon-author"}, "subjects": [subject], "roleRef": ref}
+    assert cluster.create(f"{roles.removesuffix('s')}bindings", binding).ok
+    try:
+        path = kube_rights.with_token(cluster, "neon-author", kube_rights.token(cluster, "neon-author"))
+        client = Client.connect(path)
+        author = Cluster(cluster.url, str(client.token()), cluster.folder)
+        obj = neon.get("vm1")
+
+        def write(name: str) -> Any:
+            obj = neon.get("vm1")
+            obj["metadata"]["annotations"] = {**obj["metadata"].get("annotations", {}), name: "{}"}
+            return author.replace(f"{neon_installation.MACHINES}/vm1", obj)
+
+        assert obj["metadata"]["name"] == "vm1"
+        assert write("example.com/note").ok
+        answer = until(lambda: not (refused := write("devalloc.io/permitted")).ok and refused, "the policy counts")
+        assert answer.status == 403
+        assert "only the controller of devalloc writes devalloc.io/permitted" in answer.message
+    finally:
+        for where in (f"{roles.removesuffix('s')}bindings", roles, space):
+            cluster.delete(f"{where}/neon-author")
+
+
+def test_without_neons_crd_a_controller_works_as_ever(cluster: Cluster, tmp_path: Path) -> None:
+    with prepared_cluster(cluster, NODE):
+        kube_rights.install(cluster, "both", permits=True, neon=True)
+        (port,) = free_ports(1)
+        process = start(NeonVms(cluster, NODE), tmp_path, port)
+        process.close()
