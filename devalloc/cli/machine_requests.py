@@ -124,6 +124,10 @@ def _start_message(start: MachineStart) -> pb.Start:
         numa_node=start.numa_node,
         pinned=start.pinned,
         pci_window_bytes=start.pci_window.nano // NANO if start.pci_window else None,
+        firmware=pb.Firmware(type=start.firmware.type, secure_boot=start.firmware.secure_boot)
+        if start.firmware
+        else None,
+        tpm=start.tpm,
         disks=[
             pb.Disk(path=disk.path, format=disk.format, read_only=disk.read_only, device=disk.device)
             for disk in start.disks

@@ -66,9 +66,9 @@ BUILDS = {
             "test machines with QEMU and Linux, from Debian packages",
             "tests.support.images",
             minutes=4,
-            download=400,
-            disk=900,
-            results=("images/micro-*/versions.json", "images/python-*/versions.json", "images/sriov-*/versions.json"),
+            download=470,
+            disk=1100,
+            results=tuple(f"images/{name}-*/versions.json" for name in ("micro", "firmware", "python", "sriov")),
         ),
         Build(
             "kubernetes",

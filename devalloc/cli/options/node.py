@@ -24,7 +24,7 @@ from devalloc_node.errors import Denied, NodeError
 
 if TYPE_CHECKING:
     from devalloc.api.virtual_machine import VirtualMachine
-    from devalloc_node.machine.machine_files import AllowedFolder, FolderSharing, MachineConfig
+    from devalloc_node.machine.machine_files import AllowedFolder, FirmwareFiles, FolderSharing, MachineConfig
     from devalloc_node.settings import KubeletSettings, NodeSettings
     from devalloc_node.warm.setup import WarmConfig
 
@@ -170,6 +170,19 @@ class MachineOptions:
         env="DEVALLOC_QEMU_PATH",
     )
     qemu: str = setting("The QEMU program that runs machines.", default="qemu-system-x86_64", metavar="PROGRAM")
+    uefi_firmware: str | None = setting(
+        "Firmware of machines with UEFI: the code, and the template of their variables, as raw images.",
+        metavar="CODE:VARS",
+        env="DEVALLOC_UEFI_FIRMWARE",
+        unset="the first that fits in /usr/share/qemu/firmware and /etc/qemu/firmware",
+    )
+    secure_boot_firmware: str | None = setting(
+        "The same for machines with Secure Boot: code that needs SMM, and a template with keys.",
+        metavar="CODE:VARS",
+        env="DEVALLOC_SECURE_BOOT_FIRMWARE",
+        unset="the first that fits in these folders",
+    )
+    swtpm: str = setting("The program that is the TPM of a machine.", default="swtpm", metavar="PROGRAM")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,6 +327,9 @@ def node_settings(
         user_net=options.access.allow_user_net,
         users=users,
         visible=tuple(folder.absolute() for folder in options.machines.qemu_path),
+        uefi=_firmware("--uefi-firmware", options.machines.uefi_firmware),
+        secure_boot=_firmware("--secure-boot-firmware", options.machines.secure_boot_firmware),
+        swtpm=options.machines.swtpm,
         dry_run=options.dry_run,
     )
     bindings = BindingConfig(inventory.node, allowed=options.allowed_kinds(), **inventory.policy)
@@ -336,6 +352,18 @@ def node_settings(
         resync=resync,
         grace=options.grace,
     )
+
+
+def _firmware(option: str, text: str | None) -> FirmwareFiles | None:
+    """``CODE:VARS``. Raises BadInput."""
+    from devalloc_node.machine.machine_files import FirmwareFiles
+
+    if text is None:
+        return None
+    code, colon, variables = text.partition(":")
+    if not (colon and code.startswith("/") and variables.startswith("/")) or ":" in variables:
+        raise BadInput(f"{option} must be two absolute paths, CODE:VARS, not {text!r}")
+    return FirmwareFiles(Path(code), Path(variables))
 
 
 def _folder(option: str, text: str) -> AllowedFolder:

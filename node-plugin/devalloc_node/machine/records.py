@@ -127,6 +127,8 @@ class MachineRecord:
     """The UUID of this run, which QEMU knows too."""
     user: int | None = None
     """What QEMU runs as; None: the plugin's own user."""
+    tpm_user: int | None = None
+    """What its TPM runs as; None: the plugin's own user, or it has no TPM."""
     process: Process | None = None
     """Of an adopted machine; of others their life file tells."""
     boot: str = ""
@@ -180,6 +182,7 @@ def content_of(record: MachineRecord) -> dict[str, Any]:
         "state": record.state,
         "run": record.run,
         "user": record.user,
+        "tpm_user": record.tpm_user,
         "process": None if record.process is None else asdict(record.process),
         "boot": record.boot,
         "applied": asdict(record.applied),
@@ -199,6 +202,7 @@ def record_of(key: str, content: Mapping[str, Any]) -> MachineRecord:
             state=content["state"],
             run=content["run"],
             user=content.get("user"),
+            tpm_user=content.get("tpm_user"),
             process=None if process is None else Process(int(process["pid"]), int(process["started"])),
             boot=content.get("boot", ""),
             applied=_amounts(content.get("applied", {})),

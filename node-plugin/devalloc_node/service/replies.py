@@ -178,6 +178,8 @@ def spec(of: MachineSpec) -> pb.MachineSpec:
         numa_node=of.numa_node,
         pinned=of.pinned,
         pci_window_bytes=of.pci_window,
+        firmware=None if of.firmware == "bios" else pb.Firmware(type=of.firmware, secure_boot=of.secure_boot),
+        tpm=of.tpm,
     )
     cpu, memory = of.cpus, of.memory
     return pb.MachineSpec(

@@ -109,6 +109,11 @@ def machine_to_start(request: pb.CreateMachineRequest, node: str) -> VirtualMach
         content["start"]["pinned"] = True
     if spec.start.pci_window_bytes:
         content["start"]["pciWindow"] = spec.start.pci_window_bytes
+    if spec.start.HasField("firmware"):
+        firmware = spec.start.firmware
+        content["start"]["firmware"] = _explicit_fields(type=firmware.type, secureBoot=firmware.secure_boot)
+    if spec.start.tpm:
+        content["start"]["tpm"] = True
     for name, field in (("pciSlots", "pci_slots"), ("powerdownSeconds", "powerdown_seconds")):
         if spec.HasField(field):
             content[name] = getattr(spec, field)
