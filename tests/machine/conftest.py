@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from devalloc_node.machine.machine_files import MachineConfig
-from tests.support import micro_image, python_image, sriov_host, sriov_image
+from tests.support import firmware_image, micro_image, python_image, sriov_host, sriov_image
 from tests.support.go_build import Progress, Unavailable
 from tests.support.images import Image
 from tests.support.machines import MIB, config, ended, short_folder
@@ -39,6 +39,12 @@ def built(request: pytest.FixtureRequest, image: Callable[[Progress], Image]) ->
 def micro(request: pytest.FixtureRequest) -> Image:
     """QEMU 7.2 and a Linux 6.1 with a shell on its second serial port: for tests that start machines themselves."""
     return built(request, micro_image.image)
+
+
+@pytest.fixture(scope="session")
+def platform(request: pytest.FixtureRequest) -> Image:
+    """UEFI firmware, a TPM, and disks to start from."""
+    return built(request, firmware_image.image)
 
 
 @pytest.fixture

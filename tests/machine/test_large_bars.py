@@ -1,6 +1,7 @@
 """Must show: a card with as much memory of its own as a GPU goes into a guest that runs, or is refused and taken out.
 
-QEMU's ``ivshmem-plain`` takes the place of the host's card where QEMU gets the command to plug it in. The service, the engine with its journal, the machine, its firmware and its guest are real.
+QEMU's ``ivshmem-plain`` takes the place of the host's card where QEMU gets the command to plug it in. The service, the
+engine with its journal, the machine, its firmware and its guest are real.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 - ``root``: the packages' files, with OVMF, its templates, and QEMU's descriptors of them
 - ``swtpm``: an executable with everything it needs
 - ``initrd``: as in the micro image, and it mounts the UEFI variables
-- ``bare.img``: a disk with a kernel whose signature is cut off, where firmware looks for a boot loader
-- ``signed.img``: a disk with Debian's shim (signed by Microsoft), GRUB and kernel (signed by Debian). GRUB tries that
+- ``vmlinuz``: Debian's kernel, with its signature cut off
+- ``bare.img``: a disk with that kernel where firmware looks for a boot loader
+- ``signed.img``: a disk with Debian's shim (signed by Microsoft), GRUB and kernel (signed by Debian). GRUB tries the
   unsigned kernel first; the kernel's command line has ``kernel=unsigned`` or ``kernel=signed``
 """
 
@@ -59,7 +60,7 @@ def _build(folder: Path, final: Path, progress: Progress) -> dict[str, str]:
     (folder / "initrd").write_bytes(initrd)
     signed = images.only(root / "boot", "vmlinuz-*").read_bytes()
     unsigned = without_signature(signed)
-    (folder / "vmlinuz").write_bytes(signed)
+    (folder / "vmlinuz").write_bytes(unsigned)
     loaders = {_LOADER: (root / _SHIM).read_bytes(), "EFI/BOOT/grubx64.efi": (root / _GRUB).read_bytes()}
     progress("writing disks to start from")
     files = {"EFI/debian/grub.cfg": GRUB_CONFIG.encode(), "signed": signed, "unsigned": unsigned, "initrd": initrd}

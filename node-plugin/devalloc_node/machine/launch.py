@@ -329,7 +329,7 @@ def _resolved(
         },
     )
     files = {disk_fd(n): (str(path), not spec.disks[n].read_only) for n, path in enumerate(disks)}
-    taps = {}
+    taps: dict[int, str] = {}
     for number, nic in enumerate(spec.nics):
         if nic.interface is not None and not nic.warm:  # one in another namespace cannot be seen from here
             interface = machine_files.checked_tap(nic.interface, config.taps, spec.namespace)

@@ -94,7 +94,7 @@ _OVMF_APERTURE = 32 * GIB
 
 
 def _aperture(windows: Iterable[int]) -> int:
-    """For so many windows. OVMF makes each as large as the next power of two and puts it at a multiple of that; a GiB is
+    """For such windows. OVMF makes each as large as the next power of two, and puts it at a multiple of that; a GiB is
     for all small ones together."""
     return sum(_power_of_two(size) for size in windows) + GIB
 

@@ -127,8 +127,6 @@ class MachineRecord:
     """The UUID of this run, which QEMU knows too."""
     user: int | None = None
     """What QEMU runs as; None: the plugin's own user."""
-    tpm_user: int | None = None
-    """What its TPM runs as; None: the plugin's own user, or it has no TPM."""
     process: Process | None = None
     """Of an adopted machine; of others their life file tells."""
     boot: str = ""
@@ -142,6 +140,8 @@ class MachineRecord:
     taken up, and what was done to it before is not known here."""
     reason: str = ""
     message: str = ""
+    tpm_user: int | None = None
+    """What its TPM runs as; None: the plugin's own user, or it has no TPM."""
 
     @cached_property
     def machine(self) -> VirtualMachine:

@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -199,7 +200,7 @@ def test_uefi_is_two_flash_chips_of_which_only_one_can_be_written() -> None:
 def test_with_secure_boot_only_firmware_in_smm_writes_variables() -> None:
     words = words_of(SECURE)
     assert words[words.index("-machine") + 1].endswith(",smm=on")
-    pairs = list(zip(words, words[1:], strict=False))
+    pairs = list(pairwise(words))
     assert ("-global", "driver=cfi.pflash01,property=secure,value=on") in pairs
     assert ("-global", "ICH9-LPC.disable_s3=1") in pairs
     assert "cfi.pflash01" not in " ".join(words_of(UEFI))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -142,6 +144,19 @@ def test_a_window_that_only_the_bios_has_room_for_is_refused_below_uefi() -> Non
     assert denied.value.code == "NoPciWindow"
     there = port_reserves(replace(spec, pci_window=None), BarSizes(128 * GIB), 40)
     assert [reserve.prefetchable for reserve in there] == [256 * GIB, 0, 0]
+
+
+def test_the_guide_says_how_many_windows_fit() -> None:
+    text = (Path(__file__).parents[3] / "docs/machines.md").read_text()
+    rows = re.findall(r"^\| (\d+) bits, \S+ TiB[^|]*\| ([^|]+) \| ([^|]+) \|$", text, re.MULTILINE)
+    assert len(rows) == 3
+    for bits, *cells in rows:
+        for firmware, cell in zip(("bios", "uefi"), cells, strict=True):
+            spec = replace(UEFI, firmware=firmware, pci_slots=64, memory=AmountBounds(GIB, 16 * GIB, GIB))
+            fit = [port_reserves(spec, BarSizes(window * GIB // 2), int(bits)) for window in (64, 256, 512)]
+            assert [sum(bool(each.prefetchable) for each in windows) for windows in fit] == [
+                int(number) for number in cell.split(" / ")
+            ]
 
 
 def test_ports_say_what_they_reserve_and_cpus_reach_as_far_as_the_hosts() -> None:
