@@ -25,7 +25,11 @@ TRIES = 5
 POINTS_WANTED = int(os.environ.get("DEVALLOC_UPGRADE_POINTS", "0"))
 """So many points of each act, of every scenario: as `make faults` asks."""
 BINDINGS = tuple(bindings.SCENARIOS) if POINTS_WANTED else ("vfio-with-audio", "vf-with-settings", "vgpu")
-MACHINES = tuple(machines.SCENARIOS) if POINTS_WANTED else ("machine-attach-vf",)
+MACHINES = (
+    tuple(name for name, scenario in machines.SCENARIOS.items() if not scenario.start)  # 0.1.0 knows no firmware
+    if POINTS_WANTED
+    else ("machine-attach-vf",)
+)
 POINTS = POINTS_WANTED or 2
 POINTS_WITH_MACHINES = POINTS_WANTED or 1
 

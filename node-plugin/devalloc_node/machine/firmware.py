@@ -166,11 +166,19 @@ def tpm_plan(spec: MachineSpec, config: MachineConfig, uid: int | None) -> dict[
 
 
 def remove(machine_id: str, config: MachineConfig) -> None:
-    """Remove the variables and the TPM's content of a machine that has ended. Raises Failed (``TpmRuns``)."""
+    """Remove the variables and the TPM's content of a machine that has ended. Raises Failed (``TpmRuns``,
+    ``HostRefused``)."""
     await_tpm_end(machine_id, config)
     for folder in (config.firmware(machine_id), config.tpm(machine_id)):
-        with suppress(FileNotFoundError):
-            shutil.rmtree(folder)
+        try:
+            _remove_folder(folder)
+        except OSError as error:
+            raise Failed("HostRefused", f"cannot remove {folder} of a deleted machine: {error.strerror}") from None
+
+
+def _remove_folder(folder: Path) -> None:
+    with suppress(FileNotFoundError):
+        shutil.rmtree(folder)
 
 
 def await_tpm_end(machine_id: str, config: MachineConfig) -> None:
