@@ -43,7 +43,7 @@ done
 _MIB = 1 << 20
 _SHIM, _GRUB = "usr/lib/shim/shimx64.efi.signed", "usr/lib/grub/x86_64-efi-signed/grubx64.efi.signed"
 _LOADER = "EFI/BOOT/BOOTX64.EFI"
-_KEPT = ("lib", "lib64", "usr/lib/x86_64-linux-gnu", "usr/bin/swtpm", "usr/share/OVMF", "usr/share/qemu")
+_NEEDED = ("lib", "lib64", "usr/lib/x86_64-linux-gnu", "usr/bin/swtpm", "usr/share/OVMF", "usr/share/qemu")
 
 
 def image(progress: Progress = lambda line: None) -> images.Image:
@@ -107,9 +107,9 @@ def _write_disk(root: Path, disk: Path, files: Mapping[str, bytes]) -> None:
 def _keep(root: Path) -> None:
     """Remove all that tests do not use."""
     shutil.rmtree(root / "lib/modules")
-    kept = [root / path for path in _KEPT]
+    needed = [root / path for path in _NEEDED]
     for path in sorted(root.rglob("*"), reverse=True):
-        if any(path.is_relative_to(each) or each.is_relative_to(path) for each in kept):
+        if any(path.is_relative_to(each) or each.is_relative_to(path) for each in needed):
             continue
         path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
 
