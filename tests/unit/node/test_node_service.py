@@ -509,6 +509,7 @@ class TestMachines:
             restart_policy="Never",
             powerdown_seconds=0,
             node_name="node-a",
+            numa_policy="none",
         )
         for _ in range(2):
             reply = plugin.node.CreateMachine(pb.CreateMachineRequest(machine=web(), spec=spec))
