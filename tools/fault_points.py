@@ -24,7 +24,7 @@ from tests.support.fault_scenarios import SCENARIOS
 from tests.support.machine_faults import MachineFaults
 from tests.support.machine_scenarios import SCENARIOS as MACHINES
 
-COLUMNS = {"journal": 9, "host": 6, "netlink": 9, "qmp": 5, "spawn": 7, "cgroup": 8, "store": 7}
+COLUMNS = {"journal": 9, "host": 6, "netlink": 9, "qmp": 5, "spawn": 7, "cgroup": 8, "files": 7, "store": 7}
 """The parts of a point's call, and how wide they are shown."""
 
 

@@ -223,7 +223,19 @@ RULES: dict[str, tuple[CrdRule, ...]] = {
             ".lfcMinWaitBeforeDownscaleMinutes",
         ),
     ),
+    "MachineFirmware": (
+        CrdRule(
+            "!has(self.secureBoot) || !self.secureBoot || (has(self.type) && self.type == 'uefi')",
+            "secureBoot needs type uefi",
+            ".secureBoot",
+        ),
+    ),
     "MachineStart": (
+        CrdRule(
+            "!has(self.kernel) || !has(self.firmware) || !has(self.firmware.secureBoot) || !self.firmware.secureBoot",
+            "a kernel cannot be combined with firmware.secureBoot, which would not check its signature",
+            ".kernel",
+        ),
         CrdRule(f"has(self.kernel) || !{_is_empty('disks')}", "a kernel is required without disks"),
         CrdRule("has(self.kernel) || !has(self.initrd)", "initrd needs a kernel", ".initrd"),
         CrdRule("has(self.kernel) || !has(self.append) || self.append == ''", "append needs a kernel", ".append"),

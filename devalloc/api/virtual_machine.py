@@ -239,6 +239,22 @@ class MachineDisk(ApiModel):
     """The type of controller that the guest sees."""
 
 
+class MachineFirmware(ApiModel):
+    """The firmware of the machine."""
+
+    type: Literal["bios", "uefi"] = "bios"
+    """``bios``: SeaBIOS. ``uefi``: OVMF, with UEFI variables of its own, which stay until the machine is deleted."""
+    secure_boot: bool = False
+    """Start only boot loaders and kernels that are signed with keys which the node's firmware template contains, such
+    as those of Microsoft. Needs type uefi, and a disk to start from."""
+
+    @model_validator(mode="after")
+    def _secure_boot_of_uefi(self) -> MachineFirmware:
+        if self.secure_boot and self.type != "uefi":
+            raise_faults([(("secureBoot",), "needs type uefi")], RELATED)
+        return self
+
+
 class MachineStart(ApiModel):
     """How the machine starts: with a kernel, from its first disk, or with a kernel and disks."""
 
@@ -248,6 +264,10 @@ class MachineStart(ApiModel):
     """The initial RAM disk of the kernel, below one of the same folders."""
     append: CommandLine = ""
     """The kernel's command line."""
+    firmware: MachineFirmware | None = None
+    """The firmware; by default the BIOS."""
+    tpm: bool = False
+    """Give the guest a TPM 2.0 of its own, whose content stays until the machine is deleted."""
     iommu: bool = False
     """Give the guest an IOMMU, so that it can pass devices on to its own machines."""
     numa_node: Annotated[int, Field(ge=0, lt=MAX_NUMA_NODES)] | None = None
@@ -274,6 +294,14 @@ class MachineStart(ApiModel):
                 faults.append((("initrd",), "needs a kernel"))
             if self.append:
                 faults.append((("append",), "needs a kernel"))
+        elif self.firmware is not None and self.firmware.secure_boot:
+            faults.append(
+                (
+                    ("kernel",),
+                    "cannot be combined with firmware.secureBoot: the firmware would start it without checking its "
+                    "signature; start from a disk",
+                )
+            )
         raise_faults(faults, RELATED)
         return self
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import NamedTuple
 
 from devalloc.inventory.sysfs import Folder, Tree
@@ -15,7 +16,7 @@ _ROOT = re.compile(r"/(pci[0-9a-f]{4,8}:[0-9a-f]{2})(?:/|$)")
 _HEX = re.compile(r"[0-9a-fA-F]{1,4}", re.ASCII)
 _VIRTFN = re.compile(r"virtfn([0-9]{1,5})", re.ASCII)
 
-_SRIOV_CAPABILITY = 0x10
+_SRIOV_CAPABILITY, _RESIZABLE_CAPABILITY = 0x10, 0x15
 _CONFIG_SIZE = 4096
 MAX_VFS = 0xFFFF
 _NO_IOMMU = "vfio-noiommu"
@@ -248,16 +249,23 @@ def _sriov(folder: Folder) -> Sriov | None:
 
 def _routing_from_config(folder: Folder) -> tuple[int | None, int | None]:
     """First VF offset and VF stride out of the SR-IOV capability, for kernels before 4.14."""
+    capability = _extended_capability(folder, _SRIOV_CAPABILITY)
+    if len(capability) < 0x18:
+        return None, None
+    return int.from_bytes(capability[0x14:0x16], "little"), int.from_bytes(capability[0x16:0x18], "little")
+
+
+def _extended_capability(folder: Folder, wanted: int) -> bytes:
+    """The configuration space from an extended capability on; empty if it has none, or only root could read it."""
     config = folder.raw("config", _CONFIG_SIZE) or b""
     position, seen = 0x100, set[int]()
-    while 0x100 <= position <= len(config) - 0x18 and position not in seen:
+    while 0x100 <= position <= len(config) - 4 and position not in seen:
         seen.add(position)
         header = int.from_bytes(config[position : position + 4], "little")
-        if header & 0xFFFF == _SRIOV_CAPABILITY:
-            words = [int.from_bytes(config[position + at : position + at + 2], "little") for at in (0x14, 0x16)]
-            return words[0], words[1]
+        if header & 0xFFFF == wanted:
+            return config[position:]
         position = header >> 20
-    return None, None
+    return b""
 
 
 _BARS, _ROM, _VF_BARS = range(6), 6, range(7, 13)
@@ -296,7 +304,8 @@ def bar_sizes(tree: Tree, addresses: Iterable[str]) -> BarSizes:
 
 def largest_bar_sizes(tree: Tree) -> BarSizes:
     """The most that any device needs that a machine can be given of this host: a card with all of its functions, one
-    of its virtual functions (also one that is not there yet), or a part of it, which has at most what its card has."""
+    of its virtual functions (also one that is not there yet), or a part of it, which has at most what its card has. A
+    resizable BAR counts with its largest size, which a driver of the host can give it later."""
     devices = tree.sys.folder("bus", "pci", "devices") if tree.sys else None
     cards: dict[Address, BarSizes] = {}
     most = NO_BARS
@@ -305,7 +314,7 @@ def largest_bar_sizes(tree: Tree) -> BarSizes:
         folder = devices.folder(name) if devices and address else None
         if address is None or folder is None or (folder.number("class") or 0) >> 16 == BRIDGE:
             continue
-        own = _sizes(folder, (*_BARS, _ROM))
+        own = _sizes(folder, (*_BARS, _ROM), largest=_resizable(folder))
         if folder.has("physfn"):
             most |= own
         else:
@@ -316,8 +325,33 @@ def largest_bar_sizes(tree: Tree) -> BarSizes:
     return most
 
 
-def _sizes(folder: Folder, lines: Iterable[int], parts: int = 1) -> BarSizes:
-    """``parts``: the resources are those of so many functions together; 0: of none."""
+def _resizable(folder: Folder) -> dict[int, int]:
+    """The largest size in bytes of each BAR that can be resized, by its number: as the kernel says (since 6.1), or out
+    of the configuration space."""
+    sizes = {}
+    for number in _BARS:
+        try:
+            mask = int(folder.text(f"resource{number}_resize") or "0", 16)  # bit 0: 1 MiB
+        except ValueError:
+            continue
+        if mask > 0:
+            sizes[number] = 1 << (mask.bit_length() - 1 + 20)
+    if sizes:
+        return sizes
+    capability = _extended_capability(folder, _RESIZABLE_CAPABILITY)
+    entries = (int.from_bytes(capability[8:12], "little") >> 5 & 7) if len(capability) >= 12 else 0
+    for at in range(4, 4 + 8 * entries, 8):
+        supported, control = (int.from_bytes(capability[n : n + 4], "little") for n in (at, at + 4))
+        if supported >> 4 and control & 7 in _BARS:  # bit 4: 1 MiB
+            sizes[control & 7] = 1 << (supported.bit_length() - 1 + 16)
+    return sizes
+
+
+def _sizes(
+    folder: Folder, lines: Iterable[int], parts: int = 1, largest: Mapping[int, int] = MappingProxyType({})
+) -> BarSizes:
+    """``parts``: the resources are those of so many functions together; 0: of none. ``largest``: sizes that count if
+    they are larger, by line."""
     rows = (folder.text("resource") or "").splitlines()
     sizes = NO_BARS
     for line in lines:
@@ -327,7 +361,7 @@ def _sizes(folder: Folder, lines: Iterable[int], parts: int = 1) -> BarSizes:
             start, end, flags = (int(word, 16) for word in rows[line].split())
         except ValueError:
             continue
-        size = (end - start + 1) // parts
+        size = max((end - start + 1) // parts, largest.get(line, 0))
         if flags & _MEMORY and 0 < size <= _MAX_RESOURCE:
             is_prefetchable = flags & _PREFETCHABLE and flags & _WIDE
             sizes += BarSizes(prefetchable=size) if is_prefetchable else BarSizes(other=size)

@@ -18,7 +18,7 @@ import pytest
 
 from devalloc_node.errors import Denied, Failed, Unknown
 from devalloc_node.machine import confinement, launch, machine_files, preflight, spawn
-from devalloc_node.machine.confinement import seen_by_qemu
+from devalloc_node.machine.confinement import seen_by_program
 from devalloc_node.machine.exits import ExitWatcher
 from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
 from devalloc_node.machine.process import Process, alive, kill, memlock_of, open_nodes, pidfd, process, wait
@@ -204,7 +204,7 @@ def test_a_machine_sees_what_it_needs_and_all_with_a_word_where_the_kernel_refus
     folder = config.run / "m"
     script = f"cat {tmp_path}/kernel; ls {tmp_path}; echo x >> {tmp_path}/kernel; echo x > here; exec sleep 60"
     folder.mkdir(parents=True)
-    sees = seen_by_qemu("/bin/sh", [str(tmp_path / "kernel")], folder)
+    sees = seen_by_program("/bin/sh", [str(tmp_path / "kernel")], folder)
     file = plan(config, ["/bin/sh", "-c", script], sees=sees)
     words = [sys.executable, "-I", str(Path(spawn.__file__)), str(file), "--detach"]
     if refused:  # as in a container: without CAP_SYS_ADMIN

@@ -28,7 +28,11 @@ NEW = frozenset({"mdev-without-a-card"})
 """What the release before does not support."""
 SHARED = tuple(name for name in bindings.SCENARIOS if name not in NEW)
 BINDINGS = SHARED if POINTS_WANTED else ("vfio-with-audio", "vf-with-settings", "vgpu")
-MACHINES = tuple(machines.SCENARIOS) if POINTS_WANTED else ("machine-attach-vf",)
+MACHINES = (
+    tuple(name for name, scenario in machines.SCENARIOS.items() if not scenario.start)  # 0.1.0 knows no firmware
+    if POINTS_WANTED
+    else ("machine-attach-vf",)
+)
 POINTS = POINTS_WANTED or 2
 POINTS_WITH_MACHINES = POINTS_WANTED or 1
 

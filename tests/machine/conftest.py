@@ -12,7 +12,7 @@ from typing import TypeVar
 import pytest
 
 from devalloc_node.machine.machine_files import MachineConfig
-from tests.support import kernel_modules, micro_image, python_image, sriov_host, sriov_image
+from tests.support import firmware_image, kernel_modules, micro_image, python_image, sriov_host, sriov_image
 from tests.support.go_build import Progress, Unavailable
 from tests.support.images import Image
 from tests.support.machines import MIB, config, ended, short_folder
@@ -43,6 +43,12 @@ def built(request: pytest.FixtureRequest, image: Callable[[Progress], Built]) ->
 def micro(request: pytest.FixtureRequest) -> Image:
     """QEMU 7.2 and a Linux 6.1 with a shell on its second serial port: for tests that start machines themselves."""
     return built(request, micro_image.image)
+
+
+@pytest.fixture(scope="session")
+def platform(request: pytest.FixtureRequest) -> Image:
+    """UEFI firmware, a TPM, and disks to start from."""
+    return built(request, firmware_image.image)
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Must show: a card with as much memory of its own as a GPU goes into a guest that runs, or is refused and taken out.
 
-The card is QEMU's ``ivshmem-plain``, whose memory is its BAR 2; it takes the place of the host's card where QEMU is
-told what to plug in. The service, the engine with its journal, the machine, its firmware and its guest are real.
+QEMU's ``ivshmem-plain`` takes the place of the host's card where QEMU gets the command to plug it in. The service, the
+engine with its journal, the machine, its firmware and its guest are real.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tests.support.cli_shell import Shell, devalloc
 from tests.support.deadlines import soon
 from tests.support.guest import Guest
 from tests.support.images import Image
+from tests.support.large_cards import bars, card, each_card
 from tests.support.machines import config, ended, plugin, short_folder, virtual_machine
 from tests.support.node_service import serving
 
@@ -44,14 +45,6 @@ def settings(micro: Image, monkeypatch: pytest.MonkeyPatch) -> Iterator[MachineC
         made = config(micro, folder)
         with ended(made):
             yield made
-
-
-def card(name: str, size: int, number: int = 0) -> pci.PciDevice:
-    """A card with so many bytes of memory, which take none of the host's until they are written to."""
-    memory = f"{name}-ram{number}"
-    backend = {"qom-type": "memory-backend-ram", "id": memory, "size": size, "share": True, "reserve": False}
-    backends = (pci.QemuBackend(("object-add", backend), ("object-del", {"id": memory})),)
-    return pci.PciDevice(name, ({"driver": "ivshmem-plain", "memdev": memory},), backends)
 
 
 @pytest.fixture
@@ -80,17 +73,6 @@ def manifest(folder: Path, micro: Image, *claims: str) -> Path:
 
 def guest_of(machines: MachineLifecycle) -> Guest:
     return Guest(machines.config.folder(machines.record_for(KEY).spec.id) / "agent")
-
-
-def bars(guest: Guest) -> list[list[int]]:
-    """Of each card in the guest: where BAR 2 begins and ends, by its kernel."""
-    return [[int(word, 16) for word in line.split()[:2]] for line in each_card(guest, "sed -n 3p ${f%device}resource")]
-
-
-def each_card(guest: Guest, command: str) -> list[str]:
-    """What a command prints for each card in the guest, whose file ``device`` is $f."""
-    loop = f"for f in /sys/bus/pci/devices/*/device; do [ $(cat $f) != 0x1110 ] || {command}; done"
-    return guest.check(loop).splitlines()
 
 
 def in_qemu(machines: MachineLifecycle) -> Sequence[str]:

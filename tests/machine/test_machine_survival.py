@@ -7,10 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from devalloc.api.virtual_machine import VirtualMachine
 from devalloc_node.errors import Denied, Unknown
 from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.process import process
@@ -25,10 +28,21 @@ from tests.support.waiting import until
 KEY = "default/m"
 
 
+@pytest.fixture
+def settings(settings: MachineConfig, platform: Image) -> MachineConfig:
+    return replace(settings, swtpm=str(platform.folder / "swtpm"))
+
+
+def with_tpm(image: Image) -> VirtualMachine:
+    plain = virtual_machine("m", image).to_manifest()
+    return virtual_machine("m", start={**plain["spec"]["start"], "tpm": True})
+
+
 def plugin_to_kill(settings: MachineConfig, image: Image, *where: str) -> subprocess.Popen[str]:
     words = {"state": str(settings.state), "run": str(settings.run), "binary": settings.binary, "accel": "tcg"}
     plan = {**words, "folders": [str(folder.path) for folder in settings.folders], "users": None, "systemd": False}
-    machine = json.dumps(virtual_machine("m", image).to_manifest())
+    plan["swtpm"] = settings.swtpm
+    machine = json.dumps(with_tpm(image).to_manifest())
     return subprocess.Popen(
         [sys.executable, "-m", "tests.support.machine_plugin", json.dumps(plan), machine, *where],
         stdout=subprocess.PIPE,
@@ -52,6 +66,17 @@ def qemus(settings: MachineConfig) -> list[int]:
     return pids
 
 
+def tpms(settings: MachineConfig) -> list[int]:
+    """All TPMs of this test's machines, by the folder that they are in."""
+    pids = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            is_tpm = entry.name.isdigit() and b"--tpmstate" in (entry / "cmdline").read_bytes().split(b"\0")
+            if is_tpm and os.readlink(entry / "cwd").startswith(str(settings.state)):
+                pids.append(int(entry.name))
+    return pids
+
+
 def test_a_machine_runs_on_with_its_devices_through_kill_restart_and_upgrade(
     settings: MachineConfig, micro: Image
 ) -> None:
@@ -59,7 +84,7 @@ def test_a_machine_runs_on_with_its_devices_through_kill_restart_and_upgrade(
     assert first.stdout is not None
     assert first.stdout.readline() == "ready\n"
     with plugin(settings) as second:  # a rolling update: both are there
-        before = running(second)
+        before, (tpm,) = running(second), tpms(settings)
         assert process(before.pid) is not None
         card = second.plug_in(KEY, EmulatedDevice("n", Nic()), soon())
         guest = Guest(settings.folder(second.record_for(KEY).spec.id) / "agent")
@@ -77,8 +102,8 @@ def test_a_machine_runs_on_with_its_devices_through_kill_restart_and_upgrade(
         assert after.plain == (card,)
         assert (after.observed.memory_bytes, after.applied.memory_bytes) == (768 * MIB, 768 * MIB)
         assert guest.check("cat /tmp/mark && ls -d /sys/class/net/eth0") == "a mark in its memory\n/sys/class/net/eth0"
-        third.start(virtual_machine("m", micro), soon())
-        assert qemus(settings) == [before.pid], "there is never a second one"
+        third.start(with_tpm(micro), soon())
+        assert (qemus(settings), tpms(settings)) == ([before.pid], [tpm]), "there is never a second one"
         third.unplug(KEY, "n", soon())
         guest.until("[ ! -e /sys/class/net/eth0 ]")
 
@@ -119,7 +144,8 @@ def test_a_machine_runs_on_with_its_devices_through_kill_restart_and_upgrade(
         third.forget(KEY, soon())
         assert third.list() == []
     guest.close()
-    assert qemus(settings) == []
+    assert qemus(settings) + tpms(settings) == []
+    assert not list(settings.state.glob("*.tpm"))
     assert not list(settings.run.iterdir())
 
 
@@ -137,11 +163,12 @@ def test_a_plugin_that_is_killed_while_it_starts_a_machine_leaves_one_that_the_n
     killed = plugin_to_kill(settings, micro, where)
     assert killed.wait() == -signal.SIGKILL
     with plugin(settings) as machines:
-        machines.start(virtual_machine("m", micro), soon())
+        machines.start(with_tpm(micro), soon())
         machines.resume(KEY, soon())
         seen = running(machines)
         assert (seen.is_paused, seen.applied.vcpus) == (False, 1)
-        assert qemus(settings) == [seen.pid]
+        assert (qemus(settings), len(tpms(settings))) == ([seen.pid], 1)
         machines.stop(KEY, 0, True, soon())
         machines.forget(KEY, soon())
-    assert qemus(settings) == []
+    assert qemus(settings) + tpms(settings) == []
+    assert not list(settings.state.glob("*.tpm"))

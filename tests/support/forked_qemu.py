@@ -194,7 +194,9 @@ def _run(plan: str, root: Path) -> tuple[int, bytes]:
             os.dup2(writes, 2)
             os.closerange(3, 4096)
             sys.stderr = os.fdopen(2, "w", closefd=False)
-            os.execve = lambda path, words, env: _become(root, words)  # type: ignore[assignment, misc]
+            os.execve = lambda path, words, env: (  # type: ignore[assignment, misc]
+                _become_tpm(words) if "--tpmstate" in words else _become(root, words)
+            )
             status = spawn.main(plan, detach=True)
             sys.stderr.flush()
         finally:
@@ -205,20 +207,38 @@ def _run(plan: str, root: Path) -> tuple[int, bytes]:
         return os.waitstatus_to_exitcode(status), pipe.read()
 
 
+def _become_tpm(words: list[str]) -> NoReturn:
+    """A TPM: it writes to its folder, in which it is, and ends when QEMU closes the line to it."""
+    line = int(words[words.index("--ctrl") + 1].rpartition("=")[2])
+    _close(_closing())
+    Path("tpm2-00.permall").write_text("keys")
+    while os.read(line, 4096):
+        pass
+    os._exit(0)
+
+
 def _become(root: Path, words: list[str]) -> NoReturn:
     """What `execve` does: close what is not to be inherited, and be the machine."""
-    fds = [int(name) for name in os.listdir("/proc/self/fd")]
-    closing = [fd for fd in fds if fd > 2 and _closes(fd)]
+    closing = _closing()
     try:
         qemu = ForkedQemu(Path("qmp"), root, words)
     except BaseException as error:
         os.write(2, f"fake QEMU: {error!r}\n".encode())
         os._exit(1)
-    for fd in closing:
-        with suppress(OSError):
-            os.close(fd)
+    _close(closing)
     qemu.over.wait()
     os._exit(0)
+
+
+def _closing() -> list[int]:
+    """Descriptors that a program does not inherit."""
+    return [fd for fd in map(int, os.listdir("/proc/self/fd")) if fd > 2 and _closes(fd)]
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        with suppress(OSError):
+            os.close(fd)
 
 
 def _closes(fd: int) -> bool:

@@ -136,6 +136,8 @@ spec:
     kernel: /var/lib/machines/vmlinuz
     initrd: /var/lib/machines/initrd.img
     append: console=ttyS0 root=/dev/vda
+    firmware: {type: uefi, secureBoot: false}
+    tpm: true
     iommu: true
     numaNode: 1
     disks:

@@ -95,10 +95,10 @@ def only(folder: Path, pattern: str = "*") -> Path:
 
 
 if __name__ == "__main__":
-    from tests.support import kernel_modules, micro_image, python_image, sriov_image
+    from tests.support import firmware_image, kernel_modules, micro_image, python_image, sriov_image
 
     try:
-        for module in (micro_image, python_image, sriov_image):
+        for module in (micro_image, firmware_image, python_image, sriov_image):
             image = module.image(lambda line: print(line, file=sys.stderr))
             print(image.folder)
         print(kernel_modules.folder(image, lambda line: print(line, file=sys.stderr)))

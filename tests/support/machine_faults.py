@@ -19,6 +19,8 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -36,7 +38,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed
 from devalloc_node.host.boundary import Host
 from devalloc_node.journal import open_journal
-from devalloc_node.machine import adoption, attachment, confinement, launch
+from devalloc_node.machine import adoption, attachment, confinement, launch, machine_files
 from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.lifecycle import MachineLifecycle
 from devalloc_node.machine.machine_files import MachineConfig
@@ -57,9 +59,11 @@ from tests.support.machines import MIB, open_folder, virtual_machine
 KEY = "default/m"
 ASKING = ("query-", "qom-list", "qom-get", "qmp_", "human-", "closefd")
 """How commands to QEMU begin that change nothing: there is hardly ever a descriptor that waits to be closed."""
-OF_MACHINES = ("qmp.", "spawn.", "cgroup.", "host.own", "journal.put", "journal.drop")
+OF_MACHINES = ("qmp.", "spawn.", "cgroup.", "files.", "host.own", "journal.put", "journal.drop")
 """How calls begin that only machines make."""
 FULL = "max 100000"
+PLATFORM = [import_module(name) for name in ("devalloc_node.machine.firmware",) if find_spec(name)]
+"""The module of firmware and TPMs, which 0.1.0 does not have."""
 PATIENCE = 60.0
 """Seconds that a request gets: more than it ever needs."""
 
@@ -74,6 +78,8 @@ class MachineScenario(Scenario):
     """Of the machine, beside what all of them have."""
     append: str = ""
     """Of the kernel's command line: what the guest is like."""
+    start: Mapping[str, Any] = field(default_factory=dict)
+    """How the machine starts, beside its kernel."""
     adopted: bool = False
     """Whether somebody else has started the machine."""
     before: Callable[[MachinePlugin], object] = lambda plugin: None
@@ -173,6 +179,8 @@ class MachineFaults(FaultPoints):
         (folder / "images").mkdir()
         (folder / "images/kernel").touch()
         (folder / "images/disk").touch()
+        for image in ("CODE", "VARS"):
+            (folder / "images" / image).write_text(f"{image} of a flash chip")
         ours = folder / "cgroup" / confinement.OURS
         ours.mkdir(parents=True)
         for each in (ours, ours.parent):
@@ -296,6 +304,15 @@ class MachineFaults(FaultPoints):
             cgroups=self.folder / "cgroup",
             systemd=False,
             **({"visible": (self.folder,)} if hasattr(MachineConfig, "visible") else {}),  # with its host's devices
+            **self._platform(),
+        )
+
+    def _platform(self) -> dict[str, Any]:
+        files = getattr(machine_files, "FirmwareFiles", None)  # 0.1.0 has no firmware and no TPM
+        return (
+            {}
+            if files is None
+            else {"uefi": files(self.folder / "images/CODE", self.folder / "images/VARS"), "swtpm": "/bin/true"}
         )
 
     @contextmanager
@@ -314,7 +331,7 @@ class MachineFaults(FaultPoints):
         cdi = str(self.outside.host.root / "files/cdi")
         spec: dict[str, Any] = {"start": None, "adopt": {"qmpSocket": str(self.folder / "theirs/qmp")}}
         if not scenario.adopted:
-            start = {"kernel": str(self.folder / "images/kernel"), "append": scenario.append}
+            start = {"kernel": str(self.folder / "images/kernel"), "append": scenario.append, **scenario.start}
             spec = {"start": start, "pciSlots": 4, "powerdownSeconds": 1, **scenario.spec}
         with ExitStack() as stack:
             for where, name, what in host_seams(host.tree().root, self.folder, ask, passed):  # type: ignore[attr-defined]
@@ -423,6 +440,14 @@ def host_seams(root: Path, folder: Path, ask: Ask, passed: Passed) -> list[tuple
                 return confinement.CpuGroup(2, each)
         return None
 
+    def gated(firmware: Any, name: str) -> Any:
+        real = getattr(firmware, name)
+
+        def act(*arguments: Any) -> Any:
+            return passed(f"files.{name}", lambda: real(*arguments), OSError(28, "No space left on device"))
+
+        return act
+
     def near(node: str) -> str:
         return f"{root}{node}"
 
@@ -435,6 +460,11 @@ def host_seams(root: Path, folder: Path, ask: Ask, passed: Passed) -> list[tuple
     stand_in = SimpleNamespace(run=run, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
     return [
         (launch, "subprocess", stand_in),
+        *(
+            (module, name, gated(module, name))
+            for module in PLATFORM
+            for name in ("make_store", "tpm_plan", "_remove_folder")
+        ),
         (confinement, "_write", write),
         (confinement, "make_group", make),
         (confinement, "remove", remove),

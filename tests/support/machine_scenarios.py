@@ -101,6 +101,14 @@ SCENARIOS = {
             spec={"cpu": {"min": "500m", "max": "4", "use": "1500m"}},
         ),
         MachineScenario(
+            "machine-with-firmware-and-tpm",
+            lambda host: None,
+            (),
+            there=_create_empty,
+            back=_delete,
+            start={"firmware": {"type": "uefi"}, "tpm": True},
+        ),
+        MachineScenario(
             "machine-that-is-deaf",
             gpu_with_audio,
             (),

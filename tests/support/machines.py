@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
+import struct
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -132,12 +134,22 @@ def ended(settings: MachineConfig) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def tap_interface() -> Iterator[str]:
-    """A TAP interface of this host, which only root can make: its name."""
+def tap_interface(*, queues: bool = False) -> Iterator[str]:
+    """A TAP interface of this host, which only root can make: its name. ``queues``: it can have several."""
     name = f"dvm{os.getpid()}"
     with IPRoute() as host:
-        host.link("add", ifname=name, kind="tuntap", mode="tap")
+        if queues:
+            _make_tap_with_queues(name)
+        else:
+            host.link("add", ifname=name, kind="tuntap", mode="tap")
         try:
             yield name
         finally:
             host.link("del", index=host.link_lookup(ifname=name)[0])
+
+
+def _make_tap_with_queues(name: str) -> None:
+    """As ``ip tuntap add NAME mode tap multi_queue`` does; pyroute2 loses that flag."""
+    with open("/dev/net/tun", "r+b", buffering=0) as tun:
+        fcntl.ioctl(tun, 0x400454CA, struct.pack("16sH22x", name.encode(), 0x0002 | 0x1000 | 0x0100))  # TUNSETIFF
+        fcntl.ioctl(tun, 0x400454CB, 1)  # TUNSETPERSIST

@@ -25,7 +25,7 @@ from devalloc_node.errors import Denied, NodeError
 if TYPE_CHECKING:
     from devalloc.api.virtual_machine import VirtualMachine
     from devalloc.inventory.capacity import HostCapacity
-    from devalloc_node.machine.machine_files import AllowedFolder, FolderSharing, MachineConfig
+    from devalloc_node.machine.machine_files import AllowedFolder, FirmwareFiles, FolderSharing, MachineConfig
     from devalloc_node.settings import KubeletSettings, NodeSettings
     from devalloc_node.warm.setup import WarmConfig
 
@@ -171,6 +171,19 @@ class MachineOptions:
         env="DEVALLOC_QEMU_PATH",
     )
     qemu: str = setting("The QEMU program that runs machines.", default="qemu-system-x86_64", metavar="PROGRAM")
+    uefi_firmware: str | None = setting(
+        "Firmware of machines with UEFI: the code, and the template of their variables, as raw images.",
+        metavar="CODE:VARS",
+        env="DEVALLOC_UEFI_FIRMWARE",
+        unset="the first that fits in /usr/share/qemu/firmware and /etc/qemu/firmware",
+    )
+    secure_boot_firmware: str | None = setting(
+        "The same for machines with Secure Boot: code that needs SMM, and a template with keys.",
+        metavar="CODE:VARS",
+        env="DEVALLOC_SECURE_BOOT_FIRMWARE",
+        unset="the first that fits in these folders",
+    )
+    swtpm: str = setting("The program that is the TPM of a machine.", default="swtpm", metavar="PROGRAM")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,6 +340,9 @@ def node_settings(
         users=users,
         visible=tuple(folder.absolute() for folder in (*options.machines.qemu_path, *options.access.rom_folders)),
         rom_folders=tuple(folder.absolute() for folder in options.access.rom_folders),
+        uefi=_firmware("--uefi-firmware", options.machines.uefi_firmware),
+        secure_boot=_firmware("--secure-boot-firmware", options.machines.secure_boot_firmware),
+        swtpm=options.machines.swtpm,
         dry_run=options.dry_run,
     )
     bindings = BindingConfig(inventory.node, allowed=options.allowed_kinds(), **inventory.policy)
@@ -360,6 +376,18 @@ def _capacity(options: PluginOptions, root: Path, data_dir: Path) -> HostCapacit
     if options.enforce_capacity is False:
         return None
     return discover_or_fail(root, config) if options.enforce_capacity else read_capacity(root, config)
+
+
+def _firmware(option: str, text: str | None) -> FirmwareFiles | None:
+    """``CODE:VARS``. Raises BadInput."""
+    from devalloc_node.machine.machine_files import FirmwareFiles
+
+    if text is None:
+        return None
+    code, colon, variables = text.partition(":")
+    if not (colon and code.startswith("/") and variables.startswith("/")) or ":" in variables:
+        raise BadInput(f"{option} must be two absolute paths, CODE:VARS, not {text!r}")
+    return FirmwareFiles(Path(code), Path(variables))
 
 
 def _folder(option: str, text: str) -> AllowedFolder:

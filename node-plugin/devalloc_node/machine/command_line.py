@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from devalloc_node.errors import Denied
 from devalloc_node.machine import confinement
+from devalloc_node.machine.firmware import CODE_FD, TPM_FD, VARIABLES_FD
 from devalloc_node.machine.pci import WindowReserve
 from devalloc_node.machine.spec import MIB, Disk, MachineSpec, Nic, NicModel, own_mac, whole_cpus
 
@@ -20,6 +21,8 @@ RAM = "ram0"
 MAX_PCI_SLOTS = 64
 NIC_DRIVERS: Mapping[NicModel, str] = {"virtio": "virtio-net-pci", "e1000e": "e1000e"}
 FIRST_DISK_FD, FIRST_TAP_FD = 100, 200
+MAX_QUEUES = 16
+"""Queues of a virtio disk or network card, at most."""
 _FIRST_DEVICE, _LAST_DEVICE = 1, 30
 """Device numbers on the root bus that are free: 0 is the host bridge, 31 the chipset."""
 _FUNCTIONS = 8
@@ -41,6 +44,10 @@ class StartContext:
     """Cards with backend user reach the host and what the host reaches."""
     reserves: tuple[WindowReserve, ...] = ()
     """What the root ports reserve, the first one first; those that are not named here reserve nothing."""
+    aperture: int = 0
+    """Bytes of addresses above its memory that UEFI firmware gives to devices; 0: as many as it does by itself."""
+    queues: Mapping[int, int] = field(default_factory=dict)
+    """How many queues the TAP interfaces of NICs have, by the NIC's number; those that are not named here have one."""
 
 
 def port_id(number: int) -> str:
@@ -72,9 +79,10 @@ def qemu_arguments(spec: MachineSpec, start: StartContext) -> list[str]:
             bus="pcie.0", **{"requested-size": _plugged(spec)},
         )  # fmt: skip
     for number, disk in enumerate(spec.disks):
-        words += _disk(number, disk, number in start.block_disks, addresses.device())
+        words += _disk(number, disk, number in start.block_disks, addresses.device(), _queues(spec))
     for number, nic in enumerate(spec.nics):
-        words += _nic(number, nic, spec.owner, addresses.device(), start.user_net)
+        place = {"bus": "pcie.0", "addr": addresses.device(), "mac": nic.mac or own_mac(spec.owner, f"nic{number}")}
+        words += _nic(number, nic, place, start.user_net, start.queues.get(number, 1))
     for number in range(spec.pci_slots):
         addr, several = addresses.function(more=number + 1 < spec.pci_slots)
         words += _device(
@@ -131,10 +139,43 @@ def _board(spec: MachineSpec, start: StartContext) -> list[str]:
     machine = "q35,dump-guest-core=off"
     if spec.iommu and start.accel == "kvm":
         machine += ",kernel-irqchip=split"
+    if spec.firmware == "uefi":
+        machine += f",pflash0={_CODE},pflash1={_VARIABLES}" + (",smm=on" if spec.secure_boot else "")
     words = ["-machine", machine, "-accel", "kvm" if start.accel == "kvm" else "tcg,thread=multi"]
     if spec.iommu:
         words += _device(driver="intel-iommu", intremap="on", **{"caching-mode": True, "device-iotlb": True})
+    return words + _firmware(spec, start) + _tpm(spec)
+
+
+_CODE, _VARIABLES = "firmware-code", "firmware-variables"
+"""Block nodes of the flash chips."""
+_FIRMWARE_SET = 900
+"""The first set of descriptors of the firmware; those of disks are below."""
+
+
+def _firmware(spec: MachineSpec, start: StartContext) -> list[str]:
+    if spec.firmware != "uefi":
+        return []
+    words = []
+    for number, (node, fd) in enumerate(((_CODE, CODE_FD), (_VARIABLES, VARIABLES_FD)), _FIRMWARE_SET):
+        words += ["-add-fd", f"fd={fd},set={number}"]
+        file = file_node(f"{node}-file", f"/dev/fdset/{number}", read_only := node == _CODE, block=False)
+        words += ["-blockdev", _json(file)]
+        words += ["-blockdev", _json({"driver": "raw", "file": file["node-name"], "node-name": node,
+                                      "read-only": read_only})]  # fmt: skip
+    if spec.secure_boot:
+        # Only the firmware itself, in system management mode, writes variables, and no guest sleeps past its locks.
+        words += ["-global", "driver=cfi.pflash01,property=secure,value=on", "-global", "ICH9-LPC.disable_s3=1"]
+    if start.aperture:
+        words += ["-fw_cfg", f"name=opt/ovmf/X-PciMmio64Mb,string={start.aperture // MIB}"]
     return words
+
+
+def _tpm(spec: MachineSpec) -> list[str]:
+    if not spec.tpm:
+        return []
+    words = ["-chardev", f"socket,id=tpm0-line,fd={TPM_FD}", "-tpmdev", "emulator,id=tpm0,chardev=tpm0-line"]
+    return words + _device(driver="tpm-crb", id="tpm0-dev", tpmdev="tpm0")
 
 
 def _cpus(spec: MachineSpec, start: StartContext) -> list[str]:
@@ -226,12 +267,17 @@ def disk_fd(number: int) -> int:
     return FIRST_DISK_FD + number
 
 
-def tap_fd(number: int) -> int:
-    """The descriptor of the TAP interface of the NIC ``number``."""
-    return FIRST_TAP_FD + number
+def tap_fd(number: int, queue: int = 0) -> int:
+    """The descriptor of a queue of the TAP interface of the NIC ``number``."""
+    return FIRST_TAP_FD + number * MAX_QUEUES + queue
 
 
-def _disk(number: int, disk: Disk, block: bool, addr: str) -> list[str]:
+def _queues(spec: MachineSpec) -> int:
+    """One for each CPU that the machine can have, so that they do not wait for each other."""
+    return min(whole_cpus(spec.cpus.most), MAX_QUEUES)
+
+
+def _disk(number: int, disk: Disk, block: bool, addr: str, queues: int) -> list[str]:
     name = f"disk{number}"
     words = ["-add-fd", f"fd={disk_fd(number)},set={number}"]
     words += ["-blockdev", _json(file_node(f"{name}-file", f"/dev/fdset/{number}", disk.read_only, block=block))]
@@ -239,7 +285,7 @@ def _disk(number: int, disk: Disk, block: bool, addr: str) -> list[str]:
     common = {"id": f"{name}-dev", "drive": name, "bus": "pcie.0", "addr": addr, "bootindex": number + 1}
     if disk.device == "nvme":
         return words + _device(driver="nvme", serial=name, **common)
-    return words + _device(driver="virtio-blk-pci", **common)
+    return words + _device(driver="virtio-blk-pci", **common, **{"num-queues": queues})
 
 
 def user_backend(name: str, user_net: bool) -> dict[str, Any]:
@@ -252,14 +298,19 @@ def user_backend(name: str, user_net: bool) -> dict[str, Any]:
     return {"type": "user", "id": name, **({} if user_net else {"restrict": True, "ipv6": False})}
 
 
-def _nic(number: int, nic: Nic, owner: str, addr: str, user_net: bool) -> list[str]:
+def _nic(number: int, nic: Nic, place: Mapping[str, str], user_net: bool, queues: int) -> list[str]:
     name = f"nic{number}"
+    several: dict[str, Any] = {}
     if nic.interface is None:
         backend = user_backend(name, user_net)
-    else:
+    elif queues == 1:
         backend = {"type": "tap", "id": name, "fd": str(tap_fd(number))}
+    else:
+        backend = {"type": "tap", "id": name, "fds": ":".join(str(tap_fd(number, queue)) for queue in range(queues))}
+        # An interrupt for each queue in each direction, one for changes of the card, and one for its control queue.
+        several = {"mq": True, "vectors": 2 * queues + 2}
     words = ["-netdev", _json(backend)]
-    place = {"bus": "pcie.0", "addr": addr, "mac": nic.mac or own_mac(owner, name)}
+    place = {**place, **several}
     return words + _device(driver=NIC_DRIVERS[nic.model], id=f"{name}-dev", netdev=name, **place)
 
 

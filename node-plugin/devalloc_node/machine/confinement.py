@@ -183,6 +183,8 @@ _LINKER = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alt
 _KERNEL = ("/dev", "/proc", "/sys")
 """As they are: devices come and go while a machine runs, VFIO's among them."""
 PathAccess = Literal["read", "write", "as-is"]
+_TPM_BYTES, _TPM_TASKS = 64 << 20, 8
+"""Of the process that is a machine's TPM; it needs a sixth of that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,13 +203,15 @@ def qemu_limits(spec: MachineSpec, accel: str, slack: int = GIB) -> QemuLimits:
     itself, and the translated code of an emulated CPU."""
     vcpus = whole_cpus(spec.cpus.most)
     memory = spec.memory.most + spec.memory.most // 256 + vcpus * (16 << 20) + slack
-    return QemuLimits(memory + (GIB if accel == "tcg" else 0), 256 + 2 * vcpus)
+    memory += (GIB if accel == "tcg" else 0) + (_TPM_BYTES if spec.tpm else 0)
+    return QemuLimits(memory, 256 + 2 * vcpus + (_TPM_TASKS if spec.tpm else 0))
 
 
-def seen_by_qemu(
+def seen_by_program(
     binary: str, files: Sequence[str], folder: Path, more: Sequence[Path] = ()
 ) -> list[tuple[str, PathAccess]]:
-    """Paths that QEMU needs, and no others: ``files`` are those that it opens itself, ``folder`` is the machine's.
+    """Paths that QEMU, or the TPM, needs, and no others: ``files`` are those that it opens itself, ``folder`` is the
+    one in which it writes.
 
     Those of a program outside of the system's folders are in the folder that it was unpacked or installed in.
     """

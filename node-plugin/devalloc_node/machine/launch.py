@@ -19,13 +19,13 @@ from typing import Literal
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
-from devalloc_node.machine import confinement, machine_files, pci, preflight, spawn
-from devalloc_node.machine.command_line import StartContext, disk_fd, qemu_arguments, tap_fd
-from devalloc_node.machine.confinement import PathAccess, QemuLimits, qemu_limits, seen_by_qemu
+from devalloc_node.machine import confinement, firmware, machine_files, pci, preflight, spawn
+from devalloc_node.machine.command_line import MAX_QUEUES, StartContext, disk_fd, qemu_arguments, tap_fd
+from devalloc_node.machine.confinement import PathAccess, QemuLimits, qemu_limits, seen_by_program
 from devalloc_node.machine.machine_files import MAX_SOCKET_PATH, MachineConfig
 from devalloc_node.machine.process import Process, alive, kill, wait
 from devalloc_node.machine.qmp import Monitor
-from devalloc_node.machine.spec import HOST_SANDBOX, MachineSandbox, MachineSpec
+from devalloc_node.machine.spec import HOST_SANDBOX, MachineSandbox, MachineSpec, whole_cpus
 
 LOG = logging.getLogger(__name__)
 GUESTS_UNIT = "devalloc-guests.service"
@@ -48,6 +48,8 @@ class LaunchOptions:
     uid: int | None
     """The user that QEMU runs as; None: the plugin's own."""
     accel: Literal["kvm", "tcg"]
+    tpm_uid: int | None = None
+    """The user that its TPM runs as; None: the plugin's own."""
 
 
 def memlock_needed(spec: MachineSpec, config: MachineConfig) -> int:
@@ -67,6 +69,8 @@ def check(spec: MachineSpec, config: MachineConfig, given: LaunchOptions) -> Non
             "uses that folder (give each its own --machine-dir), or its life file was removed",
             retryable=True,
         )
+    if spec.tpm:
+        firmware.swtpm_binary(spec, config)
     for path, writable in files.values():
         with suppress(OSError):  # the error is reported when it is opened for the machine
             fd = spawn.open_checked(path, False)
@@ -85,6 +89,8 @@ def launch(spec: MachineSpec, config: MachineConfig, given: LaunchOptions, home:
     """
     words, files, taps = _resolved(spec, config, given)
     folder = _folder(spec, config, given)
+    if spec.firmware == "uefi":
+        firmware.make_store(spec, config, firmware.firmware_files(spec, config))
     limits = qemu_limits(spec, given.accel, config.memory_slack)
     groups: list[str] = []
     if not uses_systemd(config):
@@ -109,6 +115,7 @@ def launch(spec: MachineSpec, config: MachineConfig, given: LaunchOptions, home:
         "namespace": None if home.namespace is None else str(home.namespace),
         "inside": {tap_fd(number): nic.interface for number, nic in enumerate(spec.nics) if nic.warm},
         "cpus": home.cpus or preflight.cpus_of(spec.numa_node),
+        "tpm": firmware.tpm_plan(spec, config, given.tpm_uid) if spec.tpm else None,
         # One that runs as the plugin's own user is that user all the same, and root could undo it.
         "sees": [] if given.uid is None else _visible_paths(words, folder, config),
     }
@@ -125,7 +132,7 @@ def launch(spec: MachineSpec, config: MachineConfig, given: LaunchOptions, home:
 
 def _visible_paths(words: list[str], folder: Path, config: MachineConfig) -> list[tuple[str, PathAccess]]:
     opens = [words[index + 1] for index, word in enumerate(words) if word in ("-kernel", "-initrd")]
-    return seen_by_qemu(words[0], opens, folder, config.visible)
+    return seen_by_program(words[0], opens, folder, config.visible)
 
 
 def _is_confined(spec: MachineSpec, config: MachineConfig) -> bool:
@@ -245,6 +252,8 @@ def clean(machine_id: str, config: MachineConfig) -> None:
         except OSError as error:
             LOG.warning("machine %s: cannot remove %s: %s", machine_id, path, error)
     with suppress(Failed):
+        firmware.await_tpm_end(machine_id, config)  # it is in the same cgroups
+    with suppress(Failed):
         confinement.remove(confinement.make_group(config.cgroups, config.group(machine_id)))
     confinement.remove_bounds(config.cgroups, config.group(machine_id))
 
@@ -258,8 +267,9 @@ def _remove(path: Path) -> None:
 
 
 def forget(machine_id: str, config: MachineConfig) -> None:
-    """Remove all of a machine that has ended, its logs too."""
+    """Remove all of a machine that has ended, its logs, variables and TPM too. Raises Failed."""
     clean(machine_id, config)
+    firmware.remove(machine_id, config)
     config.life(machine_id).unlink(missing_ok=True)
     with suppress(FileNotFoundError):
         if not _has_foreign_qemu(config.folder(machine_id)):
@@ -298,7 +308,10 @@ def _resolved(
         None if path is None else str(machine_files.boot_image(path, config.folders, spec.namespace, what))
         for path, what in ((spec.kernel, "kernel"), (spec.initrd, "initrd"))
     )
+    uefi = firmware.firmware_files(spec, config) if spec.firmware == "uefi" else None
     disks = [machine_files.disk_image(disk, config.folders, spec.namespace) for disk in spec.disks]
+    bits, largest = preflight.address_bits(given.accel), config.devices()
+    reserves = pci.port_reserves(spec, largest, bits)
     start = StartContext(
         binary=binary,
         accel=given.accel,
@@ -307,13 +320,23 @@ def _resolved(
         initrd=initrd,
         block_disks=frozenset(n for n, path in enumerate(disks) if stat.S_ISBLK(path.stat().st_mode)),
         user_net=config.user_net,
-        reserves=pci.port_reserves(spec, config.devices(), preflight.address_bits(given.accel)),
+        reserves=reserves,
+        aperture=pci.uefi_aperture(spec, reserves, largest, bits),
+        queues={
+            number: min(whole_cpus(spec.cpus.most), MAX_QUEUES)
+            for number, nic in enumerate(spec.nics)
+            if nic.interface and not nic.warm and nic.model == "virtio" and machine_files.has_queues(nic.interface)
+        },
     )
     files = {disk_fd(n): (str(path), not spec.disks[n].read_only) for n, path in enumerate(disks)}
-    taps = {}
+    taps: dict[int, str] = {}
     for number, nic in enumerate(spec.nics):
         if nic.interface is not None and not nic.warm:  # one in another namespace cannot be seen from here
-            taps[tap_fd(number)] = machine_files.checked_tap(nic.interface, config.taps, spec.namespace)
+            interface = machine_files.checked_tap(nic.interface, config.taps, spec.namespace)
+            taps |= {tap_fd(number, queue): interface for queue in range(start.queues.get(number, 1))}
+    if uefi is not None:
+        files[firmware.CODE_FD] = (os.path.realpath(uefi.code), False)
+        files[firmware.VARIABLES_FD] = (os.path.realpath(firmware.variable_store(spec, config)), True)
     return qemu_arguments(spec, start), files, taps
 
 

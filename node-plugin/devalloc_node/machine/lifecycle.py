@@ -133,10 +133,12 @@ class MachineLifecycle(MachineRegistry):
                 with self._among_all(user_ids.LOCK, deadline, f"start {spec.key}"):
                     if self._room is not None:
                         self._room.check(machine, spec)
-                    given = launch.LaunchOptions(
-                        str(uuid.uuid4()), user_ids.free_user(spec.key, self.config, self.records), how
-                    )
-                    record = replace(record, run=given.uuid, user=given.uid)
+                    user = user_ids.free_user(spec.key, self.config, self.records)
+                    tpm_user = None
+                    if spec.tpm:
+                        tpm_user = user_ids.free_user(spec.key, self.config, self.records, "tpm_user", user)
+                    given = launch.LaunchOptions(str(uuid.uuid4()), user, how, tpm_user)
+                    record = replace(record, run=given.uuid, user=given.uid, tpm_user=given.tpm_uid)
                     self.put(record)
                 began = True
                 home = self.homes.give(spec, given.uuid) if spec.wants_sandbox else HOST_SANDBOX

@@ -47,6 +47,15 @@ class AllowedFolder:
 
 
 @dataclass(frozen=True, slots=True)
+class FirmwareFiles:
+    """UEFI firmware, as plain images of a flash chip."""
+
+    code: Path
+    variables: Path
+    """The template: each machine has a copy of its own."""
+
+
+@dataclass(frozen=True, slots=True)
 class MachineConfig:
     state: Path = Path("/var/lib/devalloc/node/machines")
     """Locks and verdicts; only the plugin's user reads and writes it."""
@@ -66,6 +75,12 @@ class MachineConfig:
     """Where those of machines lie that were given away by this node and may be adopted by it, too. There each is of a
     user of its own. None: there are none."""
     accel: Literal["auto", "kvm", "tcg"] = "auto"
+    uefi: FirmwareFiles | None = None
+    """Firmware of machines with UEFI; None: what the host's packages say."""
+    secure_boot: FirmwareFiles | None = None
+    """The same of machines with Secure Boot: its template has keys."""
+    swtpm: str = "swtpm"
+    """The program that is the TPM of a machine."""
     users: range | None = field(default=USERS)
     """User ids, one for each machine, where the plugin is root. None: QEMU runs as the plugin's own user."""
     visible: tuple[Path, ...] = ()
@@ -97,6 +112,15 @@ class MachineConfig:
         ``qemu.log.1`` of an earlier run."""
         return self.run / machine_id
 
+    def firmware(self, machine_id: str) -> Path:
+        """A folder with the UEFI variables of a machine: root's, and kept until the machine is deleted."""
+        return self.state / f"{machine_id}.firmware"
+
+    def tpm(self, machine_id: str) -> Path:
+        """A folder with the content of a machine's TPM, of the user that its TPM runs as. That process holds it
+        locked."""
+        return self.state / f"{machine_id}.tpm"
+
     def group(self, machine_id: str) -> str:
         """What its cgroup is called on this host, where a plugin with another state folder may have one of its name."""
         if self.state == type(self)().state:
@@ -117,6 +141,8 @@ class MachineConfig:
 
 
 _QCOW2 = b"QFI\xfb"
+_MULTI_QUEUE = 0x100
+"""Of tun_flags (IFF_MULTI_QUEUE)."""
 _EXTERNAL_DATA = 1 << 2
 _FLOCK = struct.Struct("hhqqi4x")
 """As fcntl(2) has it where pointers have 64 bits."""
@@ -316,6 +342,15 @@ def checked_tap(interface: str, patterns: Sequence[str], namespace: str) -> str:
     if "/" in interface or not Path(f"/sys/class/net/{interface}/tun_flags").exists():
         raise Denied("TapMissing", f"no TAP interface {interface!r} on this host", retryable=True)
     return interface
+
+
+def has_queues(interface: str) -> bool:
+    """Whether a TAP interface can have several queues, as who made it decides."""
+    try:
+        flags = int(Path(f"/sys/class/net/{interface}/tun_flags").read_text(), 16)
+    except (OSError, ValueError):
+        return False
+    return bool(flags & _MULTI_QUEUE)
 
 
 def _is_own_tap(interface: str, namespace: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,13 +48,16 @@ def port_reserves(spec: MachineSpec, devices: BarSizes, address_bits: int | None
     """What each root port reserves, the first port first.
 
     Where its spec says nothing, as much as any of ``devices`` needs, on as many ports as its CPUs, which address memory
-    with ``address_bits`` (None: unknown), have addresses for. Raises Denied (``NoPciWindow``) where they have not
-    enough for what its spec says.
+    with ``address_bits`` (None: unknown), have addresses for: that many one after the other, or, with UEFI firmware,
+    as ``_aperture_fits`` has it. Raises Denied (``NoPciWindow``) where they have not enough for what its spec says.
     """
     wide = window_for(devices.prefetchable) if spec.pci_window is None else -(-spec.pci_window // MIB) * MIB
     low = window_for(devices.other)
     room = _room(spec, address_bits)
     fit = spec.pci_slots if room is None or not wide else min(spec.pci_slots, room // wide)
+    if spec.firmware == "uefi":
+        while wide and fit and not _aperture_fits(spec, _aperture([wide] * fit), address_bits):
+            fit -= 1
     if spec.pci_window is not None and fit < spec.pci_slots:
         raise Denied(
             "NoPciWindow",
@@ -66,13 +69,59 @@ def port_reserves(spec: MachineSpec, devices: BarSizes, address_bits: int | None
     return tuple(WindowReserve(wide if n < fit else 0, low if n < fit_low else 0) for n in range(spec.pci_slots))
 
 
-def _room(spec: MachineSpec, address_bits: int | None) -> int | None:
-    """The addresses that are left above all memory that the machine can have: QEMU keeps a GiB more for each DIMM."""
+def uefi_aperture(
+    spec: MachineSpec, reserves: Sequence[WindowReserve], devices: BarSizes, address_bits: int | None
+) -> int:
+    """Bytes of addresses above 4 GiB that OVMF is to give to devices: for the windows that ports reserve, and for a
+    device on each port that is there from the start, which may be as large as any of ``devices``. 0: no such firmware,
+    or it needs no more than it has by itself.
+
+    If the CPUs cannot address that much, it is what the ports reserve, and then devices may find no addresses when the
+    machine starts.
+    """
+    if spec.firmware != "uefi":
+        return 0
+    reserved = [reserve.prefetchable for reserve in reserves]
+    for sizes in ([max(size, devices.prefetchable) for size in reserved], reserved):
+        size = _aperture(sizes)
+        if _aperture_fits(spec, size, address_bits):
+            return size if size > _OVMF_APERTURE else 0
+    return 0
+
+
+_OVMF_APERTURE = 32 * GIB
+"""What OVMF has by itself."""
+
+
+def _aperture(windows: Iterable[int]) -> int:
+    """For such windows. OVMF makes each as large as the next power of two, and puts it at a multiple of that; a GiB is
+    for all small ones together."""
+    return sum(_power_of_two(size) for size in windows) + GIB
+
+
+def _aperture_fits(spec: MachineSpec, size: int, address_bits: int | None) -> bool:
+    """Whether CPUs reach all of it: it begins above all memory, at a multiple of the largest power of two in it."""
     if address_bits is None:
-        return None
+        return True
+    boundary = 1 << (size.bit_length() - 1)
+    start = -(-_top(spec) // boundary) * boundary
+    return start + size <= 1 << address_bits
+
+
+def _power_of_two(size: int) -> int:
+    """The least that is not smaller; at least what firmware gives a port."""
+    return 1 << (max(size, FIRMWARE_WINDOW) - 1).bit_length()
+
+
+def _top(spec: MachineSpec) -> int:
+    """Where all memory that the machine can have ends: QEMU keeps a GiB more for each DIMM."""
     dimms = spec.hot_memory // spec.dimm_bytes if spec.dimm_bytes else 1
-    top = _BELOW_4G + spec.memory.most + (dimms + 1) * GIB
-    return max(0, (1 << address_bits) - top - GIB)
+    return _BELOW_4G + spec.memory.most + (dimms + 1) * GIB
+
+
+def _room(spec: MachineSpec, address_bits: int | None) -> int | None:
+    """The addresses that are left above all memory that the machine can have."""
+    return None if address_bits is None else max(0, (1 << address_bits) - _top(spec) - GIB)
 
 
 PERIPHERAL = "/machine/peripheral"

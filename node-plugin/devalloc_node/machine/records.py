@@ -149,6 +149,8 @@ class MachineRecord:
     taken up, and what was done to it before is not known here."""
     reason: str = ""
     message: str = ""
+    tpm_user: int | None = None
+    """What its TPM runs as; None: the plugin's own user, or it has no TPM."""
 
     @cached_property
     def machine(self) -> VirtualMachine:
@@ -194,6 +196,7 @@ def content_of(record: MachineRecord) -> dict[str, Any]:
         "state": record.state,
         "run": record.run,
         "user": record.user,
+        "tpm_user": record.tpm_user,
         "process": None if record.process is None else asdict(record.process),
         "boot": record.boot,
         "applied": asdict(record.applied),
@@ -215,6 +218,7 @@ def record_of(key: str, content: Mapping[str, Any]) -> MachineRecord:
             state=content["state"],
             run=content["run"],
             user=content.get("user"),
+            tpm_user=content.get("tpm_user"),
             process=None if process is None else Process(int(process["pid"]), int(process["started"])),
             boot=content.get("boot", ""),
             applied=_amounts(content.get("applied", {})),

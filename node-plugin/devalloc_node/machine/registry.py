@@ -26,7 +26,7 @@ from devalloc.api.virtual_machine import VirtualMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.host.lock_folder import LockFolder
-from devalloc_node.machine import adoption, emulated_devices, machine_files, pci, resources, user_ids
+from devalloc_node.machine import adoption, emulated_devices, firmware, machine_files, pci, resources, user_ids
 from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.process import Process, alive
 from devalloc_node.machine.qmp import Connect, Monitor, QmpMonitor, malformed_as_failed
@@ -333,7 +333,7 @@ class MachineRegistry:
         binary = shutil.which(self.config.binary) or self.config.binary
         files = [path for path in (spec.kernel, spec.initrd, *(disk.path for disk in spec.disks)) if path is not None]
         taps = [f"/sys/class/net/{nic.interface}" for nic in spec.nics if nic.interface is not None and not nic.warm]
-        return machine_files.files_fingerprint((binary, *files, *taps))
+        return machine_files.files_fingerprint((binary, *files, *taps, *firmware.files_on_host(spec, self.config)))
 
     def guest_addresses(self, key: str) -> Mapping[str, str]:
         """Where its guest finds the devices plugged in, by the ids of devices; nothing if QEMU does not answer."""

@@ -6,10 +6,12 @@ lets QEMU inherit the lock: as long as QEMU lives, the file is locked, and no se
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import resource
+import signal
 import stat
 import struct
 import sys
@@ -25,12 +27,15 @@ LIVES = 75
 """Exit status: the machine runs already."""
 FAILED = 70
 _TRIES, _PAUSE = 100, 0.005
+_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
+_PR_SET_PDEATHSIG = 1
 _TUNSETIFF = 0x400454CA
 _CLONE_NEWNET, _CLONE_NEWNS = 0x40000000, 0x00020000
 _RDONLY, _NOSUID, _NODEV, _REMOUNT, _BIND, _REC, _SLAVE = 1, 2, 4, 32, 4096, 16384, 1 << 19
 _DETACH = 2
 _READ, _WRITE = _RDONLY | _NOSUID, _NOSUID | _NODEV
 _TAP = 0x0002 | 0x1000 | 0x4000  # IFF_TAP, IFF_NO_PI, IFF_VNET_HDR
+_MULTI_QUEUE = 0x0100  # IFF_MULTI_QUEUE
 
 
 def main(plan_path: str, detach: bool) -> int:
@@ -71,8 +76,10 @@ def _locked(life: int) -> bool:
 def _exec_qemu(plan: Plan, life: int) -> int:
     try:
         _write_process(plan["life"])
+        if plan.get("tpm"):
+            _start_tpm(plan, life)
         _prepare(plan, life)
-        os.execve(plan["argv"][0], plan["argv"], {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"})
+        os.execve(plan["argv"][0], plan["argv"], _ENVIRONMENT)
     except (OSError, ValueError) as error:
         words = f"{error}\n".encode()
         os.write(plan.get("complain", 2), words)
@@ -93,10 +100,75 @@ def _write_process(life: str) -> None:
         os.close(file_of)
 
 
-def _prepare(plan: Plan, life: int) -> None:
-    for procs in plan["cgroups"]:
+def _start_tpm(plan: Plan, life: int) -> None:
+    """Start the machine's TPM as a child, which the kernel kills when this process, QEMU by then, ends. All that it has
+    to do with others is a socket to QEMU without a name, and its folder, which it holds locked. Raises OSError."""
+    import socket
+
+    tpm = plan["tpm"]
+    folder = os.open(tpm["folder"], os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    if not _locked(folder):
+        raise OSError(f"another process still is the TPM of {tpm['folder']}")
+    own, other = socket.socketpair()
+    says, write_end = os.pipe2(os.O_CLOEXEC)
+    parent = os.getpid()
+    if not os.fork():
+        try:
+            os.close(life)
+            _exec_tpm(plan, parent, folder, other.fileno())
+        except (OSError, ValueError) as error:
+            os.write(write_end, f"cannot start its TPM: {error}".encode())
+        os._exit(FAILED)
+    for fd in (folder, write_end, other.detach()):
+        os.close(fd)
+    with os.fdopen(says, "rb") as pipe:  # it closes when the child is swtpm
+        if words := pipe.read(4096):
+            raise OSError(words.decode(errors="replace"))
+    _as(own.detach(), tpm["fd"])
+
+
+def _exec_tpm(plan: Plan, parent: int, folder: int, line: int) -> None:
+    """Become the TPM. Raises OSError."""
+    import ctypes
+
+    tpm = plan["tpm"]
+    _join(plan["cgroups"])
+    _pin(plan.get("cpus"))
+    _limit(resource.RLIMIT_CORE, 0)
+    os.umask(0o177)
+    log = os.path.join(plan["folder"], "qemu.log")
+    log_fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    os.chdir(tpm["folder"])
+    if tpm["sees"]:
+        try:
+            _confine(tpm["sees"], os.path.dirname(plan["life"]), tpm["folder"])
+        except OSError as error:
+            os.write(log_fd, f"devalloc: the TPM cannot be confined: {error}\n".encode())
+    if tpm["uid"] is not None:
+        os.setgroups([])
+        os.setgid(tpm["uid"])
+        os.setuid(tpm["uid"])
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "cannot tie it to QEMU")
+    if os.getppid() != parent:  # it ended before that was said
+        raise OSError("QEMU ended")
+    _as(os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC), 0)
+    os.dup2(log_fd, 1)
+    os.dup2(log_fd, 2)
+    os.set_inheritable(folder, True)
+    os.set_inheritable(line, True)
+    words = ["socket", "--tpm2", "--tpmstate", "dir=.,mode=0600", "--ctrl", f"type=unixio,clientfd={line}"]
+    os.execve(tpm["binary"], [tpm["binary"], *words, "--terminate"], _ENVIRONMENT)
+
+
+def _join(cgroups: list[str]) -> None:
+    for procs in cgroups:
         with open(procs, "w", encoding="ascii") as file:
             file.write(str(os.getpid()))
+
+
+def _prepare(plan: Plan, life: int) -> None:
+    _join(plan["cgroups"])
     _pin(plan.get("cpus"))
     _limit(resource.RLIMIT_MEMLOCK, plan["memlock"])
     _limit(resource.RLIMIT_NOFILE, 65536)
@@ -108,8 +180,7 @@ def _prepare(plan: Plan, life: int) -> None:
     os.chdir(plan["folder"])
     for number, (path, writable) in plan["files"].items():
         _as(open_checked(path, writable), int(number))
-    for number, interface in plan["taps"].items():
-        _as(open_tap(interface), int(number))
+    _open_taps(plan["taps"])
     if plan.get("namespace"):
         _enter(plan["namespace"])
     for number, interface in plan.get("inside", {}).items():
@@ -227,11 +298,27 @@ def open_checked(path: str, writable: bool) -> int:
     return fd
 
 
-def open_tap(interface: str) -> int:
-    """A TAP interface, for QEMU. Raises OSError, EBUSY if another process has it."""
+def _open_taps(taps: dict[str, str]) -> None:
+    """By descriptor; an interface that is there several times has as many queues. Raises OSError."""
+    queues: dict[str, int] = {}
+    for number, interface in taps.items():
+        queues[interface] = queues.get(interface, 0) + 1
+        _as(open_tap(interface, queues[interface]), int(number))
+
+
+def open_tap(interface: str, queue: int = 1) -> int:
+    """A TAP interface, for QEMU, or its next ``queue``. Raises OSError, EBUSY if another process has it."""
     tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        fcntl.ioctl(tap, _TUNSETIFF, struct.pack("16sH22x", interface.encode(), _TAP))
+        try:
+            fcntl.ioctl(tap, _TUNSETIFF, struct.pack("16sH22x", interface.encode(), _TAP))
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            # Made for several queues. The kernel gives those to as many processes as ask, but machines do not share it.
+            fcntl.ioctl(tap, _TUNSETIFF, struct.pack("16sH22x", interface.encode(), _TAP | _MULTI_QUEUE))
+            if len([name for name in os.listdir(f"/sys/class/net/{interface}/queues") if name[:3] == "tx-"]) > queue:
+                raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), interface) from None
     except OSError:
         os.close(tap)
         raise

@@ -20,6 +20,7 @@ from devalloc_node.errors import Denied
 DiskFormat = Literal["raw", "qcow2"]
 DiskDevice = Literal["virtio", "nvme"]
 NicModel = Literal["virtio", "e1000e"]
+Firmware = Literal["bios", "uefi"]
 
 MIB = 1 << 20
 CPU = 1000
@@ -126,6 +127,11 @@ class MachineSpec:
     """Root ports that devices can be plugged into."""
     pci_window: int | None = None
     """Bytes of 64-bit prefetchable addresses that each of them reserves; None: as much as the node's devices need."""
+    firmware: Firmware = "bios"
+    secure_boot: bool = False
+    """Its firmware starts only what is signed."""
+    tpm: bool = False
+    """A TPM 2.0 in the guest."""
     iommu: bool = False
     """An IOMMU in the guest, so that it can pass devices on to machines of its own."""
     numa_node: int | None = None
@@ -277,6 +283,9 @@ def spec_of(machine: VirtualMachine) -> MachineSpec:
         claims=tuple(spec.claims),
         pci_slots=spec.slots,
         pci_window=start.pci_window.nano // 10**9 if start and start.pci_window else None,
+        firmware=start.firmware.type if start and start.firmware else "bios",
+        secure_boot=start.firmware.secure_boot if start and start.firmware else False,
+        tpm=start.tpm if start else False,
         iommu=start.iommu if start else False,
         numa_node=start.numa_node if start else None,
         pinned=start.pinned if start else False,

@@ -1,4 +1,4 @@
-"""Unix users that machines run as: one per machine if the plugin is root (T12)."""
+"""Unix users that machines run as: one per machine, and one for its TPM, if the plugin is root (T12)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 from devalloc_node.errors import Denied
 from devalloc_node.machine import adoption, machine_files
@@ -48,19 +49,28 @@ def _lines(file: Path, column: int) -> Iterator[tuple[str, int, int]]:
                 yield parts[0], int(parts[column]), int(after) if after.isdecimal() else 0
 
 
-def free_user(key: str, config: MachineConfig, records: MachineRecords) -> int | None:
+UserRole = Literal["user", "tpm_user"]
+"""Members of a machine's record: whose QEMU is, and its TPM."""
+_ROLES: tuple[UserRole, ...] = ("user", "tpm_user")
+
+
+def free_user(
+    key: str, config: MachineConfig, records: MachineRecords, role: UserRole = "user", other: int | None = None
+) -> int | None:
     """A user id that no other machine has; the same for the same machine, whose files are that user's. None: the
-    plugin's own. It is given when it is written down: until then hold LOCK. Raises Denied (``NoFreeUser``)."""
+    plugin's own. It is given when it is written down: until then hold LOCK. ``other``: what the machine itself has in
+    its other role. Raises Denied (``NoFreeUser``)."""
     if config.users is None or adoption.own_user() != 0:
         return None
-    taken: set[object] = set()
+    taken: set[object] = {other}
     for other_id in machine_files.machine_ids(config) - {machine_id(key)}:  # also those that the journal has lost
-        with suppress(OSError):
-            taken.add(os.lstat(config.folder(other_id)).st_uid)
-    for other, content in records.records(MACHINES).items():
-        taken.add(content.get("user"))
-        if other == key and content.get("user") in config.users:
-            return int(content["user"])
+        for folder in (config.folder(other_id), config.tpm(other_id)):
+            with suppress(OSError):
+                taken.add(os.lstat(folder).st_uid)
+    for machine, content in records.records(MACHINES).items():
+        if machine == key and content.get(role) in config.users and content.get(role) != other:
+            return int(content[role])
+        taken.update(content.get(each) for each in _ROLES)
     for user in config.users:
         if user not in taken:
             return user

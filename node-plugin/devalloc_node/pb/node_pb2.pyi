@@ -378,7 +378,7 @@ class MemoryBounds(_message.Message):
     def __init__(self, min_bytes: _Optional[int] = ..., use_bytes: _Optional[int] = ..., max_bytes: _Optional[int] = ..., method: _Optional[str] = ..., slot_size_bytes: _Optional[int] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("kernel", "initrd", "append", "disks", "iommu", "numa_node", "pinned", "pci_window_bytes")
+    __slots__ = ("kernel", "initrd", "append", "disks", "iommu", "numa_node", "pinned", "pci_window_bytes", "firmware", "tpm")
     KERNEL_FIELD_NUMBER: _ClassVar[int]
     INITRD_FIELD_NUMBER: _ClassVar[int]
     APPEND_FIELD_NUMBER: _ClassVar[int]
@@ -387,6 +387,8 @@ class Start(_message.Message):
     NUMA_NODE_FIELD_NUMBER: _ClassVar[int]
     PINNED_FIELD_NUMBER: _ClassVar[int]
     PCI_WINDOW_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FIRMWARE_FIELD_NUMBER: _ClassVar[int]
+    TPM_FIELD_NUMBER: _ClassVar[int]
     kernel: str
     initrd: str
     append: str
@@ -395,7 +397,17 @@ class Start(_message.Message):
     numa_node: int
     pinned: bool
     pci_window_bytes: int
-    def __init__(self, kernel: _Optional[str] = ..., initrd: _Optional[str] = ..., append: _Optional[str] = ..., disks: _Optional[_Iterable[_Union[Disk, _Mapping]]] = ..., iommu: _Optional[bool] = ..., numa_node: _Optional[int] = ..., pinned: _Optional[bool] = ..., pci_window_bytes: _Optional[int] = ...) -> None: ...
+    firmware: Firmware
+    tpm: bool
+    def __init__(self, kernel: _Optional[str] = ..., initrd: _Optional[str] = ..., append: _Optional[str] = ..., disks: _Optional[_Iterable[_Union[Disk, _Mapping]]] = ..., iommu: _Optional[bool] = ..., numa_node: _Optional[int] = ..., pinned: _Optional[bool] = ..., pci_window_bytes: _Optional[int] = ..., firmware: _Optional[_Union[Firmware, _Mapping]] = ..., tpm: _Optional[bool] = ...) -> None: ...
+
+class Firmware(_message.Message):
+    __slots__ = ("type", "secure_boot")
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    SECURE_BOOT_FIELD_NUMBER: _ClassVar[int]
+    type: str
+    secure_boot: bool
+    def __init__(self, type: _Optional[str] = ..., secure_boot: _Optional[bool] = ...) -> None: ...
 
 class Disk(_message.Message):
     __slots__ = ("path", "format", "read_only", "device")

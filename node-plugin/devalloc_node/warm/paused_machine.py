@@ -37,6 +37,7 @@ def check_template(machine: VirtualMachine) -> None:
             any(not disk.read_only for disk in spec.disks),
             "it has a disk that is not read-only and would be shared with other setups",
         ),
+        (spec.tpm, "it has a TPM, whose content belongs to one machine; create such machines when they are needed"),
         (spec.wants_sandbox, "it has a card with backend warm; the setup adds its own card"),
         (any(nic.interface for nic in spec.nics), "it has a TAP interface of the host; the setup adds its own"),
     ):

@@ -53,6 +53,48 @@ def test_of_a_card_with_virtual_functions_one_of_them_counts_also_where_none_is_
     assert largest_bar_sizes(tree) == BarSizes(4 * GIB + 16384, MIB)
 
 
+RESIZABLE = resource((0, 256 * MIB, WIDE), (2, 2 * MIB, WIDE))
+
+
+def test_a_resizable_bar_counts_with_the_most_it_can_have(tmp_path: Path) -> None:
+    """A driver of the host, or its firmware, can make it larger after machines were started."""
+    sizes = {"resource0_resize": f"{0b1111111 << 9:016x}\n", "resource2_resize": "0000000000000006\n"}
+    tree = host(tmp_path, pci_cards.gpu(files=RESIZABLE | sizes))
+    assert largest_bar_sizes(tree) == BarSizes(32 * GIB + 4 * MIB, 0)
+    assert bar_sizes(tree, ["0000:01:00.0"]) == BarSizes(258 * MIB, 0), "what it has now is what it needs now"
+
+
+def config_space(*entries: tuple[int, int], header: int = 0x0001_0015) -> bytes:
+    """With the capability of resizable BARs, as root reads it: (number of the BAR, sizes as bits, 1 MiB first)."""
+    space = bytearray(4096)
+    space[0x100:0x104] = (0x1400_0001).to_bytes(4, "little")  # another capability; the next one is at 0x140
+    space[0x140:0x144] = header.to_bytes(4, "little")
+    for at, (bar, bits) in zip(range(0x144, 0x1000, 8), entries, strict=False):
+        space[at : at + 4] = (bits << 4).to_bytes(4, "little")
+        space[at + 4 : at + 8] = (bar | len(entries) << 5).to_bytes(4, "little")
+    return bytes(space)
+
+
+def with_config(tmp_path: Path, space: bytes) -> Tree:
+    tree = host(tmp_path, pci_cards.gpu(files=RESIZABLE))
+    (tmp_path / "sys/bus/pci/devices/0000:01:00.0/config").write_bytes(space)
+    return tree
+
+
+def test_kernels_before_6_1_do_not_tell_it_and_the_card_does(tmp_path: Path) -> None:
+    tree = with_config(tmp_path, config_space((0, 0b1111111 << 9), (2, 0b110)))
+    assert largest_bar_sizes(tree) == BarSizes(32 * GIB + 4 * MIB, 0)
+
+
+def test_a_bar_never_counts_with_less_than_it_has(tmp_path: Path) -> None:
+    sizes = {"resource0_resize": "0000000000000002\n", "resource1_resize": "nothing\n", "resource5_resize": "ff\n"}
+    assert largest_bar_sizes(host(tmp_path, pci_cards.gpu(files=RESIZABLE | sizes))) == BarSizes(258 * MIB, 0)
+    for number, odd in enumerate(
+        (config_space((7, 0xFFF), (0, 0)), config_space(*[(0, 1)] * 7)[:0x150], b"", config_space())
+    ):
+        assert largest_bar_sizes(with_config(tmp_path / str(number), odd)) == BarSizes(258 * MIB, 0)
+
+
 def test_bridges_are_given_to_nobody(tmp_path: Path) -> None:
     assert (
         largest_bar_sizes(host(tmp_path, pci_cards.bridge("0000:00:01.0", files=resource((0, 64 * GIB, WIDE)))))

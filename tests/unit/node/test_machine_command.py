@@ -17,7 +17,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.machine import launch, machine_files, preflight, spawn
 from devalloc_node.machine.command_line import StartContext, qemu_arguments
-from devalloc_node.machine.confinement import CpuGroup, QemuLimits, qemu_limits, seen_by_qemu
+from devalloc_node.machine.confinement import CpuGroup, QemuLimits, qemu_limits, seen_by_program
 from devalloc_node.machine.launch import LaunchOptions, check, memlock_needed, spawn_words
 from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
 from devalloc_node.machine.process import Process
@@ -563,7 +563,7 @@ def test_qemu_sees_its_programs_devices_and_what_it_opens_itself(tmp_path: Path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "kernel").touch()
     files = [str(tmp_path / "kernel"), str(tmp_path / "no-such-file")]
-    seen = dict(seen_by_qemu(str(program), files, tmp_path / "folder", [tmp_path / "more"]))
+    seen = dict(seen_by_program(str(program), files, tmp_path / "folder", [tmp_path / "more"]))
     own = {path.removeprefix(f"{tmp_path}/"): access for path, access in seen.items() if path.startswith(str(tmp_path))}
     assert own == {"qemu-10": "read", "more": "as-is", "folder": "write", "kernel": "read"}
     assert {path: seen[path] for path in ("/usr", "/dev", "/sys", "/proc")} == {

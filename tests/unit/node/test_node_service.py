@@ -497,6 +497,8 @@ class TestMachines:
                 iommu=True,
                 numa_node=0,
                 pinned=True,
+                firmware=pb.Firmware(type="uefi"),
+                tpm=True,
             ),
             nics=[
                 pb.Nic(model="e1000e", backend="tap", interface="tap0", mac="52:54:00:00:00:01"),

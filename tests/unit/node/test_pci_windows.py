@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +13,7 @@ from devalloc.inventory.pci import NO_BARS, BarSizes
 from devalloc_node.errors import Denied
 from devalloc_node.machine.command_line import StartContext, qemu_arguments
 from devalloc_node.machine.hotplug import AddressWindow
-from devalloc_node.machine.pci import WindowReserve, port_reserves, window_for
+from devalloc_node.machine.pci import WindowReserve, port_reserves, uefi_aperture, window_for
 from devalloc_node.machine.spec import MIB, AmountBounds, MachineSpec
 
 GIB = 1 << 30
@@ -80,6 +82,81 @@ def test_memory_that_may_come_takes_addresses_too() -> None:
     with pytest.raises(Denied, match="addresses"):
         port_reserves(dimms, NO_BARS, 40)
     assert port_reserves(replace(dimms, dimm_bytes=None), NO_BARS, 40)
+
+
+UEFI = replace(SPEC, firmware="uefi", pci_slots=2)
+
+
+@pytest.mark.parametrize(
+    ("slots", "window", "devices", "bits", "aperture"),
+    [
+        (2, None, NO_BARS, 40, 0),  # what OVMF has by itself
+        (2, 8 * GIB, NO_BARS, 40, 0),
+        (2, 16 * GIB, NO_BARS, 40, 33),
+        (2, None, BarSizes(16 * GIB), 40, 65),
+        (2, None, L4, 46, 2 * 128 + 1),  # 64 GiB and 64 MiB, as the next power of two
+        (3, 96 * GIB, NO_BARS, 46, 3 * 128 + 1),
+        (1, 1 * GIB, BarSizes(128 * GIB), 46, 129),  # a device that it starts with needs no window, but addresses
+        (1, 1 * GIB, BarSizes(1 << 40), 40, 0),  # more than there is: firmware says it when the device is there
+    ],
+)
+def test_uefi_firmware_gives_devices_as_many_addresses_as_ports_reserve_and_devices_have(
+    slots: int, window: int | None, devices: BarSizes, bits: int, aperture: int
+) -> None:
+    spec = replace(UEFI, pci_slots=slots, pci_window=window)
+    size = uefi_aperture(spec, port_reserves(spec, devices, bits), devices, bits)
+    assert size == aperture * GIB
+    words = qemu_arguments(spec, StartContext("qemu", "tcg", "uuid", aperture=size))
+    assert (f"name=opt/ovmf/X-PciMmio64Mb,string={aperture * 1024}" in words) == bool(aperture)
+    assert uefi_aperture(replace(spec, firmware="bios"), port_reserves(spec, devices, bits), devices, bits) == 0
+
+
+@pytest.mark.parametrize("bits", [36, 39, 40, 42, 46, 48, 52])
+@pytest.mark.parametrize("memory", [GIB, 100 * GIB, 700 * GIB])
+@pytest.mark.parametrize("size", [MIB, 256 * MIB, 16 * GIB, 24 * GIB, 256 * GIB])
+def test_what_uefi_firmware_is_to_give_is_below_what_the_cpus_address_wherever_it_begins(
+    bits: int, memory: int, size: int
+) -> None:
+    """By OVMF's own rule: above all memory, at a multiple of the largest power of two in the aperture; each window as
+    large as a power of two, at a multiple of that."""
+    spec = replace(UEFI, pci_slots=8, memory=AmountBounds(GIB, memory, GIB))
+    reserves = port_reserves(spec, BarSizes(size), bits)
+    aperture = uefi_aperture(spec, reserves, BarSizes(size), bits) or 32 * GIB
+    windows = sorted((1 << (max(each.prefetchable, 2 * MIB) - 1).bit_length() for each in reserves), reverse=True)
+    boundary = 1 << (aperture.bit_length() - 1)
+    start = -(-(4 * GIB + memory) // boundary) * boundary
+    place = start
+    for window in windows:
+        place = -(-place // window) * window + window
+    assert place <= start + aperture
+    if any(each.prefetchable for each in reserves):
+        assert start + aperture <= 1 << bits
+    more = uefi_aperture(replace(spec, pci_slots=1), (), NO_BARS, bits)
+    assert more == 0
+
+
+def test_a_window_that_only_the_bios_has_room_for_is_refused_below_uefi() -> None:
+    """With 40 bits, three windows of 256 GiB follow each other; OVMF begins at a multiple of 512 GiB."""
+    spec = replace(UEFI, pci_slots=3, pci_window=256 * GIB)
+    assert len(port_reserves(replace(spec, firmware="bios"), NO_BARS, 40)) == 3
+    with pytest.raises(Denied, match=r"3 PCI slots with windows of 256Gi.*40 bits.*pciWindow") as denied:
+        port_reserves(spec, NO_BARS, 40)
+    assert denied.value.code == "NoPciWindow"
+    there = port_reserves(replace(spec, pci_window=None), BarSizes(128 * GIB), 40)
+    assert [reserve.prefetchable for reserve in there] == [256 * GIB, 0, 0]
+
+
+def test_the_guide_says_how_many_windows_fit() -> None:
+    text = (Path(__file__).parents[3] / "docs/machines.md").read_text()
+    rows = re.findall(r"^\| (\d+) bits, \S+ TiB[^|]*\| ([^|]+) \| ([^|]+) \|$", text, re.MULTILINE)
+    assert len(rows) == 3
+    for bits, *cells in rows:
+        for firmware, cell in zip(("bios", "uefi"), cells, strict=True):
+            spec = replace(UEFI, firmware=firmware, pci_slots=64, memory=AmountBounds(GIB, 16 * GIB, GIB))
+            fit = [port_reserves(spec, BarSizes(window * GIB // 2), int(bits)) for window in (64, 256, 512)]
+            assert [sum(bool(each.prefetchable) for each in windows) for windows in fit] == [
+                int(number) for number in cell.split(" / ")
+            ]
 
 
 def test_ports_say_what_they_reserve_and_cpus_reach_as_far_as_the_hosts() -> None:
