@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
+from devalloc.api import host_pool_names
 from devalloc.api.claim import DeviceAllocation
 from devalloc.api.fields import (
     RELATED,
@@ -33,6 +34,7 @@ from devalloc.api.meta import DEVALLOC, Condition, ObjectMeta
 from devalloc.api.quantity import NANO, Quantity
 
 MIB = 2**20
+GIB = 2**30
 MEMORY_BLOCK = 2 * MIB
 """Block size of virtio-mem in bytes."""
 SLOT_BLOCK = 128 * MIB
@@ -119,13 +121,18 @@ class MemoryBounds(ApiModel):
     """How memory is added: in blocks of 2Mi (virtio-mem), or in DIMMs of slotSize, which older guests support."""
     slot_size: Bytes | None = None
     """The size of a DIMM, a multiple of 128Mi; only with method dimm."""
+    huge_pages: Literal["2Mi", "1Gi"] | None = None
+    """The size of the huge pages that all of its memory comes from; ordinary pages by default. The host must have set
+    them aside. All amounts of memory are then multiples of this size."""
 
     @model_validator(mode="after")
     def _fit(self) -> MemoryBounds:
         faults: list[FieldFault] = []
-        for name, amount in (("min", self.min), ("max", self.max), ("use", self.use)):
-            if amount is not None and not _is_multiple(amount, MEMORY_BLOCK):
-                faults.append(((name,), f"must be a multiple of 2Mi, but is {amount}"))
+        block, size = (GIB, "1Gi") if self.huge_pages == "1Gi" else (MEMORY_BLOCK, "2Mi")
+        amounts = (("min", self.min), ("max", self.max), ("use", self.use), ("slotSize", self.slot_size))
+        for name, amount in amounts if self.huge_pages == "1Gi" else amounts[:3]:
+            if amount is not None and not _is_multiple(amount, block):
+                faults.append(((name,), f"must be a multiple of {size}, but is {amount}"))
         raise_faults(faults or _bounds_faults(self.min, self.max, self.use) or self._slot_faults(), RELATED)
         return self
 
@@ -151,6 +158,11 @@ class MemoryBounds(ApiModel):
     def wanted(self) -> Quantity:
         """``use``, or min."""
         return self.use or self.min
+
+    @property
+    def resource(self) -> str:
+        """What a host's pool calls the memory that it comes from."""
+        return host_pool_names.MEMORY if self.huge_pages is None else host_pool_names.HUGE_PAGES[self.huge_pages]
 
     @property
     def slots(self) -> int:
@@ -564,10 +576,15 @@ class VirtualMachineSpec(ApiModel):
                 faults.append((("nodeName",), "is required with adopt"))
             if self.pci_slots is not None:
                 faults.append((("pciSlots",), "needs start; an adopted machine has its own"))
+            if self.memory.huge_pages is not None:
+                faults.append((("memory", "hugePages"), "needs start; an adopted machine has the memory it has"))
         warm = [i for i, nic in enumerate(self.nics) if nic.backend == "warm"]
         faults += [(("nics", i, "backend"), "is warm, but a machine can use only one warm setup") for i in warm[1:]]
         if self.start is not None and self.start.pinned and not warm:
             faults.append((("start", "pinned"), "needs a network card with backend warm"))
+        if self.scaling is not None and self.memory.huge_pages is not None:
+            why = "cannot be combined with scaling: permits are for ordinary memory; set memory.use instead"
+            faults.append((("memory", "hugePages"), why))
         if self.runner is not None and self.scaling is not None:
             faults.append((("runner",), "cannot be combined with scaling: either its guest decides or a controller"))
         if self.pci_slots is not None and self.pci_slots < len(self.claims):

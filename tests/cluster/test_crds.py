@@ -359,6 +359,12 @@ MEMORY: list[dict[str, Any]] = [
     {"min": "0.5Gi", "max": "1.5Gi", "use": "0.7Gi", "method": "dimm", "slotSize": "0.125Gi"},
     {"min": "0.5Gi", "max": "32.375Gi", "method": "dimm", "slotSize": "128Mi"},
     {"min": "0.5Gi", "max": "32.5Gi", "method": "dimm", "slotSize": "128Mi"},
+    {"min": "0.5Gi", "max": "2Gi", "hugePages": "2Mi"},
+    {"min": "0.5Gi", "max": "2Gi", "hugePages": "1Gi"},
+    {"min": "1024Mi", "max": "2Gi", "hugePages": "1Gi"},
+    {"min": "1Gi", "max": "2Gi", "use": "1.5Gi", "hugePages": "1Gi"},
+    {"min": "1Gi", "max": "3Gi", "method": "dimm", "slotSize": "0.5Gi", "hugePages": "1Gi"},
+    {"min": "1Gi", "max": "3Gi", "hugePages": "4Mi"},
 ]
 
 

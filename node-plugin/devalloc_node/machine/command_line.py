@@ -10,7 +10,7 @@ from typing import Any, Literal
 from devalloc_node.errors import Denied
 from devalloc_node.machine import confinement
 from devalloc_node.machine.pci import WindowReserve
-from devalloc_node.machine.spec import MIB, Disk, MachineSpec, Nic, NicModel, own_mac, whole_cpus
+from devalloc_node.machine.spec import MIB, Disk, MachineSpec, Nic, NicModel, memory_text, own_mac, whole_cpus
 
 BLOCK = 2 * MIB
 """Bytes in which virtio-mem gives and takes memory."""
@@ -70,6 +70,8 @@ def qemu_arguments(spec: MachineSpec, start: StartContext) -> list[str]:
         words += _device(
             driver="virtio-mem-pci", id=VIRTIO_MEM, memdev=f"{VIRTIO_MEM}-ram", node=0, addr=addresses.device(),
             bus="pcie.0", **{"requested-size": _plugged(spec)},
+            # Or a guest that takes more than there are pages of would be ended by the kernel (SIGBUS).
+            **({"prealloc": True} if spec.huge_page_bytes else {}),
         )  # fmt: skip
     for number, disk in enumerate(spec.disks):
         words += _disk(number, disk, number in start.block_disks, addresses.device())
@@ -101,8 +103,9 @@ def check_spec(spec: MachineSpec) -> None:
             raise invalid(f"{what} must have 0 < min <= use <= max, not {bounds.least}, {bounds.use}, {bounds.most}")
     if spec.cpus.least < confinement.LEAST:
         raise invalid(f"its cpu.min must be at least {confinement.LEAST}m, not {spec.cpus.least}m")
-    if any(amount % BLOCK for amount in (spec.memory.least, spec.memory.use, spec.memory.most)):
-        raise invalid("its memory must be multiples of 2Mi")
+    block = max(BLOCK, spec.huge_page_bytes or 0)
+    if any(amount % block for amount in (spec.memory.least, spec.memory.use, spec.memory.most, spec.dimm_bytes or 0)):
+        raise invalid(f"its memory must be multiples of {memory_text(block)}")
     if spec.dimm_bytes is not None and (spec.dimm_bytes <= 0 or spec.hot_memory % spec.dimm_bytes):
         raise invalid("its memory above min must be a multiple of slotSize")
     if spec.dimm_bytes and spec.hot_memory // spec.dimm_bytes > 255:
@@ -155,12 +158,15 @@ def _memory(spec: MachineSpec) -> list[str]:
     words = ["-m", f"size={spec.memory.least}B"]
     if spec.hot_memory:
         words[1] += f",slots={max(1, dimms)},maxmem={spec.memory.most}B"
-    words += _object(ram_backend(RAM, spec.memory.least, spec.numa_node))
+    words += _object(ram_backend(RAM, spec.memory.least, spec.numa_node, spec.huge_page_bytes))
     words += ["-numa", f"node,nodeid=0,memdev={RAM}"]  # without a node the guest has nowhere to put hot memory
     if spec.dimm_bytes is None and spec.hot_memory:
-        words += _object(ram_backend(f"{VIRTIO_MEM}-ram", spec.hot_memory, spec.numa_node) | {"reserve": False})
+        hot = ram_backend(f"{VIRTIO_MEM}-ram", spec.hot_memory, spec.numa_node, spec.huge_page_bytes)
+        # The device takes the pages that its guest has, and no others.
+        words += _object(hot | {"reserve": False} | ({"prealloc": False} if spec.huge_page_bytes else {}))
     for number in range(_plugged(spec) // spec.dimm_bytes if spec.dimm_bytes else 0):
-        words += _object(ram_backend(dimm_backend(number), spec.dimm_bytes or 0, spec.numa_node))
+        dimm = ram_backend(dimm_backend(number), spec.dimm_bytes or 0, spec.numa_node, spec.huge_page_bytes)
+        words += _object(dimm)
         words += _device(driver="pc-dimm", id=dimm_id(number), memdev=dimm_backend(number), node=0)
     return words
 
@@ -173,10 +179,17 @@ def dimm_backend(number: int) -> str:
     return f"dimm{number}-ram"
 
 
-def ram_backend(name: str, size: int, numa_node: int | None) -> dict[str, Any]:
-    """Arguments of object-add for memory of the host."""
+def ram_backend(name: str, size: int, numa_node: int | None, huge_page_bytes: int | None = None) -> dict[str, Any]:
+    """Arguments of object-add for memory of the host.
+
+    Huge pages are all taken at once: the kernel promises none of a certain NUMA node before they are touched, and ends
+    a machine that touches one too many. They come without a mounted file system, so that QEMU needs none in its view.
+    """
     placed = {} if numa_node is None else {"host-nodes": [numa_node], "policy": "bind"}
-    return {"qom-type": "memory-backend-ram", "id": name, "size": size, **placed}
+    if huge_page_bytes is None:
+        return {"qom-type": "memory-backend-ram", "id": name, "size": size, **placed}
+    huge = {"hugetlb": True, "hugetlbsize": huge_page_bytes, "share": True, "prealloc": True}
+    return {"qom-type": "memory-backend-memfd", "id": name, "size": size, **huge, **placed}
 
 
 def _plugged(spec: MachineSpec) -> int:

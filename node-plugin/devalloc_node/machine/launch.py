@@ -75,6 +75,7 @@ def check(spec: MachineSpec, config: MachineConfig, given: LaunchOptions) -> Non
             finally:
                 os.close(fd)
     preflight.check_host_limits(spec, given.accel)
+    preflight.check_huge_pages(spec, spec.memory.use)
 
 
 def launch(spec: MachineSpec, config: MachineConfig, given: LaunchOptions, home: MachineSandbox = HOST_SANDBOX) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
@@ -88,6 +91,7 @@ def scale(
     *,
     dimm_bytes: int | None,
     numa_node: int | None = None,
+    huge_page_bytes: int | None = None,
 ) -> int:
     """Have ``goal`` bytes of memory, or the next more that blocks allow; how many there are then.
 
@@ -102,7 +106,8 @@ def scale(
             f"machine {machine} was started with {_text(now.base)}; it cannot have {_text(goal)} while it runs",
         )
     if dimm_bytes is not None:
-        return _scale_dimms(monitor, machine, goal, dimm_bytes, numa_node, deadline)
+        backend = partial(ram_backend, size=dimm_bytes, numa_node=numa_node, huge_page_bytes=huge_page_bytes)
+        return _scale_dimms(monitor, machine, goal, dimm_bytes, backend, deadline)
     device = virtio_mem(monitor, deadline)
     if device is None:
         if goal == now.total:
@@ -164,8 +169,14 @@ def _request(monitor: Monitor, device: VirtioMem, size: int, deadline: Deadline)
 
 
 def _scale_dimms(
-    monitor: Monitor, machine: str, goal: int, dimm_bytes: int, numa_node: int | None, deadline: Deadline
+    monitor: Monitor,
+    machine: str,
+    goal: int,
+    dimm_bytes: int,
+    backend_of: Callable[[str], dict[str, Any]],
+    deadline: Deadline,
 ) -> int:
+    """``backend_of``: the memory of the host for a DIMM, by the name of that backend."""
     now = observe_memory(monitor, deadline)
     fixed = now.total - _plugged_in_dimms(monitor, deadline)
     if goal < fixed:
@@ -173,8 +184,7 @@ def _scale_dimms(
     wanted = -(-(goal - fixed) // dimm_bytes)
     while len(dimms := _dimms(monitor, deadline)) < wanted:
         number = min(set(range(len(dimms) + 1)) - dimms)
-        backend = ram_backend(dimm_backend(number), dimm_bytes, numa_node)
-        _add_backend(monitor, backend, deadline)
+        _add_backend(monitor, backend_of(dimm_backend(number)), deadline)
         try:
             arguments = {"driver": "pc-dimm", "id": dimm_id(number), "memdev": dimm_backend(number), "node": 0}
             monitor.execute("device_add", arguments, deadline=deadline)

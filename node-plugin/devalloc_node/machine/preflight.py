@@ -20,14 +20,15 @@ from pathlib import Path
 from typing import Literal
 
 from devalloc.api.virtual_machine import VirtualMachine
-from devalloc.inventory.capacity.cpus import parse_cpu_list
+from devalloc.inventory.capacity.cpus import free_huge_pages, parse_cpu_list
+from devalloc.inventory.sysfs import Tree
 from devalloc_node.errors import Denied
 from devalloc_node.machine import die_with_parent
 from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.records import (
     MachineView,
 )
-from devalloc_node.machine.spec import MIB, MachineSpec
+from devalloc_node.machine.spec import MIB, MachineSpec, memory_text
 from devalloc_node.model.step import Prepared
 
 
@@ -184,6 +185,27 @@ def check_host_limits(
             f"machine {spec.key} requires addresses for {spec.memory.most // MIB}Mi of memory, but its CPUs (with "
             f"{accel}) address less than {(1 << bits) // MIB}Mi; lower memory.max",
         )
+
+
+def check_huge_pages(spec: MachineSpec, more: int, root: Path = Path("/")) -> None:
+    """Raises Denied (``HugePagesTooFew``, retryable) if ``more`` bytes that the machine is to take are not free in huge
+    pages, on its NUMA node if it has one. Without huge pages there is nothing to check."""
+    size = spec.huge_page_bytes
+    if size is None or more <= 0:
+        return
+    free = free_huge_pages(Tree(root), size, spec.numa_node)
+    if free >= more:
+        return
+    where = "this host" if spec.numa_node is None else f"NUMA node {spec.numa_node} of this host"
+    folder = "/sys/kernel/mm" if spec.numa_node is None else f"{NODES}/node{spec.numa_node}"
+    missing = -(-(more - free) // size)
+    raise Denied(
+        "HugePagesTooFew",
+        f"machine {spec.key} needs {more // size} huge pages of {memory_text(size)}, but {where} has {free // size} "
+        f"free; stop a machine that uses them, or set {missing} more aside: add them to the number in "
+        f"{folder}/hugepages/hugepages-{size // 1024}kB/nr_hugepages (1Gi pages are best reserved at boot)",
+        retryable=True,
+    )
 
 
 def cpus_of(numa_node: int | None) -> tuple[int, ...]:

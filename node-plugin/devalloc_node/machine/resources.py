@@ -9,12 +9,13 @@ from dataclasses import asdict, replace
 
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.capacity import HostCapacity
+from devalloc.inventory.capacity.config import resource_named
 from devalloc.inventory.capacity.machines import MachineUsage, minimum_usage
 from devalloc.inventory.capacity.room import Admission, Insufficient, Request
 from devalloc.inventory.capacity.status import UsageUnknown
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
-from devalloc_node.machine import confinement, launch, memory, vcpu
+from devalloc_node.machine import confinement, launch, memory, preflight, vcpu
 from devalloc_node.machine.command_line import BLOCK
 from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.process import Process
@@ -56,7 +57,9 @@ def resources_at_start(record: MachineRecord) -> MachineAmounts:
     if requested.cpu_milli is not None:
         milli = requested.cpu_milli and _clamped(requested.cpu_milli, spec.cpus.least, whole_cpus(spec.cpus.most) * CPU)
     if requested.memory_bytes is not None:
-        unit = spec.dimm_bytes or BLOCK  # it is given as a scaled one is: in whole units
+        unit = spec.dimm_bytes or max(
+            BLOCK, spec.huge_page_bytes or 0
+        )  # it is given as a scaled one is: in whole units
         more = -(-(_clamped(requested.memory_bytes, spec.memory.least, spec.memory.most) - spec.memory.least) // unit)
         memory_bytes = spec.memory.least + more * unit
     return MachineAmounts(milli or None, vcpus, memory_bytes)
@@ -92,7 +95,8 @@ def pending_memory_bytes(
 def with_request(record: MachineRecord, monitor: Monitor, what: str, amount: int, deadline: Deadline) -> MachineRecord:
     """What is to be noted before ``apply_change``: what is asked, and what that does to its QEMU.
 
-    Raises Denied (``OutOfBounds``, ``CpusEmulated``, ``AmountUnknown``): then it is not to be applied. Unknown.
+    Raises Denied (``OutOfBounds``, ``CpusEmulated``, ``AmountUnknown``, ``HugePagesTooFew``): then it is not to be
+    applied. Unknown.
     """
     spec, before = record.spec, record.requested
     if what == "vcpus":
@@ -105,6 +109,8 @@ def with_request(record: MachineRecord, monitor: Monitor, what: str, amount: int
         return replace(record, requested=replace(before, cpu_milli=amount))
     if what == "memory":
         _within(spec, amount, spec.memory.least, spec.memory.most, memory_text, " of memory")
+        if spec.huge_page_bytes:
+            preflight.check_huge_pages(spec, amount - memory.observe_memory(monitor, deadline).total)
         return replace(record, requested=replace(before, memory_bytes=amount))
     raise Denied("AmountUnknown", f"a machine has vcpus, cpu and memory, but no {what!r}")
 
@@ -130,7 +136,10 @@ def apply_change(
         limit_cpu(spec, config, process, amount, vcpu.count(monitor, deadline))
         return replace(applied, cpu_milli=amount or None)
     numa = spec.numa_node
-    total = memory.scale(monitor, spec.key, amount, deadline, dimm_bytes=spec.dimm_bytes, numa_node=numa)
+    total = memory.scale(
+        monitor, spec.key, amount, deadline,
+        dimm_bytes=spec.dimm_bytes, numa_node=numa, huge_page_bytes=spec.huge_page_bytes,
+    )  # fmt: skip
     return replace(applied, memory_bytes=total)
 
 
@@ -271,8 +280,10 @@ class CapacityCheck:
         if requested.cpu <= had.cpu and requested.memory <= had.memory:
             return
         had = _use(key, before, self._permitted().get(key, UNKNOWN_AMOUNTS))
+        is_ordinary = requested.pages == "memory"
         more = Request(
-            requested.cpu if requested.cpu > had.cpu else 0, requested.memory if requested.memory > had.memory else 0
+            requested.cpu if requested.cpu > had.cpu else 0,
+            requested.memory if requested.memory > had.memory and is_ordinary else 0,
         )
         self._check(key, more, f"machine {key} cannot grow on this host now")
 
@@ -297,8 +308,9 @@ class CapacityCheck:
 
 
 def resources_taken(machine: VirtualMachine, spec: MachineSpec) -> tuple[int, int]:
-    """Thousandths of a CPU and bytes that a machine takes that is started by ``spec``."""
-    return _elementwise_max(minimum_usage(machine), requested_in_spec(spec))
+    """Thousandths of a CPU, and bytes in ordinary pages, that a machine takes that is started by ``spec``."""
+    cpus, memory = _elementwise_max(minimum_usage(machine), requested_in_spec(spec))
+    return cpus, 0 if spec.huge_page_bytes else memory
 
 
 def _use(key: str, record: MachineRecord, permitted: MachineAmounts = UNKNOWN_AMOUNTS) -> MachineUsage:
@@ -316,6 +328,7 @@ def _use(key: str, record: MachineRecord, permitted: MachineAmounts = UNKNOWN_AM
         key,
         "Running",
         *_elementwise_max(minimum_usage(record.machine), applied.usable, requested.usable, permitted),
+        pages=resource_named(record.machine.spec.memory.resource),
     )
 
 

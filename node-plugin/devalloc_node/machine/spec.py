@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 
 from devalloc.api.quantity import NANO, Format, Quantity
 from devalloc.api.virtual_machine import MachineNic, VirtualMachine
+from devalloc.inventory.capacity.config import HUGE_PAGES, resource_named
 from devalloc_node.errors import Denied
 
 DiskFormat = Literal["raw", "qcow2"]
@@ -98,6 +99,8 @@ class MachineSpec:
     memory: AmountBounds
     dimm_bytes: int | None = None
     """The size of the DIMMs that memory is added by; None: virtio-mem."""
+    huge_page_bytes: int | None = None
+    """The size of the huge pages that all of its memory comes from; None: ordinary pages."""
     kernel: str | None = None
     initrd: str | None = None
     append: str = ""
@@ -250,6 +253,7 @@ def spec_of(machine: VirtualMachine) -> MachineSpec:
             *(amount.nano // 10**9 for amount in (spec.memory.min, spec.memory.max, spec.memory.wanted))
         ),
         dimm_bytes=None if spec.memory.slot_size is None else spec.memory.slot_size.nano // 10**9,
+        huge_page_bytes=HUGE_PAGES.get(resource_named(spec.memory.resource)),
         kernel=start.kernel if start else None,
         initrd=start.initrd if start else None,
         append=start.append if start else "",

@@ -188,6 +188,7 @@ def spec(of: MachineSpec) -> pb.MachineSpec:
             max_bytes=memory.most,
             method="dimm" if of.dimm_bytes else "virtio-mem",
             slot_size_bytes=of.dimm_bytes,
+            huge_page_bytes=of.huge_page_bytes,
         ),
         start=start if of.adopt is None else None,
         nics=map(_nic, of.nics),

@@ -10,6 +10,7 @@ from typing import Any
 
 from devalloc.api.decode import decode
 from devalloc.api.meta import DEVALLOC
+from devalloc.api.quantity import NANO, Format, Quantity
 from devalloc.api.virtual_machine import MAX_CLAIMS, MAX_CPUS, VirtualMachine
 from devalloc_node.machine.spec import MAX_EMULATED_NAME, EmulatedDevice, spec_of
 from devalloc_node.model.grant import ClaimRef, is_label, is_subdomain, is_uid, shown
@@ -190,6 +191,8 @@ def _memory(bounds: pb.MemoryBounds) -> dict[str, str]:
     content = {name: str(amount) for name, amount in given.items() if amount or name != "use"}
     if bounds.slot_size_bytes:
         content["slotSize"] = str(bounds.slot_size_bytes)
+    if bounds.huge_page_bytes:
+        content["hugePages"] = str(Quantity(bounds.huge_page_bytes * NANO, Format.BINARY_SI))
     return content | _explicit_fields(method=bounds.method)
 
 

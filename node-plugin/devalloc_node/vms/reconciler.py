@@ -480,6 +480,7 @@ def _pending(vm: VirtualMachine, machine: MachineView) -> list[Outcome]:
         "cpu.min and max": ((now.cpus.least, now.cpus.most), (then.cpus.least, then.cpus.most)),
         "memory.min and max": ((now.memory.least, now.memory.most), (then.memory.least, then.memory.most)),
         "memory.slotSize": (now.dimm_bytes, then.dimm_bytes),
+        "memory.hugePages": (now.huge_page_bytes, then.huge_page_bytes),
         # Where nothing is said there are spare ones, whatever claims come and go.
         "pciSlots": (then.pci_slots if vm.spec.pci_slots is None else vm.spec.pci_slots, then.pci_slots),
     }

@@ -25,7 +25,7 @@ from devalloc.api.virtual_machine import VirtualMachineSpec
 from devalloc.controller.reconcile.vm_scheduling import machines
 from devalloc.store import Object
 
-_FORMATS = {host_pool_names.MEMORY: Format.BINARY_SI, host_pool_names.DISK: Format.BINARY_SI}
+_FORMATS = dict.fromkeys((*host_pool_names.MEMORY_RESOURCES, host_pool_names.DISK), Format.BINARY_SI)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +41,13 @@ class MachineGrowth:
 
     def grown_entries(self, more: Iterable[Any]) -> list[Any]:
         """The entries with what it was given."""
-        return shrink_entries(self.spec, merge_entries(self.entries, more))
+        return shrink_entries(self.machine, self.spec, merge_entries(self.entries, more))
 
 
 def resized_entries(machine: Object, spec: VirtualMachineSpec, counted: Sequence[Any]) -> list[Any] | None:
     """What is to be kept for a machine that lacks nothing; None where that is so."""
     current = reserved_entries(machine)
-    target = shrink_entries(spec, counted if missing_amounts(spec, current) else current)
+    target = shrink_entries(machine, spec, counted if missing_amounts(spec, current) else current)
     if _nano_by_device(target) == _nano_by_device(current):
         return current if has_shortage_condition(machine) else None
     # Between taking a machine and saying what it begins it with, a node goes by what was kept when it looked.
@@ -62,11 +62,15 @@ def has_shortage_condition(machine: Object) -> bool:
     return isinstance(listed, list) and any(isinstance(one, dict) and one.get("type") == FITS for one in listed)
 
 
-def shrink_entries(spec: VirtualMachineSpec, entries: Iterable[Any]) -> list[Any]:
-    """The entries without what it does not want. The last one goes first."""
+def shrink_entries(machine: Object, spec: VirtualMachineSpec, entries: Iterable[Any]) -> list[Any]:
+    """The entries without what it does not want. The last one goes first.
+
+    A node that has the machine may run it with pages of another size than the spec names by now: these stay its own
+    until it is stopped."""
     wanted = required_amounts(spec)
     amounts = _nano_by_device(entries)
-    for resource in {resource for _, _, resource in amounts}:
+    in_use = set(host_pool_names.MEMORY_RESOURCES) - wanted.keys() if MachineView(machine).holder is not None else set()
+    for resource in {resource for _, _, resource in amounts} - in_use:
         over = sum(nano for place, nano in amounts.items() if place[2] == resource)
         over -= wanted[resource].nano if resource in wanted else 0
         for place in [place for place in reversed(amounts) if place[2] == resource]:
@@ -89,11 +93,7 @@ def required_numa(machine: Object, entries: Sequence[Any], pools: Mapping[str, O
     start = spec.get("start")
     if isinstance(start, dict) and isinstance(start.get("numaNode"), int):
         return int(start["numaNode"])
-    compute = [
-        entry
-        for entry in entries
-        if sum_nano([entry], host_pool_names.CPU) or sum_nano([entry], host_pool_names.MEMORY)
-    ]
+    compute = [entry for entry in entries if any(sum_nano([entry], name) for name in host_pool_names.COMPUTE)]
     return machines.single_numa(compute, pools) if spec.get("numaPolicy") == machines.SINGLE_NUMA else None
 
 
