@@ -252,10 +252,6 @@ RULES: dict[str, tuple[CrdRule, ...]] = {
         CrdRule("!has(self.adopt) || has(self.nodeName)", "nodeName is required with adopt", ".nodeName"),
         CrdRule(f"!has(self.adopt) || {_is_empty('nics')}", "nics need start", ".nics"),
         CrdRule(f"!has(self.nics) || {_WARM} <= 1", "a machine can use only one warm setup", ".nics"),
-        CrdRule(
-            f"!has(self.start) || !has(self.start.pinned) || !self.start.pinned || (has(self.nics) && {_WARM} == 1)",
-            "start.pinned needs a network card with backend warm",
-        ),
         CrdRule("!has(self.adopt) || !has(self.pciSlots)", "pciSlots needs start", ".pciSlots"),
         CrdRule("!has(self.adopt) || !has(self.memory.hugePages)", "hugePages needs start", ".memory.hugePages"),
         CrdRule(

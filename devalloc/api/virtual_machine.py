@@ -269,8 +269,9 @@ class MachineStart(ApiModel):
     plugged in while it runs: at least twice the device's largest BARs. By default enough for every device of its node.
     """
     pinned: bool = False
-    """Run its CPUs only on host CPUs that are chosen for it when it starts, as many as its maximum. Needs a network
-    card with backend warm, whose setup names the CPUs."""
+    """Run each of its CPUs on one CPU of the host that is chosen when it starts, as many as its maximum, all on
+    numaNode if that is set. No other pinned machine has these; with a network card with backend warm, its setup names
+    them, and setups can share them."""
     disks: Annotated[list[MachineDisk], Field(max_length=16), AfterValidator(unique_by("path"))] = Field(
         default_factory=list
     )
@@ -580,8 +581,6 @@ class VirtualMachineSpec(ApiModel):
                 faults.append((("memory", "hugePages"), "needs start; an adopted machine has the memory it has"))
         warm = [i for i, nic in enumerate(self.nics) if nic.backend == "warm"]
         faults += [(("nics", i, "backend"), "is warm, but a machine can use only one warm setup") for i in warm[1:]]
-        if self.start is not None and self.start.pinned and not warm:
-            faults.append((("start", "pinned"), "needs a network card with backend warm"))
         if self.scaling is not None and self.memory.huge_pages is not None:
             why = "cannot be combined with scaling: permits are for ordinary memory; set memory.use instead"
             faults.append((("memory", "hugePages"), why))

@@ -118,7 +118,6 @@ BAD: list[tuple[str, str, Any, str]] = [
     ("VirtualMachine", "spec.adopt", {"qmpSocket": "/run/a.qmp"}, "exactly one of start and adopt"),
     ("VirtualMachine", "spec.nics.0.interface", None, "interface is required with backend tap"),
     ("VirtualMachine", "spec.nics.1.backend", "warm", "a machine can use only one warm setup"),
-    ("VirtualMachine", "spec.nics.2.backend", "user", "backend warm"),
     ("VirtualMachine", "spec.claims.1", "train", "each claim can be named only once"),
     ("VirtualMachine", "spec.pciSlots", 1, "at least one for each claim"),
 ]

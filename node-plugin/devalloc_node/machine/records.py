@@ -138,6 +138,8 @@ class MachineRecord:
     cpus_left: bool | None = False
     """Whether a vCPU has left it since it was started, or was about to, and it is emulated. None: it was adopted or
     taken up, and what was done to it before is not known here."""
+    cpus: tuple[int, ...] = ()
+    """Of the host, that its vCPUs are pinned to, by their slots."""
     reason: str = ""
     message: str = ""
 
@@ -185,6 +187,7 @@ def content_of(record: MachineRecord) -> dict[str, Any]:
         "applied": asdict(record.applied),
         "asked": asdict(record.requested),
         "cpus_left": record.cpus_left,
+        "cpus": list(record.cpus),
         "reason": record.reason,
         "message": record.message,
     }
@@ -204,6 +207,7 @@ def record_of(key: str, content: Mapping[str, Any]) -> MachineRecord:
             applied=_amounts(content.get("applied", {})),
             requested=_amounts(content.get("asked", {})),
             cpus_left=content.get("cpus_left", False),
+            cpus=tuple(map(int, content.get("cpus", ()))),
             reason=content.get("reason", ""),
             message=content.get("message", ""),
         )

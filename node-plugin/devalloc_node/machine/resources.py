@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.capacity import HostCapacity
 from devalloc.inventory.capacity.config import resource_named
+from devalloc.inventory.capacity.cpus import CpuTopology
 from devalloc.inventory.capacity.machines import MachineUsage, minimum_usage
 from devalloc.inventory.capacity.room import Admission, Insufficient, Request
 from devalloc.inventory.capacity.status import UsageUnknown
@@ -17,6 +18,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.machine import confinement, launch, memory, preflight, vcpu
 from devalloc_node.machine.command_line import BLOCK
+from devalloc_node.machine.cpu_pinning import NotEnoughCpus, choose_cpus, pin_vcpus
 from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.process import Process
 from devalloc_node.machine.qmp import Monitor
@@ -131,6 +133,8 @@ def apply_change(
         if record.cpus_left:
             vcpu.mark_unplugged(monitor, deadline)
         there = vcpu.scale(monitor, spec.key, amount, deadline)
+        if record.cpus:
+            pin_vcpus(monitor, spec.key, process, record.cpus, deadline)
         return replace(applied, vcpus=there, cpu_milli=applied.cpu_milli if bounded else there * CPU)
     if what == "cpu":
         limit_cpu(spec, config, process, amount, vcpu.count(monitor, deadline))
@@ -305,6 +309,30 @@ class CapacityCheck:
                 if record.state in _COUNTED_STATES:
                     yield _use(key, record, permitted.get(key, UNKNOWN_AMOUNTS))
         yield from self._others()
+
+
+def exclusive_cpus(records: MachineRecords) -> frozenset[int]:
+    """CPUs of the host that machines have for themselves: pinned ones, but for those whose CPUs a setup names."""
+    cpus: set[int] = set()
+    for key, content in records.records(MACHINES).items():
+        with suppress(Failed):  # what cannot be read is left alone
+            record = record_of(key, content)
+            if record.state in _COUNTED_STATES and not record.spec.wants_sandbox:
+                cpus.update(record.cpus)
+    return frozenset(cpus)
+
+
+def free_cpus(spec: MachineSpec, host: CpuTopology, loads: Mapping[int, int], taken: Collection[int]) -> list[int]:
+    """CPUs of the host that a machine is to have for itself, one for each vCPU that it may get. ``loads``: vCPUs of
+    setups by CPU; ``taken``: those of other machines. Raises Denied (``CpusTooFew``, ``CpusInUse``)."""
+    vcpus = whole_cpus(spec.cpus.most)
+    try:
+        return list(choose_cpus(host, loads, vcpus, most=1, only=spec.numa_node, exclusive=taken).cpus)
+    except NotEnoughCpus as error:
+        raise NotEnoughCpus(
+            f"machine {spec.key} is to run on CPUs of its own: {error.message}; stop a pinned machine, or start it "
+            "without start.pinned"
+        ) from None
 
 
 def resources_taken(machine: VirtualMachine, spec: MachineSpec) -> tuple[int, int]:

@@ -8,6 +8,8 @@ From the VirtualMachine object that users write to what this room works with.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -118,7 +120,7 @@ class MachineSpec:
     numa_node: int | None = None
     """The host's NUMA node that its memory comes from."""
     pinned: bool = False
-    """Its CPUs run on those of the host that its home names."""
+    """Its CPUs run on those of the host that are chosen when it starts, each on one of its own."""
     running: bool = True
     restart: Literal["Always", "Never"] = "Always"
     powerdown_seconds: float = 30.0
@@ -215,6 +217,9 @@ class SandboxProvider(Protocol):
         """A home for one run of a machine; the same again for the same run, and those of its earlier runs are given
         back. Raises Denied (``TryAgain``, retryable), Failed."""
 
+    def choosing_cpus(self) -> AbstractContextManager[Mapping[int, int]]:
+        """Inside, no home is given CPUs; how many vCPUs of homes each CPU of the host has."""
+
     def take_back(self, key: str) -> None:
         """Take back all that a machine has: it has ended. What cannot be taken back now is later."""
 
@@ -231,6 +236,9 @@ class NoSandboxes:
             f"machine {spec.key} requires a warm setup (backend warm), but this node has none; start its plugin with "
             "--warm, or name another node",
         )
+
+    def choosing_cpus(self) -> AbstractContextManager[Mapping[int, int]]:
+        return nullcontext({})
 
     def take_back(self, key: str) -> None:
         pass

@@ -147,7 +147,6 @@ MACHINE: list[tuple[str, Any, str, str]] = [
     ("spec.nics.0.interface", "../tap0", "spec.nics[0].interface", "name of a network interface"),
     ("spec.nics.1.backend", "warm", "spec.nics[2].backend", "can use only one warm setup"),
     ("spec.nics.2.interface", "tap1", "spec.nics[2].interface", "needs backend tap"),
-    ("spec.nics.2.backend", "user", "spec.start.pinned", "with backend warm"),
     ("spec.nics.0.mac", "01:00:5e:00:00:01", "spec.nics[0].mac", "unicast"),
     ("spec.claims.1", "train", "spec.claims[1]", "is a duplicate"),
     ("spec.claims.0", "../train", "spec.claims[0]", "DNS name"),
