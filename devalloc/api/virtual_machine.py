@@ -462,6 +462,17 @@ class MachineDevice(ApiModel):
     """Its PCI address in the guest, such as 0000:01:00.0, if known."""
 
 
+class MachineNumaNode(ApiModel):
+    """A NUMA node of the machine's guest, which stands for one of the host."""
+
+    host_node: Annotated[int, Field(ge=0, lt=MAX_NUMA_NODES)]
+    """The NUMA node of the host that its CPUs and memory come from."""
+    cpus: Annotated[AmountField, Unit("CPUs")]
+    """The CPU time that was reserved there when the machine started. CPUs that come and go are shared out alike."""
+    memory: Annotated[AmountField, Unit("bytes")]
+    """The memory that was reserved there when the machine started. Memory that comes and goes is shared out alike."""
+
+
 MachinePhase = Literal["Pending", "Starting", "Running", "Stopping", "Stopped", "Failed", "Unknown"]
 
 
@@ -474,6 +485,8 @@ class VirtualMachineStatus(ApiModel):
     """The node on which it was placed. It stays there until it is deleted or its spec names another node."""
     numa_node: Annotated[int, Field(ge=0, lt=MAX_NUMA_NODES)] | None = None
     """The NUMA node of that node, if its policy is to be on one."""
+    numa_nodes: list[MachineNumaNode] = Field(default_factory=list, max_length=MAX_NUMA_NODES)
+    """The NUMA nodes of its guest, in the guest's order, while it runs on several of the host; empty otherwise."""
     allocations: list[DeviceAllocation] = Field(default_factory=list, max_length=256)
     """What its node reserves for it, from the pool with the node's CPUs, memory and bandwidth; empty while it is
     stopped."""

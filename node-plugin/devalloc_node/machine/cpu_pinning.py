@@ -121,30 +121,35 @@ def pin_vcpus(
     monitor: Monitor,
     machine: str,
     process: Process,
-    cpus: Sequence[int],
+    places: Mapping[tuple[int, int], Collection[int]],
     deadline: Deadline,
-    proc: Path = Path("/proc"),
 ) -> None:
-    """Bind each vCPU's thread to one CPU: that of the slot ``n`` to ``cpus[n]``. Raises NodeError (``CpusNotPinned``).
+    """Bind the thread of each vCPU to CPUs of the host. ``places``: these by the vCPU's socket and core; a vCPU that
+    has no place there stays where QEMU may run. Raises NodeError (``CpusNotPinned``).
 
     QEMU tells which threads these are, and may have been taken over: no thread of another process is touched.
     """
+    if not places:
+        return
     for entry in monitor.execute("query-cpus-fast", deadline=deadline):
-        slot = checked_number(entry["props"].get("core-id", 0), _MOST_THREADS)
+        socket, core = (checked_number(entry["props"].get(name, 0), _MOST_THREADS) for name in ("socket-id", "core-id"))
         thread = checked_number(entry["thread-id"], _MOST_THREADS)
-        if slot >= len(cpus) or not (proc / str(process.pid) / "task" / str(thread)).exists():
+        if (cpus := places.get((socket, core))) is None:
+            continue
+        if not Path(f"/proc/{process.pid}/task/{thread}").exists():
             raise Failed(
                 "CpusNotPinned",
-                f"QEMU of machine {machine} reports the vCPU {slot} with thread {thread}, which cannot be: the machine "
-                f"has {len(cpus)} CPUs, and its process is {process.pid}",
+                f"QEMU of machine {machine} reports thread {thread} for a vCPU, but its process {process.pid} has no "
+                "such thread",
             )
+        text = format_cpu_list(frozenset(cpus))
         try:
             with suppress(ProcessLookupError):  # it has just left
-                os.sched_setaffinity(thread, {cpus[slot]})
+                os.sched_setaffinity(thread, cpus)
         except OSError as error:
-            if error.errno == errno.EINVAL:  # offline: the thread stays on those of the others that are there
-                LOG.warning("machine %s: CPU %d is offline; its vCPU %d shares the others", machine, cpus[slot], slot)
+            if error.errno == errno.EINVAL:  # offline: the thread stays on the machine's others
+                LOG.warning("machine %s: CPUs %s are offline; its vCPU runs on the machine's others", machine, text)
                 continue
             raise Failed(
-                "CpusNotPinned", f"cannot bind vCPU {slot} of machine {machine} to CPU {cpus[slot]}: {error.strerror}"
+                "CpusNotPinned", f"cannot bind a vCPU of machine {machine} to CPUs {text}: {error.strerror}"
             ) from error

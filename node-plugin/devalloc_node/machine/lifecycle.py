@@ -404,9 +404,9 @@ class MachineLifecycle(MachineRegistry):
                 raise Denied("MachineRuns", f"another run of machine {spec.key} is already running")
         process = self._lives(record)
         begins = resources.resources_at_start(record)
-        if record.cpus:
+        if places := resources.vcpu_places(record):
             with self.line(record) as monitor:
-                pin_vcpus(monitor, spec.key, process, record.cpus, deadline)
+                pin_vcpus(monitor, spec.key, process, places, deadline)
         resources.limit_cpu(spec, self.config, process, begins.cpu_milli or 0, begins.vcpus or 0)
         self.put(replace(record, applied=begins))
         self._settling.watch(spec.key, process)

@@ -24,6 +24,7 @@ from devalloc.inventory.capacity.cpus import free_huge_pages, parse_cpu_list
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.errors import Denied
 from devalloc_node.machine import die_with_parent
+from devalloc_node.machine.guest_numa import memory_by_cell
 from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.records import (
     MachineView,
@@ -50,7 +51,7 @@ def refuse_other_spec(there: MachineView, requested: MachineSpec) -> None:
     its claims, and with them its slots, come and go while it runs."""
     if there.started is None:
         return
-    then, now = (replace(spec, claims=(), pci_slots=0) for spec in (there.started, requested))
+    then, now = (replace(spec, claims=(), pci_slots=0, numa_cells=()) for spec in (there.started, requested))
     other = [
         field.name.replace("_", " ") for field in fields(then) if getattr(then, field.name) != getattr(now, field.name)
     ]
@@ -165,12 +166,13 @@ def check_host_limits(
 ) -> None:
     """Raises Denied: ``MachineTooLarge``, ``NumaNodeMissing``. What cannot be read bounds nothing: QEMU says it then,
     though later."""
-    if spec.numa_node is not None and not (nodes / f"node{spec.numa_node}").is_dir():
-        raise Denied(
-            "NumaNodeMissing",
-            f"machine {spec.key} requires NUMA node {spec.numa_node}, which does not exist on this host; choose "
-            "another start.numaNode",
-        )
+    for number in spec.host_nodes:
+        if not (nodes / f"node{number}").is_dir():
+            raise Denied(
+                "NumaNodeMissing",
+                f"machine {spec.key} requires NUMA node {number}, which does not exist on this host; choose "
+                "another start.numaNode",
+            )
     if (whole := _bytes_of_host(proc)) is not None and spec.memory.least > whole:
         raise Denied(
             "MachineTooLarge",
@@ -187,17 +189,24 @@ def check_host_limits(
         )
 
 
-def check_huge_pages(spec: MachineSpec, more: int, root: Path = Path("/")) -> None:
-    """Raises Denied (``HugePagesTooFew``, retryable) if ``more`` bytes that the machine is to take are not free in huge
-    pages, on its NUMA node if it has one. Without huge pages there is nothing to check."""
-    size = spec.huge_page_bytes
-    if size is None or more <= 0:
+def check_huge_pages(spec: MachineSpec, has: int, goal: int, root: Path = Path("/")) -> None:
+    """Raises Denied (``HugePagesTooFew``, retryable) if too few huge pages are free for a machine with ``has`` bytes of
+    memory to have ``goal``, on its NUMA nodes if it has any. Without huge pages there is nothing to check."""
+    if spec.huge_page_bytes is None or goal <= has:
         return
-    free = free_huge_pages(Tree(root), size, spec.numa_node)
+    if not spec.numa_cells:
+        _check_free_pages(spec, spec.huge_page_bytes, spec.numa_node, goal - has, root)
+    by_cell = zip(spec.numa_cells, memory_by_cell(spec, has), memory_by_cell(spec, goal), strict=True)
+    for cell, before, after in by_cell if spec.numa_cells else ():
+        _check_free_pages(spec, spec.huge_page_bytes, cell.host_node, after - before, root)
+
+
+def _check_free_pages(spec: MachineSpec, size: int, node: int | None, more: int, root: Path) -> None:
+    free = free_huge_pages(Tree(root), size, node)
     if free >= more:
         return
-    where = "this host" if spec.numa_node is None else f"NUMA node {spec.numa_node} of this host"
-    folder = "/sys/kernel/mm" if spec.numa_node is None else f"{NODES}/node{spec.numa_node}"
+    where = "this host" if node is None else f"NUMA node {node} of this host"
+    folder = "/sys/kernel/mm" if node is None else f"{NODES}/node{node}"
     missing = -(-(more - free) // size)
     raise Denied(
         "HugePagesTooFew",
@@ -208,15 +217,13 @@ def check_huge_pages(spec: MachineSpec, more: int, root: Path = Path("/")) -> No
     )
 
 
-def cpus_of(numa_node: int | None) -> tuple[int, ...]:
-    """CPUs of a NUMA node that machines may run on; none where they may run on any, or nothing tells which they are."""
-    if numa_node is None:
-        return ()
-    try:
-        cpus = parse_cpu_list((NODES / f"node{numa_node}" / "cpulist").read_text())
-    except OSError:
-        cpus = None
-    return tuple(sorted((cpus or frozenset()) & os.sched_getaffinity(0)))
+def cpus_of(*numa_nodes: int) -> tuple[int, ...]:
+    """CPUs of NUMA nodes that machines may run on; none where they may run on any, or nothing tells which they are."""
+    cpus: set[int] = set()
+    for number in numa_nodes:
+        with suppress(OSError):
+            cpus |= parse_cpu_list((NODES / f"node{number}" / "cpulist").read_text()) or frozenset()
+    return tuple(sorted(cpus & os.sched_getaffinity(0)))
 
 
 def is_permanent_failure(words: str) -> bool:

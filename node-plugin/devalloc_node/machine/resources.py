@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -19,6 +20,7 @@ from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.machine import confinement, launch, memory, preflight, vcpu
 from devalloc_node.machine.command_line import BLOCK
 from devalloc_node.machine.cpu_pinning import NotEnoughCpus, choose_cpus, pin_vcpus
+from devalloc_node.machine.guest_numa import cells_of_vcpus, cpu_places
 from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.process import Process
 from devalloc_node.machine.qmp import Monitor
@@ -112,7 +114,7 @@ def with_request(record: MachineRecord, monitor: Monitor, what: str, amount: int
     if what == "memory":
         _within(spec, amount, spec.memory.least, spec.memory.most, memory_text, " of memory")
         if spec.huge_page_bytes:
-            preflight.check_huge_pages(spec, amount - memory.observe_memory(monitor, deadline).total)
+            preflight.check_huge_pages(spec, memory.observe_memory(monitor, deadline).total, amount)
         return replace(record, requested=replace(before, memory_bytes=amount))
     raise Denied("AmountUnknown", f"a machine has vcpus, cpu and memory, but no {what!r}")
 
@@ -133,17 +135,12 @@ def apply_change(
         if record.cpus_left:
             vcpu.mark_unplugged(monitor, deadline)
         there = vcpu.scale(monitor, spec.key, amount, deadline)
-        if record.cpus:
-            pin_vcpus(monitor, spec.key, process, record.cpus, deadline)
+        pin_vcpus(monitor, spec.key, process, vcpu_places(record), deadline)
         return replace(applied, vcpus=there, cpu_milli=applied.cpu_milli if bounded else there * CPU)
     if what == "cpu":
         limit_cpu(spec, config, process, amount, vcpu.count(monitor, deadline))
         return replace(applied, cpu_milli=amount or None)
-    numa = spec.numa_node
-    total = memory.scale(
-        monitor, spec.key, amount, deadline,
-        dimm_bytes=spec.dimm_bytes, numa_node=numa, huge_page_bytes=spec.huge_page_bytes,
-    )  # fmt: skip
+    total = memory.scale(monitor, spec.key, amount, deadline, dimm_bytes=spec.dimm_bytes, spec=spec)
     return replace(applied, memory_bytes=total)
 
 
@@ -322,12 +319,27 @@ def exclusive_cpus(records: MachineRecords) -> frozenset[int]:
     return frozenset(cpus)
 
 
+def vcpu_places(record: MachineRecord) -> Mapping[tuple[int, int], Collection[int]]:
+    """CPUs of the host for each vCPU by its socket and core: its own, or those of the host's NUMA node that its guest
+    node stands for; none for a machine whose vCPUs may run wherever QEMU may."""
+    spec, cpus = record.spec, record.cpus
+    if spec.wants_sandbox and spec.numa_cells:  # a setup's CPUs may be on other nodes than its machine's memory
+        return {}
+    return cpu_places(spec, cpus, {node: preflight.cpus_of(node) for node in spec.host_nodes} if not cpus else {})
+
+
 def free_cpus(spec: MachineSpec, host: CpuTopology, loads: Mapping[int, int], taken: Collection[int]) -> list[int]:
     """CPUs of the host that a machine is to have for itself, one for each vCPU that it may get. ``loads``: vCPUs of
     setups by CPU; ``taken``: those of other machines. Raises Denied (``CpusTooFew``, ``CpusInUse``)."""
-    vcpus = whole_cpus(spec.cpus.most)
+    nodes = [spec.numa_node] * whole_cpus(spec.cpus.most)
+    if spec.numa_cells:
+        nodes = [spec.numa_cells[cell].host_node for cell in cells_of_vcpus(spec)]
     try:
-        return list(choose_cpus(host, loads, vcpus, most=1, only=spec.numa_node, exclusive=taken).cpus)
+        chosen = {
+            node: iter(choose_cpus(host, loads, count, most=1, only=node, exclusive=taken).cpus)
+            for node, count in Counter(nodes).items()
+        }
+        return [next(chosen[node]) for node in nodes]
     except NotEnoughCpus as error:
         raise NotEnoughCpus(
             f"machine {spec.key} is to run on CPUs of its own: {error.message}; stop a pinned machine, or start it "

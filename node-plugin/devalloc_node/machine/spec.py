@@ -8,6 +8,7 @@ From the VirtualMachine object that users write to what this room works with.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal, Protocol
 
+from devalloc.api.host_pool_names import CPU as CPU_RESOURCE
+from devalloc.api.host_pool_names import MEMORY_RESOURCES
 from devalloc.api.quantity import NANO, Format, Quantity
 from devalloc.api.virtual_machine import MachineNic, VirtualMachine
 from devalloc.inventory.capacity.config import HUGE_PAGES, resource_named
@@ -25,6 +28,8 @@ DiskDevice = Literal["virtio", "nvme"]
 NicModel = Literal["virtio", "e1000e"]
 
 MIB = 1 << 20
+_NUMA_DEVICE = re.compile(r"numa([0-9]{1,4})", re.ASCII)
+"""What the node's pool calls the device with the CPUs and memory of a NUMA node."""
 CPU = 1000
 """Thousandths in one CPU: amounts of CPU are integers of these."""
 
@@ -76,6 +81,17 @@ class Nic:
 
 
 @dataclass(frozen=True, slots=True)
+class NumaCell:
+    """A NUMA node of the guest, which stands for one of the host."""
+
+    host_node: int
+    cpus: int
+    """Thousandths of a CPU that are reserved for the machine there: its part of the vCPUs is as large."""
+    memory: int
+    """Bytes that are reserved there."""
+
+
+@dataclass(frozen=True, slots=True)
 class EmulatedDevice:
     """A disk or a network card without hardware behind it, plugged into a machine that runs already."""
 
@@ -119,6 +135,9 @@ class MachineSpec:
     """An IOMMU in the guest, so that it can pass devices on to machines of its own."""
     numa_node: int | None = None
     """The host's NUMA node that its memory comes from."""
+    numa_cells: tuple[NumaCell, ...] = ()
+    """Its guest's NUMA nodes, the one with the most CPUs first; none if it is on one NUMA node of the host, or on any.
+    They stay as they are while it runs, whatever is reserved for it by then."""
     pinned: bool = False
     """Its CPUs run on those of the host that are chosen when it starts, each on one of its own."""
     running: bool = True
@@ -150,6 +169,13 @@ class MachineSpec:
     def locking_seconds(self) -> float:
         """How long it may take to lock all of its memory, as VFIO does with the first device; 0 without claims."""
         return locking_seconds(self.memory.use) if self.claims else 0.0
+
+    @property
+    def host_nodes(self) -> tuple[int, ...]:
+        """The host's NUMA nodes that it is on; none: any."""
+        if self.numa_cells:
+            return tuple(cell.host_node for cell in self.numa_cells)
+        return () if self.numa_node is None else (self.numa_node,)
 
     @property
     def hot_memory(self) -> int:
@@ -273,12 +299,27 @@ def spec_of(machine: VirtualMachine) -> MachineSpec:
         pci_window=start.pci_window.nano // 10**9 if start and start.pci_window else None,
         iommu=start.iommu if start else False,
         numa_node=start.numa_node if start else None,
+        numa_cells=_numa_cells(machine) if start and start.numa_node is None else (),
         pinned=start.pinned if start else False,
         running=spec.running,
         restart=spec.restart_policy,
         powerdown_seconds=float(spec.powerdown_seconds),
         node=machine.node or "",
     )
+
+
+def _numa_cells(machine: VirtualMachine) -> tuple[NumaCell, ...]:
+    """What is reserved for it by NUMA node, where that is on several."""
+    reserved: dict[int, list[int]] = {}
+    for entry in (machine.status.allocations or ()) if machine.status else ():
+        match = _NUMA_DEVICE.fullmatch(entry.device_name)
+        for amount in (entry.allocations or ()) if match is not None else ():
+            sums = reserved.setdefault(int(match[1]), [0, 0]) if match else [0, 0]
+            sums[0] += _thousandths(amount.allocation.nano) if amount.name == CPU_RESOURCE else 0
+            sums[1] += amount.allocation.nano // NANO if amount.name in MEMORY_RESOURCES else 0
+    cells = sorted((NumaCell(node, *sums) for node, sums in reserved.items()), key=lambda c: (-c.cpus, c.host_node))
+    is_spread = len(cells) > 1 and cells[0].cpus > 0 and any(cell.memory for cell in cells)
+    return tuple(cells) if is_spread else ()
 
 
 def _nic(nic: MachineNic) -> Nic:

@@ -186,6 +186,10 @@ def status_of(
         # Unless a permit server says otherwise, only its own bounds limit it.
         status |= {"wanted": wanted, "permitted": wanted}
     if machine is not None:
+        if machine.runs and machine.started is not None and (cells := machine.started.numa_cells):
+            status["numaNodes"] = [
+                {"hostNode": cell.host_node, **_amounts(MachineAmounts(cell.cpus, None, cell.memory))} for cell in cells
+            ]
         if machine.runs:
             status |= {name: amounts for name, amounts in _reported_amounts(machine) if amounts}
         status |= {"pid": machine.pid} if machine.pid else {}

@@ -114,7 +114,7 @@ class MachineReconciler:
                 problem = next((problem for problem in decoded.problems if problem.is_error), None)
                 outcome = Outcome("MachineInvalid", str(problem or "it is unreadable"))
             elif vm.spec.running:
-                outcome = self._run(_with_numa_node(vm, held), held, claims)
+                outcome = self._run(_with_reservation(vm, held), held, claims)
             else:
                 outcome = self._rest(obj, vm)
         except NodeError as error:
@@ -443,8 +443,10 @@ class MachineReconciler:
         objects.write_status(self._store, obj, status, at_rest=at_rest, uses=uses)
 
 
-def _with_numa_node(vm: VirtualMachine, held: Object) -> VirtualMachine:
-    """With its memory from the NUMA node that it was placed on."""
+def _with_reservation(vm: VirtualMachine, held: Object) -> VirtualMachine:
+    """With what is reserved for it by now, and its memory from the NUMA node that it was placed on."""
+    if isinstance(current := decode(held).object, VirtualMachine):
+        vm = vm.model_copy(update={"status": current.status})
     start, numa = vm.spec.start, (held.get("status") or {}).get("numaNode")
     if start is None or start.numa_node is not None or not isinstance(numa, int):
         return vm

@@ -291,6 +291,31 @@ class TestOtherAmounts:
         fill(store, *more)
         rounds(store)
 
+    def test_a_guest_with_two_numa_nodes_grows_and_shrinks_on_both_as_its_node_shares_it_out(
+        self, store: SQLiteStore
+    ) -> None:
+        fill(store, host("a", cpus=6, memory=12, numa=3), machine("web", "3", "3Gi"))
+        rounds(store)
+        first, second = (int(name.removeprefix("numa")) for name in reserved_for(store, "web"))
+        nodes = [{"hostNode": n, "cpus": c, "memory": m} for n, c, m in ((first, "2", "1Gi"), (second, "1", "2Gi"))]
+        hold(store, "web", "a", phase="Running", applied={"cpus": "3", "memory": "3Gi"}, numaNodes=nodes)
+        edit(store, "web", cpu={"min": "3", "max": "8", "use": "3"}, memory={"min": "3Gi", "max": "9Gi", "use": "6Gi"})
+        rounds(store)
+        grown = reserved_for(store, "web")
+        assert {name: one["memory"] for name, one in grown.items()} == {f"numa{first}": "2Gi", f"numa{second}": "4Gi"}
+        hold(store, "web", "a", applied={"cpus": "3", "memory": "6Gi"})
+        edit(store, "web", memory={"min": "3Gi", "max": "9Gi", "use": "9Gi"})
+        rounds(store)
+        assert reserved_for(store, "web") == grown, "its second node has no more, whatever the third one has"
+        assert self.conditions(store)["Fits"] == "False"
+        hold(store, "web", "a", applied={"cpus": "3", "memory": "3Gi"})
+        edit(store, "web", memory={"min": "3Gi", "max": "9Gi", "use": "3Gi"})
+        rounds(store)
+        assert {name: one["memory"] for name, one in reserved_for(store, "web").items()} == {
+            f"numa{first}": "1Gi",
+            f"numa{second}": "2Gi",
+        }
+
     def conditions(self, store: Store) -> dict[str, str]:
         return {one["type"]: one["status"] for one in status(store, "web")["conditions"]}
 

@@ -178,12 +178,12 @@ def test_a_machine_starts_only_if_its_huge_pages_are_free_where_it_may_have_them
         folder.mkdir(parents=True)
         (folder / "free_hugepages").write_text(f"{count}\n")
     spec = replace(SPEC, huge_page_bytes=2 * MIB, numa_node=node)
-    preflight.check_huge_pages(spec, free * 2 * MIB, tmp_path)
-    preflight.check_huge_pages(replace(spec, huge_page_bytes=None), GIB, tmp_path)
+    preflight.check_huge_pages(spec, GIB, GIB + free * 2 * MIB, tmp_path)
+    preflight.check_huge_pages(replace(spec, huge_page_bytes=None), 0, GIB, tmp_path)
     with pytest.raises(Denied, match=rf"needs {free + 2} huge pages of 2Mi, but {where} has {free} free; .* 2 more"):
-        preflight.check_huge_pages(spec, (free + 2) * 2 * MIB, tmp_path)
+        preflight.check_huge_pages(spec, GIB, GIB + (free + 2) * 2 * MIB, tmp_path)
     with pytest.raises(Denied, match=f"needs 1 huge pages of 1Gi, but {where} has 0 free"):
-        preflight.check_huge_pages(replace(spec, huge_page_bytes=GIB), GIB, tmp_path)
+        preflight.check_huge_pages(replace(spec, huge_page_bytes=GIB), 0, GIB, tmp_path)
 
 
 def test_an_iommu_is_there_only_when_asked_for_and_then_each_device_may_lock_all_memory() -> None:
