@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from devalloc.api.quantity import NANO, Quantity
+from devalloc.api.quantity import NANO
 from devalloc.api.virtual_machine import MachineStart, VirtualMachine
 from devalloc.cli.command import BadInput
 from devalloc.cli.render.output import print_note
@@ -147,5 +147,5 @@ def _memory(bounds: MemoryBounds) -> pb.MemoryBounds:
         max_bytes=bounds.max.nano // NANO,
         method=bounds.method,
         slot_size_bytes=0 if bounds.slot_size is None else bounds.slot_size.nano // NANO,
-        huge_page_bytes=0 if bounds.huge_pages is None else Quantity.parse(bounds.huge_pages).nano // NANO,
+        huge_pages=bounds.huge_pages or "",
     )

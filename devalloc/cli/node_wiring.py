@@ -206,7 +206,7 @@ def store_machines(
     so the agent does not ask it.
     """
     from devalloc_node.operations.change_feed import machine_change
-    from devalloc_node.vms import LoopSettings, VirtualMachineLoop
+    from devalloc_node.vms import LoopSettings, ServiceMachines, VirtualMachineLoop
 
     settings = LoopSettings(resync=node.settings.resync, grace=node.settings.grace)
     scalers = None
@@ -238,7 +238,10 @@ def store_machines(
         scaling=scalers,
         runners=runners,
     )
-    return [machines.run, *(each.run for each in (scalers, runners) if each is not None)]
+    created = ServiceMachines(
+        node.operations, node.notifier, scaling=scalers, runners=runners, resync=node.settings.resync
+    )
+    return [machines.run, created.run, *(each.run for each in (scalers, runners) if each is not None)]
 
 
 def frozen_hosts(node: Node, limits: CapacityOptions) -> FrozenHosts:

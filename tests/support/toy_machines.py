@@ -207,6 +207,7 @@ class ToyMachines:
             id=f"run-{len(self.calls)}",
             is_paused=is_paused,
             started=spec_of(machine),
+            created_as=machine,
         )
 
 

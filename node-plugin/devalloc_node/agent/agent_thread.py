@@ -22,12 +22,12 @@ from devalloc.scaling.messages.permits import PodName
 from devalloc.scaling.state import ScalingRules
 from devalloc_node.agent.actuator import MachineActuator, MachineExecutors
 from devalloc_node.agent.agent import Agent, ScalingTarget, WakeableRounds, agent_dump_served
-from devalloc_node.agent.channels import Channels, ScaledMachine
+from devalloc_node.agent.channels import Channels, PermitChannel, ScaledMachine
 from devalloc_node.agent.guest_monitor_client import MonitorConnection, MonitorTimeouts
 from devalloc_node.agent.http_client import HttpMetrics, new_session
 from devalloc_node.agent.informant_client import InformantConnection
 from devalloc_node.agent.metrics import ScalingMetrics
-from devalloc_node.agent.permit_client import HttpPermits, PermitEndpoint, StaticEndpoint
+from devalloc_node.agent.permit_client import HttpPermits, OwnPermits, PermitEndpoint, StaticEndpoint
 from devalloc_node.agent.scaler import Scaler
 from devalloc_node.errors import Denied
 from devalloc_node.host import linux
@@ -58,7 +58,9 @@ class ChannelFactory:
         namespace, _, name = scaled.key.partition("/")
         pod = PodName(namespace, name)
         endpoint = self.endpoint or StaticEndpoint(settings.permits, settings.token)
-        permits = HttpPermits(self.permits, endpoint, pod, settings.unit, self.may_ask)
+        permits: PermitChannel = OwnPermits(scaled.bounds)
+        if scaled.uid:
+            permits = HttpPermits(self.permits, endpoint, pod, settings.unit, self.may_ask)
         body = MachineActuator(self.operations, scaled.key, scaled.uid, scaled.run, self.executors)
 
         def metrics(port: int | Callable[[], int]) -> HttpMetrics:

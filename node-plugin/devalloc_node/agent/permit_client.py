@@ -22,7 +22,7 @@ from devalloc.scaling.messages.permits import (
 from devalloc.scaling.metrics import SystemMetrics
 from devalloc.scaling.peer_json import Unreadable
 from devalloc.scaling.permits.endpoint import PublishedEndpoint
-from devalloc.scaling.resources import Resources
+from devalloc.scaling.resources import Resources, ScalingBounds
 from devalloc.scaling.versions import PluginVersion
 from devalloc_node.agent.http_client import fetch_bounded
 from devalloc_node.errors import Denied, Failed, Unknown
@@ -178,6 +178,18 @@ class HttpPermits:
         if reply.migrate:
             raise Denied("MachineMigrating", f"{self._pod} is about to be migrated and stays as it is", retryable=True)
         return Resources(reply.permit.cpu, reply.permit.memory)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnPermits:
+    """Of a machine without an object, about which permit servers decide nothing: as much as it asks for, within its
+    bounds. Whether the host has room for that is checked when QEMU gets the change."""
+
+    bounds: ScalingBounds
+
+    async def ask(self, last: Resources | None, target: Resources, metrics: SystemMetrics | None) -> Resources:
+        """What the machine may have in all."""
+        return target.least(self.bounds.max).most(self.bounds.min)
 
 
 def _wire(amounts: Resources) -> WireResources:

@@ -29,7 +29,7 @@ from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.records import (
     MachineView,
 )
-from devalloc_node.machine.spec import MIB, MachineSpec, memory_text
+from devalloc_node.machine.spec import MIB, MachineSpec, memory_text, spec_of
 from devalloc_node.model.step import Prepared
 
 
@@ -46,15 +46,39 @@ def check_slots(machine: VirtualMachine, claims: Sequence[Prepared]) -> None:
         )
 
 
-def refuse_other_spec(there: MachineView, requested: MachineSpec) -> None:
+_NUMA_NODE = "resource.kubernetes.io/numaNode"
+_CHANGED_BY_OBJECTS = ("scaling", "runner", "disk", "disk_io", "network", "reserve_max", "numa_policy")
+"""What is not told to QEMU: objects change it while their machines run. A machine of the service has no object."""
+
+
+def check_numa(machine: VirtualMachine, claims: Sequence[Prepared]) -> None:
+    """Raises Denied (``NumaNodeMismatch``) where a machine without an object, which no allocator placed, is to be on
+    one NUMA node and a device of its claims is on another one."""
+    start = machine.spec.start
+    if machine.metadata.uid or start is None or machine.spec.numa_policy != "single-numa-node":
+        return
+    for device in (device for claim in claims for device in claim.devices if not device.admin):
+        numa = device.attributes.get(_NUMA_NODE)
+        if numa not in (None, start.numa_node):
+            raise Denied(
+                "NumaNodeMismatch",
+                f"machine {'/'.join(machine.key)} is to be on NUMA node {start.numa_node} alone, but device "
+                f"{device.name} is on node {numa}; choose another start.numaNode, or numaPolicy none",
+            )
+
+
+def refuse_other_spec(there: MachineView, requested: VirtualMachine) -> None:
     """Raises Denied (``MachineExists``) where a machine that runs was started as something else than is asked for: only
     its claims, and with them its slots, come and go while it runs."""
     if there.started is None:
         return
-    then, now = (replace(spec, claims=(), pci_slots=0, numa_cells=()) for spec in (there.started, requested))
+    then, now = (replace(spec, claims=(), pci_slots=0, numa_cells=()) for spec in (there.started, spec_of(requested)))
     other = [
         field.name.replace("_", " ") for field in fields(then) if getattr(then, field.name) != getattr(now, field.name)
     ]
+    if not there.uid and there.created_as is not None:
+        was, wanted = there.created_as.spec, requested.spec
+        other += [name.replace("_", " ") for name in _CHANGED_BY_OBJECTS if getattr(was, name) != getattr(wanted, name)]
     if other:
         raise Denied(
             "MachineExists",

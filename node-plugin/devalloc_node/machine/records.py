@@ -62,6 +62,8 @@ class MachineView:
     adopted: bool = False
     started: MachineSpec | None = None
     """What it was started as, where that can be read: amounts change while it runs, the rest with its next start."""
+    created_as: VirtualMachine | None = None
+    """The object, or the request, that it was started from."""
     is_paused: bool = False
     """Its start has not come to its end, as far as is known: its CPUs do not run yet, or, where the plugin was killed
     meanwhile, its guest may still be giving its devices addresses."""

@@ -207,6 +207,7 @@ def machine_view(
         qmp_socket=spec.adopt or str(config.folder(spec.id) / "qmp"),
         adopted=spec.adopt is not None,
         started=spec,
+        created_as=record.machine,
         is_paused=process is not None and record.state == "starting",
         plain=look.plain if process is not None else (),
     )

@@ -17,9 +17,9 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.host.lock_folder import lock_purpose
 from devalloc_node.journal.audit_log import audit
-from devalloc_node.machine.preflight import check_slots, refuse_other_spec
+from devalloc_node.machine.preflight import check_numa, check_slots, refuse_other_spec
 from devalloc_node.machine.records import MachineAmounts, MachineView, PluggedDevice
-from devalloc_node.machine.spec import EmulatedDevice, spec_of
+from devalloc_node.machine.spec import EmulatedDevice
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.step import Prepared
 from devalloc_node.operations.change_feed import claim_change, machine_change
@@ -58,6 +58,10 @@ class NodeOperations:
         self._changed = changed
         self.report: Callable[[str], ScalingReport | None] = lambda key: None
         """The progress of a machine that is scaled by its load; set by the component that scales machines."""
+        self.offers: frozenset[str] = frozenset()
+        """What is done for machines of the service whose specs ask for it: ``scaling``, ``runner``."""
+        self.service_problem: Callable[[str], tuple[str, str] | None] = lambda key: None
+        """Why a machine of the service is not scaled as it was created, as a code and a sentence."""
         self.without_object: frozenset[str] = frozenset()
         """UIDs of objects that are not in the store though there are machines of them: who asks may change those."""
 
@@ -139,6 +143,17 @@ class NodeOperations:
                 retryable=True,
             )
 
+    def check_offered(self, machine: VirtualMachine) -> None:
+        """Before the service creates a machine: whether the node does what its spec asks for beside running it. Raises
+        Denied (``ScalingOff``, ``RunnerOff``)."""
+        key = "/".join(machine.key)
+        if machine.spec.scaling is not None and "scaling" not in self.offers:
+            why = f"machine {key} is to scale by load, but this node does not scale; start its plugin with --scaling"
+            raise Denied("ScalingOff", why)
+        if machine.spec.runner is not None and "runner" not in self.offers:
+            why = f"machine {key} is to have a runner, but this node has none; start its plugin with --runner-network"
+            raise Denied("RunnerOff", why)
+
     def want(self, key: str, amounts: MachineAmounts) -> None:
         """Say what a machine's object wants of it, before it is known whether it can be had."""
         self._wanted[key] = amounts
@@ -175,7 +190,7 @@ class NodeOperations:
                     there = self.machine(key)
             begins = there is None or not there.runs or there.is_paused
             if there is not None and not begins:
-                refuse_other_spec(there, spec_of(machine))
+                refuse_other_spec(there, machine)
                 if there.reason == "StopWanted" or (there.reason in STANDING and not is_adopted):
                     self.machines.resume(key, due)
             if not begins and all(self.claims.is_in(ref, key) for ref in refs):
@@ -190,6 +205,7 @@ class NodeOperations:
                 prepared = [self._prepared(ref, due, caller) for ref in refs]
                 if begins:
                     check_slots(machine, prepared)
+                    check_numa(machine, prepared)
                     if is_adopted:
                         self.machines.adopt(machine, due)
                     else:
@@ -316,7 +332,11 @@ class NodeOperations:
 
     def _with_wanted(self, machine: MachineView) -> MachineView:
         """With what its object wants of it now, and not when it was started."""
-        return replace(machine, wanted=self._wanted.get(machine.key, machine.wanted)) if machine.runs else machine
+        if not machine.runs:
+            return machine
+        if not machine.uid and not machine.reason and (problem := self.service_problem(machine.key)) is not None:
+            machine = replace(machine, reason=problem[0], message=problem[1])
+        return replace(machine, wanted=self._wanted.get(machine.key, machine.wanted))
 
     def _runs(self, key: str) -> bool:
         machine = self.machines.get(key)

@@ -280,7 +280,7 @@ class DetachClaimReply(_message.Message):
     def __init__(self, result: _Optional[_Union[Result, _Mapping]] = ..., ended_machine: _Optional[bool] = ..., found: _Optional[bool] = ...) -> None: ...
 
 class MachineSpec(_message.Message):
-    __slots__ = ("cpu", "memory", "start", "nics", "pci_slots", "restart_policy", "powerdown_seconds", "node_name")
+    __slots__ = ("cpu", "memory", "start", "nics", "pci_slots", "restart_policy", "powerdown_seconds", "node_name", "numa_policy", "disk_bytes", "disk_io_bytes_per_second", "scaling", "runner", "reserve_max")
     CPU_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
@@ -289,6 +289,12 @@ class MachineSpec(_message.Message):
     RESTART_POLICY_FIELD_NUMBER: _ClassVar[int]
     POWERDOWN_SECONDS_FIELD_NUMBER: _ClassVar[int]
     NODE_NAME_FIELD_NUMBER: _ClassVar[int]
+    NUMA_POLICY_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_IO_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    SCALING_FIELD_NUMBER: _ClassVar[int]
+    RUNNER_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_MAX_FIELD_NUMBER: _ClassVar[int]
     cpu: CpuBounds
     memory: MemoryBounds
     start: Start
@@ -297,7 +303,55 @@ class MachineSpec(_message.Message):
     restart_policy: str
     powerdown_seconds: int
     node_name: str
-    def __init__(self, cpu: _Optional[_Union[CpuBounds, _Mapping]] = ..., memory: _Optional[_Union[MemoryBounds, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., nics: _Optional[_Iterable[_Union[Nic, _Mapping]]] = ..., pci_slots: _Optional[int] = ..., restart_policy: _Optional[str] = ..., powerdown_seconds: _Optional[int] = ..., node_name: _Optional[str] = ...) -> None: ...
+    numa_policy: str
+    disk_bytes: int
+    disk_io_bytes_per_second: int
+    scaling: MachineScaling
+    runner: MachineRunner
+    reserve_max: bool
+    def __init__(self, cpu: _Optional[_Union[CpuBounds, _Mapping]] = ..., memory: _Optional[_Union[MemoryBounds, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., nics: _Optional[_Iterable[_Union[Nic, _Mapping]]] = ..., pci_slots: _Optional[int] = ..., restart_policy: _Optional[str] = ..., powerdown_seconds: _Optional[int] = ..., node_name: _Optional[str] = ..., numa_policy: _Optional[str] = ..., disk_bytes: _Optional[int] = ..., disk_io_bytes_per_second: _Optional[int] = ..., scaling: _Optional[_Union[MachineScaling, _Mapping]] = ..., runner: _Optional[_Union[MachineRunner, _Mapping]] = ..., reserve_max: _Optional[bool] = ...) -> None: ...
+
+class MachineScaling(_message.Message):
+    __slots__ = ("address", "protocol", "monitor_port", "metrics_port", "load_average_fraction_target", "memory_usage_fraction_target", "memory_total_fraction_target", "enable_lfc_metrics", "lfc_metrics_port", "lfc_to_memory_ratio", "lfc_window_size_minutes", "lfc_min_wait_before_downscale_minutes", "lfc_use_largest_window", "cpu_stable_zone_ratio", "cpu_mixed_zone_ratio")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    MONITOR_PORT_FIELD_NUMBER: _ClassVar[int]
+    METRICS_PORT_FIELD_NUMBER: _ClassVar[int]
+    LOAD_AVERAGE_FRACTION_TARGET_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_USAGE_FRACTION_TARGET_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_TOTAL_FRACTION_TARGET_FIELD_NUMBER: _ClassVar[int]
+    ENABLE_LFC_METRICS_FIELD_NUMBER: _ClassVar[int]
+    LFC_METRICS_PORT_FIELD_NUMBER: _ClassVar[int]
+    LFC_TO_MEMORY_RATIO_FIELD_NUMBER: _ClassVar[int]
+    LFC_WINDOW_SIZE_MINUTES_FIELD_NUMBER: _ClassVar[int]
+    LFC_MIN_WAIT_BEFORE_DOWNSCALE_MINUTES_FIELD_NUMBER: _ClassVar[int]
+    LFC_USE_LARGEST_WINDOW_FIELD_NUMBER: _ClassVar[int]
+    CPU_STABLE_ZONE_RATIO_FIELD_NUMBER: _ClassVar[int]
+    CPU_MIXED_ZONE_RATIO_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    protocol: str
+    monitor_port: int
+    metrics_port: int
+    load_average_fraction_target: float
+    memory_usage_fraction_target: float
+    memory_total_fraction_target: float
+    enable_lfc_metrics: bool
+    lfc_metrics_port: int
+    lfc_to_memory_ratio: float
+    lfc_window_size_minutes: int
+    lfc_min_wait_before_downscale_minutes: int
+    lfc_use_largest_window: bool
+    cpu_stable_zone_ratio: float
+    cpu_mixed_zone_ratio: float
+    def __init__(self, address: _Optional[str] = ..., protocol: _Optional[str] = ..., monitor_port: _Optional[int] = ..., metrics_port: _Optional[int] = ..., load_average_fraction_target: _Optional[float] = ..., memory_usage_fraction_target: _Optional[float] = ..., memory_total_fraction_target: _Optional[float] = ..., enable_lfc_metrics: _Optional[bool] = ..., lfc_metrics_port: _Optional[int] = ..., lfc_to_memory_ratio: _Optional[float] = ..., lfc_window_size_minutes: _Optional[int] = ..., lfc_min_wait_before_downscale_minutes: _Optional[int] = ..., lfc_use_largest_window: _Optional[bool] = ..., cpu_stable_zone_ratio: _Optional[float] = ..., cpu_mixed_zone_ratio: _Optional[float] = ...) -> None: ...
+
+class MachineRunner(_message.Message):
+    __slots__ = ("address", "port")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    port: int
+    def __init__(self, address: _Optional[str] = ..., port: _Optional[int] = ...) -> None: ...
 
 class CpuBounds(_message.Message):
     __slots__ = ("min_milli", "use_milli", "max_milli")
@@ -310,20 +364,20 @@ class CpuBounds(_message.Message):
     def __init__(self, min_milli: _Optional[int] = ..., use_milli: _Optional[int] = ..., max_milli: _Optional[int] = ...) -> None: ...
 
 class MemoryBounds(_message.Message):
-    __slots__ = ("min_bytes", "use_bytes", "max_bytes", "method", "slot_size_bytes", "huge_page_bytes")
+    __slots__ = ("min_bytes", "use_bytes", "max_bytes", "method", "slot_size_bytes", "huge_pages")
     MIN_BYTES_FIELD_NUMBER: _ClassVar[int]
     USE_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
     METHOD_FIELD_NUMBER: _ClassVar[int]
     SLOT_SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
-    HUGE_PAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HUGE_PAGES_FIELD_NUMBER: _ClassVar[int]
     min_bytes: int
     use_bytes: int
     max_bytes: int
     method: str
     slot_size_bytes: int
-    huge_page_bytes: int
-    def __init__(self, min_bytes: _Optional[int] = ..., use_bytes: _Optional[int] = ..., max_bytes: _Optional[int] = ..., method: _Optional[str] = ..., slot_size_bytes: _Optional[int] = ..., huge_page_bytes: _Optional[int] = ...) -> None: ...
+    huge_pages: str
+    def __init__(self, min_bytes: _Optional[int] = ..., use_bytes: _Optional[int] = ..., max_bytes: _Optional[int] = ..., method: _Optional[str] = ..., slot_size_bytes: _Optional[int] = ..., huge_pages: _Optional[str] = ...) -> None: ...
 
 class Start(_message.Message):
     __slots__ = ("kernel", "initrd", "append", "disks", "iommu", "numa_node", "pinned", "pci_window_bytes")
@@ -358,16 +412,18 @@ class Disk(_message.Message):
     def __init__(self, path: _Optional[str] = ..., format: _Optional[str] = ..., read_only: _Optional[bool] = ..., device: _Optional[str] = ...) -> None: ...
 
 class Nic(_message.Message):
-    __slots__ = ("model", "backend", "interface", "mac")
+    __slots__ = ("model", "backend", "interface", "mac", "bandwidth_bytes_per_second")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
     INTERFACE_FIELD_NUMBER: _ClassVar[int]
     MAC_FIELD_NUMBER: _ClassVar[int]
+    BANDWIDTH_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     model: str
     backend: str
     interface: str
     mac: str
-    def __init__(self, model: _Optional[str] = ..., backend: _Optional[str] = ..., interface: _Optional[str] = ..., mac: _Optional[str] = ...) -> None: ...
+    bandwidth_bytes_per_second: int
+    def __init__(self, model: _Optional[str] = ..., backend: _Optional[str] = ..., interface: _Optional[str] = ..., mac: _Optional[str] = ..., bandwidth_bytes_per_second: _Optional[int] = ...) -> None: ...
 
 class Amounts(_message.Message):
     __slots__ = ("cpu_milli", "vcpus", "memory_bytes")
@@ -488,7 +544,7 @@ class CreateMachineReply(_message.Message):
     def __init__(self, result: _Optional[_Union[Result, _Mapping]] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ...) -> None: ...
 
 class AdoptMachineRequest(_message.Message):
-    __slots__ = ("machine", "qmp_socket", "cpu", "memory", "claims", "powerdown_seconds", "node_name")
+    __slots__ = ("machine", "qmp_socket", "cpu", "memory", "claims", "powerdown_seconds", "node_name", "disk_bytes", "disk_io_bytes_per_second", "scaling", "runner", "reserve_max")
     MACHINE_FIELD_NUMBER: _ClassVar[int]
     QMP_SOCKET_FIELD_NUMBER: _ClassVar[int]
     CPU_FIELD_NUMBER: _ClassVar[int]
@@ -496,6 +552,11 @@ class AdoptMachineRequest(_message.Message):
     CLAIMS_FIELD_NUMBER: _ClassVar[int]
     POWERDOWN_SECONDS_FIELD_NUMBER: _ClassVar[int]
     NODE_NAME_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_IO_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    SCALING_FIELD_NUMBER: _ClassVar[int]
+    RUNNER_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_MAX_FIELD_NUMBER: _ClassVar[int]
     machine: MachineRef
     qmp_socket: str
     cpu: CpuBounds
@@ -503,7 +564,12 @@ class AdoptMachineRequest(_message.Message):
     claims: _containers.RepeatedCompositeFieldContainer[ClaimRef]
     powerdown_seconds: int
     node_name: str
-    def __init__(self, machine: _Optional[_Union[MachineRef, _Mapping]] = ..., qmp_socket: _Optional[str] = ..., cpu: _Optional[_Union[CpuBounds, _Mapping]] = ..., memory: _Optional[_Union[MemoryBounds, _Mapping]] = ..., claims: _Optional[_Iterable[_Union[ClaimRef, _Mapping]]] = ..., powerdown_seconds: _Optional[int] = ..., node_name: _Optional[str] = ...) -> None: ...
+    disk_bytes: int
+    disk_io_bytes_per_second: int
+    scaling: MachineScaling
+    runner: MachineRunner
+    reserve_max: bool
+    def __init__(self, machine: _Optional[_Union[MachineRef, _Mapping]] = ..., qmp_socket: _Optional[str] = ..., cpu: _Optional[_Union[CpuBounds, _Mapping]] = ..., memory: _Optional[_Union[MemoryBounds, _Mapping]] = ..., claims: _Optional[_Iterable[_Union[ClaimRef, _Mapping]]] = ..., powerdown_seconds: _Optional[int] = ..., node_name: _Optional[str] = ..., disk_bytes: _Optional[int] = ..., disk_io_bytes_per_second: _Optional[int] = ..., scaling: _Optional[_Union[MachineScaling, _Mapping]] = ..., runner: _Optional[_Union[MachineRunner, _Mapping]] = ..., reserve_max: _Optional[bool] = ...) -> None: ...
 
 class AdoptMachineReply(_message.Message):
     __slots__ = ("result", "machine")

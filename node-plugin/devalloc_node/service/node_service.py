@@ -148,6 +148,7 @@ class NodeService(node_pb2_grpc.NodeServicer):
     def CreateMachine(self, request: pb.CreateMachineRequest, context: grpc.ServicerContext) -> pb.CreateMachineReply:
         def work(due: Deadline, caller: str) -> pb.CreateMachineReply:
             machine = request_fields.machine_to_start(request, self._operations.node_name)
+            self._operations.check_offered(machine)
             refs = [
                 self._operations.claims.named(ref, prepared=False) for ref in request_fields.claim_refs(request.claims)
             ]
@@ -164,6 +165,7 @@ class NodeService(node_pb2_grpc.NodeServicer):
     def AdoptMachine(self, request: pb.AdoptMachineRequest, context: grpc.ServicerContext) -> pb.AdoptMachineReply:
         def work(due: Deadline, caller: str) -> pb.AdoptMachineReply:
             machine = request_fields.machine_to_adopt(request, self._operations.node_name)
+            self._operations.check_offered(machine)
             refs = [
                 self._operations.claims.named(ref, prepared=False) for ref in request_fields.claim_refs(request.claims)
             ]

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from devalloc.api.meta import UNAVAILABLE
 from devalloc.api.pool import Attribute, DevicePool
 from devalloc.api.pool import Device as PoolDevice
+from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.scaling.health import ScalingReport
 from devalloc.scaling.resources import Resources
 from devalloc_node.binding.binding import HealthState
@@ -15,11 +16,12 @@ from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.journal import ClaimState, StepRecord
 from devalloc_node.machine.pci import function_id
 from devalloc_node.machine.records import MachineAmounts, MachineView, PluggedDevice
-from devalloc_node.machine.spec import Disk, EmulatedDevice, MachineSpec, Nic
+from devalloc_node.machine.spec import Disk, EmulatedDevice, Nic
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.step import PreparedDevice, Step
 from devalloc_node.operations.claim_registry import HeldClaim
 from devalloc_node.pb import node_pb2 as pb
+from devalloc_node.service.spec_messages import fill
 
 _STATES = {
     ClaimState.PREPARING: pb.Claim.PREPARING,
@@ -145,7 +147,7 @@ def machine(of: MachineView, plugs: Iterable[PluggedDevice], report: ScalingRepo
         qmp_socket=of.qmp_socket,
         adopted=of.adopted,
         taps=of.taps,
-        spec=None if of.started is None else spec(of.started),
+        spec=None if of.created_as is None else spec(of.created_as),
         scaling=None if report is None else _scaling(report),
     )
 
@@ -167,36 +169,18 @@ def _of(resources: Resources | None) -> MachineAmounts:
     return MachineAmounts() if resources is None else MachineAmounts(resources.cpu, None, resources.memory)
 
 
-def spec(of: MachineSpec) -> pb.MachineSpec:
-    """As CreateMachine takes it."""
-    start = pb.Start(
-        kernel=of.kernel,
-        initrd=of.initrd,
-        append=of.append,
-        disks=map(_disk, of.disks),
-        iommu=of.iommu,
-        numa_node=of.numa_node,
-        pinned=of.pinned,
-        pci_window_bytes=of.pci_window,
-    )
-    cpu, memory = of.cpus, of.memory
-    return pb.MachineSpec(
-        cpu=pb.CpuBounds(min_milli=cpu.least, use_milli=cpu.use, max_milli=cpu.most),
-        memory=pb.MemoryBounds(
-            min_bytes=memory.least,
-            use_bytes=memory.use,
-            max_bytes=memory.most,
-            method="dimm" if of.dimm_bytes else "virtio-mem",
-            slot_size_bytes=of.dimm_bytes,
-            huge_page_bytes=of.huge_page_bytes,
-        ),
-        start=start if of.adopt is None else None,
-        nics=map(_nic, of.nics),
-        pci_slots=of.pci_slots if of.adopt is None else None,
-        restart_policy=of.restart if of.adopt is None else "",
-        powerdown_seconds=round(of.powerdown_seconds),
-        node_name=of.node,
-    )
+def spec(of: VirtualMachine) -> pb.MachineSpec:
+    """As CreateMachine takes it, with all defaults. Of an adopted machine its bounds, without what only starts have."""
+    message = pb.MachineSpec()
+    fill(message, of.spec)
+    fill(message.cpu, of.spec.cpu.model_copy(update={"use": of.spec.cpu.wanted}))
+    fill(message.memory, of.spec.memory.model_copy(update={"use": of.spec.memory.wanted}))
+    if of.spec.adopt is None:
+        message.pci_slots = of.spec.slots
+    else:
+        message.restart_policy = ""
+    message.node_name = of.node or ""
+    return message
 
 
 def _disk(disk: Disk) -> pb.Disk:

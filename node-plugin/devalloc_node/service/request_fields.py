@@ -10,11 +10,18 @@ from typing import Any
 
 from devalloc.api.decode import decode
 from devalloc.api.meta import DEVALLOC
-from devalloc.api.quantity import NANO, Format, Quantity
-from devalloc.api.virtual_machine import MAX_CLAIMS, MAX_CPUS, VirtualMachine
+from devalloc.api.virtual_machine import (
+    MAX_CLAIMS,
+    MAX_CPUS,
+    MachineDisk,
+    MachineNic,
+    VirtualMachine,
+    VirtualMachineSpec,
+)
 from devalloc_node.machine.spec import MAX_EMULATED_NAME, EmulatedDevice, spec_of
 from devalloc_node.model.grant import ClaimRef, is_label, is_subdomain, is_uid, shown
 from devalloc_node.pb import node_pb2 as pb
+from devalloc_node.service.spec_messages import content_of
 
 MAX_MEMORY = 1 << 62
 """Bytes."""
@@ -88,32 +95,18 @@ def machine_to_start(request: pb.CreateMachineRequest, node: str) -> VirtualMach
         if not spec.HasField(name):
             raise BadField(f"spec.{name}", "is required")
     _check_node(spec.node_name, "spec.nodeName", node)
-    content: dict[str, Any] = {
-        "nodeName": node,
-        "cpu": _cpu(spec.cpu),
-        "memory": _memory(spec.memory),
-        "start": _explicit_fields(
-            kernel=spec.start.kernel,
-            initrd=spec.start.initrd,
-            append=spec.start.append,
-            iommu=spec.start.iommu,
-            disks=[_disk(disk) for disk in spec.start.disks],
-        ),
-        **_explicit_fields(
-            nics=[_nic(nic) for nic in spec.nics],
-            restartPolicy=spec.restart_policy,
-        ),
-    }
-    if spec.start.HasField("numa_node"):
-        content["start"]["numaNode"] = spec.start.numa_node
-    if spec.start.pinned:
-        content["start"]["pinned"] = True
-    if spec.start.pci_window_bytes:
-        content["start"]["pciWindow"] = spec.start.pci_window_bytes
-    for name, field in (("pciSlots", "pci_slots"), ("powerdownSeconds", "powerdown_seconds")):
-        if spec.HasField(field):
-            content[name] = getattr(spec, field)
+    content = content_of(spec, VirtualMachineSpec) | {"nodeName": node}
+    _check_numa(spec)
     return _machine(request.machine, content, claim_refs(request.claims))
+
+
+def _check_numa(spec: pb.MachineSpec) -> None:
+    """Raises BadField: what the allocator does for objects, the caller does for a machine of this service."""
+    if spec.numa_policy == "single-numa-node" and not spec.start.HasField("numa_node"):
+        raise BadField(
+            "spec.numaPolicy",
+            "is single-numa-node: the caller places a machine of this service, so name its node in spec.start.numaNode",
+        )
 
 
 def machine_to_adopt(request: pb.AdoptMachineRequest, node: str) -> VirtualMachine:
@@ -122,14 +115,8 @@ def machine_to_adopt(request: pb.AdoptMachineRequest, node: str) -> VirtualMachi
     for name in ("cpu", "memory"):
         if not request.HasField(name):
             raise BadField(f"spec.{name}", "is required: the bounds for scaling")
-    content: dict[str, Any] = {
-        "nodeName": node,
-        "cpu": _cpu(request.cpu),
-        "memory": _memory(request.memory),
-        "adopt": {"qmpSocket": request.qmp_socket},
-    }
-    if request.HasField("powerdown_seconds"):
-        content["powerdownSeconds"] = request.powerdown_seconds
+    content = content_of(request, VirtualMachineSpec)
+    content |= {"nodeName": node, "adopt": {"qmpSocket": request.qmp_socket}}
     return _machine(request.machine, content, claim_refs(request.claims))
 
 
@@ -147,12 +134,14 @@ def plain_device(request: pb.PlugDeviceRequest) -> EmulatedDevice:
     bounds = {"min": 1, "max": 1}
     content: dict[str, Any] = {"nodeName": "node", "cpu": bounds, "memory": {"min": "2Mi", "max": "2Mi"}}
     if which == "disk":
-        where, content["start"] = "spec.start.disks[0]", {"disks": [_disk(request.disk)]}
+        where, content["start"] = "spec.start.disks[0]", {"disks": [content_of(request.disk, MachineDisk)]}
     else:
         if request.nic.backend == "warm":
             raise BadField("nic.backend", "is warm: only a machine that this plugin starts can use a warm setup")
+        if request.nic.bandwidth_bytes_per_second:
+            raise BadField("nic.bandwidth", "can only be reserved for cards with which a machine is created")
         where, content["start"] = "spec.nics[0]", {"kernel": "/none"}
-        content["nics"] = [_nic(request.nic)]
+        content["nics"] = [content_of(request.nic, MachineNic)]
     try:
         spec = spec_of(_machine(request.machine, content, ()))
     except BadField as error:
@@ -173,34 +162,6 @@ def plain_name(text: str, path: str = "name") -> str:
     return text
 
 
-def _disk(disk: pb.Disk) -> dict[str, Any]:
-    return _explicit_fields(path=disk.path, format=disk.format, device=disk.device, readOnly=disk.read_only)
-
-
-def _nic(nic: pb.Nic) -> dict[str, Any]:
-    return _explicit_fields(model=nic.model, backend=nic.backend, interface=nic.interface, mac=nic.mac)
-
-
-def _cpu(bounds: pb.CpuBounds) -> dict[str, str]:
-    given = {"min": bounds.min_milli, "use": bounds.use_milli, "max": bounds.max_milli}
-    return {name: f"{amount}m" for name, amount in given.items() if amount or name != "use"}
-
-
-def _memory(bounds: pb.MemoryBounds) -> dict[str, str]:
-    given = {"min": bounds.min_bytes, "use": bounds.use_bytes, "max": bounds.max_bytes}
-    content = {name: str(amount) for name, amount in given.items() if amount or name != "use"}
-    if bounds.slot_size_bytes:
-        content["slotSize"] = str(bounds.slot_size_bytes)
-    if bounds.huge_page_bytes:
-        content["hugePages"] = str(Quantity(bounds.huge_page_bytes * NANO, Format.BINARY_SI))
-    return content | _explicit_fields(method=bounds.method)
-
-
-def _explicit_fields(**fields: Any) -> dict[str, Any]:
-    """Without what was not said: the model has its own defaults."""
-    return {name: value for name, value in fields.items() if value not in ("", [], False)}
-
-
 def _machine(ref: pb.MachineRef, spec: Mapping[str, Any], claims: tuple[ClaimRef, ...]) -> VirtualMachine:
     namespace, _, name = machine_key(ref).partition("/")
     for i, claim in enumerate(claims):
@@ -210,7 +171,7 @@ def _machine(ref: pb.MachineRef, spec: Mapping[str, Any], claims: tuple[ClaimRef
         "apiVersion": DEVALLOC,
         "kind": "VirtualMachine",
         "metadata": {"namespace": namespace, "name": name},
-        "spec": {**spec, **_explicit_fields(claims=[claim.name for claim in claims])},
+        "spec": {**spec, "claims": [claim.name for claim in claims]},
     }
     decoded = decode(manifest)
     if not isinstance(decoded.object, VirtualMachine):

@@ -492,7 +492,7 @@ class TestMachines:
                 max_bytes=3 << 30,
                 method="dimm",
                 slot_size_bytes=1 << 30,
-                huge_page_bytes=1 << 30,
+                huge_pages="1Gi",
             ),
             start=pb.Start(
                 kernel="/images/k",
@@ -512,6 +512,7 @@ class TestMachines:
             restart_policy="Never",
             powerdown_seconds=0,
             node_name="node-a",
+            numa_policy="none",
         )
         for _ in range(2):
             reply = plugin.node.CreateMachine(pb.CreateMachineRequest(machine=web(), spec=spec))

@@ -1,0 +1,138 @@
+"""Scale machines that were created through the service, and open their runners.
+
+The reconciler does this for VirtualMachine objects. These machines have none, so what they were created as counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from devalloc.api.virtual_machine import VirtualMachine
+from devalloc_node.errors import NodeError
+from devalloc_node.machine.records import MachineView
+from devalloc_node.operations.change_feed import ChangeNotifier
+from devalloc_node.operations.node_operations import NodeOperations
+from devalloc_node.vms.objects import Outcome
+from devalloc_node.vms.scaling import (
+    RunnerControl,
+    ScalingControl,
+    amounts_of,
+    offer_cpu_control,
+    scaled_machine,
+    scaling_reason,
+)
+
+log = logging.getLogger(__name__)
+RETRY_SECONDS = 5.0
+"""How soon a machine that cannot be scaled is looked at again: routes and addresses change without an event."""
+
+
+class ServiceMachines:
+    """``run`` in a thread; ``problem`` is for any thread."""
+
+    def __init__(
+        self,
+        operations: NodeOperations,
+        notifier: ChangeNotifier,
+        *,
+        scaling: ScalingControl | None,
+        runners: RunnerControl | None,
+        resync: float,
+    ) -> None:
+        """None: this node does not do that. ``resync``: seconds after which all are looked at again."""
+        self._operations = operations
+        self._scaling, self._runners, self._resync = scaling, runners, resync
+        self._changed = threading.Event()
+        self._problems: dict[str, Outcome] = {}
+        self._cared_for: set[str] = set()
+        """Keys of machines that were given to the scalers or runners."""
+        operations.offers = frozenset(
+            name for name, who in (("scaling", scaling), ("runner", runners)) if who is not None
+        )
+        operations.service_problem = self.problem
+        notifier.follow(self._hear)
+
+    def problem(self, key: str) -> tuple[str, str] | None:
+        """Why a machine is not scaled as it was created: a code and a sentence."""
+        outcome = self._problems.get(key)
+        return None if outcome is None else (outcome.reason, outcome.message)
+
+    def run(self, stop: threading.Event) -> None:
+        """Until ``stop`` is set. Machines stay as they are then."""
+        threading.Thread(target=self._wake_at_end, args=(stop,), name="service-stop", daemon=True).start()
+        while not stop.is_set():
+            self._changed.clear()
+            if stop.is_set():  # it may have been set before the clear
+                return
+            try:
+                self.round()
+            except NodeError as error:
+                log.warning("cannot look at the machines of the service: %s", error)
+            except Exception:
+                log.exception("cannot look at the machines of the service")
+            self._changed.wait(min(RETRY_SECONDS, self._resync) if self._problems else self._resync)
+
+    def _wake_at_end(self, stop: threading.Event) -> None:
+        stop.wait()
+        self._changed.set()
+
+    def round(self) -> None:
+        """Bring scalers and runners in line with what the machines are now. Raises NodeError."""
+        owners = self._operations.machines.owners()
+        for key in [key for key, owner in owners.items() if not owner]:
+            machine = self._operations.machines.get(key)
+            if machine is not None and machine.created_as is not None:
+                self._match(machine, machine.created_as)
+        for key in self._cared_for - owners.keys():
+            self._leave(key)
+        # An object has the name now, and the reconciler cares for that.
+        self._cared_for -= {key for key, owner in owners.items() if owner}
+        for key in self._problems.keys() - {key for key, owner in owners.items() if not owner}:
+            del self._problems[key]
+
+    def _match(self, machine: MachineView, vm: VirtualMachine) -> None:
+        if vm.spec.scaling is None and vm.spec.runner is None:
+            return
+        key = machine.key
+        if machine.phase == "Unknown":  # a QEMU that is silent for a moment is no other machine afterwards
+            return
+        if machine.phase != "Running" or machine.is_paused:
+            self._leave(key)
+            self._problems.pop(key, None)
+            return
+        self._cared_for.add(key)
+        outcomes = [*self._scale(machine, vm), *offer_cpu_control(self._runners, vm, machine)]
+        if outcomes:
+            self._problems[key] = outcomes[0]
+        else:
+            self._problems.pop(key, None)
+
+    def _scale(self, machine: MachineView, vm: VirtualMachine) -> list[Outcome]:
+        if vm.spec.scaling is None:
+            return []
+        if self._scaling is None:
+            return [Outcome("ScalingOff", "it was created to scale by load, but this node does not scale (--scaling)")]
+        try:
+            self._scaling.keep(scaled_machine(vm, vm.spec.scaling, machine, self._scaling))
+        except NodeError as error:
+            self._scaling.drop(machine.key)
+            return [Outcome(error.code, error.message)]
+        if (report := self._scaling.report(machine.key)) is None:
+            return []
+        self._operations.want(machine.key, amounts_of(report.wanted))
+        why_not = scaling_reason(report)
+        return [] if why_not is None else [Outcome(why_not.code, why_not.message)]
+
+    def _leave(self, key: str) -> None:
+        self._cared_for.discard(key)
+        others: Sequence[Callable[[str], None]] = [
+            each.drop for each in (self._scaling, self._runners) if each is not None
+        ]
+        for drop in others:
+            drop(key)
+
+    def _hear(self, changed: Sequence[str]) -> None:
+        if any(each.startswith("machine ") for each in changed):
+            self._changed.set()

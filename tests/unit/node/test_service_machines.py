@@ -1,0 +1,167 @@
+"""Machines that were created through the service scale by their load and have runners, though they have no object."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from devalloc.scaling.health import ScalingReport, StuckReason
+from devalloc.scaling.resources import Resources, ScalingBounds
+from devalloc_node.agent.permit_client import OwnPermits
+from devalloc_node.errors import Denied
+from devalloc_node.machine.preflight import check_numa
+from devalloc_node.model.grant import ClaimRef
+from devalloc_node.model.step import Prepared, PreparedDevice
+from devalloc_node.pb import node_pb2 as pb
+from devalloc_node.service.request_fields import machine_to_start
+from devalloc_node.vms import ServiceMachines
+from tests.support.node_service import Served, served
+from tests.unit.node.test_runners import FakeRunners
+from tests.unit.node.test_vms_scaling import FakeScalers
+
+GIB = 1 << 30
+KEY = "default/web"
+DONE, DENIED = pb.Result.DONE, pb.Result.DENIED
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Iterator[Served]:
+    with served(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def scalers() -> FakeScalers:
+    return FakeScalers()
+
+
+@pytest.fixture
+def runners() -> FakeRunners:
+    return FakeRunners()
+
+
+@pytest.fixture
+def created(plugin: Served, scalers: FakeScalers, runners: FakeRunners) -> ServiceMachines:
+    return ServiceMachines(plugin.operations, plugin.notifier, scaling=scalers, runners=runners, resync=60.0)
+
+
+def creation(**spec: object) -> pb.CreateMachineRequest:
+    amounts = {
+        "cpu": pb.CpuBounds(min_milli=1000, max_milli=4000),
+        "memory": pb.MemoryBounds(min_bytes=GIB, max_bytes=2 * GIB),
+        "start": pb.Start(kernel="/images/k"),
+    }
+    ref = pb.MachineRef(name="web")
+    return pb.CreateMachineRequest(machine=ref, spec=pb.MachineSpec(**amounts, **spec))  # type: ignore[arg-type]
+
+
+SCALED = pb.MachineScaling(address="10.0.0.5", monitor_port=10302, memory_usage_fraction_target=0.5)
+
+
+def test_it_is_scaled_as_it_was_created_from_its_start_to_its_end(
+    plugin: Served, scalers: FakeScalers, created: ServiceMachines
+) -> None:
+    assert plugin.node.CreateMachine(creation(scaling=SCALED)).result.outcome == DONE
+    created.round()
+    scaled = scalers.by_key[KEY]
+    assert (scaled.uid, scaled.address, scaled.monitor_port) == ("", "10.0.0.5", 10302)
+    assert scaled.bounds == ScalingBounds(Resources(1000, GIB), Resources(4000, 2 * GIB))
+    assert scaled.config.memory_usage_fraction_target == 0.5
+    created.round()
+    assert scalers.by_key == {KEY: scaled}
+    plugin.node.StopMachine(pb.StopMachineRequest(machine=pb.MachineRef(name="web")))
+    created.round()
+    assert scalers.by_key == {}
+    plugin.node.CreateMachine(creation(scaling=SCALED))
+    created.round()
+    assert scalers.by_key[KEY].run != scaled.run
+    plugin.node.DeleteMachine(pb.DeleteMachineRequest(machine=pb.MachineRef(name="web"), force=True))
+    created.round()
+    assert scalers.by_key == {}
+
+
+def test_a_plugin_that_starts_again_goes_on(plugin: Served, scalers: FakeScalers, created: ServiceMachines) -> None:
+    plugin.node.CreateMachine(creation(scaling=SCALED))
+    another = FakeScalers()
+    ServiceMachines(plugin.operations, plugin.notifier, scaling=another, runners=None, resync=60.0).round()
+    assert another.by_key[KEY].address == "10.0.0.5"
+
+
+def test_the_answer_says_what_its_load_wants_and_why_it_has_it_not(
+    plugin: Served, scalers: FakeScalers, created: ServiceMachines
+) -> None:
+    plugin.node.CreateMachine(creation(scaling=SCALED))
+    small = Resources(1000, GIB)
+    why = StuckReason("HostFull", "no room")
+    scalers.reports[KEY] = ScalingReport(Resources(3000, 2 * GIB), small, small, None, why)
+    created.round()
+    machine = plugin.node.GetMachine(pb.GetMachineRequest(machine=pb.MachineRef(name="web")))
+    assert (machine.wanted.cpu_milli, machine.wanted.memory_bytes) == (3000, 2 * GIB)
+    assert (machine.reason, machine.message) == ("HostFull", "no room")
+    scalers.reports[KEY] = replace(scalers.reports[KEY], reason=None)
+    created.round()
+    assert plugin.node.GetMachine(pb.GetMachineRequest(machine=pb.MachineRef(name="web"))).reason == ""
+
+
+def test_a_guest_that_is_elsewhere_is_not_asked(plugin: Served, scalers: FakeScalers, created: ServiceMachines) -> None:
+    plugin.node.CreateMachine(creation(scaling=pb.MachineScaling(address="192.0.2.5")))
+    created.round()
+    assert scalers.by_key == {}
+    machine = plugin.node.GetMachine(pb.GetMachineRequest(machine=pb.MachineRef(name="web")))
+    assert machine.reason == "GuestElsewhere"
+
+
+def test_its_runner_listens_while_it_runs(plugin: Served, runners: FakeRunners, created: ServiceMachines) -> None:
+    wanted = creation(runner=pb.MachineRunner(address="127.7.0.9", port=25184))
+    assert plugin.node.CreateMachine(wanted).result.outcome == DONE
+    created.round()
+    assert (runners.by_key[KEY].address, runners.by_key[KEY].port) == ("127.7.0.9", 25184)
+    plugin.node.StopMachine(pb.StopMachineRequest(machine=pb.MachineRef(name="web")))
+    created.round()
+    assert runners.by_key == {}
+
+
+@pytest.mark.parametrize(
+    ("spec", "code"),
+    [({"scaling": SCALED}, "ScalingOff"), ({"runner": pb.MachineRunner(address="127.7.0.9")}, "RunnerOff")],
+)
+def test_a_node_that_does_not_do_that_refuses_it(plugin: Served, spec: dict[str, object], code: str) -> None:
+    ServiceMachines(plugin.operations, plugin.notifier, scaling=None, runners=None, resync=60.0)
+    reply = plugin.node.CreateMachine(creation(**spec))
+    assert (reply.result.outcome, reply.result.code) == (DENIED, code)
+    assert plugin.machines.calls == []
+
+
+def test_created_again_it_must_be_the_same(plugin: Served, created: ServiceMachines) -> None:
+    plugin.node.CreateMachine(creation(scaling=SCALED))
+    assert plugin.node.CreateMachine(creation(scaling=SCALED)).result.outcome == DONE
+    other = plugin.node.CreateMachine(creation(scaling=SCALED, reserve_max=True)).result
+    assert (other.outcome, other.code) == (DENIED, "MachineExists")
+    assert "reserve max" in other.message
+
+
+@pytest.mark.parametrize(("numa", "is_fit"), [(1, True), (0, False), (None, True)])
+def test_one_numa_node_means_the_devices_of_its_claims_too(numa: int | None, is_fit: bool) -> None:
+    wanted = creation(numa_policy="single-numa-node")
+    wanted.spec.start.numa_node = 1
+    attributes = {} if numa is None else {"resource.kubernetes.io/numaNode": numa}
+    device = PreparedDevice(("0",), "pool", "gpu-0", "vfio", attributes=attributes)
+    claims = [Prepared(ClaimRef("default", "a", "uid-a"), (device,))]
+    with nullcontext() if is_fit else pytest.raises(Denied, match="gpu-0 is on node 0") as refused:
+        check_numa(machine_to_start(wanted, "node-a"), claims)
+    assert is_fit or refused.value.code == "NumaNodeMismatch"
+
+
+def test_it_permits_itself_what_its_bounds_allow() -> None:
+    permits = OwnPermits(ScalingBounds(Resources(1000, GIB), Resources(4000, 4 * GIB)))
+    for target, permit in (
+        (Resources(2000, 2 * GIB), Resources(2000, 2 * GIB)),
+        (Resources(9000, GIB), Resources(4000, GIB)),
+        (Resources(0, 9 * GIB), Resources(1000, 4 * GIB)),
+    ):
+        assert asyncio.run(permits.ask(None, target, None)) == permit
