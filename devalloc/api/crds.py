@@ -179,6 +179,15 @@ RULES: dict[str, tuple[CrdRule, ...]] = {
             )
             for name, size in (("min", 2), ("max", 2), ("use", 2), ("slotSize", 128))
         ),
+        *(
+            _amount_rule(
+                (name,),
+                f"!has(self.hugePages) || self.hugePages != '1Gi' || !has(self.{name}) || {_is_multiple(name, 2**30)}",
+                f"{name} must be a multiple of 1Gi with hugePages 1Gi",
+                f".{name}",
+            )
+            for name in ("min", "max", "use", "slotSize")
+        ),
         CrdRule(
             f"({_METHOD} == 'dimm') == has(self.slotSize)",
             "slotSize is required with method dimm, and not allowed with others",
@@ -255,11 +264,13 @@ RULES: dict[str, tuple[CrdRule, ...]] = {
         CrdRule("!has(self.adopt) || has(self.nodeName)", "nodeName is required with adopt", ".nodeName"),
         CrdRule(f"!has(self.adopt) || {_is_empty('nics')}", "nics need start", ".nics"),
         CrdRule(f"!has(self.nics) || {_WARM} <= 1", "a machine can use only one warm setup", ".nics"),
-        CrdRule(
-            f"!has(self.start) || !has(self.start.pinned) || !self.start.pinned || (has(self.nics) && {_WARM} == 1)",
-            "start.pinned needs a network card with backend warm",
-        ),
         CrdRule("!has(self.adopt) || !has(self.pciSlots)", "pciSlots needs start", ".pciSlots"),
+        CrdRule("!has(self.adopt) || !has(self.memory.hugePages)", "hugePages needs start", ".memory.hugePages"),
+        CrdRule(
+            "!has(self.scaling) || !has(self.memory.hugePages)",
+            "hugePages cannot be combined with scaling",
+            ".memory.hugePages",
+        ),
         CrdRule(
             "!has(self.pciSlots) || !has(self.claims) || size(self.claims) <= self.pciSlots",
             "pciSlots must be at least one for each claim",

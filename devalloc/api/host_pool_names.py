@@ -17,14 +17,18 @@ SUFFIX: Final = "host"
 CPU: Final = "cpu"
 """CPUs."""
 MEMORY: Final = "memory"
-"""Bytes."""
+"""Bytes of ordinary pages."""
+HUGE_PAGES: Final[Mapping[str, str]] = {"2Mi": "hugepages-2Mi", "1Gi": "hugepages-1Gi"}
+"""Bytes in huge pages, by the size of a page. They are what Kubernetes calls these resources of a node."""
+MEMORY_RESOURCES: Final = (MEMORY, *HUGE_PAGES.values())
+"""The resources that a machine's memory can come from. Each machine has one of them."""
 NETWORK: Final = "network"
 """Bytes per second."""
 DISK: Final = "disk"
 """Bytes."""
 DISK_IO: Final = "diskIO"
 """Bytes per second."""
-COMPUTE: Final = (CPU, MEMORY)
+COMPUTE: Final = (CPU, *MEMORY_RESOURCES)
 """Resources that belong to NUMA nodes; the others belong to the node as a whole."""
 
 KIND: Final = "host"

@@ -20,7 +20,7 @@ def required_amounts(spec: VirtualMachineSpec) -> dict[str, Quantity]:
     """What a node must reserve for the machine, by resource: what it starts with, or its maximum (T25)."""
     wanted = {
         host_pool_names.CPU: spec.cpu.max if spec.reserve_max else spec.cpu.wanted,
-        host_pool_names.MEMORY: spec.memory.max if spec.reserve_max else spec.memory.wanted,
+        spec.memory.resource: spec.memory.max if spec.reserve_max else spec.memory.wanted,
         host_pool_names.NETWORK: spec.network,
         host_pool_names.DISK_IO: spec.disk_io,
         host_pool_names.DISK: spec.disk,
@@ -42,6 +42,12 @@ def sum_nano(entries: Iterable[Any], resource: str) -> int:
     """Nano units of a resource over all entries."""
     amounts = (amount for entry in entries for amount in entry.get("allocations", ()))
     return sum(parse_nano(amount.get("allocation")) for amount in amounts if amount.get("name") == resource)
+
+
+def sum_memory_nano(entries: Iterable[Any]) -> int:
+    """Nano bytes of memory over all entries, in pages of any size."""
+    reservations = [*entries]
+    return sum(sum_nano(reservations, resource) for resource in host_pool_names.MEMORY_RESOURCES)
 
 
 def missing_amounts(spec: VirtualMachineSpec, entries: Iterable[Any]) -> dict[str, Quantity]:

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
+from devalloc.api import host_pool_names
 from devalloc.api.claim import DeviceAllocation
 from devalloc.api.fields import (
     RELATED,
@@ -33,6 +34,7 @@ from devalloc.api.meta import DEVALLOC, Condition, ObjectMeta
 from devalloc.api.quantity import NANO, Quantity
 
 MIB = 2**20
+GIB = 2**30
 MEMORY_BLOCK = 2 * MIB
 """Block size of virtio-mem in bytes."""
 SLOT_BLOCK = 128 * MIB
@@ -119,13 +121,18 @@ class MemoryBounds(ApiModel):
     """How memory is added: in blocks of 2Mi (virtio-mem), or in DIMMs of slotSize, which older guests support."""
     slot_size: Bytes | None = None
     """The size of a DIMM, a multiple of 128Mi; only with method dimm."""
+    huge_pages: Literal["2Mi", "1Gi"] | None = None
+    """The size of the huge pages that all of its memory comes from; ordinary pages by default. The host must have set
+    them aside. All amounts of memory are then multiples of this size."""
 
     @model_validator(mode="after")
     def _fit(self) -> MemoryBounds:
         faults: list[FieldFault] = []
-        for name, amount in (("min", self.min), ("max", self.max), ("use", self.use)):
-            if amount is not None and not _is_multiple(amount, MEMORY_BLOCK):
-                faults.append(((name,), f"must be a multiple of 2Mi, but is {amount}"))
+        block, size = (GIB, "1Gi") if self.huge_pages == "1Gi" else (MEMORY_BLOCK, "2Mi")
+        amounts = (("min", self.min), ("max", self.max), ("use", self.use), ("slotSize", self.slot_size))
+        for name, amount in amounts if self.huge_pages == "1Gi" else amounts[:3]:
+            if amount is not None and not _is_multiple(amount, block):
+                faults.append(((name,), f"must be a multiple of {size}, but is {amount}"))
         raise_faults(faults or _bounds_faults(self.min, self.max, self.use) or self._slot_faults(), RELATED)
         return self
 
@@ -151,6 +158,11 @@ class MemoryBounds(ApiModel):
     def wanted(self) -> Quantity:
         """``use``, or min."""
         return self.use or self.min
+
+    @property
+    def resource(self) -> str:
+        """What a host's pool calls the memory that it comes from."""
+        return host_pool_names.MEMORY if self.huge_pages is None else host_pool_names.HUGE_PAGES[self.huge_pages]
 
     @property
     def slots(self) -> int:
@@ -277,8 +289,9 @@ class MachineStart(ApiModel):
     plugged in while it runs: at least twice the device's largest BARs. By default enough for every device of its node.
     """
     pinned: bool = False
-    """Run its CPUs only on host CPUs that are chosen for it when it starts, as many as its maximum. Needs a network
-    card with backend warm, whose setup names the CPUs."""
+    """Run each of its CPUs on one CPU of the host that is chosen when it starts, as many as its maximum, all on
+    numaNode if that is set. No other pinned machine has these; with a network card with backend warm, its setup names
+    them, and setups can share them."""
     disks: Annotated[list[MachineDisk], Field(max_length=16), AfterValidator(unique_by("path"))] = Field(
         default_factory=list
     )
@@ -477,6 +490,17 @@ class MachineDevice(ApiModel):
     """Its PCI address in the guest, such as 0000:01:00.0, if known."""
 
 
+class MachineNumaNode(ApiModel):
+    """A NUMA node of the machine's guest, which stands for one of the host."""
+
+    host_node: Annotated[int, Field(ge=0, lt=MAX_NUMA_NODES)]
+    """The NUMA node of the host that its CPUs and memory come from."""
+    cpus: Annotated[AmountField, Unit("CPUs")]
+    """The CPU time that was reserved there when the machine started. CPUs that come and go are shared out alike."""
+    memory: Annotated[AmountField, Unit("bytes")]
+    """The memory that was reserved there when the machine started. Memory that comes and goes is shared out alike."""
+
+
 MachinePhase = Literal["Pending", "Starting", "Running", "Stopping", "Stopped", "Failed", "Unknown"]
 
 
@@ -489,6 +513,8 @@ class VirtualMachineStatus(ApiModel):
     """The node on which it was placed. It stays there until it is deleted or its spec names another node."""
     numa_node: Annotated[int, Field(ge=0, lt=MAX_NUMA_NODES)] | None = None
     """The NUMA node of that node, if its policy is to be on one."""
+    numa_nodes: list[MachineNumaNode] = Field(default_factory=list, max_length=MAX_NUMA_NODES)
+    """The NUMA nodes of its guest, in the guest's order, while it runs on several of the host; empty otherwise."""
     allocations: list[DeviceAllocation] = Field(default_factory=list, max_length=256)
     """What its node reserves for it, from the pool with the node's CPUs, memory and bandwidth; empty while it is
     stopped."""
@@ -593,10 +619,13 @@ class VirtualMachineSpec(ApiModel):
                 faults.append((("nodeName",), "is required with adopt"))
             if self.pci_slots is not None:
                 faults.append((("pciSlots",), "needs start; an adopted machine has its own"))
+            if self.memory.huge_pages is not None:
+                faults.append((("memory", "hugePages"), "needs start; an adopted machine has the memory it has"))
         warm = [i for i, nic in enumerate(self.nics) if nic.backend == "warm"]
         faults += [(("nics", i, "backend"), "is warm, but a machine can use only one warm setup") for i in warm[1:]]
-        if self.start is not None and self.start.pinned and not warm:
-            faults.append((("start", "pinned"), "needs a network card with backend warm"))
+        if self.scaling is not None and self.memory.huge_pages is not None:
+            why = "cannot be combined with scaling: permits are for ordinary memory; set memory.use instead"
+            faults.append((("memory", "hugePages"), why))
         if self.runner is not None and self.scaling is not None:
             faults.append((("runner",), "cannot be combined with scaling: either its guest decides or a controller"))
         if self.pci_slots is not None and self.pci_slots < len(self.claims):

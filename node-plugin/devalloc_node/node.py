@@ -133,6 +133,7 @@ class Node:
                 self.boot_id(),
                 blind=lambda: visibility_problem(self.host.tree()),
                 admit=lambda machine, spec: self.machines.admitted(machine, spec, Deadline.after(ADMIT_SECONDS)),
+                exclusive=lambda: self.machines.exclusive_cpus(),
             )
         )
         self.homes = None if self.warm is None else WarmSandboxes(self.warm)

@@ -118,7 +118,6 @@ BAD: list[tuple[str, str, Any, str]] = [
     ("VirtualMachine", "spec.adopt", {"qmpSocket": "/run/a.qmp"}, "exactly one of start and adopt"),
     ("VirtualMachine", "spec.nics.0.interface", None, "interface is required with backend tap"),
     ("VirtualMachine", "spec.nics.1.backend", "warm", "a machine can use only one warm setup"),
-    ("VirtualMachine", "spec.nics.2.backend", "user", "backend warm"),
     ("VirtualMachine", "spec.claims.1", "train", "each claim can be named only once"),
     ("VirtualMachine", "spec.pciSlots", 1, "at least one for each claim"),
 ]
@@ -359,6 +358,12 @@ MEMORY: list[dict[str, Any]] = [
     {"min": "0.5Gi", "max": "1.5Gi", "use": "0.7Gi", "method": "dimm", "slotSize": "0.125Gi"},
     {"min": "0.5Gi", "max": "32.375Gi", "method": "dimm", "slotSize": "128Mi"},
     {"min": "0.5Gi", "max": "32.5Gi", "method": "dimm", "slotSize": "128Mi"},
+    {"min": "0.5Gi", "max": "2Gi", "hugePages": "2Mi"},
+    {"min": "0.5Gi", "max": "2Gi", "hugePages": "1Gi"},
+    {"min": "1024Mi", "max": "2Gi", "hugePages": "1Gi"},
+    {"min": "1Gi", "max": "2Gi", "use": "1.5Gi", "hugePages": "1Gi"},
+    {"min": "1Gi", "max": "3Gi", "method": "dimm", "slotSize": "0.5Gi", "hugePages": "1Gi"},
+    {"min": "1Gi", "max": "3Gi", "hugePages": "4Mi"},
 ]
 
 

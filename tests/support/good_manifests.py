@@ -157,6 +157,9 @@ status:
   phase: Running
   nodeName: node-a
   numaNode: 1
+  numaNodes:
+  - {hostNode: 1, cpus: "3", memory: 1Gi}
+  - {hostNode: 0, cpus: 500m, memory: 1Gi}
   allocations:
   - devicePoolName: node-a-host
     deviceName: numa1

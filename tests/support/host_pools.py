@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -13,9 +14,18 @@ GIB = 2**30
 
 
 def capacity(
-    cpus: int = 4, memory: int = 8, numa: int = 2, network: int = 10**9, disk_io: int = 10**9, ratio: int = 1
+    cpus: int = 4,
+    memory: int = 8,
+    numa: int = 2,
+    network: int = 10**9,
+    disk_io: int = 10**9,
+    ratio: int = 1,
+    huge: Sequence[int] = (),
 ) -> HostCapacity:
-    """CPUs and GiB of all NUMA nodes together, each with as many; bytes per second."""
+    """CPUs and GiB of all NUMA nodes together, each with as many; bytes per second. ``huge``: GiB in huge pages of
+    2 MiB, by node, beside its other memory."""
+    pages = [{2 << 20: size * GIB} if size else {} for size in [*huge, *[0] * numa]][:numa]
+    total = Capacity("hugepages-2Mi", sum(huge) * GIB, Fraction(1), "detected")
     numbers = [frozenset(range(cpus * n // numa, cpus * (n + 1) // numa)) for n in range(numa)]
     return HostCapacity(
         cpu=Capacity("cpu", cpus * 1000, Fraction(ratio), "detected"),
@@ -25,12 +35,16 @@ def capacity(
         disk_io=Capacity("disk_io", disk_io, Fraction(1), "configured"),
         image_limit=20 * GIB,
         cpus=frozenset().union(*numbers),
-        nodes=tuple(NumaNode(n, node_cpus, memory * GIB // numa) for n, node_cpus in enumerate(numbers)),
+        nodes=tuple(
+            NumaNode(n, node_cpus, memory * GIB // numa + sum(pages[n].values()), huge_pages=pages[n])
+            for n, node_cpus in enumerate(numbers)
+        ),
+        huge_pages=(total,) if total.capacity else (),
         uplink=None,
     )
 
 
-def host(node: str = "n", **amounts: int) -> Object:
+def host(node: str = "n", **amounts: Any) -> Object:
     """The pool of a node with these amounts; see ``capacity``."""
     return host_pool(capacity(**amounts), node).to_manifest()
 

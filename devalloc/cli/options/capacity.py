@@ -114,9 +114,10 @@ class CapacityOptions:
 
     def config(self, data_dir: Path | None) -> CapacityConfig:
         """The capacity's settings; ``data_dir`` is used if the options name none."""
-        from devalloc.inventory.capacity import RESOURCES, CapacityConfig
+        from devalloc.inventory.capacity import CapacityConfig
+        from devalloc.inventory.capacity.config import DEFAULT_RATIOS
 
-        ratios = {name: ratio for name in RESOURCES if (ratio := getattr(self, f"oversub_{name}")) is not None}
+        ratios = {name: ratio for name in DEFAULT_RATIOS if (ratio := getattr(self, f"oversub_{name}")) is not None}
         limits = {
             "disk": self.disk_limit,
             "network": self.network_limit,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -214,9 +214,10 @@ def _device_row(pool: Object, device: Object) -> list[Cell]:
 
 def print_status(report: HostStatus) -> None:
     """Print tables on stdout, and problems on stderr."""
+    from devalloc.inventory.capacity.config import HUGE_PAGES
     from devalloc.inventory.capacity.cpus import format_cpu_list
 
-    rows = [_row(each) for each in report.resources.values()]
+    rows = [_row(each) for name, each in report.resources.items() if name not in HUGE_PAGES or each.is_there]
     if (limit := report.host.image_limit) > 0:
         used = report.disk.images + report.disk.cache
         taken = (
@@ -231,9 +232,14 @@ def print_status(report: HostStatus) -> None:
     print_table(["RESOURCE", "CAPACITY", "RATIO", "LIMIT", "ALLOCATED", "AVAILABLE", "SOURCE"], rows)
     if report.host.nodes:
         click.echo()
+        has_pages = any(node.huge_pages for node in report.host.nodes)
         print_table(
-            ["NUMA NODE", "CPUS", "MEMORY"],
-            [[str(node.id), format_cpu_list(node.cpus) or "-", format_size(node.memory)] for node in report.host.nodes],
+            ["NUMA NODE", "CPUS", "MEMORY", *(["HUGE PAGES"] if has_pages else [])],
+            [
+                [str(node.id), format_cpu_list(node.cpus) or "-", format_size(node.memory)]
+                + ([_pages_text(node.huge_pages)] if has_pages else [])
+                for node in report.host.nodes
+            ],
         )
     if report.gpu is not None:
         click.echo()
@@ -250,6 +256,11 @@ def print_status(report: HostStatus) -> None:
         )
     for problem in (*report.host.problems, *report.problems):
         print_note(str(problem))
+
+
+def _pages_text(pages: Mapping[int, int]) -> str:
+    """``4Gi of 2Mi``: what there is in pages of each size."""
+    return ", ".join(f"{format_size(total)} of {format_size(size)}" for size, total in pages.items()) or "-"
 
 
 def _show_gpus(report: HostStatus) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from devalloc.api import meta
 from devalloc.api.host_pool_names import CPU, MEMORY
-from devalloc.api.machine_reservation import reserved_entries, sum_nano
+from devalloc.api.machine_reservation import reserved_entries, sum_memory_nano, sum_nano
 from devalloc.api.quantity import NANO, Format, Quantity, QuantityError
 from devalloc.api.views import MachineView, as_mapping
 from devalloc.api.virtual_machine import MEMORY_BLOCK
@@ -101,6 +101,9 @@ def read_vm(obj: Object) -> VmState | None:
     if not node or (spec.get("running") is False and not has):
         return None
     cpu, memory = as_mapping(spec.get("cpu")), as_mapping(spec.get("memory"))
+    has_huge_pages = bool(memory.get("hugePages"))
+    if has_huge_pages:  # they are none of the memory that permits are about
+        memory = {}
     least = Resources(_cpus(cpu.get("min")), _bytes(memory.get("min")))
     most = least.most(Resources(_cpus(cpu.get("max")), _bytes(memory.get("max"))))
     runs = phase not in ("Pending", "Stopped", "Failed")
@@ -111,6 +114,7 @@ def read_vm(obj: Object) -> VmState | None:
         for amounts in (as_mapping(status.get("observed")), as_mapping(status.get("applied"))):
             use = use.most(Resources(_cpus(amounts.get("cpus"), most.cpu), _bytes(amounts.get("memory"), most.memory)))
         use = use.most(read_usage(view.annotation(USAGE), most))
+        use = Resources(use.cpu, 0) if has_huge_pages else use
     begins = Resources(_cpus(cpu.get("use")), _bytes(memory.get("use")))
     ceiling = spec.get("reserveMax") is True
     if (
@@ -230,7 +234,8 @@ def _reserved_for(obj: Object) -> Resources | None:
     """What its node keeps for a machine; None where that cannot be read in full."""
     entries = reserved_entries(obj)
     cpu, memory = sum_nano(entries, CPU) // (NANO // 1000), sum_nano(entries, MEMORY) // NANO
-    return Resources(cpu, memory) if cpu and memory and len(entries) == len(obj["status"]["allocations"]) else None
+    is_whole = cpu and sum_memory_nano(entries) and len(entries) == len(obj["status"]["allocations"])
+    return Resources(cpu, memory) if is_whole else None
 
 
 def _previous_amounts(status: Mapping[str, Any], most: Resources) -> Resources:

@@ -114,8 +114,10 @@ def _bits(amount: str, text: str) -> int:
     return int(number) * _BITS[unit if unit in _BITS else ""]
 
 
-Resource = Literal["cpu", "memory", "disk", "network", "disk_io"]
-RESOURCES: tuple[Resource, ...] = ("cpu", "memory", "disk", "network", "disk_io")
+Resource = Literal["cpu", "memory", "disk", "network", "disk_io", "hugepages-2Mi", "hugepages-1Gi"]
+HUGE_PAGES: dict[Resource, int] = {"hugepages-2Mi": 2 << 20, "hugepages-1Gi": 1 << 30}
+"""Bytes of a page, by resource. What is in such pages is no ordinary memory of the host."""
+RESOURCES: tuple[Resource, ...] = ("cpu", "memory", "disk", "network", "disk_io", *HUGE_PAGES)
 """In the order in which requests are validated."""
 UNITS: dict[Resource, str] = {
     "cpu": "thousandths of a CPU",
@@ -123,6 +125,8 @@ UNITS: dict[Resource, str] = {
     "disk": "bytes",
     "network": "bytes per second",
     "disk_io": "bytes per second",
+    "hugepages-2Mi": "bytes",
+    "hugepages-1Gi": "bytes",
 }
 MILLI = 1000
 """Thousandths of a CPU in a CPU."""
@@ -170,7 +174,7 @@ def resource_named(name: str) -> Resource:
     raise UnknownResource(name)
 
 
-DEFAULT_RATIOS: dict[Resource, Fraction] = {
+DEFAULT_RATIOS: dict[Resource, Fraction] = {  # of those that can be oversubscribed: a huge page is there or not
     "cpu": Fraction(4),
     "memory": Fraction(1),
     "disk": Fraction(1),
@@ -203,9 +207,9 @@ class CapacityConfig:
     """The part of the disk that images and their cache may take; the default for what is not more than zero."""
 
     def __post_init__(self) -> None:
-        unknown = sorted(self.ratios.keys() - set(RESOURCES))
+        unknown = sorted(self.ratios.keys() - set(DEFAULT_RATIOS))
         if unknown:
-            raise ValueError(f"no such resource: {', '.join(unknown)} (there are {', '.join(RESOURCES)})")
+            raise ValueError(f"no such resource: {', '.join(unknown)} (there are {', '.join(DEFAULT_RATIOS)})")
         for name in ("disk", "network", "disk_io"):
             limit = getattr(self, name)
             if limit is not None and limit < 0:

@@ -6,7 +6,7 @@ Machines inherit the affinity of the process that starts them, so CPUs that this
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from devalloc.inventory.sysfs import Folder, Tree
@@ -16,6 +16,9 @@ MAX_CPUS = 1 << 16
 _KIB = 1024
 _RANGE = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", re.ASCII)
 _NODE = re.compile(r"node([0-9]{1,6})", re.ASCII)
+_HUGE = re.compile(r"hugepages-([0-9]{1,9})kB", re.ASCII)
+_MOST_PAGES = 1 << 40
+"""A number of pages beyond this is nonsense."""
 _MEM_TOTAL = re.compile(r"^Node [0-9]+ MemTotal:\s*([0-9]{1,16}) kB$", re.MULTILINE | re.ASCII)
 
 
@@ -30,6 +33,13 @@ class NumaNode:
     """Bytes; 0 where machines may have none of it, or the host does not say."""
     forbidden: bool = False
     """Machines may have none of its memory, because this process may not."""
+    huge_pages: Mapping[int, int] = field(default_factory=dict)
+    """Bytes of its memory that are set aside in huge pages, by the size of a page in bytes."""
+
+    @property
+    def ordinary_memory(self) -> int:
+        """Bytes that are not in huge pages."""
+        return max(0, self.memory - sum(self.huge_pages.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +141,34 @@ def _node(number: int, node: Folder, usable: frozenset[int], memories: frozenset
     total = _MEM_TOTAL.search(node.text("meminfo") or "")
     forbidden = memories is not None and number not in memories
     memory = int(total[1]) * _KIB if total and not forbidden else 0
-    return NumaNode(number, (_list_in(node, "cpulist") or frozenset()) & usable, memory, forbidden)
+    pages = {} if forbidden else read_huge_pages(node)
+    return NumaNode(number, (_list_in(node, "cpulist") or frozenset()) & usable, memory, forbidden, pages)
+
+
+def read_huge_pages(place: Folder, which: str = "nr_hugepages") -> dict[int, int]:
+    """Bytes in huge pages, by the size of a page, of a NUMA node or, for ``/sys/kernel/mm``, of a host without any.
+
+    ``which``: the file that counts them: all (``nr_hugepages``) or the free ones (``free_hugepages``). A size of
+    which there are none is left out.
+    """
+    sizes = place.folder("hugepages")
+    pages: dict[int, int] = {}
+    for name in sizes.names() if sizes is not None else ():
+        match = _HUGE.fullmatch(name)
+        folder = sizes.folder(name) if sizes is not None and match is not None else None
+        count = folder.number(which) if folder is not None else None
+        if match is not None and count is not None and 0 < count < _MOST_PAGES:
+            pages[int(match[1]) * _KIB] = count * int(match[1]) * _KIB
+    return pages
+
+
+def free_huge_pages(tree: Tree, size: int, node: int | None = None) -> int:
+    """Bytes that are free in huge pages of so many bytes, on one NUMA node or (None) on the whole host."""
+    if tree.sys is None:
+        return 0
+    names = ("kernel", "mm") if node is None else ("devices", "system", "node", f"node{node}")
+    place = tree.sys.folder(*names)
+    return 0 if place is None else read_huge_pages(place, "free_hugepages").get(size, 0)
 
 
 def _list_in(folder: Folder | None, name: str) -> frozenset[int] | None:

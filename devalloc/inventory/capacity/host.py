@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 from devalloc.api.host_pool_names import (
@@ -31,6 +32,7 @@ from devalloc.api.problems import Problem
 from devalloc.api.quantity import NANO, Format, Quantity
 from devalloc.inventory.capacity.config import (
     DEFAULT_DISK_IO,
+    HUGE_PAGES,
     MILLI,
     Capacity,
     CapacityConfig,
@@ -38,7 +40,7 @@ from devalloc.inventory.capacity.config import (
     Source,
     resource_named,
 )
-from devalloc.inventory.capacity.cpus import NumaNode, read_cpus
+from devalloc.inventory.capacity.cpus import NumaNode, read_cpus, read_huge_pages
 from devalloc.inventory.pools import node_scoped_name
 from devalloc.inventory.sysfs import Folder, Tree
 
@@ -219,7 +221,7 @@ class HostCapacity:
     cpu: Capacity
     """In thousandths of a CPU."""
     memory: Capacity
-    """In bytes."""
+    """In bytes, of ordinary pages."""
     disk: Capacity
     """In bytes."""
     network: Capacity
@@ -240,10 +242,16 @@ class HostCapacity:
     """Why CPUs, memory or disk are not known; their capacities are 0 then, and unknown."""
     data_dir: Path | None = None
     """Where machines' disks and images lie; None: nowhere on this host."""
+    huge_pages: tuple[Capacity, ...] = ()
+    """In bytes, of those sizes of huge pages of which there are some."""
 
     def of(self, resource: str) -> Capacity:
         """The capacity of a resource by its name. Raises UnknownResource."""
-        capacity: Capacity = getattr(self, resource_named(resource))
+        name = resource_named(resource)
+        if name in HUGE_PAGES:
+            none = Capacity(name, 0, Fraction(1), "detected")
+            return next((pages for pages in self.huge_pages if pages.resource == name), none)
+        capacity: Capacity = getattr(self, name)
         return capacity
 
 
@@ -286,7 +294,10 @@ def read_capacity(root: Path | Tree = Path("/"), config: CapacityConfig = _DEFAU
         memory, memory_notes = read_memory(tree, cpus.nodes)
     except MemoryUnknown as error:
         lacks(f"discover memory: {error}", "memory")
-    for text in (*memory_notes, *own_limits(tree)):
+    huge = _huge_pages(tree, cpus.nodes)
+    if memory is not None:
+        memory = max(0, memory - sum(huge.values()))
+    for text in (*memory_notes, *_huge_page_notes(huge), *own_limits(tree)):
         note(text, "memory" if "memory" in text else "cpu")
     disk = None
     try:
@@ -319,7 +330,25 @@ def read_capacity(root: Path | Tree = Path("/"), config: CapacityConfig = _DEFAU
         ),
         missing=tuple(missing),
         data_dir=config.data_dir,
+        huge_pages=tuple(capacity(name, huge[size], "detected") for name, size in HUGE_PAGES.items() if huge.get(size)),
     )
+
+
+def _huge_pages(tree: Tree, nodes: Sequence[NumaNode]) -> dict[int, int]:
+    """Bytes in huge pages by the size of a page, on all NUMA nodes, or on a host without any."""
+    if not nodes:
+        place = tree.sys.folder("kernel", "mm") if tree.sys else None
+        return {} if place is None else read_huge_pages(place)
+    sizes = {size for node in nodes for size in node.huge_pages}
+    return {size: sum(node.huge_pages.get(size, 0) for node in nodes) for size in sorted(sizes)}
+
+
+def _huge_page_notes(huge: Mapping[int, int]) -> list[str]:
+    others = {size: count for size, count in huge.items() if size not in HUGE_PAGES.values()}
+    return [
+        f"{count} bytes of memory are in huge pages of {size} bytes, which machines cannot use"
+        for size, count in others.items()
+    ]
 
 
 def _disk(config: CapacityConfig) -> int | None:
@@ -357,17 +386,19 @@ def host_pool(capacity: HostCapacity, node_name: str, stored: int = 0) -> Device
 
 def _compute(capacity: HostCapacity) -> Iterator[Device]:
     nodes = [node for node in capacity.nodes if node.cpus or node.memory]
-    cpus, memories = [len(node.cpus) for node in nodes], [node.memory for node in nodes]
+    cpus, memories = [len(node.cpus) for node in nodes], [node.ordinary_memory for node in nodes]
     limits = capacity.cpu.effective_limit, capacity.memory.effective_limit
     function = Attribute.of("function", FUNCTION_COMPUTE)
     if not sum(cpus) or not sum(memories):  # a host that tells of no NUMA nodes, or not what they have
-        yield Device(name=FUNCTION_COMPUTE, attributes=[function], resources=_amounts(*limits))
+        pages = [_page_amount(each.resource, each.effective_limit) for each in capacity.huge_pages]
+        yield Device(name=FUNCTION_COMPUTE, attributes=[function], resources=[*_amounts(*limits), *pages])
         return
     for node, cpu, memory in zip(
         nodes, _split_by_weight(limits[0], cpus), _split_by_weight(limits[1], memories), strict=True
     ):
         attributes = [function, Attribute.of("numa", node.id)]
-        yield Device(name=f"numa{node.id}", attributes=attributes, resources=_amounts(cpu, memory))
+        pages = [_page_amount(name, total) for name, size in HUGE_PAGES.items() if (total := node.huge_pages.get(size))]
+        yield Device(name=f"numa{node.id}", attributes=attributes, resources=[*_amounts(cpu, memory), *pages])
 
 
 def _io(capacity: HostCapacity, stored: int) -> Device:
@@ -392,6 +423,15 @@ def _amounts(cpu: int, memory: int) -> list[ResourceCapacity]:
             block_size=Quantity(_MEMORY_BLOCK * NANO, Format.BINARY_SI),
         ),
     ]
+
+
+def _page_amount(resource: Resource, size: int) -> ResourceCapacity:
+    """Bytes in huge pages, given out in whole pages."""
+    return ResourceCapacity(
+        name=resource,
+        capacity=Quantity(size * NANO, Format.BINARY_SI),
+        block_size=Quantity(HUGE_PAGES[resource] * NANO, Format.BINARY_SI),
+    )
 
 
 def _split_by_weight(limit: int, weights: Sequence[int]) -> Iterator[int]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from devalloc.api.host_pool_names import CPU, DISK, DISK_IO, MEMORY, NETWORK
+from devalloc.api.host_pool_names import CPU, DISK, DISK_IO, NETWORK
 from devalloc.api.quantity import NANO, Quantity
 from devalloc.api.virtual_machine import VirtualMachine
-from devalloc.inventory.capacity.config import MILLI, Capacity
+from devalloc.inventory.capacity.config import MILLI, Capacity, Resource, resource_named
 from devalloc.inventory.capacity.host import HostCapacity
 
 BURST = 4
@@ -82,6 +82,8 @@ class MachineUsage:
     """Bytes per second to and from its disks."""
     gpus: int = 0
     """vGPUs and GPUs that it has already."""
+    pages: Resource = "memory"
+    """Where its memory comes from: ordinary pages, or huge ones of a size."""
 
     def __post_init__(self) -> None:
         amounts = (self.cpu, self.memory, self.overlay, self.volume_overlays, self.volumes, self.download, self.upload)
@@ -124,13 +126,15 @@ def machine_usage(machine: VirtualMachine) -> MachineUsage:
             cpu = max(cpu, _rounded_up(amounts.cpus, NANO // MILLI)) if amounts.cpus else cpu
             memory = max(memory, _rounded_up(amounts.memory, NANO)) if amounts.memory else memory
     placed = _reserved_amounts(machine)
-    cpu, memory = max(cpu, placed.get(CPU, 0) // (NANO // MILLI)), max(memory, placed.get(MEMORY, 0) // NANO)
+    cpu = max(cpu, placed.get(CPU, 0) // (NANO // MILLI))
+    memory = max(memory, placed.get(machine.spec.memory.resource, 0) // NANO)
     state: str = status.phase if status else "Pending"
     if state == "Pending" and placed:
         state = "Created"
     if state == "Unknown" and status is not None and (status.pid is not None or status.observed is not None):
         state = "Running"
     spec = machine.spec
+    pages: Resource = resource_named(spec.memory.resource)
     network, disk_io, disk = (
         max(placed.get(name, 0) // NANO, _rounded_up(requested, NANO) if requested and not placed else 0)
         for name, requested in ((NETWORK, spec.network), (DISK_IO, spec.disk_io), (DISK, spec.disk))
@@ -145,6 +149,7 @@ def machine_usage(machine: VirtualMachine) -> MachineUsage:
         download=network,
         upload=network,
         disk_io=disk_io,
+        pages=pages,
     )
 
 

@@ -43,6 +43,8 @@ _NAMES: dict[Resource, str] = {
     "disk": "disk",
     "network": "network bandwidth",
     "disk_io": "disk I/O",
+    "hugepages-2Mi": "huge pages of 2Mi",
+    "hugepages-1Gi": "huge pages of 1Gi",
 }
 _RATES = frozenset({"network", "disk_io"})
 
@@ -55,7 +57,7 @@ class Request:
     cpu: int = 0
     """Thousandths of a CPU."""
     memory: int = 0
-    """Bytes."""
+    """Bytes in ordinary pages: huge ones are looked for on the host itself when a machine takes them."""
     disk: int = 0
     """Bytes."""
     download: int = 0

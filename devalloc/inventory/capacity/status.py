@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
-from devalloc.inventory.capacity.config import MILLI, RESOURCES, Capacity, Resource
+from devalloc.inventory.capacity.config import HUGE_PAGES, MILLI, RESOURCES, Capacity, Resource
 from devalloc.inventory.capacity.gpus import GpuProfile, GpuStatus, WholeGpu
 from devalloc.inventory.capacity.host import HostCapacity
 from devalloc.inventory.capacity.machines import MachineUsage
@@ -58,6 +58,8 @@ class ResourceAmounts(NamedTuple):
     disk: int = 0
     network: int = 0
     disk_io: int = 0
+    hugepages_2mi: int = 0
+    hugepages_1gi: int = 0
 
     def of(self, resource: Resource) -> int:
         return self[RESOURCES.index(resource)]
@@ -74,7 +76,8 @@ def machine_amounts(machine: MachineUsage) -> ResourceAmounts:
     """What a machine takes, none of it unless it is active."""
     if not machine.is_active:
         return NO_AMOUNTS
-    return ResourceAmounts(machine.cpu, machine.memory, machine.disk, machine.network, machine.disk_io)
+    memory, *pages = (machine.memory if machine.pages == name else 0 for name in ("memory", *HUGE_PAGES))
+    return ResourceAmounts(machine.cpu, memory, machine.disk, machine.network, machine.disk_io, *pages)
 
 
 def sum_amounts(amounts: Iterable[ResourceAmounts]) -> ResourceAmounts:
@@ -133,6 +136,11 @@ class ResourceStatus:
     def available(self) -> int:
         return max(0, self.capacity.effective_limit - self.allocated)
 
+    @property
+    def is_there(self) -> bool:
+        """Whether the host has any of it, or a machine was promised some."""
+        return self.capacity.capacity > 0 or self.allocated > 0
+
     def to_dict(self) -> Object:
         """JSON; CPUs as a number of CPUs."""
         capacity, amount = self.capacity, amount_formatter(self.capacity.resource)
@@ -168,7 +176,9 @@ class HostStatus:
         """JSON. What is beyond the five resources, ``disk_breakdown``, ``gpu`` and ``allocations`` stands last."""
         images = self.disk.images + self.disk.cache
         uncounted = {} if self.counts_content else {"counted": False}
-        content: Object = {resource: self.resources[resource].to_dict() for resource in RESOURCES}
+        content: Object = {
+            resource: self.resources[resource].to_dict() for resource in RESOURCES if resource not in HUGE_PAGES
+        }
         content["disk_breakdown"] = {
             "images_bytes": self.disk.images,
             "oci_cache_bytes": self.disk.cache,
@@ -186,8 +196,13 @@ class HostStatus:
             "available": max(0, limit - images),
         } | uncounted
         content["numa_nodes"] = [
-            {"id": node.id, "cpus": sorted(node.cpus), "memory_bytes": node.memory} for node in self.host.nodes
+            {"id": node.id, "cpus": sorted(node.cpus), "memory_bytes": node.memory}
+            | ({"huge_pages_bytes": {str(size): count for size, count in pages.items()}} if pages else {})
+            for node in self.host.nodes
+            for pages in [node.huge_pages]
         ]
+        if huge := [self.resources[name].to_dict() for name in HUGE_PAGES if self.resources[name].is_there]:
+            content["huge_pages"] = huge
         content["uplink"] = self.host.uplink
         content["problems"] = [*(str(problem) for problem in self.host.problems), *self.problems]
         return content

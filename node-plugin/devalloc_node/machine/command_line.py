@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from devalloc_node.errors import Denied
-from devalloc_node.machine import confinement
+from devalloc_node.machine import confinement, guest_numa
 from devalloc_node.machine.firmware import CODE_FD, TPM_FD, VARIABLES_FD
 from devalloc_node.machine.pci import WindowReserve
-from devalloc_node.machine.spec import MIB, Disk, MachineSpec, Nic, NicModel, own_mac, whole_cpus
+from devalloc_node.machine.spec import Disk, MachineSpec, Nic, NicModel, memory_text, own_mac, whole_cpus
 
-BLOCK = 2 * MIB
+BLOCK = guest_numa.BLOCK
 """Bytes in which virtio-mem gives and takes memory."""
-VIRTIO_MEM = "vmem0"
-"""The id of the virtio-mem device."""
-RAM = "ram0"
 MAX_PCI_SLOTS = 64
 NIC_DRIVERS: Mapping[NicModel, str] = {"virtio": "virtio-net-pci", "e1000e": "e1000e"}
 FIRST_DISK_FD, FIRST_TAP_FD = 100, 200
@@ -48,6 +45,8 @@ class StartContext:
     """Bytes of addresses above its memory that UEFI firmware gives to devices; 0: as many as it does by itself."""
     queues: Mapping[int, int] = field(default_factory=dict)
     """How many queues the TAP interfaces of NICs have, by the NIC's number; those that are not named here have one."""
+    distances: Sequence[Sequence[int]] = ()
+    """Between the guest's NUMA nodes; empty: QEMU's own."""
 
 
 def port_id(number: int) -> str:
@@ -69,14 +68,18 @@ def qemu_arguments(spec: MachineSpec, start: StartContext) -> list[str]:
     words = [start.binary, "-name", f"guest={spec.id},debug-threads=on", "-uuid", start.uuid, "-S"]
     words += ["-no-user-config", "-nodefaults", "-display", "none"]
     words += ["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"]
-    words += _board(spec, start) + _cpus(spec, start) + _memory(spec)
+    words += _board(spec, start) + _cpus(spec, start) + _memory(spec, start)
     words += _SOCKETS
     words += _boot(spec, start)
     addresses = _Addresses()
-    if spec.dimm_bytes is None and spec.hot_memory:
+    for node, (_, requested, most) in enumerate(_memory_of_nodes(spec)):
+        if spec.dimm_bytes is not None or not most:
+            continue
         words += _device(
-            driver="virtio-mem-pci", id=VIRTIO_MEM, memdev=f"{VIRTIO_MEM}-ram", node=0, addr=addresses.device(),
-            bus="pcie.0", **{"requested-size": _plugged(spec)},
+            driver="virtio-mem-pci", id=virtio_mem_id(node), memdev=f"{virtio_mem_id(node)}-ram", node=node,
+            addr=addresses.device(), bus="pcie.0", **{"requested-size": requested},
+            # Or a guest that takes more than there are pages of would be ended by the kernel (SIGBUS).
+            **({"prealloc": True} if spec.huge_page_bytes else {}),
         )  # fmt: skip
     for number, disk in enumerate(spec.disks):
         words += _disk(number, disk, number in start.block_disks, addresses.device(), _queues(spec))
@@ -109,8 +112,9 @@ def check_spec(spec: MachineSpec) -> None:
             raise invalid(f"{what} must have 0 < min <= use <= max, not {bounds.least}, {bounds.use}, {bounds.most}")
     if spec.cpus.least < confinement.LEAST:
         raise invalid(f"its cpu.min must be at least {confinement.LEAST}m, not {spec.cpus.least}m")
-    if any(amount % BLOCK for amount in (spec.memory.least, spec.memory.use, spec.memory.most)):
-        raise invalid("its memory must be multiples of 2Mi")
+    block = max(BLOCK, spec.huge_page_bytes or 0)
+    if any(amount % block for amount in (spec.memory.least, spec.memory.use, spec.memory.most, spec.dimm_bytes or 0)):
+        raise invalid(f"its memory must be multiples of {memory_text(block)}")
     if spec.dimm_bytes is not None and (spec.dimm_bytes <= 0 or spec.hot_memory % spec.dimm_bytes):
         raise invalid("its memory above min must be a multiple of slotSize")
     if spec.dimm_bytes and spec.hot_memory // spec.dimm_bytes > 255:
@@ -184,26 +188,66 @@ def _cpus(spec: MachineSpec, start: StartContext) -> list[str]:
     # As many bits of addresses as the host has, or the windows of devices would lie where its CPUs cannot reach. An
     # emulated CPU has 40, and takes no other number.
     words = ["-cpu", "host,host-phys-bits=on" if start.accel == "kvm" else "max"]
-    words += ["-smp", f"cpus={least},maxcpus={most},sockets=1,cores={most},threads=1"]
+    sockets, cores = (most, 1) if spec.numa_cells else (1, most)
+    words += ["-smp", f"cpus={least},maxcpus={most},sockets={sockets},cores={cores},threads=1"]
     for slot in range(least, use):
-        place = {"socket-id": 0, "core-id": slot, "thread-id": 0}
+        place = {"socket-id": slot // cores, "core-id": slot % cores, "thread-id": 0}
         words += _device(driver=cpu_type(start.accel), id=cpu_id(slot), **place)
     return words
 
 
-def _memory(spec: MachineSpec) -> list[str]:
-    dimms = spec.hot_memory // spec.dimm_bytes if spec.dimm_bytes else 0
+def _memory(spec: MachineSpec, start: StartContext) -> list[str]:
+    dimms = spec.hot_memory // spec.dimm_bytes if spec.dimm_bytes else len(spec.numa_cells)
     words = ["-m", f"size={spec.memory.least}B"]
     if spec.hot_memory:
         words[1] += f",slots={max(1, dimms)},maxmem={spec.memory.most}B"
-    words += _object(ram_backend(RAM, spec.memory.least, spec.numa_node))
-    words += ["-numa", f"node,nodeid=0,memdev={RAM}"]  # without a node the guest has nowhere to put hot memory
-    if spec.dimm_bytes is None and spec.hot_memory:
-        words += _object(ram_backend(f"{VIRTIO_MEM}-ram", spec.hot_memory, spec.numa_node) | {"reserve": False})
+    for node, (size, _, most) in enumerate(_memory_of_nodes(spec)):
+        ram, hot_ram, host = f"ram{node}", f"{virtio_mem_id(node)}-ram", host_node_of(spec, node)
+        if size:
+            words += _object(ram_backend(ram, size, host, spec.huge_page_bytes))
+        # Without a node the guest has nowhere to put hot memory.
+        words += ["-numa", f"node,nodeid={node}" + (f",memdev={ram}" if size else "")]
+        if spec.dimm_bytes is None and most:
+            hot = ram_backend(hot_ram, most, host, spec.huge_page_bytes)
+            # The device takes the pages that its guest has, and no others.
+            words += _object(hot | {"reserve": False} | ({"prealloc": False} if spec.huge_page_bytes else {}))
+    for socket, node in enumerate(guest_numa.cells_of_vcpus(spec) if spec.numa_cells else ()):
+        words += ["-numa", f"cpu,node-id={node},socket-id={socket}"]
+    for source, row in enumerate(start.distances):
+        for target, value in enumerate(row):
+            words += ["-numa", f"dist,src={source},dst={target},val={value}"]
     for number in range(_plugged(spec) // spec.dimm_bytes if spec.dimm_bytes else 0):
-        words += _object(ram_backend(dimm_backend(number), spec.dimm_bytes or 0, spec.numa_node))
-        words += _device(driver="pc-dimm", id=dimm_id(number), memdev=dimm_backend(number), node=0)
+        backend, device = dimm(spec, number)
+        words += _object(backend)
+        words += _device(**device)
     return words
+
+
+def virtio_mem_id(node: int) -> str:
+    """The id of the virtio-mem device of a guest node."""
+    return f"vmem{node}"
+
+
+def host_node_of(spec: MachineSpec, node: int) -> int | None:
+    """The NUMA node of the host that the memory of a guest node comes from; None: any."""
+    return spec.numa_cells[node].host_node if spec.numa_cells else spec.numa_node
+
+
+def _memory_of_nodes(spec: MachineSpec) -> list[tuple[int, int, int]]:
+    """For each guest node the bytes that are built in, and of those that come and go how many it has, and can have."""
+    if not spec.numa_cells:
+        return [(spec.memory.least, _plugged(spec), spec.hot_memory)]
+    least, use, most = (
+        guest_numa.memory_by_cell(spec, size) for size in (spec.memory.least, spec.memory.use, spec.memory.most)
+    )
+    return [(base, now - base, end - base) for base, now, end in zip(least, use, most, strict=True)]
+
+
+def dimm(spec: MachineSpec, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Arguments of object-add and device_add for a DIMM by its number."""
+    node = guest_numa.cell_of_dimm(spec, number) if spec.numa_cells else 0
+    backend = ram_backend(dimm_backend(number), spec.dimm_bytes or 0, host_node_of(spec, node), spec.huge_page_bytes)
+    return backend, {"driver": "pc-dimm", "id": dimm_id(number), "memdev": dimm_backend(number), "node": node}
 
 
 def dimm_id(number: int) -> str:
@@ -214,10 +258,17 @@ def dimm_backend(number: int) -> str:
     return f"dimm{number}-ram"
 
 
-def ram_backend(name: str, size: int, numa_node: int | None) -> dict[str, Any]:
-    """Arguments of object-add for memory of the host."""
+def ram_backend(name: str, size: int, numa_node: int | None, huge_page_bytes: int | None = None) -> dict[str, Any]:
+    """Arguments of object-add for memory of the host.
+
+    Huge pages are all taken at once: the kernel promises none of a certain NUMA node before they are touched, and ends
+    a machine that touches one too many. They come without a mounted file system, so that QEMU needs none in its view.
+    """
     placed = {} if numa_node is None else {"host-nodes": [numa_node], "policy": "bind"}
-    return {"qom-type": "memory-backend-ram", "id": name, "size": size, **placed}
+    if huge_page_bytes is None:
+        return {"qom-type": "memory-backend-ram", "id": name, "size": size, **placed}
+    huge = {"hugetlb": True, "hugetlbsize": huge_page_bytes, "share": True, "prealloc": True}
+    return {"qom-type": "memory-backend-memfd", "id": name, "size": size, **huge, **placed}
 
 
 def _plugged(spec: MachineSpec) -> int:

@@ -19,7 +19,7 @@ from typing import Literal
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
-from devalloc_node.machine import confinement, firmware, machine_files, pci, preflight, spawn
+from devalloc_node.machine import confinement, firmware, guest_numa, machine_files, pci, preflight, spawn
 from devalloc_node.machine.command_line import MAX_QUEUES, StartContext, disk_fd, qemu_arguments, tap_fd
 from devalloc_node.machine.confinement import PathAccess, QemuLimits, qemu_limits, seen_by_program
 from devalloc_node.machine.machine_files import MAX_SOCKET_PATH, MachineConfig
@@ -79,6 +79,7 @@ def check(spec: MachineSpec, config: MachineConfig, given: LaunchOptions) -> Non
             finally:
                 os.close(fd)
     preflight.check_host_limits(spec, given.accel)
+    preflight.check_huge_pages(spec, 0, spec.memory.use)
 
 
 def launch(spec: MachineSpec, config: MachineConfig, given: LaunchOptions, home: MachineSandbox = HOST_SANDBOX) -> None:
@@ -114,7 +115,7 @@ def launch(spec: MachineSpec, config: MachineConfig, given: LaunchOptions, home:
         "taps": taps,
         "namespace": None if home.namespace is None else str(home.namespace),
         "inside": {tap_fd(number): nic.interface for number, nic in enumerate(spec.nics) if nic.warm},
-        "cpus": home.cpus or preflight.cpus_of(spec.numa_node),
+        "cpus": home.cpus or preflight.cpus_of(*spec.host_nodes),
         "tpm": firmware.tpm_plan(spec, config, given.tpm_uid) if spec.tpm else None,
         # One that runs as the plugin's own user is that user all the same, and root could undo it.
         "sees": [] if given.uid is None else _visible_paths(words, folder, config),
@@ -327,6 +328,7 @@ def _resolved(
             for number, nic in enumerate(spec.nics)
             if nic.interface and not nic.warm and nic.model == "virtio" and machine_files.has_queues(nic.interface)
         },
+        distances=guest_numa.read_distances(spec.numa_cells, preflight.NODES),
     )
     files = {disk_fd(n): (str(path), not spec.disks[n].read_only) for n, path in enumerate(disks)}
     taps: dict[int, str] = {}

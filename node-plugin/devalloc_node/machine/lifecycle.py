@@ -28,6 +28,7 @@ from devalloc_node.machine import (
     resources,
     user_ids,
 )
+from devalloc_node.machine.cpu_pinning import pin_vcpus
 from devalloc_node.machine.exits import ExitHandler
 from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.process import Process, open_nodes
@@ -47,6 +48,7 @@ from devalloc_node.machine.resources import CapacityCheck, without_object
 from devalloc_node.machine.spec import (
     HOST_SANDBOX,
     EmulatedDevice,
+    MachineSandbox,
     MachineSpec,
     RateLimits,
     SandboxProvider,
@@ -139,9 +141,19 @@ class MachineLifecycle(MachineRegistry):
                         tpm_user = user_ids.free_user(spec.key, self.config, self.records, "tpm_user", user)
                     given = launch.LaunchOptions(str(uuid.uuid4()), user, how, tpm_user)
                     record = replace(record, run=given.uuid, user=given.uid, tpm_user=given.tpm_uid)
-                    self.put(record)
+                    with self.homes.choosing_cpus() as loads:  # or a setup could be given the same ones
+                        if spec.pinned and not spec.wants_sandbox:
+                            taken = self.exclusive_cpus()
+                            cpus = resources.free_cpus(spec, self.config.topology(), loads, taken)
+                            record = replace(record, cpus=tuple(cpus))
+                        self.put(record)
                 began = True
-                home = self.homes.give(spec, given.uuid) if spec.wants_sandbox else HOST_SANDBOX
+                home = HOST_SANDBOX if not spec.wants_sandbox else self.homes.give(spec, given.uuid)
+                if record.cpus:
+                    home = MachineSandbox(cpus=record.cpus)
+                elif home.cpus:
+                    record = replace(record, cpus=home.cpus)
+                    self.put(record)
                 launch.launch(spec, self.config, given, home)
                 self._come_up(record, deadline)
             except (NodeError, OSError) as raised:
@@ -158,6 +170,10 @@ class MachineLifecycle(MachineRegistry):
             if self._room is not None:
                 self._room.check(machine, spec)
             yield
+
+    def exclusive_cpus(self) -> frozenset[int]:
+        """CPUs of the host that machines have for themselves. Raises Failed."""
+        return resources.exclusive_cpus(self.records)
 
     def all_lost(self) -> Sequence[MachineView]:
         """Those that are ``orphans``, with their process and what can be done, as far as it is known what they are."""
@@ -432,6 +448,9 @@ class MachineLifecycle(MachineRegistry):
                 raise Denied("MachineRuns", f"another run of machine {spec.key} is already running")
         process = self._lives(record)
         begins = resources.resources_at_start(record)
+        if places := resources.vcpu_places(record):
+            with self.line(record) as monitor:
+                pin_vcpus(monitor, spec.key, process, places, deadline)
         resources.limit_cpu(spec, self.config, process, begins.cpu_milli or 0, begins.vcpus or 0)
         self.put(record := replace(record, applied=begins))
         if rates.are_of_concern(record, record.wanted_rates):

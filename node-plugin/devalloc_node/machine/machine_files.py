@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Literal
 
 from devalloc.file_lock import FileLock
+from devalloc.inventory.capacity.cpus import CpuTopology, read_cpus
 from devalloc.inventory.pci import BarSizes
+from devalloc.inventory.sysfs import Tree
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, Unknown
 from devalloc_node.host import linux
@@ -44,6 +46,11 @@ class AllowedFolder:
     sharing: FolderSharing = "own"
     """``own``: each namespace has the folder below it that is called like the namespace, and nothing else. ``shared``:
     all namespaces may read all of it. ``any``: all namespaces may use all of it."""
+
+
+def host_cpus() -> CpuTopology:
+    """The CPUs of this host that this process, and so its machines, may use."""
+    return read_cpus(Tree(Path("/")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +111,8 @@ class MachineConfig:
     devices: Callable[[], BarSizes] = BarSizes
     """The most memory of its own that any device of this host has, asked for when a machine is started: its root ports
     reserve addresses for as much."""
+    topology: Callable[[], CpuTopology] = host_cpus
+    """The CPUs of this host and their NUMA nodes, asked for when some are chosen: they come and go."""
     dry_run: bool = False
     """Machines are looked at, and each change of one is refused."""
 

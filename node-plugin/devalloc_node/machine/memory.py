@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.machine.command_line import dimm_backend, dimm_id, ram_backend
+from devalloc_node.machine.command_line import BLOCK, dimm, dimm_backend, dimm_id, ram_backend
+from devalloc_node.machine.guest_numa import memory_by_cell
 from devalloc_node.machine.hotplug import request_unplug
 from devalloc_node.machine.pci import PERIPHERAL, present_devices
 from devalloc_node.machine.qmp import Monitor, QmpRefused, checked_number
+from devalloc_node.machine.spec import MachineSpec
 from devalloc_node.machine.spec import memory_text as _text
 
 _ANSWER_SECONDS = 5.0
@@ -48,6 +51,8 @@ class VirtioMem:
     most: int
     others: int
     """What other memory devices have, in the same reading: the guest may be taking or giving back more meanwhile."""
+    node: int = 0
+    """The guest node that its memory is on."""
 
 
 def observe_memory(monitor: Monitor, deadline: Deadline) -> MemoryState:
@@ -58,10 +63,11 @@ def observe_memory(monitor: Monitor, deadline: Deadline) -> MemoryState:
     )
 
 
-def virtio_mem(monitor: Monitor, deadline: Deadline) -> VirtioMem | None:
-    """The machine's virtio-mem device that has an id; None where there is none."""
+def virtio_mems(monitor: Monitor, deadline: Deadline) -> list[VirtioMem]:
+    """The machine's virtio-mem devices that have an id, by guest node."""
     devices = monitor.execute("query-memory-devices", deadline=deadline)
     plugged = sum(int(device["data"]["size"]) for device in devices if device["type"] in ("dimm", "virtio-mem"))
+    virtio = []
     for device in devices:
         data = device["data"]
         if device["type"] == "virtio-mem" and data.get("id"):
@@ -69,15 +75,19 @@ def virtio_mem(monitor: Monitor, deadline: Deadline) -> VirtioMem | None:
             block, size, requested, most = (
                 int(data[name]) for name in ("block-size", "size", "requested-size", "max-size")
             )
-            return VirtioMem(path, block, size, requested, most, others=plugged - size)
-    return None
+            node = checked_number(data.get("node", 0), _MOST)
+            virtio.append(VirtioMem(path, block, size, requested, most, plugged - size, node))
+    return sorted(virtio, key=lambda device: (device.node, device.path))
 
 
 def requested_total(monitor: Monitor, deadline: Deadline) -> int | None:
     """How many bytes there will be when the guest has done all that QEMU asks of it; None where it is asked for
     nothing."""
-    device = virtio_mem(monitor, deadline)
-    return None if device is None else observe_memory(monitor, deadline).base + device.others + device.requested
+    devices = virtio_mems(monitor, deadline)
+    if not devices:
+        return None
+    pending = sum(device.requested - device.size for device in devices[1:])
+    return observe_memory(monitor, deadline).base + devices[0].others + devices[0].requested + pending
 
 
 def scale(
@@ -87,11 +97,12 @@ def scale(
     deadline: Deadline,
     *,
     dimm_bytes: int | None,
-    numa_node: int | None = None,
+    spec: MachineSpec | None = None,
 ) -> int:
     """Have ``goal`` bytes of memory, or the next more that blocks allow; how many there are then.
 
-    Raises Denied: ``MemoryRoomExhausted``, ``MemoryBuiltIn``; ``GuestRefused`` (retryable) where the guest takes or
+    ``spec``: what the machine was started as, whose guest nodes and pages of the host it keeps to. Raises Denied:
+    ``MemoryRoomExhausted``, ``MemoryBuiltIn``; ``GuestRefused`` (retryable) where the guest takes or
     gives back no more before the deadline: then what there is is also what is asked of it (T15). Unknown where QEMU
     does not answer.
     """
@@ -102,8 +113,11 @@ def scale(
             f"machine {machine} was started with {_text(now.base)}; it cannot have {_text(goal)} while it runs",
         )
     if dimm_bytes is not None:
-        return _scale_dimms(monitor, machine, goal, dimm_bytes, numa_node, deadline)
-    device = virtio_mem(monitor, deadline)
+        return _scale_dimms(monitor, machine, goal, dimm_bytes, spec, deadline)
+    devices = virtio_mems(monitor, deadline)
+    if spec is not None and spec.numa_cells:
+        return _scale_nodes(monitor, spec, devices, goal, deadline)
+    device = devices[0] if devices else None
     if device is None:
         if goal == now.total:
             return goal
@@ -116,6 +130,19 @@ def scale(
     if goal < fixed:
         raise _built_in_memory_error(machine, goal, fixed)
     return fixed + _scale_virtio_mem(monitor, machine, device, goal - fixed, deadline)
+
+
+def _scale_nodes(
+    monitor: Monitor, spec: MachineSpec, devices: Sequence[VirtioMem], goal: int, deadline: Deadline
+) -> int:
+    """Each guest node by its share. What is to leave does so first, so that the host's nodes have room for the rest."""
+    block = spec.huge_page_bytes or BLOCK
+    goals = memory_by_cell(spec, -(-goal // block) * block)
+    built_in = memory_by_cell(spec, spec.memory.least)
+    wanted = {device.path: goals[device.node] - built_in[device.node] for device in devices}
+    for device in sorted(devices, key=lambda device: wanted[device.path] - device.size):
+        _scale_virtio_mem(monitor, spec.key, device, wanted[device.path], deadline)
+    return observe_memory(monitor, deadline).total
 
 
 def _scale_virtio_mem(monitor: Monitor, machine: str, device: VirtioMem, goal: int, deadline: Deadline) -> int:
@@ -164,7 +191,12 @@ def _request(monitor: Monitor, device: VirtioMem, size: int, deadline: Deadline)
 
 
 def _scale_dimms(
-    monitor: Monitor, machine: str, goal: int, dimm_bytes: int, numa_node: int | None, deadline: Deadline
+    monitor: Monitor,
+    machine: str,
+    goal: int,
+    dimm_bytes: int,
+    spec: MachineSpec | None,
+    deadline: Deadline,
 ) -> int:
     now = observe_memory(monitor, deadline)
     fixed = now.total - _plugged_in_dimms(monitor, deadline)
@@ -173,10 +205,12 @@ def _scale_dimms(
     wanted = -(-(goal - fixed) // dimm_bytes)
     while len(dimms := _dimms(monitor, deadline)) < wanted:
         number = min(set(range(len(dimms) + 1)) - dimms)
-        backend = ram_backend(dimm_backend(number), dimm_bytes, numa_node)
+        backend = ram_backend(dimm_backend(number), dimm_bytes, None)
+        arguments = {"driver": "pc-dimm", "id": dimm_id(number), "memdev": dimm_backend(number), "node": 0}
+        if spec is not None:
+            backend, arguments = dimm(spec, number)
         _add_backend(monitor, backend, deadline)
         try:
-            arguments = {"driver": "pc-dimm", "id": dimm_id(number), "memdev": dimm_backend(number), "node": 0}
             monitor.execute("device_add", arguments, deadline=deadline)
         except QmpRefused as error:
             monitor.execute("object-del", {"id": dimm_backend(number)}, deadline=deadline)

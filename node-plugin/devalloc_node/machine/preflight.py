@@ -20,14 +20,16 @@ from pathlib import Path
 from typing import Literal
 
 from devalloc.api.virtual_machine import VirtualMachine
-from devalloc.inventory.capacity.cpus import parse_cpu_list
+from devalloc.inventory.capacity.cpus import free_huge_pages, parse_cpu_list
+from devalloc.inventory.sysfs import Tree
 from devalloc_node.errors import Denied
 from devalloc_node.machine import die_with_parent
+from devalloc_node.machine.guest_numa import memory_by_cell
 from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.records import (
     MachineView,
 )
-from devalloc_node.machine.spec import MIB, NO_RATES, MachineSpec, spec_of
+from devalloc_node.machine.spec import MIB, NO_RATES, MachineSpec, memory_text, spec_of
 from devalloc_node.model.step import Prepared
 
 
@@ -71,7 +73,7 @@ def refuse_other_spec(there: MachineView, requested: VirtualMachine) -> None:
     if there.started is None:
         return
     then, now = (
-        replace(spec, claims=(), pci_slots=0, rates=NO_RATES, disk_bytes=0)
+        replace(spec, claims=(), pci_slots=0, numa_cells=(), rates=NO_RATES, disk_bytes=0)
         for spec in (there.started, spec_of(requested))
     )
     other = [
@@ -191,12 +193,13 @@ def check_host_limits(
 ) -> None:
     """Raises Denied: ``MachineTooLarge``, ``NumaNodeMissing``. What cannot be read bounds nothing: QEMU says it then,
     though later."""
-    if spec.numa_node is not None and not (nodes / f"node{spec.numa_node}").is_dir():
-        raise Denied(
-            "NumaNodeMissing",
-            f"machine {spec.key} requires NUMA node {spec.numa_node}, which does not exist on this host; choose "
-            "another start.numaNode",
-        )
+    for number in spec.host_nodes:
+        if not (nodes / f"node{number}").is_dir():
+            raise Denied(
+                "NumaNodeMissing",
+                f"machine {spec.key} requires NUMA node {number}, which does not exist on this host; choose "
+                "another start.numaNode",
+            )
     if (whole := _bytes_of_host(proc)) is not None and spec.memory.least > whole:
         raise Denied(
             "MachineTooLarge",
@@ -213,15 +216,41 @@ def check_host_limits(
         )
 
 
-def cpus_of(numa_node: int | None) -> tuple[int, ...]:
-    """CPUs of a NUMA node that machines may run on; none where they may run on any, or nothing tells which they are."""
-    if numa_node is None:
-        return ()
-    try:
-        cpus = parse_cpu_list((NODES / f"node{numa_node}" / "cpulist").read_text())
-    except OSError:
-        cpus = None
-    return tuple(sorted((cpus or frozenset()) & os.sched_getaffinity(0)))
+def check_huge_pages(spec: MachineSpec, has: int, goal: int, root: Path = Path("/")) -> None:
+    """Raises Denied (``HugePagesTooFew``, retryable) if too few huge pages are free for a machine with ``has`` bytes of
+    memory to have ``goal``, on its NUMA nodes if it has any. Without huge pages there is nothing to check."""
+    if spec.huge_page_bytes is None or goal <= has:
+        return
+    if not spec.numa_cells:
+        _check_free_pages(spec, spec.huge_page_bytes, spec.numa_node, goal - has, root)
+    by_cell = zip(spec.numa_cells, memory_by_cell(spec, has), memory_by_cell(spec, goal), strict=True)
+    for cell, before, after in by_cell if spec.numa_cells else ():
+        _check_free_pages(spec, spec.huge_page_bytes, cell.host_node, after - before, root)
+
+
+def _check_free_pages(spec: MachineSpec, size: int, node: int | None, more: int, root: Path) -> None:
+    free = free_huge_pages(Tree(root), size, node)
+    if free >= more:
+        return
+    where = "this host" if node is None else f"NUMA node {node} of this host"
+    folder = "/sys/kernel/mm" if node is None else f"{NODES}/node{node}"
+    missing = -(-(more - free) // size)
+    raise Denied(
+        "HugePagesTooFew",
+        f"machine {spec.key} needs {more // size} huge pages of {memory_text(size)}, but {where} has {free // size} "
+        f"free; stop a machine that uses them, or set {missing} more aside: add them to the number in "
+        f"{folder}/hugepages/hugepages-{size // 1024}kB/nr_hugepages (1Gi pages are best reserved at boot)",
+        retryable=True,
+    )
+
+
+def cpus_of(*numa_nodes: int) -> tuple[int, ...]:
+    """CPUs of NUMA nodes that machines may run on; none where they may run on any, or nothing tells which they are."""
+    cpus: set[int] = set()
+    for number in numa_nodes:
+        with suppress(OSError):
+            cpus |= parse_cpu_list((NODES / f"node{number}" / "cpulist").read_text()) or frozenset()
+    return tuple(sorted(cpus & os.sched_getaffinity(0)))
 
 
 def is_permanent_failure(words: str) -> bool:

@@ -147,6 +147,8 @@ class MachineRecord:
     cpus_left: bool | None = False
     """Whether a vCPU has left it since it was started, or was about to, and it is emulated. None: it was adopted or
     taken up, and what was done to it before is not known here."""
+    cpus: tuple[int, ...] = ()
+    """Of the host, that its vCPUs are pinned to, by their slots."""
     reason: str = ""
     message: str = ""
     tpm_user: int | None = None
@@ -204,6 +206,7 @@ def content_of(record: MachineRecord) -> dict[str, Any]:
         "rates": None if record.rates is None else asdict(record.rates),
         "tap_limits": [list(each) for each in record.tap_limits],
         "cpus_left": record.cpus_left,
+        "cpus": list(record.cpus),
         "reason": record.reason,
         "message": record.message,
     }
@@ -226,6 +229,7 @@ def record_of(key: str, content: Mapping[str, Any]) -> MachineRecord:
             rates=_rates(content.get("rates")),
             tap_limits=tuple((str(where), str(tap)) for where, tap in content.get("tap_limits", ())),
             cpus_left=content.get("cpus_left", False),
+            cpus=tuple(map(int, content.get("cpus", ()))),
             reason=content.get("reason", ""),
             message=content.get("message", ""),
         )

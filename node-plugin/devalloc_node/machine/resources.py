@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import logging
 import subprocess
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.capacity import RESOURCES, HostCapacity, Resource
+from devalloc.inventory.capacity.config import resource_named
+from devalloc.inventory.capacity.cpus import CpuTopology
 from devalloc.inventory.capacity.machines import MachineUsage, minimum_usage
 from devalloc.inventory.capacity.room import Admission, Insufficient, Request
 from devalloc.inventory.capacity.status import UsageUnknown
 from devalloc.inventory.capacity.stored import stores_of
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
-from devalloc_node.machine import confinement, launch, memory, vcpu
+from devalloc_node.machine import confinement, launch, memory, preflight, vcpu
 from devalloc_node.machine.command_line import BLOCK
+from devalloc_node.machine.cpu_pinning import NotEnoughCpus, choose_cpus, pin_vcpus
+from devalloc_node.machine.guest_numa import cells_of_vcpus, cpu_places
 from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.process import Process
 from devalloc_node.machine.qmp import Monitor
@@ -59,7 +64,9 @@ def resources_at_start(record: MachineRecord) -> MachineAmounts:
     if requested.cpu_milli is not None:
         milli = requested.cpu_milli and _clamped(requested.cpu_milli, spec.cpus.least, whole_cpus(spec.cpus.most) * CPU)
     if requested.memory_bytes is not None:
-        unit = spec.dimm_bytes or BLOCK  # it is given as a scaled one is: in whole units
+        unit = spec.dimm_bytes or max(
+            BLOCK, spec.huge_page_bytes or 0
+        )  # it is given as a scaled one is: in whole units
         more = -(-(_clamped(requested.memory_bytes, spec.memory.least, spec.memory.most) - spec.memory.least) // unit)
         memory_bytes = spec.memory.least + more * unit
     return MachineAmounts(milli or None, vcpus, memory_bytes)
@@ -95,7 +102,8 @@ def pending_memory_bytes(
 def with_request(record: MachineRecord, monitor: Monitor, what: str, amount: int, deadline: Deadline) -> MachineRecord:
     """What is to be noted before ``apply_change``: what is asked, and what that does to its QEMU.
 
-    Raises Denied (``OutOfBounds``, ``CpusEmulated``, ``AmountUnknown``): then it is not to be applied. Unknown.
+    Raises Denied (``OutOfBounds``, ``CpusEmulated``, ``AmountUnknown``, ``HugePagesTooFew``): then it is not to be
+    applied. Unknown.
     """
     spec, before = record.spec, record.requested
     if what == "vcpus":
@@ -108,6 +116,8 @@ def with_request(record: MachineRecord, monitor: Monitor, what: str, amount: int
         return replace(record, requested=replace(before, cpu_milli=amount))
     if what == "memory":
         _within(spec, amount, spec.memory.least, spec.memory.most, memory_text, " of memory")
+        if spec.huge_page_bytes:
+            preflight.check_huge_pages(spec, memory.observe_memory(monitor, deadline).total, amount)
         return replace(record, requested=replace(before, memory_bytes=amount))
     raise Denied("AmountUnknown", f"a machine has vcpus, cpu and memory, but no {what!r}")
 
@@ -128,12 +138,12 @@ def apply_change(
         if record.cpus_left:
             vcpu.mark_unplugged(monitor, deadline)
         there = vcpu.scale(monitor, spec.key, amount, deadline)
+        pin_vcpus(monitor, spec.key, process, vcpu_places(record), deadline)
         return replace(applied, vcpus=there, cpu_milli=applied.cpu_milli if bounded else there * CPU)
     if what == "cpu":
         limit_cpu(spec, config, process, amount, vcpu.count(monitor, deadline))
         return replace(applied, cpu_milli=amount or None)
-    numa = spec.numa_node
-    total = memory.scale(monitor, spec.key, amount, deadline, dimm_bytes=spec.dimm_bytes, numa_node=numa)
+    total = memory.scale(monitor, spec.key, amount, deadline, dimm_bytes=spec.dimm_bytes, spec=spec)
     return replace(applied, memory_bytes=total)
 
 
@@ -292,7 +302,7 @@ class CapacityCheck:
         if all(getattr(requested, name) <= getattr(had, name) for name in names):
             return
         had = _use(key, before, self._permitted().get(key, UNKNOWN_AMOUNTS))
-        amounts = {name: getattr(requested, name) for name in names}
+        amounts = {name: getattr(requested, name) for name in names if name != "memory" or requested.pages == "memory"}
         more = {name: amount for name, amount in amounts.items() if amount > getattr(had, name)}
         self._check(key, Request(**more), f"machine {key} cannot grow on this host now")
 
@@ -322,9 +332,49 @@ class CapacityCheck:
         yield from self._others()
 
 
+def exclusive_cpus(records: MachineRecords) -> frozenset[int]:
+    """CPUs of the host that machines have for themselves: pinned ones, but for those whose CPUs a setup names."""
+    cpus: set[int] = set()
+    for key, content in records.records(MACHINES).items():
+        with suppress(Failed):  # what cannot be read is left alone
+            record = record_of(key, content)
+            if record.state in _COUNTED_STATES and not record.spec.wants_sandbox:
+                cpus.update(record.cpus)
+    return frozenset(cpus)
+
+
+def vcpu_places(record: MachineRecord) -> Mapping[tuple[int, int], Collection[int]]:
+    """CPUs of the host for each vCPU by its socket and core: its own, or those of the host's NUMA node that its guest
+    node stands for; none for a machine whose vCPUs may run wherever QEMU may."""
+    spec, cpus = record.spec, record.cpus
+    if spec.wants_sandbox and spec.numa_cells:  # a setup's CPUs may be on other nodes than its machine's memory
+        return {}
+    return cpu_places(spec, cpus, {node: preflight.cpus_of(node) for node in spec.host_nodes} if not cpus else {})
+
+
+def free_cpus(spec: MachineSpec, host: CpuTopology, loads: Mapping[int, int], taken: Collection[int]) -> list[int]:
+    """CPUs of the host that a machine is to have for itself, one for each vCPU that it may get. ``loads``: vCPUs of
+    setups by CPU; ``taken``: those of other machines. Raises Denied (``CpusTooFew``, ``CpusInUse``)."""
+    nodes = [spec.numa_node] * whole_cpus(spec.cpus.most)
+    if spec.numa_cells:
+        nodes = [spec.numa_cells[cell].host_node for cell in cells_of_vcpus(spec)]
+    try:
+        chosen = {
+            node: iter(choose_cpus(host, loads, count, most=1, only=node, exclusive=taken).cpus)
+            for node, count in Counter(nodes).items()
+        }
+        return [next(chosen[node]) for node in nodes]
+    except NotEnoughCpus as error:
+        raise NotEnoughCpus(
+            f"machine {spec.key} is to run on CPUs of its own: {error.message}; stop a pinned machine, or start it "
+            "without start.pinned"
+        ) from None
+
+
 def resources_taken(machine: VirtualMachine, spec: MachineSpec) -> tuple[int, int]:
-    """Thousandths of a CPU and bytes that a machine takes that is started by ``spec``."""
-    return _elementwise_max(minimum_usage(machine), requested_in_spec(spec))
+    """Thousandths of a CPU, and bytes in ordinary pages, that a machine takes that is started by ``spec``."""
+    cpus, memory = _elementwise_max(minimum_usage(machine), requested_in_spec(spec))
+    return cpus, 0 if spec.huge_page_bytes else memory
 
 
 def _use(key: str, record: MachineRecord, permitted: MachineAmounts = UNKNOWN_AMOUNTS) -> MachineUsage:
@@ -348,6 +398,7 @@ def _use(key: str, record: MachineRecord, permitted: MachineAmounts = UNKNOWN_AM
         download=network,
         upload=network,
         disk_io=rates.disk_io or 0,
+        pages=resource_named(record.machine.spec.memory.resource),
     )
 
 

@@ -8,13 +8,19 @@ From the VirtualMachine object that users write to what this room works with.
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, Protocol
 
+from devalloc.api.host_pool_names import CPU as CPU_RESOURCE
+from devalloc.api.host_pool_names import MEMORY_RESOURCES
 from devalloc.api.quantity import NANO, Format, Quantity
 from devalloc.api.virtual_machine import MachineNic, VirtualMachine
+from devalloc.inventory.capacity.config import HUGE_PAGES, resource_named
 from devalloc_node.errors import Denied
 
 DiskFormat = Literal["raw", "qcow2"]
@@ -23,6 +29,8 @@ NicModel = Literal["virtio", "e1000e"]
 Firmware = Literal["bios", "uefi"]
 
 MIB = 1 << 20
+_NUMA_DEVICE = re.compile(r"numa([0-9]{1,4})", re.ASCII)
+"""What the node's pool calls the device with the CPUs and memory of a NUMA node."""
 CPU = 1000
 """Thousandths in one CPU: amounts of CPU are integers of these."""
 
@@ -87,6 +95,17 @@ NO_RATES = RateLimits()
 
 
 @dataclass(frozen=True, slots=True)
+class NumaCell:
+    """A NUMA node of the guest, which stands for one of the host."""
+
+    host_node: int
+    cpus: int
+    """Thousandths of a CPU that are reserved for the machine there: its part of the vCPUs is as large."""
+    memory: int
+    """Bytes that are reserved there."""
+
+
+@dataclass(frozen=True, slots=True)
 class EmulatedDevice:
     """A disk or a network card without hardware behind it, plugged into a machine that runs already."""
 
@@ -112,6 +131,8 @@ class MachineSpec:
     memory: AmountBounds
     dimm_bytes: int | None = None
     """The size of the DIMMs that memory is added by; None: virtio-mem."""
+    huge_page_bytes: int | None = None
+    """The size of the huge pages that all of its memory comes from; None: ordinary pages."""
     kernel: str | None = None
     initrd: str | None = None
     append: str = ""
@@ -136,8 +157,11 @@ class MachineSpec:
     """An IOMMU in the guest, so that it can pass devices on to machines of its own."""
     numa_node: int | None = None
     """The host's NUMA node that its memory comes from."""
+    numa_cells: tuple[NumaCell, ...] = ()
+    """Its guest's NUMA nodes, the one with the most CPUs first; none if it is on one NUMA node of the host, or on any.
+    They stay as they are while it runs, whatever is reserved for it by then."""
     pinned: bool = False
-    """Its CPUs run on those of the host that its home names."""
+    """Its CPUs run on those of the host that are chosen when it starts, each on one of its own."""
     running: bool = True
     restart: Literal["Always", "Never"] = "Always"
     powerdown_seconds: float = 30.0
@@ -167,6 +191,13 @@ class MachineSpec:
     def locking_seconds(self) -> float:
         """How long it may take to lock all of its memory, as VFIO does with the first device; 0 without claims."""
         return locking_seconds(self.memory.use) if self.claims else 0.0
+
+    @property
+    def host_nodes(self) -> tuple[int, ...]:
+        """The host's NUMA nodes that it is on; none: any."""
+        if self.numa_cells:
+            return tuple(cell.host_node for cell in self.numa_cells)
+        return () if self.numa_node is None else (self.numa_node,)
 
     @property
     def hot_memory(self) -> int:
@@ -234,6 +265,9 @@ class SandboxProvider(Protocol):
         """A home for one run of a machine; the same again for the same run, and those of its earlier runs are given
         back. Raises Denied (``TryAgain``, retryable), Failed."""
 
+    def choosing_cpus(self) -> AbstractContextManager[Mapping[int, int]]:
+        """Inside, no home is given CPUs; how many vCPUs of homes each CPU of the host has."""
+
     def take_back(self, key: str) -> None:
         """Take back all that a machine has: it has ended. What cannot be taken back now is later."""
 
@@ -250,6 +284,9 @@ class NoSandboxes:
             f"machine {spec.key} requires a warm setup (backend warm), but this node has none; start its plugin with "
             "--warm, or name another node",
         )
+
+    def choosing_cpus(self) -> AbstractContextManager[Mapping[int, int]]:
+        return nullcontext({})
 
     def take_back(self, key: str) -> None:
         pass
@@ -272,6 +309,7 @@ def spec_of(machine: VirtualMachine) -> MachineSpec:
             *(amount.nano // 10**9 for amount in (spec.memory.min, spec.memory.max, spec.memory.wanted))
         ),
         dimm_bytes=None if spec.memory.slot_size is None else spec.memory.slot_size.nano // 10**9,
+        huge_page_bytes=HUGE_PAGES.get(resource_named(spec.memory.resource)),
         kernel=start.kernel if start else None,
         initrd=start.initrd if start else None,
         append=start.append if start else "",
@@ -288,12 +326,27 @@ def spec_of(machine: VirtualMachine) -> MachineSpec:
         tpm=start.tpm if start else False,
         iommu=start.iommu if start else False,
         numa_node=start.numa_node if start else None,
+        numa_cells=_numa_cells(machine) if start and start.numa_node is None else (),
         pinned=start.pinned if start else False,
         running=spec.running,
         restart=spec.restart_policy,
         powerdown_seconds=float(spec.powerdown_seconds),
         node=machine.node or "",
     )
+
+
+def _numa_cells(machine: VirtualMachine) -> tuple[NumaCell, ...]:
+    """What is reserved for it by NUMA node, where that is on several."""
+    reserved: dict[int, list[int]] = {}
+    for entry in (machine.status.allocations or ()) if machine.status else ():
+        match = _NUMA_DEVICE.fullmatch(entry.device_name)
+        for amount in (entry.allocations or ()) if match is not None else ():
+            sums = reserved.setdefault(int(match[1]), [0, 0]) if match else [0, 0]
+            sums[0] += _thousandths(amount.allocation.nano) if amount.name == CPU_RESOURCE else 0
+            sums[1] += amount.allocation.nano // NANO if amount.name in MEMORY_RESOURCES else 0
+    cells = sorted((NumaCell(node, *sums) for node, sums in reserved.items()), key=lambda c: (-c.cpus, c.host_node))
+    is_spread = len(cells) > 1 and cells[0].cpus > 0 and any(cell.memory for cell in cells)
+    return tuple(cells) if is_spread else ()
 
 
 def _nic(nic: MachineNic) -> Nic:

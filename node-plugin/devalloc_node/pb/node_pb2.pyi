@@ -364,18 +364,20 @@ class CpuBounds(_message.Message):
     def __init__(self, min_milli: _Optional[int] = ..., use_milli: _Optional[int] = ..., max_milli: _Optional[int] = ...) -> None: ...
 
 class MemoryBounds(_message.Message):
-    __slots__ = ("min_bytes", "use_bytes", "max_bytes", "method", "slot_size_bytes")
+    __slots__ = ("min_bytes", "use_bytes", "max_bytes", "method", "slot_size_bytes", "huge_pages")
     MIN_BYTES_FIELD_NUMBER: _ClassVar[int]
     USE_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
     METHOD_FIELD_NUMBER: _ClassVar[int]
     SLOT_SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HUGE_PAGES_FIELD_NUMBER: _ClassVar[int]
     min_bytes: int
     use_bytes: int
     max_bytes: int
     method: str
     slot_size_bytes: int
-    def __init__(self, min_bytes: _Optional[int] = ..., use_bytes: _Optional[int] = ..., max_bytes: _Optional[int] = ..., method: _Optional[str] = ..., slot_size_bytes: _Optional[int] = ...) -> None: ...
+    huge_pages: str
+    def __init__(self, min_bytes: _Optional[int] = ..., use_bytes: _Optional[int] = ..., max_bytes: _Optional[int] = ..., method: _Optional[str] = ..., slot_size_bytes: _Optional[int] = ..., huge_pages: _Optional[str] = ...) -> None: ...
 
 class Start(_message.Message):
     __slots__ = ("kernel", "initrd", "append", "disks", "iommu", "numa_node", "pinned", "pci_window_bytes", "firmware", "tpm")

@@ -13,8 +13,8 @@ from types import MappingProxyType
 from typing import Any
 
 from devalloc.api import meta, views
-from devalloc.api.host_pool_names import CPU, MEMORY
-from devalloc.api.machine_reservation import FITS, missing_amounts, parse_nano, sum_nano
+from devalloc.api.host_pool_names import CPU
+from devalloc.api.machine_reservation import FITS, missing_amounts, parse_nano, sum_memory_nano, sum_nano
 from devalloc.api.machine_reservation import reserved_entries as reserved
 from devalloc.api.quantity import NANO, Format, Quantity
 from devalloc.api.virtual_machine import VirtualMachine, VirtualMachineSpec
@@ -187,6 +187,10 @@ def status_of(
         # Unless a permit server says otherwise, only its own bounds limit it.
         status |= {"wanted": wanted, "permitted": wanted}
     if machine is not None:
+        if machine.runs and machine.started is not None and (cells := machine.started.numa_cells):
+            status["numaNodes"] = [
+                {"hostNode": cell.host_node, **_amounts(MachineAmounts(cell.cpus, None, cell.memory))} for cell in cells
+            ]
         if machine.runs:
             status |= {name: amounts for name, amounts in _reported_amounts(machine) if amounts}
         status |= {"pid": machine.pid} if machine.pid else {}
@@ -283,7 +287,7 @@ def _most(before: object, amounts: Mapping[str, str]) -> dict[str, str]:
 
 def _reserved_part(amounts: Mapping[str, str], entries: Sequence[Any]) -> dict[str, str]:
     """As much of the amounts as is kept for it."""
-    limits = {"cpus": Quantity(sum_nano(entries, CPU)), "memory": Quantity(sum_nano(entries, MEMORY), Format.BINARY_SI)}
+    limits = {"cpus": Quantity(sum_nano(entries, CPU)), "memory": Quantity(sum_memory_nano(entries), Format.BINARY_SI)}
     return {name: min(text, str(limits[name]), key=parse_nano) for name, text in amounts.items()}
 
 

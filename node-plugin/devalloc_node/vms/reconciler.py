@@ -119,7 +119,7 @@ class MachineReconciler:
                 problem = next((problem for problem in decoded.problems if problem.is_error), None)
                 outcome = Outcome("MachineInvalid", str(problem or "it is unreadable"))
             elif vm.spec.running:
-                outcome = self._run(_with_numa_node(vm, held), held, claims)
+                outcome = self._run(_with_reservation(vm, held), held, claims)
             else:
                 outcome = self._rest(obj, vm)
         except NodeError as error:
@@ -469,8 +469,10 @@ class MachineReconciler:
         objects.write_status(self._store, obj, status, at_rest=at_rest, uses=uses)
 
 
-def _with_numa_node(vm: VirtualMachine, held: Object) -> VirtualMachine:
-    """With its memory from the NUMA node that it was placed on."""
+def _with_reservation(vm: VirtualMachine, held: Object) -> VirtualMachine:
+    """With what is reserved for it by now, and its memory from the NUMA node that it was placed on."""
+    if isinstance(current := decode(held).object, VirtualMachine):
+        vm = vm.model_copy(update={"status": current.status})
     start, numa = vm.spec.start, (held.get("status") or {}).get("numaNode")
     if start is None or start.numa_node is not None or not isinstance(numa, int):
         return vm
@@ -508,6 +510,7 @@ def _pending(vm: VirtualMachine, machine: MachineView) -> list[Outcome]:
         "cpu.min and max": ((now.cpus.least, now.cpus.most), (then.cpus.least, then.cpus.most)),
         "memory.min and max": ((now.memory.least, now.memory.most), (then.memory.least, then.memory.most)),
         "memory.slotSize": (now.dimm_bytes, then.dimm_bytes),
+        "memory.hugePages": (now.huge_page_bytes, then.huge_page_bytes),
         # Where nothing is said there are spare ones, whatever claims come and go.
         "pciSlots": (then.pci_slots if vm.spec.pci_slots is None else vm.spec.pci_slots, then.pci_slots),
     }

@@ -228,7 +228,7 @@ class SetupBuilder:
         """What machines in setups take of the host, by the records: also in those of another plugin on this folder.
         Raises Failed (``RecordsUnavailable``)."""
         for record in self._records.all()[0] if self._records.are_kept else ():
-            if record.memory_bytes and record.boot == self._boot:
+            if record.cpu_milli and record.boot == self._boot:
                 yield MachineUsage(record.id, record.id, "Running", record.cpu_milli, record.memory_bytes)
 
     def _taken_back(self, record: SetupRecord, why: NodeError) -> NodeError:

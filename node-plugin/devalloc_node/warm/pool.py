@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,19 +24,18 @@ from devalloc.inventory.sysfs import Tree
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.journal.audit_log import audit
+from devalloc_node.machine.cpu_pinning import CpuPinning, NotEnoughCpus, choose_cpus
 from devalloc_node.machine.spec import MachineSandbox, MachineSpec, whole_cpus
 from devalloc_node.model.grant import shown
 from devalloc_node.warm.builder import Admit, Leftover, SetupBuilder, SetupPart, SetupTeardown
 from devalloc_node.warm.pool_state import PoolState, pool_closed_error
 from devalloc_node.warm.records import SetupRecord, SetupRecords
 from devalloc_node.warm.setup import (
-    CpuPinning,
     NotEnoughSetups,
     PoolStatus,
     SetupNotTaken,
     TakenSetup,
     WarmConfig,
-    choose_cpus,
 )
 
 
@@ -144,10 +143,12 @@ class Pool:
         cpus: Callable[[], CpuTopology] = lambda: read_cpus(Tree(Path("/"))),
         blind: Callable[[], str | None] = lambda: None,
         admit: Admit = lambda machine, spec: nullcontext(),
+        exclusive: Callable[[], Collection[int]] = tuple,
     ) -> None:
         """``boot``: the kernel's boot id. ``parts``: what setups are made of, None for what the config asks for.
         ``cpus``: those of the host, asked for when some are chosen. ``blind``: why its processes cannot be seen.
-        ``admit``: asked for each machine that is to wait."""
+        ``admit``: asked for each machine that is to wait. ``exclusive``: CPUs that machines without a setup have for
+        themselves."""
         self.config = config
         self._records = SetupRecords(config.run / "records")
         self._builder = SetupBuilder(config, self._records, boot, parts, admit)
@@ -157,6 +158,7 @@ class Pool:
         self._boot = boot
         self._read_cpus = cpus
         self._blind = blind
+        self._exclusive = exclusive
         self._wake = threading.Event()
         self._lock: FileLock | None = None
 
@@ -281,7 +283,13 @@ class Pool:
                     if host is None:
                         return None
                     most = self.config.vcpus_per_cpu
-                    return choose_cpus(host, pool_state.loads(), vcpus, most=most, one_node=one_node, only=node)
+                    try:
+                        return choose_cpus(
+                            host, pool_state.loads(), vcpus,
+                            most=most, one_node=one_node, only=node, exclusive=self._exclusive(),
+                        )  # fmt: skip
+                    except NotEnoughCpus as error:
+                        raise NotEnoughSetups("cpus", error.message) from None
 
                 return self._taken_of(self._given(owner, request, chosen, bare))
             finally:
@@ -446,6 +454,12 @@ class Pool:
         lived_in = self._clearing.occupants(taken)
         return [self._taken_of(record) for record in taken if record.id not in lived_in]
 
+    @contextmanager
+    def choosing_cpus(self) -> Iterator[Mapping[int, int]]:
+        """Inside, no setup is given CPUs; how many vCPUs of setups each CPU of the host has."""
+        with self._pool_state.mutex:
+            yield self._pool_state.loads()
+
     def uses(self) -> Iterator[MachineUsage]:
         """What the machines in setups take of the host, taken setups included. Also of a pool that another
         plugin has. Raises Failed (``RecordsUnavailable``)."""
@@ -563,6 +577,9 @@ class WarmSandboxes:
         taken = self._pool.take(owner, run, vcpus=vcpus, node=spec.numa_node, bare=True)
         self._pool.end_waiting(taken.setup.id)
         return MachineSandbox(taken.setup.namespace, () if taken.pin is None else taken.pin.cpus)
+
+    def choosing_cpus(self) -> AbstractContextManager[Mapping[int, int]]:
+        return self._pool.choosing_cpus()
 
     def take_back(self, key: str) -> None:
         for taken in self._of(f"{OWNER}{key}"):

@@ -8,14 +8,13 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from pathlib import Path
 
 from devalloc.api.virtual_machine import VirtualMachine
-from devalloc.inventory.capacity.cpus import CpuTopology, format_cpu_list
 from devalloc_node.errors import Denied
+from devalloc_node.machine.cpu_pinning import CpuPinning
 from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.spec import TAP
 from devalloc_node.model.grant import shown
@@ -38,89 +37,6 @@ class SetupNotTaken(Denied):
             "SetupNotTaken",
             f"setup {shown(setup)} is not taken: it was given back already, or this node has no setup with that id",
         )
-
-
-@dataclass(frozen=True, slots=True)
-class CpuPinning:
-    """Where a machine runs."""
-
-    cpus: tuple[int, ...]
-    """Of the host, one for each vCPU, ascending."""
-    nodes: tuple[int, ...]
-    """The NUMA nodes of these, ascending; none where the host tells of no node that has them."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """CPUs of one NUMA node that a machine may have now."""
-
-    node: int | None
-    cpus: tuple[int, ...]
-    """Least loaded first, then by number."""
-    load: Fraction
-    """vCPUs for each CPU of the node."""
-
-    def score(self, vcpus: int, loads: Mapping[int, int]) -> tuple[int, Fraction, int]:
-        """The lower the better a machine of so many vCPUs has it here."""
-        own_load = sum(loads.get(cpu, 0) for cpu in self.cpus[:vcpus])
-        return own_load, self.load, -1 if self.node is None else self.node
-
-
-def choose_cpus(
-    host: CpuTopology,
-    loads: Mapping[int, int],
-    vcpus: int,
-    *,
-    most: int | None = None,
-    one_node: bool = False,
-    only: int | None = None,
-) -> CpuPinning:
-    """The least loaded CPUs, on one NUMA node if any has enough of them, else on as few as will do.
-
-    ``loads``: how many vCPUs each CPU has already. ``most``: how many it may have; None for any number. ``one_node``:
-    several nodes will not do; ``only``: that node, and no other. No two vCPUs of a machine share a CPU. Raises Denied
-    ``CpusTooFew`` where the host, or a node of it, could never hold the machine, and NotEnoughSetups if it cannot now.
-    """
-    nodes = {node.id: node.cpus for node in host.nodes if node.cpus}
-    apart = host.usable - frozenset[int]().union(*nodes.values())
-    whole: list[tuple[int | None, frozenset[int]]] = [*nodes.items(), *([(None, apart)] if apart else [])]
-    if only is not None:
-        whole, one_node = [(only, nodes.get(only, frozenset()))], True
-    _check(vcpus, whole, one_node=one_node)
-    groups = [group for node, cpus in whole if (group := _group(node, cpus, loads, most)).cpus]
-    if alone := [group for group in groups if len(group.cpus) >= vcpus]:
-        chosen = [min(alone, key=lambda group: group.score(vcpus, loads))]
-    elif one_node or sum(len(group.cpus) for group in groups) < vcpus:
-        free = ", ".join(f"{len(group.cpus)} on node {group.node}" for group in groups) or "none"
-        raise NotEnoughSetups(
-            "cpus", f"not enough CPUs with fewer than {most} vCPUs for {vcpus} vCPUs; available: {free}"
-        )
-    else:
-        chosen = sorted(groups, key=lambda group: (-len(group.cpus), group.score(len(group.cpus), loads)))
-    cpus: list[int] = []
-    used: list[int] = []
-    for group in chosen:
-        here = group.cpus[: vcpus - len(cpus)]
-        cpus += here
-        if here and group.node is not None:
-            used.append(group.node)
-    return CpuPinning(tuple(sorted(cpus)), tuple(sorted(used)))
-
-
-def _group(node: int | None, cpus: frozenset[int], loads: Mapping[int, int], most: int | None) -> _Group:
-    free = (cpu for cpu in cpus if most is None or loads.get(cpu, 0) < most)
-    ordered = tuple(sorted(free, key=lambda cpu: (loads.get(cpu, 0), cpu)))
-    return _Group(node, ordered, Fraction(sum(loads.get(cpu, 0) for cpu in cpus), len(cpus) or 1))
-
-
-def _check(vcpus: int, whole: Sequence[tuple[int | None, frozenset[int]]], *, one_node: bool) -> None:
-    if vcpus < 1:
-        raise Denied("CpusTooFew", f"the number of vCPUs to pin must be at least 1, got {vcpus}")
-    sizes = [len(cpus) for _, cpus in whole]
-    if vcpus > (max(sizes, default=0) if one_node else sum(sizes)):
-        has = "; ".join(f"node {node}: {format_cpu_list(cpus) or 'none'}" for node, cpus in whole) or "none"
-        where = "on one NUMA node" if one_node else "on this host"
-        raise Denied("CpusTooFew", f"not enough CPUs for {vcpus} vCPUs {where}; machines may use {has}")
 
 
 MAX_IDENTIFIER = 76

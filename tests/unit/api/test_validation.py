@@ -120,6 +120,14 @@ MACHINE: list[tuple[str, Any, str, str]] = [
     ("spec.memory.slotSize", "2Mi", "spec.memory.slotSize", "multiple of 128Mi"),
     ("spec.memory.slotSize", None, "spec.memory.slotSize", "required with method dimm"),
     ("spec.memory.method", None, "spec.memory.slotSize", "needs method dimm"),
+    ("spec.memory.hugePages", "4Ki", "spec.memory.hugePages", "'2Mi' or '1Gi'"),
+    ("spec.memory", {"min": "1Gi", "max": "3Gi", "use": "1.5Gi", "hugePages": "1Gi"}, "spec.memory.use", "of 1Gi"),
+    (
+        "spec.memory",
+        {"min": "1Gi", "max": "3Gi", "method": "dimm", "slotSize": "512Mi", "hugePages": "1Gi"},
+        "spec.memory.slotSize",
+        "multiple of 1Gi",
+    ),
     ("spec.memory.method", "balloon", "spec.memory.method", "'virtio-mem' or 'dimm'"),
     ("spec.start", None, "spec.start", "or else adopt"),
     ("spec.start", {}, "spec.start.kernel", "nothing to start"),
@@ -143,7 +151,6 @@ MACHINE: list[tuple[str, Any, str, str]] = [
     ("spec.nics.0.interface", "../tap0", "spec.nics[0].interface", "name of a network interface"),
     ("spec.nics.1.backend", "warm", "spec.nics[2].backend", "can use only one warm setup"),
     ("spec.nics.2.interface", "tap1", "spec.nics[2].interface", "needs backend tap"),
-    ("spec.nics.2.backend", "user", "spec.start.pinned", "with backend warm"),
     ("spec.nics.0.mac", "01:00:5e:00:00:01", "spec.nics[0].mac", "unicast"),
     ("spec.claims.1", "train", "spec.claims[1]", "is a duplicate"),
     ("spec.claims.0", "../train", "spec.claims[0]", "DNS name"),
@@ -181,6 +188,23 @@ def test_a_broken_rule_is_one_error_at_its_place(kind: str, where: str, value: A
     assert problem.path == path
     assert words in problem.message
     assert (problem.kind, problem.severity) == (kind, "error")
+
+
+def test_huge_pages_are_for_machines_that_are_started_and_not_scaled_by_permits() -> None:
+    huge = with_change(with_change(good("VirtualMachine"), "spec.memory.hugePages", "2Mi"), "spec.runner", None)
+    assert decode(huge).object is not None
+    scaled = decode(with_change(huge, "spec.scaling", {"address": "10.0.0.2"}))
+    assert [(one.path, one.message) for one in errors(scaled.problems)] == [
+        (
+            "spec.memory.hugePages",
+            "cannot be combined with scaling: permits are for ordinary memory; set memory.use instead",
+        )
+    ]
+    adopted = huge
+    for path in ("spec.start", "spec.nics", "spec.pciSlots"):
+        adopted = with_change(adopted, path, None)
+    adopted = decode(with_change(adopted, "spec.adopt", {"qmpSocket": "/run/machines/a.qmp"}))
+    assert [one.path for one in errors(adopted.problems)] == ["spec.memory.hugePages"]
 
 
 def test_a_machine_that_is_adopted_has_nothing_of_one_that_is_started() -> None:

@@ -67,6 +67,32 @@ def test_the_table_tells_limits_nodes_and_gpus(devalloc: Shell, host: FakeSysfs)
     assert gpu.endswith(" yes")
 
 
+def test_huge_pages_have_rows_and_the_machines_in_them_take_no_ordinary_memory(
+    devalloc: Shell, host: FakeSysfs
+) -> None:
+    folder = host.root / "sys/devices/system/node/node1/hugepages/hugepages-2048kB"
+    folder.mkdir(parents=True)
+    (folder / "nr_hugepages").write_text("2048\n")
+    memory = {"min": "1Gi", "max": "2Gi", "hugePages": "2Mi"}
+    machine = {**MACHINE, "spec": {**MACHINE["spec"], "memory": memory}}
+    assert devalloc("apply", "-f", "-", stdin=text(machine)).code == 0
+    store = SQLiteStore(devalloc.store)
+    status = {"phase": "Running", "observed": {"cpus": 2, "memory": "1536Mi"}}
+    store.replace_status({**store.get("VirtualMachine", "default", "web"), "status": status})
+    store.close()
+    output = devalloc(*run(devalloc, host))
+    lines = [" ".join(line.split()) for line in output.out.splitlines()]
+    assert "memory 124Gi 1 124Gi 0 124Gi detected" in lines
+    assert "hugepages-2Mi 4Gi 1 4Gi 1.5Gi 2.5Gi detected" in lines
+    assert lines[lines.index("NUMA NODE CPUS MEMORY HUGE PAGES") + 1 :][:2] == [
+        "0 0-7 64Gi -",
+        "1 8-15 64Gi 4Gi of 2Mi",
+    ]
+    content = devalloc(*run(devalloc, host, "-o", "json")).json
+    assert [(one["type"], one["allocated"]) for one in content["huge_pages"]] == [("hugepages-2Mi", 3 << 29)]
+    assert content["numa_nodes"][1]["huge_pages_bytes"] == {str(2 << 20): 4 << 30}
+
+
 def test_what_is_kept_for_a_machine_that_has_not_begun_is_promised(devalloc: Shell, host: FakeSysfs) -> None:
     assert devalloc("apply", "-f", "-", stdin=text(MACHINE)).code == 0
     amounts = {"numa0": {"cpu": "2", "memory": "2Gi"}, "numa1": {"cpu": "1"}, "io": {"network": "1k", "disk": "1Gi"}}

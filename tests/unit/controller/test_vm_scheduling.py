@@ -190,6 +190,53 @@ class TestHowMuch:
         a = "node a: 4 CPU, 5 wanted and 4Gi memory, 8Gi wanted"
         assert status(store, "web")["message"] == f"no node is large enough: {a}; node b: 2 CPU, 5 wanted"
 
+    def test_huge_pages_come_from_the_node_of_the_devices_or_the_machine_waits_and_says_why(
+        self, store: SQLiteStore
+    ) -> None:
+        huge = {"memory": {"min": "2Gi", "max": "4Gi", "hugePages": "2Mi"}, "numaPolicy": "single-numa-node"}
+
+        def asks(name: str, claim: str) -> Object:
+            one = machine(name, "1", "2Gi", claim)
+            return {**one, "spec": {**one["spec"], **huge}}
+
+        fill(store, host("a", cpus=8, memory=64, huge=(1, 2)), gpu_class(), gpus("p", "a", 0, 1))
+        fill(store, gpu_claim("g0"), asks("x", "g0"))
+        rounds(store)
+        assert reserved_for(store, "x") == {"numa1": {"cpu": "1", "hugepages-2Mi": "2Gi"}}
+        assert (status(store, "x")["numaNode"], held(store, "g0")) == (1, ["p/d1"])
+        fill(store, gpu_claim("g1"), asks("y", "g1"))
+        rounds(store)
+        assert (status(store, "y")["reason"], held(store, "g1")) == ("NoRoom", [])
+        assert "1Gi of 3Gi huge pages of 2Mi free, 2Gi wanted" in status(store, "y")["message"]
+
+    def test_a_machine_in_huge_pages_grows_by_huge_pages_and_keeps_what_it_has_without(
+        self, store: SQLiteStore
+    ) -> None:
+        huge = {"min": "1Gi", "max": "4Gi", "hugePages": "2Mi"}
+        grows = machine("x")
+        grows["spec"]["memory"] = huge
+        fill(store, host("a", cpus=4, memory=64, numa=1, huge=(2,)), grows)
+        rounds(store)
+        hold(store, "x", "a", phase="Running", applied={"cpus": "1", "memory": "1Gi"})
+        edit(store, "x", memory={**huge, "use": "2Gi"})
+        rounds(store)
+        assert reserved_for(store, "x")["numa0"]["hugepages-2Mi"] == "2Gi"
+        edit(store, "x", memory={**huge, "use": "3Gi"})
+        rounds(store)
+        assert reserved_for(store, "x")["numa0"]["hugepages-2Mi"] == "2Gi"
+        (fits,) = [one for one in status(store, "x")["conditions"] if one["type"] == "Fits"]
+        assert "0 of 2Gi huge pages of 2Mi free, 1Gi more wanted" in fits["message"]
+
+    def test_pages_of_the_other_size_stay_a_machines_own_until_it_is_stopped(self, store: SQLiteStore) -> None:
+        fill(store, host("a", cpus=4, memory=2, numa=1, huge=(2,)), machine("x", "1", "2Gi"))
+        rounds(store)
+        hold(store, "x", "a", phase="Running", applied={"cpus": "1", "memory": "2Gi"})
+        edit(store, "x", memory={"min": "2Gi", "max": "2Gi", "hugePages": "2Mi"})
+        fill(store, machine("late", "1", "1Gi"))
+        rounds(store)
+        assert reserved_for(store, "x")["numa0"] == {"cpu": "1", "memory": "2Gi", "hugepages-2Mi": "2Gi"}
+        assert status(store, "late")["reason"] == "NoRoom"
+
     def test_the_whole_ceiling_is_kept_where_that_is_asked_for(self, store: SQLiteStore) -> None:
         fill(store, host("a", cpus=16, memory=16), machine("web", "1", "1Gi", reserveMax=True))
         rounds(store)
@@ -243,6 +290,31 @@ class TestOtherAmounts:
         hold(store, "web", "a", phase="Running", applied={"cpus": "1", "memory": "1Gi"})
         fill(store, *more)
         rounds(store)
+
+    def test_a_guest_with_two_numa_nodes_grows_and_shrinks_on_both_as_its_node_shares_it_out(
+        self, store: SQLiteStore
+    ) -> None:
+        fill(store, host("a", cpus=6, memory=12, numa=3), machine("web", "3", "3Gi"))
+        rounds(store)
+        first, second = (int(name.removeprefix("numa")) for name in reserved_for(store, "web"))
+        nodes = [{"hostNode": n, "cpus": c, "memory": m} for n, c, m in ((first, "2", "1Gi"), (second, "1", "2Gi"))]
+        hold(store, "web", "a", phase="Running", applied={"cpus": "3", "memory": "3Gi"}, numaNodes=nodes)
+        edit(store, "web", cpu={"min": "3", "max": "8", "use": "3"}, memory={"min": "3Gi", "max": "9Gi", "use": "6Gi"})
+        rounds(store)
+        grown = reserved_for(store, "web")
+        assert {name: one["memory"] for name, one in grown.items()} == {f"numa{first}": "2Gi", f"numa{second}": "4Gi"}
+        hold(store, "web", "a", applied={"cpus": "3", "memory": "6Gi"})
+        edit(store, "web", memory={"min": "3Gi", "max": "9Gi", "use": "9Gi"})
+        rounds(store)
+        assert reserved_for(store, "web") == grown, "its second node has no more, whatever the third one has"
+        assert self.conditions(store)["Fits"] == "False"
+        hold(store, "web", "a", applied={"cpus": "3", "memory": "3Gi"})
+        edit(store, "web", memory={"min": "3Gi", "max": "9Gi", "use": "3Gi"})
+        rounds(store)
+        assert {name: one["memory"] for name, one in reserved_for(store, "web").items()} == {
+            f"numa{first}": "1Gi",
+            f"numa{second}": "2Gi",
+        }
 
     def conditions(self, store: Store) -> dict[str, str]:
         return {one["type"]: one["status"] for one in status(store, "web")["conditions"]}

@@ -20,7 +20,8 @@ from devalloc.inventory.capacity import (
     parse_bandwidth,
     parse_size,
 )
-from devalloc.inventory.capacity.cpus import format_cpu_list, parse_cpu_list
+from devalloc.inventory.capacity.cpus import format_cpu_list, free_huge_pages, parse_cpu_list
+from devalloc.inventory.sysfs import Tree
 
 GIB = 2**30
 
@@ -77,6 +78,33 @@ def test_nodes_have_the_cpus_that_the_kernel_lists_interleaved_or_not(host: Host
     assert capacity.cpus == first | second
     assert (capacity.cpu.capacity, capacity.cpu.effective_limit, capacity.cpu.source) == (32_000, 128_000, "detected")
     assert messages(capacity, "cpu") == ""
+
+
+def test_huge_pages_of_the_nodes_are_taken_off_the_memory_and_free_ones_are_counted_apart(host: Host) -> None:
+    host.numa(["0-7", "8-15"], [48, 48]).write("proc/meminfo", f"MemTotal: {96 << 20} kB\n")
+    for node, size, count, free in ((0, 2048, 512, 12), (1, 2048, 1024, 0), (1, 1048576, 4, 3), (1, 64, 16, 16)):
+        folder = f"sys/devices/system/node/node{node}/hugepages/hugepages-{size}kB"
+        host.write(f"{folder}/nr_hugepages", f"{count}\n").write(f"{folder}/free_hugepages", f"{free}\n")
+    capacity = host.discover()
+    assert [(one.resource, one.effective_limit) for one in capacity.huge_pages] == [
+        ("hugepages-2Mi", 3 * GIB),
+        ("hugepages-1Gi", 4 * GIB),
+    ]
+    assert (capacity.of("hugepages-1Gi").capacity, capacity.of("memory").capacity) == (4 * GIB, 89 * GIB - (1 << 20))
+    assert [node.ordinary_memory for node in capacity.nodes] == [47 * GIB, 42 * GIB - (1 << 20)]
+    assert "1048576 bytes of memory are in huge pages of 65536 bytes" in messages(capacity, "memory")
+    tree = Tree(host.root)
+    assert [free_huge_pages(tree, 2 << 20, node) for node in (0, 1, 2)] == [24 << 20, 0, 0]
+    host.write("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "13\n")
+    assert (free_huge_pages(tree, 2 << 20), free_huge_pages(tree, 1 << 30)) == (26 << 20, 0)
+
+
+@pytest.mark.parametrize("count", ["-1", "x", str(1 << 50), "0"])
+def test_a_number_of_huge_pages_that_makes_no_sense_is_none(host: Host, count: str) -> None:
+    host.numa(["0-7"], [48]).write(
+        "sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages", f"{count}\n"
+    )
+    assert (host.discover().huge_pages, host.discover().nodes[0].huge_pages) == ((), {})
 
 
 def test_a_node_may_have_memory_alone_and_numbers_may_have_gaps(host: Host) -> None:

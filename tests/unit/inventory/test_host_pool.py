@@ -45,6 +45,16 @@ def test_numa_nodes_have_parts_of_the_limits_that_sum_up_to_them() -> None:
     assert {a.name: a.value for a in pool.spec.attributes}[ONLY_CLASS] == CLASS
 
 
+def test_huge_pages_are_what_each_node_set_aside_and_no_ordinary_memory() -> None:
+    pool = host_pool(capacity(cpus=4, memory=8, huge=(0, 3)), "n")
+    assert amounts("hugepages-2Mi", pool) == {"numa1": 3 * GIB}
+    assert amounts("memory", pool) == {"numa0": 4 * GIB, "numa1": 4 * GIB}, "whatever lies in huge pages beside that"
+    (pages,) = [one for device in pool.spec.devices for one in device.resources if one.name == "hugepages-2Mi"]
+    assert pages.block.nano == (2 << 20) * NANO
+    alone = host_pool(replace(capacity(cpus=2, memory=8, huge=(1,)), nodes=()), "n")
+    assert amounts("hugepages-2Mi", alone) == {"compute": GIB}, "a host that tells of no NUMA nodes"
+
+
 @pytest.mark.parametrize("nodes", [(), (NumaNode(0, frozenset(), 8 * GIB),), (NumaNode(0, frozenset({0, 1}), 0),)])
 def test_a_host_that_does_not_say_what_its_numa_nodes_have_is_one(nodes: tuple[NumaNode, ...]) -> None:
     pool = host_pool(replace(capacity(cpus=2, memory=8), nodes=nodes), "n")

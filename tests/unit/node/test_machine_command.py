@@ -156,6 +156,36 @@ def test_what_cannot_be_is_denied_before_anything_is_started(change: dict[str, A
     assert denied.value.code == code
 
 
+def test_huge_pages_are_all_taken_at_once_but_for_those_that_the_guest_has_not_asked_for() -> None:
+    spec = replace(SPEC, huge_page_bytes=2 * MIB, numa_node=1)
+    ram, hot = (json.loads(word) for word in options(qemu_arguments(spec, START), "-object"))
+    common = {"qom-type": "memory-backend-memfd", "hugetlb": True, "hugetlbsize": 2 * MIB, "share": True}
+    common |= {"host-nodes": [1], "policy": "bind"}
+    assert ram == {**common, "id": "ram0", "size": spec.memory.least, "prealloc": True}
+    assert hot == {**common, "id": "vmem0-ram", "size": spec.hot_memory, "prealloc": False, "reserve": False}
+    devices = [json.loads(word) for word in options(qemu_arguments(spec, START), "-device")]
+    assert [one["prealloc"] for one in devices if one["driver"] == "virtio-mem-pci"] == [True]
+    with pytest.raises(Denied, match="multiples of 1Gi"):
+        qemu_arguments(replace(spec, huge_page_bytes=GIB, memory=AmountBounds(GIB, 3 * GIB, GIB + 2 * MIB)), START)
+
+
+@pytest.mark.parametrize(("node", "free", "where"), [(None, 7, "this host"), (1, 5, "NUMA node 1 of this host")])
+def test_a_machine_starts_only_if_its_huge_pages_are_free_where_it_may_have_them(
+    tmp_path: Path, node: int | None, free: int, where: str
+) -> None:
+    for place, count in (("kernel/mm", 7), ("devices/system/node/node1", 5), ("devices/system/node/node0", 2)):
+        folder = tmp_path / "sys" / place / "hugepages/hugepages-2048kB"
+        folder.mkdir(parents=True)
+        (folder / "free_hugepages").write_text(f"{count}\n")
+    spec = replace(SPEC, huge_page_bytes=2 * MIB, numa_node=node)
+    preflight.check_huge_pages(spec, GIB, GIB + free * 2 * MIB, tmp_path)
+    preflight.check_huge_pages(replace(spec, huge_page_bytes=None), 0, GIB, tmp_path)
+    with pytest.raises(Denied, match=rf"needs {free + 2} huge pages of 2Mi, but {where} has {free} free; .* 2 more"):
+        preflight.check_huge_pages(spec, GIB, GIB + (free + 2) * 2 * MIB, tmp_path)
+    with pytest.raises(Denied, match=f"needs 1 huge pages of 1Gi, but {where} has 0 free"):
+        preflight.check_huge_pages(replace(spec, huge_page_bytes=GIB), 0, GIB, tmp_path)
+
+
 def test_an_iommu_is_there_only_when_asked_for_and_then_each_device_may_lock_all_memory() -> None:
     words = qemu_arguments(replace(SPEC, iommu=True), replace(START, accel="kvm"))
     assert "kernel-irqchip=split" in options(words, "-machine")[0]

@@ -487,7 +487,12 @@ class TestMachines:
         spec = pb.MachineSpec(
             cpu=pb.CpuBounds(min_milli=500, use_milli=1500, max_milli=4000),
             memory=pb.MemoryBounds(
-                min_bytes=1 << 30, use_bytes=1 << 30, max_bytes=3 << 30, method="dimm", slot_size_bytes=1 << 30
+                min_bytes=1 << 30,
+                use_bytes=1 << 30,
+                max_bytes=3 << 30,
+                method="dimm",
+                slot_size_bytes=1 << 30,
+                huge_pages="1Gi",
             ),
             start=pb.Start(
                 kernel="/images/k",

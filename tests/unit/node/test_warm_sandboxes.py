@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from devalloc_node.deadline import Deadline
-from devalloc_node.errors import Denied
+from devalloc_node.errors import Denied, NodeError
+from devalloc_node.machine.cpu_pinning import pin_vcpus
+from devalloc_node.machine.process import Process
+from devalloc_node.machine.resources import free_cpus
 from devalloc_node.machine.spec import CPU, HOST_SANDBOX, AmountBounds, MachineSpec, Nic, NoSandboxes
 from devalloc_node.warm.pool import Pool, WarmSandboxes
 from devalloc_node.warm.records import SetupRecord
@@ -168,3 +175,52 @@ def test_what_waits_is_adopted_by_who_has_taken_it_also_through_a_link(tmp_path:
     for socket in (waits, tmp_path / "link"):
         homes.check_lent(replace(WEB, adopt=str(socket)))
     pool.close(soon())
+
+
+def test_setups_and_machines_that_have_cpus_for_themselves_never_share_one(tmp_path: Path) -> None:
+    on, own = host({0: "0-1"}), {0}
+    pool = Pool(WarmConfig(run=tmp_path / "run", namespaces=tmp_path / "netns"), BOOT, parts=[ToyPart()],
+                cpus=lambda: on, exclusive=lambda: own)  # fmt: skip
+    pool.open()
+    homes = WarmSandboxes(pool)
+    pinned = replace(WEB, pinned=True, cpus=AmountBounds(CPU, CPU, CPU))
+    assert homes.give(pinned, "run").cpus == (1,)
+    with (
+        homes.choosing_cpus() as loads,
+        pytest.raises(Denied, match="is to run on CPUs of its own"),
+    ):
+        free_cpus(pinned, on, loads, own)
+    with homes.choosing_cpus() as loads:
+        assert free_cpus(pinned, on, loads, set()) == [0]
+    with pytest.raises(NotEnoughSetups, match="not enough free CPUs for 2 vCPUs; available: 1 on node 0"):
+        homes.give(replace(pinned, name="two", cpus=AmountBounds(CPU, 2 * CPU, CPU)), "run")
+    pool.close(soon())
+
+
+class FakeQemu:
+    """A QEMU that says which threads its vCPUs are."""
+
+    def __init__(self, threads: dict[int, int]) -> None:
+        self.threads = threads
+
+    def execute(self, command: str, *_: Any, **__: Any) -> Any:
+        assert command == "query-cpus-fast"
+        return [{"props": {"core-id": slot}, "thread-id": thread} for slot, thread in self.threads.items()]
+
+
+@pytest.mark.parametrize("threads", [{0: 1}, {1: 0}, {-1: 0}, {0: 1 << 40}])
+def test_a_qemu_that_was_taken_over_has_no_thread_of_others_bound(threads: dict[int, int]) -> None:
+    """Slot and thread; 0 stands for one of this process."""
+    cpu, own = max(os.sched_getaffinity(0)), threading.get_native_id()
+    monitor: Any = FakeQemu({slot: thread or own for slot, thread in threads.items()})
+    before = os.sched_getaffinity(own), os.sched_getaffinity(1)
+    with suppress(NodeError, ValueError):  # the latter becomes one where the monitor is lent
+        pin_vcpus(monitor, "m", Process(os.getpid(), 0), {(0, 0): [cpu]}, soon())
+    assert (os.sched_getaffinity(own), os.sched_getaffinity(1)) == before
+
+
+def test_a_vcpu_whose_cpu_has_gone_offline_shares_the_others() -> None:
+    before = os.sched_getaffinity(0)
+    monitor: Any = FakeQemu({0: threading.get_native_id()})
+    pin_vcpus(monitor, "m", Process(os.getpid(), 0), {(0, 0): [1023]}, soon())
+    assert os.sched_getaffinity(0) == before

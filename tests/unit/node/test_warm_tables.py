@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from devalloc.inventory.capacity.cpus import format_cpu_list
 from devalloc_node.errors import Denied
+from devalloc_node.machine.cpu_pinning import NotEnoughCpus, choose_cpus
 from devalloc_node.warm.function_replicas import image_name, number, replica_request
-from devalloc_node.warm.setup import NotEnoughSetups, check_identifier, choose_cpus, is_identifier, new_identifier
+from devalloc_node.warm.setup import check_identifier, is_identifier, new_identifier
 from tests.support.toy_setups import host
 
 CASES: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "warm_cases.yaml").read_text())
@@ -90,11 +91,14 @@ def test_what_never_fits_is_denied_and_what_does_not_fit_now_may_be_asked_for_ag
         choose_cpus(on, {}, 3, one_node=True)
     assert not never.value.retryable
     loads = {0: 1, 2: 1}
-    with pytest.raises(NotEnoughSetups, match="1 on node 0, 1 on node 1") as now:
+    with pytest.raises(NotEnoughCpus, match="1 on node 0, 1 on node 1") as now:
         choose_cpus(on, loads, 2, most=1, one_node=True)
-    assert (now.value.code, now.value.short, now.value.retryable) == ("TryAgain", "cpus", True)
+    assert (now.value.code, now.value.retryable) == ("CpusInUse", True)
     assert choose_cpus(on, loads, 2, most=1).cpus == (1, 3)
-    with pytest.raises(NotEnoughSetups):
+    assert choose_cpus(on, {}, 2, exclusive={0, 3}).cpus == (1, 2)
+    with pytest.raises(NotEnoughCpus, match="not enough free CPUs for 2 vCPUs; available: 1 on node 1"):
+        choose_cpus(on, {}, 2, exclusive={0, 1, 3})
+    with pytest.raises(NotEnoughCpus):
         choose_cpus(on, {0: 1, 1: 1, 2: 1}, 2, most=1)
 
 

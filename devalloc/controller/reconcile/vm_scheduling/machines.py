@@ -26,7 +26,7 @@ TakenAmounts = Mapping[tuple[str, str, str], int]
 
 _RUNNING_PHASES = ("Starting", "Running", "Stopping", "Unknown")
 _NOT_ENDED = ("", "StoppedOnRequest", "NotPlaced")
-_AMOUNTS = {host_pool_names.CPU: "cpus", host_pool_names.MEMORY: "memory"}
+_AMOUNTS = {host_pool_names.CPU: "cpus", **dict.fromkeys(host_pool_names.MEMORY_RESOURCES, "memory")}
 _AMOUNT_FIELDS = ("permitted", "applied", "observed")
 
 

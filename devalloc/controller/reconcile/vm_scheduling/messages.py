@@ -30,6 +30,7 @@ _REPLACED_REASONS = {*_CODES, Reason.LOST_TO_HIGHER_PRIORITY, Reason.LOST_TO_COM
 _RESOURCE_NAMES = {
     host_pool_names.CPU: ("CPU", "", Format.DECIMAL_SI),
     host_pool_names.MEMORY: ("memory", "", Format.BINARY_SI),
+    **{name: (f"huge pages of {size}", "", Format.BINARY_SI) for size, name in host_pool_names.HUGE_PAGES.items()},
     host_pool_names.NETWORK: ("bandwidth", "/s", Format.BINARY_SI),
     host_pool_names.DISK: ("disk", "", Format.BINARY_SI),
     host_pool_names.DISK_IO: ("disk bandwidth", "/s", Format.BINARY_SI),
@@ -132,7 +133,11 @@ class MachineMessages:
 
 
 _HOLDERS = ("claim", "machine")
-_FIELDS = {host_pool_names.CPU: "spec.cpu", host_pool_names.MEMORY: "spec.memory", host_pool_names.DISK: "spec.disk"}
+_FIELDS = {
+    host_pool_names.CPU: "spec.cpu",
+    **dict.fromkeys(host_pool_names.MEMORY_RESOURCES, "spec.memory"),
+    host_pool_names.DISK: "spec.disk",
+}
 
 
 def _shortage(rooms: Mapping[str, NodeRoom], wanted: Mapping[str, Quantity], code: str, is_whole: bool) -> str | None:

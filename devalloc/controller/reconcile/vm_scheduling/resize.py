@@ -10,7 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from devalloc.api import host_pool_names
+from devalloc.api.apportion import apportion
 from devalloc.api.machine_reservation import (
     FITS,
     missing_amounts,
@@ -19,13 +22,16 @@ from devalloc.api.machine_reservation import (
     reserved_entries,
     sum_nano,
 )
-from devalloc.api.quantity import Format, Quantity
+from devalloc.api.quantity import NANO, Format, Quantity
 from devalloc.api.views import ClaimKey, MachineView
-from devalloc.api.virtual_machine import VirtualMachineSpec
+from devalloc.api.virtual_machine import GIB, MEMORY_BLOCK, MachineNumaNode, VirtualMachineSpec
 from devalloc.controller.reconcile.vm_scheduling import machines
 from devalloc.store import Object
 
-_FORMATS = {host_pool_names.MEMORY: Format.BINARY_SI, host_pool_names.DISK: Format.BINARY_SI}
+_NUMA_NODES = TypeAdapter(list[MachineNumaNode])
+_BLOCKS = {host_pool_names.HUGE_PAGES["1Gi"]: GIB}
+"""Bytes of a block of memory, where it is not MEMORY_BLOCK."""
+_FORMATS = dict.fromkeys((*host_pool_names.MEMORY_RESOURCES, host_pool_names.DISK), Format.BINARY_SI)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +47,13 @@ class MachineGrowth:
 
     def grown_entries(self, more: Iterable[Any]) -> list[Any]:
         """The entries with what it was given."""
-        return shrink_entries(self.spec, merge_entries(self.entries, more))
+        return shrink_entries(self.machine, self.spec, merge_entries(self.entries, more))
 
 
 def resized_entries(machine: Object, spec: VirtualMachineSpec, counted: Sequence[Any]) -> list[Any] | None:
     """What is to be kept for a machine that lacks nothing; None where that is so."""
     current = reserved_entries(machine)
-    target = shrink_entries(spec, counted if missing_amounts(spec, current) else current)
+    target = shrink_entries(machine, spec, counted if missing_amounts(spec, current) else current)
     if _nano_by_device(target) == _nano_by_device(current):
         return current if has_shortage_condition(machine) else None
     # Between taking a machine and saying what it begins it with, a node goes by what was kept when it looked.
@@ -62,17 +68,60 @@ def has_shortage_condition(machine: Object) -> bool:
     return isinstance(listed, list) and any(isinstance(one, dict) and one.get("type") == FITS for one in listed)
 
 
-def shrink_entries(spec: VirtualMachineSpec, entries: Iterable[Any]) -> list[Any]:
-    """The entries without what it does not want. The last one goes first."""
+def shrink_entries(machine: Object, spec: VirtualMachineSpec, entries: Iterable[Any]) -> list[Any]:
+    """The entries without what it does not want. The last one goes first.
+
+    A node that has the machine may run it with pages of another size than the spec names by now: these stay its own
+    until it is stopped."""
     wanted = required_amounts(spec)
     amounts = _nano_by_device(entries)
-    for resource in {resource for _, _, resource in amounts}:
+    in_use = set(host_pool_names.MEMORY_RESOURCES) - wanted.keys() if MachineView(machine).holder is not None else set()
+    targets = node_targets(machine, wanted)
+    for resource in {resource for _, _, resource in amounts} - in_use:
         over = sum(nano for place, nano in amounts.items() if place[2] == resource)
         over -= wanted[resource].nano if resource in wanted else 0
+        for place in [place for place in amounts if place[2] == resource]:  # first what its guest has elsewhere
+            if (target := targets.get((place[1], resource))) is not None:
+                less = min(max(0, over), max(0, amounts[place] - target))
+                amounts[place], over = amounts[place] - less, over - less
         for place in [place for place in reversed(amounts) if place[2] == resource]:
             less = min(max(0, over), amounts[place])
             amounts[place], over = amounts[place] - less, over - less
     return _entries(amounts)
+
+
+def node_targets(machine: Object, amounts: Mapping[str, Quantity]) -> dict[tuple[str, str], int]:
+    """Nano units of each amount on each NUMA node, by device and resource, where the guest has several: they are
+    shared out as its node shares them out. Empty for any other machine."""
+    if MachineView(machine).holder is None:
+        return {}
+    try:
+        nodes = _NUMA_NODES.validate_python(MachineView(machine).status.get("numaNodes") or [])
+    except ValidationError:  # its node will write it again
+        return {}
+    targets: dict[tuple[str, str], int] = {}
+    for resource in host_pool_names.COMPUTE if len(nodes) > 1 else ():
+        if resource in amounts:
+            is_cpu = resource == host_pool_names.CPU
+            unit = NANO // 1000 if is_cpu else _BLOCKS.get(resource, MEMORY_BLOCK) * NANO
+            weights = [(node.cpus if is_cpu else node.memory).nano for node in nodes]
+            parts = apportion(-(-amounts[resource].nano // unit), weights)
+            for node, part in zip(nodes, parts, strict=True):
+                targets[f"numa{node.host_node}", resource] = part * unit
+    return targets
+
+
+def growth_by_node(machine: Object, spec: VirtualMachineSpec, entries: Sequence[Any]) -> dict[int, dict[str, Quantity]]:
+    """What a machine whose guest has several NUMA nodes lacks, by NUMA node of the host and resource."""
+    current: dict[tuple[str, str], int] = {}
+    for (_, device, resource), nano in _nano_by_device(entries).items():
+        current[device, resource] = current.get((device, resource), 0) + nano
+    lacking: dict[int, dict[str, Quantity]] = {}
+    for (device, resource), target in node_targets(machine, required_amounts(spec)).items():
+        if (more := target - current.get((device, resource), 0)) > 0:
+            form = _FORMATS.get(resource, Format.DECIMAL_SI)
+            lacking.setdefault(int(device.removeprefix("numa")), {})[resource] = Quantity(more, form)
+    return lacking
 
 
 def merge_entries(entries: Iterable[Any], more: Iterable[Any]) -> list[Any]:
@@ -89,11 +138,7 @@ def required_numa(machine: Object, entries: Sequence[Any], pools: Mapping[str, O
     start = spec.get("start")
     if isinstance(start, dict) and isinstance(start.get("numaNode"), int):
         return int(start["numaNode"])
-    compute = [
-        entry
-        for entry in entries
-        if sum_nano([entry], host_pool_names.CPU) or sum_nano([entry], host_pool_names.MEMORY)
-    ]
+    compute = [entry for entry in entries if any(sum_nano([entry], name) for name in host_pool_names.COMPUTE)]
     return machines.single_numa(compute, pools) if spec.get("numaPolicy") == machines.SINGLE_NUMA else None
 
 

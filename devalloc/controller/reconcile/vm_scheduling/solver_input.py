@@ -253,7 +253,14 @@ class _InputBuilder:
             return
         if short := missing_amounts(machine.spec, entries):
             details = _machine_details(short)
-            if (numa := resize.required_numa(doc, entries, self.pools)) is not None:
+            if by_node := resize.growth_by_node(doc, machine.spec, entries):
+                others = {name: amount for name, amount in short.items() if name not in host_pool_names.COMPUTE}
+                details = _machine_details(others)
+                for number, amounts in by_node.items():
+                    (detail,) = _machine_details(amounts)
+                    _restrict_to_numa(detail, number)
+                    details.append(detail)
+            elif (numa := resize.required_numa(doc, entries, self.pools)) is not None:
                 for detail in details:
                     _restrict_to_numa(detail, numa)
             part = self._add(key, "more", doc, details, {meta.NODE: str(node)} | _priority_annotation(doc))

@@ -39,6 +39,18 @@ def test_a_machine_as_the_ledger_takes_it() -> None:
     assert record.overcommit == Resources(2500, 1500)
 
 
+def test_huge_pages_are_none_of_the_memory_that_permits_share_out() -> None:
+    obj = stored(machine("a"), **RUNS, nodeName="n", allocations=[
+        {"devicePoolName": "n-host", "deviceName": "numa0",
+         "allocations": [{"name": "cpu", "allocation": "500m"}, {"name": "hugepages-2Mi", "allocation": "2Gi"}]}
+    ])  # fmt: skip
+    obj["spec"]["memory"]["hugePages"] = "2Mi"
+    record = read_vm(obj)
+    assert record is not None
+    assert (record.least.memory, record.most.memory, record.use.memory) == (0, 0, 0)
+    assert (record.least.cpu, record.use.cpu) == (250, 500)
+
+
 @pytest.mark.parametrize(
     ("permitted", "counts"),
     [
