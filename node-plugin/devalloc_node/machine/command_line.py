@@ -11,7 +11,7 @@ from devalloc_node.errors import Denied
 from devalloc_node.machine import confinement, guest_numa
 from devalloc_node.machine.firmware import CODE_FD, TPM_FD, VARIABLES_FD
 from devalloc_node.machine.pci import WindowReserve
-from devalloc_node.machine.spec import Disk, MachineSpec, Nic, NicModel, memory_text, own_mac, whole_cpus
+from devalloc_node.machine.spec import MIB, Disk, MachineSpec, Nic, NicModel, memory_text, own_mac, whole_cpus
 
 BLOCK = guest_numa.BLOCK
 """Bytes in which virtio-mem gives and takes memory."""
