@@ -366,7 +366,7 @@ class TestParentsThatAreNoCards:
         assert (prepared.functions, prepared.sysfsdev) == ((), f"bus/mdev/devices/{uuid}")
         group = (mtty.sys / "bus/mdev/devices" / uuid / "iommu_group").resolve().name
         assert prepared.nodes == (f"/dev/vfio/{group}",)
-        assert prepared.attributes == {"mdevUUID": uuid}
+        assert prepared.attributes == {"mdevUUID": uuid, "mdevType": "mtty-2"}
         assert hand.keys["mtty-mtty-2"] == ("part/mtty/0", f"mdev/{uuid}")
         assert hand.bindings.observe(prepared).state == "healthy"
         assert current_nodes(hand.host.tree(), prepared) == {*prepared.nodes}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from devalloc.inventory.capacity import RESOURCES
+from devalloc.inventory.capacity from devalloc.inventory.capacity.config import DEFAULT_RATIOS
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.machine.records import MachineAmounts, MachineRecord, content_of
 from devalloc_node.machine.resources import CapacityCheck
@@ -123,7 +123,7 @@ def machine_with(disk: int = 0, bandwidth: int = 0, disk_io: int = 0, name: str 
 
 
 LIMITED = host(
-    cpu=8, memory="8Gi", disk="10GB", network="800Mbps", disk_io="100MB/s", ratios=dict.fromkeys(RESOURCES, "1")
+    cpu=8, memory="8Gi", disk="10GB", network="800Mbps", disk_io="100MB/s", ratios=dict.fromkeys(DEFAULT_RATIOS, "1")
 )
 """Of the network 100 million bytes per second."""
 
