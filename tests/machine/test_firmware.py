@@ -225,6 +225,9 @@ def test_with_secure_boot_only_signed_kernels_start(settings: MachineConfig, pla
             for _ in range(2):  # a machine of several queues is the only one on its interface
                 with pytest.raises(OSError, match="busy"):
                     spawn.open_tap(tap)
+        with pytest.raises(Denied, match="Secure Boot") as denied:
+            machines.scale(KEY, "vcpus", 2, soon())  # without KVM its firmware would wait for that CPU, and it for ever
+        assert (denied.value.code, guest.check("cat /sys/devices/system/cpu/online")) == ("CpusEmulated", "0")
         guest.close()
         machines.stop(KEY, 0, True, soon())
         if tap is not None:

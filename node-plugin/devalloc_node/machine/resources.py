@@ -108,6 +108,8 @@ def with_request(record: MachineRecord, monitor: Monitor, what: str, amount: int
     spec, before = record.spec, record.requested
     if what == "vcpus":
         _within(spec, amount, whole_cpus(spec.cpus.least), whole_cpus(spec.cpus.most), str, " vCPUs")
+        if spec.secure_boot:
+            vcpu.check_secure_boot(monitor, spec.key, amount, deadline)
         left = vcpu.has_lost_vcpu(monitor, spec.key, amount, record.cpus_left, deadline)
         return replace(record, requested=replace(before, vcpus=amount), cpus_left=left)
     if what == "cpu":

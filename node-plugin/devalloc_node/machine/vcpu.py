@@ -77,6 +77,19 @@ def has_lost_vcpu(monitor: Monitor, machine: str, goal: int, before: bool | None
     return True
 
 
+def check_secure_boot(monitor: Monitor, machine: str, goal: int, deadline: Deadline) -> None:
+    """Raises Denied (``CpusEmulated``) if ``goal`` changes the vCPUs of an emulated machine with Secure Boot: its
+    firmware then waits for the new one in system management mode, which without KVM never comes there, and the guest
+    stands still (OVMF 2022.11 on QEMU 7.2)."""
+    taken = count(monitor, deadline)
+    if goal != taken and not monitor.execute("query-kvm", deadline=deadline)["enabled"]:
+        raise Denied(
+            "CpusEmulated",
+            f"machine {machine} has Secure Boot, is emulated (no KVM) and has {taken} vCPUs; it cannot have {goal} "
+            "while it runs, because its firmware would hang",
+        )
+
+
 def mark_unplugged(monitor: Monitor, deadline: Deadline) -> None:
     """Record in QEMU itself that a vCPU was unplugged, for any later caller and as long as QEMU lives. For a QEMU
     without such objects, only the machine's record knows."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from devalloc.inventory.capacity from devalloc.inventory.capacity.config import DEFAULT_RATIOS
+from devalloc.inventory.capacity.config import DEFAULT_RATIOS
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.machine.records import MachineAmounts, MachineRecord, content_of
 from devalloc_node.machine.resources import CapacityCheck
