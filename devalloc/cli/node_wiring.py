@@ -78,10 +78,12 @@ def make_host(settings: NodeSettings, *, dry_run: bool, say: Say) -> Host:
     machines = settings.machines
     if machines.binary != MachineConfig().binary and shutil.which(machines.binary) is None:
         say(f"there is no program {machines.binary} (--qemu); machines cannot start until it exists")
-    for option, folders in (("image", machines.folders), ("qmp", machines.socket_folders)):
-        for folder in folders:
-            if not folder.path.is_dir():
-                say(f"there is no folder {folder.path} (--{option}-folder)")
+    named = [("image", folder.path) for folder in machines.folders]
+    named += [("qmp", folder.path) for folder in machines.socket_folders]
+    named += [("rom", folder) for folder in machines.rom_folders]
+    for option, path in named:
+        if not path.is_dir():
+            say(f"there is no folder {path} (--{option}-folder)")
     return DryRun(host, say) if dry_run else host
 
 

@@ -111,11 +111,13 @@ def test_what_machines_need_and_is_not_there_is_told_at_the_start(folder: Path) 
         binary="nothere",
         folders=(AllowedFolder(folder), AllowedFolder(folder / "images")),
         socket_folders=(AllowedFolder(folder / "qmp"),),
+        rom_folders=(folder / "roms",),
     )
     assert start_output(missing) == [
         "there is no program nothere (--qemu); machines cannot start until it exists",
         f"there is no folder {folder}/images (--image-folder)",
         f"there is no folder {folder}/qmp (--qmp-folder)",
+        f"there is no folder {folder}/roms (--rom-folder)",
     ]
 
 
@@ -196,6 +198,29 @@ def test_whose_the_folders_and_interfaces_are_is_said_with_them(folder: Path) ->
     assert machines.socket_folders == (AllowedFolder(Path("/e"), "own"),)
     assert (machines.taps, machines.user_net) == (("vm*", "team-a:tap0"), False)
     assert settings_of(folder, "--allow-user-net").machines.user_net
+
+
+def test_folders_of_option_roms_are_allowed_and_seen_by_qemu(folder: Path) -> None:
+    machines = settings_of(folder, "--rom-folder", "/roms", "--qemu-path", "/more").machines
+    assert (machines.rom_folders, machines.visible) == ((Path("/roms"),), (Path("/more"), Path("/roms")))
+    assert settings_of(folder).machines.rom_folders == ()
+
+
+def test_devices_without_a_reset_go_only_with_the_admins_word(folder: Path) -> None:
+    def allowed(*words: str) -> tuple[bool, bool]:
+        seen: list[InventoryOptions] = []
+
+        @click.command()
+        @settings_options(InventoryOptions, "options")
+        def command(options: InventoryOptions) -> None:
+            seen.append(options)
+
+        assert CliRunner().invoke(command, words, catch_exceptions=False).exit_code == 0
+        settings = node_settings(seen[0], PluginOptions(state=folder), 60)
+        return settings.bindings.allow_no_reset, settings.inventory.allow_no_reset
+
+    assert allowed() == (False, False)
+    assert allowed("--allow-no-reset") == (True, True)
 
 
 def test_users_of_machines_are_a_range_of_which_waiting_ones_have_half(
