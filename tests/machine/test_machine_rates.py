@@ -166,7 +166,7 @@ def moves_100_mbit_and_20_megabytes(host: Host) -> None:
             until(lambda: host.status().get("phase") == "Running", "it runs")
             guest = booted(host)
 
-            def told(network: int, disk_io: int) -> None:
+            def change_to(network: int, disk_io: int) -> None:
                 host("apply", "-f", "-", stdin=manifest(network, disk_io))
                 until(lambda: traffic.observe_rates(None, TAP).are(network), "its card is told of another rate")
                 until(lambda: disk_rate(host) == disk_io, "its disk is told of another rate")
@@ -188,15 +188,15 @@ def moves_100_mbit_and_20_megabytes(host: Host) -> None:
                         while not comes_close(counter, rates[name], SLACK[name](rates[name]), what):
                             rates[name] //= 2
                             assert rates[name] > network // 64, f"{what}: 90 % of no rate"
-                            told(**rates)
+                            change_to(**rates)
                 if rates != {"network": network, "disk_io": disk_io}:
                     print(f"the guest of this busy host came to 90 % of no more than {rates}")
 
             holds(MBIT_100, MB_20)
             assert host.status().get("reason", "") == ""
-            told(MBIT_100 // 4, MB_20 // 4)
+            change_to(MBIT_100 // 4, MB_20 // 4)
             holds(MBIT_100 // 4, MB_20 // 4)
-            told(MBIT_100 // 4, MB_20 // 4)
+            change_to(MBIT_100 // 4, MB_20 // 4)
             killed.send_signal(signal.SIGKILL)
             killed.wait()
         assert traffic.observe_rates(None, TAP).are(MBIT_100 // 4), "no plugin is needed for them"
