@@ -13,6 +13,7 @@ from xdist.scheduler import LoadScopeScheduling
 LONGEST_FIRST: dict[str, tuple[str, ...]] = {
     "they run the plugin as users do": (
         *("machine/test_guest_scaling.py", "machine/test_guest_partitions.py", "machine/test_vm_objects.py"),
+        "machine/test_machine_rates.py",
     ),
     "they share a host, in which the last one has a daemon run": (
         *("machine/test_power_cut.py", "machine/test_sriov_bindings.py", "machine/test_sriov_host.py"),
