@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from devalloc.api.views import MachineView, ObjectView, as_mapping
+from devalloc.backoff import Backoff
 from devalloc.scaling.permits.ledger import MachineKey
 from devalloc.scaling.vm_info import LABEL_NAME, LABEL_SCALING, from_pod
 from devalloc.store import Conflict, Event, EventType, NotFound, Object, Store, StoreError
@@ -36,7 +37,7 @@ RUNNER_PODS = ApiResource(
 )
 """Pods with the label that names their machine."""
 POD = RUNNER_PODS.store_kind
-RETRY_SECONDS = 2.0
+RETRY_SECONDS, MAX_RETRY_SECONDS = 2.0, 60.0
 _HAS_ENDED = frozenset({"Succeeded", "Failed"})
 
 
@@ -48,21 +49,25 @@ class RunnerPods:
         self._store = store
         self._pods: dict[MachineKey, dict[str, Object]] = {}
         """The pods of each machine, by their names."""
+        self._machine_of: dict[MachineKey, MachineKey] = {}
+        """The machine of each of these pods, by the pod's namespace and name."""
         self._machines: dict[MachineKey, Object] = {}
 
     def run(self, stop: threading.Event) -> None:
         """Write what changes, until ``stop`` is set."""
+        backoff = Backoff(RETRY_SECONDS, MAX_RETRY_SECONDS)
         while not stop.is_set():
             try:
-                self._pods, self._machines = {}, {}
+                self._pods, self._machine_of, self._machines = {}, {}, {}
                 listing = self._store.list((KIND, POD))
+                backoff.reset()
                 changed = {key for obj in listing.objects for key in self._note(obj, is_gone=False)}
                 self.write(sorted(changed))
                 for event in self._store.watch((KIND, POD), listing.resource_version, stop=stop):
                     self.heard(event)
             except StoreError as error:
                 log.warning("cannot write which pods run machines: %s; trying again", error)
-                stop.wait(RETRY_SECONDS)
+                stop.wait(backoff.next_delay())
 
     def heard(self, event: Event) -> None:
         """A machine or a pod changed. Raises StoreError."""
@@ -79,11 +84,12 @@ class RunnerPods:
             return [key]
         namespace, name = obj["metadata"]["namespace"], obj["metadata"]["name"]
         # The label of a pod can change, so all that it ran may be concerned.
-        before = [key for key, pods in self._pods.items() if key[0] == namespace and name in pods]
-        for key in before:
-            del self._pods[key][name]
-            if not self._pods[key]:
-                del self._pods[key]
+        before = []
+        if (machine := self._machine_of.pop((namespace, name), None)) is not None:
+            before.append(machine)
+            del self._pods[machine][name]
+            if not self._pods[machine]:
+                del self._pods[machine]
         read = from_pod(obj)
         if is_gone or read.info is None:
             if not is_gone:
@@ -91,6 +97,7 @@ class RunnerPods:
             return before
         key = namespace, read.info.name
         self._pods.setdefault(key, {})[name] = obj
+        self._machine_of[namespace, name] = key
         return list(dict.fromkeys((*before, key)))
 
     def write(self, keys: Iterable[MachineKey]) -> None:

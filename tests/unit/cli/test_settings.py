@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,3 +173,14 @@ def test_the_page_of_settings_shows_values_as_they_are_read() -> None:
         assert f"`{example}`" in text
         assert parse_bandwidth(example) == rate
     assert parse_ratio("1.5") * 2 == 3
+
+
+NEONS_AGENT = {"7777", "9100", "9101", "10300"}
+"""Ports that Neon's agent takes on its host by its shipped configuration; it ends if another program has 10300."""
+
+
+def test_no_process_of_a_host_takes_a_port_of_neons_agent_by_default() -> None:
+    for verb in ("up", "node", "controller"):
+        for each in settings_of(PROCESSES[verb]):
+            ports = set(re.findall(r"\b\d{4,5}\b", f"{each.default} {each.unset}"))
+            assert not ports & NEONS_AGENT, (verb, each.flag)

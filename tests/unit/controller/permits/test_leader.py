@@ -78,7 +78,7 @@ class Leading:
             ObjectClient(self.client, NAMESPACE, lambda: self.is_led),  # type: ignore[arg-type]
             NAMESPACE,
             PermitListenAddress("127.0.0.1", port, "127.0.0.1"),
-            on_serving=self.urls.append,
+            on_serving=lambda url, plain: self.urls.append(url),
         )
 
 
