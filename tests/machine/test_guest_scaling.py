@@ -247,3 +247,27 @@ def follow(host: Host, record: Record, most: int) -> None:
             )
             disk.check()
         steps_wait_for_each_other(record.events(), small)
+
+
+def test_a_machine_that_was_created_by_grpc_follows_its_guest_without_an_object(host: Host) -> None:
+    options = ("--scaling", "--guest-network", NETWORK, "--compute-unit", "1,1Gi", "--enforce-capacity")
+
+    def shown() -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(host("vm", "get", "web", "-o", "json"))
+        return answer
+
+    targets = {"loadAverageFractionTarget": "900m", "memoryUsageFractionTarget": "990m"}
+    with host.plugin(*options):
+        host("vm", "create", "-f", "-", stdin=machine(host, **targets))
+        assert host("get", "vms", "-o", "name") == "", "it has no object"
+        (shell,) = (host.folder / "run").glob("*/agent")
+        with Guest(shell) as guest:
+            guest.until("true", seconds=PATIENCE)
+            guest.check(scaled_guest.start(HOST))
+            guest.check(busy(6, "/tmp/enough"))
+            until(lambda: shown()["observed"].get("vcpus") == 2, "it has grown", host.log)
+            until(lambda: shown()["observed"]["memoryBytes"] == 2 * GIB, "in both", host.log)
+            assert shown()["spec"]["scaling"]["loadAverageFractionTarget"] == 0.9
+            guest.until("[ $(cat /sys/devices/system/cpu/online) = 0-1 ]", seconds=PATIENCE)
+            guest.check("touch /tmp/enough")
+        host("vm", "delete", "web", "--force")
