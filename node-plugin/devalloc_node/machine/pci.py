@@ -70,7 +70,7 @@ def _room(spec: MachineSpec, address_bits: int | None) -> int | None:
     """The addresses that are left above all memory that the machine can have: QEMU keeps a GiB more for each DIMM."""
     if address_bits is None:
         return None
-    dimms = spec.hot_memory // spec.dimm_bytes if spec.dimm_bytes else 1
+    dimms = spec.hot_memory // spec.dimm_bytes if spec.dimm_bytes else max(1, len(spec.numa_cells))
     top = _BELOW_4G + spec.memory.most + (dimms + 1) * GIB
     return max(0, (1 << address_bits) - top - GIB)
 
