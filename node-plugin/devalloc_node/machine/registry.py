@@ -564,9 +564,9 @@ def recognised_record(
     if not run:
         raise orphan_refusal(spec.key, process)
     record = MachineRecord(machine.to_manifest(), "running", run, user_of(machines.config, spec.id), cpus_left=None)
-    if spec.pinned:  # its first thread may run on all of them, and each vCPU was bound to one in their order
+    if spec.pinned:  # its first thread may run on all of them
         with suppress(OSError):
-            record = replace(record, cpus=tuple(sorted(os.sched_getaffinity(process.pid))))
+            record = replace(record, cpus=resources.in_vcpu_order(spec, os.sched_getaffinity(process.pid)))
     there = observe_run(machines, record, due)
     if there.run != run:
         raise orphan_refusal(spec.key, process)

@@ -354,6 +354,15 @@ def vcpu_places(record: MachineRecord) -> Mapping[tuple[int, int], Collection[in
     return cpu_places(spec, cpus, {node: preflight.cpus_of(node) for node in spec.host_nodes} if not cpus else {})
 
 
+def in_vcpu_order(spec: MachineSpec, cpus: Collection[int]) -> tuple[int, ...]:
+    """CPUs that were chosen for a machine alone, in the order in which its vCPUs have them."""
+    if not spec.numa_cells:
+        return tuple(sorted(cpus))
+    by_node = {node: sorted({*cpus} & {*preflight.cpus_of(node)}, reverse=True) for node in spec.host_nodes}
+    nodes = [by_node[spec.numa_cells[cell].host_node] for cell in cells_of_vcpus(spec)]
+    return tuple(node.pop() for node in nodes if node)
+
+
 def free_cpus(spec: MachineSpec, host: CpuTopology, loads: Mapping[int, int], taken: Collection[int]) -> list[int]:
     """CPUs of the host that a machine is to have for itself, one for each vCPU that it may get. ``loads``: vCPUs of
     setups by CPU; ``taken``: those of other machines. Raises Denied (``CpusTooFew``, ``CpusInUse``)."""

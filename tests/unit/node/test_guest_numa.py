@@ -17,7 +17,7 @@ from devalloc_node.machine import guest_numa, preflight
 from devalloc_node.machine.command_line import StartContext, dimm, qemu_arguments
 from devalloc_node.machine.cpu_pinning import NotEnoughCpus
 from devalloc_node.machine.records import MachineView
-from devalloc_node.machine.resources import free_cpus
+from devalloc_node.machine.resources import free_cpus, in_vcpu_order
 from devalloc_node.machine.spec import MIB, AmountBounds, MachineSpec, NumaCell, spec_of
 from devalloc_node.vms.objects import status_of
 from tests.support.machines import virtual_machine
@@ -118,6 +118,18 @@ def test_a_pinned_machine_on_two_nodes_has_cpus_of_both() -> None:
     assert free_cpus(SPEC, host, {0: 1}, {5}) == [4, 6, 1, 7, 8, 2]
     with pytest.raises(NotEnoughCpus, match="for 4 vCPUs; available: 3 on node 1"):
         free_cpus(SPEC, host, {}, {5, 6})
+
+
+def test_cpus_of_a_pinned_machine_are_known_again_in_the_order_of_its_vcpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "NODES", tmp_path)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(9)))
+    for node, cpus in ((0, "0-3"), (1, "4-8")):
+        (tmp_path / f"node{node}").mkdir()
+        (tmp_path / f"node{node}/cpulist").write_text(f"{cpus}\n")
+    assert in_vcpu_order(SPEC, {1, 2, 4, 6, 7, 8}) == (4, 6, 1, 7, 8, 2), "as they were chosen"
+    assert in_vcpu_order(replace(SPEC, numa_cells=()), {7, 2, 5}) == (2, 5, 7)
 
 
 def test_huge_pages_are_looked_for_on_each_node(tmp_path: Path) -> None:
