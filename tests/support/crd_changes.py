@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -72,6 +73,9 @@ def _of_schemas(before: Schema, after: Schema, path: str) -> Iterator[str]:
         yield f"{path}.{name}: required"
     old_rules = {rule["rule"] for rule in before.get(_RULES, ())}
     for rule in after.get(_RULES, ()):
+        of_new_field = re.match(r"!has\(self\.(\w+)\) \|\| [^?]*$", rule["rule"])
+        if of_new_field and before.get("properties") and of_new_field[1] not in before["properties"]:
+            continue  # true of each object without that field
         if rule["rule"] not in old_rules:
             yield f"{path}: {rule['rule']}"
     yield from _of_parts(before, after, path)
