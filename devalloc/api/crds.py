@@ -249,7 +249,7 @@ RULES: dict[str, tuple[CrdRule, ...]] = {
     ),
     "MachineStart": (
         CrdRule(
-            "!has(self.kernel) || !has(self.firmware) || !has(self.firmware.secureBoot) || !self.firmware.secureBoot",
+            "!has(self.firmware) || !has(self.firmware.secureBoot) || !self.firmware.secureBoot || !has(self.kernel)",
             "a kernel cannot be combined with firmware.secureBoot, which would not check its signature",
             ".kernel",
         ),

@@ -162,6 +162,9 @@ NARROWER = {
     "a rule about a field that was there": lambda spec: spec.setdefault("x-kubernetes-validations", []).append(
         {"rule": "!has(self.claims) || false"}
     ),
+    "a rule that is not only about a new field": lambda spec: spec.setdefault("x-kubernetes-validations", []).append(
+        {"rule": "!has(self.new) || true ? false : true"}
+    ),
     "what is not known": lambda spec: spec.update({"x-kubernetes-new": True}),
 }
 
