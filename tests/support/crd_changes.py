@@ -28,7 +28,7 @@ _NEW_FIELD = re.compile(r"!has\(self\.([A-Za-z.]+)\) \|\| ")
 def losses(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Where ``after`` is narrower than ``before``, as ``PATH: what``: nothing where each object that is valid under the
     first is kept whole by the second. What a rule or a pattern means is not asked: another one counts as narrower,
-    unless it begins with ``!has(self.FIELD) ||``, there was no such field, and no ``?``, which binds weaker, follows."""
+    unless it begins with ``!has(self.FIELD) ||``, there was no such field, and no ``?`` follows, which binds weaker."""
     return list(_of_definitions(before["spec"], after["spec"]))
 
 
