@@ -32,9 +32,11 @@ TICK_SECONDS = 1.0
 SAVE_SECONDS = 60.0
 """The totals are written this often while anything is held."""
 SAVE_CHANGES_SECONDS = 2.0
-"""A change is written so soon."""
+"""A change is written so soon, if that does not cost too much."""
 CPU_DIVISOR = 20
-"""At most one part in so many of a CPU is spent on looking."""
+"""At most one part in so many of a CPU is spent on looking, and as much on writing."""
+SAVE_BYTES_PER_SECOND = 20_000
+"""At most this much is written: an etcd keeps each version for minutes."""
 
 
 class UsageAccountant:
@@ -64,18 +66,21 @@ class UsageAccountant:
         self._seen: tuple[str, ...] | None = None
         self._unserved: set[str] = set()
         self._is_dirty = False
+        self._written_bytes = 0
 
     def run(self, stop: threading.Event) -> None:
         """Until ``stop`` is set. Nothing that fails here keeps claims from being answered."""
-        saved, pause, logged = time.monotonic(), TICK_SECONDS, ""
+        saved, rest, pause, logged = time.monotonic(), 0.0, TICK_SECONDS, ""
         backoff = Backoff(SAVE_CHANGES_SECONDS, SAVE_SECONDS)
         while not stop.is_set():
             try:
                 pause = self.tick()
-                waited = time.monotonic() - saved
-                if waited >= SAVE_SECONDS or (self._is_dirty and waited >= SAVE_CHANGES_SECONDS):
+                least = SAVE_CHANGES_SECONDS if self._is_dirty else SAVE_SECONDS
+                if time.monotonic() - saved >= max(least, rest):
+                    before, self._written_bytes = time.thread_time(), 0
                     self.save()
                     saved = time.monotonic()
+                    rest = max((time.thread_time() - before) * CPU_DIVISOR, self._written_bytes / SAVE_BYTES_PER_SECOND)
                     backoff.reset()
                 logged = ""
             except StoreError as error:  # such as rights of an earlier version, which lasts
@@ -134,6 +139,7 @@ class UsageAccountant:
 
     def _write(self, record: MonthRecord) -> None:
         name, data = record_name(record.month), record_data(record, self._holder)
+        self._written_bytes += sum(map(len, data.values()))
         there = self._stored.get(name)
         if there is not None:
             self._stored[name] = self._records.replace({**there, "data": data})
