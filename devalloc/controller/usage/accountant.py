@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 
 from devalloc.backoff import Backoff
 from devalloc.controller.usage.holdings import KINDS, OPTIONAL_KINDS, Holding, holdings_of
@@ -67,6 +68,7 @@ class UsageAccountant:
         self._unserved: set[str] = set()
         self._is_dirty = False
         self._written_bytes = 0
+        self._is_behind = False
 
     def run(self, stop: threading.Event) -> None:
         """Until ``stop`` is set. Nothing that fails here keeps claims from being answered."""
@@ -101,6 +103,7 @@ class UsageAccountant:
         if self._ledger is None:
             self._begin()
         assert self._ledger is not None
+        self._check_clock(self._ledger)
         versions = tuple(store.list([]).resource_version for store in self._stores)
         if versions == self._seen:
             return TICK_SECONDS
@@ -109,6 +112,20 @@ class UsageAccountant:
         self._is_dirty |= self._ledger.observe(holdings, self._now())
         self._seen = versions
         return max(TICK_SECONDS, (time.thread_time() - before) * CPU_DIVISOR)
+
+    def _check_clock(self, ledger: UsageLedger) -> None:
+        """Log, once, that nothing counts because the clock was set back, or is now right and was ahead before."""
+        behind = ledger.until - self._now()
+        if behind > SAVE_SECONDS * 1000 and not self._is_behind:
+            log.warning(
+                "usage is counted up to %s, which is %d s ahead of this host's clock; nothing more counts until then. "
+                "If the clock is right, delete the ConfigMap %s/%s",
+                datetime.fromtimestamp(ledger.until / 1000, UTC).isoformat(timespec="seconds"),
+                behind // 1000,
+                self._namespace,
+                record_name(ledger.month),
+            )
+        self._is_behind = behind > 0
 
     def save(self) -> None:
         """Write down the month, and before it each that has ended. Raises StoreError."""
@@ -126,6 +143,7 @@ class UsageAccountant:
             # Another process counts, or has: what it wrote counts, and what is held goes on from there.
             log.warning("another process has written the usage; continuing from what it wrote")
             self._ledger = self._seen = None
+            self._is_behind = False
             return
         self._is_dirty = False
         self.counters = record.counters

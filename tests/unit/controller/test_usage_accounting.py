@@ -60,6 +60,8 @@ class ConfigMaps:
     def replace(self, obj: Object) -> Object:
         self._check()
         name = obj["metadata"]["name"]
+        if name not in self.objects:
+            raise NotFound(name)
         if self.objects[name]["metadata"]["resourceVersion"] != obj["metadata"]["resourceVersion"]:
             raise Conflict({Key(obj["kind"], obj["metadata"]["namespace"], name): "it has changed"})
         return self._put(obj)
@@ -391,6 +393,28 @@ def test_a_failed_write_loses_nothing() -> None:
         world.accountant.save()
     world.maps.fails = False
     assert world.counted() == world.expected()
+
+
+def test_a_clock_that_was_ahead_is_told_once_and_what_it_wrote_can_be_deleted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World()
+    act(world, "take", 0, False, "web")
+    world.save()
+    world.now += DAY  # so the clock says, for a moment
+    world.save()
+    world.now -= DAY
+    for _ in range(3):
+        world.now += 1000
+        world.save()
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "delete the ConfigMap default/devalloc-usage-11" in message
+    assert [total.whole for total in world.counted().values()] == [DAY], "no moment counts twice"
+    world.maps.objects.clear()
+    world.accountant.save()  # it sees that, and begins again
+    world.look()
+    world.now += 5000
+    assert [total.whole for total in world.counted().values()] == [5000]
 
 
 # Bounds.
