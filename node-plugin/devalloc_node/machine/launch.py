@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -116,6 +116,7 @@ def launch(spec: MachineSpec, config: MachineConfig, given: LaunchOptions, home:
         "namespace": None if home.namespace is None else str(home.namespace),
         "inside": {tap_fd(number): nic.interface for number, nic in enumerate(spec.nics) if nic.warm},
         "cpus": home.cpus or preflight.cpus_of(*spec.host_nodes),
+        "numa_cells": [asdict(cell) for cell in spec.numa_cells],  # for a plugin that has lost the machine's record
         "tpm": firmware.tpm_plan(spec, config, given.tpm_uid) if spec.tpm else None,
         # One that runs as the plugin's own user is that user all the same, and root could undo it.
         "sees": [] if given.uid is None else _visible_paths(words, folder, config),

@@ -26,7 +26,7 @@ from devalloc_node.machine.lifecycle import MachineLifecycle
 from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
 from devalloc_node.machine.process import process
 from devalloc_node.machine.records import MACHINES, MachineAmounts, MachineRecord, content_of
-from devalloc_node.machine.spec import Disk, EmulatedDevice, machine_id
+from devalloc_node.machine.spec import Disk, EmulatedDevice, NumaCell, RateLimits, machine_id
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.operations import node_operations
 from devalloc_node.operations.node_operations import NodeOperations
@@ -368,6 +368,31 @@ def test_a_machine_that_the_journal_lost_is_taken_up_if_its_object_tells_of_this
         world.machines.take_up(KEY, machine, "another", due())  # it is not lost any more
         assert world.machines.record_for(KEY) == record
         assert qemu.commands == [], "nothing is done to it"
+
+
+CELLS = [{"host_node": 1, "cpus": 3000, "memory": 3 << 30}, {"host_node": 0, "cpus": 1000, "memory": 1 << 30}]
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_cpus_and_numa_nodes_of_a_run_that_the_journal_does_not_know_are_those_it_was_started_with(
+    world: World, is_lost: bool
+) -> None:
+    config, machine = world.machines.config, virtual_machine("m", start={"kernel": "/none", "pinned": True})
+    with memory_qemu(config) as qemu, living(config, "-uuid", qemu.uuid):
+        config.plan(machine_id(KEY)).write_text(json.dumps({"cpus": [9, 4, 8, 7], "numa_cells": CELLS}))
+        if is_lost:
+            world.machines.take_up(KEY, machine, qemu.uuid, due())
+        else:
+            old = MachineRecord(
+                machine.to_manifest(), "running", "an earlier run", rates=RateLimits(5), cpus=(0, 1, 2, 3),
+                tap_limits=(("", "tap1"),),
+            )  # fmt: skip
+            world.machines.put(old)
+            world.machines.recover()
+        record = world.machines.record_for(KEY)
+        assert (record.run, record.cpus, record.rates) == (qemu.uuid, (9, 4, 8, 7), None)
+        assert record.spec.numa_cells == (NumaCell(1, 3000, 3 << 30), NumaCell(0, 1000, 1 << 30))
+        assert record.tap_limits == (() if is_lost else (("", "tap1"),)), "its interface may be limited still"
 
 
 def test_a_later_run_that_an_older_journal_takes_for_another_objects_is_left_to_its_own_object(world: World) -> None:
