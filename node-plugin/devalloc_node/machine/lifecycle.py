@@ -486,6 +486,8 @@ class MachineLifecycle(MachineRegistry):
                     launch.end(monitor, record.spec.key, process)
         except NodeError as more:
             raise Failed(error.code, f"{error.message}. Ending it failed too: {more}") from error
+        there = self.find(record.spec.key)  # with the TAP interfaces that were limited for it meanwhile
+        record = record if there is None or there.run != record.run else there
         self.put(record.become("failed", error.code, error.message))
         self._settling.gone(record)
 

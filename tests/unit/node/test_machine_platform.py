@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.pci import NO_BARS, BarSizes
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
+from devalloc_node.host import traffic
 from devalloc_node.journal import open_journal
 from devalloc_node.journal.audit_log import to_file
 from devalloc_node.machine import adoption, attachment, hotplug, launch, lifecycle, registry
@@ -431,6 +433,24 @@ def test_a_machine_whose_start_was_cut_off_is_started_again_and_no_other_that_li
             )
             world.machines.recover()
             assert world.machines.to_restart() == due_again
+
+
+def test_a_start_that_fails_after_an_interface_was_limited_takes_the_limit_away(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def come_up(record: MachineRecord, deadline: Deadline) -> None:
+        world.machines.put(replace(record, tap_limits=(("", "tap1"),)))
+        raise Failed("DeviceNotThere", "QEMU accepted the rate of its disks, but does not have it")
+
+    unlimited: list[str] = []
+    for name in ("check", "launch"):
+        monkeypatch.setattr(launch, name, lambda *_: None)
+    monkeypatch.setattr(world.machines, "_come_up", come_up)
+    monkeypatch.setattr(traffic, "set_rates", lambda namespace, tap, rate: unlimited.append(tap))
+    with pytest.raises(Failed, match="accepted the rate"):
+        world.machines.start(virtual_machine("m"), due())
+    record = world.machines.record_for(KEY)
+    assert (unlimited, record.state, record.reason, record.tap_limits) == (["tap1"], "failed", "DeviceNotThere", ())
 
 
 def test_a_machine_that_could_not_be_ended_runs_on_and_is_told_to(
