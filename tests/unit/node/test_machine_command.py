@@ -589,13 +589,14 @@ def test_qemu_sees_its_programs_devices_and_what_it_opens_itself(tmp_path: Path)
     program.parent.mkdir(parents=True)
     program.touch()
     (tmp_path / "link").symlink_to(program)
-    (tmp_path / "more").mkdir()
+    (tmp_path / "more").symlink_to("where")
+    (tmp_path / "where").mkdir()
     (tmp_path / "folder").mkdir()
     (tmp_path / "kernel").touch()
     files = [str(tmp_path / "kernel"), str(tmp_path / "no-such-file")]
     seen = dict(seen_by_program(str(program), files, tmp_path / "folder", [tmp_path / "more"]))
     own = {path.removeprefix(f"{tmp_path}/"): access for path, access in seen.items() if path.startswith(str(tmp_path))}
-    assert own == {"qemu-10": "read", "more": "as-is", "folder": "write", "kernel": "read"}
+    assert own == {"qemu-10": "read", "more": "as-is", "where": "as-is", "folder": "write", "kernel": "read"}
     assert {path: seen[path] for path in ("/usr", "/dev", "/sys", "/proc")} == {
         "/usr": "read", "/dev": "as-is", "/sys": "as-is", "/proc": "as-is",
     }  # fmt: skip
