@@ -141,11 +141,12 @@ class MachineLifecycle(MachineRegistry):
                         tpm_user = user_ids.free_user(spec.key, self.config, self.records, "tpm_user", user)
                     given = launch.LaunchOptions(str(uuid.uuid4()), user, how, tpm_user)
                     record = replace(record, run=given.uuid, user=given.uid, tpm_user=given.tpm_uid)
-                    with self.homes.choosing_cpus() as loads:  # or a setup could be given the same ones
-                        if spec.pinned and not spec.wants_sandbox:
-                            taken = self.exclusive_cpus()
-                            cpus = resources.free_cpus(spec, self.config.topology(), loads, taken)
-                            record = replace(record, cpus=tuple(cpus))
+                    if spec.pinned and not spec.wants_sandbox:
+                        host = self.config.topology()
+                        with self.homes.choosing_cpus() as loads:  # or a setup could be given the same ones
+                            cpus = resources.free_cpus(spec, host, loads, self.exclusive_cpus())
+                            self.put(record := replace(record, cpus=tuple(cpus)))
+                    else:
                         self.put(record)
                 began = True
                 home = HOST_SANDBOX if not spec.wants_sandbox else self.homes.give(spec, given.uuid)
