@@ -47,6 +47,7 @@ from devalloc_node.machine.registry import LOOK_SECONDS, SLEEPING, MachineRegist
 from devalloc_node.machine.resources import CapacityCheck, without_object
 from devalloc_node.machine.spec import (
     HOST_SANDBOX,
+    NO_RATES,
     EmulatedDevice,
     MachineSandbox,
     MachineSpec,
@@ -319,6 +320,9 @@ class MachineLifecycle(MachineRegistry):
                         "LimitNotRemoved", f"machine {key}: the limits of its TAP interfaces remain; try again"
                     )
                 launch.forget(record.spec.id, self.config)
+            elif record.wanted_rates.disk_io is not None and self.process_of(record) is not None:
+                with suppress_and_log(key), self.line(record) as monitor:  # it goes on with all that it had before
+                    rates.enforce(self, replace(record, rates=NO_RATES), monitor, deadline)
             self.records.drop(MACHINES, key)
             self._settling.leave(key)
 
