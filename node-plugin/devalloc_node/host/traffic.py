@@ -28,7 +28,7 @@ from devalloc_node.host.network_namespace import (
 )
 
 MAX_RATE = 2**32 - 1
-"""Bytes per second that a token bucket can be told in the form that all kernels have."""
+"""Bytes per second: the largest rate of a token bucket in the form that all kernels have."""
 _HANDLE, _PRIORITY = 0xDA11_0000, 0xDA11
 _ROOT, _INGRESS_PARENT, _INGRESS = 0xFFFF_FFFF, 0xFFFF_FFF1, 0xFFFF_0000
 _ALL_PROTOCOLS = 3
@@ -47,6 +47,11 @@ class TapRates:
     from_guest: int | None = None
     is_clean: bool = True
     """Whether nothing of ours is there but what these rates need."""
+
+    def __str__(self) -> str:
+        to_guest, from_guest = (rate or "no limit" for rate in (self.to_guest, self.from_guest))
+        rest = "" if self.is_clean else ", and more that is not needed"
+        return f"{to_guest} to the guest and {from_guest} from it, in bytes/s{rest}"
 
     def are(self, rate: int | None) -> bool:
         """Whether both directions have this rate, and nothing is half done."""
@@ -86,7 +91,7 @@ def set_rates(namespace: Path | None, tap: str, rate: int | None) -> None:
             else:
                 _limit(route, tap, rate)
             if not (now := _rates(route, tap)).are(rate):
-                raise OSError(errno.EIO, f"{tap} was told {rate} bytes/s, but has {now}")
+                raise OSError(errno.EIO, f"it was set to {rate or 'no limit'}, but the kernel shows {now}")
 
     _in(namespace, act)
 

@@ -180,7 +180,7 @@ class Machines:
 
     def __init__(self, content: dict[str, Mapping[str, Any]], gate: Gate) -> None:
         self.content, self.gate = content, gate
-        self.config = MachineConfig(state=Path("/none"))
+        self.config = MachineConfig(state=Path("/none"), taps=("*",))
         self.records = self
 
     def find(self, key: str) -> MachineRecord | None:
@@ -269,6 +269,27 @@ def test_what_cannot_be_enforced_is_said_and_the_rest_is() -> None:
     with other_interfaces():
         rates.enforce(machines(content), lower, disks, soon())  # type: ignore[arg-type]
     assert disks.groups == {"a": (None, 0), "other": ("theirs", 1000)}
+
+
+@pytest.mark.parametrize("path", [["/disk"], {"a": 1}, "/" * 1000, 7])
+def test_what_a_qemu_calls_its_disks_is_a_short_text(path: Any) -> None:
+    disks = Disks()
+    disks.execute = lambda *_, **__: [{"qdev": path, "inserted": {"bps": 0}}]  # type: ignore[method-assign]
+    with pytest.raises((TypeError, ValueError)):
+        rates.unmet_rates(running(nics=[]), MachineConfig(), disks, soon())  # type: ignore[arg-type]
+
+
+def test_no_interface_is_limited_that_machines_of_the_namespace_may_not_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a machine's object may name one after the plugin has lost its journal."""
+    monkeypatch.setattr(traffic, "observe_rates", lambda namespace, tap: traffic.NO_RATES)
+    record, config = running(nics=[{"backend": "tap", "interface": "eth0", "bandwidth": 1}]), MachineConfig()
+    unmet = rates.unmet_rates(record, config, Disks(), soon())  # type: ignore[arg-type]
+    assert (unmet.taps, unmet.problems) == (
+        (),
+        ("the bandwidth of TAP eth0 is not limited: machines of namespace default may not use it (--tap)",),
+    )
+    before = replace(record, tap_limits=(("", "eth0"),))
+    assert rates.unmet_rates(before, config, Disks(), soon()).taps, "it was allowed, and stays limited"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("error", [PermissionError(1, "Operation not permitted"), OSError(95, "Not supported")])
