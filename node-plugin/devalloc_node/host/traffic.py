@@ -27,6 +27,8 @@ from devalloc_node.host.network_namespace import (
     netlink,
 )
 
+MIN_RATE = 100
+"""Bytes per second: at lower rates the time in which a bucket with one frame fills does not fit in the kernel's form."""
 MAX_RATE = 2**32 - 1
 """Bytes per second: the largest rate of a token bucket in the form that all kernels have."""
 _HANDLE, _PRIORITY = 0xDA11_0000, 0xDA11
@@ -114,8 +116,8 @@ def _rates(route: Any, tap: str) -> TapRates:
 
 
 def _limit(route: Any, tap: str, rate: int) -> None:
-    if not 0 < rate <= MAX_RATE:
-        raise OSError(errno.ERANGE, f"a limit must be 1 to {MAX_RATE} bytes/s, not {rate}")
+    if not MIN_RATE <= rate <= MAX_RATE:
+        raise OSError(errno.ERANGE, f"a limit must be {MIN_RATE} to {MAX_RATE} bytes/s, not {rate}")
     index, ifb = interface_index(tap), ifb_name(tap)
     root, ingress = _root(route, index), _ingress(route, index, has_interface(ifb))
     if root is not None and root["handle"] not in (0, _HANDLE):

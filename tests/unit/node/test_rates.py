@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from pyroute2 import IPRoute
 
 from devalloc_node.deadline import Deadline
-from devalloc_node.host import traffic
+from devalloc_node.host import network_namespace, traffic
 from devalloc_node.host.network_namespace import netlink
 from devalloc_node.machine import rates
 from devalloc_node.machine.machine_files import MachineConfig
@@ -109,6 +110,25 @@ def test_what_a_kill_leaves_at_any_call_is_completed_or_taken_away(
                 assert is_bare(), f"after call {stop_at}"
         assert gate.calls == stop_at - 1, "every call was reached"
     assert tried >= 4
+
+
+@needs_root
+@pytest.mark.parametrize("rate", [1, traffic.MIN_RATE - 1, traffic.MAX_RATE + 1])
+def test_a_rate_that_no_token_bucket_has_is_refused_and_nothing_is_changed(rate: int) -> None:
+    with other_interfaces():
+        add_tap(TAP)
+        for most in (traffic.MIN_RATE, traffic.MAX_RATE):
+            traffic.set_rates(None, TAP, most)
+            assert traffic.observe_rates(None, TAP).are(most)
+        traffic.set_rates(None, TAP, None)
+        with pytest.raises(OSError, match="a limit must be 100 to 4294967295 bytes/s"):
+            traffic.set_rates(None, TAP, rate)
+        assert is_bare()
+
+
+def test_a_number_that_netlink_has_no_room_for_is_an_error_of_the_host() -> None:
+    with pytest.raises(OSError, match="format requires"):
+        network_namespace.in_a_thread(lambda: struct.pack("I", 1 << 32))
 
 
 @needs_root
