@@ -28,7 +28,7 @@ from devalloc_node.host.network_namespace import (
 )
 
 MIN_RATE = 100
-"""Bytes per second: at lower rates the time in which a bucket with one frame fills does not fit in the kernel's form."""
+"""Bytes per second: at lower rates the time in which a bucket of one frame fills does not fit into the same form."""
 MAX_RATE = 2**32 - 1
 """Bytes per second: the largest rate of a token bucket in the form that all kernels have."""
 _HANDLE, _PRIORITY = 0xDA11_0000, 0xDA11
