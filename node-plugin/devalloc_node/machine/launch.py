@@ -25,7 +25,7 @@ from devalloc_node.machine.confinement import PathAccess, QemuLimits, qemu_limit
 from devalloc_node.machine.machine_files import MAX_SOCKET_PATH, MachineConfig
 from devalloc_node.machine.process import Process, alive, kill, wait
 from devalloc_node.machine.qmp import Monitor
-from devalloc_node.machine.spec import HOST_SANDBOX, MachineSandbox, MachineSpec, whole_cpus
+from devalloc_node.machine.spec import HOST_SANDBOX, MachineSandbox, MachineSpec, locking_seconds, whole_cpus
 
 LOG = logging.getLogger(__name__)
 GUESTS_UNIT = "devalloc-guests.service"
@@ -187,6 +187,11 @@ def spawn_words(spec: MachineSpec, config: MachineConfig, plan: Path, limits: Qe
     service += [f"--property=TasksMax={limits.tasks}", f"--property=MemoryMax={limits.memory}"]
     service += [f"--property=Before={GUESTS_UNIT}"]  # what starts later is stopped earlier
     return [*service, "--", *words]
+
+
+def seconds_to_answer(spec: MachineSpec, config: MachineConfig, memory: int) -> float:
+    """How long a QEMU that was just started, with so many bytes of memory, may take: it clears huge pages before."""
+    return config.start_seconds + (locking_seconds(memory) if spec.huge_page_bytes else 0.0)
 
 
 def await_monitor(spec: MachineSpec, config: MachineConfig, monitor: Monitor, deadline: Deadline) -> None:

@@ -446,13 +446,13 @@ class MachineLifecycle(MachineRegistry):
 
     def _come_up(self, record: MachineRecord, deadline: Deadline) -> None:
         """The rest of starting, once there is a process: may be done again."""
-        spec = record.spec
+        spec, begins = record.spec, resources.resources_at_start(record)
         with self.line(record) as monitor:
-            launch.await_monitor(spec, self.config, monitor, deadline.capped(self.config.start_seconds))
+            seconds = launch.seconds_to_answer(spec, self.config, begins.memory_bytes or 0)
+            launch.await_monitor(spec, self.config, monitor, deadline.capped(seconds))
             if monitor.execute("query-uuid", deadline=deadline)["UUID"] != record.run:
                 raise Denied("MachineRuns", f"another run of machine {spec.key} is already running")
         process = self._lives(record)
-        begins = resources.resources_at_start(record)
         if places := resources.vcpu_places(record):
             with self.line(record) as monitor:
                 pin_vcpus(monitor, spec.key, process, places, deadline)
