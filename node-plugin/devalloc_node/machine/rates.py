@@ -32,6 +32,8 @@ _UNDO_SECONDS = 10.0
 _LIVING = ("starting", "running", "stopping")
 _MAX_PATH = 256
 """Characters of a disk's path in QEMU."""
+_FLASH = "/machine/system.flash"
+"""How the paths of flash chips with UEFI firmware begin. QEMU stands still while it writes there: it must not wait."""
 _RATES = ("bps", "bps_rd", "bps_wr", "iops", "iops_rd", "iops_wr")
 
 
@@ -223,6 +225,8 @@ def _unmet_disks(
         if not medium or not path:
             continue
         path = checked_text(path, _MAX_PATH)
+        if path.startswith(_FLASH):
+            continue
         group, rate = medium.get("group"), int(medium.get("bps", 0))
         if group not in (None, GROUP) and any(medium.get(name) for name in _RATES):
             if wanted is not None:

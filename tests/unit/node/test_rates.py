@@ -291,6 +291,13 @@ def test_what_cannot_be_enforced_is_said_and_the_rest_is() -> None:
     assert disks.groups == {"a": (None, 0), "other": ("theirs", 1000)}
 
 
+def test_the_flash_chips_of_firmware_are_no_disks() -> None:
+    """QEMU 7.2 lists them as ``/machine/system.flash0``, and writes there while all CPUs of the machine wait."""
+    disks = Disks("/machine/system.flash0", "/machine/system.flash1", "/machine/peripheral/disk0-dev/virtio-backend")
+    unmet = rates.unmet_rates(running(nics=[]), MachineConfig(), disks, soon())  # type: ignore[arg-type]
+    assert unmet.disks == {"/machine/peripheral/disk0-dev/virtio-backend": 20_000_000}
+
+
 @pytest.mark.parametrize("path", [["/disk"], {"a": 1}, "/" * 1000, 7])
 def test_what_a_qemu_calls_its_disks_is_a_short_text(path: Any) -> None:
     disks = Disks()
