@@ -338,6 +338,8 @@ def exclusive_cpus(records: MachineRecords) -> frozenset[int]:
     """CPUs of the host that machines have for themselves: pinned ones, but for those whose CPUs a setup names."""
     cpus: set[int] = set()
     for key, content in records.records(MACHINES).items():
+        if not content.get("cpus"):  # nearly all: setups are given CPUs meanwhile, and wait
+            continue
         with suppress(Failed):  # what cannot be read is left alone
             record = record_of(key, content)
             if record.state in _COUNTED_STATES and not record.spec.wants_sandbox:
@@ -352,15 +354,6 @@ def vcpu_places(record: MachineRecord) -> Mapping[tuple[int, int], Collection[in
     if spec.wants_sandbox and spec.numa_cells:  # a setup's CPUs may be on other nodes than its machine's memory
         return {}
     return cpu_places(spec, cpus, {node: preflight.cpus_of(node) for node in spec.host_nodes} if not cpus else {})
-
-
-def in_vcpu_order(spec: MachineSpec, cpus: Collection[int]) -> tuple[int, ...]:
-    """CPUs that were chosen for a machine alone, in the order in which its vCPUs have them."""
-    if not spec.numa_cells:
-        return tuple(sorted(cpus))
-    by_node = {node: sorted({*cpus} & {*preflight.cpus_of(node)}, reverse=True) for node in spec.host_nodes}
-    nodes = [by_node[spec.numa_cells[cell].host_node] for cell in cells_of_vcpus(spec)]
-    return tuple(node.pop() for node in nodes if node)
 
 
 def free_cpus(spec: MachineSpec, host: CpuTopology, loads: Mapping[int, int], taken: Collection[int]) -> list[int]:

@@ -16,8 +16,8 @@ from devalloc.inventory.capacity.cpus import CpuTopology
 from devalloc_node.machine import guest_numa, preflight
 from devalloc_node.machine.command_line import StartContext, dimm, qemu_arguments
 from devalloc_node.machine.cpu_pinning import NotEnoughCpus
-from devalloc_node.machine.records import MachineView
-from devalloc_node.machine.resources import free_cpus, in_vcpu_order
+from devalloc_node.machine.records import MachineRecord, MachineView, content_of, record_of
+from devalloc_node.machine.resources import free_cpus
 from devalloc_node.machine.spec import MIB, AmountBounds, MachineSpec, NumaCell, spec_of
 from devalloc_node.vms.objects import status_of
 from tests.support.machines import virtual_machine
@@ -120,18 +120,6 @@ def test_a_pinned_machine_on_two_nodes_has_cpus_of_both() -> None:
         free_cpus(SPEC, host, {}, {5, 6})
 
 
-def test_cpus_of_a_pinned_machine_are_known_again_in_the_order_of_its_vcpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(preflight, "NODES", tmp_path)
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(9)))
-    for node, cpus in ((0, "0-3"), (1, "4-8")):
-        (tmp_path / f"node{node}").mkdir()
-        (tmp_path / f"node{node}/cpulist").write_text(f"{cpus}\n")
-    assert in_vcpu_order(SPEC, {1, 2, 4, 6, 7, 8}) == (4, 6, 1, 7, 8, 2), "as they were chosen"
-    assert in_vcpu_order(replace(SPEC, numa_cells=()), {7, 2, 5}) == (2, 5, 7)
-
-
 def test_huge_pages_are_looked_for_on_each_node(tmp_path: Path) -> None:
     for node, pages in ((0, 512), (1, 1024)):
         folder = tmp_path / f"sys/devices/system/node/node{node}/hugepages/hugepages-2048kB"
@@ -192,3 +180,23 @@ def test_the_status_tells_the_nodes_of_a_guest_that_has_several_while_it_runs() 
     VirtualMachineStatus.model_validate({"numaNodes": shown})
     for other in (replace(view, phase="Stopped"), replace(view, started=replace(SPEC, numa_cells=()))):
         assert "numaNodes" not in status_of(None, other, [], "", "")
+
+
+def test_a_machine_that_an_earlier_version_started_has_one_guest_node_however_its_reservation_is_spread() -> None:
+    entries = [
+        {"devicePoolName": "n-host", "deviceName": name,
+         "allocations": [{"name": "cpu", "allocation": "1"}, {"name": "memory", "allocation": "1Gi"}]}
+        for name in ("numa0", "numa1")
+    ]  # fmt: skip
+    status = VirtualMachineStatus.model_validate({"allocations": entries})
+    machine = virtual_machine("m").model_copy(update={"status": status})
+    record = MachineRecord(machine.to_manifest(), "running", "run")
+    assert record.spec.numa_cells == (NumaCell(0, 1000, GIB), NumaCell(1, 1000, GIB))
+    content = content_of(record)
+    assert record_of("default/m", content) == record
+    del content["numa_cells"]
+    earlier = record_of("default/m", content)
+    assert earlier.spec.numa_cells == ()
+    assert record_of("default/m", content_of(earlier)).spec.numa_cells == (), "also after it was written again"
+    known = replace(record, numa_cells=CELLS)
+    assert record_of("default/m", content_of(known)).spec.numa_cells == CELLS
