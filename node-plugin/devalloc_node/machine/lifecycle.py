@@ -376,8 +376,11 @@ class MachineLifecycle(MachineRegistry):
             if record.wanted_rates != wanted:
                 was, record = record, replace(record, rates=wanted)
                 self._put_asked(was, record, deadline)
-            with self.line(record) as monitor:
-                _, problems = rates.enforce(self, record, monitor, deadline)
+            try:
+                with self.line(record) as monitor:
+                    _, problems = rates.enforce(self, record, monitor, deadline)
+            except Failed as error:  # also one whose QEMU says yes and does not do it is not asked again and again
+                problems = (error.message,)
         if problems:
             self._refused_rates[key] = ((record.run, wanted), time.monotonic() + RETRY_SECONDS, problems)
         return problems

@@ -161,6 +161,14 @@ def test_an_adopted_machine_that_is_deleted_goes_on_without_the_rate_of_its_disk
     monkeypatch.setattr(qemu, "_do_block_set_io_throttle", throttle, raising=False)
     machine = adopting(qemu.path, diskIO="20M")
     machines.adopt(machine, soon())
+    with monkeypatch.context() as lies:
+        lies.setattr(qemu, "_do_block_set_io_throttle", lambda _: {})
+        lied = machines.limit_rates(KEY, spec_of(machine).rates, soon())
+        assert "QEMU accepted the rate of disks /disk, but does not have it" in lied[0]
+        qemu.commands.clear()
+        assert machines.limit_rates(KEY, spec_of(machine).rates, soon()) == lied
+        assert qemu.commands == [], "it is asked again after a while, and not at once"
+    machines._refused_rates.clear()
     assert machines.limit_rates(KEY, spec_of(machine).rates, soon()) == ()
     assert disk == {"bps": 20_000_000, "group": rates.GROUP}
     machines.forget(KEY, soon())
