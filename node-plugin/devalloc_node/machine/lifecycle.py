@@ -326,6 +326,17 @@ class MachineLifecycle(MachineRegistry):
             self.records.drop(MACHINES, key)
             self._settling.leave(key)
 
+    def remove_remains(self, key: str, deadline: Deadline) -> None:
+        """Remove the variables, TPM and logs of a deleted machine that is not in the journal, so that no later machine
+        of its name gets them. Nothing to do where one of that name is known, or lives. Raises NodeError."""
+        name = machine_id(key)
+        there = (self.config.firmware(name), self.config.tpm(name))
+        if self.records.record(MACHINES, key) is not None or not any(folder.exists() for folder in there):
+            return
+        with self.hold(key, deadline, "remove what is left of it"):
+            if self.records.record(MACHINES, key) is None and self.lost(key) is None:
+                launch.forget(name, self.config)
+
     def scale(self, key: str, what: str, amount: int, deadline: Deadline) -> None:
         """Change one amount: ``vcpus``, ``cpu`` (thousandths of a CPU whose time it gets, 0 for no bound) or
         ``memory`` (bytes); it is observed to be so when this returns. Raises NodeError.

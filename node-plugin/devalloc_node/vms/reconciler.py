@@ -217,6 +217,8 @@ class MachineReconciler:
                 due = Deadline.after(WORK_SECONDS + patience)
                 self._tell_stopping(obj, vm, machine)
                 self._operations.delete(key, patience, due, owner=uid, force=not machine.adopted, caller=CALLER)
+            elif machine is None and objects.holder_of(obj) == self._operations.node_name:
+                self._operations.machines.remove_remains(key, Deadline.after(WORK_SECONDS))
             self._free(obj)
         except NodeError as error:
             self._tell(obj, vm, Outcome(error.code, error.message))

@@ -361,6 +361,15 @@ class TestStart:
         assert world.machines.calls == ["take_up default/web"]
         assert world.status() == before
 
+    def test_nothing_is_left_of_a_deleted_machine_that_the_journal_lost(self, world: World) -> None:
+        world.apply(vm("web"))
+        world.round(times=2)
+        world.machines.views.clear()
+        world.machines.remains.add("default/web")
+        world.store.delete("VirtualMachine", "default", "web")
+        world.round(times=2)
+        assert (world.exists("VirtualMachine", "web"), world.machines.remains) == (False, set())
+
     def test_a_machine_that_the_journal_lost_is_on_the_numa_node_that_it_was_placed_on(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
