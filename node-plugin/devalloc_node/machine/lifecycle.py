@@ -473,8 +473,11 @@ class MachineLifecycle(MachineRegistry):
         resources.limit_cpu(spec, self.config, process, begins.cpu_milli or 0, begins.vcpus or 0)
         self.put(record := replace(record, applied=begins))
         if rates.are_of_concern(record, record.wanted_rates):
-            with self.line(record) as monitor:
-                _, problems = rates.enforce(self, record, monitor, deadline)
+            try:
+                with self.line(record) as monitor:
+                    _, problems = rates.enforce(self, record, monitor, deadline)
+            except Failed as error:  # it runs without a limit that cannot be enforced
+                problems = (error.message,)
             for problem in problems:
                 LOG.warning("machine %s: %s", spec.key, problem)
         self._settling.watch(spec.key, process)

@@ -22,7 +22,7 @@ from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.host import traffic
 from devalloc_node.journal import open_journal
 from devalloc_node.journal.audit_log import to_file
-from devalloc_node.machine import adoption, attachment, hotplug, launch, lifecycle, registry
+from devalloc_node.machine import adoption, attachment, hotplug, launch, lifecycle, rates, registry
 from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.lifecycle import MachineLifecycle
 from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
@@ -461,6 +461,21 @@ def test_a_lost_machine_that_lives_loses_nothing(world: World) -> None:
         config.tpm(machine_id(KEY)).mkdir()
         world.machines.remove_remains(KEY, due())
         assert config.tpm(machine_id(KEY)).exists()
+
+
+def test_a_machine_starts_also_where_its_limits_cannot_be_enforced(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def enforce(*_: object) -> None:
+        raise Failed("MachineBusy", "another limit is being set")
+
+    monkeypatch.setattr(rates, "enforce", enforce)
+    with living(world.machines.config), memory_qemu(world.machines.config) as qemu:
+        record = MachineRecord(virtual_machine("m", diskIO="20M").to_manifest(), "starting", qemu.uuid)
+        world.machines.put(record)
+        world.machines._come_up(record, due())
+        assert world.machines.record_for(KEY).applied.vcpus == 1
+    assert "another limit is being set" in caplog.text
 
 
 def test_a_start_that_fails_after_an_interface_was_limited_takes_the_limit_away(
