@@ -244,6 +244,10 @@ class MachineLifecycle(MachineRegistry):
                 if lives is not None:
                     raise Denied("MachineExists", f"machine {spec.key} already runs as another process, {lives.pid}")
             resources.check_adopted(spec, adopted.amounts)
+            if existing is not None:  # its record goes, and with it what is known of its limits
+                self._settling.note_end(existing)
+                if not rates.remove_tap_limits(self, spec.key):
+                    raise _limits_remain(spec.key)
             with self._among_all(_ADOPTING, deadline, f"adopt {spec.key}"):
                 for other, process in self.living():
                     if other.spec.key != spec.key and process == adopted.process:
@@ -316,9 +320,7 @@ class MachineLifecycle(MachineRegistry):
                 if self.process_of(record) is not None:
                     raise Denied("MachineRuns", f"machine {key} runs; stop it first")
                 if not rates.remove_tap_limits(self, key):
-                    raise Failed(
-                        "LimitNotRemoved", f"machine {key}: the limits of its TAP interfaces remain; try again"
-                    )
+                    raise _limits_remain(key)
                 launch.forget(record.spec.id, self.config)
             elif record.wanted_rates.disk_io is not None and self.process_of(record) is not None:
                 with suppress_and_log(key), self.line(record) as monitor:  # it goes on with all that it had before
@@ -512,6 +514,10 @@ class MachineLifecycle(MachineRegistry):
         record = record if there is None or there.run != record.run else there
         self.put(record.become("failed", error.code, error.message))
         self._settling.gone(record)
+
+
+def _limits_remain(key: str) -> Failed:
+    return Failed("LimitNotRemoved", f"machine {key}: the limits of its TAP interfaces remain; try again")
 
 
 def _refused_by_host(key: str, error: OSError) -> Failed:

@@ -147,6 +147,17 @@ def test_an_adopted_machine_is_observed_and_nothing_of_it_is_touched(
     assert qemu.commands == []
 
 
+def test_a_machine_that_ended_leaves_no_limit_to_the_one_that_is_adopted_under_its_name(
+    machines: MachineLifecycle, qemu: FakeQemu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlimited: list[str] = []
+    monkeypatch.setattr(rates.traffic, "set_rates", lambda namespace, tap, rate: unlimited.append(tap))
+    before = MachineRecord(virtual_machine("m").to_manifest(), "running", "an earlier run", tap_limits=(("", "tap1"),))
+    machines.put(before)
+    machines.adopt(adopting(qemu.path), soon())
+    assert (unlimited, machines.record_for(KEY).tap_limits) == (["tap1"], ())
+
+
 def test_an_adopted_machine_that_is_deleted_goes_on_without_the_rate_of_its_disks(
     machines: MachineLifecycle, qemu: FakeQemu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
