@@ -212,5 +212,5 @@ def test_a_machine_that_an_earlier_version_started_has_one_guest_node_however_it
     earlier = record_of("default/m", content)
     assert earlier.spec.numa_cells == ()
     assert record_of("default/m", content_of(earlier)).spec.numa_cells == (), "also after it was written again"
-    known = replace(record, numa_cells=CELLS)
-    assert record_of("default/m", content_of(known)).spec.numa_cells == CELLS
+    named = replace(record, numa_cells=CELLS)
+    assert record_of("default/m", content_of(named)).spec.numa_cells == CELLS
