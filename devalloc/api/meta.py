@@ -57,7 +57,8 @@ RELEASES = ("asked", "forced")
 """Its values. A node treats both in the same way."""
 EVICT = "devalloc.io/evict"
 """On a machine: the node that it must leave. If this is its node, the node powers it down and lets it go; then the
-controller releases its claims, removes this annotation, and places the machine anew. No other value has an effect."""
+controller releases its claims, removes this annotation, and places the machine anew. No other value has an effect, nor
+has this one without ``LAST_NODE`` while the node has the machine."""
 LAST_NODE = "devalloc.io/last-node"
 """On a machine that left a node: the node that has its disks, UEFI variables and TPM. Until its spec names a node, it
 is placed there, or where all of these can be reached."""

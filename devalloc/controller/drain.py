@@ -8,6 +8,7 @@ claims and takes its node away in one commit, and places it anew.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -18,7 +19,7 @@ from devalloc.api.machine_location import local_parts, shared_storage, storage_f
 from devalloc.api.views import ClaimKey, ClaimView, MachineView
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.controller.reconcile.vm_scheduling.machines import KIND, claims_of, has_ended, is_running
-from devalloc.store import Key, Object, Store
+from devalloc.store import Conflict, Key, NotFound, Object, Store
 from devalloc.store.metadata_rules import with_annotations
 
 
@@ -80,6 +81,23 @@ def evict(store: Store, machine: Object, node: str) -> None:
     store.replace(with_annotations(machine, notes))
 
 
+def withdraw_evictions(store: Store, node: str) -> list[Key]:
+    """Take back the requests to leave a node; the machines that had not left yet. Raises StoreError."""
+    withdrawn = []
+    for machine in store.list(KIND).objects:
+        while MachineView(machine).must_leave(node):
+            try:
+                store.replace(with_annotations(machine, {meta.EVICT: None}))
+                withdrawn.append(Key.of(machine))
+                break
+            except NotFound:
+                break
+            except Conflict:
+                with suppress(NotFound):
+                    machine = store.get(*Key.of(machine))
+    return withdrawn
+
+
 def _fate(machine: Object, node: str, pools: Mapping[str, Object], force: bool) -> DrainedMachine:
     view, vm = MachineView(machine), decode(machine).object
     runs = is_running(machine)
@@ -120,13 +138,13 @@ def _with_shared_claims(
     while True:
         users = {claim: one for one in planned if not one.leaves for claim in claims_of(one.machine)}
         here = {claim: one for claim, one in users.items() if claim in claims and ClaimView(claims[claim]).node == node}
-        after = [_beside(one, here) for one in planned]
+        after = [_unless_claim_stays(one, here) for one in planned]
         if after == planned:
             return planned
         planned = after
 
 
-def _beside(one: DrainedMachine, staying: Mapping[ClaimKey, DrainedMachine]) -> DrainedMachine:
+def _unless_claim_stays(one: DrainedMachine, staying: Mapping[ClaimKey, DrainedMachine]) -> DrainedMachine:
     if one.fate not in (Fate.MOVE, Fate.STOP):
         return one
     for claim in claims_of(one.machine):

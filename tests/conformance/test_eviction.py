@@ -197,8 +197,8 @@ def test_one_that_only_its_node_can_run_waits_for_it_and_keeps_what_it_has_there
         made.drain()
         made.rounds()
         assert (made.where(), made.devices()) == ("", [])
-        kept = made.nodes["node-a"].machines.views["default/web"]
-        assert kept.reason == "StoppedOnRequest", "its TPM is of this machine"
+        machine = made.nodes["node-a"].machines.views["default/web"]
+        assert machine.reason == "StoppedOnRequest", "its TPM is of this machine"
         made.restart()
         made.rounds()
         assert "default/web" in made.nodes["node-a"].machines.views

@@ -121,16 +121,21 @@ def _is_released(store: Store, key: Key) -> bool:
 def uncordon(names: tuple[str, ...], place: StoreTarget) -> int:
     """Allow allocation again. Use the name that you cordoned; `devalloc cordon` lists what is cordoned.
 
+    Machines that `devalloc drain` asked to leave a node, and that are still there, then stay.
+
     \b
     devalloc uncordon 0000-08-00-0
     """
     from devalloc.controller import cordon as cordons
+    from devalloc.controller.drain import withdraw_evictions
 
     with open_target(place) as objects:
         targets = [cordons.find_target(objects, name) for name in names]
         for target in targets:
             changed = cordons.set_cordon(objects, target, None)
             click.echo(f"{target} {'uncordoned' if changed else 'was not cordoned'}")
+            for key in withdraw_evictions(objects, target.node) if target.node is not None else ():
+                click.echo(f"virtualmachine {key.namespace}/{key.name} is no longer asked to leave")
     return 0
 
 

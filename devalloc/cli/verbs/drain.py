@@ -79,7 +79,7 @@ class _Drain:
         self._force = force
         self._timeout = timeout
         self._until = time.monotonic() + timeout
-        self._asked: dict[Key, DrainedMachine] = {}
+        self._requested: dict[Key, DrainedMachine] = {}
         """Machines that are to leave."""
         self._has_failed = False
 
@@ -92,7 +92,7 @@ class _Drain:
             self._wait_for_machines()
             self._wait_for_claims(claims)
         except KeyboardInterrupt:
-            if self._asked:
+            if self._requested:
                 print_note(
                     f"interrupted: machines that were asked to leave node {self._node} still do so; "
                     f"`devalloc drain node/{self._node} --dry-run` shows what is left"
@@ -113,7 +113,7 @@ class _Drain:
         while fresh := [
             one
             for one in drained_machines(self._store, self._node, force=self._force)
-            if one.leaves and one.key not in self._asked
+            if one.leaves and one.key not in self._requested
         ]:
             for one in fresh:
                 try:
@@ -124,7 +124,7 @@ class _Drain:
                     continue
                 except Conflict:
                     continue  # it is read again
-                self._asked[one.key] = one
+                self._requested[one.key] = one
 
     def _release_claims(self) -> list[Key]:
         """Release claims that do not move with a machine; those that their node was asked for."""
@@ -155,12 +155,15 @@ class _Drain:
         from devalloc.controller.drain import drained_machines
 
         return _other_claims(
-            self._store, self._node, drained_machines(self._store, self._node, force=self._force), self._asked.values()
+            self._store,
+            self._node,
+            drained_machines(self._store, self._node, force=self._force),
+            self._requested.values(),
         )
 
     def _wait_for_machines(self) -> None:
         """Until those that were asked have left, and those that are to run have a node, or a reason why not."""
-        waiting = dict(self._asked)
+        waiting = dict(self._requested)
         left: set[Key] = set()
         since = self._store.list(()).resource_version
         with show_spinner(f"waiting for machines to leave node {self._node}"):
@@ -257,13 +260,13 @@ def _fate_text(one: DrainedMachine, *, force: bool) -> str:
 
 
 def _other_claims(
-    store: Store, node: str, machines: Collection[DrainedMachine], asked: Collection[DrainedMachine] = ()
+    store: Store, node: str, machines: Collection[DrainedMachine], requested: Collection[DrainedMachine] = ()
 ) -> list[Object]:
     """The claims that have devices of the node, or that the node still has prepared, and that neither move with a
     machine nor stay for one that does not run."""
     from devalloc.controller.reconcile.vm_scheduling.machines import claims_of
 
-    moving = {claim for one in (*machines, *asked) if one.leaves for claim in claims_of(one.machine)}
+    moving = {claim for one in (*machines, *requested) if one.leaves for claim in claims_of(one.machine)}
     resting = {claim for one in machines if not one.leaves and not one.runs for claim in claims_of(one.machine)}
     return [
         claim

@@ -135,6 +135,17 @@ def test_a_node_that_does_not_answer_is_reported_and_the_request_stays(fleet: Sh
     assert "leaves: it was asked to leave before" in fleet("drain", "node/node-a", "--dry-run").out
 
 
+def test_uncordon_takes_the_request_back_while_the_machine_is_there(fleet: Shell) -> None:
+    add_node_b(fleet)
+    take(fleet)
+    fleet("drain", "node/node-a", "--force", "--timeout", "0s")
+    result = fleet("uncordon", "node/node-a")
+    assert result.out == "node node-a uncordoned\nvirtualmachine default/web is no longer asked to leave\n"
+    with closing(SQLiteStore(fleet.store)) as store:
+        assert meta.EVICT not in store.get("VirtualMachine", "default", "web")["metadata"]["annotations"]
+    assert fleet("uncordon", "node/node-a").out == "node node-a was not cordoned\n"
+
+
 def test_one_that_cannot_run_elsewhere_is_named_with_the_reason(devalloc: Shell) -> None:
     start = {"kernel": "/k", "disks": [{"path": "/disks/a.raw", "format": "raw"}]}
     devalloc("apply", "-f", "-", stdin=text(host("node-a"), a_machine(start=start, running=True)))
@@ -146,6 +157,8 @@ def test_one_that_cannot_run_elsewhere_is_named_with_the_reason(devalloc: Shell)
     )
     with controller(devalloc, node=lets_go):
         result = devalloc("drain", "node/node-a", "--force", "--timeout", "60s")
+        with closing(SQLiteStore(devalloc.store)) as store:
+            until(lambda: "message" in store.get("VirtualMachine", "default", "web")["status"], "it says why", 60)
     assert result.code == 0
     assert "will stop until the node is uncordoned: only node node-a has its disk /disks/a.raw" in result.out
     assert result.out.endswith("starts again on node node-a after `devalloc uncordon node/node-a`\n")

@@ -268,6 +268,17 @@ class TestWhatStays:
         with pytest.raises(Conflict):
             evict(store, one.machine, "a")
 
+    def test_a_request_that_does_not_say_where_its_disks_are_has_no_effect_once_it_began(
+        self, store: SQLiteStore
+    ) -> None:
+        fill(store, host("a"), machine("web", start=LOCAL))
+        rounds(store)
+        take(store)
+        stored = store.get("VirtualMachine", "default", "web")
+        notes = {**stored["metadata"]["annotations"], meta.EVICT: "a"}
+        stored = store.replace({**stored, "metadata": {**stored["metadata"], "annotations": notes}})
+        assert not MachineView(stored).must_leave("a")
+
 
 class Interrupted(Exception):
     pass

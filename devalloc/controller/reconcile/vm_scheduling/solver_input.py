@@ -50,6 +50,8 @@ class MachineRequest:
     """The claims that stand for it there."""
     group: Group | None
     """The group that it is in with its claims; None for a machine without any."""
+    tie: str = ""
+    """Why it cannot be on any node, if it left one; in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,14 +240,14 @@ class _InputBuilder:
         notes = {} if label is None else {meta.GROUP: label}
         if (node := self._pin(doc, machine)) is not None:
             notes[meta.NODE] = node
-        self._restrict_to_reach(doc, machine, compute, notes)
+        tie = self._restrict_to_reach(doc, machine, compute, notes)
         notes |= _priority_annotation(doc)
         if label is None or key not in self.standing.agree:
             parts = [self._add(key, "", doc, [compute, *io], notes)]
         else:
             parts = [self._add(key, "", doc, [compute], notes | {meta.GROUP_MATCH: "numa"})]
             parts += [self._add(key, "io", doc, io, notes)] if io else []
-        return MachineRequest(doc, tuple(parts), None if label is None else (key[0], label))
+        return MachineRequest(doc, tuple(parts), None if label is None else (key[0], label), tie)
 
     def _restrict_to_reach(self, doc: Object, machine: VirtualMachine, compute: Object, notes: dict[str, str]) -> None:
         """Have a machine that left a node be placed there again, or where its disks are."""
