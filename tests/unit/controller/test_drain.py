@@ -175,6 +175,7 @@ class TestDisks:
         let_go(store)
         rounds(store)
         assert node_by_machine(store) == {}, "its node is cordoned, and no other one will do"
+        assert status(store, "web")["message"].startswith(f"only node a has {part}: ")
         set_cordon(store, CordonTarget(node="a"), None)
         rounds(store)
         assert node_by_machine(store) == {"web": "a"}

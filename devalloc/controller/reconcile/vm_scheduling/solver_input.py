@@ -249,19 +249,22 @@ class _InputBuilder:
             parts += [self._add(key, "io", doc, io, notes)] if io else []
         return MachineRequest(doc, tuple(parts), None if label is None else (key[0], label), tie)
 
-    def _restrict_to_reach(self, doc: Object, machine: VirtualMachine, compute: Object, notes: dict[str, str]) -> None:
-        """Have a machine that left a node be placed there again, or where its disks are."""
+    def _restrict_to_reach(self, doc: Object, machine: VirtualMachine, compute: Object, notes: dict[str, str]) -> str:
+        """Have a machine that left a node be placed there again, or where its disks are; why, in words."""
         last = MachineView(doc).annotation(meta.LAST_NODE)
         if not last or machine.spec.node_name is not None:
-            return
+            return ""
         here = storage_folders(shared_storage(self.hosts.get(last)))
-        if local_parts(doc, here):
+        if parts := local_parts(doc, here):
             notes[meta.NODE] = last
-        elif writable_disks(doc):
+            return f"only node {last} has {' and '.join(parts)}"
+        if writable_disks(doc):
             named = {shared_storage(pool) for pool in self.hosts.values()}
             values = sorted(one for one in named if reaches_disks(doc, here, storage_folders(one)))
             listed = json.dumps(values, ensure_ascii=False)
             compute["constraints"] += f" && device.{host_pool_names.SHARED_STORAGE} in {listed}"
+            return f"only nodes with the shared storage of node {last} have its disks"
+        return ""
 
     def _resize(self, key: MachineKey, doc: Object, entries: Sequence[Any]) -> None:
         """What is to become of what is kept for a placed machine, where its spec says something else by now."""
