@@ -8,7 +8,7 @@ bounded, to keep the rules within the API server's cost budget.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from devalloc.api import meta
@@ -97,6 +97,11 @@ def _amount_rule(names: Iterable[str], rule: str, message: str, field: str = "")
     return CrdRule(f"{none} || ({rule})", message, field)
 
 
+def _if_set(field: str, rule: CrdRule) -> CrdRule:
+    """A rule for objects that have a field, whose name it begins with: no object without the field is refused by it."""
+    return replace(rule, rule=f"!has(self.{field}) || {rule.rule}")
+
+
 def _whole_amount(name: str) -> str:
     """A whole amount as an int, -1 if it is not whole. Not asInteger(): like isInteger(), it refuses 1.5Gi."""
     amount = _amount(name)
@@ -180,11 +185,14 @@ RULES: dict[str, tuple[CrdRule, ...]] = {
             for name, size in (("min", 2), ("max", 2), ("use", 2), ("slotSize", 128))
         ),
         *(
-            _amount_rule(
-                (name,),
-                f"!has(self.hugePages) || self.hugePages != '1Gi' || !has(self.{name}) || {_is_multiple(name, 2**30)}",
-                f"{name} must be a multiple of 1Gi with hugePages 1Gi",
-                f".{name}",
+            _if_set(
+                "hugePages",
+                _amount_rule(
+                    (name,),
+                    f"self.hugePages != '1Gi' || !has(self.{name}) || {_is_multiple(name, 2**30)}",
+                    f"{name} must be a multiple of 1Gi with hugePages 1Gi",
+                    f".{name}",
+                ),
             )
             for name in ("min", "max", "use", "slotSize")
         ),
@@ -241,7 +249,7 @@ RULES: dict[str, tuple[CrdRule, ...]] = {
     ),
     "MachineStart": (
         CrdRule(
-            "!has(self.kernel) || !has(self.firmware) || !has(self.firmware.secureBoot) || !self.firmware.secureBoot",
+            "!has(self.firmware) || !has(self.firmware.secureBoot) || !self.firmware.secureBoot || !has(self.kernel)",
             "a kernel cannot be combined with firmware.secureBoot, which would not check its signature",
             ".kernel",
         ),
@@ -265,11 +273,10 @@ RULES: dict[str, tuple[CrdRule, ...]] = {
         CrdRule(f"!has(self.adopt) || {_is_empty('nics')}", "nics need start", ".nics"),
         CrdRule(f"!has(self.nics) || {_WARM} <= 1", "a machine can use only one warm setup", ".nics"),
         CrdRule("!has(self.adopt) || !has(self.pciSlots)", "pciSlots needs start", ".pciSlots"),
-        CrdRule("!has(self.adopt) || !has(self.memory.hugePages)", "hugePages needs start", ".memory.hugePages"),
-        CrdRule(
-            "!has(self.scaling) || !has(self.memory.hugePages)",
-            "hugePages cannot be combined with scaling",
-            ".memory.hugePages",
+        _if_set("memory.hugePages", CrdRule("!has(self.adopt)", "hugePages needs start", ".memory.hugePages")),
+        _if_set(
+            "memory.hugePages",
+            CrdRule("!has(self.scaling)", "hugePages cannot be combined with scaling", ".memory.hugePages"),
         ),
         CrdRule(
             "!has(self.pciSlots) || !has(self.claims) || size(self.claims) <= self.pciSlots",

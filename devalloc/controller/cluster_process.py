@@ -16,7 +16,6 @@ from datetime import UTC, datetime
 
 from aiohttp import web
 
-from devalloc.api.kinds import ALLOCATABLE_KINDS
 from devalloc.api.meta import LABELS_NODES
 from devalloc.api.views import ClaimView
 from devalloc.controller import http_endpoints
@@ -181,13 +180,7 @@ class ClusterProcess:
             wrote=self._wrote,
             heard=lambda before, after: self.recorder.record(node_events(before, after)),
         )
-        self.controller = LeaderElection(
-            self.lease,
-            self.store,
-            self._loops,
-            on_state=on_state,
-            fenced_kinds=(*ALLOCATABLE_KINDS, *((NEON_MACHINES.store_kind,) if counts_neon else ())),
-        )
+        self.controller = LeaderElection(self.lease, self.store, self._loops, on_state=on_state)
         self._site: HttpSite | None = None
         if settings.listen is not None:
             access = ClusterAuthorizer(client.create, audience=settings.audience)
@@ -287,6 +280,7 @@ class ClusterProcess:
                 ObjectClient(self._client, self._settings.namespace, lambda: self.lease.is_valid),
                 self._settings.namespace,
                 self._settings.permits,
+                stamp=f"{self.lease.transitions} {self.lease.holder}",
                 on_serving=self._on_permits,
             )
             loops["permits"] = self._permits.run

@@ -16,7 +16,7 @@ from devalloc.api.views import MachineView, ObjectView, as_mapping
 from devalloc.backoff import Backoff
 from devalloc.scaling.permits.ledger import MachineKey
 from devalloc.scaling.vm_info import LABEL_NAME, LABEL_SCALING, from_pod
-from devalloc.store import Conflict, Event, EventType, NotFound, Object, Store, StoreError
+from devalloc.store import Conflict, Event, EventType, Invalid, NotFound, Object, Store, StoreError
 from devalloc.store.kubernetes.resources import ApiResource
 
 log = logging.getLogger(__name__)
@@ -113,6 +113,9 @@ class RunnerPods:
                     changed = {**machine, "status": {**others, "runnerPod": pod} if pod else others}
                     self._machines[key] = self._store.replace_status(changed)
                 except NotFound:
+                    break
+                except Invalid as error:  # about this machine; others must not wait for it
+                    log.warning("cannot write which pod runs %s/%s: %s", *key, error)
                     break
                 except Conflict:
                     with suppress(NotFound):

@@ -24,7 +24,7 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
 from devalloc.api import meta
@@ -155,23 +155,30 @@ class UncertainWrites:
         self._settling = threading.Lock()
 
     def __bool__(self) -> bool:
-        return bool(self._keys)
+        return self.concern(None)
+
+    def concern(self, kinds: Collection[str] | None) -> bool:
+        """Whether an object of these kinds is among them; None: of any kind."""
+        return bool(self._of(kinds))
 
     def note(self, keys: Iterable[Key]) -> None:
         """A write of these objects has ended with an unknown result."""
         with self._noting:
             self._keys |= {key: object() for key in keys}
 
-    def settle(self) -> None:
-        """Settle all doubts. If it raises StoreError, call it again before any decision."""
+    def settle(self, kinds: Collection[str] | None = None) -> None:
+        """Settle all doubts about objects of these kinds; None: of all. If it raises StoreError, call it again before
+        any decision on them."""
         with self._settling:
-            with self._noting:
-                noted = [*self._keys.items()]
-            for key, write in noted:
+            for key, write in self._of(kinds):
                 self._settle(key)
                 with self._noting:
                     if self._keys[key] is write:  # otherwise a later write is already in doubt
                         del self._keys[key]
+
+    def _of(self, kinds: Collection[str] | None) -> list[tuple[Key, object]]:
+        with self._noting:
+            return [(key, write) for key, write in self._keys.items() if kinds is None or key.kind in kinds]
 
     def _settle(self, key: Key) -> None:
         log.warning("cannot tell whether %s was written; writing it again", key)

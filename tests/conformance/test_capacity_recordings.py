@@ -20,7 +20,9 @@ def test_a_server_of_two_sockets_has_interleaved_nodes(tmp_path: Path) -> None:
     capacity = discover_capacity(root, CapacityConfig(disk=parse_size("1TB"), uplink="enp96s0f0"))
     assert count_cpus((root / "proc/cpuinfo").read_text()) == 32
     assert (capacity.cpu.capacity, capacity.cpu.effective_limit) == (32_000, 128_000)
-    assert capacity.memory.capacity == 97445600 * 1024
+    assert capacity.memory.capacity == 97445600 * 1024 - 8 * 2**30, "8 GiB are set aside in huge pages"
+    assert [(one.resource, one.capacity) for one in capacity.huge_pages] == [("hugepages-2Mi", 8 * 2**30)]
+    assert [node.huge_pages for node in capacity.nodes] == [{2 << 20: 4 << 30}] * 2
     assert [(node.id, format_cpu_list(node.cpus), node.memory) for node in capacity.nodes] == [
         (0, "0-7,16-23", 47925628 * 1024),
         (1, "8-15,24-31", 49519964 * 1024),

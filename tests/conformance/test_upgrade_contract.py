@@ -159,6 +159,12 @@ NARROWER = {
     "a pattern": lambda spec: spec["properties"]["claims"]["items"]["properties"]["deviceClass"].update(pattern="^a$"),
     "one of few": lambda spec: spec["properties"]["claims"]["items"]["properties"]["deviceClass"].update(enum=["a"]),
     "a rule": lambda spec: spec.setdefault("x-kubernetes-validations", []).append({"rule": "false"}),
+    "a rule about a field that was there": lambda spec: spec.setdefault("x-kubernetes-validations", []).append(
+        {"rule": "!has(self.claims) || false"}
+    ),
+    "a rule that is not only about a new field": lambda spec: spec.setdefault("x-kubernetes-validations", []).append(
+        {"rule": "!has(self.new) || true ? false : true"}
+    ),
     "what is not known": lambda spec: spec.update({"x-kubernetes-new": True}),
 }
 
@@ -170,6 +176,17 @@ def test_a_narrower_kind_is_found(how: str) -> None:
     NARROWER[how](narrow["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"])  # type: ignore[no-untyped-call]
     assert len(losses(wide, narrow)) == 1
     assert losses(wide, wide) == []
+
+
+def test_a_rule_about_a_field_that_is_new_refuses_nothing_that_was_there() -> None:
+    wide = definition(PRESENT, "virtualmachines.yaml")
+    more = deepcopy(wide)
+    spec = more["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    for rule in ("!has(self.brandNew) || self.brandNew > 1", "!has(self.memory.brandNew) || has(self.start)"):
+        spec["x-kubernetes-validations"].append({"rule": rule})
+    assert losses(wide, more) == []
+    spec["x-kubernetes-validations"].append({"rule": "has(self.brandNew) || false"})
+    assert len(losses(wide, more)) == 1
 
 
 # -- words, wire and files ---------------------------------------------------------------------------------------------

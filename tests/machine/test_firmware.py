@@ -41,7 +41,7 @@ GIB = 1 << 30
 KEY = "default/fw"
 SMALL = {"cpu": {"min": 1, "max": 2}, "memory": {"min": "512Mi", "max": "512Mi"}}
 ZERO = "0" * 64
-LONG = 180.0
+LONG = 420.0
 """Seconds for a boot of emulated firmware on a busy machine."""
 
 
@@ -67,12 +67,12 @@ def settings(micro: Image, platform: Image) -> Iterator[MachineConfig]:
 
 def start(machines: MachineLifecycle, start: Mapping[str, Any], **spec: Any) -> str:
     """The machine with its CPUs stopped; its id."""
-    machines.start(virtual_machine("fw", **{**SMALL, **spec}, start=start), soon(60))
+    machines.start(virtual_machine("fw", **{**SMALL, **spec}, start=start), soon(LONG))
     return machines.record_for(KEY).spec.id
 
 
 def guest_of(machines: MachineLifecycle) -> Guest:
-    machines.resume(KEY, soon(60))
+    machines.resume(KEY, soon(LONG))
     folder = machines.config.folder(machines.record_for(KEY).spec.id)
     return Guest(folder / "agent", seconds=LONG, alive=lambda: running(machines, KEY).pid > 0)
 
@@ -128,7 +128,7 @@ def test_cards_of_16_gib_get_addresses_below_uefi_cold_and_hot_and_its_tpm_is_me
             for _ in range(2):
                 hot = card(f"claim-{next(numbers):016x}", 16 * GIB)
                 hotplug.plug_device(line, KEY, hot, soon())
-                hotplug.await_addresses(line, KEY, {hot.function_id(0): hot.id}, soon(60))
+                hotplug.await_addresses(line, KEY, {hot.function_id(0): hot.id}, soon(LONG))
         placed = sorted(bars(guest))
         assert [last - first + 1 for first, last in placed] == [16 * GIB] * 4
         assert all(first % (16 * GIB) == 0 and first > 4 * GIB for first, _ in placed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,9 +22,13 @@ _READ = {
 }  # fmt: skip
 
 
+_NEW_FIELD = re.compile(r"!has\(self\.([A-Za-z.]+)\) \|\| ")
+
+
 def losses(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Where ``after`` is narrower than ``before``, as ``PATH: what``: nothing where each object that is valid under the
-    first is kept whole by the second. What a rule or a pattern means is not asked: another one counts as narrower."""
+    first is kept whole by the second. What a rule or a pattern means is not asked: another one counts as narrower,
+    unless it begins with ``!has(self.FIELD) ||``, there was no such field, and no ``?`` follows, which binds weaker."""
     return list(_of_definitions(before["spec"], after["spec"]))
 
 
@@ -72,9 +77,27 @@ def _of_schemas(before: Schema, after: Schema, path: str) -> Iterator[str]:
         yield f"{path}.{name}: required"
     old_rules = {rule["rule"] for rule in before.get(_RULES, ())}
     for rule in after.get(_RULES, ()):
-        if rule["rule"] not in old_rules:
+        if rule["rule"] not in old_rules and not _is_about_new_field(rule["rule"], before):
             yield f"{path}: {rule['rule']}"
     yield from _of_parts(before, after, path)
+
+
+def _is_about_new_field(rule: str, before: Schema) -> bool:
+    """Whether a rule begins with leaving out objects without a field that there was not before: it refuses none."""
+    match = None if "?" in _outside_brackets(rule) else _NEW_FIELD.match(rule)
+    schema: Schema | None = before
+    for name in match[1].split(".") if match is not None else ():
+        if schema is None or schema.get(_PRESERVE) or "additionalProperties" in schema:
+            return False
+        schema = schema.get("properties", {}).get(name)
+    return match is not None and schema is None
+
+
+def _outside_brackets(rule: str) -> str:
+    """A rule without what is in brackets: ``a ? b : c`` there does not take the whole rule apart."""
+    while (shorter := re.sub(r"\([^()]*\)|\[[^\[\]]*\]", "", rule)) != rule:
+        rule = shorter
+    return rule
 
 
 def _of_parts(before: Schema, after: Schema, path: str) -> Iterator[str]:

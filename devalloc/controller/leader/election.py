@@ -9,12 +9,11 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Literal, Protocol
 
-from devalloc.api.kinds import ALLOCATABLE_KINDS
 from devalloc.api.meta import CONTROLLER_LEASE
 from devalloc.backoff import Backoff
 from devalloc.controller.leader.lease import Lease, LeaseLost
@@ -59,10 +58,9 @@ class LeaderElection:
         *,
         on_state: Callable[[LeaderState, str], None] = lambda state, text: None,
         grace: float = GRACE_SECONDS,
-        fenced_kinds: Sequence[str] = ALLOCATABLE_KINDS,
     ) -> None:
         """``loops``: what runs on the store, by name, while this process leads. ``on_state`` is called with what it
-        does now, as a state and a sentence. ``fenced_kinds``: on whose objects the last leader may still write."""
+        does now, as a state and a sentence."""
         self.lease = lease
         self.state: LeaderState = "waiting"
         self.summary = "the lease was not read yet"
@@ -77,7 +75,6 @@ class LeaderElection:
         self._loops = loops
         self._on_state = on_state
         self._grace = grace
-        self._fenced_kinds = fenced_kinds
         # Unlike an Event or a Queue, a SimpleQueue may be used in a signal handler.
         self._messages: SimpleQueue[Literal["stop"]] = SimpleQueue()
         self._failure: BaseException | None = None
@@ -179,7 +176,7 @@ class LeaderElection:
         while not over.is_set():
             try:
                 self._store.refresh()
-                sealed = fence_objects(self._store, stamp, over, kinds=self._fenced_kinds)
+                sealed = fence_objects(self._store, stamp, over)
                 self._store.recover()
                 self._store.refresh()
                 log.info("took over, fenced %d objects", sealed)

@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from ipaddress import ip_address
@@ -18,6 +19,7 @@ from ipaddress import ip_address
 from devalloc.backoff import Backoff
 from devalloc.controller.authorization import PostRequest
 from devalloc.controller.certificate import self_signed_with_pem
+from devalloc.controller.permits import neon_vms
 from devalloc.controller.permits.billing_usage import ConfigMapStore
 from devalloc.controller.permits.caller_auth import NodeTokenAuthenticator
 from devalloc.controller.permits.hosts import published
@@ -29,6 +31,7 @@ from devalloc.scaling.permits.endpoint import NAME, PublishedEndpoint
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra
 from devalloc.store import NotFound, Object, Store, StoreError
+from devalloc.store.fencing import FencingInterrupted, fence_objects
 
 log = logging.getLogger(__name__)
 
@@ -72,11 +75,15 @@ class LeaderPermitServer:
         namespace: str,
         at: PermitListenAddress,
         *,
+        stamp: str = "",
         on_serving: Callable[[str, str | None], None] = lambda url, plain: None,
     ) -> None:
         """``post``: asks the API server whose token it is. ``config_map_store``: has the ConfigMaps of
-        ``namespace``. ``on_serving``: called with the URL for nodes, and that of plain HTTP if there is one."""
+        ``namespace``. ``stamp``: what fences NeonVM's machines, a text that no leader had before. ``on_serving``:
+        called with the URL for nodes, and that of plain HTTP if there is one."""
+        self._store = store
         self._at = at
+        self._stamp = stamp
         self._config_map_store = config_map_store
         self._namespace = namespace
         self._on_serving = on_serving
@@ -117,6 +124,8 @@ class LeaderPermitServer:
         """Serve, until ``stop``. If another process has the port, it waits: claims are answered without it."""
         reporter = threading.Thread(target=self._tell, args=(stop,), name="permits-place", daemon=True)
         reporter.start()
+        if self._at.neon:
+            self._fence_neon_vms(stop)
         backoff = Backoff(RETRY_SECONDS, MAX_RETRY_SECONDS)
         while not stop.is_set():
             try:
@@ -128,6 +137,23 @@ class LeaderPermitServer:
                 stop.wait(backoff.next_delay())
         self._news.set()
         reporter.join(MAX_RETRY_SECONDS)
+
+    def _fence_neon_vms(self, stop: threading.Event) -> None:
+        """Have late permits of the last leader refused, or wait for ``stop``.
+
+        The takeover of claims does not do that: it would wait for NeonVM's webhook, which these writes need, or for
+        rights that only ``devalloc install --neon`` gives.
+        """
+        backoff = Backoff(RETRY_SECONDS, MAX_RETRY_SECONDS)
+        while not stop.is_set():
+            try:
+                with suppress(FencingInterrupted):
+                    fence_objects(self._store, self._stamp, stop, kinds=(neon_vms.KIND,))
+                return
+            except StoreError as error:
+                self._unheard = time.monotonic() if self._unheard is None else self._unheard
+                log.warning("not serving permits yet: cannot fence NeonVM's machines: %s; trying again", error)
+                stop.wait(backoff.next_delay())
 
     def _ready(self, addresses: ServerAddresses) -> None:
         self._unheard = None

@@ -127,12 +127,14 @@ class PermitLedgers:
             self._leave(key, old)
 
     def find(self, pod: MachineKey, of: str | None = None, *, by_pod: bool = False) -> VmState:
-        """The machine of that name. ``of``: of several that name one pod, that of this node. ``by_pod``: the name is
-        that of a runner pod, and no machine's. Raises Refused."""
+        """The machine of that name. ``of``: of several that name one pod, that of this node, then NeonVM's, then the
+        last to do so. ``by_pod``: the name is that of a runner pod, and no machine's. Raises Refused."""
         if pod in self.records and not by_pod:
             return self.records[pod]
         if named := [self.records[key] for key in self._pods.get(pod, ())]:
-            return next((record for record in reversed(named) if record.node == of), named[-1])
+            # NeonVM says itself which pod runs its machine; one of ours can only have the same name and node.
+            latest = reversed(named)
+            return max(latest, key=lambda record: (record.node == of, not record.is_own))
         if pod in self._others:
             raise RequestError(400, "pod is not a VM runner", f"{pod[0]}/{pod[1]} is a pod, not a machine")
         raise RequestError(404, NO_POD, f"there is no machine {pod[0]}/{pod[1]}")

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 
 from devalloc.backoff import Backoff
 from devalloc.controller.usage.holdings import KINDS, OPTIONAL_KINDS, Holding, holdings_of
@@ -32,9 +33,11 @@ TICK_SECONDS = 1.0
 SAVE_SECONDS = 60.0
 """The totals are written this often while anything is held."""
 SAVE_CHANGES_SECONDS = 2.0
-"""A change is written so soon."""
+"""A change is written so soon, if that does not cost too much."""
 CPU_DIVISOR = 20
-"""At most one part in so many of a CPU is spent on looking."""
+"""At most one part in so many of a CPU is spent on looking, and as much on writing."""
+SAVE_BYTES_PER_SECOND = 20_000
+"""At most this much is written: an etcd keeps each version for minutes."""
 
 
 class UsageAccountant:
@@ -64,18 +67,22 @@ class UsageAccountant:
         self._seen: tuple[str, ...] | None = None
         self._unserved: set[str] = set()
         self._is_dirty = False
+        self._written_bytes = 0
+        self._is_behind = False
 
     def run(self, stop: threading.Event) -> None:
         """Until ``stop`` is set. Nothing that fails here keeps claims from being answered."""
-        saved, pause, logged = time.monotonic(), TICK_SECONDS, ""
+        saved, rest, pause, logged = time.monotonic(), 0.0, TICK_SECONDS, ""
         backoff = Backoff(SAVE_CHANGES_SECONDS, SAVE_SECONDS)
         while not stop.is_set():
             try:
                 pause = self.tick()
-                waited = time.monotonic() - saved
-                if waited >= SAVE_SECONDS or (self._is_dirty and waited >= SAVE_CHANGES_SECONDS):
+                least = SAVE_CHANGES_SECONDS if self._is_dirty else SAVE_SECONDS
+                if time.monotonic() - saved >= max(least, rest):
+                    before, self._written_bytes = time.thread_time(), 0
                     self.save()
                     saved = time.monotonic()
+                    rest = max((time.thread_time() - before) * CPU_DIVISOR, self._written_bytes / SAVE_BYTES_PER_SECOND)
                     backoff.reset()
                 logged = ""
             except StoreError as error:  # such as rights of an earlier version, which lasts
@@ -96,6 +103,7 @@ class UsageAccountant:
         if self._ledger is None:
             self._begin()
         assert self._ledger is not None
+        self._check_clock(self._ledger)
         versions = tuple(store.list([]).resource_version for store in self._stores)
         if versions == self._seen:
             return TICK_SECONDS
@@ -104,6 +112,20 @@ class UsageAccountant:
         self._is_dirty |= self._ledger.observe(holdings, self._now())
         self._seen = versions
         return max(TICK_SECONDS, (time.thread_time() - before) * CPU_DIVISOR)
+
+    def _check_clock(self, ledger: UsageLedger) -> None:
+        """Log, once, that nothing counts because the clock was set back, or is now right and was ahead before."""
+        behind = ledger.until - self._now()
+        if behind > SAVE_SECONDS * 1000 and not self._is_behind:
+            log.warning(
+                "usage is counted up to %s, which is %d s ahead of this host's clock; nothing more counts until then. "
+                "If the clock is right, delete the ConfigMap %s/%s",
+                datetime.fromtimestamp(ledger.until / 1000, UTC).isoformat(timespec="seconds"),
+                behind // 1000,
+                self._namespace,
+                record_name(ledger.month),
+            )
+        self._is_behind = behind > 0
 
     def save(self) -> None:
         """Write down the month, and before it each that has ended. Raises StoreError."""
@@ -121,6 +143,7 @@ class UsageAccountant:
             # Another process counts, or has: what it wrote counts, and what is held goes on from there.
             log.warning("another process has written the usage; continuing from what it wrote")
             self._ledger = self._seen = None
+            self._is_behind = False
             return
         self._is_dirty = False
         self.counters = record.counters
@@ -134,6 +157,7 @@ class UsageAccountant:
 
     def _write(self, record: MonthRecord) -> None:
         name, data = record_name(record.month), record_data(record, self._holder)
+        self._written_bytes += sum(map(len, data.values()))
         there = self._stored.get(name)
         if there is not None:
             self._stored[name] = self._records.replace({**there, "data": data})

@@ -286,12 +286,15 @@ class KubernetesStore:
         depends = fence.specs | fence.statuses if fence is not None else frozenset()
         self._reflectors.hold(self._resources.named(depends))
         keys = [change.key for unit in units for change in unit]
+        # A decision does not wait for objects of kinds that it neither read nor writes: the API server may have to ask
+        # another program's webhook before it accepts a write there, and that can be down for long.
+        concerned = None if fence is None else depends | writes.keys()
         while True:
-            self._doubts.settle()
+            self._doubts.settle(concerned)
             with self._landed:
                 while any(self._in_flight[kind] for kind in depends):
                     self._landed.wait()
-                if self._doubts:  # writes that ended meanwhile
+                if self._doubts.concern(concerned):  # writes that ended meanwhile
                     continue
                 if fence is not None and (broken := self._mirror.broken(fence)):
                     raise FenceBroken(broken)

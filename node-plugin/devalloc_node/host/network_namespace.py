@@ -10,6 +10,7 @@ import ctypes
 import errno
 import os
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -49,6 +50,8 @@ def in_a_thread(act: Callable[[], Answer]) -> Answer:
             answers.append(act())
         except NetlinkError as error:
             errors.append(OSError(error.code, os.strerror(error.code)))
+        except struct.error as error:  # a number that a message of netlink has no room for
+            errors.append(OSError(errno.ERANGE, str(error)))
         except BaseException as error:
             errors.append(error)
 

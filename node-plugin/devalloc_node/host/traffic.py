@@ -27,8 +27,10 @@ from devalloc_node.host.network_namespace import (
     netlink,
 )
 
+MIN_RATE = 100
+"""Bytes per second: at lower rates the time in which a bucket of one frame fills does not fit into the same form."""
 MAX_RATE = 2**32 - 1
-"""Bytes per second that a token bucket can be told in the form that all kernels have."""
+"""Bytes per second: the largest rate of a token bucket in the form that all kernels have."""
 _HANDLE, _PRIORITY = 0xDA11_0000, 0xDA11
 _ROOT, _INGRESS_PARENT, _INGRESS = 0xFFFF_FFFF, 0xFFFF_FFF1, 0xFFFF_0000
 _ALL_PROTOCOLS = 3
@@ -47,6 +49,11 @@ class TapRates:
     from_guest: int | None = None
     is_clean: bool = True
     """Whether nothing of ours is there but what these rates need."""
+
+    def __str__(self) -> str:
+        to_guest, from_guest = (rate or "no limit" for rate in (self.to_guest, self.from_guest))
+        rest = "" if self.is_clean else ", and more that is not needed"
+        return f"{to_guest} to the guest and {from_guest} from it, in bytes/s{rest}"
 
     def are(self, rate: int | None) -> bool:
         """Whether both directions have this rate, and nothing is half done."""
@@ -86,7 +93,7 @@ def set_rates(namespace: Path | None, tap: str, rate: int | None) -> None:
             else:
                 _limit(route, tap, rate)
             if not (now := _rates(route, tap)).are(rate):
-                raise OSError(errno.EIO, f"{tap} was told {rate} bytes/s, but has {now}")
+                raise OSError(errno.EIO, f"it was set to {rate or 'no limit'}, but the kernel shows {now}")
 
     _in(namespace, act)
 
@@ -109,8 +116,8 @@ def _rates(route: Any, tap: str) -> TapRates:
 
 
 def _limit(route: Any, tap: str, rate: int) -> None:
-    if not 0 < rate <= MAX_RATE:
-        raise OSError(errno.ERANGE, f"a limit must be 1 to {MAX_RATE} bytes/s, not {rate}")
+    if not MIN_RATE <= rate <= MAX_RATE:
+        raise OSError(errno.ERANGE, f"a limit must be {MIN_RATE} to {MAX_RATE} bytes/s, not {rate}")
     index, ifb = interface_index(tap), ifb_name(tap)
     root, ingress = _root(route, index), _ingress(route, index, has_interface(ifb))
     if root is not None and root["handle"] not in (0, _HANDLE):

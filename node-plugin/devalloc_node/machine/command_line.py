@@ -20,6 +20,8 @@ NIC_DRIVERS: Mapping[NicModel, str] = {"virtio": "virtio-net-pci", "e1000e": "e1
 FIRST_DISK_FD, FIRST_TAP_FD = 100, 200
 MAX_QUEUES = 16
 """Queues of a virtio disk or network card, at most."""
+_CLEARING_THREADS = 16
+"""That clear huge pages, at most: QEMU begins no more than there are CPUs and pages."""
 _FIRST_DEVICE, _LAST_DEVICE = 1, 30
 """Device numbers on the root bus that are free: 0 is the host bridge, 31 the chipset."""
 _FUNCTIONS = 8
@@ -268,6 +270,7 @@ def ram_backend(name: str, size: int, numa_node: int | None, huge_page_bytes: in
     if huge_page_bytes is None:
         return {"qom-type": "memory-backend-ram", "id": name, "size": size, **placed}
     huge = {"hugetlb": True, "hugetlbsize": huge_page_bytes, "share": True, "prealloc": True}
+    huge |= {"prealloc-threads": _CLEARING_THREADS}
     return {"qom-type": "memory-backend-memfd", "id": name, "size": size, **huge, **placed}
 
 

@@ -221,7 +221,8 @@ def seen_by_program(
         own = os.path.dirname(own) if os.path.basename(own) in ("bin", "sbin") else own
         if own != "/" and not any(Path(own).is_relative_to(system) for system in _SYSTEM):
             seen[own] = "read"
-    seen |= {str(path): "as-is" for path in more}
+    # Option ROMs are opened by paths without links.
+    seen |= {str(path): "as-is" for named in more for path in (named, named.resolve())}
     seen |= dict.fromkeys(files, "read")
     seen |= dict.fromkeys(_KERNEL, "as-is")
     seen[str(folder)] = "write"

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -25,7 +25,7 @@ from devalloc_node.machine.confinement import PathAccess, QemuLimits, qemu_limit
 from devalloc_node.machine.machine_files import MAX_SOCKET_PATH, MachineConfig
 from devalloc_node.machine.process import Process, alive, kill, wait
 from devalloc_node.machine.qmp import Monitor
-from devalloc_node.machine.spec import HOST_SANDBOX, MachineSandbox, MachineSpec, whole_cpus
+from devalloc_node.machine.spec import HOST_SANDBOX, MachineSandbox, MachineSpec, locking_seconds, whole_cpus
 
 LOG = logging.getLogger(__name__)
 GUESTS_UNIT = "devalloc-guests.service"
@@ -116,6 +116,7 @@ def launch(spec: MachineSpec, config: MachineConfig, given: LaunchOptions, home:
         "namespace": None if home.namespace is None else str(home.namespace),
         "inside": {tap_fd(number): nic.interface for number, nic in enumerate(spec.nics) if nic.warm},
         "cpus": home.cpus or preflight.cpus_of(*spec.host_nodes),
+        "numa_cells": [asdict(cell) for cell in spec.numa_cells],  # for a plugin that has lost the machine's record
         "tpm": firmware.tpm_plan(spec, config, given.tpm_uid) if spec.tpm else None,
         # One that runs as the plugin's own user is that user all the same, and root could undo it.
         "sees": [] if given.uid is None else _visible_paths(words, folder, config),
@@ -186,6 +187,11 @@ def spawn_words(spec: MachineSpec, config: MachineConfig, plan: Path, limits: Qe
     service += [f"--property=TasksMax={limits.tasks}", f"--property=MemoryMax={limits.memory}"]
     service += [f"--property=Before={GUESTS_UNIT}"]  # what starts later is stopped earlier
     return [*service, "--", *words]
+
+
+def seconds_to_answer(spec: MachineSpec, config: MachineConfig, memory: int) -> float:
+    """How long a QEMU that was just started, with so many bytes of memory, may take: it clears huge pages before."""
+    return config.start_seconds + (locking_seconds(memory) if spec.huge_page_bytes else 0.0)
 
 
 def await_monitor(spec: MachineSpec, config: MachineConfig, monitor: Monitor, deadline: Deadline) -> None:

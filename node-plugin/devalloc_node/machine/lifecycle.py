@@ -47,6 +47,7 @@ from devalloc_node.machine.registry import LOOK_SECONDS, SLEEPING, MachineRegist
 from devalloc_node.machine.resources import CapacityCheck, without_object
 from devalloc_node.machine.spec import (
     HOST_SANDBOX,
+    NO_RATES,
     EmulatedDevice,
     MachineSandbox,
     MachineSpec,
@@ -141,11 +142,12 @@ class MachineLifecycle(MachineRegistry):
                         tpm_user = user_ids.free_user(spec.key, self.config, self.records, "tpm_user", user)
                     given = launch.LaunchOptions(str(uuid.uuid4()), user, how, tpm_user)
                     record = replace(record, run=given.uuid, user=given.uid, tpm_user=given.tpm_uid)
-                    with self.homes.choosing_cpus() as loads:  # or a setup could be given the same ones
-                        if spec.pinned and not spec.wants_sandbox:
-                            taken = self.exclusive_cpus()
-                            cpus = resources.free_cpus(spec, self.config.topology(), loads, taken)
-                            record = replace(record, cpus=tuple(cpus))
+                    if spec.pinned and not spec.wants_sandbox:
+                        host = self.config.topology()
+                        with self.homes.choosing_cpus() as loads:  # or a setup could be given the same ones
+                            cpus = resources.free_cpus(spec, host, loads, self.exclusive_cpus())
+                            self.put(record := replace(record, cpus=tuple(cpus)))
+                    else:
                         self.put(record)
                 began = True
                 home = HOST_SANDBOX if not spec.wants_sandbox else self.homes.give(spec, given.uuid)
@@ -318,6 +320,9 @@ class MachineLifecycle(MachineRegistry):
                         "LimitNotRemoved", f"machine {key}: the limits of its TAP interfaces remain; try again"
                     )
                 launch.forget(record.spec.id, self.config)
+            elif record.wanted_rates.disk_io is not None and self.process_of(record) is not None:
+                with suppress_and_log(key), self.line(record) as monitor:  # it goes on with all that it had before
+                    rates.enforce(self, replace(record, rates=NO_RATES), monitor, deadline)
             self.records.drop(MACHINES, key)
             self._settling.leave(key)
 
@@ -441,13 +446,13 @@ class MachineLifecycle(MachineRegistry):
 
     def _come_up(self, record: MachineRecord, deadline: Deadline) -> None:
         """The rest of starting, once there is a process: may be done again."""
-        spec = record.spec
+        spec, begins = record.spec, resources.resources_at_start(record)
         with self.line(record) as monitor:
-            launch.await_monitor(spec, self.config, monitor, deadline.capped(self.config.start_seconds))
+            seconds = launch.seconds_to_answer(spec, self.config, begins.memory_bytes or 0)
+            launch.await_monitor(spec, self.config, monitor, deadline.capped(seconds))
             if monitor.execute("query-uuid", deadline=deadline)["UUID"] != record.run:
                 raise Denied("MachineRuns", f"another run of machine {spec.key} is already running")
         process = self._lives(record)
-        begins = resources.resources_at_start(record)
         if places := resources.vcpu_places(record):
             with self.line(record) as monitor:
                 pin_vcpus(monitor, spec.key, process, places, deadline)
@@ -486,6 +491,8 @@ class MachineLifecycle(MachineRegistry):
                     launch.end(monitor, record.spec.key, process)
         except NodeError as more:
             raise Failed(error.code, f"{error.message}. Ending it failed too: {more}") from error
+        there = self.find(record.spec.key)  # with the TAP interfaces that were limited for it meanwhile
+        record = record if there is None or there.run != record.run else there
         self.put(record.become("failed", error.code, error.message))
         self._settling.gone(record)
 

@@ -341,7 +341,7 @@ def checked_tap(interface: str, patterns: Sequence[str], namespace: str) -> str:
 
     Raises Denied (``TapNotAllowed``, ``TapMissing``).
     """
-    if not _is_own_tap(interface, namespace) and not any(_names(each, interface, namespace) for each in patterns):
+    if not may_use_tap(interface, patterns, namespace):
         raise Denied(
             "TapNotAllowed",
             f"TAP {interface} does not belong to namespace {namespace}, whose machines may use those called "
@@ -351,6 +351,11 @@ def checked_tap(interface: str, patterns: Sequence[str], namespace: str) -> str:
     if "/" in interface or not Path(f"/sys/class/net/{interface}/tun_flags").exists():
         raise Denied("TapMissing", f"no TAP interface {interface!r} on this host", retryable=True)
     return interface
+
+
+def may_use_tap(interface: str, patterns: Sequence[str], namespace: str) -> bool:
+    """Whether machines of a namespace may use an interface of that name."""
+    return _is_own_tap(interface, namespace) or any(_names(each, interface, namespace) for each in patterns)
 
 
 def has_queues(interface: str) -> bool:

@@ -115,7 +115,7 @@ def _power_of_two(size: int) -> int:
 
 def _top(spec: MachineSpec) -> int:
     """Where all memory that the machine can have ends: QEMU keeps a GiB more for each DIMM."""
-    dimms = spec.hot_memory // spec.dimm_bytes if spec.dimm_bytes else 1
+    dimms = spec.hot_memory // spec.dimm_bytes if spec.dimm_bytes else max(1, len(spec.numa_cells))
     return _BELOW_4G + spec.memory.most + (dimms + 1) * GIB
 
 

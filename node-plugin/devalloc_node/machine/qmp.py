@@ -35,9 +35,9 @@ MAX_MESSAGE = 4 << 20
 MAX_EVENTS = 1000
 """Events that wait to be read; a guest can cause some of them as often as it likes."""
 GREETING_SECONDS = 5.0
-_SLOW = frozenset({"device_add"})
-"""Commands that may take as long as there is time: with the first device VFIO locks all of a machine's memory, which
-QEMU waits for; a second for each few GiB."""
+_SLOW = frozenset({"device_add", "object-add"})
+"""Commands that may take as long as there is time: with the first device VFIO locks all of a machine's memory, and a
+DIMM in huge pages is cleared, which QEMU waits for; a second for each few GiB."""
 _CREDENTIALS = struct.Struct("3i")
 """Process, user, group."""
 _QUEUE_SECONDS = 0.02

@@ -18,8 +18,8 @@ from typing import Any
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.host import traffic
-from devalloc_node.machine.machine_files import MachineConfig
-from devalloc_node.machine.qmp import Monitor
+from devalloc_node.machine.machine_files import MachineConfig, may_use_tap
+from devalloc_node.machine.qmp import Monitor, checked_text
 from devalloc_node.machine.records import MACHINES, MachineRecord, record_of
 from devalloc_node.machine.registry import MachineRegistry
 from devalloc_node.machine.spec import MachineSpec, RateLimits
@@ -30,6 +30,10 @@ GROUP = "devalloc-disk-io"
 """The throttle group that all disks of a machine share."""
 _UNDO_SECONDS = 10.0
 _LIVING = ("starting", "running", "stopping")
+_MAX_PATH = 256
+"""Characters of a disk's path in QEMU."""
+_FLASH = "/machine/system.flash"
+"""How the paths of flash chips with UEFI firmware begin. QEMU stands still while it writes there: it must not wait."""
 _RATES = ("bps", "bps_rd", "bps_wr", "iops", "iops_rd", "iops_wr")
 
 
@@ -109,8 +113,16 @@ def unmet_rates(record: MachineRecord, config: MachineConfig, monitor: Monitor, 
                 )
             continue
         limit = TapLimit(namespace if nic.warm else "", nic.interface, rate)
-        if rate is None and limit.place not in record.tap_limits:
-            continue
+        if limit.place not in record.tap_limits:
+            if rate is None:
+                continue
+            # It was checked when it was started; but after a journal was lost, its object says what it is.
+            if not nic.warm and not may_use_tap(limit.tap, config.taps, spec.namespace):
+                problems.append(
+                    f"the bandwidth of TAP {limit.tap} is not limited: machines of namespace {spec.namespace} may not "
+                    "use it (--tap)"
+                )
+                continue
         try:
             seen = traffic.observe_rates(limit.file, limit.tap)
         except OSError as error:
@@ -211,6 +223,9 @@ def _unmet_disks(
     for each in monitor.execute("query-block", deadline=deadline):
         medium, path = each.get("inserted"), each.get("qdev")
         if not medium or not path:
+            continue
+        path = checked_text(path, _MAX_PATH)
+        if path.startswith(_FLASH):
             continue
         group, rate = medium.get("group"), int(medium.get("bps", 0))
         if group not in (None, GROUP) and any(medium.get(name) for name in _RATES):

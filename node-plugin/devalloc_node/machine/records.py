@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, Protocol
@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc_node.errors import Failed
 from devalloc_node.machine.process import Process
-from devalloc_node.machine.spec import CPU, NO_RATES, EmulatedDevice, MachineSpec, Nic, RateLimits, spec_of
+from devalloc_node.machine.spec import CPU, NO_RATES, EmulatedDevice, MachineSpec, Nic, NumaCell, RateLimits, spec_of
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.step import Step, Value
 
@@ -149,6 +149,8 @@ class MachineRecord:
     taken up, and what was done to it before is not known here."""
     cpus: tuple[int, ...] = ()
     """Of the host, that its vCPUs are pinned to, by their slots."""
+    numa_cells: tuple[NumaCell, ...] | None = None
+    """NUMA nodes that the guest of this run has; None: those of its manifest."""
     reason: str = ""
     message: str = ""
     tpm_user: int | None = None
@@ -160,7 +162,8 @@ class MachineRecord:
 
     @cached_property
     def spec(self) -> MachineSpec:
-        return spec_of(self.machine)
+        spec = spec_of(self.machine)
+        return spec if self.numa_cells is None else replace(spec, numa_cells=self.numa_cells)
 
     def become(self, state: RecordState, reason: str = "", message: str = "") -> MachineRecord:
         return replace(self, state=state, reason=reason, message=message)
@@ -207,6 +210,7 @@ def content_of(record: MachineRecord) -> dict[str, Any]:
         "tap_limits": [list(each) for each in record.tap_limits],
         "cpus_left": record.cpus_left,
         "cpus": list(record.cpus),
+        "numa_cells": None if record.numa_cells is None else [asdict(cell) for cell in record.numa_cells],
         "reason": record.reason,
         "message": record.message,
     }
@@ -230,6 +234,7 @@ def record_of(key: str, content: Mapping[str, Any]) -> MachineRecord:
             tap_limits=tuple((str(where), str(tap)) for where, tap in content.get("tap_limits", ())),
             cpus_left=content.get("cpus_left", False),
             cpus=tuple(map(int, content.get("cpus", ()))),
+            numa_cells=cells_of(content.get("numa_cells", ())),  # an earlier version gave a guest none
             reason=content.get("reason", ""),
             message=content.get("message", ""),
         )
@@ -238,6 +243,13 @@ def record_of(key: str, content: Mapping[str, Any]) -> MachineRecord:
     except (KeyError, TypeError, ValueError, AttributeError, ValidationError) as error:
         raise Failed("RecordUnreadable", f"cannot read the record of machine {key}: {error}", retryable=False) from None
     return record
+
+
+def cells_of(content: Sequence[Mapping[str, Any]] | None) -> tuple[NumaCell, ...] | None:
+    """What ``asdict`` made of each. Raises LookupError, TypeError, ValueError."""
+    if content is None:
+        return None
+    return tuple(NumaCell(*(int(cell[name]) for name in ("host_node", "cpus", "memory"))) for cell in content)
 
 
 def _rates(content: Mapping[str, Any] | None) -> RateLimits | None:

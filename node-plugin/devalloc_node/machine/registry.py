@@ -37,10 +37,20 @@ from devalloc_node.machine.records import (
     MachineRecord,
     MachineRecords,
     MachineView,
+    cells_of,
     content_of,
     record_of,
 )
-from devalloc_node.machine.spec import EmulatedDevice, MachineSpec, NoSandboxes, SandboxProvider, machine_id, spec_of
+from devalloc_node.machine.spec import (
+    EmulatedDevice,
+    MachineSpec,
+    NoSandboxes,
+    NumaCell,
+    SandboxProvider,
+    machine_id,
+    spec_of,
+    whole_cpus,
+)
 from devalloc_node.model.step import Value
 
 LOOK_SECONDS = 2.0
@@ -564,9 +574,7 @@ def recognised_record(
     if not run:
         raise orphan_refusal(spec.key, process)
     record = MachineRecord(machine.to_manifest(), "running", run, user_of(machines.config, spec.id), cpus_left=None)
-    if spec.pinned:  # its first thread may run on all of them, and each vCPU was bound to one in their order
-        with suppress(OSError):
-            record = replace(record, cpus=tuple(sorted(os.sched_getaffinity(process.pid))))
+    record = _as_launched(record, machines.config, process)
     there = observe_run(machines, record, due)
     if there.run != run:
         raise orphan_refusal(spec.key, process)
@@ -579,12 +587,27 @@ def observe_run(machines: MachineRegistry, record: MachineRecord, due: Deadline)
     with machines.line(record) as monitor:
         run = str(UUID(monitor.execute("query-uuid", deadline=due)["UUID"]))
         now = record.become("starting" if is_paused(monitor, due) else "running")
-    # Of another run nothing of that holds.
-    return (
-        now
-        if run == record.run
-        else replace(now, run=run, applied=UNKNOWN_AMOUNTS, requested=UNKNOWN_AMOUNTS, cpus_left=None)
-    )
+    if run == record.run:
+        return now
+    # Of another run nothing of that holds. TAP interfaces may still be limited for the one before.
+    now = replace(now, run=run, applied=UNKNOWN_AMOUNTS, requested=UNKNOWN_AMOUNTS, cpus_left=None, rates=None)
+    return _as_launched(now, machines.config, machines.process_of(record))
+
+
+def _as_launched(record: MachineRecord, config: MachineConfig, process: Process | None) -> MachineRecord:
+    """With the CPUs and NUMA nodes that its QEMU was started with, by its start plan. What its object reserves by now,
+    or an older record says, may be something else."""
+    spec = record.spec
+    cpus: tuple[int, ...] = ()
+    cells: tuple[NumaCell, ...] = ()
+    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):  # or it is a plan of an earlier version
+        plan = json.loads(config.plan(spec.id).read_bytes())
+        cpus, cells = tuple(map(int, plan.get("cpus") or ())), cells_of(plan.get("numa_cells", ())) or ()
+    if not cpus and process is not None:  # its first thread may run on all of them
+        with suppress(OSError):
+            cpus = tuple(sorted(os.sched_getaffinity(process.pid)))
+    is_pinned = spec.pinned and len(cpus) == whole_cpus(spec.cpus.most)
+    return replace(record, cpus=cpus if is_pinned else (), numa_cells=cells)
 
 
 def all_orphans(machines: MachineRegistry) -> list[MachineView]:

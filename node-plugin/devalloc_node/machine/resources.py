@@ -338,6 +338,8 @@ def exclusive_cpus(records: MachineRecords) -> frozenset[int]:
     """CPUs of the host that machines have for themselves: pinned ones, but for those whose CPUs a setup names."""
     cpus: set[int] = set()
     for key, content in records.records(MACHINES).items():
+        if not content.get("cpus"):  # nearly all: setups are given CPUs meanwhile, and wait
+            continue
         with suppress(Failed):  # what cannot be read is left alone
             record = record_of(key, content)
             if record.state in _COUNTED_STATES and not record.spec.wants_sandbox:

@@ -189,8 +189,9 @@ class MachineSpec:
 
     @property
     def locking_seconds(self) -> float:
-        """How long it may take to lock all of its memory, as VFIO does with the first device; 0 without claims."""
-        return locking_seconds(self.memory.use) if self.claims else 0.0
+        """How long it may take to have all of its memory at once: locked, as VFIO does with the first device, or in
+        huge pages, which QEMU clears before it answers. 0 where neither is so."""
+        return locking_seconds(self.memory.use) if self.claims or self.huge_page_bytes else 0.0
 
     @property
     def host_nodes(self) -> tuple[int, ...]:

@@ -157,7 +157,8 @@ class NodeService(node_pb2_grpc.NodeServicer):
 
         about = _machine(request.machine) | {"claims": [claim.name for claim in request.claims]}
         memory = request.spec.memory.use_bytes or request.spec.memory.min_bytes
-        longer = min(calls.MOST_SECONDS, locking_seconds(memory)) if request.claims else 0.0
+        takes_longer = bool(request.claims or request.spec.memory.huge_pages)
+        longer = min(calls.MOST_SECONDS, locking_seconds(memory)) if takes_longer else 0.0
         return self._change(
             context, "CreateMachine", about, pb.CreateMachineReply, work, longer=longer, takes_back=True
         )

@@ -294,6 +294,7 @@ class MachineReconciler:
         Raises Denied (``MachineRuns``) where what runs as it is not the run that the object tells of.
         """
         run = obj.get("status", {}).get("machineID", "")
+        vm = None if vm is None else _with_reservation(vm, obj)  # as it was started
         self._operations.machines.take_up(objects.key_of(obj), vm, run, Deadline.after(WORK_SECONDS))
 
     def _own_machine(self, key: str, uid: str) -> MachineView | None:

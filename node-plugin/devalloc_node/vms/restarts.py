@@ -175,8 +175,9 @@ class MachineRestarts:
             refs += inside
             there = self._operations.machines.get(key)
             wanted = None if there is None else there.wanted.memory_bytes
-            memory = spec_of(machine).memory.use if wanted is None else wanted
-            seconds = WORK_SECONDS + (locking_seconds(memory) if refs else 0.0)
+            spec = spec_of(machine)
+            memory = spec.memory.use if wanted is None else wanted
+            seconds = WORK_SECONDS + (locking_seconds(memory) if refs or spec.huge_page_bytes else 0.0)
             if refs and there is not None and there.is_paused:  # its start was cut off: its guest may still boot
                 seconds += FIRMWARE_SECONDS
             self._operations.create(

@@ -86,9 +86,12 @@ class ServiceMachines:
         """Bring scalers and runners in line with what the machines are now. Raises NodeError."""
         owners = self._operations.machines.owners()
         for key in [key for key, owner in owners.items() if not owner]:
-            machine = self._operations.machines.get(key)
-            if machine is not None and machine.created_as is not None:
-                self._match(machine, machine.created_as)
+            try:
+                machine = self._operations.machines.get(key)
+                if machine is not None and machine.created_as is not None:
+                    self._match(machine, machine.created_as)
+            except Exception:  # one bad machine must not hide the others
+                log.exception("cannot look at machine %s of the service", key)
         for key in self._cared_for - owners.keys():
             self._leave(key)
         # An object has the name now, and the reconciler cares for that.

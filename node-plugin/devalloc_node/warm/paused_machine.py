@@ -59,7 +59,7 @@ class MachinePart:
         if self.template is None:
             raise ValueError("warm setups here have no paused machine")
         spec = paused_spec(self.template, setup)
-        due = Deadline.after(self.config.start_seconds)
+        due = Deadline.after(launch.seconds_to_answer(spec, self.config, spec.memory.use))
         if self.process(setup) is not None:
             raise FileExistsError(errno.EEXIST, "a machine with that name already runs", spec.key)
         given = launch.LaunchOptions(str(uuid.uuid4()), setup.user, preflight.choose_accelerator(self.config))

@@ -12,15 +12,19 @@ from typing import Any
 
 import pytest
 
+from devalloc.api.meta import LEADER
 from devalloc.controller import http_endpoints
 from devalloc.controller.cluster_process import ClusterProcess, ClusterSettings
 from devalloc.controller.http_endpoints import LoopHealth, ProcessHealth
 from devalloc.controller.leader.lease import Lease
+from devalloc.controller.permits.leader_server import PermitListenAddress
 from devalloc.controller.reconcile.device_claims import DeviceClaimRound
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.store import Unavailable
 from devalloc.store.kubernetes import ApiError
 from tests.support.fake_kube import FakeClient, FakeKube
+from tests.support.fleet_manifests import gpu_claim
+from tests.support.neon_installation import MACHINES
 from tests.support.waiting import until
 
 
@@ -153,6 +157,36 @@ def test_a_take_over_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) 
         assert "ConfigMap devalloc-system/r is not a record" in ready(cluster)[1]
         monkeypatch.setattr(http_endpoints, "MAX_ROUND_SECONDS", 0.0)
         assert healthy(cluster) == 503
+
+
+@pytest.mark.parametrize("fails", ["rights", "webhook"])
+def test_claims_do_not_wait_for_neons_machines(fails: str) -> None:
+    """Their webhook is NeonVM's, and only ``install --neon`` gives rights on them."""
+    kube = FakeKube()
+    metadata = {"name": "vm1", "namespace": "default"}
+    kube.create(MACHINES, {"apiVersion": "vm.neon.tech/v1", "kind": "VirtualMachine", "metadata": metadata})
+    client, is_over, whole = FakeClient(kube), threading.Event(), FakeClient.list
+
+    def listed(path: str, params: Any = None) -> Iterator[dict[str, Any]]:
+        if fails == "rights" and "vm.neon.tech" in path and not is_over.is_set():
+            raise ApiError(403, "Forbidden", 'virtualmachines is forbidden: User "x" cannot list')
+        yield from whole(client, path, params)
+
+    def before(number: int, what: str) -> None:
+        if fails == "webhook" and what.startswith("update") and "vm.neon.tech" in what and not is_over.is_set():
+            raise ApiError(500, "InternalError", "failed calling webhook: connection refused")
+
+    client.list, client.before = listed, before  # type: ignore[method-assign]
+    permits = PermitListenAddress("127.0.0.1", 0, "127.0.0.1", neon=True)
+    with running(client, neon=True, permits=permits) as cluster:
+        until(lambda: cluster.controller.state == "leading")
+        until(lambda: cluster._permits is not None and cluster._permits.failing is not None)
+        claim = gpu_claim("c")
+        kube.create("/apis/devmgmtproto.k8s.io/v1alpha1/namespaces/default/deviceclaims", claim)
+        until(lambda: "update" in str(client.writes) and "/deviceclaims/c" in str(client.writes), "it is answered")
+        is_over.set()
+        until(lambda: cluster._permits is not None and cluster._permits.failing is None)
+        assert LEADER in kube.get(f"{MACHINES}/vm1")["metadata"]["annotations"]
 
 
 def test_watches_that_are_silent_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

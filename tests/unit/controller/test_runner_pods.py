@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from devalloc.controller.runner_pods import RUNNER_PODS, RunnerPods
-from devalloc.store import Event, EventType
+from devalloc.store import Event, EventType, Invalid
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.permit_bench import KIND, machine
 from tests.support.waiting import until
@@ -155,6 +155,25 @@ def test_a_process_that_begins_reads_what_is_there_and_follows_it(world: World) 
         stop.set()
         thread.join(60)
     assert not thread.is_alive()
+
+
+def test_a_machine_that_the_store_refuses_keeps_no_other_one_waiting(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.machine("a")
+    world.machine("b")
+    write = world.store.replace_status
+
+    def refused(obj: Object) -> Object:
+        if obj["metadata"]["name"] == "a":
+            raise Invalid("cannot write it: its spec has not been valid since an update of its CRD")
+        return write(obj)
+
+    monkeypatch.setattr(world.store, "replace_status", refused)
+    world.tell(pod("of-a", of="a"))
+    world.pods.write([("default", "a"), ("default", "b")])
+    world.tell(pod("of-b", of="b"))
+    assert (world.named("a"), world.named("b")) == (None, "of-b")
 
 
 def test_pods_without_the_label_are_not_even_read() -> None:

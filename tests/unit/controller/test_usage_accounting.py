@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devalloc.controller.usage import UsageAccountant
+from devalloc.controller.usage import UsageAccountant, accountant
 from devalloc.controller.usage.holdings import UsageKey, holdings_of
 from devalloc.controller.usage.ledger import (
     MAX_LABELS,
@@ -59,6 +60,8 @@ class ConfigMaps:
     def replace(self, obj: Object) -> Object:
         self._check()
         name = obj["metadata"]["name"]
+        if name not in self.objects:
+            raise NotFound(name)
         if self.objects[name]["metadata"]["resourceVersion"] != obj["metadata"]["resourceVersion"]:
             raise Conflict({Key(obj["kind"], obj["metadata"]["namespace"], name): "it has changed"})
         return self._put(obj)
@@ -392,7 +395,74 @@ def test_a_failed_write_loses_nothing() -> None:
     assert world.counted() == world.expected()
 
 
+def test_a_clock_that_was_ahead_is_told_once_and_what_it_wrote_can_be_deleted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World()
+    act(world, "take", 0, False, "web")
+    world.save()
+    world.now += DAY  # so the clock says, for a moment
+    world.save()
+    world.now -= DAY
+    for _ in range(3):
+        world.now += 1000
+        world.save()
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "delete the ConfigMap default/devalloc-usage-11" in message
+    assert [total.whole for total in world.counted().values()] == [DAY], "no moment counts twice"
+    world.maps.objects.clear()
+    world.accountant.save()  # it sees that, and begins again
+    world.look()
+    world.now += 5000
+    assert [total.whole for total in world.counted().values()] == [5000]
+
+
 # Bounds.
+
+
+class Time:
+    """Of a process that waits, and whose writes take time of a CPU."""
+
+    def __init__(self) -> None:
+        self.now = self.cpu = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def thread_time(self) -> float:
+        return self.cpu
+
+
+@pytest.mark.parametrize(("cpu", "rate", "apart"), [(0.0, 10**9, 2), (0.5, 10**9, 10), (0.0, 50, 22)])
+def test_what_costs_more_is_written_less_often(
+    monkeypatch: pytest.MonkeyPatch, cpu: float, rate: int, apart: int
+) -> None:
+    """In ten minutes, in each second of which something changes."""
+    clock, world = Time(), World()
+    monkeypatch.setattr(accountant, "time", clock)
+    monkeypatch.setattr(accountant, "SAVE_BYTES_PER_SECOND", rate)
+    put = world.maps._put
+
+    def costly(obj: Object) -> Object:
+        clock.cpu += cpu
+        return put(obj)
+
+    monkeypatch.setattr(world.maps, "_put", costly)
+
+    class Stop(threading.Event):
+        def is_set(self) -> bool:
+            return clock.now >= 600
+
+        def wait(self, timeout: float | None = None) -> bool:
+            clock.now += timeout or 0
+            world.now += round((timeout or 0) * 1000)
+            act(world, "take" if round(clock.now) % 2 else "free", 0, False, "web")
+            return self.is_set()
+
+    for number in range(10):
+        act(world, "take", 10 + number, False, f"web-{number}")
+    world.new().run(Stop())
+    assert 600 / apart * 0.6 < world.maps.version < 600 / apart * 1.2
 
 
 def rows_of(count: int) -> dict[UsageKey, UsageTotal]:

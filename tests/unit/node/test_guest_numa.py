@@ -16,7 +16,7 @@ from devalloc.inventory.capacity.cpus import CpuTopology
 from devalloc_node.machine import guest_numa, preflight
 from devalloc_node.machine.command_line import StartContext, dimm, qemu_arguments
 from devalloc_node.machine.cpu_pinning import NotEnoughCpus
-from devalloc_node.machine.records import MachineView
+from devalloc_node.machine.records import MachineRecord, MachineView, content_of, record_of
 from devalloc_node.machine.resources import free_cpus
 from devalloc_node.machine.spec import MIB, AmountBounds, MachineSpec, NumaCell, spec_of
 from devalloc_node.vms.objects import status_of
@@ -180,3 +180,23 @@ def test_the_status_tells_the_nodes_of_a_guest_that_has_several_while_it_runs() 
     VirtualMachineStatus.model_validate({"numaNodes": shown})
     for other in (replace(view, phase="Stopped"), replace(view, started=replace(SPEC, numa_cells=()))):
         assert "numaNodes" not in status_of(None, other, [], "", "")
+
+
+def test_a_machine_that_an_earlier_version_started_has_one_guest_node_however_its_reservation_is_spread() -> None:
+    entries = [
+        {"devicePoolName": "n-host", "deviceName": name,
+         "allocations": [{"name": "cpu", "allocation": "1"}, {"name": "memory", "allocation": "1Gi"}]}
+        for name in ("numa0", "numa1")
+    ]  # fmt: skip
+    status = VirtualMachineStatus.model_validate({"allocations": entries})
+    machine = virtual_machine("m").model_copy(update={"status": status})
+    record = MachineRecord(machine.to_manifest(), "running", "run")
+    assert record.spec.numa_cells == (NumaCell(0, 1000, GIB), NumaCell(1, 1000, GIB))
+    content = content_of(record)
+    assert record_of("default/m", content) == record
+    del content["numa_cells"]
+    earlier = record_of("default/m", content)
+    assert earlier.spec.numa_cells == ()
+    assert record_of("default/m", content_of(earlier)).spec.numa_cells == (), "also after it was written again"
+    known = replace(record, numa_cells=CELLS)
+    assert record_of("default/m", content_of(known)).spec.numa_cells == CELLS

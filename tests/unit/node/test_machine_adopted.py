@@ -30,6 +30,7 @@ from devalloc_node.machine import (
     lifecycle,
     machine_files,
     process,
+    rates,
     registry,
     user_ids,
 )
@@ -47,7 +48,7 @@ from devalloc_node.machine.records import (
     content_of,
     record_of,
 )
-from devalloc_node.machine.spec import Disk, EmulatedDevice
+from devalloc_node.machine.spec import Disk, EmulatedDevice, spec_of
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.step import ForcibleKind, Prepared, PreparedDevice
 from devalloc_node.service import replies
@@ -144,6 +145,26 @@ def test_an_adopted_machine_is_observed_and_nothing_of_it_is_touched(
     machines.forget(KEY, soon())
     assert machines.get(KEY) is None
     assert qemu.commands == []
+
+
+def test_an_adopted_machine_that_is_deleted_goes_on_without_the_rate_of_its_disks(
+    machines: MachineLifecycle, qemu: FakeQemu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk: dict[str, Any] = {"bps": 0}
+
+    def throttle(arguments: dict[str, Any]) -> Any:
+        disk.pop("group", None)
+        disk.update({name: arguments[name] for name in ("bps", "group") if name in arguments})
+        return {}
+
+    monkeypatch.setattr(qemu, "_do_query_block", lambda _: [{"qdev": "/disk", "inserted": disk}], raising=False)
+    monkeypatch.setattr(qemu, "_do_block_set_io_throttle", throttle, raising=False)
+    machine = adopting(qemu.path, diskIO="20M")
+    machines.adopt(machine, soon())
+    assert machines.limit_rates(KEY, spec_of(machine).rates, soon()) == ()
+    assert disk == {"bps": 20_000_000, "group": rates.GROUP}
+    machines.forget(KEY, soon())
+    assert (disk, machines.get(KEY)) == ({"bps": 0}, None)
 
 
 @pytest.mark.parametrize(

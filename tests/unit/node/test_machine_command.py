@@ -18,7 +18,7 @@ from devalloc_node.errors import Denied, Failed
 from devalloc_node.machine import launch, machine_files, preflight, spawn
 from devalloc_node.machine.command_line import StartContext, qemu_arguments
 from devalloc_node.machine.confinement import CpuGroup, QemuLimits, qemu_limits, seen_by_program
-from devalloc_node.machine.launch import LaunchOptions, check, memlock_needed, spawn_words
+from devalloc_node.machine.launch import LaunchOptions, check, memlock_needed, seconds_to_answer, spawn_words
 from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
 from devalloc_node.machine.process import Process
 from devalloc_node.machine.resources import cpu_limit_of
@@ -160,6 +160,7 @@ def test_huge_pages_are_all_taken_at_once_but_for_those_that_the_guest_has_not_a
     spec = replace(SPEC, huge_page_bytes=2 * MIB, numa_node=1)
     ram, hot = (json.loads(word) for word in options(qemu_arguments(spec, START), "-object"))
     common = {"qom-type": "memory-backend-memfd", "hugetlb": True, "hugetlbsize": 2 * MIB, "share": True}
+    common |= {"prealloc-threads": 16}
     common |= {"host-nodes": [1], "policy": "bind"}
     assert ram == {**common, "id": "ram0", "size": spec.memory.least, "prealloc": True}
     assert hot == {**common, "id": "vmem0-ram", "size": spec.hot_memory, "prealloc": False, "reserve": False}
@@ -167,6 +168,15 @@ def test_huge_pages_are_all_taken_at_once_but_for_those_that_the_guest_has_not_a
     assert [one["prealloc"] for one in devices if one["driver"] == "virtio-mem-pci"] == [True]
     with pytest.raises(Denied, match="multiples of 1Gi"):
         qemu_arguments(replace(spec, huge_page_bytes=GIB, memory=AmountBounds(GIB, 3 * GIB, GIB + 2 * MIB)), START)
+
+
+def test_a_qemu_that_clears_huge_pages_is_waited_for_longer() -> None:
+    config, size = MachineConfig(), 256 * GIB
+    huge = replace(SPEC, huge_page_bytes=GIB, memory=AmountBounds(size, size, size), claims=())
+    ordinary = replace(huge, huge_page_bytes=None)
+    assert seconds_to_answer(ordinary, config, size) == config.start_seconds
+    assert seconds_to_answer(huge, config, size) == config.start_seconds + 256
+    assert (ordinary.locking_seconds, huge.locking_seconds) == (0, 256)
 
 
 @pytest.mark.parametrize(("node", "free", "where"), [(None, 7, "this host"), (1, 5, "NUMA node 1 of this host")])
@@ -589,13 +599,14 @@ def test_qemu_sees_its_programs_devices_and_what_it_opens_itself(tmp_path: Path)
     program.parent.mkdir(parents=True)
     program.touch()
     (tmp_path / "link").symlink_to(program)
-    (tmp_path / "more").mkdir()
+    (tmp_path / "more").symlink_to("where")
+    (tmp_path / "where").mkdir()
     (tmp_path / "folder").mkdir()
     (tmp_path / "kernel").touch()
     files = [str(tmp_path / "kernel"), str(tmp_path / "no-such-file")]
     seen = dict(seen_by_program(str(program), files, tmp_path / "folder", [tmp_path / "more"]))
     own = {path.removeprefix(f"{tmp_path}/"): access for path, access in seen.items() if path.startswith(str(tmp_path))}
-    assert own == {"qemu-10": "read", "more": "as-is", "folder": "write", "kernel": "read"}
+    assert own == {"qemu-10": "read", "more": "as-is", "where": "as-is", "folder": "write", "kernel": "read"}
     assert {path: seen[path] for path in ("/usr", "/dev", "/sys", "/proc")} == {
         "/usr": "read", "/dev": "as-is", "/sys": "as-is", "/proc": "as-is",
     }  # fmt: skip

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.pci import NO_BARS, BarSizes
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
+from devalloc_node.host import traffic
 from devalloc_node.journal import open_journal
 from devalloc_node.journal.audit_log import to_file
 from devalloc_node.machine import adoption, attachment, hotplug, launch, lifecycle, registry
@@ -26,7 +28,7 @@ from devalloc_node.machine.lifecycle import MachineLifecycle
 from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
 from devalloc_node.machine.process import process
 from devalloc_node.machine.records import MACHINES, MachineAmounts, MachineRecord, content_of
-from devalloc_node.machine.spec import Disk, EmulatedDevice, machine_id
+from devalloc_node.machine.spec import Disk, EmulatedDevice, NumaCell, RateLimits, machine_id
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.operations import node_operations
 from devalloc_node.operations.node_operations import NodeOperations
@@ -370,6 +372,31 @@ def test_a_machine_that_the_journal_lost_is_taken_up_if_its_object_tells_of_this
         assert qemu.commands == [], "nothing is done to it"
 
 
+CELLS = [{"host_node": 1, "cpus": 3000, "memory": 3 << 30}, {"host_node": 0, "cpus": 1000, "memory": 1 << 30}]
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_cpus_and_numa_nodes_of_a_run_that_the_journal_does_not_know_are_those_it_was_started_with(
+    world: World, is_lost: bool
+) -> None:
+    config, machine = world.machines.config, virtual_machine("m", start={"kernel": "/none", "pinned": True})
+    with memory_qemu(config) as qemu, living(config, "-uuid", qemu.uuid):
+        config.plan(machine_id(KEY)).write_text(json.dumps({"cpus": [9, 4, 8, 7], "numa_cells": CELLS}))
+        if is_lost:
+            world.machines.take_up(KEY, machine, qemu.uuid, due())
+        else:
+            old = MachineRecord(
+                machine.to_manifest(), "running", "an earlier run", rates=RateLimits(5), cpus=(0, 1, 2, 3),
+                tap_limits=(("", "tap1"),),
+            )  # fmt: skip
+            world.machines.put(old)
+            world.machines.recover()
+        record = world.machines.record_for(KEY)
+        assert (record.run, record.cpus, record.rates) == (qemu.uuid, (9, 4, 8, 7), None)
+        assert record.spec.numa_cells == (NumaCell(1, 3000, 3 << 30), NumaCell(0, 1000, 1 << 30))
+        assert record.tap_limits == (() if is_lost else (("", "tap1"),)), "its interface may be limited still"
+
+
 def test_a_later_run_that_an_older_journal_takes_for_another_objects_is_left_to_its_own_object(world: World) -> None:
     """The object of then is gone, and its machine would be removed with it."""
     config, machine = world.machines.config, virtual_machine("m")
@@ -406,6 +433,24 @@ def test_a_machine_whose_start_was_cut_off_is_started_again_and_no_other_that_li
             )
             world.machines.recover()
             assert world.machines.to_restart() == due_again
+
+
+def test_a_start_that_fails_after_an_interface_was_limited_takes_the_limit_away(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def come_up(record: MachineRecord, deadline: Deadline) -> None:
+        world.machines.put(replace(record, tap_limits=(("", "tap1"),)))
+        raise Failed("DeviceNotThere", "QEMU accepted the rate of its disks, but does not have it")
+
+    unlimited: list[str] = []
+    for name in ("check", "launch"):
+        monkeypatch.setattr(launch, name, lambda *_: None)
+    monkeypatch.setattr(world.machines, "_come_up", come_up)
+    monkeypatch.setattr(traffic, "set_rates", lambda namespace, tap, rate: unlimited.append(tap))
+    with pytest.raises(Failed, match="accepted the rate"):
+        world.machines.start(virtual_machine("m"), due())
+    record = world.machines.record_for(KEY)
+    assert (unlimited, record.state, record.reason, record.tap_limits) == (["tap1"], "failed", "DeviceNotThere", ())
 
 
 def test_a_machine_that_could_not_be_ended_runs_on_and_is_told_to(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from pyroute2 import IPRoute
 
 from devalloc_node.deadline import Deadline
-from devalloc_node.host import traffic
+from devalloc_node.host import network_namespace, traffic
 from devalloc_node.host.network_namespace import netlink
 from devalloc_node.machine import rates
 from devalloc_node.machine.machine_files import MachineConfig
@@ -112,6 +113,25 @@ def test_what_a_kill_leaves_at_any_call_is_completed_or_taken_away(
 
 
 @needs_root
+@pytest.mark.parametrize("rate", [1, traffic.MIN_RATE - 1, traffic.MAX_RATE + 1])
+def test_a_rate_that_no_token_bucket_has_is_refused_and_nothing_is_changed(rate: int) -> None:
+    with other_interfaces():
+        add_tap(TAP)
+        for most in (traffic.MIN_RATE, traffic.MAX_RATE):
+            traffic.set_rates(None, TAP, most)
+            assert traffic.observe_rates(None, TAP).are(most)
+        traffic.set_rates(None, TAP, None)
+        with pytest.raises(OSError, match="a limit must be 100 to 4294967295 bytes/s"):
+            traffic.set_rates(None, TAP, rate)
+        assert is_bare()
+
+
+def test_a_number_that_netlink_has_no_room_for_is_an_error_of_the_host() -> None:
+    with pytest.raises(OSError, match="format requires"):
+        network_namespace.in_a_thread(lambda: struct.pack("I", 1 << 32))
+
+
+@needs_root
 def test_an_interface_with_disciplines_of_another_program_is_refused_and_stays_as_it_is() -> None:
     def handles() -> set[int]:
         with IPRoute() as here:
@@ -180,7 +200,7 @@ class Machines:
 
     def __init__(self, content: dict[str, Mapping[str, Any]], gate: Gate) -> None:
         self.content, self.gate = content, gate
-        self.config = MachineConfig(state=Path("/none"))
+        self.config = MachineConfig(state=Path("/none"), taps=("*",))
         self.records = self
 
     def find(self, key: str) -> MachineRecord | None:
@@ -269,6 +289,34 @@ def test_what_cannot_be_enforced_is_said_and_the_rest_is() -> None:
     with other_interfaces():
         rates.enforce(machines(content), lower, disks, soon())  # type: ignore[arg-type]
     assert disks.groups == {"a": (None, 0), "other": ("theirs", 1000)}
+
+
+def test_the_flash_chips_of_firmware_are_no_disks() -> None:
+    """QEMU 7.2 lists them as ``/machine/system.flash0``, and writes there while all CPUs of the machine wait."""
+    disks = Disks("/machine/system.flash0", "/machine/system.flash1", "/machine/peripheral/disk0-dev/virtio-backend")
+    unmet = rates.unmet_rates(running(nics=[]), MachineConfig(), disks, soon())  # type: ignore[arg-type]
+    assert unmet.disks == {"/machine/peripheral/disk0-dev/virtio-backend": 20_000_000}
+
+
+@pytest.mark.parametrize("path", [["/disk"], {"a": 1}, "/" * 1000, 7])
+def test_what_a_qemu_calls_its_disks_is_a_short_text(path: Any) -> None:
+    disks = Disks()
+    disks.execute = lambda *_, **__: [{"qdev": path, "inserted": {"bps": 0}}]  # type: ignore[method-assign]
+    with pytest.raises((TypeError, ValueError)):
+        rates.unmet_rates(running(nics=[]), MachineConfig(), disks, soon())  # type: ignore[arg-type]
+
+
+def test_no_interface_is_limited_that_machines_of_the_namespace_may_not_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a machine's object may name one after the plugin has lost its journal."""
+    monkeypatch.setattr(traffic, "observe_rates", lambda namespace, tap: traffic.NO_RATES)
+    record, config = running(nics=[{"backend": "tap", "interface": "eth0", "bandwidth": 1}]), MachineConfig()
+    unmet = rates.unmet_rates(record, config, Disks(), soon())  # type: ignore[arg-type]
+    assert (unmet.taps, unmet.problems) == (
+        (),
+        ("the bandwidth of TAP eth0 is not limited: machines of namespace default may not use it (--tap)",),
+    )
+    before = replace(record, tap_limits=(("", "eth0"),))
+    assert rates.unmet_rates(before, config, Disks(), soon()).taps, "it was allowed, and stays limited"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("error", [PermissionError(1, "Operation not permitted"), OSError(95, "Not supported")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -84,6 +85,25 @@ def test_it_is_scaled_as_it_was_created_from_its_start_to_its_end(
     plugin.node.DeleteMachine(pb.DeleteMachineRequest(machine=pb.MachineRef(name="web"), force=True))
     created.round()
     assert scalers.by_key == {}
+
+
+def test_a_machine_that_cannot_be_looked_at_keeps_no_other_from_it(
+    plugin: Served, scalers: FakeScalers, created: ServiceMachines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("web", "zeb"):
+        request = creation(scaling=SCALED)
+        request.machine.name = name
+        assert plugin.node.CreateMachine(request).result.outcome == DONE
+    get, machines = plugin.operations.machines.get, plugin.operations.machines
+
+    def broken(key: str) -> object:
+        if key == KEY:
+            raise struct.error("a bug")
+        return get(key)
+
+    monkeypatch.setattr(machines, "get", broken)
+    created.round()
+    assert list(scalers.by_key) == ["default/zeb"]
 
 
 def test_a_plugin_that_starts_again_goes_on(plugin: Served, scalers: FakeScalers, created: ServiceMachines) -> None:

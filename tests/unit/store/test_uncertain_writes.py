@@ -66,6 +66,12 @@ def one(obj: Object, status: Object) -> list[Change]:
     return [Change(Key.of(obj), obj["metadata"]["resourceVersion"], status)]
 
 
+def claim_of(name: str) -> Object:
+    spec = {"claims": [{"deviceClass": "gpu"}]}
+    metadata = {"name": name, "namespace": "default"}
+    return {"apiVersion": "devmgmtproto.k8s.io/v1alpha1", "kind": "DeviceClaim", "metadata": metadata, "spec": spec}
+
+
 def lost(store: KubernetesStore, client: Cut) -> tuple[Object, Object, Fence]:
     """Two machines, and a fence of before one of them was written and nobody knows how that ended."""
     a, b = (store.create(machine(name)) for name in "ab")
@@ -83,6 +89,25 @@ def test_nothing_is_written_while_it_is_not_known(client: Cut, store: Kubernetes
             store.commit_each([one(b, FEW)], fence)
     client.is_cut = False
     assert "status" not in store.get(*Key.of(b))
+
+
+def test_a_decision_about_other_kinds_does_not_wait(client: Cut, store: KubernetesStore) -> None:
+    """Such as for a machine of another program, whose webhook is down."""
+    _, b, fence = lost(store, client)
+    client.is_cut = False
+
+    def before(number: int, what: str) -> None:
+        if "/virtualmachines/" in what:
+            raise LOST
+
+    client.before = before
+    kind = frozenset({"DeviceClaim"})
+    claim = store.create(claim_of("c"))
+    others = Fence(store.list("DeviceClaim").resource_version, specs=kind, statuses=kind)
+    assert not isinstance(store.commit_each([one(claim, {"podNames": ["p"]})], others)[0], Conflict)
+    for about in (fence, others, None):  # what reads or writes machines, or does not say what it reads
+        with pytest.raises(StoreError):
+            store.commit_each([one(b, FEW)], about)
 
 
 def test_what_was_not_done_is_not_done_any_more_once_somebody_decides(client: Cut, store: KubernetesStore) -> None:

@@ -214,6 +214,16 @@ def test_it_is_known_by_its_pod_only() -> None:
         book.find(("other", "vm1-x7k2p"), by_pod=True)
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_machine_of_the_same_name_does_not_take_its_requests(order: int) -> None:
+    """The controller names the pod on that one, too, if its owner asks for it and it is on the same node."""
+    own = {**machine("vm1"), "status": {"phase": "Running", "runnerPod": "vm1-x7k2p"}}
+    own["metadata"] |= {"uid": "u-2", "resourceVersion": "1"}
+    book = book_of(*[own, neon_vm()][::order])
+    for node in (None, "node-a", "node-b"):
+        assert book.find(("default", "vm1-x7k2p"), node, by_pod=True).key == ("default", "vm.neon.tech/vm1")
+
+
 def test_a_full_node_asks_nobody_to_migrate_it() -> None:
     """Its migrations are NeonVM's: no condition is written on it."""
     always = {**SCALED, "autoscaling.neon.tech/testing-only-always-migrate": "true"}
