@@ -130,8 +130,8 @@ def test_a_machine_leaves_its_node_and_starts_where_its_disk_is(fleet: Fleet) ->
     assert (shown.returncode, "stays: it runs (--force stops it)" in shown.stdout) == (1, True)
 
     fleet.kill("a")
-    asked = fleet.command("drain", "node/a", "--force", "--timeout", "0s")
-    assert asked.returncode == 1
+    requested = fleet.command("drain", "node/a", "--force", "--timeout", "0s")
+    assert requested.returncode == 1
     assert process(before["pid"]) is not None, "no one can stop it"
     assert fleet.status()["nodeName"] == "a"
     fleet.kill("controller")

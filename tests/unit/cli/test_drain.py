@@ -214,3 +214,22 @@ def test_one_that_is_deleted_meanwhile_is_waited_for(fleet: Shell) -> None:
         result = fleet("drain", "node/node-a", "--timeout", "60s")
     assert result.code == 0
     assert "leaves: it is being deleted" in result.out
+
+
+@pytest.mark.parametrize("verb_words", [("up", "--node"), ("node",)])
+@pytest.mark.parametrize(
+    ("folder", "more", "message"),
+    [
+        ("/srv/vms", (), "--shared-storage needs --host-capacity"),
+        ("vms", ("--host-capacity",), "invalid folder 'vms': write an absolute path"),
+        ("/", ("--host-capacity",), "invalid folder '/'"),
+        ("/srv/../etc", ("--host-capacity",), "invalid folder '/srv/../etc'"),
+        ("/srv:/etc", ("--host-capacity",), "invalid folder '/srv:/etc'"),
+    ],
+)
+def test_shared_storage_is_a_folder_that_the_capacity_names(
+    devalloc: Shell, verb_words: tuple[str, ...], folder: str, more: tuple[str, ...], message: str
+) -> None:
+    result = devalloc(*verb_words, "--shared-storage", folder, *more)
+    assert result.code == 2
+    assert message in result.err
