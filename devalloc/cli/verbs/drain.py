@@ -81,6 +81,8 @@ class _Drain:
         self._until = time.monotonic() + timeout
         self._requested: dict[Key, DrainedMachine] = {}
         """Machines that are to leave."""
+        self._seen: set[Key] = set()
+        """Claims that are or were to be released."""
         self._has_failed = False
 
     def run(self) -> int:
@@ -89,7 +91,8 @@ class _Drain:
         try:
             self._ask_machines()
             claims = self._release_claims()
-            self._wait_for_machines()
+            left = self._wait_for_machines()
+            claims += self._release_claims(left)  # of those that were deleted or moved by their users
             self._wait_for_claims(claims)
         except KeyboardInterrupt:
             if self._requested:
@@ -126,16 +129,16 @@ class _Drain:
                     continue  # it is read again
                 self._requested[one.key] = one
 
-    def _release_claims(self) -> list[Key]:
-        """Release claims that do not move with a machine; those that their node was asked for."""
+    def _release_claims(self, left: Collection[Key] = ()) -> list[Key]:
+        """Release claims that do not move with a machine; those that their node was asked for. ``left``: machines that
+        have left."""
         from devalloc.controller.reconcile.release import InUse, release_claim
         from devalloc.store.errors import Key, NotFound
 
-        seen: set[Key] = set()
         waiting: list[Key] = []
         # Repeat until none is left: an allocation decided before the cordon may be written after it.
-        while fresh := [key for key in map(Key.of, self._claims()) if key not in seen]:
-            seen.update(fresh)
+        while fresh := [key for key in map(Key.of, self._claims(left)) if key not in self._seen]:
+            self._seen.update(fresh)
             for key in fresh:
                 try:
                     outcome = release_claim(self._store, key.namespace or "default", key.name, force=self._force)
@@ -151,18 +154,16 @@ class _Drain:
                         click.echo(f"{key} released")
         return waiting
 
-    def _claims(self) -> list[Object]:
+    def _claims(self, left: Collection[Key]) -> list[Object]:
         from devalloc.controller.drain import drained_machines
 
-        return _other_claims(
-            self._store,
-            self._node,
-            drained_machines(self._store, self._node, force=self._force),
-            self._requested.values(),
-        )
+        machines = drained_machines(self._store, self._node, force=self._force)
+        leaving = [one for key, one in self._requested.items() if key not in left]
+        return _other_claims(self._store, self._node, machines, leaving)
 
-    def _wait_for_machines(self) -> None:
-        """Until those that were asked have left, and those that are to run have a node, or a reason why not."""
+    def _wait_for_machines(self) -> set[Key]:
+        """Until those that were asked have left, and those that are to run have a node, or a reason why not; those that
+        have left."""
         waiting = dict(self._requested)
         left: set[Key] = set()
         since = self._store.list(()).resource_version
@@ -183,6 +184,7 @@ class _Drain:
                     "node's plugin and the controller run and are of this version"
                 )
                 self._has_failed = True
+        return left
 
     def _is_done(self, one: DrainedMachine, left: set[Key]) -> bool:
         from devalloc.controller.drain import Fate, is_on
@@ -193,6 +195,7 @@ class _Drain:
             machine = self._store.get(*one.key)
         except NotFound:
             click.echo(f"{name} is gone")
+            left.add(one.key)
             return True
         view = MachineView(machine)
         was_asked = one.fate is not Fate.LEAVING

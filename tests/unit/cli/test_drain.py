@@ -214,6 +214,7 @@ def test_one_that_is_deleted_meanwhile_is_waited_for(fleet: Shell) -> None:
         result = fleet("drain", "node/node-a", "--timeout", "60s")
     assert result.code == 0
     assert "leaves: it is being deleted" in result.out
+    assert "DeviceClaim default/card released" in result.out, "no machine takes it along"
 
 
 @pytest.mark.parametrize("verb_words", [("up", "--node"), ("node",)])
