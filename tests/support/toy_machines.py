@@ -44,6 +44,8 @@ class ToyMachines:
     """What is reported of rates that are not enforced."""
     files: int = 0
     """Another number: files of the host have changed."""
+    remains: set[str] = field(default_factory=set)
+    """Machines of which nothing is known, but that have left something."""
     slots: int = 4
     forgotten: dict[str, MachineView] = field(default_factory=dict)
     """Machines that live and that nothing is known of."""
@@ -128,6 +130,9 @@ class ToyMachines:
     def forget(self, key: str, deadline: Deadline) -> None:
         self._check("forget", key)
         del self.views[key]
+
+    def remove_remains(self, key: str, deadline: Deadline) -> None:
+        self.remains.discard(key)
 
     def limit_rates(self, key: str, wanted: RateLimits, deadline: Deadline) -> Sequence[str]:
         if wanted != self.views[key].rates:

@@ -206,11 +206,11 @@ def _memory(spec: MachineSpec, start: StartContext) -> list[str]:
     for node, (size, _, most) in enumerate(_memory_of_nodes(spec)):
         ram, hot_ram, host = f"ram{node}", f"{virtio_mem_id(node)}-ram", host_node_of(spec, node)
         if size:
-            words += _object(ram_backend(ram, size, host, spec.huge_page_bytes))
+            words += _object(ram_backend(ram, size, host, spec.huge_page_bytes, spec.page_node))
         # Without a node the guest has nowhere to put hot memory.
         words += ["-numa", f"node,nodeid={node}" + (f",memdev={ram}" if size else "")]
         if spec.dimm_bytes is None and most:
-            hot = ram_backend(hot_ram, most, host, spec.huge_page_bytes)
+            hot = ram_backend(hot_ram, most, host, spec.huge_page_bytes, spec.page_node)
             # The device takes the pages that its guest has, and no others.
             words += _object(hot | {"reserve": False} | ({"prealloc": False} if spec.huge_page_bytes else {}))
     for socket, node in enumerate(guest_numa.cells_of_vcpus(spec) if spec.numa_cells else ()):
@@ -248,7 +248,8 @@ def _memory_of_nodes(spec: MachineSpec) -> list[tuple[int, int, int]]:
 def dimm(spec: MachineSpec, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Arguments of object-add and device_add for a DIMM by its number."""
     node = guest_numa.cell_of_dimm(spec, number) if spec.numa_cells else 0
-    backend = ram_backend(dimm_backend(number), spec.dimm_bytes or 0, host_node_of(spec, node), spec.huge_page_bytes)
+    host, pages = host_node_of(spec, node), spec.huge_page_bytes
+    backend = ram_backend(dimm_backend(number), spec.dimm_bytes or 0, host, pages, spec.page_node)
     return backend, {"driver": "pc-dimm", "id": dimm_id(number), "memdev": dimm_backend(number), "node": node}
 
 
@@ -260,13 +261,20 @@ def dimm_backend(number: int) -> str:
     return f"dimm{number}-ram"
 
 
-def ram_backend(name: str, size: int, numa_node: int | None, huge_page_bytes: int | None = None) -> dict[str, Any]:
-    """Arguments of object-add for memory of the host.
+def ram_backend(
+    name: str,
+    size: int,
+    numa_node: int | None,
+    huge_page_bytes: int | None = None,
+    page_node: int | None = None,
+) -> dict[str, Any]:
+    """Arguments of object-add for memory of the host: on ``numa_node`` and no other, or on ``page_node`` first.
 
     Huge pages are all taken at once: the kernel promises none of a certain NUMA node before they are touched, and ends
     a machine that touches one too many. They come without a mounted file system, so that QEMU needs none in its view.
     """
-    placed = {} if numa_node is None else {"host-nodes": [numa_node], "policy": "bind"}
+    node, policy = (page_node, "preferred") if numa_node is None else (numa_node, "bind")
+    placed = {} if node is None else {"host-nodes": [node], "policy": policy}
     if huge_page_bytes is None:
         return {"qom-type": "memory-backend-ram", "id": name, "size": size, **placed}
     huge = {"hugetlb": True, "hugetlbsize": huge_page_bytes, "share": True, "prealloc": True}

@@ -244,6 +244,10 @@ class MachineLifecycle(MachineRegistry):
                 if lives is not None:
                     raise Denied("MachineExists", f"machine {spec.key} already runs as another process, {lives.pid}")
             resources.check_adopted(spec, adopted.amounts)
+            if existing is not None:  # its record goes, and with it what is known of its limits
+                self._settling.note_end(existing)
+                if not rates.remove_tap_limits(self, spec.key):
+                    raise _limits_remain(spec.key)
             with self._among_all(_ADOPTING, deadline, f"adopt {spec.key}"):
                 for other, process in self.living():
                     if other.spec.key != spec.key and process == adopted.process:
@@ -316,15 +320,24 @@ class MachineLifecycle(MachineRegistry):
                 if self.process_of(record) is not None:
                     raise Denied("MachineRuns", f"machine {key} runs; stop it first")
                 if not rates.remove_tap_limits(self, key):
-                    raise Failed(
-                        "LimitNotRemoved", f"machine {key}: the limits of its TAP interfaces remain; try again"
-                    )
+                    raise _limits_remain(key)
                 launch.forget(record.spec.id, self.config)
             elif record.wanted_rates.disk_io is not None and self.process_of(record) is not None:
                 with suppress_and_log(key), self.line(record) as monitor:  # it goes on with all that it had before
                     rates.enforce(self, replace(record, rates=NO_RATES), monitor, deadline)
             self.records.drop(MACHINES, key)
             self._settling.leave(key)
+
+    def remove_remains(self, key: str, deadline: Deadline) -> None:
+        """Remove the variables, TPM and logs of a deleted machine that is not in the journal, so that no later machine
+        of its name gets them. Nothing to do where one of that name is known, or lives. Raises NodeError."""
+        name = machine_id(key)
+        there = (self.config.firmware(name), self.config.tpm(name))
+        if self.records.record(MACHINES, key) is not None or not any(folder.exists() for folder in there):
+            return
+        with self.hold(key, deadline, "remove what is left of it"):
+            if self.records.record(MACHINES, key) is None and self.lost(key) is None:
+                launch.forget(name, self.config)
 
     def scale(self, key: str, what: str, amount: int, deadline: Deadline) -> None:
         """Change one amount: ``vcpus``, ``cpu`` (thousandths of a CPU whose time it gets, 0 for no bound) or
@@ -376,8 +389,11 @@ class MachineLifecycle(MachineRegistry):
             if record.wanted_rates != wanted:
                 was, record = record, replace(record, rates=wanted)
                 self._put_asked(was, record, deadline)
-            with self.line(record) as monitor:
-                _, problems = rates.enforce(self, record, monitor, deadline)
+            try:
+                with self.line(record) as monitor:
+                    _, problems = rates.enforce(self, record, monitor, deadline)
+            except Failed as error:  # also one whose QEMU says yes and does not do it is not asked again and again
+                problems = (error.message,)
         if problems:
             self._refused_rates[key] = ((record.run, wanted), time.monotonic() + RETRY_SECONDS, problems)
         return problems
@@ -459,8 +475,11 @@ class MachineLifecycle(MachineRegistry):
         resources.limit_cpu(spec, self.config, process, begins.cpu_milli or 0, begins.vcpus or 0)
         self.put(record := replace(record, applied=begins))
         if rates.are_of_concern(record, record.wanted_rates):
-            with self.line(record) as monitor:
-                _, problems = rates.enforce(self, record, monitor, deadline)
+            try:
+                with self.line(record) as monitor:
+                    _, problems = rates.enforce(self, record, monitor, deadline)
+            except Failed as error:  # it runs without a limit that cannot be enforced
+                problems = (error.message,)
             for problem in problems:
                 LOG.warning("machine %s: %s", spec.key, problem)
         self._settling.watch(spec.key, process)
@@ -495,6 +514,10 @@ class MachineLifecycle(MachineRegistry):
         record = record if there is None or there.run != record.run else there
         self.put(record.become("failed", error.code, error.message))
         self._settling.gone(record)
+
+
+def _limits_remain(key: str) -> Failed:
+    return Failed("LimitNotRemoved", f"machine {key}: the limits of its TAP interfaces remain; try again")
 
 
 def _refused_by_host(key: str, error: OSError) -> Failed:

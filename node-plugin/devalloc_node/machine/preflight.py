@@ -73,7 +73,7 @@ def refuse_other_spec(there: MachineView, requested: VirtualMachine) -> None:
     if there.started is None:
         return
     then, now = (
-        replace(spec, claims=(), pci_slots=0, numa_cells=(), rates=NO_RATES, disk_bytes=0)
+        replace(spec, claims=(), pci_slots=0, numa_cells=(), page_node=None, rates=NO_RATES, disk_bytes=0)
         for spec in (there.started, spec_of(requested))
     )
     other = [

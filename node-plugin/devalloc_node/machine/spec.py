@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
@@ -160,6 +160,9 @@ class MachineSpec:
     numa_cells: tuple[NumaCell, ...] = ()
     """Its guest's NUMA nodes, the one with the most CPUs first; none if it is on one NUMA node of the host, or on any.
     They stay as they are while it runs, whatever is reserved for it by then."""
+    page_node: int | None = None
+    """The host's NUMA node whose huge pages it takes first, because they are reserved for it: others belong to machines
+    that must be on another node. None where its memory is bound to nodes, or comes from ordinary pages."""
     pinned: bool = False
     """Its CPUs run on those of the host that are chosen when it starts, each on one of its own."""
     running: bool = True
@@ -301,6 +304,10 @@ def spec_of(machine: VirtualMachine) -> MachineSpec:
     namespace, name = machine.key
     spec = machine.spec
     start = spec.start
+    huge_page_bytes = HUGE_PAGES.get(resource_named(spec.memory.resource))
+    reserved = _reserved_cells(machine) if start and start.numa_node is None else ()
+    cells = reserved if _is_spread(reserved) else ()
+    page_nodes = [cell.host_node for cell in reserved if cell.memory] if huge_page_bytes and not cells else []
     return MachineSpec(
         namespace=namespace,
         name=name,
@@ -310,7 +317,7 @@ def spec_of(machine: VirtualMachine) -> MachineSpec:
             *(amount.nano // 10**9 for amount in (spec.memory.min, spec.memory.max, spec.memory.wanted))
         ),
         dimm_bytes=None if spec.memory.slot_size is None else spec.memory.slot_size.nano // 10**9,
-        huge_page_bytes=HUGE_PAGES.get(resource_named(spec.memory.resource)),
+        huge_page_bytes=huge_page_bytes,
         kernel=start.kernel if start else None,
         initrd=start.initrd if start else None,
         append=start.append if start else "",
@@ -327,7 +334,8 @@ def spec_of(machine: VirtualMachine) -> MachineSpec:
         tpm=start.tpm if start else False,
         iommu=start.iommu if start else False,
         numa_node=start.numa_node if start else None,
-        numa_cells=_numa_cells(machine) if start and start.numa_node is None else (),
+        numa_cells=cells,
+        page_node=page_nodes[0] if page_nodes else None,
         pinned=start.pinned if start else False,
         running=spec.running,
         restart=spec.restart_policy,
@@ -336,8 +344,8 @@ def spec_of(machine: VirtualMachine) -> MachineSpec:
     )
 
 
-def _numa_cells(machine: VirtualMachine) -> tuple[NumaCell, ...]:
-    """What is reserved for it by NUMA node, where that is on several."""
+def _reserved_cells(machine: VirtualMachine) -> tuple[NumaCell, ...]:
+    """What is reserved for it by NUMA node."""
     reserved: dict[int, list[int]] = {}
     for entry in (machine.status.allocations or ()) if machine.status else ():
         match = _NUMA_DEVICE.fullmatch(entry.device_name)
@@ -345,9 +353,13 @@ def _numa_cells(machine: VirtualMachine) -> tuple[NumaCell, ...]:
             sums = reserved.setdefault(int(match[1]), [0, 0]) if match else [0, 0]
             sums[0] += _thousandths(amount.allocation.nano) if amount.name == CPU_RESOURCE else 0
             sums[1] += amount.allocation.nano // NANO if amount.name in MEMORY_RESOURCES else 0
-    cells = sorted((NumaCell(node, *sums) for node, sums in reserved.items()), key=lambda c: (-c.cpus, c.host_node))
-    is_spread = len(cells) > 1 and cells[0].cpus > 0 and any(cell.memory for cell in cells)
-    return tuple(cells) if is_spread else ()
+    return tuple(
+        sorted((NumaCell(node, *sums) for node, sums in reserved.items()), key=lambda c: (-c.cpus, c.host_node))
+    )
+
+
+def _is_spread(cells: Sequence[NumaCell]) -> bool:
+    return len(cells) > 1 and cells[0].cpus > 0 and any(cell.memory for cell in cells)
 
 
 def _nic(nic: MachineNic) -> Nic:

@@ -124,6 +124,9 @@ class MachineControl(Protocol):
     def forget(self, key: str, deadline: Deadline) -> None:
         """No longer in care: a stopped one is gone, an adopted one goes on."""
 
+    def remove_remains(self, key: str, deadline: Deadline) -> None:
+        """Remove what a deleted machine left of which nothing is known; nothing to do where one is known, or lives."""
+
     def scale(self, key: str, what: str, amount: int, deadline: Deadline) -> None:
         """``what``: vcpus, cpu (thousandths of a core, 0 for no bound) or memory (bytes)."""
 

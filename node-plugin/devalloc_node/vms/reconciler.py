@@ -220,6 +220,8 @@ class MachineReconciler:
                 due = Deadline.after(WORK_SECONDS + patience)
                 self._tell_stopping(obj, vm, machine)
                 self._operations.delete(key, patience, due, owner=uid, force=not machine.adopted, caller=CALLER)
+            elif machine is None and objects.holder_of(obj) == self._operations.node_name:
+                self._operations.machines.remove_remains(key, Deadline.after(WORK_SECONDS))
             self._free(obj)
         except NodeError as error:
             self._tell(obj, vm, Outcome(error.code, error.message))
@@ -294,7 +296,7 @@ class MachineReconciler:
         Raises Denied (``MachineRuns``) where what runs as it is not the run that the object tells of.
         """
         run = obj.get("status", {}).get("machineID", "")
-        vm = None if vm is None else _with_reservation(vm, obj)  # as it was started
+        vm = None if vm is None else _with_numa_node(vm, obj)  # as it was started
         self._operations.machines.take_up(objects.key_of(obj), vm, run, Deadline.after(WORK_SECONDS))
 
     def _own_machine(self, key: str, uid: str) -> MachineView | None:
@@ -508,6 +510,11 @@ def _with_reservation(vm: VirtualMachine, held: Object) -> VirtualMachine:
     """With what is reserved for it by now, and its memory from the NUMA node that it was placed on."""
     if isinstance(current := decode(held).object, VirtualMachine):
         vm = vm.model_copy(update={"status": current.status})
+    return _with_numa_node(vm, held)
+
+
+def _with_numa_node(vm: VirtualMachine, held: Object) -> VirtualMachine:
+    """With its memory from the NUMA node that it was placed on."""
     start, numa = vm.spec.start, (held.get("status") or {}).get("numaNode")
     if start is None or start.numa_node is not None or not isinstance(numa, int):
         return vm

@@ -29,6 +29,8 @@ from devalloc_node.vms.scaling import (
 log = logging.getLogger(__name__)
 LIMIT_SECONDS = 10.0
 """For holding a machine to its rates."""
+PAUSE_SECONDS = 0.1
+"""Between two rounds, however often machines change."""
 RETRY_SECONDS = 5.0
 """How soon a machine that cannot be scaled is looked at again: routes and addresses change without an event."""
 
@@ -76,6 +78,7 @@ class ServiceMachines:
                 log.warning("cannot look at the machines of the service: %s", error)
             except Exception:
                 log.exception("cannot look at the machines of the service")
+            stop.wait(PAUSE_SECONDS)  # what a round itself changes, and changes one after the other, are one round more
             self._changed.wait(min(RETRY_SECONDS, self._resync) if self._problems else self._resync)
 
     def _wake_at_end(self, stop: threading.Event) -> None:

@@ -169,6 +169,20 @@ def test_a_machine_has_the_nodes_of_its_reservation_unless_its_spec_names_one() 
     assert (spec_of(named).numa_cells, spec_of(named).host_nodes) == ((), (0,))
 
 
+def test_a_machine_takes_the_huge_pages_that_are_reserved_for_it_and_others_only_if_there_are_no_more() -> None:
+    amounts = [{"name": "cpu", "allocation": "1"}, {"name": "hugepages-2Mi", "allocation": "1Gi"}]
+    entry = {"devicePoolName": "n-host", "deviceName": "numa1", "allocations": amounts}
+    status = VirtualMachineStatus.model_validate({"allocations": [entry]})
+    for memory, first in (({"hugePages": "2Mi"}, {"host-nodes": [1], "policy": "preferred"}), ({}, {})):
+        machine = virtual_machine("m", memory={"min": "1Gi", "max": "2Gi", **memory})
+        spec = spec_of(machine.model_copy(update={"status": status}))
+        assert spec.host_nodes == ()
+        for backend in map(json.loads, options(spec, "-object")):
+            assert {name: backend[name] for name in ("host-nodes", "policy") if name in backend} == first
+    named = virtual_machine("m", start={"kernel": "/k", "numaNode": 0}, memory={"min": "1Gi", "max": "2Gi"})
+    assert spec_of(named.model_copy(update={"status": status})).page_node is None
+
+
 def test_the_status_tells_the_nodes_of_a_guest_that_has_several_while_it_runs() -> None:
     view = MachineView("default/m", "uid", "Running", started=replace(SPEC, numa_cells=(NumaCell(2, 500, 0), *CELLS)))
     shown = status_of(None, view, [], "", "")["numaNodes"]
@@ -198,5 +212,5 @@ def test_a_machine_that_an_earlier_version_started_has_one_guest_node_however_it
     earlier = record_of("default/m", content)
     assert earlier.spec.numa_cells == ()
     assert record_of("default/m", content_of(earlier)).spec.numa_cells == (), "also after it was written again"
-    known = replace(record, numa_cells=CELLS)
-    assert record_of("default/m", content_of(known)).spec.numa_cells == CELLS
+    named = replace(record, numa_cells=CELLS)
+    assert record_of("default/m", content_of(named)).spec.numa_cells == CELLS

@@ -147,6 +147,17 @@ def test_an_adopted_machine_is_observed_and_nothing_of_it_is_touched(
     assert qemu.commands == []
 
 
+def test_a_machine_that_ended_leaves_no_limit_to_the_one_that_is_adopted_under_its_name(
+    machines: MachineLifecycle, qemu: FakeQemu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlimited: list[str] = []
+    monkeypatch.setattr(rates.traffic, "set_rates", lambda namespace, tap, rate: unlimited.append(tap))
+    before = MachineRecord(virtual_machine("m").to_manifest(), "running", "an earlier run", tap_limits=(("", "tap1"),))
+    machines.put(before)
+    machines.adopt(adopting(qemu.path), soon())
+    assert (unlimited, machines.record_for(KEY).tap_limits) == (["tap1"], ())
+
+
 def test_an_adopted_machine_that_is_deleted_goes_on_without_the_rate_of_its_disks(
     machines: MachineLifecycle, qemu: FakeQemu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +172,14 @@ def test_an_adopted_machine_that_is_deleted_goes_on_without_the_rate_of_its_disk
     monkeypatch.setattr(qemu, "_do_block_set_io_throttle", throttle, raising=False)
     machine = adopting(qemu.path, diskIO="20M")
     machines.adopt(machine, soon())
+    with monkeypatch.context() as lies:
+        lies.setattr(qemu, "_do_block_set_io_throttle", lambda _: {})
+        lied = machines.limit_rates(KEY, spec_of(machine).rates, soon())
+        assert "QEMU accepted the rate of disks /disk, but does not have it" in lied[0]
+        qemu.commands.clear()
+        assert machines.limit_rates(KEY, spec_of(machine).rates, soon()) == lied
+        assert qemu.commands == [], "it is asked again after a while, and not at once"
+    machines._refused_rates.clear()
     assert machines.limit_rates(KEY, spec_of(machine).rates, soon()) == ()
     assert disk == {"bps": 20_000_000, "group": rates.GROUP}
     machines.forget(KEY, soon())

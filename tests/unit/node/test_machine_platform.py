@@ -22,7 +22,7 @@ from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.host import traffic
 from devalloc_node.journal import open_journal
 from devalloc_node.journal.audit_log import to_file
-from devalloc_node.machine import adoption, attachment, hotplug, launch, lifecycle, registry
+from devalloc_node.machine import adoption, attachment, hotplug, launch, lifecycle, rates, registry
 from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.lifecycle import MachineLifecycle
 from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
@@ -433,6 +433,49 @@ def test_a_machine_whose_start_was_cut_off_is_started_again_and_no_other_that_li
             )
             world.machines.recover()
             assert world.machines.to_restart() == due_again
+
+
+def test_a_deleted_machine_that_the_journal_lost_leaves_no_tpm_to_the_next_of_its_name(world: World) -> None:
+    config, name = world.machines.config, machine_id(KEY)
+
+    def leave() -> list[Path]:
+        folders = [config.firmware(name), config.tpm(name)]
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "content").touch()
+        return folders
+
+    world.machines.put(MachineRecord(virtual_machine("m").to_manifest(), "stopped", "run"))
+    folders = leave()
+    world.machines.remove_remains(KEY, due())
+    assert all(folder.exists() for folder in folders), "it is known"
+    world.machines.records.drop(MACHINES, KEY)
+    world.machines.remove_remains(KEY, due())
+    assert not any(folder.exists() for folder in folders)
+    world.machines.remove_remains(KEY, due())
+
+
+def test_a_lost_machine_that_lives_loses_nothing(world: World) -> None:
+    config = world.machines.config
+    with living(config):
+        config.tpm(machine_id(KEY)).mkdir()
+        world.machines.remove_remains(KEY, due())
+        assert config.tpm(machine_id(KEY)).exists()
+
+
+def test_a_machine_starts_also_where_its_limits_cannot_be_enforced(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def enforce(*_: object) -> None:
+        raise Failed("MachineBusy", "another limit is being set")
+
+    monkeypatch.setattr(rates, "enforce", enforce)
+    with living(world.machines.config), memory_qemu(world.machines.config) as qemu:
+        record = MachineRecord(virtual_machine("m", diskIO="20M").to_manifest(), "starting", qemu.uuid)
+        world.machines.put(record)
+        world.machines._come_up(record, due())
+        assert world.machines.record_for(KEY).applied.vcpus == 1
+    assert "another limit is being set" in caplog.text
 
 
 def test_a_start_that_fails_after_an_interface_was_limited_takes_the_limit_away(

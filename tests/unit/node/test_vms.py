@@ -361,6 +361,35 @@ class TestStart:
         assert world.machines.calls == ["take_up default/web"]
         assert world.status() == before
 
+    def test_nothing_is_left_of_a_deleted_machine_that_the_journal_lost(self, world: World) -> None:
+        world.apply(vm("web"))
+        world.round(times=2)
+        world.machines.views.clear()
+        world.machines.remains.add("default/web")
+        world.store.delete("VirtualMachine", "default", "web")
+        world.round(times=2)
+        assert (world.exists("VirtualMachine", "web"), world.machines.remains) == (False, set())
+
+    def test_a_machine_that_the_journal_lost_is_on_the_numa_node_that_it_was_placed_on(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        world.apply(vm("web"))
+        world.round(times=2)
+        placed = world.store.get("VirtualMachine", "default", "web")
+        world.store.replace_status({**placed, "status": {**placed["status"], "numaNode": 1}})
+        taken_up: list[VirtualMachine] = []
+        take_up = world.machines.take_up
+
+        def noted(key: str, machine: VirtualMachine, run: str, deadline: Deadline) -> None:
+            taken_up.append(machine)
+            take_up(key, machine, run, deadline)
+
+        monkeypatch.setattr(world.machines, "take_up", noted)
+        world.machines.forgotten["default/web"] = world.machines.views.pop("default/web")
+        world.round(times=2)
+        assert taken_up
+        assert spec_of(taken_up[0]).numa_node == 1
+
     def test_a_deleted_object_stays_while_what_may_be_its_machine_runs(self, world: World) -> None:
         world.apply(vm("web"))
         world.round(times=2)
