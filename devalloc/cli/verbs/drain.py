@@ -105,8 +105,8 @@ class _Drain:
         for one in staying:
             print_note(f"{_name_of(one.key)} stays on the node: {one.why}")
             self._has_failed |= one.runs
-        left = _other_claims(self._store, self._node, ())
-        return int(self._has_failed or any(ClaimView(claim).is_held for claim in left))
+        claims_left = _other_claims(self._store, self._node, ())
+        return int(self._has_failed or any(ClaimView(claim).is_held for claim in claims_left))
 
     def _ask_machines(self) -> None:
         """Repeat until none is left: one that was placed before the cordon may be written after it."""
