@@ -38,6 +38,11 @@ FUNCTION_COMPUTE: Final = "compute"
 FUNCTION_IO: Final = "io"
 """Attribute ``function`` of the device with bandwidth and disk."""
 
+SHARED_STORAGE: Final = "sharedStorage"
+"""Attribute of its devices: folders whose files are the same on all nodes that name them, as the admin says; joined by
+``SHARED_STORAGE_SEPARATOR``. Absent without any."""
+SHARED_STORAGE_SEPARATOR: Final = ":"
+
 
 def node_of_host_pool(pool: Mapping[str, Any]) -> str | None:
     """The node whose host pool a manifest is; None for any other."""

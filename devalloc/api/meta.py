@@ -55,6 +55,13 @@ RELEASE = "devalloc.io/release"
 them; then the allocator releases the claim and removes this annotation."""
 RELEASES = ("asked", "forced")
 """Its values. A node treats both in the same way."""
+EVICT = "devalloc.io/evict"
+"""On a machine: the node that it must leave. If this is its node, the node powers it down and lets it go; then the
+controller releases its claims, removes this annotation, and places the machine anew. No other value has an effect, nor
+has this one without ``LAST_NODE`` while the node has the machine."""
+LAST_NODE = "devalloc.io/last-node"
+"""On a machine that left a node: the node that has its disks, UEFI variables and TPM. Until its spec names a node, it
+is placed there, or where all of these can be reached."""
 LEADER = "devalloc.io/leader"
 """On a claim without devices and on a machine: the last controller that became leader meanwhile. Late writes of earlier
 leaders are based on a state without it, so they fail (``devalloc.store.fencing``)."""

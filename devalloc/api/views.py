@@ -127,6 +127,14 @@ class MachineView(ObjectView):
                 return name
         return None
 
+    def must_leave(self, node: str | None) -> bool:
+        """Whether it was evicted from this node, and has not left yet. One whose spec names another node, or that was
+        adopted, is not evicted; nor is one that the node has if no one noted that its disks are there."""
+        if self.holder == node and self.annotation(meta.LAST_NODE) != node:
+            return False
+        is_here = self.spec.get("nodeName") in (None, "", node) and self.status.get("nodeName") in (None, "", node)
+        return is_here and bool(node) and self.annotation(meta.EVICT) == node and self.spec.get("adopt") is None
+
     @property
     def holder(self) -> str | None:
         """The node that has something of it; None if no node does. If the name was removed, the node that is to run

@@ -60,7 +60,7 @@ VERBS: dict[str, dict[str, str]] = {
     "Care": {
         "cordon": "exclude devices or a node from allocation",
         "uncordon": "allow their allocation again",
-        "drain": "cordon a node and release the claims that have devices there",
+        "drain": "cordon a node, and move its machines and claims to other nodes",
         "snapshot": "write all objects and the answer to one file",
         "replay": "solve a snapshot again, offline, and compare",
         "backup": "copy the store, even while it is in use, and the node plugin's journal",
@@ -76,7 +76,6 @@ _MODULES = {
     "crds": "install",
     "delete": "apply",
     "discover": "capacity",
-    "drain": "cordon",
     "kubeconfig": "install",
     "release": "cordon",
     "replay": "snapshot",

@@ -14,7 +14,6 @@ from devalloc.cli.command import CommandFailed
 from devalloc.cli.node_client import connect_plugin, default_socket, message_content
 from devalloc.cli.render.output import enum_text, print_note, print_objects
 from devalloc.cli.storage import open_embedded_store
-from devalloc.store import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -193,6 +192,7 @@ def capacity_status(
     from devalloc.inventory.capacity.machines import machine_usage
     from devalloc.inventory.capacity.status import host_status
     from devalloc.inventory.capacity.stored import stores_of
+    from devalloc.store import StoreError
 
     host = read_capacity(root, config)
     problems = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from devalloc.api.meta import CORDONED, CORDONED_NODE, NODE_LABEL, PREPARED_ON, RELEASE
+from devalloc.api.meta import CORDONED, CORDONED_NODE, EVICT, LAST_NODE, NODE_LABEL, PREPARED_ON, RELEASE
 from devalloc.api.views import ClaimView
 from devalloc.controller.reconcile.stored_claims import ALLOCATION_ANNOTATIONS
 from devalloc.store import Invalid, Key, Object
@@ -26,7 +26,7 @@ def merge_manifest(old: Object, wanted: Object) -> Object:
     metadata = dict(wanted["metadata"])
     written = metadata.get("annotations") or {}
     if isinstance(written, dict):  # anything else stays as it is, and the store or the solver refuses it
-        ours = {*ALLOCATION_ANNOTATIONS, PREPARED_ON, RELEASE}
+        ours = {*ALLOCATION_ANNOTATIONS, PREPARED_ON, RELEASE, EVICT, LAST_NODE}
         theirs = {name: text for name, text in written.items() if name not in ours}
         before = old["metadata"].get("annotations", {})
         stay = {name: text for name, text in before.items() if name in ours}

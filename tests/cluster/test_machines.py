@@ -307,6 +307,39 @@ def test_a_machine_from_kubectl_apply_to_kubectl_delete(site: Site, kubectl: Kub
     kubectl("delete", "vmachine/huge", "--timeout=120s")
 
 
+def test_a_node_is_drained_of_a_machine_and_its_card(site: Site, kubectl: Kubectl) -> None:
+    """With the rights of each: the user asks, the node stops it, the controller takes its node and devices away."""
+    before = site.bed.host.snapshot()
+    kubeconfig = kube_rights.with_token(site.cluster, USER, kube_rights.token(site.cluster, USER))
+    site.start()
+    kubectl("apply", "-f", "-", stdin=CLASS)
+    kubectl("apply", "-f", "-", stdin=CLAIM)
+    kubectl("apply", "-f", "-", stdin=manifest(site, "web").replace("spec:", "spec:\n  claims: [card]", 1))
+    site.until(lambda: site.status().get("devices"), "it runs with the card")
+    began = site.status()
+
+    def devalloc(*words: str) -> int:
+        return run([words[0], f"node/{NODE}", *words[1:], f"--kubeconfig={kubeconfig}"])
+
+    assert devalloc("drain") == 1, "it runs"
+    assert process(began["pid"]) is not None
+    assert devalloc("drain", "--force", "--timeout=120s") == 0
+    assert (process(began["pid"]), site.processes()) == (None, [])
+    assert site.bed.host.snapshot() == before, "the card is as it was"
+    assert "allocations" not in site.claim().get("status", {})
+    metadata, status = site.machine()["metadata"], site.status()
+    assert (metadata.get("finalizers", []), status.get("nodeName"), status["phase"]) == ([], None, "Pending")
+    assert metadata["annotations"][meta.LAST_NODE] == NODE
+    assert meta.EVICT not in metadata["annotations"]
+    assert meta.NODE_LABEL not in metadata.get("labels", {})
+
+    assert devalloc("uncordon") == 0
+    site.until(lambda: site.status().get("devices"), "it runs again, with a card")
+    assert site.status()["machineID"] != began["machineID"]
+    kubectl("delete", "vmachine/web", "dclaim/card", "dclass/machines-gpu", "--timeout=120s")
+    assert site.left() == []
+
+
 def test_a_machine_scales_by_permits_of_neons_scheduler_plugin(site: Site, kubectl: Kubectl, tmp_path: Path) -> None:
     """Objects as NeonVM makes them name the machine's pod; nobody else writes it into its status."""
     kube_rights.install(site.cluster, "both", neon=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -140,9 +140,15 @@ def discover_or_fail(root: Path, config: CapacityConfig) -> HostCapacity:
 
 
 def with_host_pool(
-    look: DiscoverFunction, root: Path, node_name: str, data_dir: Path, limits: CapacityOptions
+    look: DiscoverFunction,
+    root: Path,
+    node_name: str,
+    data_dir: Path,
+    limits: CapacityOptions,
+    shared_storage: Sequence[str] = (),
 ) -> DiscoverFunction:
     """Extend ``look`` to find the host's pool, too. ``data_dir``: the data folder if the options name none.
+    ``shared_storage``: folders that are the same on all nodes that name them.
 
     If the host's capacity cannot be read any more, the last known pool stays: without a pool the host would admit
     anything. Raises CommandFailed if it cannot be read at the start.
@@ -165,7 +171,7 @@ def with_host_pool(
             stored = stored_bytes(stores) if stores is not None else 0
         except UsageUnknown as error:  # the last count stands
             problems.append(Problem(str(error), path="disk", source="capacity", severity="warning"))
-        return host_pool(capacity, node_name, stored), problems
+        return host_pool(capacity, node_name, stored, shared_storage), problems
 
     try:
         last, _ = pool()

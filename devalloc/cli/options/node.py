@@ -186,6 +186,14 @@ class MachineOptions:
     swtpm: str = setting("The program that is the TPM of a machine.", default="swtpm", metavar="PROGRAM")
 
 
+def _shared_folder(text: str) -> str:
+    path = Path(text)
+    is_plain = path.is_absolute() and ".." not in path.parts and path.parent != path and text.isprintable()
+    if not is_plain or ":" in text:  # what separates folders in the pool
+        raise click.BadParameter(f"invalid folder {text!r}: write an absolute path below /, without '..' and ':'")
+    return str(path)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessOptions:
     """What of the host the manifests of machines may use."""
@@ -231,6 +239,16 @@ class AccessOptions:
         default=(),
         metavar="DIR",
         env="DEVALLOC_ROM_FOLDER",
+        unset="none",
+    )
+    shared_storage: tuple[str, ...] = setting(
+        "This folder has the same files on every node with the same option (NFS, Ceph, ...): a drained machine whose "
+        "disks are below it can start on those nodes. Needs --host-capacity. Repeatable.",
+        flag="--shared-storage",
+        type=_shared_folder,
+        default=(),
+        metavar="DIR",
+        env="DEVALLOC_SHARED_STORAGE",
         unset="none",
     )
 

@@ -1,6 +1,4 @@
-"""``devalloc cordon``, ``uncordon``, ``drain``, ``release``: exclude devices from allocation, and take back those of
-claims.
-"""
+"""``devalloc cordon``, ``uncordon``, ``release``: exclude devices from allocation, and take back those of claims."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import getpass
 import os
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -30,7 +28,7 @@ _force_option = click.option(
     is_flag=True,
     help="Also release claims in use: the node takes the devices away. MACHINES THAT DO NOT GIVE THEM UP ARE KILLED.",
 )
-_timeout_option = click.option(
+timeout_option = click.option(
     "--timeout", type=parse_duration, default="60s", metavar="DURATION", help="How long to wait for the node."
 )
 
@@ -43,7 +41,7 @@ _timeout_option = click.option(
     is_flag=True,
     help="Do not ask the node, because it is gone permanently. A node that is still alive keeps the devices.",
 )
-@_timeout_option
+@timeout_option
 @namespace_option
 @target_options
 def release(
@@ -123,16 +121,21 @@ def _is_released(store: Store, key: Key) -> bool:
 def uncordon(names: tuple[str, ...], place: StoreTarget) -> int:
     """Allow allocation again. Use the name that you cordoned; `devalloc cordon` lists what is cordoned.
 
+    Machines that `devalloc drain` asked to leave a node, and that are still there, then stay.
+
     \b
     devalloc uncordon 0000-08-00-0
     """
     from devalloc.controller import cordon as cordons
+    from devalloc.controller.drain import withdraw_evictions
 
     with open_target(place) as objects:
         targets = [cordons.find_target(objects, name) for name in names]
         for target in targets:
             changed = cordons.set_cordon(objects, target, None)
             click.echo(f"{target} {'uncordoned' if changed else 'was not cordoned'}")
+            for key in withdraw_evictions(objects, target.node) if target.node is not None else ():
+                click.echo(f"virtualmachine {key.namespace}/{key.name} is no longer asked to leave")
     return 0
 
 
@@ -183,115 +186,3 @@ def current_user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return f"user {os.getuid()}"
-
-
-Object = dict[str, Any]
-
-
-@verb("drain")
-@click.argument("name", metavar="node/NAME")
-@click.option("--reason", default="", metavar="TEXT", help="Why it is cordoned; shown with the node.")
-@click.option("--dry-run", is_flag=True, help="Show what would be done, but do nothing.")
-@_force_option
-@_timeout_option
-@target_options
-def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, place: StoreTarget) -> int:
-    """Cordon a node, release the claims that have devices there, and wait until the node has released them.
-
-    The command first prints what it will do. Released claims are allocated again on other nodes, or wait. Without
-    --force, claims that a machine or pod uses keep their devices. Machines stay on the node; delete those that you no
-    longer need. `devalloc uncordon` reverses the cordon.
-
-    Exit code 1 if something is left on the node.
-
-    \b
-    devalloc drain node/node-a --dry-run
-    devalloc drain node/node-a --reason 'new firmware'
-    """
-
-    from devalloc.controller import cordon as cordons
-    from devalloc.controller.reconcile.release import InUse
-    from devalloc.controller.reconcile.release import release_claim as let_go
-    from devalloc.store.errors import Key, NotFound
-
-    with open_target(place) as store:
-        target = cordons.find_target(store, name if "/" in name else f"node/{name}")
-        if target.node is None:
-            raise BadInput(f"cannot drain {target}, only nodes; to keep new claims off it: devalloc cordon {name}")
-        claims = _claims_on(store, target.node)
-        click.echo(_plan_text(target.node, claims, force=force))
-        if dry_run:
-            return 0
-        why = f"by {current_user()}, {datetime.now(UTC):%Y-%m-%d}: {reason or 'draining'}"
-        changed = cordons.set_cordon(store, target, why, keep=not reason)
-        click.echo(f"{target} cordoned" if changed else f"{target} is already cordoned")
-        code = 0
-        seen: set[Key] = set()
-        waiting: list[Key] = []
-        # Repeat until none is left: an allocation decided before the cordon may be written after it.
-        while fresh := [key for key in map(Key.of, _claims_on(store, target.node)) if key not in seen]:
-            seen.update(fresh)
-            for key in fresh:
-                try:
-                    outcome = let_go(store, key.namespace or "default", key.name, force=force)
-                except InUse as error:
-                    print_note(f"error: {error}")
-                    code = 1
-                except NotFound:
-                    continue
-                else:
-                    if outcome == "asked":
-                        waiting.append(key)
-                    elif outcome == "released":
-                        click.echo(f"{key} released")
-        late = wait_for_nodes(store, waiting, timeout) if waiting else []
-        for key in waiting:
-            if key in late:
-                print_note(
-                    f"error: {key}: the node has not released the devices within {timeout:g} s; it will do so later"
-                )
-                code = 1
-            else:
-                click.echo(f"{key} released")
-        for machine in _machines_on(store, target.node):
-            print_note(
-                f"{Key.of(machine)} stays on the node; to remove it: devalloc delete vm/{machine['metadata']['name']}"
-            )
-        if any(ClaimView(claim).is_held for claim in _claims_on(store, target.node)):
-            return max(code, 1)
-    return code
-
-
-def _plan_text(node: str, claims: list[Object], *, force: bool) -> str:
-
-    steps = [f"cordon node {node}"]
-    used = [claim for claim in claims if ClaimView(claim).is_held]
-    for word, some in (("release", [one for one in claims if not ClaimView(one).is_held]), ("take away from", used)):
-        names = ", ".join("/".join(ClaimView(claim).key) for claim in some)
-        if some and (some is not used or force):
-            steps.append(f"{word} {len(some)} {'claim' if len(some) == 1 else 'claims'}: {names}")
-        elif some:
-            steps.append(f"leave {len(some)} in use (--force takes them away): {names}")
-    return f"will {'; '.join(steps)}"
-
-
-def _claims_on(store: Store, node: str) -> list[Object]:
-    """The claims that have devices of the node, or that the node still has prepared."""
-
-    return [
-        claim
-        for claim in store.list("DeviceClaim").objects
-        if (ClaimView(claim).entries and ClaimView(claim).node == node)
-        or (ClaimView(claim).is_held and ClaimView(claim).holder == node)
-    ]
-
-
-def _machines_on(store: Store, node: str) -> list[Object]:
-    from devalloc.api.views import machine_node, machine_phase
-
-    machines = store.list("VirtualMachine").objects
-    return [
-        one
-        for one in machines
-        if isinstance(one.get("spec"), dict) and machine_node(one) == node and machine_phase(one) != "Stopped"
-    ]

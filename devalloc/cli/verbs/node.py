@@ -117,7 +117,7 @@ def node(options: NodeOptions) -> int:
     client = connect_cluster(options.kubeconfig) if options.is_cluster else None
     _check(options)
     settings = _settings(options, path)
-    slices, dry_run = options.has_slices, options.plugin.dry_run
+    slices, dry_run, shared = options.has_slices, options.plugin.dry_run, options.plugin.access.shared_storage
     endpoint = on.cluster_permits(client, options.namespace) if client is not None and options.asks_controller else None
     extra_loops: list[Loop] = []
 
@@ -159,7 +159,7 @@ def node(options: NodeOptions) -> int:
                     options.host_capacity and not dry_run
                 ):  # without a plugin that runs machines, none must be placed here
                     data_dir = path.parent if client is None else settings.state.parent
-                    look = with_host_pool(look, settings.root, name, data_dir, options.plugin.limits)
+                    look = with_host_pool(look, settings.root, name, data_dir, options.plugin.limits, shared)
                 publishing = stack.enter_context(
                     on.store_publishing(
                         pools,
@@ -199,6 +199,10 @@ def _check(options: NodeOptions) -> None:
     for option, is_given in (("--scaling", scaling.enabled), ("--host-capacity", options.host_capacity)):
         if options.has_slices and is_given:
             raise BadInput(f"{option} is for VirtualMachines; to serve a cluster's VirtualMachines: --publish pools")
+    if options.plugin.access.shared_storage and not options.host_capacity:
+        raise BadInput(
+            "--shared-storage needs --host-capacity, with which this host publishes what it has for machines"
+        )
     for option in reversed(given_options(scaling)):
         if options.asks_controller and option in OF_PERMIT_SERVER:
             raise BadInput(f"{option} has no effect on a cluster, whose controller names the permit server")

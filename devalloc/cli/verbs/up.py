@@ -86,6 +86,10 @@ def up(options: UpOptions) -> int:
 
     if options.with_node is False and (idle := _given_node_options(env=False)):
         raise BadInput(f"{' and '.join(idle)}: only for the node plugin, which does not run with --no-node")
+    if plugin_options.access.shared_storage and not options.host_capacity:
+        raise BadInput(
+            "--shared-storage needs --host-capacity, with which this host publishes what it has for machines"
+        )
     if page is not None:
         require_packages("aiohttp", "jinja2")
     with open_display() as display, abandon_hung_threads(display.say):
@@ -97,7 +101,8 @@ def up(options: UpOptions) -> int:
             display.say(f"WARNING: without the node plugin{because} these have no effect: {', '.join(idle)}")
         # If no machine can run here, none must be placed here.
         has_pool = options.host_capacity and runs_node and not plugin_options.dry_run
-        looked = with_host_pool(look, root, name, path.parent, plugin_options.limits) if has_pool else look
+        shared = plugin_options.access.shared_storage
+        looked = with_host_pool(look, root, name, path.parent, plugin_options.limits, shared) if has_pool else look
         shown = None if page is None else StandalonePage(page, path, display.say, on_terminal=sys.stdout.isatty())
         loops = Standalone(
             path,

@@ -29,7 +29,9 @@ MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 60.0, 3600.0
 """The first and the longest back-off before it is tried again though nothing of it has changed."""
 _MAX_MESSAGE = 1000
 """Characters of the server's message that are reported."""
-_OWN_ANNOTATIONS = frozenset({*ALLOCATION_ANNOTATIONS, meta.LEADER, meta.TRANSACTION, meta.RELEASE})
+_OWN_ANNOTATIONS = frozenset(
+    {*ALLOCATION_ANNOTATIONS, meta.LEADER, meta.TRANSACTION, meta.RELEASE, meta.EVICT, meta.LAST_NODE}
+)
 """Annotations that the controller writes, or takes away."""
 UNRELATED_KINDS = frozenset({"DeviceClaim", "ResourceClaim", KIND, "DevicePool", "Namespace", "ResourceQuota"})
 """Kinds that say nothing of what is copied onto a claim, as classes and configurations do."""

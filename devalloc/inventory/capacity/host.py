@@ -24,6 +24,8 @@ from devalloc.api.host_pool_names import (
     KIND,
     MEMORY,
     NETWORK,
+    SHARED_STORAGE,
+    SHARED_STORAGE_SEPARATOR,
     SUFFIX,
 )
 from devalloc.api.meta import ONLY_CLASS, ObjectMeta
@@ -368,15 +370,20 @@ def host_pool_name(node_name: str) -> str:
     return node_scoped_name(node_name, SUFFIX)
 
 
-def host_pool(capacity: HostCapacity, node_name: str, stored: int = 0) -> DevicePool:
+def host_pool(
+    capacity: HostCapacity, node_name: str, stored: int = 0, shared_storage: Sequence[str] = ()
+) -> DevicePool:
     """The pool of a node with this capacity, so that the solver places machines as it places claims. ``stored``: bytes
-    of the disk that images, their cache and volumes take.
+    of the disk that images, their cache and volumes take. ``shared_storage``: folders that are the same on all nodes
+    that name them.
 
     A device for each NUMA node has its part of the CPUs and of the memory; machines take shares of them. If a machine
     does not mind, its share may lie on several. What belongs to no NUMA node is one more device. The amounts are the
     effective limits: oversubscription is in them.
     """
     common = [Attribute.of("kind", KIND), Attribute.of(ONLY_CLASS, CLASS)]
+    if shared_storage:
+        common.append(Attribute.of(SHARED_STORAGE, SHARED_STORAGE_SEPARATOR.join(sorted({*shared_storage}))))
     devices = [*_compute(capacity), _io(capacity, stored)]
     return DevicePool(
         metadata=ObjectMeta(name=host_pool_name(node_name)),

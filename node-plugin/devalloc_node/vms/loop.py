@@ -759,4 +759,5 @@ def _depends(obj: Object, claims: Claims, machine: MachineView | None, node_name
     )
     holder = objects.holder_of(obj)
     other_holder = None if holder == node_name else holder
-    return (metadata["generation"], other_holder, tuple(versions), seen, placed)
+    is_leaving = objects.must_leave(obj, node_name)
+    return (metadata["generation"], other_holder, tuple(versions), seen, placed, is_leaving)

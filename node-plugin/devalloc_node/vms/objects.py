@@ -109,6 +109,14 @@ def holder_of(obj: Object) -> str | None:
     return views.MachineView(obj).holder or None
 
 
+def must_leave(obj: Object, node_name: str) -> bool:
+    """Whether nothing of it may run on this node, but what it keeps there stays: it was evicted from here, or has left
+    and waits for a node."""
+    view = views.MachineView(obj)
+    has_left = view.node is None and view.annotation(meta.LAST_NODE) == node_name
+    return view.must_leave(node_name) or has_left
+
+
 def take_object(store: Store, obj: Object, node_name: str) -> Object | None:
     """Make the object this node's; None where it is gone, another's, or being deleted. Raises Failed."""
 
@@ -120,6 +128,7 @@ def take_object(store: Store, obj: Object, node_name: str) -> Object | None:
             holder not in (None, node_name)
             or views.MachineView(now).is_deleting
             or views.MachineView(now).node != node_name
+            or must_leave(now, node_name)
         ):
             return None
         annotations = {**metadata.get("annotations", {}), meta.PREPARED_ON: node_name}

@@ -105,6 +105,9 @@ class MachineReconciler:
         elif vm.spec.scaling is None and self._scaling is not None:
             self._scaling.drop(objects.key_of(obj))
         try:
+            if not views.MachineView(obj).is_deleting and objects.must_leave(obj, self._operations.node_name):
+                self._leave_node(obj, vm)
+                return None
             if views.MachineView(obj).is_deleting or views.MachineView(obj).node != self._operations.node_name:
                 self._undo(obj, vm)
                 return None
@@ -230,6 +233,37 @@ class MachineReconciler:
         if not views.MachineView(obj).is_deleting and objects.holder_of(obj) == self._operations.node_name:
             ended = objects.status_of(vm, None, [], "", "")  # the other node may not be there to tell
             objects.write_status(self._store, obj, ended, at_rest=True)
+        objects.release_object(self._store, obj, self._operations.node_name)
+
+    def _leave_node(self, obj: Object, vm: VirtualMachine | None) -> None:
+        """It was evicted: it is stopped, and its claims are free. Its UEFI variables and TPM stay, in case it comes
+        back; they go when it is on another node. Where that fails it stays held."""
+        key, uid = objects.key_of(obj), obj["metadata"]["uid"]
+        self.leave(key)
+        is_held = objects.holder_of(obj) == self._operations.node_name
+        try:
+            if is_held:
+                self._take_up(obj, vm)
+            machine = self._operations.machines.get(key)
+            ended = None
+            if machine is not None and machine.uid == uid:
+                ended = None if vm is None else self._over(vm, machine)
+                if machine.runs or (ended is None and machine.reason != "StoppedOnRequest"):
+                    patience = float(vm.spec.powerdown_seconds) if vm is not None else 30.0
+                    due = Deadline.after(WORK_SECONDS + patience)
+                    self._tell_stopping(obj, vm, machine)
+                    self._operations.stop(key, patience, due, owner=uid, force=True, caller=CALLER)
+                self._operations.give_back(key, Deadline.after(WORK_SECONDS), owner=uid, caller=CALLER)
+            self._free(obj)
+        except NodeError as error:
+            self._tell(obj, vm, Outcome(error.code, error.message))
+            raise
+        if not is_held:
+            return
+        rests = vm is not None and (ended is not None or not vm.spec.running)
+        machine = self._operations.machines.get(key) if rests else None  # one that is to run waits for another node
+        reason, message = (machine.reason, machine.message) if machine is not None else ("", "")
+        objects.write_status(self._store, obj, objects.status_of(vm, machine, [], reason, message), at_rest=True)
         objects.release_object(self._store, obj, self._operations.node_name)
 
     def _free(self, obj: Object) -> None:

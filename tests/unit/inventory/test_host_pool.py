@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from devalloc.api.host_pool_names import CLASS, node_of_host_pool
+from devalloc.api.machine_location import shared_storage, storage_folders
 from devalloc.api.meta import ONLY_CLASS
 from devalloc.api.quantity import NANO
 from devalloc.cli.options.capacity import CapacityOptions, with_host_pool
@@ -99,3 +100,16 @@ def test_what_lies_on_the_disk_is_not_offered_and_the_last_count_stands(tmp_path
     (tmp_path / "images").write_text("not a folder")
     assert offered() == 19 * GIB - (64 << 20)
     assert any("images is not a folder" in problem.message for problem in look(DeviceRecords()).problems)
+
+
+def test_shared_storage_is_an_attribute_of_all_its_devices_whatever_the_order(tmp_path: Path) -> None:
+    limits = CapacityOptions()
+    for folders in (("/srv/b", "/srv/a"), ("/srv/a", "/srv/b", "/srv/a")):
+        look = with_host_pool(lambda state: Discovery([], []), Path("/"), "n", tmp_path, limits, folders)
+        (pool,) = look(DeviceRecords()).pools
+        attribute = shared_storage(pool.to_manifest())
+        assert attribute == "/srv/a:/srv/b", "equal texts are equal storage"
+        assert storage_folders(attribute) == {"/srv/a", "/srv/b"}
+    look = with_host_pool(lambda state: Discovery([], []), Path("/"), "n", tmp_path, limits)
+    (pool,) = look(DeviceRecords()).pools
+    assert "sharedStorage" not in {each.name for each in pool.spec.attributes}

@@ -4,13 +4,16 @@ a plugin serves the node that a machine is for. Pure."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from devalloc.api import meta
 from devalloc.api.cordon import is_node, pool_node
 from devalloc.api.machine_reservation import FITS
 from devalloc.api.reasons import STILL_SEARCHING, Reason, is_transient_reason
 from devalloc.api.views import ClaimKey, MachineView
 from devalloc.controller.reconcile.decision import WriteUnit
+from devalloc.controller.reconcile.release import release_change
 from devalloc.controller.reconcile.vm_scheduling import machines
 from devalloc.controller.reconcile.vm_scheduling.messages import MachineMessages
 from devalloc.controller.reconcile.vm_scheduling.solver_input import SchedulingInput
@@ -45,7 +48,8 @@ def decide_machines(
     """
     answers: dict[ClaimKey, Mapping[str, Any]] = {(one["namespace"], one["name"]): one for one in answer["claims"]}
     by_claim = {(key.namespace or "default", key.name): unit for unit in units for key in unit.keys if unit.granted}
-    left = {id(unit): unit for unit in units}
+    leaving = {Key.of(claim) for claims in placing.evicted.values() for claim in claims}
+    left = {id(unit): unit for unit in units if not unit.keys & leaving}
     done: list[WriteUnit] = []
     joint: dict[tuple[str, str], list[Change]] = {}
     words = MachineMessages(placing, answer["claims"])
@@ -88,7 +92,9 @@ def decide_machines(
     for key, entries in placing.fitted.items():
         change = _adopt_change(placing.objects[key], entries, placing.pools, now)
         done.append(WriteUnit((change,), granted=False, released=True))
-    done += [WriteUnit((_free_change(placing.objects[key]),), granted=False, released=True) for key in placing.freed]
+    for key in placing.freed:
+        changes = (_free_change(placing.objects[key]), *map(release_change, placing.evicted.get(key, ())))
+        done.append(WriteUnit(changes, granted=False, released=True))
     return [*left.values(), *done]
 
 
@@ -136,7 +142,12 @@ def _place_change(
 ) -> Change:
     entries = [entry for one in part_answers for entry in one["allocations"]]
     node = next(one["node"] for one in part_answers)
-    return _reserve_change(machine, node, entries, pools, now)
+    change = _reserve_change(machine, node, entries, pools, now)
+    before = MachineView(machine).annotation
+    notes: dict[str, str | None] = {meta.EVICT: None} if before(meta.EVICT) is not None else {}
+    if before(meta.LAST_NODE) not in (None, node):  # its disks are reached from there as well
+        notes[meta.LAST_NODE] = node
+    return replace(change, annotations=notes)
 
 
 def _adopt_change(machine: Object, entries: Sequence[Any], pools: Mapping[str, Object], now: str) -> Change:
@@ -195,9 +206,10 @@ def _remove_condition_change(machine: Object, name: str) -> Change:
 
 def _free_change(machine: Object) -> Change:
     status = {name: value for name, value in MachineView(machine).status.items() if name not in _RESERVATION_FIELDS}
-    return _status_change(
+    change = _status_change(
         machine, {name: value for name, value in status.items() if name not in ("nodeName", "conditions")}
     )
+    return replace(change, annotations={meta.EVICT: None}) if machines.is_leaving(machine) else change
 
 
 def _with_condition(machine: Object, name: str, value: str, reason: str, message: str, now: str) -> list[Any]:

@@ -68,6 +68,13 @@ def has_ended(machine: VirtualMachine) -> bool:
     return status.phase == "Stopped" and status.reason not in _NOT_ENDED
 
 
+def is_leaving(machine: Object) -> bool:
+    """Whether it was evicted from the node that it was placed on, and is still placed there."""
+    view = MachineView(machine)
+    node = view.status.get("nodeName")
+    return not view.is_deleting and isinstance(node, str) and view.must_leave(node)
+
+
 def counted_entries(machine: Object) -> list[Any]:
     """The entries that a placed machine counts for: what is kept for it, or what it is permitted or was seen to have
     where that is more (T25)."""
@@ -179,7 +186,11 @@ class MachineStates:
     waiting: Mapping[MachineKey, tuple[str, str]]
     """Those that none is looked for, with reason and message."""
     freed: frozenset[MachineKey]
-    """Placed ones that have not begun, and that must not run any more, or not as they were placed."""
+    """Placed ones that have not begun, and that must not run any more, or not as or where they were placed."""
+    evicted: Mapping[MachineKey, Sequence[Object]]
+    """Those of them that were evicted from their node, and their claims that have devices there."""
+    resting: frozenset[MachineKey]
+    """Those that left a node and are not to run: their claims wait for them."""
     agree: frozenset[MachineKey]
     """Those that are to be on one NUMA node with their devices."""
     owners: Mapping[ClaimKey, MachineKey]
@@ -205,6 +216,8 @@ class _MachineSorter:
         self.waiting: dict[MachineKey, tuple[str, str]] = {}
         self.running: dict[MachineKey, list[Any]] = {}
         self.freed: set[MachineKey] = set()
+        self.evicted: dict[MachineKey, Sequence[Object]] = {}
+        self.resting: dict[MachineKey, Object] = {}
         self.asking: dict[MachineKey, tuple[Object, VirtualMachine]] = {}
         self.placed: dict[MachineKey, tuple[Object, list[Any]]] = {}
         self.agree: set[MachineKey] = set()
@@ -213,6 +226,8 @@ class _MachineSorter:
     def sorted(self, docs: Sequence[Object]) -> MachineStates:
         taken: dict[tuple[str, str, str], int] = {}
         for doc in docs:
+            if is_leaving(doc) and MachineView(doc).holder is None:
+                self._evict(MachineView(doc).key, doc)
             if entries := self._held(doc):
                 self.placed[MachineView(doc).key] = doc, entries
                 for place, nano in sum_entries(entries).items():
@@ -232,16 +247,34 @@ class _MachineSorter:
                 self._own(key, doc)
                 if machine.spec.numa_policy == SINGLE_NUMA:
                     self.agree.add(key)
+        for key, doc in self.resting.items():
+            self.unowned |= {claim: key for claim in claims_of(doc) if claim not in self.owners}
         return MachineStates(
             placed=self.placed,
             running=self.running,
             asking=self.asking,
             waiting=self.waiting,
             freed=frozenset(self.freed),
+            evicted=self.evicted,
+            resting=frozenset(self.resting),
             agree=frozenset(self.agree),
             owners=self.owners,
             unowned=self.unowned,
         )
+
+    def _evict(self, key: MachineKey, doc: Object) -> None:
+        """Nothing of it is on its node: it leaves together with its claims, once the node has released them."""
+        claims = [self.claims[claim] for claim in claims_of(doc) if claim in self.claims]
+        node = MachineView(doc).status["nodeName"]
+        on_node = [claim for claim in claims if ClaimView(claim).entries and ClaimView(claim).node == node]
+        for claim in on_node:
+            if ClaimView(claim).is_held:
+                name = "/".join(ClaimView(claim).key)
+                why = f"it leaves node {node} when that has released the devices of claim {name}"
+                self.waiting[key] = Reason.STILL_PREPARED.value, why
+                return
+        self.freed.add(key)
+        self.evicted[key] = on_node
 
     def _held(self, doc: Object) -> list[Any]:
         """What a placed machine counts for, on a node that still says what it has."""
@@ -250,7 +283,7 @@ class _MachineSorter:
         spec, status = view.spec, view.status
         if not reserved_entries(doc) or status["nodeName"] not in self.hosts:
             return []
-        if holder is None and not ObjectView(doc).is_deleting:
+        if holder is None and not ObjectView(doc).is_deleting and not is_leaving(doc):
             if spec.get("running") is False or self._has_outgrown(doc):
                 self.freed.add(key)
             if spec.get("nodeName") not in (None, status["nodeName"]):
@@ -280,6 +313,9 @@ class _MachineSorter:
                 for place, nano in sum_entries(entries).items():
                     taken[place] = taken.get(place, 0) + nano
         elif ObjectView(doc).is_deleting or not machine.spec.running or has_ended(machine):
+            if not ObjectView(doc).is_deleting and MachineView(doc).annotation(meta.LAST_NODE) and machine.node is None:
+                self.resting[key] = doc
+        elif is_leaving(doc):
             return
         elif machine.node is None and not self.hosts:
             self.waiting[key] = (

@@ -56,6 +56,11 @@ class MachineMessages:
     def why(self, key: machines.MachineKey, answer: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
         """Code, sentence and what else there is to tell. ``answer``: what the solver says of the claim that stands for
         the machine."""
+        code, text, details = self._why(key, answer)
+        request = self._placing.wishes.get(key)
+        return code, f"{request.tie}: {text}" if request is not None and request.tie else text, details
+
+    def _why(self, key: machines.MachineKey, answer: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
         code = str(_CODES.get(answer["reason"], answer["reason"]))
         short = self._short(key, code) if answer["reason"] in _REPLACED_REASONS else None
         details = {name: value for name, value in answer.items() if name in ("warnings", "funnel", "blockers")}

@@ -6,6 +6,7 @@ room for, are kept back: devices on a node that the machine may never run on are
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +16,7 @@ from typing import Any
 from devalloc.api import host_pool_names, meta
 from devalloc.api.claim import MAX_NAME
 from devalloc.api.decode import decode
+from devalloc.api.machine_location import local_parts, reaches_disks, shared_storage, storage_folders, writable_disks
 from devalloc.api.machine_reservation import missing_amounts, required_amounts
 from devalloc.api.reasons import Reason
 from devalloc.api.views import ClaimKey, ClaimView, MachineView, ObjectView, device_claims_in
@@ -48,6 +50,8 @@ class MachineRequest:
     """The claims that stand for it there."""
     group: Group | None
     """The group that it is in with its claims; None for a machine without any."""
+    tie: str = ""
+    """Why it cannot be on any node, if it left one; in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,11 @@ class SchedulingInput:
     fitted: Mapping[MachineKey, list[Any]] = field(default_factory=dict)
     """Placed machines that want less, or have what they want already, and what is to be kept for them."""
     freed: frozenset[MachineKey] = frozenset()
-    """Machines that have not begun, and that must not run any more."""
+    """Machines that have not begun, and that must not run any more, or not on their node."""
+    evicted: Mapping[MachineKey, Sequence[Object]] = field(default_factory=dict)
+    """Those of them that leave their node, and their claims that are released with that."""
+    resting: frozenset[MachineKey] = frozenset()
+    """Machines that left a node and are not to run."""
     members: Mapping[Group, frozenset[ClaimKey]] = field(default_factory=dict)
     """Claims that are asked for, by group; of groups with a machine in them."""
     owners: Mapping[ClaimKey, MachineKey] = field(default_factory=dict)
@@ -150,6 +158,8 @@ class _InputBuilder:
             growing=self.growing,
             fitted=self.fitted,
             freed=standing.freed,
+            evicted=standing.evicted,
+            resting=standing.resting,
             members={group: frozenset(claims) for group, claims in members.items()},
             owners={**standing.unowned, **standing.owners},
             kept_back=frozenset(kept_back),
@@ -230,13 +240,31 @@ class _InputBuilder:
         notes = {} if label is None else {meta.GROUP: label}
         if (node := self._pin(doc, machine)) is not None:
             notes[meta.NODE] = node
+        tie = self._restrict_to_reach(doc, machine, compute, notes)
         notes |= _priority_annotation(doc)
         if label is None or key not in self.standing.agree:
             parts = [self._add(key, "", doc, [compute, *io], notes)]
         else:
             parts = [self._add(key, "", doc, [compute], notes | {meta.GROUP_MATCH: "numa"})]
             parts += [self._add(key, "io", doc, io, notes)] if io else []
-        return MachineRequest(doc, tuple(parts), None if label is None else (key[0], label))
+        return MachineRequest(doc, tuple(parts), None if label is None else (key[0], label), tie)
+
+    def _restrict_to_reach(self, doc: Object, machine: VirtualMachine, compute: Object, notes: dict[str, str]) -> str:
+        """Have a machine that left a node be placed there again, or where its disks are; why, in words."""
+        last = MachineView(doc).annotation(meta.LAST_NODE)
+        if not last or machine.spec.node_name is not None:
+            return ""
+        here = storage_folders(shared_storage(self.hosts.get(last)))
+        if parts := local_parts(doc, here):
+            notes[meta.NODE] = last
+            return f"only node {last} has {' and '.join(parts)}"
+        if writable_disks(doc):
+            named = {shared_storage(pool) for pool in self.hosts.values()}
+            values = sorted(one for one in named if reaches_disks(doc, here, storage_folders(one)))
+            listed = json.dumps(values, ensure_ascii=False)
+            compute["constraints"] += f" && device.{host_pool_names.SHARED_STORAGE} in {listed}"
+            return f"only nodes with the shared storage of node {last} have its disks"
+        return ""
 
     def _resize(self, key: MachineKey, doc: Object, entries: Sequence[Any]) -> None:
         """What is to become of what is kept for a placed machine, where its spec says something else by now."""
@@ -247,6 +275,7 @@ class _InputBuilder:
             or not machine.spec.running
             or key in self.standing.running
             or key in self.standing.freed
+            or machines.is_leaving(doc)
         ):
             return
         if ObjectView(doc).is_deleting or machines.has_ended(machine) or machine.spec.node_name not in (None, node):

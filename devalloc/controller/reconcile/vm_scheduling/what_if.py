@@ -122,6 +122,9 @@ def _withheld_answer(claim: tuple[str, str], placing: SchedulingInput) -> Solver
     if owner is None:
         why = "it is in a group with a claim that waits with its machine"
         return _entry(claim, False, None, (), Reason.GROUP_UNSATISFIABLE.value, why)
+    if owner in placing.resting:
+        why = f"it is placed with machine {'/'.join(owner)}, which left its node and is stopped, when that is to run"
+        return {**_entry(claim, False, None, (), Reason.GROUP_UNSATISFIABLE.value, why), "machine": "/".join(owner)}
     _, waits_for = placing.waiting.get(owner, ("", "a claim of it waits with another machine"))
     why = f"it is placed with machine {'/'.join(owner)}, which waits: {waits_for}"
     return {**_entry(claim, False, None, (), Reason.GROUP_UNSATISFIABLE.value, why), "machine": "/".join(owner)}

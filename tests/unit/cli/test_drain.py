@@ -1,0 +1,236 @@
+"""`devalloc drain` as admins see it: the plan, progress, what stays and why, and Ctrl-C."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import pytest
+
+from devalloc.api import meta
+from devalloc.cli.verbs import drain as verb
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
+from devalloc.controller.reconcile.loop import AllocatorSettings
+from devalloc.store import NotFound
+from devalloc.store.sqlite import SQLiteStore
+from devalloc_solver import solve_manifests
+from tests.support.cli_shell import Shell, claim, device_class, pool, text
+from tests.support.host_pools import host, machine
+from tests.support.waiting import until
+
+
+def a_machine(name: str = "web", *claims: str, **spec: Any) -> dict[str, Any]:
+    return machine(name, "1", "1Gi", *claims, **spec)
+
+
+@pytest.fixture
+def fleet(devalloc: Shell) -> Shell:
+    """A machine and its claim on node-a, which did not begin there."""
+    objects = (host("node-a"), pool(), device_class(), claim("card"), a_machine("web", "card"))
+    devalloc("apply", "-f", "-", stdin=text(*objects))
+    devalloc.allocate()
+    return devalloc
+
+
+def add_node_b(fleet: Shell) -> None:
+    fleet("apply", "-f", "-", stdin=text(host("node-b"), pool("others", node="node-b")))
+
+
+@contextmanager
+def controller(fleet: Shell, *, node: Callable[[SQLiteStore], None] | None = None) -> Iterator[None]:
+    """The allocator, and what the node's plugin does beside it."""
+    stop = threading.Event()
+
+    def play() -> None:
+        with closing(SQLiteStore(fleet.store)) as store:
+            while node is not None and not stop.wait(0.05):
+                node(store)
+
+    def allocate() -> None:
+        with closing(SQLiteStore(fleet.store)) as store:
+            DeviceClaimAllocator(store, solve=solve_manifests, settings=AllocatorSettings(batch=0.0)).run(stop)
+
+    threads = [threading.Thread(target=work) for work in (play, allocate)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def take(fleet: Shell, name: str = "web") -> None:
+    """The machine runs on node-a."""
+    with closing(SQLiteStore(fleet.store)) as store:
+        obj = store.get("VirtualMachine", "default", name)
+        notes = {**obj["metadata"].get("annotations", {}), meta.PREPARED_ON: "node-a"}
+        obj = store.replace(
+            {**obj, "metadata": {**obj["metadata"], "finalizers": [meta.NODE_FINALIZER], "annotations": notes}}
+        )
+        store.replace_status({**obj, "status": {**obj["status"], "phase": "Running"}})
+
+
+def lets_go(store: SQLiteStore) -> None:
+    """The node's plugin, once the machine was asked to leave."""
+    obj = store.get("VirtualMachine", "default", "web")
+    notes = obj["metadata"].get("annotations", {})
+    if notes.get(meta.EVICT) == "node-a" and obj["metadata"].get("finalizers"):
+        left = {name: value for name, value in obj["status"].items() if name != "allocations"}
+        obj = store.replace_status({**obj, "status": {**left, "phase": "Pending"}})
+        notes = {name: value for name, value in notes.items() if name != meta.PREPARED_ON}
+        store.replace({**obj, "metadata": {**obj["metadata"], "finalizers": [], "annotations": notes}})
+
+
+def test_a_machine_that_did_not_begin_moves_with_its_claim(fleet: Shell) -> None:
+    add_node_b(fleet)
+    plan = "virtualmachine default/web: will move to another node"
+    assert plan in fleet("drain", "node/node-a", "--dry-run").out
+    with controller(fleet):
+        result = fleet("drain", "node/node-a", "--timeout", "60s")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.splitlines() == [
+        "will cordon node node-a",
+        plan,
+        "node node-a cordoned",
+        "virtualmachine default/web asked to leave",
+        "virtualmachine default/web left node node-a",
+        "virtualmachine default/web placed on node node-b",
+    ]
+    with closing(SQLiteStore(fleet.store)) as store:
+        (entry,) = store.get("DeviceClaim", "default", "card")["status"]["allocations"]
+    assert entry["devicePoolName"] == "others"
+
+
+def test_one_that_runs_stays_without_force_and_is_stopped_with_it(fleet: Shell) -> None:
+    add_node_b(fleet)
+    take(fleet)
+    result = fleet("drain", "node/node-a")
+    assert result.code == 1
+    assert "virtualmachine default/web: stays: it runs (--force stops it)" in result.out
+    assert "virtualmachine default/web stays on the node: it runs" in result.err
+    with controller(fleet, node=lets_go):
+        result = fleet("drain", "node/node-a", "--force", "--timeout", "60s")
+    assert (result.code, result.err) == (0, "")
+    assert "virtualmachine default/web: will stop and move to another node" in result.out
+    assert result.out.endswith("placed on node node-b\n")
+
+
+def test_without_another_node_it_leaves_and_the_reason_why_it_waits_is_shown(fleet: Shell) -> None:
+    with controller(fleet):
+        result = fleet("drain", "node/node-a", "--timeout", "60s")
+    assert result.code == 0, "the node is empty"
+    assert "virtualmachine default/web left node node-a" in result.out
+    assert "virtualmachine default/web waits for a node: " in result.err
+
+
+def test_a_node_that_does_not_answer_is_reported_and_the_request_stays(fleet: Shell) -> None:
+    take(fleet)
+    result = fleet("drain", "node/node-a", "--force", "--timeout", "0s")
+    assert result.code == 1
+    assert "error: virtualmachine default/web has not left within 0 s; it will do so later" in result.err
+    assert "leaves: it was asked to leave before" in fleet("drain", "node/node-a", "--dry-run").out
+
+
+def test_uncordon_takes_the_request_back_while_the_machine_is_there(fleet: Shell) -> None:
+    add_node_b(fleet)
+    take(fleet)
+    fleet("drain", "node/node-a", "--force", "--timeout", "0s")
+    result = fleet("uncordon", "node/node-a")
+    assert result.out == "node node-a uncordoned\nvirtualmachine default/web is no longer asked to leave\n"
+    with closing(SQLiteStore(fleet.store)) as store:
+        assert meta.EVICT not in store.get("VirtualMachine", "default", "web")["metadata"]["annotations"]
+    assert fleet("uncordon", "node/node-a").out == "node node-a was not cordoned\n"
+
+
+def test_one_that_cannot_run_elsewhere_is_named_with_the_reason(devalloc: Shell) -> None:
+    start = {"kernel": "/k", "disks": [{"path": "/disks/a.raw", "format": "raw"}]}
+    devalloc("apply", "-f", "-", stdin=text(host("node-a"), a_machine(start=start, running=True)))
+    devalloc.allocate()
+    take(devalloc)
+    result = devalloc("drain", "node/node-a", "--dry-run")
+    assert (
+        "virtualmachine default/web: stays: only node node-a has its disk /disks/a.raw (--force stops it)" in result.out
+    )
+    with controller(devalloc, node=lets_go):
+        result = devalloc("drain", "node/node-a", "--force", "--timeout", "60s")
+        with closing(SQLiteStore(devalloc.store)) as store:
+            until(lambda: "message" in store.get("VirtualMachine", "default", "web")["status"], "it says why", 60)
+    assert result.code == 0
+    assert "will stop until the node is uncordoned: only node node-a has its disk /disks/a.raw" in result.out
+    assert result.out.endswith("starts again on node node-a after `devalloc uncordon node/node-a`\n")
+    with controller(devalloc):
+        devalloc("uncordon", "node/node-a")
+        with closing(SQLiteStore(devalloc.store)) as store:
+            until(lambda: "nodeName" in store.get("VirtualMachine", "default", "web")["status"], "it is placed", 60)
+
+
+def test_a_stopped_one_that_stays_is_no_failure_and_its_claim_stays_with_it(fleet: Shell) -> None:
+    take(fleet)
+    with closing(SQLiteStore(fleet.store)) as store:
+        obj = store.get("VirtualMachine", "default", "web")
+        spec = {**obj["spec"], "running": False, "start": {"kernel": "/k", "tpm": True}}
+        obj = store.replace({**obj, "spec": spec})
+        store.replace_status({**obj, "status": {"phase": "Stopped", "nodeName": "node-a"}})
+    result = fleet("drain", "node/node-a", "--timeout", "0s")
+    assert result.code == 0
+    assert "stays: only node node-a has its TPM" in result.out
+    assert "released" not in result.out
+
+
+def test_ctrl_c_leaves_what_was_asked_to_go_on(fleet: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_node_b(fleet)
+    take(fleet)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(verb._Drain, "_is_done", interrupt)
+        result = fleet("drain", "node/node-a", "--force")
+    assert result.code != 0
+    assert "machines that were asked to leave node node-a still do so" in result.err
+    with controller(fleet, node=lets_go), closing(SQLiteStore(fleet.store)) as store:
+        until(
+            lambda: store.get("VirtualMachine", "default", "web")["status"].get("nodeName") == "node-b", "it moved", 60
+        )
+
+
+def test_one_that_is_deleted_meanwhile_is_waited_for(fleet: Shell) -> None:
+    take(fleet)
+    fleet("delete", "vm/web")
+
+    def removes(store: SQLiteStore) -> None:
+        try:
+            obj = store.get("VirtualMachine", "default", "web")
+        except NotFound:
+            return
+        store.replace({**obj, "metadata": {**obj["metadata"], "finalizers": []}})
+
+    with controller(fleet, node=removes):
+        result = fleet("drain", "node/node-a", "--timeout", "60s")
+    assert result.code == 0
+    assert "leaves: it is being deleted" in result.out
+    assert "DeviceClaim default/card released" in result.out, "no machine takes it along"
+
+
+@pytest.mark.parametrize("verb_words", [("up", "--node"), ("node",)])
+@pytest.mark.parametrize(
+    ("folder", "more", "message"),
+    [
+        ("/srv/vms", (), "--shared-storage needs --host-capacity"),
+        ("vms", ("--host-capacity",), "invalid folder 'vms': write an absolute path"),
+        ("/", ("--host-capacity",), "invalid folder '/'"),
+        ("/srv/../etc", ("--host-capacity",), "invalid folder '/srv/../etc'"),
+        ("/srv:/etc", ("--host-capacity",), "invalid folder '/srv:/etc'"),
+    ],
+)
+def test_shared_storage_is_a_folder_that_the_capacity_names(
+    devalloc: Shell, verb_words: tuple[str, ...], folder: str, more: tuple[str, ...], message: str
+) -> None:
+    result = devalloc(*verb_words, "--shared-storage", folder, *more)
+    assert result.code == 2
+    assert message in result.err
