@@ -22,6 +22,7 @@ from devalloc.controller.pool_publisher import PublishLock, PublishResult
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator, DeviceClaimRound, SolveManifests
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.controller.usage import UsageAccountant
+from devalloc.controller.usage.records import KIND as RECORD_KIND
 from devalloc.inventory.watch import UdevSource
 from devalloc.store import Store, Unavailable, Unusable
 from devalloc.store.paths import hold_store
@@ -100,7 +101,8 @@ class Standalone:
                 )
             store.call_by_group()
             allocator = DeviceClaimAllocator(store, settings=self._settings, solve=self._solve, progress=self._on_round)
-            allocator.loop.ignore_kind(NODE_KIND)
+            for kind in (NODE_KIND, RECORD_KIND):  # a node of Kubernetes or a record of usage changes no answer
+                allocator.loop.ignore_kind(kind)
             loops: list[Loop] = [allocator.run]
             host = None
             if self._inventory is not None:
