@@ -46,7 +46,7 @@ ON_A_CLUSTER = {
     "LostToHigherPriority": "DevicesInUse",
 }
 """Reasons of one batch, and what a cluster says: losers are answered when the winners have the devices."""
-MACHINES_ON_A_CLUSTER = {"virtual-machine": dict.fromkeys(("builder", "legacy", "web"), "NodeNotFound")}
+MACHINES_ON_A_CLUSTER = {"virtual-machine": dict.fromkeys(("builder", "legacy", "vault", "web"), "NodeNotFound")}
 """By example: reasons of machines that their README tells, and that a file without a cluster does not have."""
 ACCOUNT = "--serviceaccount=default:tenant"
 MACHINES = (
