@@ -378,7 +378,7 @@ def test_a_machine_scales_by_permits_of_neons_scheduler_plugin(site: Site, kubec
                 site.until(lambda: site.status()["reason"] == "PermitShort", "it says why it has no more")
                 assert site.status()["permitted"] == {**short, **given}
 
-                # It asks again and again, and that is no news; that it counts as stuck is written once.
+                # It repeats its request without a write; it writes once that it counts as stuck.
                 count, versions = len(plugin.requests), set[str]()
 
                 def asks_again() -> bool:

@@ -168,8 +168,8 @@ def moves_100_mbit_and_20_megabytes(host: Host) -> None:
 
             def change_to(network: int, disk_io: int) -> None:
                 host("apply", "-f", "-", stdin=manifest(network, disk_io))
-                until(lambda: traffic.observe_rates(None, TAP).are(network), "its card is told of another rate")
-                until(lambda: disk_rate(host) == disk_io, "its disk is told of another rate")
+                until(lambda: traffic.observe_rates(None, TAP).are(network), "its card gets another rate")
+                until(lambda: disk_rate(host) == disk_io, "its disk gets another rate")
 
             def holds(network: int, disk_io: int) -> None:
                 """At these rates, or at lower ones where the guest of a busy host comes to no more by itself."""
@@ -204,7 +204,7 @@ def moves_100_mbit_and_20_megabytes(host: Host) -> None:
         with host.plugin():
             until(lambda: traffic.observe_rates(None, TAP) == traffic.NO_RATES, "it is free")
             host("apply", "-f", "-", stdin=manifest(MBIT_100, None))
-            until(lambda: traffic.observe_rates(None, TAP).are(MBIT_100), "it is told of a rate again")
+            until(lambda: traffic.observe_rates(None, TAP).are(MBIT_100), "its card gets a rate again")
             host("delete", "vm/web")
             until(lambda: host("get", "vms", "-o", "name") == "", "it is gone")
             assert traffic.observe_rates(None, TAP) == traffic.NO_RATES

@@ -386,7 +386,7 @@ def node_settings(
 
 
 def _capacity(options: PluginOptions, root: Path, data_dir: Path) -> HostCapacity | None:
-    """What machines may have of the host; None: there is no limit. Raises CommandFailed if a limit that was asked for
+    """What machines may use of the host; None: without limit. Raises CommandFailed if a limit that was asked for
     is not known."""
     from devalloc.inventory.capacity import read_capacity
 

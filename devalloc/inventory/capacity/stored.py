@@ -132,7 +132,7 @@ def image_bytes(stores: DiskUsageSources) -> int:
 
 
 def image_shortage(host: HostCapacity, used: int) -> str | None:
-    """Why no further image may be stored when they take ``used`` bytes; None when one may, or there is no limit."""
+    """Why no further image may be stored when they take ``used`` bytes; None if another may, or without a limit."""
     limit = host.image_limit
     if limit <= 0 or used < limit:
         return None

@@ -53,7 +53,7 @@ def _reason(state: ScalingState, wanted: Resources, errors: Mapping[str, str]) -
 def _why_not_more(state: ScalingState, wanted: Resources, errors: Mapping[str, str]) -> StuckReason:
     permit, last = state.plugin.permit, state.plugin.last
     if permit is None or wanted.exceeds(permit):
-        # A request that repeats one that failed or fell short is no news: each change of the reason is a write.
+        # A retry of a request that failed or fell short keeps the reason: each change of it is a write.
         if "permits" in errors:
             return StuckReason("PermitFailed", errors["permits"])
         if permit is not None and last is not None and last.resources == state.plugin.short_of:

@@ -1,4 +1,4 @@
-"""A guest's NUMA nodes: what QEMU is told of them, and which vCPUs and bytes each has as the machine grows."""
+"""A guest's NUMA nodes: QEMU's options, and the vCPUs and bytes of each node as the machine grows."""
 
 from __future__ import annotations
 
