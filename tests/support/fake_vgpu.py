@@ -66,7 +66,7 @@ class VgpuKernel:
         self._show(address, self._live(address))
 
     def add_parent(self, name: str, offered: Vgpu, device_api: str = "vfio-pci") -> None:
-        """A driver registers a parent that is not a PCI function. Its types share only its size, like ports of a card."""
+        """A driver registers a parent that is not a PCI function. Its types share its size, like ports of a card."""
         self.parents[name] = offered
         path = self._path(name)
         for folder in ("drivers", "devices"):
