@@ -169,7 +169,7 @@ def _host(options: HostOptions, store: Path | None, output: str) -> int:
     else:
         print_status(status)
     if options.pull is not None and (refusal := pull_refusal(status, options.pull)) is not None:
-        raise CommandFailed(refusal)
+        raise CommandFailed(f"{refusal}; remove what is no longer needed, or raise --max-image-storage or --disk-limit")
     return 0
 
 

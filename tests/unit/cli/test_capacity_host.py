@@ -243,7 +243,8 @@ def test_what_lies_on_the_disk_counts_and_an_image_too_large_is_refused_with_num
         return output.code, output.err.splitlines()[-1] if output.err else ""
 
     assert pull("6GB") == (0, "")
+    advice = "remove what is no longer needed, or raise --max-image-storage or --disk-limit"
     numbers = "insufficient image storage: requested 7.0 GB, 4.0 GB used, the limit is 10.0 GB"
-    assert pull("7GB") == (1, f"error: {numbers}")
+    assert pull("7GB") == (1, f"error: {numbers}; {advice}")
     numbers = "insufficient disk to pull an image: 1024.0 MB available, 5.0 GB needed at least"
-    assert pull("1MB", "--disk-limit", "9GB", "--max-image-storage", "1") == (1, f"error: {numbers}")
+    assert pull("1MB", "--disk-limit", "9GB", "--max-image-storage", "1") == (1, f"error: {numbers}; {advice}")
