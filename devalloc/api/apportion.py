@@ -22,3 +22,16 @@ def apportion(units: int, weights: Sequence[int]) -> list[int]:
         )
         shares[best] += 1
     return shares
+
+
+def apportion_memory(size: int, weights: Sequence[int], *, block: int, least: int, dimm: int | None) -> list[int]:
+    """How many of ``size`` bytes of memory each NUMA node of a guest has.
+
+    ``block``: the unit, in bytes; part of a block counts as one. ``dimm``: the size of the DIMMs in which the memory
+    above ``least`` comes and goes; None if it does so in blocks.
+    """
+    if dimm is None:
+        return [count * block for count in apportion(-(-size // block), weights)]
+    built_in = apportion(-(-min(size, least) // block), weights)
+    dimms = apportion(max(0, size - least) // dimm, weights)
+    return [base * block + count * dimm for base, count in zip(built_in, dimms, strict=True)]

@@ -20,6 +20,11 @@ NODE_KIND = "Node"
 CORDONED = "cordoned: "
 """Prefix of the reason why a cordoned device is unavailable."""
 NODE_CORDONED = "node is cordoned by kubectl"
+FENCED = "fenced: "
+"""Prefix of the reason why the devices of a fenced node are unavailable (``fencing``)."""
+NODE_FENCED = f"{FENCED}node, taint {meta.OUT_OF_SERVICE}"
+NODE_NOTES = (meta.CORDONED_NODE, meta.FENCED_NODE)
+"""Annotations that all pools of a node have, also those that are added later."""
 ALL_DEVICES = "*"
 """Stands for every device of the pool."""
 _BLOCKING_EFFECTS = ("NoSchedule", "NoExecute")
@@ -43,13 +48,20 @@ def not_ready_reason(node: Object) -> str | None:
 
 
 def is_cordon_reason(why: str) -> bool:
-    """Whether the device is unavailable because it, its pool or its node is cordoned, not because it is broken."""
-    return why.startswith((CORDONED, NODE_CORDONED))
+    """Whether the device is unavailable because it, its pool or its node is cordoned, or its node is fenced, and not
+    because it is broken."""
+    return why.startswith((CORDONED, NODE_CORDONED, FENCED))
 
 
 def is_node(doc: Object) -> bool:
     """Whether it is a Node of Kubernetes."""
     return doc.get("kind") == NODE_KIND and doc.get("apiVersion") == "v1"
+
+
+def has_out_of_service_taint(node: Object) -> bool:
+    """Whether an admin states that the machine of a Node is off: as in Kubernetes, whatever value and effect it has."""
+    taints = (node.get("spec") or {}).get("taints") or ()
+    return any(taint.get("key") == meta.OUT_OF_SERVICE for taint in taints)
 
 
 def pool_node(pool: Object) -> str | None:
@@ -75,6 +87,8 @@ def unknown_nodes(documents: Iterable[Object]) -> dict[str, str]:
 
 def _unschedulable_reason(node: Object) -> str | None:
     spec = node.get("spec") or {}
+    if has_out_of_service_taint(node):
+        return NODE_FENCED
     if spec.get("unschedulable"):
         return NODE_CORDONED
     if (lacks := not_ready_reason(node)) is not None:
@@ -110,6 +124,9 @@ def cordon_reasons(pool: Object, node_is_closed: str | None = None) -> dict[str,
         reasons[ALL_DEVICES] = (
             f"cordoned: node, {node}" if ALL_DEVICES not in reasons else f"{reasons[ALL_DEVICES]}; node, {node}"
         )
+    if (fenced := _annotation(pool, meta.FENCED_NODE)) is not None:
+        before = [reasons[ALL_DEVICES]] if ALL_DEVICES in reasons else []
+        reasons[ALL_DEVICES] = "; ".join([f"{FENCED}node, {fenced}", *before])
     if node_is_closed is not None:
         reasons[ALL_DEVICES] = (
             node_is_closed if ALL_DEVICES not in reasons else f"{reasons[ALL_DEVICES]}; {node_is_closed}"
@@ -139,8 +156,8 @@ def cordon_annotations(
 
 
 def has_cordon_annotation(pool: Object) -> bool:
-    """Whether the pool has a cordon annotation, so that it must not be deleted."""
-    return _annotation(pool, meta.CORDONED) is not None or _annotation(pool, meta.CORDONED_NODE) is not None
+    """Whether the pool has an annotation of an admin that cordons or fences it, so that it must not be deleted."""
+    return any(_annotation(pool, name) is not None for name in (meta.CORDONED, *NODE_NOTES))
 
 
 def apply_cordons(pool: Object, node_is_closed: str | None = None) -> Object:

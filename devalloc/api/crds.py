@@ -240,6 +240,13 @@ RULES: dict[str, tuple[CrdRule, ...]] = {
             ".lfcMinWaitBeforeDownscaleMinutes",
         ),
     ),
+    "MachineDisk": (
+        CrdRule(
+            "!has(self.clone) || !has(self.readOnly) || !self.readOnly",
+            "clone cannot be combined with readOnly",
+            ".clone",
+        ),
+    ),
     "MachineFirmware": (
         CrdRule(
             "!has(self.secureBoot) || !self.secureBoot || (has(self.type) && self.type == 'uefi')",
@@ -273,6 +280,10 @@ RULES: dict[str, tuple[CrdRule, ...]] = {
         CrdRule(f"!has(self.adopt) || {_is_empty('nics')}", "nics need start", ".nics"),
         CrdRule(f"!has(self.nics) || {_WARM} <= 1", "a machine can use only one warm setup", ".nics"),
         CrdRule("!has(self.adopt) || !has(self.pciSlots)", "pciSlots needs start", ".pciSlots"),
+        _if_set(
+            "guestReports",
+            CrdRule("!self.guestReports || !has(self.adopt)", "guestReports needs start", ".guestReports"),
+        ),
         _if_set("memory.hugePages", CrdRule("!has(self.adopt)", "hugePages needs start", ".memory.hugePages")),
         _if_set(
             "memory.hugePages",
@@ -287,6 +298,41 @@ RULES: dict[str, tuple[CrdRule, ...]] = {
             "!has(self.claims) || self.claims.all(name, self.claims.exists_one(other, other == name))",
             "each claim can be named only once",
             ".claims",
+        ),
+    ),
+    "VirtualMachineTemplate": (
+        *(
+            CrdRule(f"!has(self.spec.{name})", f"{name} cannot be in a template: it is of one machine", f".spec.{name}")
+            for name in ("adopt", "scaling", "runner")
+        ),
+        CrdRule(
+            "!has(self.spec.claims) || size(self.spec.claims) == 0",
+            "claims cannot be in a template: only one machine can have the devices of a claim",
+            ".spec.claims",
+        ),
+        CrdRule(
+            "!has(self.spec.nics) || "
+            "self.spec.nics.all(nic, !has(nic.mac) && (!has(nic.backend) || nic.backend != 'tap'))",
+            "nics of a template cannot have a mac or backend tap: only one machine can have it",
+            ".spec.nics",
+        ),
+        CrdRule(
+            "!has(self.spec.start) || !has(self.spec.start.disks) || "
+            "self.spec.start.disks.all(disk, has(disk.clone) || (has(disk.readOnly) && disk.readOnly))",
+            "disks of a template must be readOnly or have clone: only one machine can write a disk",
+            ".spec.start.disks",
+        ),
+    ),
+    "VirtualMachineReplicaSet": (
+        CrdRule(
+            "size(self.metadata.name) <= 57 && self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
+            "metadata.name must be a DNS label of at most 57 characters, for its machines have a number behind it",
+        ),
+    ),
+    "VirtualMachineMigrationSpec": (
+        CrdRule(
+            f"self.vmName == oldSelf.vmName && {_is_unchanged('targetNode')}",
+            "the spec of a migration cannot change; delete it and create another",
         ),
     ),
     "VfConfigSpec": (
@@ -360,6 +406,22 @@ COLUMNS: dict[str, tuple[CrdColumn, ...]] = {
         CrdColumn("Claims", ".spec.claims", wide=True),
         CrdColumn("Message", ".status.message", wide=True),
     ),
+    "VirtualMachineReplicaSet": (
+        CrdColumn("Desired", ".spec.replicas", "integer"),
+        CrdColumn("Current", ".status.replicas", "integer"),
+        CrdColumn("Ready", ".status.readyReplicas", "integer"),
+        _AGE,
+    ),
+    "VirtualMachineMigration": (
+        CrdColumn("Machine", ".spec.vmName"),
+        CrdColumn("Phase", ".status.phase"),
+        CrdColumn("From", ".status.sourceNode"),
+        CrdColumn("To", ".status.targetNode"),
+        CrdColumn("Reason", ".status.reason"),
+        _AGE,
+        CrdColumn("Remaining bytes", ".status.progress.remaining", "integer", wide=True),
+        CrdColumn("Message", ".status.message", wide=True),
+    ),
     "VfioConfig": (_AGE,),
     "VfConfig": (
         CrdColumn("MAC", ".spec.mac"),
@@ -375,9 +437,13 @@ SELECTABLE: dict[str, tuple[str, ...]] = {
     "DevicePool": (".spec.nodeName", ".spec.driver"),
     "DeviceClass": (".spec.driver", ".spec.deviceType"),
     "VirtualMachine": (".spec.nodeName", ".status.nodeName", ".status.phase"),
+    "VirtualMachineMigration": (".spec.vmName", ".status.phase", ".status.sourceNode", ".status.targetNode"),
 }
 """For ``kubectl get --field-selector``. It cannot select by fields in lists or annotations, so claims have none."""
 
+
+SCALABLE = ("VirtualMachineReplicaSet",)
+"""Kinds for ``kubectl scale`` and autoscalers."""
 
 API_APPROVED = "unapproved, the device management API is a prototype"
 """API servers accept a CRD of a *.k8s.io group only with an annotation about its approval."""
@@ -398,7 +464,10 @@ LIST_KEYS: dict[tuple[str, str], tuple[str, ...]] = {
     ("DeviceClaimStatus", "conditions"): ("type",),
     ("MachineStart", "disks"): ("path",),
     ("VirtualMachineStatus", "devices"): ("claim", "pool", "device"),
+    ("VirtualMachineStatus", "movedClaims"): ("name",),
+    ("MachineMigrationState", "claims"): ("name",),
     ("VirtualMachineStatus", "conditions"): ("type",),
+    ("VirtualMachineReplicaSetStatus", "conditions"): ("type",),
 }
 """(model, field) of lists whose entries have a key; the models check the same."""
 
@@ -434,6 +503,12 @@ def definition(kind: ApiKind) -> dict[str, Any]:
         version["selectableFields"] = [{"jsonPath": path} for path in SELECTABLE[kind.kind]]
     if "status" in kind.model.model_fields:
         version["subresources"] = {"status": {}}
+    if kind.kind in SCALABLE:
+        version["subresources"]["scale"] = {
+            "specReplicasPath": ".spec.replicas",
+            "statusReplicasPath": ".status.replicas",
+            "labelSelectorPath": ".status.selector",
+        }
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",

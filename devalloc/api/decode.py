@@ -27,7 +27,7 @@ from devalloc.api.validation.errors import validation_errors
 from devalloc.api.validation.lenient import Finding, read_leniently, repair_places
 from devalloc.api.validation.schema import RAW, Loc, format_path, model_schema
 
-DOMAIN: Final = meta.DEVALLOC.partition("/")[0]
+DOMAIN: Final = meta.DOMAIN
 PUBLISH: Final = f"{DOMAIN}/publish"
 """A label of nodes: how to publish their devices. It also selects the nodes of devalloc's pods (``deploy``)."""
 MetadataField = Literal["annotations", "labels"]
@@ -65,10 +65,12 @@ METADATA_KEYS: Final = (
     MetadataKey("annotations", meta.REASON, (_CLAIM,)),
     MetadataKey("annotations", meta.MESSAGE, (_CLAIM,)),
     MetadataKey("annotations", meta.PREPARED_ON, (_CLAIM, _MACHINE)),
+    MetadataKey("annotations", meta.FENCED_FROM, (_CLAIM, _MACHINE)),
     MetadataKey("annotations", meta.LEADER, _MARKED_KINDS),
     MetadataKey("annotations", meta.TRANSACTION, _MARKED_KINDS),
     MetadataKey("annotations", meta.CORDONED, ("DevicePool",)),
     MetadataKey("annotations", meta.CORDONED_NODE, ("DevicePool",)),
+    MetadataKey("annotations", meta.FENCED_NODE, ("DevicePool",)),
     MetadataKey("annotations", meta.LABELS_NODES, ("Lease",)),
     MetadataKey("annotations", meta.TOLERATED_TAINTS, ("Node",), by_users=True),
     MetadataKey(
@@ -77,8 +79,10 @@ METADATA_KEYS: Final = (
     MetadataKey("labels", PUBLISH, ("Node",), by_users=True, values=("slices", "pools", "host", "set-aside", "none")),
     MetadataKey("labels", meta.ADMIN_ACCESS, ("Namespace",), by_users=True, values=("true",)),
     MetadataKey("labels", meta.PUBLISHED_BY, ("DevicePool",)),
+    MetadataKey("labels", meta.STANDALONE, ("DevicePool",)),
     MetadataKey("labels", meta.LEADER, _MARKED_KINDS),
     MetadataKey("labels", meta.NODE_LABEL, (_CLAIM, _MACHINE)),
+    MetadataKey("labels", meta.REPLICA_SET, (_MACHINE,)),
     MetadataKey("labels", meta.TRANSACTION, ("ConfigMap",)),
 )
 

@@ -42,6 +42,10 @@ SHARED_STORAGE: Final = "sharedStorage"
 """Attribute of its devices: folders whose files are the same on all nodes that name them, as the admin says; joined by
 ``SHARED_STORAGE_SEPARATOR``. Absent without any."""
 SHARED_STORAGE_SEPARATOR: Final = ":"
+LIVE_MIGRATION: Final = "liveMigration"
+"""Attribute of its devices: ``LIVE_MIGRATION_ON`` if the node receives machines that move to it while they run.
+Absent otherwise."""
+LIVE_MIGRATION_ON: Final = "true"
 
 
 def node_of_host_pool(pool: Mapping[str, Any]) -> str | None:

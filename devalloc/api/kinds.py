@@ -9,7 +9,9 @@ from devalloc.api.device_class import DeviceClass, VfConfig, VfioConfig, VgpuCon
 from devalloc.api.fields import ApiModel
 from devalloc.api.meta import DEVALLOC, DEVMGMT
 from devalloc.api.pool import DevicePool
+from devalloc.api.replica_set import VirtualMachineReplicaSet
 from devalloc.api.virtual_machine import VirtualMachine
+from devalloc.api.virtual_machine_migration import VirtualMachineMigration
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,14 @@ API_KINDS: dict[str, ApiKind] = {
         _kind(DeviceClass, DEVMGMT, ("dclass",), namespaced=False, plural="deviceclasses"),
         _kind(DeviceClaim, DEVMGMT, ("dclaim",), namespaced=True, plural="deviceclaims"),
         _kind(VirtualMachine, DEVALLOC, ("vmachine",), namespaced=True, plural="virtualmachines"),
+        _kind(VirtualMachineReplicaSet, DEVALLOC, ("vmrs",), namespaced=True, plural="virtualmachinereplicasets"),
+        _kind(
+            VirtualMachineMigration,
+            DEVALLOC,
+            ("vmmigration",),
+            namespaced=True,
+            plural="virtualmachinemigrations",
+        ),
         _kind(VfioConfig, DEVALLOC, (), namespaced=True, plural="vfioconfigs"),
         _kind(VfConfig, DEVALLOC, (), namespaced=True, plural="vfconfigs"),
         _kind(VgpuConfig, DEVALLOC, (), namespaced=True, plural="vgpuconfigs"),
@@ -68,7 +78,7 @@ def qualified_kind(kind: str, api_version: object) -> str:
     return kind if group == ours or "/" not in api_version else f"{kind}.{group}"
 
 
-_ALIASES = {"vm": "virtualmachine"}
+_ALIASES = {"vm": "virtualmachine", "migration": "virtualmachinemigration"}
 """Names that only the command accepts; in clusters, other kinds have these short names."""
 
 

@@ -35,6 +35,21 @@ def reserved_entries(machine: Mapping[str, Any]) -> list[Any]:
     entries, node = (status.get("allocations"), status.get("nodeName")) if isinstance(status, dict) else (None, None)
     if not isinstance(entries, list) or not isinstance(node, str) or not node:
         return []
+    return readable_entries(entries)
+
+
+def booked_entries(machine: Mapping[str, Any]) -> list[Any]:
+    """What a migration reserves for a manifest's machine on the node to which it is moving; empty without one."""
+    status = machine.get("status")
+    state = status.get("migrationState") if isinstance(status, dict) else None
+    entries, node = (state.get("allocations"), state.get("targetNode")) if isinstance(state, dict) else (None, None)
+    if not isinstance(entries, list) or not isinstance(node, str) or not node:
+        return []
+    return readable_entries(entries)
+
+
+def readable_entries(entries: Iterable[Any]) -> list[Any]:
+    """Those of a list that are as entries of allocations are."""
     return [entry for entry in entries if _is_readable(entry)]
 
 

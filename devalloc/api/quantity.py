@@ -31,6 +31,8 @@ _HINTS = {
     "KB": "k",
     "K": "k or Ki",
 }
+_RATE_UNIT = re.compile(r"\s*(?P<prefix>(?:[kKmMgGtT]i?)?)(?P<unit>(?:[bB]|[bB]its?|[bB]ytes?)?)(?:ps|/s|/sec|/second)")
+"""A rate with its unit, as people write it: MB/s, Mbps, Mbit/s, Mi/s. A small b is a bit, except in "byte"."""
 _SUFFIX_HINTS = {wrong.lower(): right for wrong, right in _HINTS.items()}
 """The most likely meaning of an unknown suffix, by its lower-case form."""
 
@@ -137,6 +139,30 @@ class Quantity:
         return self.format if self.nano else other.format
 
 
+_READABLE_DIGITS = 4
+"""Amounts with more digits are rounded for people."""
+
+
+def readable_texts(*amounts: Quantity) -> list[str]:
+    """The amounts for people: long ones are rounded down to a tenth of the largest suffix, such as 23.2Gi for
+    24370748Ki. All are exact if different amounts would look the same."""
+    texts = [_readable_text(amount) for amount in amounts]
+    return texts if len(set(texts)) == len(set(amounts)) else [str(amount) for amount in amounts]
+
+
+def _readable_text(amount: Quantity) -> str:
+    exact, units = str(amount), amount.nano // NANO
+    if sum(map(str.isdigit, exact)) <= _READABLE_DIGITS or amount.format is Format.DECIMAL_EXPONENT:
+        return exact
+    decimal = {suffix: 10**power for suffix, power in _DECIMAL.items() if power > 0}
+    factors = _BINARY if amount.format is Format.BINARY_SI else decimal
+    suffix, factor = next(((name, size) for name, size in reversed(factors.items()) if size <= units), ("", 0))
+    if not suffix:
+        return exact
+    whole, tenth = divmod(units * 10 // factor, 10)
+    return f"{whole}.{tenth}{suffix}" if tenth else f"{whole}{suffix}"
+
+
 ONE = Quantity(NANO)
 """One base unit: the default block size."""
 
@@ -187,10 +213,28 @@ def _split(text: str) -> tuple[bool, int, int, Format]:
         scale += int(exponent[1])
         fmt = Format.DECIMAL_EXPONENT
     else:
+        if (unit := _RATE_UNIT.fullmatch(suffix)) is not None:
+            raise QuantityError(f"is not a quantity: {text!r} {_rate_advice(sign + number, unit)}")
         hint = _SUFFIX_HINTS.get(suffix.lower())
         advice = f"; did you mean {hint}?" if hint else "; use n u m k M G T P E, Ki Mi Gi Ti Pi Ei or an exponent"
         raise QuantityError(f"is not a quantity: {text!r} has the unknown suffix {suffix!r}{advice}")
     return sign == "-", digits * multiplier, scale, fmt
+
+
+def _rate_advice(number: str, unit: re.Match[str]) -> str:
+    """What is wrong with a rate whose unit is written, and how to write it; ``unit``: of ``_RATE_UNIT``."""
+    prefix = unit["prefix"][:1].upper() + ("i" if unit["prefix"][1:] else "")
+    prefix = "k" if prefix == "K" else prefix
+    right = number + prefix
+    is_bits = unit["unit"][:1] == "b" and not unit["unit"].lower().startswith("byte")
+    if is_bits:
+        try:
+            bits = Quantity.parse(right)
+            right = str(Quantity(-(-bits.nano // (8 * NANO)) * NANO, bits.format))
+        except QuantityError:
+            right = "an eighth of the number"
+    words = "counts bits" if is_bits else "names a unit"
+    return f"{words} ({unit[0].strip()!r}); write rates as bytes per second, without a unit: {right}"
 
 
 def _scaled(digits: int, power: int, text: str) -> int:

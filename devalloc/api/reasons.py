@@ -190,7 +190,8 @@ class Reason(StrEnum):
         (f"{_RECONCILE}/vm_scheduling/messages.py",),
         "",
         "No node has that much capacity, even if nothing runs there.",
-        "Ask for less, or let nodes promise more (--oversub-cpu, --oversub-memory, the node's limits).",
+        "Ask for less, or let nodes promise more (--oversub-cpu, --oversub-memory, the node's limits). For huge pages, "
+        "set more aside on the node.",
     )
     # Something other than room is in the way.
     NO_HOST_CAPACITY = (
@@ -213,6 +214,14 @@ class Reason(StrEnum):
         "",
         "There is no Node of that name in the cluster.",
         "Correct `spec.nodeName`.",
+    )
+    NODE_FENCED = (
+        "NodeFenced",
+        (f"{_RECONCILE}/fenced.py",),
+        "",
+        "Its node is lost and was fenced, so the machine was taken away from it and has no other node yet.",
+        "Read the condition `Placed`. If only that node has its disks, repair the node, start it, and run "
+        "`devalloc unfence node/NAME`.",
     )
     CLAIM_NOT_FOUND = (
         "ClaimNotFound",
@@ -248,6 +257,83 @@ class Reason(StrEnum):
         "",
         "The machine cannot be read.",
         "Correct what the message names.",
+    )
+
+    # -- migrations of machines ----------------------------------------------------------------------------------------
+
+    MACHINE_NOT_FOUND = (
+        "MachineNotFound",
+        (f"{_RECONCILE}/vm_scheduling/migrations.py",),
+        "",
+        "The machine that the migration names does not exist.",
+        "Apply that machine, or delete the migration.",
+    )
+    MACHINE_NOT_RUNNING = (
+        "MachineNotRunning",
+        (f"{_RECONCILE}/vm_scheduling/migrations.py",),
+        "",
+        "Only a machine that runs can be migrated.",
+        "Wait until it runs. One that is stopped starts on another node by itself, if its node is cordoned.",
+    )
+    MACHINE_NOT_MOVABLE = (
+        "MachineNotMovable",
+        (f"{_RECONCILE}/vm_scheduling/migrations.py",),
+        "",
+        "A part of the machine exists only on its node, or QEMU cannot move the machine.",
+        "Change what the message names, and create another migration.",
+    )
+    ALREADY_MIGRATING = (
+        "AlreadyMigrating",
+        (f"{_RECONCILE}/vm_scheduling/migrations.py",),
+        "",
+        "Another migration moves the same machine.",
+        "Wait until it is over, or delete it.",
+    )
+    MIGRATABILITY_UNKNOWN = (
+        "MigratabilityUnknown",
+        (f"{_RECONCILE}/vm_scheduling/migrations.py",),
+        "",
+        "The machine has devices of its node, and the node has not said yet whether QEMU can move it with them.",
+        "If this lasts, start a plugin of this version on the machine's node.",
+    )
+    CLAIM_MOVING = (
+        "ClaimMoving",
+        (f"{_RECONCILE}/vm_scheduling/migrations.py", f"{_RECONCILE}/vm_scheduling/what_if.py"),
+        "",
+        "The machine has moved, and its claim gets its devices there when the node that it left has given up the old "
+        "ones.",
+        "If this lasts, see what the plugins of both nodes log.",
+    )
+    TOO_MANY_MIGRATIONS = (
+        "TooManyMigrations",
+        (
+            f"{_RECONCILE}/vm_scheduling/migrations.py",
+            f"{_RECONCILE}/vm_scheduling/migration_decision.py",
+        ),
+        "",
+        "The node has as many migrations as it may have at a time.",
+        "Wait until one of them has moved. Namespaces take turns.",
+    )
+    MIGRATION_OFF = (
+        "MigrationOff",
+        (f"{_RECONCILE}/vm_scheduling/migrations.py",),
+        "",
+        "No other node receives machines that run, or the one that the migration names does not.",
+        "Start the plugins of nodes that may receive it with `--migration-address`.",
+    )
+    MIGRATION_WITHDRAWN = (
+        "MigrationWithdrawn",
+        (f"{_RECONCILE}/vm_scheduling/migrations.py",),
+        "",
+        "The migration ended before the machine had moved; the message says why.",
+        "Create another migration if the machine is still to move.",
+    )
+    MIGRATION_TIMED_OUT = (
+        "MigrationTimedOut",
+        ("devalloc/controller/migration_cleanup.py", f"{_RECONCILE}/vm_scheduling/migrations.py"),
+        "",
+        "The machine did not move within the time limit.",
+        "See what the plugins of both nodes log; raise the limit (`--migration-deadline`) if the machine is large.",
     )
 
     # -- quotas, admin access, and the API server ----------------------------------------------------------------------
@@ -300,7 +386,7 @@ class Reason(StrEnum):
         (f"{_RECONCILE}/decision.py", f"{_RECONCILE}/vm_scheduling/machines.py"),
         "",
         "Its status was removed while its node had it prepared, and the node has not released the devices.",
-        "Wait for the node; if the node is permanently lost: `devalloc release --abandon`.",
+        "Wait for the node; if the node is permanently lost: `devalloc fence node/NAME`.",
     )
 
     # -- Events of ResourceClaims --------------------------------------------------------------------------------------

@@ -107,6 +107,10 @@ class ClaimView(ObjectView):
         return self.annotation(meta.RELEASE) is not None
 
 
+READY = "Ready"
+"""Condition of a machine whose guest reports: whether it runs and its guest says that it is ready, as its node says."""
+
+
 class MachineView(ObjectView):
     """A VirtualMachine."""
 
@@ -135,11 +139,89 @@ class MachineView(ObjectView):
         is_here = self.spec.get("nodeName") in (None, "", node) and self.status.get("nodeName") in (None, "", node)
         return is_here and bool(node) and self.annotation(meta.EVICT) == node and self.spec.get("adopt") is None
 
+    def is_on(self, node: str) -> bool:
+        """Whether a node has it, or it is to run there."""
+        return node == self.holder or (self.holder is None and node == self.node)
+
+    @property
+    def handed_over_to(self) -> str | None:
+        """The node to which its source has handed it over by a migration, and which has not taken it yet; None if there
+        is none. Until the target takes it, the source holds it, paused: it must stay as it was handed over."""
+        node = self.status.get("nodeName")
+        return node if isinstance(node, str) and node and self.holder not in (None, "", node) else None
+
+    def arrives_on(self, node: str) -> bool:
+        """Whether it moves to a node that has not taken it yet: none of its CPUs has run there."""
+        is_handed_over = self.handed_over_to == node and self.spec.get("nodeName") in (None, "", node)
+        return self.migration_target == node or is_handed_over
+
     @property
     def holder(self) -> str | None:
         """The node that has something of it; None if no node does. If the name was removed, the node that is to run
         it, or ""."""
         return (self.annotation(meta.PREPARED_ON) or self.node or "") if self.is_held else None
+
+    @property
+    def migration_state(self) -> Mapping[str, Any]:
+        """What a migration reserves for it on another node; empty if it is in none."""
+        return as_mapping(self.status.get("migrationState"))
+
+    @property
+    def migration_target(self) -> str | None:
+        """The node to which it is moving."""
+        name = self.migration_state.get("targetNode")
+        return name if isinstance(name, str) and name else None
+
+    @property
+    def booked_claims(self) -> list[dict[str, Any]]:
+        """Its claims for which a migration has devices on the target: name, uid and allocations."""
+        return as_mappings(self.migration_state.get("claims"))
+
+    @property
+    def moved_claims(self) -> list[dict[str, Any]]:
+        """Its claims that came along when it moved, and that do not have their new devices yet: name, uid and
+        allocations."""
+        return as_mappings(self.status.get("movedClaims"))
+
+    def condition(self, name: str) -> Mapping[str, Any]:
+        """The condition of this type; empty without it."""
+        return next((one for one in as_mappings(self.status.get("conditions")) if one.get("type") == name), {})
+
+
+MIGRATION_ENDS = ("Succeeded", "Failed")
+"""Phases of migrations that are over."""
+
+
+class MigrationView(ObjectView):
+    """A VirtualMachineMigration."""
+
+    __slots__ = ()
+
+    @property
+    def uid(self) -> str:
+        """Its identity; empty if it has none yet."""
+        return str(self.metadata.get("uid") or "")
+
+    @property
+    def machine(self) -> tuple[str, str] | None:
+        """The key of the machine that moves; None if it names none."""
+        name = self.spec.get("vmName")
+        return (self.key[0], name) if isinstance(name, str) and name else None
+
+    @property
+    def phase(self) -> str:
+        """Its phase; Pending before anyone has seen it."""
+        phase = self.status.get("phase")
+        return phase if isinstance(phase, str) and phase else "Pending"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it succeeded or failed."""
+        return self.phase in MIGRATION_ENDS
+
+    def is_booked_on(self, machine: MachineView) -> bool:
+        """Whether the machine's status has what this migration reserves: then it can still move by it."""
+        return bool(self.uid) and machine.migration_state.get("migrationUID") == self.uid
 
 
 def format_devices(entries: Sequence[Object] | Object, *, limit: int | None = 4) -> str:
@@ -287,6 +369,8 @@ def _recovered_entry(content: dict[str, object]) -> DeviceAllocation | None:
 
 ClaimKey = tuple[str, str]
 """Namespace and name, the namespace never empty, as the solver answers."""
+MachineKey = tuple[str, str]
+"""The same of a VirtualMachine."""
 
 
 def device_claims_in(documents: Iterable[Object]) -> list[Object]:

@@ -249,6 +249,18 @@ class MachineDisk(ApiModel):
     """Whether the guest can only read it."""
     device: Literal["virtio", "nvme"] = "virtio"
     """The type of controller that the guest sees."""
+    clone: Literal["overlay", "copy"] | None = None
+    """Give the machine a disk of its own that begins as the image, and never change the image. ``overlay``: a qcow2
+    image with what the machine writes, over the image, which must stay as it is. ``copy``: all of the image. The
+    machine's disk stays until the machine is deleted, or starts without it. Needs disk, the limit of all such disks."""
+
+    @model_validator(mode="after")
+    def _clone_is_written(self) -> MachineDisk:
+        if self.clone is not None and self.read_only:
+            raise_faults(
+                [(("clone",), "cannot be combined with readOnly: all machines can read the image itself")], RELATED
+            )
+        return self
 
 
 class MachineFirmware(ApiModel):
@@ -402,8 +414,9 @@ class MachineScaling(ApiModel):
 
     Fields without a value take it from the node's settings."""
 
-    address: GuestAddress
-    """The address at which the node reaches the guest."""
+    address: GuestAddress | None = None
+    """The address at which the node reaches the guest. With a network card with backend warm, it can be left out: it is
+    then the one that the guest has in the network of its node's warm setups."""
     protocol: Literal["monitor", "informant"] = "monitor"
     """The guest's protocol: that of the guest monitor, or that of informants, which older guests run. An informant also
     sends requests to the node, so it must be able to reach it."""
@@ -501,6 +514,42 @@ class MachineNumaNode(ApiModel):
     """The memory that was reserved there when the machine started. Memory that comes and goes is shared out alike."""
 
 
+class MovedClaim(ApiModel):
+    """A claim of the machine, and the devices that it gets on another node. They count as used, like those it has."""
+
+    name: SubdomainName
+    """The DeviceClaim, in the machine's namespace."""
+    uid: PlainName
+    """Its UID: a claim that got the name later has none of these devices."""
+    allocations: list[DeviceAllocation] = Field(min_length=1, max_length=256)
+    """What its status.allocations become: as many entries as it has, in the same order, for the same requests."""
+
+
+MAX_CLAIMS = 32
+MovedClaims = Annotated[list[MovedClaim], Field(max_length=MAX_CLAIMS), AfterValidator(unique_by("name"))]
+
+
+class MachineMigrationState(ApiModel):
+    """What a migration of the machine reserves on its target. The controller writes it. The machine moves with the
+    write that removes this and makes the target its node; until then, removing it withdraws the migration."""
+
+    migration_name: SubdomainName
+    """The VirtualMachineMigration, in the machine's namespace."""
+    migration_uid: Annotated[PlainName, Field(alias="migrationUID")]
+    """Its UID."""
+    source_node: PlainName
+    """The node that the machine leaves."""
+    target_node: PlainName
+    """The node to which it moves."""
+    numa_node: Annotated[int, Field(ge=0, lt=MAX_NUMA_NODES)] | None = None
+    """What numaNode becomes when it has moved."""
+    allocations: list[DeviceAllocation] = Field(default_factory=list, max_length=256)
+    """What the target reserves for it, and what allocations becomes when it has moved. It counts as used, too."""
+    claims: MovedClaims = Field(default_factory=list)
+    """Its claims with devices of the node that it leaves, and their devices on the target. They count as used, too, and
+    become movedClaims when it has moved."""
+
+
 MachinePhase = Literal["Pending", "Starting", "Running", "Stopping", "Stopped", "Failed", "Unknown"]
 
 
@@ -518,6 +567,10 @@ class VirtualMachineStatus(ApiModel):
     allocations: list[DeviceAllocation] = Field(default_factory=list, max_length=256)
     """What its node reserves for it, from the pool with the node's CPUs, memory and bandwidth; empty while it is
     stopped."""
+    migration_state: MachineMigrationState | None = None
+    moved_claims: MovedClaims = Field(default_factory=list)
+    """Claims that came along when it moved, and their devices on this node. The controller gives them to a claim, and
+    removes its entry, once the node that the machine left has given up the claim's old devices."""
     wanted: MachineAmounts | None = None
     """The amounts that the spec asks for."""
     permitted: MachinePermit | None = None
@@ -536,6 +589,8 @@ class VirtualMachineStatus(ApiModel):
     """The process id of QEMU on the node."""
     machine_id: Annotated[Text, Field(alias="machineID")] = ""
     """The plugin's identifier of this run of the machine; it changes when the machine is started again."""
+    network_address: Text = ""
+    """The address of its guest in the network of warm setups, such as 10.88.0.2, if it has one."""
     runner_pod: Text = ""
     """The pod that runs it, if any; agents may use its name to ask for permits."""
     devices: Annotated[
@@ -548,7 +603,6 @@ class VirtualMachineStatus(ApiModel):
     """Observations of the machine's state."""
 
 
-MAX_CLAIMS = 32
 MAX_PCI_SLOTS = 64
 SPARE_PCI_SLOTS = 4
 """Root ports in addition to one per claim, if ``pciSlots`` is not set."""
@@ -573,7 +627,7 @@ class VirtualMachineSpec(ApiModel):
     cpu: CpuBounds
     memory: MemoryBounds
     disk: Bytes | None = None
-    """The part of its node's disk that is reserved for its images."""
+    """The part of its node's disk that is reserved for its images. Disks with clone cannot take more together."""
     disk_io: Annotated[BytesPerSecond | None, Field(alias="diskIO")] = None
     """The rate of reading and writing that its node reserves for it, and that its disks cannot exceed together; by
     default they have no limit."""
@@ -602,6 +656,9 @@ class VirtualMachineSpec(ApiModel):
     """How long to wait for its guest to power down before the machine is ended."""
     reserve_max: bool = False
     """Reserve all of max for it from its start on, not only min."""
+    guest_reports: bool = False
+    """Read what its guest reports on its second serial port: whether it is ready, that it has finished, and metrics.
+    The machine then counts as ready when its guest says so, and is powered down when its guest has finished."""
 
     @model_validator(mode="after")
     def _started_or_adopted(self) -> VirtualMachineSpec:
@@ -619,13 +676,20 @@ class VirtualMachineSpec(ApiModel):
                 faults.append((("nodeName",), "is required with adopt"))
             if self.pci_slots is not None:
                 faults.append((("pciSlots",), "needs start; an adopted machine has its own"))
+            if self.guest_reports:
+                faults.append((("guestReports",), "needs start; an adopted machine has no port for reports"))
             if self.memory.huge_pages is not None:
                 faults.append((("memory", "hugePages"), "needs start; an adopted machine has the memory it has"))
         warm = [i for i, nic in enumerate(self.nics) if nic.backend == "warm"]
         faults += [(("nics", i, "backend"), "is warm, but a machine can use only one warm setup") for i in warm[1:]]
+        if self.scaling is not None and self.scaling.address is None and not warm:
+            faults.append((("scaling", "address"), "is required without a network card with backend warm"))
         if self.scaling is not None and self.memory.huge_pages is not None:
             why = "cannot be combined with scaling: permits are for ordinary memory; set memory.use instead"
             faults.append((("memory", "hugePages"), why))
+        if self.disk is None and self.start is not None and any(disk.clone for disk in self.start.disks):
+            why = "is required with start.disks[].clone: the most that the machine's own disks can take on its node"
+            faults.append((("disk",), why))
         if self.runner is not None and self.scaling is not None:
             faults.append((("runner",), "cannot be combined with scaling: either its guest decides or a controller"))
         if self.pci_slots is not None and self.pci_slots < len(self.claims):

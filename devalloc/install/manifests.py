@@ -7,10 +7,12 @@ kubectl's.
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -51,6 +53,13 @@ def load_documents(path: Path) -> list[Object]:
 
 
 def _read_documents(text: str, path: Path) -> list[Any]:
+    contents: list[Any] = pickle.loads(_parsed_documents(text, path))
+    return contents
+
+
+@lru_cache(maxsize=128)
+def _parsed_documents(text: str, path: Path) -> bytes:
+    """Pickled: an installation renders the same files several times, and changes what it gets."""
     contents = []
     try:
         for document in read_yaml(text):
@@ -59,7 +68,7 @@ def _read_documents(text: str, path: Path) -> list[Any]:
             contents.append(document.content)
     except YamlError as error:
         raise ValueError(f"{path}: line {error.line or 1}: {error.message}") from None
-    return [content for content in contents if content]
+    return pickle.dumps([content for content in contents if content])
 
 
 def _patched(objects: Iterable[Object], entry: Mapping[str, Any], path: Path) -> list[Object]:
@@ -104,6 +113,8 @@ LABEL: Final = ("app.kubernetes.io/part-of", "devalloc")
 KUBELET: Final = "/var/lib/kubelet"
 PERMITS: Final = "--permits=0.0.0.0:10299"
 """Argument of the controller that enables its permit server."""
+FENCING: Final = "--fencing-command=/etc/devalloc/fencing/power-off"
+"""Argument of the controller that enables its fencing program."""
 IMAGES: Final = ("devalloc-controller", "devalloc-node")
 MACHINES: Final = "devalloc-machines"
 """The ClusterRole for creating machines."""
@@ -153,6 +164,8 @@ class InstallOptions:
     """Run the permit server in the controller."""
     neon: bool = False
     """Let the controller read NeonVM's machines and runner pods, and with ``permits`` grant permits to them."""
+    fencing_secret: str = ""
+    """Name of a Secret with the fencing program (key ``power-off``) and the files that it reads. Empty: no program."""
     machines_in_edit: bool = False
     """Let everyone who may edit a namespace also create machines there."""
     workers_only: bool = False
@@ -177,29 +190,27 @@ def render_manifests(options: InstallOptions, only: Iterable[str] = ()) -> list[
     _check(options)
     deploy = source_folder() / "deploy"
     objects = render_folder(deploy / "overlays" / options.publish)
-    if options.publish == "slices" and options.service_monitor:
-        raise ValueError("with publish slices there is no controller to monitor")
     if options.publish != "both" and options.resource_claims:
         raise ValueError(
             "resource claims need publish both, because a label selects the nodes that are set aside for them"
         )
     if options.service_monitor:
         objects += _labelled(load_documents(deploy / "overlays" / "service-monitor" / "monitor.yaml"))
-    if options.publish == "slices" and options.permits:
-        raise ValueError("with publish slices there is no controller to run the permit server")
-    if options.publish == "slices" and options.neon:
-        raise ValueError("with publish slices there is no controller to read NeonVM's machines")
     for wanted_too, folder, argument in (
         (options.resource_claims, "resourceclaims", "--resource-claims"),
         (options.permits, "permits", PERMITS),
         (options.neon, "neon", "--neon"),
+        (bool(options.fencing_secret), "fencing", FENCING),
     ):
         if wanted_too:
             objects += _labelled(render_folder(deploy / folder))
             controller = next(one for one in objects if one["kind"] == "Deployment")
             controller["spec"]["template"]["spec"]["containers"][0]["args"].append(argument)
-    if options.publish == "slices" and options.machines_in_edit:
-        raise ValueError("with publish slices there are no VirtualMachines")
+    if options.fencing_secret:
+        controller = next(one for one in objects if one["kind"] == "Deployment")
+        volume, mount = fencing_volume(options.fencing_secret)
+        controller["spec"]["template"]["spec"]["volumes"].append(volume)
+        controller["spec"]["template"]["spec"]["containers"][0]["volumeMounts"].append(mount)
     if options.machines_in_edit:
         for one in objects:
             if (one["kind"], one["metadata"]["name"]) == ("ClusterRole", MACHINES):
@@ -213,6 +224,13 @@ def render_manifests(options: InstallOptions, only: Iterable[str] = ()) -> list[
     chosen = [one for one in objects if part_of(one) in wanted]
     chosen.sort(key=lambda one: kinds.index(one["kind"]))
     return [_apply_options(one, options) for one in chosen]
+
+
+def fencing_volume(secret: str) -> tuple[Object, Object]:
+    """The volume of the fencing program, and where the controller has it: executable, and read only. Without the
+    Secret the controller's pods do not start, so that no one believes in a program that is not there."""
+    volume = {"name": "fencing", "secret": {"secretName": secret, "defaultMode": 0o555}}
+    return volume, {"name": "fencing", "mountPath": "/etc/devalloc/fencing", "readOnly": True}
 
 
 def part_of(one: Object) -> str:
@@ -246,16 +264,27 @@ _PATTERNS: Final = {
     "namespace": (r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "a name of lower-case letters, digits and -"),
     "image_prefix": (r"[a-zA-Z0-9._:/-]*", "a prefix of an image's name, such as registry.example.com/team/"),
     "tag": (r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", "an image tag"),
+    "fencing_secret": (r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?", "the name of a Secret"),
     "kubelet_dir": (r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+/?", "an absolute path"),
 }
 
 
 def _check(options: InstallOptions) -> None:
-    """Check the options' texts, because they become parts of policies and paths."""
+    """Check the options' texts, because they become parts of policies and paths; and that something uses each option.
+    Raises ValueError."""
     for name, (pattern, what) in _PATTERNS.items():
         text = getattr(options, name)
         if not re.fullmatch(pattern, text):
             raise ValueError(f"{name.replace('_', ' ')} {text!r} must be {what}")
+    for is_wanted, lack in (
+        (options.service_monitor, "is no controller to monitor"),
+        (options.permits, "is no controller to run the permit server"),
+        (options.neon, "is no controller to read NeonVM's machines"),
+        (options.fencing_secret, "is no controller to call the fencing program"),
+        (options.machines_in_edit, "are no VirtualMachines"),
+    ):
+        if is_wanted and options.publish == "slices":
+            raise ValueError(f"with publish slices there {lack}")
 
 
 def _add_condition(pod: Object, expression: Any) -> None:

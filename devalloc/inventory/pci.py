@@ -284,13 +284,24 @@ class BarSizes:
     """Of BARs that are prefetchable and of 64 bits: their window lies anywhere."""
     other: int = 0
     """Of all others, and of the ROM: their window lies below 4 GiB."""
+    prefetchable_32: int = 0
+    """The part of ``other`` that is prefetchable. Firmware puts it into the window of ``prefetchable``, which then lies
+    below 4 GiB as a whole."""
 
     def __add__(self, other: BarSizes) -> BarSizes:
-        return BarSizes(self.prefetchable + other.prefetchable, self.other + other.other)
+        return BarSizes(
+            self.prefetchable + other.prefetchable,
+            self.other + other.other,
+            self.prefetchable_32 + other.prefetchable_32,
+        )
 
     def __or__(self, other: BarSizes) -> BarSizes:
         """The more of each."""
-        return BarSizes(max(self.prefetchable, other.prefetchable), max(self.other, other.other))
+        return BarSizes(
+            max(self.prefetchable, other.prefetchable),
+            max(self.other, other.other),
+            max(self.prefetchable_32, other.prefetchable_32),
+        )
 
 
 NO_BARS = BarSizes()
@@ -363,8 +374,10 @@ def _sizes(
             continue
         size = max((end - start + 1) // parts, largest.get(line, 0))
         if flags & _MEMORY and 0 < size <= _MAX_RESOURCE:
-            is_prefetchable = flags & _PREFETCHABLE and flags & _WIDE
-            sizes += BarSizes(prefetchable=size) if is_prefetchable else BarSizes(other=size)
+            if not flags & _PREFETCHABLE or line == _ROM:
+                sizes += BarSizes(other=size)
+            else:
+                sizes += BarSizes(prefetchable=size) if flags & _WIDE else BarSizes(other=size, prefetchable_32=size)
     return sizes
 
 

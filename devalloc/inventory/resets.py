@@ -1,8 +1,9 @@
 """Whether the kernel can reset a PCI function between its owners, and how (T7).
 
 A function has a reset of its own (function level, by its bus, by power management, …: the kernel lists the methods in
-``reset_method``), or, since Linux 6.13, the bridge above resets all of its slot: GPUs without a function level reset
-cannot be reset apart from their audio function.
+``reset_method``), or all functions of its card are reset together: GPUs without a function level reset cannot be reset
+apart from their audio function. Since Linux 6.13 the bridge above does that, before it VFIO, which has to have all of
+them (its *hot reset*).
 """
 
 from __future__ import annotations
@@ -74,12 +75,36 @@ def slot_reset(function: PciFunction) -> SlotReset | None:
     return SlotReset(bridge, tuple(address for address in addresses if address is not None))
 
 
+def hot_reset(function: PciFunction) -> tuple[Address, ...]:
+    """The functions that VFIO can reset together with this one, itself included; none where it cannot.
+
+    That is where nothing but its card is on its bus, and the kernel knows a reset of that bus: it lists it for the
+    function that it discovers first, unless that is known not to survive it.
+    """
+    bridge, names = _above(function)
+    if bridge is None or function.physfn is not None:
+        return ()
+    below = tuple(address for address in map(Address.parse, names) if address is not None)
+    if not all(address.card == function.address.card for address in below):
+        return ()
+    return below if any("bus" in _methods_of(function, address) for address in below) else ()
+
+
+def _methods_of(function: PciFunction, other: Address) -> list[str]:
+    """Those of another function on its bus."""
+    system = function.folder.tree.sys
+    folder = system.folder("bus", "pci", "devices", str(other)) if system is not None else None
+    return ((folder.text("reset_method") if folder is not None else None) or "").split()
+
+
 def reset_problem(function: PciFunction) -> str | None:
     """Why a function cannot be reset, as a sentence; None where it can be, or the tree does not tell (a recording)."""
     if has_own_reset(function) or "remove" not in function.entries:
         return None
     slot = slot_reset(function)
     if slot is not None and all(address.card == function.address.card for address in slot.below):
+        return None
+    if hot_reset(function):
         return None
     shared = "" if slot is None else f", and other slots share its bridge {slot.bridge}"
     only = f" but that of its bus ({', '.join(methods(function))}), which others are on" if methods(function) else ""

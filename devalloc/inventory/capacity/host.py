@@ -22,6 +22,8 @@ from devalloc.api.host_pool_names import (
     FUNCTION_COMPUTE,
     FUNCTION_IO,
     KIND,
+    LIVE_MIGRATION,
+    LIVE_MIGRATION_ON,
     MEMORY,
     NETWORK,
     SHARED_STORAGE,
@@ -307,10 +309,13 @@ def read_capacity(root: Path | Tree = Path("/"), config: CapacityConfig = _DEFAU
     except OSError as error:
         lacks(f"discover disk: {config.data_dir}: {error.strerror or error}", "disk")
     if disk is None and config.data_dir is None:
-        note("its size is unknown: name a folder (data dir), or configure a limit", "disk")
+        note("its size is unknown: name a folder (--data-dir), or configure a limit (--disk-limit)", "disk")
     uplink = read_uplink(tree, config.uplink)
     if uplink.bandwidth is None and config.network is None:
-        note(f"its bandwidth is unknown ({uplink.reason}), so none can be promised: configure a limit", "network")
+        note(
+            f"its bandwidth is unknown ({uplink.reason}), so none can be promised: configure a limit (--network-limit)",
+            "network",
+        )
     bandwidth = uplink.bandwidth if config.network is None else config.network
     return HostCapacity(
         cpu=capacity("cpu", None if cpus.count is None else cpus.count * MILLI, "detected"),
@@ -371,11 +376,16 @@ def host_pool_name(node_name: str) -> str:
 
 
 def host_pool(
-    capacity: HostCapacity, node_name: str, stored: int = 0, shared_storage: Sequence[str] = ()
+    capacity: HostCapacity,
+    node_name: str,
+    stored: int = 0,
+    shared_storage: Sequence[str] = (),
+    *,
+    live_migration: bool = False,
 ) -> DevicePool:
     """The pool of a node with this capacity, so that the solver places machines as it places claims. ``stored``: bytes
     of the disk that images, their cache and volumes take. ``shared_storage``: folders that are the same on all nodes
-    that name them.
+    that name them. ``live_migration``: whether the node receives machines that move to it while they run.
 
     A device for each NUMA node has its part of the CPUs and of the memory; machines take shares of them. If a machine
     does not mind, its share may lie on several. What belongs to no NUMA node is one more device. The amounts are the
@@ -384,6 +394,8 @@ def host_pool(
     common = [Attribute.of("kind", KIND), Attribute.of(ONLY_CLASS, CLASS)]
     if shared_storage:
         common.append(Attribute.of(SHARED_STORAGE, SHARED_STORAGE_SEPARATOR.join(sorted({*shared_storage}))))
+    if live_migration:
+        common.append(Attribute.of(LIVE_MIGRATION, LIVE_MIGRATION_ON))
     devices = [*_compute(capacity), _io(capacity, stored)]
     return DevicePool(
         metadata=ObjectMeta(name=host_pool_name(node_name)),

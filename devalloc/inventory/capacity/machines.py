@@ -1,14 +1,15 @@
-"""Resource usage of machines, as it counts against the limits of their host, and their default share of bandwidth."""
+"""Resource usage of machines, as it counts against the limits of their host, and the shape of their bandwidth."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from devalloc.api.claim import DeviceAllocation
 from devalloc.api.host_pool_names import CPU, DISK, DISK_IO, NETWORK
 from devalloc.api.quantity import NANO, Quantity
 from devalloc.api.virtual_machine import VirtualMachine
-from devalloc.inventory.capacity.config import MILLI, Capacity, Resource, resource_named
-from devalloc.inventory.capacity.host import HostCapacity
+from devalloc.inventory.capacity.config import MILLI, Resource, resource_named
 
 BURST = 4
 """How many times its sustained rate a machine may use for a moment."""
@@ -20,36 +21,9 @@ TBF_LATENCY_MS = 50
 """Milliseconds that a packet may wait for its tokens before it is dropped."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Bytes per second."""
-
-    sustained: int
-    burst: int
-
-
-def default_network(host: HostCapacity, cpu: int) -> tuple[int, int]:
-    """Download and upload of a machine with so many thousandths of a CPU, in bytes per second: the same both ways."""
-    share = _share(host.network, host.cpu, cpu)
-    return share, share
-
-
-def default_disk_io(host: HostCapacity, cpu: int) -> Rates:
-    """Disk bandwidth of a machine with so many thousandths of a CPU."""
-    share = _share(host.disk_io, host.cpu, cpu)
-    return Rates(share, BURST * share)
-
-
 def bucket_bytes(rate: int, burst: int = BURST) -> int:
     """Bytes that a TBF bucket holds, in each direction: what passes at once after a pause."""
     return max(_MIN_BUCKET, rate * burst // _TBF_PERIODS)
-
-
-def _share(resource: Capacity, cpus: Capacity, cpu: int) -> int:
-    """The part of what may be promised of a resource that the machine's CPUs are of the host's; nothing of nothing."""
-    if cpu < 0:
-        raise ValueError(f"a machine cannot have {cpu} thousandths of a CPU")
-    return cpu * resource.effective_limit // cpus.capacity if cpus.capacity else 0
 
 
 ACTIVE = frozenset({"Running", "Paused", "Created", "Starting", "Stopping"})
@@ -72,6 +46,8 @@ class MachineUsage:
     """Bytes that its disks may take beyond the images below them."""
     volume_overlays: int = 0
     """The same for its volumes."""
+    stored: int = 0
+    """Bytes of its own disks that are counted with images, their cache or volumes: they do not count again."""
     volumes: int = 0
     """Bytes of the volumes themselves. They are counted with all volumes, not with their machine."""
     download: int = 0
@@ -87,7 +63,7 @@ class MachineUsage:
 
     def __post_init__(self) -> None:
         amounts = (self.cpu, self.memory, self.overlay, self.volume_overlays, self.volumes, self.download, self.upload)
-        if min(*amounts, self.disk_io, self.gpus) < 0:
+        if min(*amounts, self.disk_io, self.gpus, self.stored) < 0:
             raise ValueError(f"machine {self.id} cannot take less than nothing")
 
     @property
@@ -96,8 +72,8 @@ class MachineUsage:
 
     @property
     def disk(self) -> int:
-        """Bytes of the disk that are its own."""
-        return self.overlay + self.volume_overlays
+        """Bytes of the disk that are its own, beyond what is counted with images, their cache and volumes."""
+        return max(0, self.overlay - self.stored) + self.volume_overlays
 
     @property
     def network(self) -> int:
@@ -153,10 +129,35 @@ def machine_usage(machine: VirtualMachine) -> MachineUsage:
     )
 
 
+def booking_usage(machine: VirtualMachine) -> MachineUsage | None:
+    """What a migration reserves for a VirtualMachine on the node to which it is moving; None without one."""
+    state = None if machine.status is None else machine.status.migration_state
+    if state is None:
+        return None
+    amounts = _sum_by_resource(state.allocations)
+    network = amounts.get(NETWORK, 0) // NANO
+    return MachineUsage(
+        id="/".join(machine.key),
+        name=machine.metadata.name,
+        state="Created",
+        cpu=amounts.get(CPU, 0) // (NANO // MILLI),
+        memory=amounts.get(machine.spec.memory.resource, 0) // NANO,
+        overlay=amounts.get(DISK, 0) // NANO,
+        download=network,
+        upload=network,
+        disk_io=amounts.get(DISK_IO, 0) // NANO,
+        pages=resource_named(machine.spec.memory.resource),
+    )
+
+
 def _reserved_amounts(machine: VirtualMachine) -> dict[str, int]:
     """Nano units that its node keeps for it, by resource."""
+    return _sum_by_resource((machine.status.allocations or ()) if machine.status else ())
+
+
+def _sum_by_resource(entries: Iterable[DeviceAllocation]) -> dict[str, int]:
     by_resource: dict[str, int] = {}
-    for entry in (machine.status.allocations or ()) if machine.status else ():
+    for entry in entries:
         for amount in entry.allocations or ():
             by_resource[amount.name] = by_resource.get(amount.name, 0) + amount.allocation.nano
     return by_resource

@@ -11,13 +11,15 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.capacity.config import format_size
 from devalloc.inventory.capacity.host import HostCapacity
-from devalloc.inventory.capacity.status import DiskUsageSources, HostStatus, stored_bytes
+from devalloc.inventory.capacity.machines import machine_usage
+from devalloc.inventory.capacity.status import DiskUsageSources, HostStatus, UsageUnknown, stored_bytes
 
 IMAGES, CACHE, VOLUMES = "images", "oci-cache", "volumes"
 """Folders of the data folder."""
@@ -108,8 +110,12 @@ def count_files(folder: Path) -> tuple[int, tuple[tuple[str, int], ...]]:
                     pending.append(entry.path)
                 elif stat.S_ISREG(info.st_mode) and (info.st_nlink == 1 or (info.st_dev, info.st_ino) not in seen):
                     seen.add((info.st_dev, info.st_ino))
-                    size += max(info.st_size, info.st_blocks * 512)
+                    size += _size(info)
     return size, tuple(watched)
+
+
+def _size(info: os.stat_result) -> int:
+    return max(info.st_size, info.st_blocks * 512)
 
 
 def _changed_at(path: str) -> int:
@@ -124,6 +130,63 @@ def stores_of(host: HostCapacity) -> DiskUsageSources | None:
     if host.data_dir is None:
         return None
     return DiskUsageSources(*(FolderSize(host.data_dir / name) for name in (IMAGES, CACHE, VOLUMES)))
+
+
+def reserved_in_stores(host: HostCapacity, machine: VirtualMachine) -> int:
+    """Bytes of the reservation of an active machine that are among those of ``stores_of``: they count twice for those
+    who add up both."""
+    use = machine_usage(machine)
+    return min(use.overlay, stored_of_machine(host, machine)) if use.is_active else 0
+
+
+class LastCount:
+    """What a source of bytes last answered, for those who must not wait for a disk. Safe for threads."""
+
+    def __init__(self, source: Callable[[], int]) -> None:
+        self._source = source
+        self._answer: int | Exception = UsageUnknown("not counted yet")
+
+    def refresh(self) -> None:
+        """Ask the source, which may take long. What it raises, the next call raises."""
+        try:
+            self._answer = self._source()
+        except Exception as error:
+            self._answer = error
+
+    def __call__(self) -> int:
+        """Raises what the source raised."""
+        if isinstance(answer := self._answer, Exception):
+            raise answer
+        return answer
+
+
+def disks_in_stores(host: HostCapacity, paths: Iterable[str]) -> int:
+    """Bytes of those of the files that ``stores_of`` counts; what cannot be read counts there, if at all."""
+    if host.data_dir is None:
+        return 0
+    folders = [os.path.realpath(host.data_dir / name) for name in (IMAGES, CACHE, VOLUMES)]
+    sizes = dict[tuple[int, int], int]()
+    for path in paths:
+        real = os.path.realpath(path)
+        folder = next((each for each in folders if real.startswith(f"{each}/")), None)
+        if folder is None:
+            continue
+        try:
+            info, top = os.stat(real, follow_symlinks=False), os.stat(folder, follow_symlinks=False)
+        except OSError:
+            continue
+        if stat.S_ISREG(info.st_mode) and info.st_dev == top.st_dev:
+            sizes[info.st_dev, info.st_ino] = _size(info)
+    return sum(sizes.values())
+
+
+def stored_of_machine(host: HostCapacity, machine: VirtualMachine) -> int:
+    """Bytes of a machine's own disks that are among those of ``stores_of``. Images that it only reads or clones are
+    not its own, and a machine that reserves nothing has none to count."""
+    start = machine.spec.start
+    if start is None or not machine.spec.disk:
+        return 0
+    return disks_in_stores(host, (disk.path for disk in start.disks if not disk.read_only and disk.clone is None))
 
 
 def image_bytes(stores: DiskUsageSources) -> int:

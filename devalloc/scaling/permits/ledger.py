@@ -9,7 +9,7 @@ itself, so a permit need not be a whole number of units.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from types import MappingProxyType
@@ -229,24 +229,26 @@ def is_under_pressure(node: NodeLedger) -> bool:
     return above.exceeds(slack)
 
 
-def next_to_migrate(node: NodeLedger) -> MachineKey | None:
+def next_to_migrate(node: NodeLedger, resting: Container[MachineKey] = ()) -> MachineKey | None:
     """The machine that is next to be migrated: that with the lowest load of all that can move; None without one.
 
-    A machine that cannot move never stands in the way of those that can. Where the load of none is known, or two have
-    the same, it is the first by name.
+    ``resting``: machines that stay for now. A machine that cannot move never stands in the way of those that can. Where
+    the load of none is known, or two have the same, it is the first by name.
     """
-    waiting = [(_load(machine), key) for key, machine in node.machines.items() if _can_move(machine)]
+    movable = ((key, machine) for key, machine in node.machines.items() if _can_move(machine) and key not in resting)
+    waiting = [(_load(machine), key) for key, machine in movable]
     return min(waiting)[1] if waiting else None
 
 
-def should_migrate(node: NodeLedger, key: MachineKey) -> bool:
-    """Whether the machine is to be migrated, seen before anything else of its request is done. Raises KeyError."""
+def should_migrate(node: NodeLedger, key: MachineKey, resting: Container[MachineKey] = ()) -> bool:
+    """Whether the machine is to be migrated, seen before anything else of its request is done. ``resting``: machines
+    that stay for now. Raises KeyError."""
     machine = node.machines[key]
-    if not _can_move(machine):
+    if not _can_move(machine) or key in resting:
         return False
     if machine.must_move and machine.load is not None:
         return True
-    return is_under_pressure(node) and next_to_migrate(node) == key
+    return is_under_pressure(node) and next_to_migrate(node, resting) == key
 
 
 def all_to_migrate(node: NodeLedger) -> list[MachineKey]:

@@ -147,13 +147,15 @@ def solve_admitted(
     admin_namespaces: AdminNamespaces = "all",
     kept_out: Mapping[ClaimKey, Refusal] | None = None,
     unread: Sequence[Any] = (),
+    uncounted: Container[ClaimKey] = frozenset(),
 ) -> Answer:
     """The solver's answers to admitted claims, and for the others an answer with a reason of admission.
 
     ``documents``: the solver's input, with groups as they are placed, and with Namespaces and ResourceQuotas.
     ``kept_out``: claims that are not to be asked for, with reason and message; nor is who is in a group with them.
     ``unread``: the rest of ``sort_documents``, which ``solve`` adds. Devices of claims among it count as in use, and
-    the solver refuses a claim of the same name as one of them.
+    the solver refuses a claim of the same name as one of them. ``uncounted``: claims that no quota counts: they ask for
+    what a claim gets instead of what it has, or hold it.
     """
     relevant = [doc for doc in documents if not is_admission_object(doc)]
     bounds = {bound: most for doc in documents if quota.is_quota(doc) for bound, most in quota.bounds_of(doc).items()}
@@ -163,8 +165,9 @@ def solve_admitted(
     if not bounds and not denied:
         return _with_problems(solve(relevant), problems)
     classes = quota.classes_among(relevant)
-    units = [unit for unit in _units(relevant, bounds, classes, unread) if not unit.keys & denied.keys()]
-    held = quota.count_allocated([*relevant, *unread], bounds, classes)
+    counted = [doc for doc in relevant if doc.get("kind") != "DeviceClaim" or ClaimView(doc).key not in uncounted]
+    units = [unit for unit in _units(counted, bounds, classes, unread) if not unit.keys & denied.keys()]
+    held = quota.count_allocated([*counted, *unread], bounds, classes)
     room = {bound: most - held[bound] for bound, most in bounds.items()}
     failed: dict[ClaimKey, Answer] = {}
     seconds = 0.0

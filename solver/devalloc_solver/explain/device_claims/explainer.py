@@ -25,6 +25,9 @@ from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Device
 
+_NO_POOLS = "no valid DevicePool exists"
+"""Where no host has published anything, other words about the claim would mislead."""
+
 
 @dataclass(slots=True)
 class DeviceClaimExplainer(Explainer):
@@ -54,6 +57,15 @@ class DeviceClaimExplainer(Explainer):
             funnel=tuple(map(self.funnel_dict, funnels)),
             blockers=tuple(self.blockers(finding)),
         )
+
+    def find_all(self, unit: PlacementUnit) -> Mapping[Key, Finding]:
+        return {key: self._worded(finding) for key, finding in Explainer.find_all(self, unit).items()}
+
+    def find(self, unit: PlacementUnit, key: Key) -> Finding:
+        return self._worded(Explainer.find(self, unit, key))
+
+    def _worded(self, finding: Finding) -> Finding:
+        return finding if self.snapshot.pools or self.fleet.nodes else replace(finding, text=_NO_POOLS)
 
     # -- rules ---------------------------------------------------------------------------------------------------------
 
