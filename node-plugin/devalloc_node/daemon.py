@@ -20,11 +20,13 @@ from functools import partial
 from pathlib import Path
 from queue import Empty
 
+from devalloc.backoff import Backoff
 from devalloc.version import VERSION
 from devalloc_node.claims.cleanup import ReconcileReport
 from devalloc_node.deadline import Deadline
-from devalloc_node.errors import Failed, NodeError
+from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.journal import audit_log
+from devalloc_node.journal.sqlite import NODE_NAME
 from devalloc_node.machine import lifecycle
 from devalloc_node.metrics import gauges
 from devalloc_node.metrics.registry import NodeMetrics, metrics_served
@@ -131,6 +133,8 @@ Loop = Callable[[threading.Event], None]
 """Runs in a thread of its own until the event is set."""
 FILES = 65536
 """Open files that are enough for all machines of a host."""
+SETTLE_SECONDS, MAX_SETTLE_SECONDS = 1.0, 30.0
+"""The pauses before it is asked again what was taken away from this node."""
 LOOP_SECONDS = 2.0
 """How long a stop waits for all loops. What they leave unfinished is in the journal, or was not begun."""
 
@@ -142,6 +146,9 @@ class Publisher:
     loops: Sequence[Loop] = ()
     rescan: Callable[[], None] | None = None
     """Discover the devices and publish them soon. From any thread. None: nothing publishes them."""
+    withdraw: Callable[[str], None] = lambda previous: None
+    """Withdraw what this node published under its previous name, before anything is published under the new one.
+    Raises Denied where that is in use, and Failed."""
 
 
 def run_daemon(
@@ -172,7 +179,10 @@ def run_daemon(
             raise Failed("JournalUnavailable", f"cannot write the audit log: {error}") from error
         stack.callback(node.machines.close)
         node.machines.recover()
+        _refuse_another_name(node)
         _announce_report(node.reconciler.recover(), say)
+        _take_name(node, publishing)
+        is_settled = _is_settled(node)
         stack.enter_context(serving(node, say))
         restarts = MachineRestarts(node.operations, node.notifier, node.machines.to_restart)
         own: list[Loop] = [
@@ -180,11 +190,13 @@ def run_daemon(
             node.condition_reporter.run,
             partial(lifecycle.run_maintenance, node.machines),
             restarts.run,
+            node.guest_reports.run,
         ]
         if (pool := node.warm) is not None and (homes := node.homes) is not None:
             own.append(PoolBackground(pool, sweep=lambda: homes.sweep(node.machines.lives_in)).keep)
         node.reconciler.look()
-        loops = [*own, *publishing.loops, *extra_loops]
+        published = publishing.loops if is_settled else [partial(_when_settled, node, one) for one in publishing.loops]
+        loops = [*own, *published, *extra_loops]
         threads = [threading.Thread(target=guarded, args=(loop,), daemon=True) for loop in loops]
         for thread in threads:
             thread.start()
@@ -196,6 +208,71 @@ def run_daemon(
             thread.join(until.seconds)
     if failures:
         raise failures[-1]
+
+
+def _refuse_another_name(node: Node) -> None:
+    """Raises Denied if the journal has machines or claims that are still those of a node with another name.
+
+    Their objects are placed on the node of that name. This plugin would end all of them, as what is elsewhere. Raises
+    Failed where it cannot be told what is still there.
+    """
+    name, journal = node.settings.node_name, node.journal
+    previous = journal.setting(NODE_NAME)
+    if previous == name:
+        return
+    if previous is not None and (held := _held_as(node, previous)):
+        raise Denied(
+            "NodeRenamed",
+            f"{node.settings.state} has what belongs to node {previous}: {', '.join(held[:5])}"
+            f"{f' and {len(held) - 5} more' if len(held) > 5 else ''}; as node {name}, this plugin would end it. "
+            f"{node.source.rename_advice.format(node=previous)}",
+        )
+
+
+def _held_as(node: Node, name: str) -> list[str]:
+    """The machines and claims of the journal that are still those of the node with this name. Raises NodeError."""
+    source, operations, claims = node.source, node.operations, node.journal.claims()
+    machines = [(key, uid) for key, uid in sorted(operations.machines.owners().items()) if uid]
+    held = [f"machine {key}" for key, uid in machines if source.has_machine(operations, key, uid, name)]
+    identity = source.grants.identity() if claims else ""
+    for claim in claims:
+        is_known = (claim.kind, claim.grant.get("source")) == (source.kind, identity)
+        if not is_known or source.has_claim(claim.ref, name):  # of another store nothing is gone
+            held.append(f"claim {claim.ref}")
+    return held
+
+
+def _take_name(node: Node, publishing: Publisher) -> None:
+    """Serve under the node's name from here on. After a crash the journal still has the previous one. Raises NodeError
+    where something of that cannot be withdrawn."""
+    name, previous = node.settings.node_name, node.journal.setting(NODE_NAME)
+    if previous == name or node.settings.machines.dry_run:
+        return
+    if previous is not None:
+        node.source.settle_previous_name(node.operations, previous)
+        publishing.withdraw(previous)
+    node.journal.set(NODE_NAME, name)
+
+
+def _is_settled(node: Node) -> bool:
+    """End what was taken away from this node; False if it cannot be known yet."""
+    if node.settings.machines.dry_run:
+        return True
+    try:
+        node.source.settle(node.operations)
+    except NodeError as error:
+        log.warning("nothing is published before it is known whether this node was fenced: %s", error)
+        return False
+    return True
+
+
+def _when_settled(node: Node, loop: Loop, stop: threading.Event) -> None:
+    backoff = Backoff(SETTLE_SECONDS, MAX_SETTLE_SECONDS)
+    while not stop.is_set():
+        if _is_settled(node):
+            loop(stop)
+            return
+        stop.wait(backoff.next_delay())
 
 
 def _raise_file_limit() -> None:

@@ -41,6 +41,7 @@ from devalloc_node.operations.change_feed import CLAIMS, DEVICES, ChangeNotifier
 from devalloc_node.operations.claim_registry import ClaimRegistry
 from devalloc_node.operations.node_operations import NodeOperations
 from devalloc_node.settings import NodeSettings
+from devalloc_node.vms.guest_reports import GuestReports, ReportPorts
 from devalloc_node.warm.pool import Pool, WarmSandboxes
 
 
@@ -97,6 +98,7 @@ class InventoryCache:
 NodeCommand = Literal["stop", "rescan"]
 ADMIT_SECONDS = 10.0
 """How long a machine that is to wait may take to have its turn among those that are started."""
+RENAME_ADVICE = "Start it with --node-name {node}. To rename the node, first drain it and delete what stays on it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,17 @@ class ClaimSource:
     """Says on claims how their devices are; called again and again, from one thread."""
     permitted: Callable[[], Mapping[str, MachineAmounts]] = dict
     """What machines of the node are permitted, by key. Raises Failed."""
+    settle: Callable[[NodeOperations], None] = lambda operations: None
+    """Ends what was taken away from this node while it was fenced. Called before anything is published or prepared, and
+    again until it does not raise NodeError."""
+    has_claim: Callable[[ClaimRef, str], bool] = lambda ref, node_name: True
+    """Whether a claim exists and is that of the node with a name, which this node had before. Raises Failed."""
+    has_machine: Callable[[NodeOperations, str, str, str], bool] = lambda operations, key, uid, node_name: True
+    """As ``has_claim``, of the machine with a key that was made for the object with a UID."""
+    settle_previous_name: Callable[[NodeOperations, str], None] = lambda operations, previous: None
+    """Ends what was taken away from this node when it had another name. Raises NodeError."""
+    rename_advice: str = RENAME_ADVICE
+    """What a user can do about machines and claims of ``{node}``, which this node's name was."""
 
 
 class Node:
@@ -181,6 +194,13 @@ class Node:
         self.operations = NodeOperations(
             held, self.machines, node_name=settings.node_name, kind=source.kind, changed=self.claims_changed
         )
+        self.guest_reports = GuestReports(
+            ReportPorts(journal, self.machines.config),
+            self.operations.finish,
+            changed=lambda key: self.notifier.beat(machine_change(key)),
+        )
+        self.operations.guest_report = self.guest_reports.report
+        self.notifier.follow(self.guest_reports.hear)
         self.inventory = InventoryCache(settings, self._with_recorded, self.notifier.beat)
         self.condition_reporter = ConditionReporter(source.tell, self.claims.prepared, self.health)
         # Unlike an Event or a Queue, a SimpleQueue may be used in a signal handler.
@@ -264,7 +284,8 @@ class Node:
     def _state(self) -> NodeState:
         """For the metrics. Raises NodeError."""
         self.journal.refuse_lost()
-        return gauges.node_state(self.journal, self.machines.list(), None if self.warm is None else self.warm.status())
+        warm = None if self.warm is None else self.warm.status()
+        return gauges.node_state(self.journal, self.machines.list(), warm, self.guest_reports)
 
     def _plan(self, ref: ClaimRef, due: Deadline) -> Sequence[Step]:
         """The steps of preparing a claim. Writes nothing."""

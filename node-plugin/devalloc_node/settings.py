@@ -125,6 +125,21 @@ class ScalingSettings:
         return any(at.version == network.version and at in network for network in self.guests)
 
 
+@dataclass(frozen=True, slots=True)
+class MigrationSettings:
+    """How machines move to other nodes, and from them, while they run."""
+
+    address: str | None = None
+    """Where this node listens for a machine that moves to it: an address of IPv4 or IPv6. None: it receives none."""
+    bandwidth: int | None = None
+    """Bytes per second at most that a machine is sent with. None: QEMU's own limit, 128 MiB/s."""
+    timeout: float = 7200.0
+    """Seconds after which a machine that has not moved stays where it is, should there be no controller that ends its
+    migration earlier."""
+    sys: Path = Path("/sys")
+    """Where the host's sysfs is."""
+
+
 VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
 """Services for the kubelet, by the names that the registration has for them."""
 
@@ -174,6 +189,8 @@ class NodeSettings:
     """What all machines together may have of the host; the plugin starts none that does not fit. None: no limit."""
     scaling: ScalingSettings | None = None
     """How machines with spec.scaling follow the load of their guests. None: they do not."""
+    migrations: MigrationSettings = field(default_factory=MigrationSettings)
+    """How machines move between nodes while they run."""
     runners: tuple[Network, ...] = ()
     """Networks in which runners of machines may listen, for every client there. Empty: no runners."""
     warm: WarmConfig | None = None

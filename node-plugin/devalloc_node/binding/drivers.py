@@ -6,11 +6,12 @@ drivers that this function and those that go with it had before, and get next wh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from devalloc.inventory.locate import function_folder, read_function
 from devalloc.inventory.pci import Address, PciFunction
-from devalloc.inventory.resets import has_own_reset, slot_reset
+from devalloc.inventory.resets import has_own_reset, hot_reset, slot_reset
 from devalloc.inventory.sysfs import Folder, Tree
 from devalloc_node.binding import host_changes
 from devalloc_node.binding.binding import HealthState
@@ -115,8 +116,8 @@ class ResetKind:
 
     Either way it is reset, for what it was used for cannot be read: by the host's driver, or by another program that
     had it before. That happens whenever VFIO has it, or had it until that was taken away: a function level or bus
-    reset, whichever the kernel knows for the function, or that of its slot as a whole. A host driver that has it back
-    has set it up anew, and would be disturbed.
+    reset, whichever the kernel knows for the function, or that of its card as a whole, by the bridge above or by VFIO.
+    A host driver that has it back has set it up anew, and would be disturbed.
     """
 
     host: Host
@@ -130,11 +131,19 @@ class ResetKind:
         if not (function.on_vfio or function.driver is None):
             return
         refuse_open(tree, vfio_nodes([function]), target, certain=False)
-        file = f"{target}/reset" if has_own_reset(function) else _reset_of_slot(tree, function)
         before = _config_header(function)
         try:
-            host_changes.write(self.host, f"bus/pci/devices/{file}", "1", deadline)
+            if has_own_reset(function):
+                host_changes.write(self.host, f"bus/pci/devices/{target}/reset", "1", deadline)
+            # Rather by VFIO than by the bridge: only VFIO refuses it while a process has a part of the card.
+            elif functions := _reset_by_vfio(tree, function):
+                self._hot_reset(functions, deadline)
+            else:
+                file = _reset_of_slot(tree, function)
+                host_changes.write(self.host, f"bus/pci/devices/{file}", "1", deadline)
         except Failed as error:
+            if error.code == "ResetFailed":
+                raise
             raise Failed("ResetFailed", f"{target} could not be reset: {error}") from error
         function = host_changes.function(self.host.tree(), target)
         if not is_responsive(function):
@@ -148,6 +157,15 @@ class ResetKind:
                 "ResetFailed",
                 f"{target} came out of its reset with another {', '.join(changed)} in its configuration space",
             )
+
+    def _hot_reset(self, functions: Sequence[PciFunction], deadline: Deadline) -> None:
+        """``functions``: all on the bus, the one that is to be reset first."""
+        groups = dict.fromkeys(each.iommu_group for each in functions if each.iommu_group is not None)
+        addresses = [str(each.address) for each in functions]
+        try:
+            self.host.hot_reset(addresses[0], [*groups], addresses, deadline)
+        except OSError as error:
+            raise host_changes.refused_by_kernel(f"a reset of {', '.join(addresses)} by VFIO", error) from error
 
 
 _UNCHANGED = {"class": slice(8, 12), "header type": slice(14, 15), "BARs": slice(16, 40), "subsystem": slice(44, 48)}
@@ -186,6 +204,29 @@ def _reset_of_slot(tree: Tree, function: PciFunction) -> str:
     except Denied as error:
         raise Failed("ResetFailed", f"{impossible} by itself, and {error}") from error
     return slot.file
+
+
+def _reset_by_vfio(tree: Tree, function: PciFunction) -> list[PciFunction]:
+    """The functions of a card that VFIO can reset together, this one first; none where the bridge above has to do it.
+    Raises Failed where neither can now."""
+    together = hot_reset(function)
+    others = [read_function(tree, address) for address in together if address != function.address]
+    functions = [function, *(other for other in others if other is not None)]
+    host_owned = next((each for each in functions if not each.on_vfio), None)
+    if not together or (host_owned is not None and slot_reset(function) is not None):
+        return []
+    if host_owned is not None:
+        what = f"has the driver {host_owned.driver}" if host_owned.driver else "has no driver"
+        raise Failed(
+            "ResetFailed",
+            f"{function.address} can be reset only together with its card, and {host_owned.address} {what}, not a VFIO "
+            "driver",
+        )
+    try:
+        refuse_open(tree, vfio_nodes(functions), "a device that is reset with it", certain=True)
+    except Denied as error:
+        raise Failed("ResetFailed", f"{function.address} cannot be reset by itself, and {error}") from error
+    return functions
 
 
 def is_responsive(function: PciFunction) -> bool:

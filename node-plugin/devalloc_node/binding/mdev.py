@@ -27,7 +27,7 @@ from devalloc_node.errors import Denied, Failed
 from devalloc_node.host.boundary import Host
 from devalloc_node.host.files import is_name
 from devalloc_node.model.grant import GrantedDevice
-from devalloc_node.model.step import PreparedDevice, Step, Value
+from devalloc_node.model.step import NUMA_NODE, Attribute, PreparedDevice, Step, Value
 
 _SPACE = uuid.UUID("5b0f3f4e-8d0c-5e43-9d0e-6f1d1a1d7c55")
 """The name space of our UUIDs: of one claim and device it is always the same."""
@@ -125,7 +125,11 @@ class Mdev:
             raise Failed("VgpuMissing", f"the mediated device {own} has no IOMMU group, so no machine can use it")
         parent = _parent(folder)
         functions = () if Address.parse(parent) is None else (parent,)
-        location = pci_location(host_changes.function(tree, parent)) if functions else {}
+        location: dict[str, Attribute] = {}
+        if functions:
+            location = pci_location(host_changes.function(tree, parent))
+        elif (other := find_mdev_parent(tree, parent)) is not None and other.numa is not None:
+            location = {NUMA_NODE: other.numa}
         return PreparedDevice(
             requests=granted.requests,
             pool=granted.pool,

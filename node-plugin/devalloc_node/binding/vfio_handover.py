@@ -24,7 +24,7 @@ from devalloc_node.errors import Denied, Failed
 from devalloc_node.host.boundary import Host
 from devalloc_node.host.files import is_name
 from devalloc_node.model.grant import Configs, GrantedDevice
-from devalloc_node.model.step import Attribute, PreparedDevice, Step
+from devalloc_node.model.step import NUMA_NODE, Attribute, PreparedDevice, Step
 
 GENERIC = "vfio-pci"
 _PREFIX = b"alias vfio_pci:"
@@ -118,7 +118,6 @@ MAC = "mac"
 VLAN = "vlan"
 MDEV_TYPE = "mdevType"
 VGPU_TYPE = "vgpuType"
-_NUMA_NODE = "resource.kubernetes.io/numaNode"
 
 
 def function_key(address: object) -> str:
@@ -138,7 +137,7 @@ def function_keys(tree: Tree, functions: Sequence[PciFunction]) -> list[str]:
 def pci_location(function: PciFunction) -> dict[str, Attribute]:
     """Where a function is, as Kubernetes names that: what of it is known."""
     attributes: dict[str, Attribute] = {_PCI_BUS_ID: str(function.address)}
-    attributes |= {} if function.numa is None else {_NUMA_NODE: function.numa}
+    attributes |= {} if function.numa is None else {NUMA_NODE: function.numa}
     return attributes | ({} if function.root is None else {_PCIE_ROOT: function.root})
 
 

@@ -26,6 +26,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from devalloc.api import meta
+from devalloc.api.fencing import fenced_from
 from devalloc.api.quantity import Quantity
 from devalloc.api.views import ClaimView
 from devalloc.store import Conflict, NotFound, Object, Store, StoreError
@@ -81,6 +82,9 @@ def _check(claim: Object, node_name: str, ref: ClaimRef) -> None:
         raise Denied(
             "ClaimElsewhere", f"claim {ref} is prepared on {ClaimView(claim).holder}, not on this node ({node_name})"
         )
+    if node_name in fenced_from(claim):
+        why = "was taken away from this node, which was fenced, and is not unprepared yet"
+        raise Denied("ClaimTakenAway", f"claim {ref} {why}", retryable=True)
     if not ClaimView(claim).entries:
         raise Denied("ClaimNotAllocated", f"claim {ref} has no devices (yet)", retryable=True)
     if is_group_pending(claim):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from devalloc.api import meta
-from devalloc.api.views import ClaimView, recover_status
+from devalloc.api.fencing import fenced_from
+from devalloc.api.views import ClaimView, MachineView, MigrationView, recover_status
 from devalloc.store import NotFound, Object, Store, StoreError
 from devalloc_node.claims import finalizers
 from devalloc_node.errors import Denied, Failed
@@ -25,10 +27,58 @@ class StoreGrants:
         self._node_name = node_name
 
     def get(self, ref: ClaimRef) -> Grant:
+        if (moved := self._moved(ref)) is not None:
+            return self._granted(moved, ref)
         return self._granted(finalizers.add_finalizer(self._store, self._node_name, ref), ref)
 
     def look(self, ref: ClaimRef) -> Grant:
+        if (moved := self._moved(ref)) is not None:
+            return self._granted(moved, ref)
         return self._granted(finalizers.claim_as_is(self._store, self._node_name, ref), ref)
+
+    def _moved(self, ref: ClaimRef) -> Object | None:
+        """The claim with the devices that it has here by the word of a machine that moves to this node, or has moved
+        and waits for the controller to give them to the claim; None for every other claim. It stays unmarked until
+        then: the mark is that of the node that it comes from."""
+        try:
+            claim = self._store.get(KIND, ref.namespace, ref.name)
+            view = ClaimView(claim)
+            if claim["metadata"]["uid"] != ref.uid or not view.entries or view.holder == self._node_name:
+                return None
+            if view.node in (None, self._node_name) and self._is_of_this_node(view.entries[0]):
+                return None
+            machines = [*self._moving_here(), *self._store.list(["VirtualMachine"]).objects]
+        except NotFound:
+            return None
+        except StoreError as error:
+            raise _unavailable(ref, error) from error
+        for machine in machines:
+            entry = moved_here(machine, self._node_name).get(ref.uid)
+            if entry is None or (machine["metadata"].get("namespace") or "default") != ref.namespace:
+                continue
+            if entry["allocations"] != claim["status"]["allocations"]:  # else it has them by now, and is marked
+                return {**claim, "status": {**claim["status"], "allocations": entry["allocations"]}}
+        return None
+
+    def _moving_here(self) -> list[Object]:
+        """The machines that move to this node, as they are now: it does not watch those of other nodes. Raises
+        StoreError."""
+        moving = (MigrationView(obj) for obj in self._store.list(["VirtualMachineMigration"]).objects)
+        to_here = [one for one in moving if not one.is_over and one.status.get("targetNode") == self._node_name]
+        machines = []
+        for key in dict.fromkeys(one.machine for one in to_here if one.machine is not None):
+            with suppress(NotFound):
+                machines.append(self._store.get("VirtualMachine", *key))
+        return machines
+
+    def _is_of_this_node(self, entry: Mapping[str, Any]) -> bool:
+        """Whether an allocation is of this node, or of none; a claim that is being given new devices may name this node
+        before it has them."""
+        try:
+            pool = self._store.get("DevicePool", None, str(entry.get("devicePoolName")))
+        except NotFound:
+            return True
+        return (pool.get("spec") or {}).get("nodeName") in (None, self._node_name)
 
     def _granted(self, claim: Object, ref: ClaimRef) -> Grant:
         return Grant(ref, KIND, self._devices(claim, ref), tuple(_texts(ClaimView(claim).status.get("podNames"))))
@@ -40,6 +90,21 @@ class StoreGrants:
             return True
         except StoreError as error:
             raise _unavailable(ref, error) from error
+
+    def is_of(self, ref: ClaimRef, node_name: str) -> bool:
+        """Whether the claim exists and is that node's: held there, or with devices of it; not if it was taken away.
+        Raises Failed."""
+        try:
+            claim = self._store.get(KIND, ref.namespace, ref.name)
+        except NotFound:
+            return False
+        except StoreError as error:
+            raise _unavailable(ref, error) from error
+        if claim["metadata"]["uid"] != ref.uid or node_name in fenced_from(claim):
+            return False
+        view = ClaimView(claim)
+        holder = view.holder if view.is_held else None
+        return holder == node_name or (bool(view.entries) and (view.node or holder or node_name) == node_name)
 
     def identity(self) -> str:
         try:
@@ -82,6 +147,14 @@ class StoreGrants:
                 )
             )
         return tuple(devices)
+
+
+def moved_here(machine: Object, node_name: str) -> Mapping[str, Object]:
+    """What a machine's object says that its claims have on this node, though they do not say so yet, by their UIDs."""
+    view = MachineView(machine)
+    entries = view.booked_claims if view.migration_target == node_name else []
+    entries = [*entries, *(view.moved_claims if view.status.get("nodeName") == node_name else [])]
+    return {str(one.get("uid")): one for one in entries}
 
 
 def claim_ref(claim: Object) -> ClaimRef:

@@ -5,7 +5,7 @@ call is one change, which can be watched, refused or failed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
@@ -27,6 +27,9 @@ class Host(Protocol):
 
     def write(self, path: str, text: str, deadline: Deadline) -> None:
         """Write to a file below /sys, such as ``bus/pci/drivers_probe``; components of the path are checked."""
+
+    def hot_reset(self, address: str, groups: Sequence[int], expected: Collection[str], deadline: Deadline) -> None:
+        """Reset the bus of a function that a VFIO driver has, by VFIO: ``devalloc_node.host.vfio_reset``."""
 
     def unanswered(self, device: str) -> bool:
         """Whether the kernel still owes the answer to a write that concerns a device (its address or UUID): what was
@@ -63,6 +66,9 @@ class DryRun:
 
     def write(self, path: str, text: str, deadline: Deadline) -> None:
         self._refuse(f"would write {text.strip()!r} to /sys/{path}")
+
+    def hot_reset(self, address: str, groups: Sequence[int], expected: Collection[str], deadline: Deadline) -> None:
+        self._refuse(f"would reset {', '.join(sorted(expected))} with their bus")
 
     def unanswered(self, device: str) -> bool:
         return self.host.unanswered(device)

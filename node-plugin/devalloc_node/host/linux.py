@@ -10,7 +10,7 @@ import queue
 import socket
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed, Unknown
 from devalloc_node.host.boundary import VfSettings
 from devalloc_node.host.files import Files, is_name
+from devalloc_node.host.vfio_reset import hot_reset
 from devalloc_node.model.step import Value
 
 _LOCAL = 2
@@ -173,6 +174,33 @@ _DEVICES = "/dev/vfio"
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A change that the kernel may not complete in time."""
+
+    place: str
+    text: str
+    name: str
+    """Of its thread."""
+    earlier: str
+    """The same, if it was begun before."""
+    what: str
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.place, self.text
+
+
+def _write(place: str, text: str) -> None:
+    descriptor = os.open(place, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "is not a file", place)
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
+
+
 @dataclass(slots=True)
 class LinuxHost:
     """This machine. Safe for threads."""
@@ -190,26 +218,35 @@ class LinuxHost:
         return self._tree
 
     def write(self, path: str, text: str, deadline: Deadline) -> None:
-        """In a thread of its own: the kernel may block, as ``unbind`` does for as long as a process has the device."""
         place = self._below_sys(path)
+        job = _Job(place, text, f"write {path}", f"an earlier write to /sys/{path}", f"a write to /sys/{path}")
+        self._in_time(job, lambda: _write(place, text), deadline)
+
+    def hot_reset(self, address: str, groups: Sequence[int], expected: Collection[str], deadline: Deadline) -> None:
+        what = f"a reset of the bus of {address}"
+        folder = f"{self.root}{_DEVICES}"
+        job = _Job(f"{_DEVICES}/reset", address, f"reset {address}", f"{what} that was begun earlier", what)
+        self._in_time(job, lambda: hot_reset(folder, address, groups, expected), deadline)
+
+    def _in_time(self, job: _Job, act: Callable[[], None], deadline: Deadline) -> None:
+        """In a thread of its own: the kernel may block, as ``unbind`` does for as long as a process has the device."""
         if deadline.passed:
-            raise Failed("DeadlineExceeded", f"no time was left to write to /sys/{path}")
-        job = (place, text)
+            raise Failed("DeadlineExceeded", f"no time was left for {job.what}")
         with self._lock:
-            if job in self._waiting or len(self._waiting) >= _MAX_WAITING:
-                raise Unknown("HostNotAnswering", f"the kernel has not completed an earlier write to /sys/{path} yet")
-            self._waiting.add(job)
+            if job.key in self._waiting or len(self._waiting) >= _MAX_WAITING:
+                raise Unknown("HostNotAnswering", f"the kernel has not completed {job.earlier} yet")
+            self._waiting.add(job.key)
         answer: queue.SimpleQueue[OSError | None] = queue.SimpleQueue()
         try:
-            threading.Thread(target=self._written, args=(job, answer), name=f"write {path}", daemon=True).start()
-        except RuntimeError as refused:  # no thread can be had; nothing was written
+            threading.Thread(target=self._done, args=(job, act, answer), name=job.name, daemon=True).start()
+        except RuntimeError as refused:  # no thread can be had; nothing was changed
             with self._lock:
-                self._waiting.discard(job)
-            raise Failed("HostBusy", f"cannot write to /sys/{path} now: {refused}") from refused
+                self._waiting.discard(job.key)
+            raise Failed("HostBusy", f"{job.what} is not possible now: {refused}") from refused
         try:
             error = answer.get(timeout=deadline.seconds)
         except queue.Empty:
-            raise Unknown("HostNotAnswering", f"the kernel does not complete a write to /sys/{path}") from None
+            raise Unknown("HostNotAnswering", f"the kernel does not complete {job.what}") from None
         if error is not None:
             raise error
 
@@ -217,23 +254,16 @@ class LinuxHost:
         with self._lock:
             return any(device == text.strip() or device in place.split("/") for place, text in self._waiting)
 
-    def _written(self, job: tuple[str, str], answer: queue.SimpleQueue[OSError | None]) -> None:
-        place, text = job
+    def _done(self, job: _Job, act: Callable[[], None], answer: queue.SimpleQueue[OSError | None]) -> None:
         outcome: OSError | None = None
         try:
-            descriptor = os.open(place, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise OSError(errno.EINVAL, "is not a file", place)
-                os.write(descriptor, text.encode())
-            finally:
-                os.close(descriptor)
+            act()
         except OSError as error:
-            outcome = OSError(error.errno, error.strerror, place)
+            outcome = OSError(error.errno, error.strerror, job.place)
         with self._lock:
-            self._waiting.discard(job)
+            self._waiting.discard(job.key)
         answer.put(outcome)
-        log.debug("wrote %r to %s: %s", text, place, outcome or "done")
+        log.debug("%s of %r: %s", job.what, job.text, outcome or "done")
 
     def _below_sys(self, path: str) -> str:
         """The file without links, proven to be below sys."""

@@ -52,6 +52,8 @@ QUARANTINED = "quarantined"
 """A setting: where the journal before this one was moved to, because it could not be read."""
 BOOT = "boot"
 """A setting: the boot id of the host as of the last start."""
+NODE_NAME = "node-name"
+"""A setting: the name under which the node was last served."""
 
 _STEP_STATES: Mapping[str, StepState] = {state: state for state in get_args(StepState)}
 _LOG_PAGES = 100

@@ -62,6 +62,18 @@ class ResourceClaimGrants:
         claim = self._read(ref)
         return claim is None or _at(claim, "metadata", "uid") != ref.uid
 
+    def is_of(self, ref: ClaimRef, node_name: str) -> bool:
+        """Whether the claim exists and is allocated on that node, or may be. Raises Failed."""
+        claim = self._read(ref)
+        if claim is None or _at(claim, "metadata", "uid") != ref.uid:
+            return False
+        if not (allocation := _at(claim, "status", "allocation")):
+            return False
+        try:
+            return node_name in (_nodes(allocation) or [node_name])
+        except (KeyError, TypeError, AttributeError):
+            return True
+
     def identity(self) -> str:
         """See ``Grants``: the UID of the namespace kube-system, which identifies the cluster; if the
         plugin may not read it (a node may not), that of the node itself."""

@@ -16,13 +16,13 @@ from typing import Any, Protocol
 from devalloc.inventory.pci import BarSizes
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
-from devalloc_node.machine import adoption, hotplug, machine_files, pci, registry
+from devalloc_node.machine import adoption, guest_numa, hotplug, machine_files, pci, registry
 from devalloc_node.machine.lifecycle import MachineLifecycle
 from devalloc_node.machine.process import Process, open_nodes
 from devalloc_node.machine.records import PLUGS, MachineRecord, PluggedDevice, host_device_of
 from devalloc_node.machine.registry import LOOK_SECONDS
 from devalloc_node.model.grant import ClaimRef
-from devalloc_node.model.step import ATTACHMENT, Prepared, PreparedDevice, Step, Value
+from devalloc_node.model.step import ATTACHMENT, NUMA_NODE, ROOT_PORT, Prepared, PreparedDevice, Step, Value
 
 LOG = logging.getLogger(__name__)
 _POLL_SECONDS = 0.05
@@ -79,7 +79,7 @@ class AttachmentKind:
         with self._machines.line(record) as monitor:
             there = hotplug.plugged_names(list(pci.present_devices(monitor, deadline)))
             new = sum(split(step.target)[1] not in there for _, step in steps)
-            free = sum(not port.busy for port in pci.list_root_ports(monitor, deadline))
+            free = hotplug.free_slots(pci.list_root_ports(monitor, deadline), record.spec)
         if new > free:
             raise Denied(
                 "NoFreePciSlot",
@@ -121,7 +121,8 @@ class AttachmentKind:
         gives no addresses; Unknown where QEMU does not answer.
         """
         key, name = split(target)
-        with self._machines.hold(key, deadline, "unplug a device" if value is None else "plug a device in"):
+        change = self._machines.lock if self._is_of_migration(key) else self._machines.hold
+        with change(key, deadline, "unplug a device" if value is None else "plug a device in"):
             if value is None:
                 self._take_out(target, key, name, deadline)
             else:
@@ -154,14 +155,17 @@ class AttachmentKind:
             "after that"
         )
         with self._machines.busy(key, busy), self._machines.line(record) as monitor:
-            runs = not registry.never_ran(self._machines, record, deadline)
+            runs = not record.is_incoming and not registry.never_ran(self._machines, record, deadline)
             if runs:
                 hotplug.check_runs(monitor, key, deadline)
             device = _device(name, value)
             size = (
                 None if "sysfsdev" in value else self._sizes(value.get("functions", ()))
             )  # a vGPU says it to QEMU only
-            port = hotplug.plug_device(monitor, key, device, deadline, size=size)
+            node = guest_numa.guest_node(record.spec, value.get("numaNode"))
+            spares = not runs and bool(self._machines.config.devices().prefetchable_32)
+            needs = hotplug.SlotNeeds(size, node, not runs, spares, value.get("port", ""))
+            port = hotplug.plug_device(monitor, key, device, deadline, needs)
             if runs:
                 ids = [device.function_id(number) for number in range(len(device.functions))]
                 hotplug.await_addresses(monitor, key, dict.fromkeys(ids, host_device_of(value) or name), deadline)
@@ -172,7 +176,9 @@ class AttachmentKind:
         content = self._recorded(target)
         if machine is not None:
             record, process = machine
-            if registry.never_ran(self._machines, record, Deadline.after(LOOK_SECONDS)):
+            if record.is_incoming:
+                self._machines.end_moving(key, deadline)
+            elif registry.never_ran(self._machines, record, Deadline.after(LOOK_SECONDS)):
                 # No guest is there that could let go, and nothing has happened in it yet.
                 self._machines.undo_start(key, deadline)
             else:
@@ -201,6 +207,13 @@ class AttachmentKind:
                 )
             time.sleep(_POLL_SECONDS)
 
+    def _is_of_migration(self, key: str) -> bool:
+        """Whether it is the migration of a machine that plugs devices in, or takes them out when its QEMU has ended."""
+        record = self._machines.find(key)
+        if record is None or record.migration is None:
+            return False
+        return record.is_incoming or self._machines.process_of(record) is None
+
     def _lives(self, key: str) -> tuple[MachineRecord, Process] | None:
         """None: the machine does not run, so that it holds nothing."""
         try:
@@ -216,6 +229,8 @@ def value_of(device: PreparedDevice) -> dict[str, Any]:
     """A prepared device as the value of an attachment."""
     value: dict[str, Any] = {"functions": list(device.functions), "nodes": list(device.nodes)}
     value |= {} if device.rom_file is None else {"romFile": device.rom_file}
+    value |= {} if (node := device.attributes.get(NUMA_NODE)) is None else {"numaNode": node}
+    value |= {} if (port := device.attributes.get(ROOT_PORT)) is None else {"port": port}
     return value | ({} if device.sysfsdev is None else {"sysfsdev": device.sysfsdev})
 
 

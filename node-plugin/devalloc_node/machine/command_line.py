@@ -11,20 +11,20 @@ from devalloc_node.errors import Denied
 from devalloc_node.machine import confinement, guest_numa
 from devalloc_node.machine.firmware import CODE_FD, TPM_FD, VARIABLES_FD
 from devalloc_node.machine.pci import WindowReserve
+from devalloc_node.machine.pci_layout import RootBus, expander_id, first_bus, function_below, port_places
 from devalloc_node.machine.spec import MIB, Disk, MachineSpec, Nic, NicModel, memory_text, own_mac, whole_cpus
 
 BLOCK = guest_numa.BLOCK
 """Bytes in which virtio-mem gives and takes memory."""
 MAX_PCI_SLOTS = 64
+MACHINE_TYPE = "q35"
+"""The newest version that QEMU has of it."""
 NIC_DRIVERS: Mapping[NicModel, str] = {"virtio": "virtio-net-pci", "e1000e": "e1000e"}
-FIRST_DISK_FD, FIRST_TAP_FD = 100, 200
+FIRST_DISK_FD, FIRST_IMAGE_FD, FIRST_TAP_FD = 100, 150, 200
 MAX_QUEUES = 16
 """Queues of a virtio disk or network card, at most."""
 _CLEARING_THREADS = 16
 """That clear huge pages, at most: QEMU begins no more than there are CPUs and pages."""
-_FIRST_DEVICE, _LAST_DEVICE = 1, 30
-"""Device numbers on the root bus that are free: 0 is the host bridge, 31 the chipset."""
-_FUNCTIONS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +41,19 @@ class StartContext:
     """Which of the disks are block devices; the others are files."""
     user_net: bool = False
     """Cards with backend user reach the host and what the host reaches."""
+    machine_type: str = MACHINE_TYPE
+    is_incoming: bool = False
+    """It is to receive the state of a machine that runs elsewhere, when its monitor says from where."""
     reserves: tuple[WindowReserve, ...] = ()
-    """What the root ports reserve, the first one first; those that are not named here reserve nothing."""
+    """What the root ports reserve, in the order of ``port_places``; those that are not named here reserve nothing."""
+    node_ports: int = 0
+    """Root ports on the expander bus of each guest node (``ports_per_node``); 0: there are no such buses."""
     aperture: int = 0
     """Bytes of addresses above its memory that UEFI firmware gives to devices; 0: as many as it does by itself."""
     queues: Mapping[int, int] = field(default_factory=dict)
     """How many queues the TAP interfaces of NICs have, by the NIC's number; those that are not named here have one."""
     distances: Sequence[Sequence[int]] = ()
     """Between the guest's NUMA nodes; empty: QEMU's own."""
-
-
-def port_id(number: int) -> str:
-    """The id of the root port ``number``, counted from 0; its bus has the same name."""
-    return f"port{number}"
 
 
 def cpu_id(slot: int) -> str:
@@ -72,27 +72,31 @@ def qemu_arguments(spec: MachineSpec, start: StartContext) -> list[str]:
     words += ["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"]
     words += _board(spec, start) + _cpus(spec, start) + _memory(spec, start)
     words += _SOCKETS
+    words += ["-incoming", "defer"] if start.is_incoming else []
     words += _boot(spec, start)
-    addresses = _Addresses()
-    for node, (_, requested, most) in enumerate(_memory_of_nodes(spec)):
-        if spec.dimm_bytes is not None or not most:
-            continue
+    blocks = [] if spec.dimm_bytes is not None else [each for each in enumerate(_memory_of_nodes(spec)) if each[1][2]]
+    places = RootBus(spec, len(blocks) + len(spec.disks) + len(spec.nics), start.node_ports)
+    for node, (_, requested, _) in blocks:
         words += _device(
             driver="virtio-mem-pci", id=virtio_mem_id(node), memdev=f"{virtio_mem_id(node)}-ram", node=node,
-            addr=addresses.device(), bus="pcie.0", **{"requested-size": requested},
+            **places.single(), bus="pcie.0", **{"requested-size": requested},
             # Or a guest that takes more than there are pages of would be ended by the kernel (SIGBUS).
             **({"prealloc": True} if spec.huge_page_bytes else {}),
         )  # fmt: skip
     for number, disk in enumerate(spec.disks):
-        words += _disk(number, disk, number in start.block_disks, addresses.device(), _queues(spec))
+        words += _disk(number, disk, number in start.block_disks, places.single(), _queues(spec))
     for number, nic in enumerate(spec.nics):
-        place = {"bus": "pcie.0", "addr": addresses.device(), "mac": nic.mac or own_mac(spec.owner, f"nic{number}")}
+        place = {"bus": "pcie.0", **places.single(), "mac": nic.mac or own_mac(spec.owner, f"nic{number}")}
         words += _nic(number, nic, place, start.user_net, start.queues.get(number, 1))
-    for number in range(spec.pci_slots):
-        addr, several = addresses.function(more=number + 1 < spec.pci_slots)
+    for node in range(len(spec.numa_cells) if start.node_ports else 0):
         words += _device(
-            driver="pcie-root-port", id=port_id(number), bus="pcie.0", chassis=number + 1, slot=number + 1, addr=addr,
-            **({"multifunction": True} if several else {}),
+            driver="pxb-pcie", id=expander_id(node), bus="pcie.0", bus_nr=first_bus(spec, node), numa_node=node,
+            **places.expander(),
+        )  # fmt: skip
+    for number, port in enumerate(port_places(spec, start.node_ports)):
+        place = places.port() if port.node is None else function_below(port.number, start.node_ports)
+        words += _device(
+            driver="pcie-root-port", id=port.id, bus=port.bus, chassis=number + 1, slot=number + 1, **place,
             **_reserved(start.reserves[number] if number < len(start.reserves) else WindowReserve()),
         )  # fmt: skip
     return words
@@ -142,7 +146,7 @@ def cpu_type(accel: str) -> str:
 
 
 def _board(spec: MachineSpec, start: StartContext) -> list[str]:
-    machine = "q35,dump-guest-core=off"
+    machine = f"{start.machine_type},dump-guest-core=off"
     if spec.iommu and start.accel == "kvm":
         machine += ",kernel-irqchip=split"
     if spec.firmware == "uefi":
@@ -155,8 +159,8 @@ def _board(spec: MachineSpec, start: StartContext) -> list[str]:
 
 _CODE, _VARIABLES = "firmware-code", "firmware-variables"
 """Block nodes of the flash chips."""
-_FIRMWARE_SET = 900
-"""The first set of descriptors of the firmware; those of disks are below."""
+_IMAGE_SET, _FIRMWARE_SET = 800, 900
+"""The first set of descriptors of images below overlays, and of the firmware; those of disks are below."""
 
 
 def _firmware(spec: MachineSpec, start: StartContext) -> list[str]:
@@ -329,6 +333,11 @@ def disk_fd(number: int) -> int:
     return FIRST_DISK_FD + number
 
 
+def image_fd(number: int) -> int:
+    """The descriptor of the image below the disk ``number``, if that is an overlay."""
+    return FIRST_IMAGE_FD + number
+
+
 def tap_fd(number: int, queue: int = 0) -> int:
     """The descriptor of a queue of the TAP interface of the NIC ``number``."""
     return FIRST_TAP_FD + number * MAX_QUEUES + queue
@@ -339,15 +348,31 @@ def _queues(spec: MachineSpec) -> int:
     return min(whole_cpus(spec.cpus.most), MAX_QUEUES)
 
 
-def _disk(number: int, disk: Disk, block: bool, addr: str, queues: int) -> list[str]:
+def _disk(number: int, disk: Disk, block: bool, place: Mapping[str, object], queues: int) -> list[str]:
     name = f"disk{number}"
     words = ["-add-fd", f"fd={disk_fd(number)},set={number}"]
-    words += ["-blockdev", _json(file_node(f"{name}-file", f"/dev/fdset/{number}", disk.read_only, block=block))]
-    words += ["-blockdev", _json(format_node(disk, name, f"{name}-file"))]
-    common = {"id": f"{name}-dev", "drive": name, "bus": "pcie.0", "addr": addr, "bootindex": number + 1}
+    words += _blockdev(file_node(f"{name}-file", f"/dev/fdset/{number}", disk.read_only, block=block))
+    words += (
+        _overlay(number, disk, name) if disk.clone == "overlay" else _blockdev(format_node(disk, name, f"{name}-file"))
+    )
+    common = {"id": f"{name}-dev", "drive": name, "bus": "pcie.0", **place, "bootindex": number + 1}
     if disk.device == "nvme":
         return words + _device(driver="nvme", serial=name, **common)
     return words + _device(driver="virtio-blk-pci", **common, **{"num-queues": queues})
+
+
+def _overlay(number: int, disk: Disk, name: str) -> list[str]:
+    """An overlay over its image, which is read as the format that was said; what the overlay names is never opened."""
+    image, file = f"{name}-image", f"{name}-image-file"
+    words = ["-add-fd", f"fd={image_fd(number)},set={_IMAGE_SET + number}"]
+    words += _blockdev(file_node(file, f"/dev/fdset/{_IMAGE_SET + number}", True, block=False))
+    words += _blockdev(format_node(Disk(disk.path, disk.format, read_only=True), image, file))
+    overlay = {"driver": "qcow2", "file": f"{name}-file", "node-name": name, "read-only": False, "backing": image}
+    return words + _blockdev(overlay)
+
+
+def _blockdev(node: Mapping[str, Any]) -> list[str]:
+    return ["-blockdev", _json(node)]
 
 
 def user_backend(name: str, user_net: bool) -> dict[str, Any]:
@@ -360,7 +385,7 @@ def user_backend(name: str, user_net: bool) -> dict[str, Any]:
     return {"type": "user", "id": name, **({} if user_net else {"restrict": True, "ipv6": False})}
 
 
-def _nic(number: int, nic: Nic, place: Mapping[str, str], user_net: bool, queues: int) -> list[str]:
+def _nic(number: int, nic: Nic, place: Mapping[str, object], user_net: bool, queues: int) -> list[str]:
     name = f"nic{number}"
     several: dict[str, Any] = {}
     if nic.interface is None:
@@ -374,29 +399,6 @@ def _nic(number: int, nic: Nic, place: Mapping[str, str], user_net: bool, queues
     words = ["-netdev", _json(backend)]
     place = {**place, **several}
     return words + _device(driver=NIC_DRIVERS[nic.model], id=f"{name}-dev", netdev=name, **place)
-
-
-class _Addresses:
-    """Places on the root bus, from the front."""
-
-    def __init__(self) -> None:
-        self._device, self._function = _FIRST_DEVICE - 1, _FUNCTIONS
-
-    def device(self) -> str:
-        """A device number of its own."""
-        self._device, self._function = self._device + 1, _FUNCTIONS
-        if self._device > _LAST_DEVICE:
-            raise Denied("MachineInvalid", "more disks, NICs and PCI slots than fit on a root bus")
-        return f"{self._device:#04x}"
-
-    def function(self, *, more: bool) -> tuple[str, bool]:
-        """A function, eight to a device; whether it is the first of several."""
-        if self._function >= _FUNCTIONS:
-            self.device()
-            self._function = 0
-        address = f"{self._device:#04x}.{self._function}"
-        self._function += 1
-        return address, self._function == 1 and more
 
 
 def _device(**properties: Any) -> list[str]:

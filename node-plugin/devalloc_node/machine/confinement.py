@@ -23,7 +23,9 @@ LEAST = 10
 OURS = "devalloc"
 _BOUNDS = (("memory", "memory.limit_in_bytes", "memory.max"), ("pids", "pids.max", "pids.max"))
 """Controllers, with the file of their bound in either version."""
-_ALL = ("", "cpu", "cpu,cpuacct", "cpuacct,cpu", *(controller for controller, _, _ in _BOUNDS))
+HUGE_PAGES = "hugetlb"
+"""The controller of huge pages, which has files for each size of them."""
+_ALL = ("", "cpu", "cpu,cpuacct", "cpuacct,cpu", *(controller for controller, _, _ in _BOUNDS), HUGE_PAGES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,39 +66,73 @@ def make_group(root: Path, name: str) -> CpuGroup:
     return group
 
 
-def set_bounds(root: Path, name: str, memory: int, tasks: int) -> tuple[list[Path], list[str]]:
-    """Limit the bytes of memory and the number of threads of all processes in a machine's cgroups.
+def set_bounds(root: Path, name: str, limits: QemuLimits) -> tuple[list[Path], list[str]]:
+    """Limit what all processes in a machine's cgroups take.
 
-    Where a process is written to be in them, and, for people, what cannot be bounded on this host, with the reason.
+    Where a process is written to be in them, and, for people, what cannot be bounded on this host, with the reason; of
+    huge pages only for a machine that has any.
     """
     procs, missing = [], list[str]()
-    is_second = (root / "cgroup.controllers").exists()
-    for (controller, first, second), most in zip(_BOUNDS, (memory, tasks), strict=True):
+    is_second = _is_second(root)
+    for (controller, first, second), most in zip(_BOUNDS, (limits.memory, limits.tasks), strict=True):
         try:
-            if is_second:
-                if controller not in (root / "cgroup.controllers").read_text().split():
-                    raise OSError("the kernel does not offer that controller there")
-                for folder in (root, root / OURS):
-                    folder.mkdir(exist_ok=True)
-                    control = folder / "cgroup.subtree_control"
-                    if controller not in control.read_text().split():
-                        _write(control, f"+{controller}")
-                folder = root / OURS / name
-                folder.mkdir(exist_ok=True)
-            else:
-                (root / controller / "cgroup.procs").stat()
-                folder = root / controller / OURS / name
-                folder.mkdir(parents=True, exist_ok=True)
+            folder = _folder_of(root, controller, name)
             _write(folder / (second if is_second else first), str(most))
             procs.append(folder / "cgroup.procs")
         except OSError as error:
             missing.append(f"{controller}: {error}")
+    try:
+        folder = _folder_of(root, HUGE_PAGES, name)
+        _bound_huge_pages(folder, limits, "max" if is_second else "limit_in_bytes")
+        procs.append(folder / "cgroup.procs")
+    except OSError as error:
+        if limits.huge_page_bytes:
+            missing.append(f"{HUGE_PAGES}: {error}")
     return list(dict.fromkeys(procs)), missing
+
+
+def _is_second(root: Path) -> bool:
+    return (root / "cgroup.controllers").exists()
+
+
+def _folder_of(root: Path, controller: str, name: str) -> Path:
+    """A machine's cgroup of a controller, made where it is not there. Raises OSError."""
+    if not _is_second(root):
+        (root / controller / "cgroup.procs").stat()
+        folder = root / controller / OURS / name
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+    if controller not in (root / "cgroup.controllers").read_text().split():
+        raise OSError("the kernel does not offer that controller there")
+    for folder in (root, root / OURS):
+        folder.mkdir(exist_ok=True)
+        control = folder / "cgroup.subtree_control"
+        if controller not in control.read_text().split():
+            _write(control, f"+{controller}")
+    folder = root / OURS / name
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def _bound_huge_pages(folder: Path, limits: QemuLimits, file: str) -> None:
+    """Of the size that the machine has, as many as it may have; of each other size, none. Those that are only reserved
+    count as well: nothing else could have them. Raises OSError."""
+    for path in sorted(folder.glob(f"{HUGE_PAGES}.*.{file}")):
+        size = path.name.split(".")[1]
+        most = limits.huge_pages if size == _page_text(limits.huge_page_bytes) else 0
+        _write(path, str(most))
+
+
+def _page_text(size: int | None) -> str:
+    """A size as the files of the kernel have it: ``2MB``."""
+    if size is None:
+        return ""
+    return f"{size >> 30}GB" if size >= GIB else f"{size >> 20}MB"
 
 
 def remove_bounds(root: Path, name: str) -> None:
     """Take away what ``set_bounds`` made."""
-    for controller in ("", *(controller for controller, _, _ in _BOUNDS)):
+    for controller in ("", *(controller for controller, _, _ in _BOUNDS), HUGE_PAGES):
         with suppress(OSError):
             (root / controller / OURS / name).rmdir()
 
@@ -195,6 +231,10 @@ class QemuLimits:
     """Bytes."""
     tasks: int
     """Threads and processes."""
+    huge_page_bytes: int | None = None
+    """The size of the huge pages that it may have; None: it may have none."""
+    huge_pages: int = 0
+    """Bytes of these."""
 
 
 def qemu_limits(spec: MachineSpec, accel: str, slack: int = GIB) -> QemuLimits:
@@ -204,7 +244,8 @@ def qemu_limits(spec: MachineSpec, accel: str, slack: int = GIB) -> QemuLimits:
     vcpus = whole_cpus(spec.cpus.most)
     memory = spec.memory.most + spec.memory.most // 256 + vcpus * (16 << 20) + slack
     memory += (GIB if accel == "tcg" else 0) + (_TPM_BYTES if spec.tpm else 0)
-    return QemuLimits(memory, 256 + 2 * vcpus + (_TPM_TASKS if spec.tpm else 0))
+    tasks = 256 + 2 * vcpus + (_TPM_TASKS if spec.tpm else 0)
+    return QemuLimits(memory, tasks, spec.huge_page_bytes, spec.memory.most if spec.huge_page_bytes else 0)
 
 
 def seen_by_program(

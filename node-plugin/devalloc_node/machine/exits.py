@@ -18,7 +18,8 @@ from dataclasses import replace
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed, NodeError
 from devalloc_node.journal.audit_log import audit
-from devalloc_node.machine import hotplug, launch, machine_files, pci, rates, registry
+from devalloc_node.machine import hotplug, launch, machine_files, pci, rates, registry, resources
+from devalloc_node.machine.cpu_pinning import pin_vcpus
 from devalloc_node.machine.process import Process, pidfd
 from devalloc_node.machine.records import MACHINES, MachineRecord, record_of
 from devalloc_node.machine.registry import LOOK_SECONDS, MachineRegistry, record_after_end, suppress_and_log
@@ -32,7 +33,8 @@ _ANSWER_SECONDS = 5.0
 def power_down_all(machines: MachineRegistry, deadline: Deadline) -> Mapping[str, str]:
     """What became of each machine that runs, by its key: "" where its guest has powered down, else why it has not.
 
-    Each has as long as its own spec says. Adopted machines are left alone, and those whose CPUs do not run yet.
+    Each has as long as its own spec says. Adopted machines are left alone, and those whose CPUs do not run yet or that
+    are another node's until they have moved.
     Raises Failed where the machines are not known.
     """
     outcomes: dict[str, str] = {}
@@ -40,7 +42,8 @@ def power_down_all(machines: MachineRegistry, deadline: Deadline) -> Mapping[str
     for key, content in machines.records.records(MACHINES).items():
         try:
             record = record_of(key, content)
-            process = None if record.spec.adopt else machines.process_of(record)
+            is_left_alone = record.spec.adopt is not None or record.state == "incoming"
+            process = None if is_left_alone else machines.process_of(record)
         except NodeError as error:
             outcomes[key] = error.message
         else:
@@ -205,7 +208,7 @@ class ExitHandler:
         process = self._registry.process_of(record)
         if process is None:
             return record.state in ("stopped", "failed") and not record.tap_limits
-        return record.state == "running" and self._deaths.watches(record.spec.key)
+        return record.state in ("running", "incoming") and self._deaths.watches(record.spec.key)
 
     def watch(self, key: str, process: Process) -> None:
         """Have it noted when this process, which is the machine, ends."""
@@ -239,7 +242,7 @@ class ExitHandler:
 
     def _settle(self, key: str, seconds: float = LOOK_SECONDS) -> None:
         """Note that a machine ended, or watch it."""
-        with self._registry.hold(key, Deadline.after(seconds), "record that it ended"):
+        with self._registry.lock(key, Deadline.after(seconds), "record that it ended"):
             record = self._registry.find(key)
             if record is None:
                 return
@@ -257,10 +260,18 @@ class ExitHandler:
                     self._registry.put(record.asked_to_stop())
                 elif record.state == "starting" and self._has_begun(record):
                     self._registry.put(replace(record, state="running"))
+                self._pin(self._registry.record_for(key), process)
                 self.watch(key, process)
             else:
                 self.note_end(record)
                 rates.remove_tap_limits(self._registry, key)
+
+    def _pin(self, record: MachineRecord, process: Process) -> None:
+        """Bind its vCPUs to their CPUs: a plugin may have been killed when it had just added one."""
+        key = record.spec.key
+        if places := resources.vcpu_places(record):
+            with suppress_and_log(key), self._registry.line(record) as monitor:
+                pin_vcpus(monitor, key, process, places, Deadline.after(LOOK_SECONDS))
 
     def _has_begun(self, record: MachineRecord) -> bool:
         """Whether its CPUs run and the devices of its claims have addresses, as ``resume`` waits for. If one has none,

@@ -6,11 +6,13 @@ and go with the machine. The TPM is a process (swtpm) that ``spawn`` starts besi
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,16 @@ _MAX_IMAGE = 64 << 20
 _QCOW2 = b"QFI\xfb"
 _TPM_SECONDS, _POLL_SECONDS = 5.0, 0.02
 """For a TPM to be gone, whose QEMU is gone: the kernel kills it then."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirmwareIdentity:
+    """What must be the same of the firmware of two nodes between which a machine moves while it runs."""
+
+    code: str
+    """The SHA-256 digest of the code, in hexadecimal digits. With it the code has the same size."""
+    variables_size: int
+    """Bytes of the variables."""
 
 
 def firmware_files(spec: MachineSpec, config: MachineConfig) -> FirmwareFiles:
@@ -69,6 +81,23 @@ def firmware_files(spec: MachineSpec, config: MachineConfig) -> FirmwareFiles:
                 retryable=True,
             )
     return files
+
+
+def code_digest(files: FirmwareFiles) -> str:
+    """As in ``FirmwareIdentity``. Raises Denied (``FirmwareMissing``, retryable)."""
+    try:
+        with files.code.open("rb") as image:
+            return hashlib.file_digest(image, "sha256").hexdigest()
+    except OSError as error:
+        raise Denied("FirmwareMissing", f"{files.code} cannot be read: {error.strerror}", retryable=True) from None
+
+
+def identity_here(files: FirmwareFiles) -> FirmwareIdentity:
+    """Of the firmware of this node. Raises Denied (``FirmwareMissing``, retryable)."""
+    try:
+        return FirmwareIdentity(code_digest(files), files.variables.stat().st_size)
+    except OSError as error:
+        raise Denied("FirmwareMissing", f"{files.variables} cannot be read: {error.strerror}", retryable=True) from None
 
 
 def described_firmware(*, secure_boot: bool, folders: Sequence[Path] = DESCRIPTORS) -> FirmwareFiles | None:

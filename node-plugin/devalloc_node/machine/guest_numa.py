@@ -14,7 +14,7 @@ from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
-from devalloc.api.apportion import apportion
+from devalloc.api.apportion import apportion, apportion_memory
 from devalloc_node.machine.spec import MIB, MachineSpec, NumaCell, whole_cpus
 
 BLOCK = 2 * MIB
@@ -36,15 +36,18 @@ def _grown(before: Sequence[int], after: Sequence[int]) -> int:
     return next(place for place, count in enumerate(after) if count > before[place])
 
 
+def guest_node(spec: MachineSpec, host_node: object) -> int | None:
+    """The guest node that stands for a NUMA node of the host; None if none does. ``host_node``: as a device has it
+    among its attributes, if it has any."""
+    nodes = [cell.host_node for cell in spec.numa_cells]
+    return nodes.index(host_node) if isinstance(host_node, int) and host_node in nodes else None
+
+
 def memory_by_cell(spec: MachineSpec, size: int) -> list[int]:
     """How many of so many bytes each guest node has: what is built in, and above that what comes and goes."""
     weights = [cell.memory for cell in spec.numa_cells]
     block = spec.huge_page_bytes or BLOCK
-    if spec.dimm_bytes is None:
-        return [count * block for count in apportion(size // block, weights)]
-    built_in = apportion(min(size, spec.memory.least) // block, weights)
-    dimms = apportion(max(0, size - spec.memory.least) // spec.dimm_bytes, weights)
-    return [base * block + count * spec.dimm_bytes for base, count in zip(built_in, dimms, strict=True)]
+    return apportion_memory(size, weights, block=block, least=spec.memory.least, dimm=spec.dimm_bytes)
 
 
 def cell_of_dimm(spec: MachineSpec, number: int) -> int:

@@ -32,7 +32,7 @@ from devalloc_node.machine.pci import (
     window_for,
 )
 from devalloc_node.machine.qmp import Monitor, QmpRefused, malformed_as_failed
-from devalloc_node.machine.spec import memory_text
+from devalloc_node.machine.spec import MIB, MachineSpec, memory_text
 
 LOG = logging.getLogger(__name__)
 ANSWER_SECONDS = 5.0
@@ -41,14 +41,30 @@ _LOOK_SECONDS = 0.25
 """Between looks whether a device is gone: its event may have come while the line was broken."""
 
 
-def plug_device(
-    monitor: Monitor, machine: str, device: PciDevice, deadline: Deadline, *, size: BarSizes | None = NO_BARS
-) -> str:
-    """Plug a device in; the root port that it is on then. Does nothing where it is plugged in already. ``size``: its
-    own memory; None: unknown.
+@dataclass(frozen=True, slots=True)
+class SlotNeeds:
+    """What a device needs of the slot that it goes into."""
 
-    Raises Denied: ``NoFreePciSlot``, ``QemuRefused`` (nothing is left of it then). Failed where QEMU says yes and does
-    not show it. Unknown where QEMU does not answer: it may be there.
+    size: BarSizes | None = NO_BARS
+    """Its own memory; None: unknown."""
+    node: int | None = None
+    """The guest's NUMA node that it is near; None: none, or unknown."""
+    is_cold: bool = False
+    """The machine's firmware has not run yet, and will make windows for it."""
+    spares_plain: bool = False
+    """If the machine has not started: a card with prefetchable memory of 32 bits may still come, which needs a slot
+    without a window of 64 bits. The last one is not for other devices."""
+    port: str = ""
+    """The root port that it must go into; empty: any."""
+
+
+def plug_device(
+    monitor: Monitor, machine: str, device: PciDevice, deadline: Deadline, needs: SlotNeeds = SlotNeeds()
+) -> str:
+    """Plug a device in; the root port that it is on then. Does nothing where it is plugged in already.
+
+    Raises Denied: ``NoFreePciSlot``, ``NoPciWindow``, ``QemuRefused`` (nothing is left of it then). Failed where QEMU
+    says yes and does not show it. Unknown where QEMU does not answer: it may be there.
     """
     there = present_devices(monitor, deadline)
     ids = [device.function_id(number) for number in range(len(device.functions))]
@@ -56,7 +72,7 @@ def plug_device(
         return _verified(monitor, machine, device, deadline)
     for leftover in [name for name in ids if name in there]:
         _discard(monitor, leftover, deadline)
-    port = _free(monitor, machine, device, size, deadline)
+    port = _free(monitor, machine, device, needs, deadline)
     _add_backends(monitor, device, deadline)
     added: list[str] = []
     try:
@@ -87,9 +103,11 @@ def unplug_device(monitor: Monitor, machine: str, name: str, deadline: Deadline)
         left = [i for i in ids if i in present_devices(monitor, deadline)]
         if not left:
             return
-        request_unplug(monitor, left[0], deadline)
+        is_requested = False
         while left:
             event = None
+            if not is_requested:
+                is_requested = _is_unplug_requested(monitor, left[0], deadline)
             with suppress(Unknown):  # the line broke, perhaps under another's question: it is looked at anew
                 event = events.next(deadline.capped(_LOOK_SECONDS))
             # Of several functions, and of a card's own children, the events come in any order and some without an id.
@@ -118,6 +136,17 @@ def request_unplug(monitor: Monitor, name: str, deadline: Deadline) -> None:
             raise
 
 
+def _is_unplug_requested(monitor: Monitor, name: str, deadline: Deadline) -> bool:
+    """As ``request_unplug``; False if the guest is still busy with another request for the slot (native hot-plug)."""
+    try:
+        request_unplug(monitor, name, deadline)
+    except QmpRefused as error:
+        if "guest is busy" not in error.reason:
+            raise
+        return False
+    return True
+
+
 def remove_backends(monitor: Monitor, backends: Sequence[QemuBackend], deadline: Deadline) -> None:
     """Take away what a device stood on, the last first. What is gone already is fine."""
     for backend in reversed(backends):
@@ -127,19 +156,45 @@ def remove_backends(monitor: Monitor, backends: Sequence[QemuBackend], deadline:
             LOG.debug("%s", error)
 
 
-def _free(monitor: Monitor, machine: str, device: PciDevice, size: BarSizes | None, deadline: Deadline) -> RootPort:
-    """The port that keeps the least of those that keep enough, so that large windows stay free for large devices; the
-    the one that reserves the most if none does, or if the need is unknown."""
+def _free(monitor: Monitor, machine: str, device: PciDevice, needs: SlotNeeds, deadline: Deadline) -> RootPort:
+    """A port with large enough windows: on the bus of the device's NUMA node, or else on the root bus, or else on any.
+    Of several the one that reserves the least, so that large windows stay free for large devices.
+
+    If none has, or if the need is unknown, the one that reserves the most; of several the one on the first of these
+    buses.
+    """
     root_ports = list_root_ports(monitor, deadline)
     free = [port for port in root_ports if not port.busy]
+    if needs.port:
+        if (port := next((each for each in free if each.name == needs.port), None)) is not None:
+            return port
+        raise Denied("NoFreePciSlot", f"machine {machine} has no free root port {needs.port} for {device.id}")
+    plain = [port for port in free if port.reserve.prefetchable <= FIRMWARE_WINDOW]
+    if needs.is_cold and needs.spares_plain and len(plain) == 1 < len(free):
+        is_for_it = needs.size is not None and needs.size.prefetchable_32
+        free = free if is_for_it else [port for port in free if port not in plain]
+    if free and needs.is_cold and needs.size is not None and needs.size.prefetchable_32:
+        free = plain
+        if not free:
+            raise Denied(
+                "NoPciWindow",
+                f"machine {machine} cannot start with {device.id}: it has prefetchable memory of 32 bits, and each "
+                "free PCI slot reserves a window of 64 bits, which firmware would put below 4 GiB with it; "
+                f"set spec.start.pciWindow to {memory_text(MIB)}, or add the claim when the machine runs",
+            )
     if free:
-        if size is None:
-            return max(free, key=lambda port: port.reserve)
-        wide, low = window_for(size.prefetchable), window_for(size.other)
-        enough = [port for port in free if port.reserve.prefetchable >= wide and port.reserve.memory >= low]
-        if enough:
-            return min(enough, key=lambda port: port.reserve)
-        return max(free, key=lambda port: port.reserve)
+        port = _best_port(free, needs)
+        if needs.node is not None and port.node != needs.node and any(each.node is not None for each in root_ports):
+            LOG.warning(
+                "machine %s: %s is on NUMA node %d of the guest, but goes into %s, which is on %s: no free slot of its "
+                "node has large enough windows",
+                machine,
+                device.id,
+                needs.node,
+                port.name,
+                "the root bus" if port.node is None else f"node {port.node}",
+            )
+        return port
     raise Denied(
         "NoFreePciSlot",
         f"machine {machine} has no free PCI slot for {device.id}: all of its {len(root_ports)} root ports are in use"
@@ -147,6 +202,47 @@ def _free(monitor: Monitor, machine: str, device: PciDevice, size: BarSizes | No
         else f"machine {machine} has no root ports, so nothing can be plugged into it; start it with pciSlots",
         retryable=bool(root_ports),
     )
+
+
+def free_slots(ports: Sequence[RootPort], spec: MachineSpec) -> int:
+    """How many devices a machine can still get: as many as it has PCI slots, wherever they are. It may have more ports,
+    as each of its NUMA nodes has some of its own."""
+    busy = sum(port.busy for port in ports)
+    return min(len(ports), spec.pci_slots if spec.numa_cells else len(ports)) - busy
+
+
+def _best_port(free: Sequence[RootPort], needs: SlotNeeds) -> RootPort:
+    """As ``_free``."""
+
+    def distance(port: RootPort) -> int:
+        """0 for the best bus."""
+        if port.node is None:
+            return 0 if needs.node is None else 1
+        return 0 if port.node == needs.node else 2
+
+    if needs.size is not None:
+        wide, low = window_for(needs.size.prefetchable), window_for(needs.size.other)
+        if needs.is_cold and any(port.node is not None for port in free):
+            low = 0  # there are never enough windows below 4 GiB for all slots, and firmware makes them
+        enough = [port for port in free if port.reserve.prefetchable >= wide and port.reserve.memory >= low]
+        if enough:
+            return min(enough, key=lambda port: (distance(port), port.reserve))
+    return max(free, key=lambda port: (port.reserve, -distance(port)))
+
+
+def power_slots(monitor: Monitor, machine: str, deadline: Deadline) -> None:
+    """Have the firmware of a machine whose CPUs never ran see the devices on expander buses.
+
+    The slots there have native hot-plug, and a slot that was empty when QEMU began has no power; only a reset of the
+    machine switches it on. Without it the firmware would make no windows for what is in it. Raises NodeError.
+    """
+    if not any(port.busy and port.node is not None for port in list_root_ports(monitor, deadline)):
+        return
+    with monitor.expect("RESET") as events:
+        monitor.execute("system_reset", deadline=deadline)
+        while events.next(deadline.capped(_LOOK_SECONDS)) is None:
+            if deadline.passed:
+                raise Unknown("MonitorSilent", f"QEMU of machine {machine} accepted a reset but does not report it")
 
 
 def _add_backends(monitor: Monitor, device: PciDevice, deadline: Deadline) -> None:

@@ -12,16 +12,27 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
-from devalloc_node.machine import confinement, firmware, guest_numa, machine_files, pci, preflight, spawn
-from devalloc_node.machine.command_line import MAX_QUEUES, StartContext, disk_fd, qemu_arguments, tap_fd
+from devalloc_node.machine import cloned_disks, confinement, firmware, guest_numa, machine_files, pci, preflight, spawn
+from devalloc_node.machine.command_line import (
+    MACHINE_TYPE,
+    MAX_QUEUES,
+    StartContext,
+    disk_fd,
+    image_fd,
+    qemu_arguments,
+    tap_fd,
+)
 from devalloc_node.machine.confinement import PathAccess, QemuLimits, qemu_limits, seen_by_program
+from devalloc_node.machine.firmware import FirmwareIdentity
+from devalloc_node.machine.guest_network import with_address
 from devalloc_node.machine.machine_files import MAX_SOCKET_PATH, MachineConfig
 from devalloc_node.machine.process import Process, alive, kill, wait
 from devalloc_node.machine.qmp import Monitor
@@ -31,6 +42,8 @@ LOG = logging.getLogger(__name__)
 GUESTS_UNIT = "devalloc-guests.service"
 """What asks guests to power down when the host does; it may not be there."""
 _SOCKETS = ("qmp", "console", "agent")
+TLS_FOLDER = "tls"
+"""Below a machine's folder: its keys and certificates, until QEMU has read them."""
 _POLL_SECONDS = 0.05
 _TAIL_BYTES = 2000
 _ASK_SECONDS = 10.0
@@ -38,6 +51,28 @@ _ASK_SECONDS = 10.0
 _QUIT_SECONDS = 3.0
 _KILL_SECONDS = 10.0
 """A process that is killed ends at once, unless the kernel is busy with a device of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class IncomingPlatform:
+    """What of a machine that runs elsewhere follows from that node, and must be the same here."""
+
+    machine_type: str
+    """QEMU's, with its version: ``pc-q35-7.2``."""
+    reserves: tuple[pci.WindowReserve, ...]
+    """Of its root ports, the first one first."""
+    queues: Mapping[int, int] = field(default_factory=dict)
+    """As in ``StartContext``."""
+    cells: tuple[tuple[int, int], ...] = ()
+    """What is reserved for each of its guest's NUMA nodes: thousandths of a CPU, and bytes."""
+    distances: tuple[tuple[int, ...], ...] = ()
+    """As in ``StartContext``."""
+    address_bits: int | None = None
+    """Of its CPUs; None: that node does not tell."""
+    cpu_flags: tuple[str, ...] = ()
+    """What its CPUs can do, where they are the host's own."""
+    firmware: FirmwareIdentity | None = None
+    """Of its UEFI firmware; None: it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +85,12 @@ class LaunchOptions:
     accel: Literal["kvm", "tcg"]
     tpm_uid: int | None = None
     """The user that its TPM runs as; None: the plugin's own."""
+    node_ports: int = 0
+    """Root ports on the expander bus of each NUMA node of its guest (``pci_layout.ports_per_node``)."""
+    firmware: str = ""
+    """The digest of the code of its UEFI firmware (``FirmwareIdentity.code``)."""
+    incoming: IncomingPlatform | None = None
+    """What the machine is elsewhere, where it is to be received from there; None: it begins here."""
 
 
 def memlock_needed(spec: MachineSpec, config: MachineConfig) -> int:
@@ -71,37 +112,57 @@ def check(spec: MachineSpec, config: MachineConfig, given: LaunchOptions) -> Non
         )
     if spec.tpm:
         firmware.swtpm_binary(spec, config)
-    for path, writable in files.values():
+    cloned_disks.check(spec, config)
+    for number, (path, writable) in files.items():
+        if given.incoming is not None and number in (firmware.CODE_FD, firmware.VARIABLES_FD):
+            continue  # each node has its own
         with suppress(OSError):  # the error is reported when it is opened for the machine
             fd = spawn.open_checked(path, False)
             try:
-                machine_files.check_image_free(fd, path, writable=writable)
+                if given.incoming is None:
+                    machine_files.check_image_free(fd, path, writable=writable)
+                else:
+                    machine_files.check_image_held(fd, path, writable=writable)
             finally:
                 os.close(fd)
     preflight.check_host_limits(spec, given.accel)
     preflight.check_huge_pages(spec, 0, spec.memory.use)
 
 
-def launch(spec: MachineSpec, config: MachineConfig, given: LaunchOptions, home: MachineSandbox = HOST_SANDBOX) -> None:
-    """Start QEMU, paused. It is up when its monitor greets (``await_monitor``).
+def launch(
+    spec: MachineSpec,
+    config: MachineConfig,
+    given: LaunchOptions,
+    home: MachineSandbox = HOST_SANDBOX,
+    deadline: Deadline | None = None,
+) -> None:
+    """Start QEMU, paused. It is up when its monitor greets (``await_monitor``). ``deadline``: of copying disks; those
+    of a caller without one have no time for that.
 
     Raises Denied for what the spec may not name or the host has not; ``MachineRuns`` where it runs already. Raises
     Failed (``MachineDidNotStart``).
     """
+    spec = with_address(spec, home.network)
     words, files, taps = _resolved(spec, config, given)
     folder = _folder(spec, config, given)
     if spec.firmware == "uefi":
         firmware.make_store(spec, config, firmware.firmware_files(spec, config))
+    cloned_disks.make(spec, config, deadline or Deadline.after(0.0))
     limits = qemu_limits(spec, given.accel, config.memory_slack)
     groups: list[str] = []
     if not uses_systemd(config):
         name = config.group(spec.id)
         with suppress(Failed):  # without it only parts of a CPU are refused, and that when they are asked for
             groups.append(str(confinement.make_group(config.cgroups, name).procs))
-        procs, missing = confinement.set_bounds(config.cgroups, name, limits.memory, limits.tasks)
+        procs, missing = confinement.set_bounds(config.cgroups, name, limits)
         groups += (str(each) for each in procs if str(each) not in groups)
-        if missing:
-            _log_once(f"QEMU's use of this host is not fully limited: {'; '.join(missing)}")
+        pages = [each for each in missing if each.startswith(confinement.HUGE_PAGES)]
+        if others := [each for each in missing if each not in pages]:
+            _log_once(f"QEMU's use of this host is not fully limited: {'; '.join(others)}")
+        if pages:
+            _log_once(f"QEMU's use of huge pages is not limited: {pages[0]}")
+    elif spec.huge_page_bytes:
+        _log_once("QEMU's use of huge pages is not limited: systemd has no such limit for a service")
     plan = {
         "key": spec.key,
         "argv": words,
@@ -117,6 +178,8 @@ def launch(spec: MachineSpec, config: MachineConfig, given: LaunchOptions, home:
         "inside": {tap_fd(number): nic.interface for number, nic in enumerate(spec.nics) if nic.warm},
         "cpus": home.cpus or preflight.cpus_of(*spec.host_nodes),
         "numa_cells": [asdict(cell) for cell in spec.numa_cells],  # for a plugin that has lost the machine's record
+        "node_ports": given.node_ports,
+        "firmware": given.firmware,
         "tpm": firmware.tpm_plan(spec, config, given.tpm_uid) if spec.tpm else None,
         # One that runs as the plugin's own user is that user all the same, and root could undo it.
         "sees": [] if given.uid is None else _visible_paths(words, folder, config),
@@ -250,9 +313,9 @@ def end(monitor: Monitor, machine: str, qemu: Process) -> str:
 
 
 def clean(machine_id: str, config: MachineConfig) -> None:
-    """Remove what a machine that has ended leaves on the host: its sockets, its plan, its cgroup. Logs stay."""
+    """Remove what a machine that has ended leaves on the host: its sockets, keys, plan, cgroup. Logs stay."""
     folder = config.folder(machine_id)
-    sockets = () if _has_foreign_qemu(folder) else [folder / name for name in _SOCKETS]
+    sockets = () if _has_foreign_qemu(folder) else [folder / name for name in (*_SOCKETS, TLS_FOLDER)]
     for path in (config.plan(machine_id), *sockets):
         try:
             _remove(path)
@@ -274,9 +337,10 @@ def _remove(path: Path) -> None:
 
 
 def forget(machine_id: str, config: MachineConfig) -> None:
-    """Remove all of a machine that has ended, its logs, variables and TPM too. Raises Failed."""
+    """Remove all of a machine that has ended, its logs, variables, TPM and own disks too. Raises Failed."""
     clean(machine_id, config)
     firmware.remove(machine_id, config)
+    cloned_disks.remove(machine_id, config)
     config.life(machine_id).unlink(missing_ok=True)
     with suppress(FileNotFoundError):
         if not _has_foreign_qemu(config.folder(machine_id)):
@@ -316,9 +380,9 @@ def _resolved(
         for path, what in ((spec.kernel, "kernel"), (spec.initrd, "initrd"))
     )
     uefi = firmware.firmware_files(spec, config) if spec.firmware == "uefi" else None
-    disks = [machine_files.disk_image(disk, config.folders, spec.namespace) for disk in spec.disks]
+    disks = [cloned_disks.image_of(disk, spec, config) for disk in spec.disks]
     bits, largest = preflight.address_bits(given.accel), config.devices()
-    reserves = pci.port_reserves(spec, largest, bits)
+    reserves = given.incoming.reserves if given.incoming else pci.port_reserves(spec, largest, bits, given.node_ports)
     start = StartContext(
         binary=binary,
         accel=given.accel,
@@ -327,16 +391,22 @@ def _resolved(
         initrd=initrd,
         block_disks=frozenset(n for n, path in enumerate(disks) if stat.S_ISBLK(path.stat().st_mode)),
         user_net=config.user_net,
+        machine_type=given.incoming.machine_type if given.incoming else MACHINE_TYPE,
+        is_incoming=given.incoming is not None,
         reserves=reserves,
-        aperture=pci.uefi_aperture(spec, reserves, largest, bits),
-        queues={
-            number: min(whole_cpus(spec.cpus.most), MAX_QUEUES)
-            for number, nic in enumerate(spec.nics)
-            if nic.interface and not nic.warm and nic.model == "virtio" and machine_files.has_queues(nic.interface)
-        },
-        distances=guest_numa.read_distances(spec.numa_cells, preflight.NODES),
+        node_ports=given.node_ports,
+        aperture=pci.uefi_aperture(spec, reserves, largest, bits, given.node_ports),
+        queues=_queues(spec, given.incoming),
+        distances=given.incoming.distances
+        if given.incoming
+        else guest_numa.read_distances(spec.numa_cells, preflight.NODES),
     )
-    files = {disk_fd(n): (str(path), not spec.disks[n].read_only) for n, path in enumerate(disks)}
+    files, own = {}, cloned_disks.folder_of(spec.id, config)
+    for number, (disk, path) in enumerate(zip(spec.disks, disks, strict=True)):
+        if disk.clone == "overlay":
+            files[image_fd(number)] = (str(path), False)
+        image = path if disk.clone is None else cloned_disks.clone_path(disk, own)
+        files[disk_fd(number)] = (str(image), not disk.read_only)
     taps: dict[int, str] = {}
     for number, nic in enumerate(spec.nics):
         if nic.interface is not None and not nic.warm:  # one in another namespace cannot be seen from here
@@ -346,6 +416,30 @@ def _resolved(
         files[firmware.CODE_FD] = (os.path.realpath(uefi.code), False)
         files[firmware.VARIABLES_FD] = (os.path.realpath(firmware.variable_store(spec, config)), True)
     return qemu_arguments(spec, start), files, taps
+
+
+def queues_of_cards(spec: MachineSpec) -> dict[int, int]:
+    """How many queues cards have whose TAP interfaces can have several, by the number of the card."""
+    return {
+        number: min(whole_cpus(spec.cpus.most), MAX_QUEUES)
+        for number, nic in enumerate(spec.nics)
+        if nic.interface and not nic.warm and nic.model == "virtio" and machine_files.has_queues(nic.interface)
+    }
+
+
+def _queues(spec: MachineSpec, incoming: IncomingPlatform | None) -> Mapping[int, int]:
+    """The guest sees how many queues its cards have. Raises Denied (``TapDiffers``)."""
+    here = queues_of_cards(spec)
+    if incoming is None or incoming.queues == here:
+        return here
+    number = next(n for n in sorted({*here, *incoming.queues}) if here.get(n) != incoming.queues.get(n))
+    raise Denied(
+        "TapDiffers",
+        f"nics[{number}] of machine {spec.key} has {incoming.queues.get(number, 1)} queues on its node, and TAP "
+        f"{spec.nics[number].interface} of this node gives it {here.get(number, 1)}: make both with multi_queue, or "
+        "neither",
+        retryable=True,
+    )
 
 
 def _folder(spec: MachineSpec, config: MachineConfig, given: LaunchOptions) -> Path:

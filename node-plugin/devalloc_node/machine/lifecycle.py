@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from typing import Literal
 
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.capacity import HostCapacity
@@ -18,10 +19,13 @@ from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.machine import (
     adoption,
     emulated_devices,
+    firmware,
     hotplug,
     launch,
     machine_files,
+    migration_blockers,
     pci,
+    pci_layout,
     preflight,
     rates,
     registry,
@@ -118,56 +122,84 @@ class MachineLifecycle(MachineRegistry):
             if (existing := self.find(spec.key)) is not None:
                 if self.process_of(existing) is not None:
                     if existing.state == "starting":  # perhaps the plugin was killed in the middle of it
-                        self._come_up(existing, deadline)
+                        self.come_up(existing, deadline)
                     return
                 self._settling.note_end(existing)  # who watches for that may come later
             if (survivor := machine_files.process_of(spec.id, self.config)) is not None:
                 # A journal was lost, or an older one put back.
                 raise registry.orphan_refusal(spec.key, survivor)
-            how = preflight.choose_accelerator(self.config)
             requested = existing.requested if as_it_was and existing is not None else UNKNOWN_AMOUNTS
             limited = () if existing is None else existing.tap_limits
-            record = MachineRecord(machine.to_manifest(), "starting", "", requested=requested, tap_limits=limited)
-            spec = resources.spec_started_with(spec, resources.resources_at_start(record))
-            began = False
-            try:
-                with self._told_by(spec.key):  # an image that hangs delays no other machine
-                    launch.check(spec, self.config, launch.LaunchOptions("", None, how))
-                with self._among_all(user_ids.LOCK, deadline, f"start {spec.key}"):
-                    if self._room is not None:
-                        self._room.check(machine, spec)
-                    user = user_ids.free_user(spec.key, self.config, self.records)
-                    tpm_user = None
-                    if spec.tpm:
-                        tpm_user = user_ids.free_user(spec.key, self.config, self.records, "tpm_user", user)
-                    given = launch.LaunchOptions(str(uuid.uuid4()), user, how, tpm_user)
-                    record = replace(record, run=given.uuid, user=given.uid, tpm_user=given.tpm_uid)
-                    if spec.pinned and not spec.wants_sandbox:
-                        host = self.config.topology()
-                        with self.homes.choosing_cpus() as loads:  # or a setup could be given the same ones
-                            cpus = resources.free_cpus(spec, host, loads, self.exclusive_cpus())
-                            self.put(record := replace(record, cpus=tuple(cpus)))
-                    else:
-                        self.put(record)
-                began = True
-                home = HOST_SANDBOX if not spec.wants_sandbox else self.homes.give(spec, given.uuid)
-                if record.cpus:
-                    home = MachineSandbox(cpus=record.cpus)
-                elif home.cpus:
-                    record = replace(record, cpus=home.cpus)
+            record = MachineRecord(
+                machine.to_manifest(),
+                "starting",
+                str(uuid.uuid4()),
+                requested=requested,
+                tap_limits=limited,
+                node_ports=pci_layout.ports_per_node(spec),
+            )
+            self.begin(record, preflight.choose_accelerator(self.config), deadline)
+
+    def begin(
+        self,
+        record: MachineRecord,
+        accel: Literal["kvm", "tcg"],
+        deadline: Deadline,
+        incoming: launch.IncomingPlatform | None = None,
+    ) -> None:
+        """Write down a machine that does not live, and start its QEMU. Only for the holder of its lock. ``incoming``:
+        it is to receive a machine that runs elsewhere as this. Raises as ``start``."""
+        machine, began = record.machine, False
+        spec = resources.spec_started_with(record.spec, resources.resources_at_start(record))
+        try:
+            with self._told_by(spec.key):  # an image that hangs delays no other machine
+                code = ""
+                if spec.firmware == "uefi":
+                    code = firmware.code_digest(firmware.firmware_files(spec, self.config))
+                options = launch.LaunchOptions(
+                    "", None, accel, node_ports=record.node_ports, firmware=code, incoming=incoming
+                )
+                record = replace(record, firmware=code)
+                launch.check(spec, self.config, options)
+            if self._room is not None:
+                self._room.count_stored(spec)
+            with self._among_all(user_ids.LOCK, deadline, f"start {spec.key}"):
+                if self._room is not None:
+                    self._room.check(machine, spec)
+                user = user_ids.free_user(spec.key, self.config, self.records)
+                tpm_user = None
+                if spec.tpm:
+                    tpm_user = user_ids.free_user(spec.key, self.config, self.records, "tpm_user", user)
+                given = replace(options, uuid=record.run, uid=user, tpm_uid=tpm_user)
+                record = replace(record, user=given.uid, tpm_user=given.tpm_uid)
+                if spec.pinned and not spec.wants_sandbox:
+                    host = self.config.topology()
+                    with self.homes.choosing_cpus() as loads:  # or a setup could be given the same ones
+                        cpus = resources.free_cpus(spec, host, loads, self.exclusive_cpus())
+                        self.put(record := replace(record, cpus=tuple(cpus)))
+                else:
                     self.put(record)
-                launch.launch(spec, self.config, given, home)
-                self._come_up(record, deadline)
-            except (NodeError, OSError) as raised:
-                error = raised if isinstance(raised, NodeError) else _refused_by_host(spec.key, raised)
-                if began and error.code != "MachineRuns":
-                    self._take_back(record, error)
-                raise error from None
+            began = True
+            home = HOST_SANDBOX if not spec.wants_sandbox else self.homes.give(spec, given.uuid)
+            if record.cpus:
+                home = MachineSandbox(cpus=record.cpus)
+            elif home.cpus:
+                record = replace(record, cpus=home.cpus)
+                self.put(record)
+            launch.launch(spec, self.config, given, home, deadline.capped(deadline.seconds / 2))
+            self.come_up(record, deadline)
+        except (NodeError, OSError) as raised:
+            error = raised if isinstance(raised, NodeError) else _refused_by_host(spec.key, raised)
+            if began and error.code != "MachineRuns":
+                self._take_back(record, error)
+            raise error from None
 
     @contextmanager
     def admitted(self, machine: VirtualMachine, spec: MachineSpec, deadline: Deadline) -> Iterator[None]:
         """Inside, there is capacity for one more machine, and no other one is admitted: record it there
         for ``others``. Raises Denied (``HostFull``), Failed."""
+        if self._room is not None:
+            self._room.count_stored(spec)
         with self._among_all(user_ids.LOCK, deadline, f"admit {spec.key}"):
             if self._room is not None:
                 self._room.check(machine, spec)
@@ -205,6 +237,8 @@ class MachineLifecycle(MachineRegistry):
             record, _ = self.running(key)
             with self.line(record) as monitor:
                 if not monitor.execute("query-status", deadline=deadline)["running"]:
+                    if record.spec.numa_cells and registry.is_paused(monitor, deadline):
+                        hotplug.power_slots(monitor, key, deadline)
                     monitor.execute("cont", deadline=deadline)
                 status = monitor.execute("query-status", deadline=deadline)["status"]
                 if status not in ("running", SLEEPING):
@@ -295,6 +329,27 @@ class MachineLifecycle(MachineRegistry):
             self.put(record.become("stopped", "StoppedOnRequest", "it was stopped on request"))
             self._settling.gone(record)
 
+    def finish(self, key: str, run: str, message: str, deadline: Deadline) -> bool:
+        """End a run of a machine because its guest reported that it has finished: its guest powers down within the time
+        of its spec, or it is ended then. Its restart policy decides what comes next. False, and nothing to do, if
+        that run has ended, or is to be stopped. Raises NodeError.
+
+        What is recorded meanwhile is as before: if the plugin is killed, a guest that powers down ends by itself.
+        """
+        with self.hold(key, deadline, "end it because its guest has finished"):
+            record = self.find(key)
+            process = None if record is None else self.process_of(record)
+            if record is None or process is None or record.run != run or record.state != "running":
+                return False
+            self._end(record, process, min(record.spec.powerdown_seconds, deadline.seconds), True, deadline)
+            text = "its guest reported that it has finished"
+            ended = record.become("stopped", "GuestFinished", f"{text}: {message}" if message else text)
+            if record.reason == "StopWanted":  # it had been asked to, and would be started again otherwise
+                ended = record.become("stopped", "StoppedOnRequest", "it was stopped on request")
+            self.put(ended)
+            self._settling.gone(record)
+        return True
+
     def undo_start(self, key: str, deadline: Deadline) -> None:
         """End one whose start failed, or was cut off and not finished. It has failed then, and stays wanted.
 
@@ -329,11 +384,14 @@ class MachineLifecycle(MachineRegistry):
             self._settling.leave(key)
 
     def remove_remains(self, key: str, deadline: Deadline) -> None:
-        """Remove the variables, TPM and logs of a deleted machine that is not in the journal, so that no later machine
-        of its name gets them. Nothing to do where one of that name is known, or lives. Raises NodeError."""
+        """Remove the variables, TPM, own disks and logs of a deleted machine that is not in the journal, so that no
+        later machine of its name gets them. Nothing to do if one of that name is known, or lives, or if they are
+        another machine's. Raises NodeError."""
         name = machine_id(key)
-        there = (self.config.firmware(name), self.config.tpm(name))
+        there = (self.config.firmware(name), self.config.tpm(name), self.config.disks(name))
         if self.records.record(MACHINES, key) is not None or not any(folder.exists() for folder in there):
+            return
+        if self.has_files_of_another(key):
             return
         with self.hold(key, deadline, "remove what is left of it"):
             if self.records.record(MACHINES, key) is None and self.lost(key) is None:
@@ -405,6 +463,16 @@ class MachineLifecycle(MachineRegistry):
         with self._among_all(user_ids.LOCK, deadline, "count the machines"):
             yield [*without_object(self.records, gone), *self._others()]
 
+    def why_not_movable(self, key: str) -> str | None:
+        """What keeps a machine that runs on this node while it runs; empty if nothing does, None if QEMU does not
+        answer."""
+        try:
+            record, _ = self.running(key)
+            with self.line(record) as monitor:
+                return migration_blockers.why_not_movable(record, monitor, Deadline.after(LOOK_SECONDS)) or ""
+        except NodeError:
+            return None
+
     def plug_in(self, key: str, device: EmulatedDevice, deadline: Deadline) -> EmulatedDevice:
         """Plug in an emulated device, until this QEMU ends (``emulated_devices.plug_emulated``). Raises NodeError."""
         with self.hold(key, deadline, f"plug {device.name}"):
@@ -460,8 +528,8 @@ class MachineLifecycle(MachineRegistry):
                         error = machine_files.ImageInUse(error.path, f"machine {other.spec.key}{itself}")
             raise error from None
 
-    def _come_up(self, record: MachineRecord, deadline: Deadline) -> None:
-        """The rest of starting, once there is a process: may be done again."""
+    def come_up(self, record: MachineRecord, deadline: Deadline) -> None:
+        """The rest of starting, once there is a process: may be done again. Only for the holder of its lock."""
         spec, begins = record.spec, resources.resources_at_start(record)
         with self.line(record) as monitor:
             seconds = launch.seconds_to_answer(spec, self.config, begins.memory_bytes or 0)
@@ -483,6 +551,30 @@ class MachineLifecycle(MachineRegistry):
             for problem in problems:
                 LOG.warning("machine %s: %s", spec.key, problem)
         self._settling.watch(spec.key, process)
+
+    def remove(self, record: MachineRecord, deadline: Deadline) -> None:
+        """End QEMU of a machine without asking its guest, and keep nothing of it. Only for the holder of its lock."""
+        self.end_process(record, deadline)
+        self._settling.gone(record)
+        if not rates.remove_tap_limits(self, record.spec.key):
+            raise _limits_remain(record.spec.key)
+        launch.forget(record.spec.id, self.config)
+        self.records.drop(MACHINES, record.spec.key)
+
+    def end_process(self, record: MachineRecord, deadline: Deadline) -> None:
+        """End its QEMU, if it lives, without asking its guest. Only for the holder of its lock."""
+        process = self.process_of(record)
+        if process is not None:
+            self.put(record.become("stopping"))
+            self._end(record, process, 0.0, True, deadline)
+
+    def end_moving(self, key: str, deadline: Deadline) -> None:
+        """End one that changes its node, on either side, without asking its guest, and keep nothing of it. Only if the
+        store says that another node may run it. Nothing to do where it does not change its node. Raises NodeError."""
+        with self.lock(key, deadline, "end it"):
+            record = self.find(key)
+            if record is not None and record.migration is not None:
+                self.remove(record, deadline)
 
     def _lives(self, record: MachineRecord) -> Process:
         process = self.process_of(record)
@@ -568,7 +660,7 @@ def _is_tidy(machines: MachineRegistry, key: str) -> bool:
     """
     due = Deadline.after(LOOK_SECONDS)
     record = machines.record_for(key)
-    if record.state != "running" or machines.process_of(record) is None:
+    if record.state != "running" or record.migration is not None or machines.process_of(record) is None:
         return False
     with machines.line(record) as monitor:
         if emulated_devices.has_leftovers(seen := emulated_devices.observe_emulated(monitor, due)):

@@ -140,6 +140,10 @@ class MachineConfig:
         """Its service, where systemd runs this host."""
         return f"devalloc-{self.group(machine_id)}.service"
 
+    def disks(self, machine_id: str) -> Path:
+        """A folder with the disks that a machine has of its own: root's, and kept until the machine is deleted."""
+        return self.state / f"{machine_id}.disks"
+
     def plan(self, machine_id: str) -> Path:
         """What its start was told; it stays as long as the machine lives."""
         return self.state / f"{machine_id}.start"
@@ -155,8 +159,8 @@ _MULTI_QUEUE = 0x100
 _EXTERNAL_DATA = 1 << 2
 _FLOCK = struct.Struct("hhqqi4x")
 """As fcntl(2) has it where pointers have 64 bits."""
-_WRITES, _READS_ALONE, _NO_OTHER_WRITES = 101, 200, 201
-"""Bytes of an image that QEMU locks: it writes, bears no other reader, bears no other writer."""
+_READS, _WRITES, _READS_ALONE, _NO_OTHER_WRITES = 100, 101, 200, 201
+"""Bytes of an image that QEMU locks: it reads, it writes, bears no other reader, bears no other writer."""
 
 
 def resolve_allowed(
@@ -290,10 +294,12 @@ def disk_image(disk: Disk, folders: Sequence[AllowedFolder], namespace: str) -> 
     """
     if disk.format not in ("raw", "qcow2"):
         raise Denied("DiskFormat", f"disk {disk.path}: its format must be raw or qcow2, not {disk.format!r}")
-    real = resolve_allowed(disk.path, folders, namespace, "disk", writes=not disk.read_only)
+    real = resolve_allowed(disk.path, folders, namespace, "disk", writes=not (disk.read_only or disk.clone))
     mode = real.stat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
         raise Denied("PathNotFile", f"disk {disk.path} is neither a file nor a block device")
+    if disk.clone and not stat.S_ISREG(mode):
+        raise Denied("PathNotFile", f"disk {disk.path} is not a file: a block device cannot be cloned")
     if stat.S_ISBLK(mode):
         _refuse_host_disk(disk.path, real)
     if disk.format == "qcow2":
@@ -334,6 +340,26 @@ def check_image_free(fd: int, path: str, *, writable: bool) -> None:
             return
         if kind != fcntl.F_UNLCK:
             raise ImageInUse(path)
+
+
+def check_image_held(fd: int, path: str, *, writable: bool) -> None:
+    """That a QEMU has an image open, and writes to it where it may: the proof that a machine of another node has the
+    same image under the same path. Raises Denied (``DiskNotShared``).
+    """
+    query = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _WRITES if writable else _READS, 1, 0)
+    try:
+        kind, *_ = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, query))
+    except OSError as error:
+        why = f"its file system has no locks ({error.strerror})"
+    else:
+        if kind != fcntl.F_UNLCK:
+            return
+        why = "the lock of the other node's QEMU is not seen here"
+    raise Denied(
+        "DiskNotShared",
+        f"disk {path} is not proven to be the same file on both nodes, because {why}; put it on a file system with "
+        "locks that both nodes share, under the same path",
+    )
 
 
 def checked_tap(interface: str, patterns: Sequence[str], namespace: str) -> str:

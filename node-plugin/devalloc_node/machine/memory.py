@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.machine.command_line import BLOCK, dimm, dimm_backend, dimm_id, ram_backend
+from devalloc_node.machine.command_line import dimm, dimm_backend, dimm_id, ram_backend
 from devalloc_node.machine.guest_numa import memory_by_cell
 from devalloc_node.machine.hotplug import request_unplug
 from devalloc_node.machine.pci import PERIPHERAL, present_devices
@@ -90,6 +90,12 @@ def requested_total(monitor: Monitor, deadline: Deadline) -> int | None:
     return observe_memory(monitor, deadline).base + devices[0].others + devices[0].requested + pending
 
 
+def has_dimms_in_order(monitor: Monitor, deadline: Deadline) -> bool:
+    """Whether our DIMMs are those that a QEMU begins with that is started with as many."""
+    dimms = _dimms(monitor, deadline)
+    return dimms == set(range(len(dimms)))
+
+
 def scale(
     monitor: Monitor,
     machine: str,
@@ -136,8 +142,7 @@ def _scale_nodes(
     monitor: Monitor, spec: MachineSpec, devices: Sequence[VirtioMem], goal: int, deadline: Deadline
 ) -> int:
     """Each guest node by its share. What is to leave does so first, so that the host's nodes have room for the rest."""
-    block = spec.huge_page_bytes or BLOCK
-    goals = memory_by_cell(spec, -(-goal // block) * block)
+    goals = memory_by_cell(spec, goal)
     built_in = memory_by_cell(spec, spec.memory.least)
     wanted = {device.path: goals[device.node] - built_in[device.node] for device in devices}
     for device in sorted(devices, key=lambda device: wanted[device.path] - device.size):

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from devalloc.inventory.pci import BarSizes
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
+from devalloc_node.machine.pci_layout import PortPlace, port_places
 from devalloc_node.machine.qmp import Monitor, QmpRefused
 from devalloc_node.machine.spec import MIB, MachineSpec, memory_text
 from devalloc_node.model.step import PreparedDevice
@@ -44,19 +45,27 @@ def window_for(size: int) -> int:
     return 0 if 2 * size <= FIRMWARE_WINDOW else -(-2 * size // MIB) * MIB
 
 
-def port_reserves(spec: MachineSpec, devices: BarSizes, address_bits: int | None) -> tuple[WindowReserve, ...]:
-    """What each root port reserves, the first port first.
+def port_reserves(
+    spec: MachineSpec, devices: BarSizes, address_bits: int | None, node_ports: int = 0
+) -> tuple[WindowReserve, ...]:
+    """What each root port reserves, in the order of ``port_places``.
 
     Where its spec says nothing, as much as any of ``devices`` needs, on as many ports as its CPUs, which address memory
     with ``address_bits`` (None: unknown), have addresses for: that many one after the other, or, with UEFI firmware,
-    as ``_aperture_fits`` has it. Raises Denied (``NoPciWindow``) where they have not enough for what its spec says.
+    as ``_aperture_fits`` has it. If any of ``devices`` has prefetchable memory of 32 bits, the last port of each bus
+    reserves none of 64 bits, so that a machine can start with it (``hotplug.plug_device``).
+
+    Raises Denied (``NoPciWindow``) where its CPUs have not enough addresses for as many windows as the machine has PCI
+    slots, of the size that its spec says.
     """
+    places = port_places(spec, node_ports)
+    order = sorted(places, key=lambda port: port.window_order)
     wide = window_for(devices.prefetchable) if spec.pci_window is None else -(-spec.pci_window // MIB) * MIB
     low = window_for(devices.other)
     room = _room(spec, address_bits)
-    fit = spec.pci_slots if room is None or not wide else min(spec.pci_slots, room // wide)
+    fit = len(places) if room is None or not wide else min(len(places), room // wide)
     if spec.firmware == "uefi":
-        while wide and fit and not _aperture_fits(spec, _aperture([wide] * fit), address_bits):
+        while wide and fit and not _aperture_fits(spec, _aperture(_by_bus(order, [wide] * fit)), address_bits):
             fit -= 1
     if spec.pci_window is not None and fit < spec.pci_slots:
         raise Denied(
@@ -65,25 +74,40 @@ def port_reserves(spec: MachineSpec, devices: BarSizes, address_bits: int | None
             f"its CPUs (physical addresses of {address_bits} bits) have {memory_text((room or 0) // MIB * MIB)} of "
             "addresses for them; lower spec.start.pciWindow or spec.pciSlots",
         )
-    fit_low = min(spec.pci_slots, _LOW // low) if low else 0
-    return tuple(WindowReserve(wide if n < fit else 0, low if n < fit_low else 0) for n in range(spec.pci_slots))
+    if devices.prefetchable_32 and spec.pci_window is None:
+        buses = len({port.node for port in places})
+        fit = min(fit, max(1, len(places) - buses))
+    fit_low = min(len(places), _LOW // low) if low else 0
+    rank = {port.id: number for number, port in enumerate(order)}
+    return tuple(
+        WindowReserve(wide if rank[port.id] < fit else 0, low if rank[port.id] < fit_low else 0) for port in places
+    )
 
 
 def uefi_aperture(
-    spec: MachineSpec, reserves: Sequence[WindowReserve], devices: BarSizes, address_bits: int | None
+    spec: MachineSpec,
+    reserves: Sequence[WindowReserve],
+    devices: BarSizes,
+    address_bits: int | None,
+    node_ports: int = 0,
 ) -> int:
     """Bytes of addresses above 4 GiB that OVMF is to give to devices: for the windows that ports reserve, and for a
     device on each port that is there from the start, which may be as large as any of ``devices``. 0: no such firmware,
     or it needs no more than it has by itself.
 
-    If the CPUs cannot address that much, it is what the ports reserve, and then devices may find no addresses when the
-    machine starts.
+    If the CPUs cannot address that much, it is for as many devices as the machine has PCI slots, or for what the ports
+    reserve alone; and then devices may find no addresses when the machine starts.
     """
     if spec.firmware != "uefi":
         return 0
-    reserved = [reserve.prefetchable for reserve in reserves]
-    for sizes in ([max(size, devices.prefetchable) for size in reserved], reserved):
-        size = _aperture(sizes)
+    places = port_places(spec, node_ports)[: len(reserves)]
+    ports = sorted(zip(places, reserves, strict=False), key=lambda each: each[0].window_order)
+    for count in dict.fromkeys((len(ports), min(spec.pci_slots, len(ports)), 0)):
+        sizes = [
+            max(reserve.prefetchable, devices.prefetchable if number < count else 0)
+            for number, (_, reserve) in enumerate(ports)
+        ]
+        size = _aperture(_by_bus([port for port, _ in ports], sizes))
         if _aperture_fits(spec, size, address_bits):
             return size if size > _OVMF_APERTURE else 0
     return 0
@@ -93,10 +117,26 @@ _OVMF_APERTURE = 32 * GIB
 """What OVMF has by itself."""
 
 
-def _aperture(windows: Iterable[int]) -> int:
-    """For such windows. OVMF makes each as large as the next power of two, and puts it at a multiple of that; a GiB is
-    for all small ones together."""
-    return sum(_power_of_two(size) for size in windows) + GIB
+def _by_bus(ports: Sequence[PortPlace], windows: Sequence[int]) -> dict[int | None, list[int]]:
+    """The windows of ports, of which the last ones may have none, by the guest node of their bus."""
+    buses: dict[int | None, list[int]] = {port.node: [] for port in ports}
+    for port, window in zip(ports, windows, strict=False):
+        buses[port.node].append(window)
+    return buses
+
+
+def _aperture(buses: Mapping[int | None, Sequence[int]]) -> int:
+    """For the windows of root buses. OVMF makes each as large as the next power of two, and puts it at a multiple of
+    that; a GiB is for all small ones together. What several root buses need lies one after the other, each at a
+    multiple of its largest window, and each has small ones too."""
+    needs = {node: [_power_of_two(size) for size in windows] for node, windows in buses.items()}
+    if len(needs) < 2:
+        return sum(map(sum, needs.values())) + GIB
+    total = 0
+    for windows in needs.values():
+        largest = max(windows, default=FIRMWARE_WINDOW)
+        total += -(-(sum(windows) + FIRMWARE_WINDOW) // largest) * largest
+    return total + GIB
 
 
 def _aperture_fits(spec: MachineSpec, size: int, address_bits: int | None) -> bool:
@@ -204,11 +244,19 @@ class RootPort:
     busy: bool
     reserve: WindowReserve
     """What it reserves for a device, from the command line; nothing if unknown."""
+    node: int | None = None
+    """The guest's NUMA node whose expander bus it is on; None: it is on another bus."""
+
+
+_EXPANDER = "child<pxb-pcie>"
+_NODES = 128
+"""QEMU has fewer NUMA nodes; this is its number of an expander bus of none."""
 
 
 def list_root_ports(monitor: Monitor, deadline: Deadline) -> list[RootPort]:
     """All root ports, in the order of their names; what is on them, as QEMU has it whatever the guest did yet."""
     root_ports = []
+    nodes = _expander_nodes(monitor, deadline)
     for folder in (PERIPHERAL, "/machine/peripheral-anon"):
         for entry in monitor.execute("qom-list", {"path": folder}, deadline=deadline):
             if entry["type"] not in _PORTS:
@@ -219,8 +267,28 @@ def list_root_ports(monitor: Monitor, deadline: Deadline) -> list[RootPort]:
             for bus in (p["name"] for p in properties if p["type"] == "child<PCIE>"):
                 inside = monitor.execute("qom-list", {"path": f"{path}/{bus}"}, deadline=deadline)
                 busy = any(p["name"].startswith("child[") for p in inside)
-                root_ports.append(RootPort(entry["name"], bus, f"{path}/{bus}", busy, reserve))
+                node = nodes.get(_parent_bus(monitor, path, deadline)) if nodes else None
+                root_ports.append(RootPort(entry["name"], bus, f"{path}/{bus}", busy, reserve, node))
     return sorted(root_ports, key=lambda port: [int(w) if w.isdigit() else w for w in re.split(r"(\d+)", port.name)])
+
+
+def _expander_nodes(monitor: Monitor, deadline: Deadline) -> dict[str, int]:
+    """The guest nodes of expander buses, by the name of the bus."""
+    entries = monitor.execute("qom-list", {"path": PERIPHERAL}, deadline=deadline)
+    names = [str(entry["name"]) for entry in entries if entry["type"] == _EXPANDER]
+    nodes = {
+        name: int(
+            monitor.execute("qom-get", {"path": f"{PERIPHERAL}/{name}", "property": "numa_node"}, deadline=deadline)
+        )
+        for name in names
+    }
+    return {name: node for name, node in nodes.items() if 0 <= node < _NODES}
+
+
+def _parent_bus(monitor: Monitor, path: str, deadline: Deadline) -> str:
+    """The name of the bus that a port is on."""
+    where = monitor.execute("qom-get", {"path": path, "property": "parent_bus"}, deadline=deadline)
+    return str(where).rpartition("/")[2]
 
 
 def _reserve(monitor: Monitor, path: str, properties: Container[str], deadline: Deadline) -> WindowReserve:

@@ -30,7 +30,7 @@ from devalloc_node.machine.records import (
     MachineView,
 )
 from devalloc_node.machine.spec import MIB, NO_RATES, MachineSpec, memory_text, spec_of
-from devalloc_node.model.step import Prepared
+from devalloc_node.model.step import NUMA_NODE, Prepared
 
 
 def check_slots(machine: VirtualMachine, claims: Sequence[Prepared]) -> None:
@@ -46,7 +46,6 @@ def check_slots(machine: VirtualMachine, claims: Sequence[Prepared]) -> None:
         )
 
 
-_NUMA_NODE = "resource.kubernetes.io/numaNode"
 _CHANGED_BY_OBJECTS = ("scaling", "runner", "disk", "disk_io", "network", "reserve_max", "numa_policy")
 """What is not told to QEMU: objects change it while their machines run. A machine of the service has no object."""
 
@@ -58,7 +57,7 @@ def check_numa(machine: VirtualMachine, claims: Sequence[Prepared]) -> None:
     if machine.metadata.uid or start is None or machine.spec.numa_policy != "single-numa-node":
         return
     for device in (device for claim in claims for device in claim.devices if not device.admin):
-        numa = device.attributes.get(_NUMA_NODE)
+        numa = device.attributes.get(NUMA_NODE)
         if numa not in (None, start.numa_node):
             raise Denied(
                 "NumaNodeMismatch",
@@ -179,6 +178,7 @@ def _host(binary: str) -> list[object]:
 NODES = Path("/sys/devices/system/node")
 EMULATED_BITS = 40
 """Bits of an address of memory in an emulated CPU (QEMU's TCG)."""
+_FLAGS = re.compile(r"^flags\s*: (.*)$", re.MULTILINE)
 _PHYSICAL = re.compile(r"^address sizes\s*: (\d+) bits physical", re.MULTILINE)
 _AMOUNT = re.compile(r"^(?:MemTotal|SwapTotal):\s*(\d+) kB$", re.MULTILINE)
 _PERMANENT_FAILURES = ("Invalid SMP CPUs", "phys-bits too low", "maximum memory size")
@@ -264,6 +264,15 @@ def _bytes_of_host(proc: Path) -> int | None:
     except OSError:
         return None
     return sum(map(int, sizes)) * 1024 if sizes else None
+
+
+def cpu_flags(proc: Path = Path("/proc")) -> tuple[str, ...]:
+    """What the host's CPUs can do, by name; none where the host does not tell."""
+    try:
+        match = _FLAGS.search((proc / "cpuinfo").read_text())
+    except OSError:
+        return ()
+    return () if match is None else tuple(sorted(set(match[1].split())))
 
 
 def address_bits(accel: Literal["kvm", "tcg"], proc: Path = Path("/proc")) -> int | None:

@@ -29,7 +29,7 @@ LOG = logging.getLogger(__name__)
 GROUP = "devalloc-disk-io"
 """The throttle group that all disks of a machine share."""
 _UNDO_SECONDS = 10.0
-_LIVING = ("starting", "running", "stopping")
+_LIVING = ("starting", "running", "stopping", "incoming")
 _MAX_PATH = 256
 """Characters of a disk's path in QEMU."""
 _FLASH = "/machine/system.flash"
@@ -185,7 +185,8 @@ def remove_tap_limits(machines: MachineRegistry, key: str) -> bool:
             except OSError as error:
                 left.append(place)
                 LOG.warning("machine %s: cannot remove the limit of TAP %s yet: %s", key, tap, error)
-    machines.put(replace(record, tap_limits=tuple(left)))
+    if tuple(left) != record.tap_limits:  # it is tried again and again
+        machines.put(replace(record, tap_limits=tuple(left)))
     return not left
 
 

@@ -67,10 +67,14 @@ class MachineView:
     is_paused: bool = False
     """Its start has not come to its end, as far as is known: its CPUs do not run yet, or, where the plugin was killed
     meanwhile, its guest may still be giving its devices addresses."""
+    is_moving: bool = False
+    """It is about to change its node; until then nothing else changes it."""
     plain: tuple[EmulatedDevice, ...] = ()
     """What was plugged in beside the devices of claims, as QEMU shows it."""
     rates: RateLimits = NO_RATES
     """What it is limited to."""
+    network_address: str = ""
+    """Of its guest, on its warm card; empty: none is known."""
 
     @property
     def taps(self) -> tuple[str, ...]:
@@ -105,7 +109,8 @@ MACHINES = "machine"
 PLUGS = "plug"
 """The room that holds what is plugged in, by the target of its step."""
 
-RecordState = Literal["starting", "running", "stopping", "stopped", "failed"]
+RecordState = Literal["starting", "running", "stopping", "stopped", "failed", "incoming"]
+"""``incoming``: QEMU waits for a machine of another node, or has it; it is that node's until it is taken over."""
 
 
 class MachineRecords(Protocol):
@@ -118,6 +123,18 @@ class MachineRecords(Protocol):
     def put(self, room: str, name: str, content: Mapping[str, Value]) -> None: ...
 
     def drop(self, room: str, name: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class MachineMigration:
+    """A machine that is about to change its node. As long as this is recorded, only its migration changes the machine:
+    whether it lives on here or there is the store's word, which a plugin that was killed meanwhile has not heard."""
+
+    uid: str
+    """Of the migration."""
+    role: Literal["source", "target"]
+    certificate: str = ""
+    """That of the authority by which the other side knows this one (PEM)."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +168,14 @@ class MachineRecord:
     """Of the host, that its vCPUs are pinned to, by their slots."""
     numa_cells: tuple[NumaCell, ...] | None = None
     """NUMA nodes that the guest of this run has; None: those of its manifest."""
+    node_ports: int = 0
+    """Root ports on the expander bus of each of these nodes; 0: it was started without such buses."""
+    firmware: str = ""
+    """The digest of the code of its UEFI firmware, as it was when this run began; empty: it has none, or that is not
+    known."""
     reason: str = ""
     message: str = ""
+    migration: MachineMigration | None = None
     tpm_user: int | None = None
     """What its TPM runs as; None: the plugin's own user, or it has no TPM."""
 
@@ -164,6 +187,11 @@ class MachineRecord:
     def spec(self) -> MachineSpec:
         spec = spec_of(self.machine)
         return spec if self.numa_cells is None else replace(spec, numa_cells=self.numa_cells)
+
+    @property
+    def is_incoming(self) -> bool:
+        """Whether it waits here for a machine of another node."""
+        return self.state == "incoming" and self.migration is not None and self.migration.role == "target"
 
     def become(self, state: RecordState, reason: str = "", message: str = "") -> MachineRecord:
         return replace(self, state=state, reason=reason, message=message)
@@ -177,6 +205,7 @@ class MachineRecord:
     def will_restart(self) -> bool:
         """Whether its policy has it started again where it does not live."""
         is_over = self.state == "stopping" or self.reason in ("StoppedOnRequest", "StopWanted")
+        is_over = is_over or self.migration is not None  # perhaps it runs on another node
         return self.spec.restart == "Always" and self.spec.running and self.spec.adopt is None and not is_over
 
     def asked_to_stop(self) -> MachineRecord:
@@ -211,8 +240,11 @@ def content_of(record: MachineRecord) -> dict[str, Any]:
         "cpus_left": record.cpus_left,
         "cpus": list(record.cpus),
         "numa_cells": None if record.numa_cells is None else [asdict(cell) for cell in record.numa_cells],
+        "node_ports": record.node_ports,
+        "firmware": record.firmware,
         "reason": record.reason,
         "message": record.message,
+        "migration": None if record.migration is None else asdict(record.migration),
     }
 
 
@@ -235,8 +267,11 @@ def record_of(key: str, content: Mapping[str, Any]) -> MachineRecord:
             cpus_left=content.get("cpus_left", False),
             cpus=tuple(map(int, content.get("cpus", ()))),
             numa_cells=cells_of(content.get("numa_cells", ())),  # an earlier version gave a guest none
+            node_ports=int(content.get("node_ports", 0)),
+            firmware=str(content.get("firmware", "")),
             reason=content.get("reason", ""),
             message=content.get("message", ""),
+            migration=None if (moves := content.get("migration")) is None else MachineMigration(**moves),
         )
         if record.spec.key != key:
             raise ValueError(f"it belongs to {record.spec.key}")

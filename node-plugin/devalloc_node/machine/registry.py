@@ -34,6 +34,7 @@ from devalloc_node.machine.records import (
     MACHINES,
     UNKNOWN_AMOUNTS,
     MachineAmounts,
+    MachineMigration,
     MachineRecord,
     MachineRecords,
     MachineView,
@@ -162,6 +163,8 @@ def record_after_end(record: MachineRecord, config: MachineConfig) -> MachineRec
     """What is to be noted of a machine that was known to live and does not."""
     words = machine_files.last_words(config, record.spec.id)
     on_request = record.state == "stopping" or record.reason == "StopWanted"
+    if record.state == "incoming":
+        return record.become("failed", "MigrationFailed", f"it ended before it was taken over: {words}".rstrip(": "))
     if record.state == "starting" and not on_request:  # not to its end, so that no policy forbids to start it again
         return record.become("failed", "MachineDidNotStart", f"its start was not completed: {words}".rstrip(": "))
     code, text = ("StoppedOnRequest", "it was stopped on request") if on_request else ("MachineEnded", "it ended")
@@ -184,6 +187,13 @@ def _why_paused(status: str) -> tuple[str, str]:
     return code, f"its CPUs are paused: {why}"
 
 
+def _migrates(migration: MachineMigration | None) -> str:
+    if migration is None:
+        return ""
+    where = "to another node" if migration.role == "source" else "to this node"
+    return f"it moves {where} (migration {migration.uid})"
+
+
 def _wanted_next(record: MachineRecord) -> MachineAmounts:
     """Of one that does not live: what its policy starts it with, or else who creates it again."""
     comes_back = record.will_restart and not record.spec.uid
@@ -197,11 +207,14 @@ def machine_view(
     if process is None and look.problem is None and record.state in ("running", "stopping"):
         record = record_after_end(record, config)  # which is noted soon
     phases = {"starting": "Starting", "running": "Running", "stopping": "Stopping", "failed": "Failed"}
+    phases["incoming"] = "Starting"
     phase, reason, message = phases.get(record.state, "Stopped"), record.reason, record.message
     if look.problem is not None:
         phase, reason, message = "Unknown", look.problem.code, look.problem.message
     elif process is None and phase != "Failed":
         phase = "Stopped"
+    elif process is not None and record.migration is not None:
+        reason, message = "MachineMigrates", _migrates(record.migration)
     elif phase == "Running" and look.status != "running":
         reason, message = _why_paused(look.status)
     spec = record.spec
@@ -221,6 +234,7 @@ def machine_view(
         started=spec,
         created_as=record.machine,
         is_paused=process is not None and record.state == "starting",
+        is_moving=record.migration is not None,
         plain=look.plain if process is not None else (),
         rates=record.wanted_rates,
     )
@@ -314,7 +328,11 @@ class MachineRegistry:
         busy = self._busy.get(key)
         if busy is not None and look.problem is not None and look.problem.code == "MonitorSilent":
             record, look = record.become(record.state, "MachineBusy", busy), replace(look, problem=None)
-        return machine_view(record, process, look, self.config)
+        view = machine_view(record, process, look, self.config)
+        if process is not None and record.spec.wants_sandbox:
+            network = self.homes.network(key, record.run)
+            return view if network is None else replace(view, network_address=network.address)
+        return view
 
     def owner(self, key: str) -> str | None:
         """The UID of the object that a machine was made for, or empty; None: no machine is known by that key."""
@@ -369,13 +387,18 @@ class MachineRegistry:
                 continue
             with suppress_and_log(key):
                 record = record_of(key, content)
-                if record.spec.adopt or not record.spec.running:
+                if record.spec.adopt or not record.spec.running or record.migration is not None:
                     continue
                 # No policy forbids ending one that never started completely, and nothing else would end it.
                 is_cut_off = record.state == "starting" and record.reason != "StopWanted"
                 if is_cut_off or (record.will_restart and self.process_of(record) is None):
                     to_start.append(record.machine)
         return to_start
+
+    def moving(self) -> Mapping[str, str]:
+        """The UIDs of the migrations of machines that are about to change their node, by their keys."""
+        moves = {key: content.get("migration") for key, content in self.records.records(MACHINES).items()}
+        return {key: str(move.get("uid", "")) for key, move in moves.items() if isinstance(move, Mapping)}
 
     def process_of(self, record: MachineRecord) -> Process | None:
         """The machine's QEMU; None where it has ended. Raises Unknown, Failed."""
@@ -430,6 +453,13 @@ class MachineRegistry:
             else machine_files.process_of(machine_id(key), self.config)
         )
 
+    def has_files_of_another(self, key: str) -> bool:
+        """Whether a machine that is not recorded would get the folders of one that is. Names of files have 48 bits of a
+        digest of the key, and a patient tenant can search for a name that has the same. Raises Failed."""
+        if self.records.record(MACHINES, key) is not None:
+            return False
+        return any(machine_id(other) == machine_id(key) for other in self.records.records(MACHINES))
+
     # For those who change one.
 
     def line(self, record: MachineRecord) -> AbstractContextManager[Monitor]:
@@ -439,10 +469,32 @@ class MachineRegistry:
     @contextmanager
     def hold(self, key: str, deadline: Deadline, work: str) -> Iterator[None]:
         """Be the only one who changes a machine. ``work``: the change, for those who wait for its end. Raises Failed
-        (``MachineBusy``) when another change is still under way at the deadline, Denied (``DryRun``)."""
+        (``MachineBusy``) when another change is still under way at the deadline, Denied (``DryRun``;
+        ``MachineMigrates``, retryable, for one that changes its node)."""
+        with self.lock(key, deadline, work):
+            content = self.records.record(MACHINES, key)
+            if content is not None and content.get("migration") is not None:
+                migrates = _migrates(record_of(key, content).migration)
+                raise Denied(
+                    "MachineMigrates",
+                    f"cannot {work}: machine {key} cannot be changed while {migrates}; wait until it has moved, or "
+                    "cancel the migration",
+                    retryable=True,
+                )
+            yield
+
+    @contextmanager
+    def lock(self, key: str, deadline: Deadline, work: str) -> Iterator[None]:
+        """As ``hold``, for what is to be done also while the machine changes its node. Raises Denied
+        (``MachineExists``) if its files would be those of another machine."""
         if self.config.dry_run:
             raise Denied("DryRun", f"dry run: nothing was changed; would change machine {key}")
         with self._locks.held(f"{machine_id(key)}.lock", deadline, work, partial(_busy, f"machine {key}")):
+            if self.has_files_of_another(key):
+                raise Denied(
+                    "MachineExists",
+                    f"the files of machine {key} on this node would be those of another machine: give it another name",
+                )
             try:
                 yield
             finally:
@@ -600,14 +652,16 @@ def _as_launched(record: MachineRecord, config: MachineConfig, process: Process 
     spec = record.spec
     cpus: tuple[int, ...] = ()
     cells: tuple[NumaCell, ...] = ()
+    node_ports, code = 0, ""
     with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):  # or it is a plan of an earlier version
         plan = json.loads(config.plan(spec.id).read_bytes())
         cpus, cells = tuple(map(int, plan.get("cpus") or ())), cells_of(plan.get("numa_cells", ())) or ()
+        node_ports, code = int(plan.get("node_ports", 0)), str(plan.get("firmware") or "")
     if not cpus and process is not None:  # its first thread may run on all of them
         with suppress(OSError):
             cpus = tuple(sorted(os.sched_getaffinity(process.pid)))
     is_pinned = spec.pinned and len(cpus) == whole_cpus(spec.cpus.most)
-    return replace(record, cpus=cpus if is_pinned else (), numa_cells=cells)
+    return replace(record, cpus=cpus if is_pinned else (), numa_cells=cells, node_ports=node_ports, firmware=code)
 
 
 def all_orphans(machines: MachineRegistry) -> list[MachineView]:

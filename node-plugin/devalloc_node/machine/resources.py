@@ -15,8 +15,8 @@ from devalloc.inventory.capacity.config import resource_named
 from devalloc.inventory.capacity.cpus import CpuTopology
 from devalloc.inventory.capacity.machines import MachineUsage, minimum_usage
 from devalloc.inventory.capacity.room import Admission, Insufficient, Request
-from devalloc.inventory.capacity.status import UsageUnknown
-from devalloc.inventory.capacity.stored import stores_of
+from devalloc.inventory.capacity.status import DiskUsageSources, UsageUnknown
+from devalloc.inventory.capacity.stored import LastCount, stored_of_machine, stores_of
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.machine import confinement, launch, memory, preflight, vcpu
@@ -256,7 +256,7 @@ _FIELDS: Mapping[Resource, tuple[str, ...]] = {
     "disk_io": ("disk_io",),
 }
 """The fields of a request that ask for a resource."""
-_COUNTED_STATES = ("starting", "running", "stopping")
+_COUNTED_STATES = ("starting", "running", "stopping", "incoming")
 """States in which a machine has what it was given: from before QEMU is started until it is known to have ended."""
 
 
@@ -277,7 +277,11 @@ class CapacityCheck:
         self._others = others
         self._permitted = permitted
         self._host = host
-        self._admission = Admission(host, self._uses, stores_of(host))
+        stores = stores_of(host)
+        self._counts = (
+            [] if stores is None else [LastCount(each) for each in (stores.images, stores.cache, stores.volumes)]
+        )
+        self._admission = Admission(host, self._uses, DiskUsageSources(*self._counts) if self._counts else None)
         for resource in RESOURCES:
             if host.of(resource).source == "unknown":
                 LOG.warning(
@@ -285,13 +289,22 @@ class CapacityCheck:
                     resource,
                 )
 
+    def count_stored(self, spec: MachineSpec) -> None:
+        """Count what lies on the disk, if it matters for a machine. Before the lock: a slow disk delays no other
+        start."""
+        if spec.disk_bytes:
+            for count in self._counts:
+                count.refresh()
+
     def check(self, machine: VirtualMachine, spec: MachineSpec) -> None:
-        """Whether there is room for a machine as it is to be started by ``spec``, and for what it reserves.
+        """Whether there is room for a machine as it is to be started by ``spec``, and for what it reserves. After
+        ``count_stored``.
 
         Raises Denied (``HostFull``), which may pass; Failed where the records cannot be read."""
         cpu, memory = resources_taken(machine, spec)
         network = sum(filter(None, spec.rates.nics))
-        request = Request(cpu, memory, spec.disk_bytes, network, network, spec.rates.disk_io or 0)
+        disk = max(0, spec.disk_bytes - stored_of_machine(self._host, machine))
+        request = Request(cpu, memory, disk, network, network, spec.rates.disk_io or 0)
         self._check(spec.key, request, f"machine {spec.key} does not fit on this host now")
 
     def check_more(self, before: MachineRecord, after: MachineRecord) -> None:
@@ -330,7 +343,8 @@ class CapacityCheck:
             with suppress(Failed):  # what it is cannot be read, nor what it takes
                 record = record_of(key, content)
                 if record.state in _COUNTED_STATES:
-                    yield _use(key, record, permitted.get(key, UNKNOWN_AMOUNTS))
+                    use = _use(key, record, permitted.get(key, UNKNOWN_AMOUNTS))
+                    yield replace(use, stored=stored_of_machine(self._host, record.machine))
         yield from self._others()
 
 

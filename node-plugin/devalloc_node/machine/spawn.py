@@ -144,6 +144,10 @@ def _exec_tpm(plan: Plan, parent: int, folder: int, line: int) -> None:
             _confine(tpm["sees"], os.path.dirname(plan["life"]), tpm["folder"])
         except OSError as error:
             os.write(log_fd, f"devalloc: the TPM cannot be confined: {error}\n".encode())
+    # A network namespace of its own, in which there is not even a loopback that is up. Its socket to QEMU has no name.
+    if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET) != 0 and tpm["uid"] is not None:
+        why = os.strerror(ctypes.get_errno())
+        os.write(log_fd, f"devalloc: the TPM shares the host's network: {why}\n".encode())
     if tpm["uid"] is not None:
         os.setgroups([])
         os.setgid(tpm["uid"])

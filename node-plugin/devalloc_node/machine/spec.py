@@ -22,9 +22,11 @@ from devalloc.api.quantity import NANO, Format, Quantity
 from devalloc.api.virtual_machine import MachineNic, VirtualMachine
 from devalloc.inventory.capacity.config import HUGE_PAGES, resource_named
 from devalloc_node.errors import Denied
+from devalloc_node.model.network_address import NetworkAddress
 
 DiskFormat = Literal["raw", "qcow2"]
 DiskDevice = Literal["virtio", "nvme"]
+CloneMode = Literal["overlay", "copy"]
 NicModel = Literal["virtio", "e1000e"]
 Firmware = Literal["bios", "uefi"]
 
@@ -59,6 +61,8 @@ class Disk:
     format: DiskFormat
     read_only: bool = False
     device: DiskDevice = "virtio"
+    clone: CloneMode | None = None
+    """The guest has a disk of its own that begins as the image; None: the image itself."""
 
     @property
     def host(self) -> str:
@@ -165,6 +169,8 @@ class MachineSpec:
     that must be on another node. None where its memory is bound to nodes, or comes from ordinary pages."""
     pinned: bool = False
     """Its CPUs run on those of the host that are chosen when it starts, each on one of its own."""
+    guest_reports: bool = False
+    """What its guest writes on its second serial port is for this plugin."""
     running: bool = True
     restart: Literal["Always", "Never"] = "Always"
     powerdown_seconds: float = 30.0
@@ -256,6 +262,8 @@ class MachineSandbox:
     host's."""
     cpus: tuple[int, ...] = ()
     """CPUs of the host, the only ones that QEMU may run on; none: any."""
+    network: NetworkAddress | None = None
+    """Who the guest is on its warm card; None: the card is connected to nothing that gives addresses."""
 
 
 HOST_SANDBOX = MachineSandbox()
@@ -271,6 +279,9 @@ class SandboxProvider(Protocol):
 
     def choosing_cpus(self) -> AbstractContextManager[Mapping[int, int]]:
         """Inside, no home is given CPUs; how many vCPUs of homes each CPU of the host has."""
+
+    def network(self, key: str, run: str) -> NetworkAddress | None:
+        """Who the guest of one run of a machine is on its warm card. Raises nothing."""
 
     def take_back(self, key: str) -> None:
         """Take back all that a machine has: it has ended. What cannot be taken back now is later."""
@@ -291,6 +302,9 @@ class NoSandboxes:
 
     def choosing_cpus(self) -> AbstractContextManager[Mapping[int, int]]:
         return nullcontext({})
+
+    def network(self, key: str, run: str) -> NetworkAddress | None:
+        return None
 
     def take_back(self, key: str) -> None:
         pass
@@ -321,7 +335,7 @@ def spec_of(machine: VirtualMachine) -> MachineSpec:
         kernel=start.kernel if start else None,
         initrd=start.initrd if start else None,
         append=start.append if start else "",
-        disks=tuple(Disk(d.path, d.format, d.read_only, d.device) for d in start.disks) if start else (),
+        disks=tuple(Disk(d.path, d.format, d.read_only, d.device, d.clone) for d in start.disks) if start else (),
         adopt=spec.adopt.qmp_socket if spec.adopt else None,
         nics=tuple(map(_nic, spec.nics)),
         rates=RateLimits(_whole(spec.disk_io), tuple(_whole(nic.bandwidth) for nic in spec.nics)),
@@ -337,6 +351,7 @@ def spec_of(machine: VirtualMachine) -> MachineSpec:
         numa_cells=cells,
         page_node=page_nodes[0] if page_nodes else None,
         pinned=start.pinned if start else False,
+        guest_reports=spec.guest_reports,
         running=spec.running,
         restart=spec.restart_policy,
         powerdown_seconds=float(spec.powerdown_seconds),

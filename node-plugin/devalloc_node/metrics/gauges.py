@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from devalloc_node.claims.journal_content import prepared_of
 from devalloc_node.journal import ClaimState, SQLiteJournal
@@ -18,7 +19,21 @@ from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.warm.setup import PoolStatus
 
 
-def node_state(journal: SQLiteJournal, machines: Sequence[MachineView], warm: PoolStatus | None = None) -> NodeState:
+class GuestMetrics(Protocol):
+    """What guests report."""
+
+    @property
+    def dropped(self) -> int: ...
+
+    def metrics(self) -> Mapping[str, Mapping[str, float]]: ...
+
+
+def node_state(
+    journal: SQLiteJournal,
+    machines: Sequence[MachineView],
+    warm: PoolStatus | None = None,
+    guests: GuestMetrics | None = None,
+) -> NodeState:
     """In numbers. Raises Failed where the journal cannot be read."""
     records = journal.claims()
     prepared = [prepared_of(record.ref, record.prepared) for record in records if record.prepared is not None]
@@ -35,6 +50,8 @@ def node_state(journal: SQLiteJournal, machines: Sequence[MachineView], warm: Po
         quarantined=_quarantined(journal),
         utilisation=[_machine_usage(machine) for machine in live],
         warm=None if warm is None else _warm_pool_state(warm),
+        guest_metrics={} if guests is None else guests.metrics(),
+        dropped_lines=0 if guests is None else guests.dropped,
     )
 
 

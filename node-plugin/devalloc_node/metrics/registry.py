@@ -17,6 +17,8 @@
 | ``devalloc_node_machine_resident_memory_bytes`` | machine | memory of the host that its QEMU has |
 | ``devalloc_node_machine_network_received_bytes_total`` | machine, tap | bytes that the host took from it |
 | ``devalloc_node_machine_network_sent_bytes_total`` | machine, tap | bytes that the host sent to it |
+| ``devalloc_node_guest_metric`` | machine, name | what the guest reported last (``spec.guestReports``) |
+| ``devalloc_node_guest_lines_dropped_total`` | | lines of guests that were not reports |
 | ``devalloc_node_reconcile_removals_total`` | what | what reconciling removed because its owner was gone |
 | ``devalloc_node_machines_ended_total`` | | machines that ended without a request |
 | ``devalloc_node_publish_failures_total`` | | looks at the devices and publications that failed; tried again |
@@ -101,6 +103,10 @@ class NodeState:
     quarantined: int = 0
     utilisation: Sequence[MachineUsage] = ()
     warm: WarmPoolMetrics | None = None
+    guest_metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """What guests report, by machine (``namespace/name``) and by name."""
+    dropped_lines: int = 0
+    """What guests wrote that was not a report."""
 
 
 class NodeMetrics:
@@ -196,6 +202,7 @@ class _StateCollector(Collector):
         yield _gauge("attached_devices", "Devices of claims in machines.", state.attached_devices)
         yield _gauge("journal_quarantined", "Journal records that are unreadable.", state.quarantined)
         yield from _of_machines(state.utilisation)
+        yield from _of_guests(state)
         if state.warm is not None:
             yield from _of_warm_setups(state.warm)
 
@@ -224,6 +231,21 @@ def _of_machines(machines: Sequence[MachineUsage]) -> Iterable[Metric]:
             for tap, traffic in each.traffic.items():
                 family.add_metric([each.machine, tap], getattr(traffic, name))
         yield family
+
+
+def _of_guests(state: NodeState) -> Iterable[Metric]:
+    family = GaugeMetricFamily(
+        "devalloc_node_guest_metric", "What the guest of the machine last reported.", labels=["machine", "name"]
+    )
+    for machine, metrics in state.guest_metrics.items():
+        for name, value in metrics.items():
+            family.add_metric([machine, name], value)
+    yield family
+    yield CounterMetricFamily(
+        "devalloc_node_guest_lines_dropped",
+        "Lines of guests that were not reports.",
+        value=state.dropped_lines,
+    )
 
 
 def _of_warm_setups(warm: WarmPoolMetrics) -> Iterable[Metric]:

@@ -130,8 +130,8 @@ def _clear(path: Path) -> None:
     if has_listener(path):
         raise Denied(
             "SocketInUse",
-            f"another process serves {path}; stop it, choose another path, "
-            "or give each instance of a rolling update its --pod-uid",
+            f"another process serves {path}; stop it, choose another path (for a second plugin on this host: "
+            "--socket and --state), or give each instance of a rolling update its --pod-uid",
         )
     log.info("removing the stale socket %s", path)
     path.unlink()

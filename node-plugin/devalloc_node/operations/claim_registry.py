@@ -117,9 +117,15 @@ class MachineControl(Protocol):
     def stop(self, key: str, seconds: float | None, force: bool, deadline: Deadline) -> None:
         """Power it down; None: in its own time. ``force``: end it then. Raises Denied (``GuestRefused``)."""
 
+    def finish(self, key: str, run: str, message: str, deadline: Deadline) -> bool:
+        """End this run of it, whose guest reported that it has finished; False if it does not run."""
+
     def undo_start(self, key: str, deadline: Deadline) -> None:
         """End one whose start failed or was cut off, without asking its guest; it has failed then, and a restart policy
         holds for it."""
+
+    def end_moving(self, key: str, deadline: Deadline) -> None:
+        """End one that changes its node, on either side, and keep nothing of it; nothing to do for any other."""
 
     def forget(self, key: str, deadline: Deadline) -> None:
         """No longer in care: a stopped one is gone, an adopted one goes on."""
@@ -132,6 +138,9 @@ class MachineControl(Protocol):
 
     def limit_rates(self, key: str, wanted: RateLimits, deadline: Deadline) -> Sequence[str]:
         """Hold one that runs to these rates; what is not enforced, in sentences. Free where nothing changed."""
+
+    def why_not_movable(self, key: str) -> str | None:
+        """What keeps a machine on this node while it runs; empty: nothing. None: that is not known."""
 
     def guest_addresses(self, key: str) -> Mapping[str, str]:
         """Where its guest finds the devices plugged in, by the ids of devices; nothing if QEMU does not answer."""

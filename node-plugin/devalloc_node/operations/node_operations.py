@@ -17,6 +17,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.host.lock_folder import lock_purpose
 from devalloc_node.journal.audit_log import audit
+from devalloc_node.machine.guest_report import GuestReport
 from devalloc_node.machine.preflight import check_numa, check_slots, refuse_other_spec
 from devalloc_node.machine.records import MachineAmounts, MachineView, PluggedDevice
 from devalloc_node.machine.spec import EmulatedDevice, RateLimits, spec_of
@@ -58,6 +59,8 @@ class NodeOperations:
         self._changed = changed
         self.report: Callable[[str], ScalingReport | None] = lambda key: None
         """The progress of a machine that is scaled by its load; set by the component that scales machines."""
+        self.guest_report: Callable[[str, str], GuestReport | None] = lambda key, run: None
+        """What the guest of that run of a machine last reported; set by the component that reads it."""
         self.offers: frozenset[str] = frozenset()
         """What is done for machines of the service whose specs ask for it: ``scaling``, ``runner``."""
         self.service_problem: Callable[[str], tuple[str, str] | None] = lambda key: None
@@ -246,6 +249,21 @@ class NodeOperations:
                 self.machines.stop(key, seconds, force, due)
                 _audit_machine("stopped", key, caller, forced=force or None)
         return self.machine(key)
+
+    def finish(self, key: str, run: str, message: str, due: Deadline) -> None:
+        """End a run of a machine because its guest reported that it has finished; its restart policy decides what comes
+        next. Raises NodeError."""
+        with self._changing(key, due, "end", "guest"):
+            if self.machines.finish(key, run, message, due):
+                _audit_machine("ended", key, "guest", reason="GuestFinished", message=message)
+
+    def end_moving(self, key: str, due: Deadline, *, owner: str = "", caller: str = "") -> None:
+        """End a machine that changes its node, on either side, and keep nothing of it; nothing to do for any other.
+        Raises NodeError."""
+        with self._changing(key, due, "end", caller):
+            self._owned(key, owner)
+            self.machines.end_moving(key, due)
+            _audit_machine("stopped", key, caller, forced=True)
 
     def delete(
         self,

@@ -280,7 +280,7 @@ class DetachClaimReply(_message.Message):
     def __init__(self, result: _Optional[_Union[Result, _Mapping]] = ..., ended_machine: _Optional[bool] = ..., found: _Optional[bool] = ...) -> None: ...
 
 class MachineSpec(_message.Message):
-    __slots__ = ("cpu", "memory", "start", "nics", "pci_slots", "restart_policy", "powerdown_seconds", "node_name", "numa_policy", "disk_bytes", "disk_io_bytes_per_second", "scaling", "runner", "reserve_max")
+    __slots__ = ("cpu", "memory", "start", "nics", "pci_slots", "restart_policy", "powerdown_seconds", "node_name", "numa_policy", "disk_bytes", "disk_io_bytes_per_second", "scaling", "runner", "reserve_max", "guest_reports")
     CPU_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
@@ -295,6 +295,7 @@ class MachineSpec(_message.Message):
     SCALING_FIELD_NUMBER: _ClassVar[int]
     RUNNER_FIELD_NUMBER: _ClassVar[int]
     RESERVE_MAX_FIELD_NUMBER: _ClassVar[int]
+    GUEST_REPORTS_FIELD_NUMBER: _ClassVar[int]
     cpu: CpuBounds
     memory: MemoryBounds
     start: Start
@@ -309,7 +310,8 @@ class MachineSpec(_message.Message):
     scaling: MachineScaling
     runner: MachineRunner
     reserve_max: bool
-    def __init__(self, cpu: _Optional[_Union[CpuBounds, _Mapping]] = ..., memory: _Optional[_Union[MemoryBounds, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., nics: _Optional[_Iterable[_Union[Nic, _Mapping]]] = ..., pci_slots: _Optional[int] = ..., restart_policy: _Optional[str] = ..., powerdown_seconds: _Optional[int] = ..., node_name: _Optional[str] = ..., numa_policy: _Optional[str] = ..., disk_bytes: _Optional[int] = ..., disk_io_bytes_per_second: _Optional[int] = ..., scaling: _Optional[_Union[MachineScaling, _Mapping]] = ..., runner: _Optional[_Union[MachineRunner, _Mapping]] = ..., reserve_max: _Optional[bool] = ...) -> None: ...
+    guest_reports: bool
+    def __init__(self, cpu: _Optional[_Union[CpuBounds, _Mapping]] = ..., memory: _Optional[_Union[MemoryBounds, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., nics: _Optional[_Iterable[_Union[Nic, _Mapping]]] = ..., pci_slots: _Optional[int] = ..., restart_policy: _Optional[str] = ..., powerdown_seconds: _Optional[int] = ..., node_name: _Optional[str] = ..., numa_policy: _Optional[str] = ..., disk_bytes: _Optional[int] = ..., disk_io_bytes_per_second: _Optional[int] = ..., scaling: _Optional[_Union[MachineScaling, _Mapping]] = ..., runner: _Optional[_Union[MachineRunner, _Mapping]] = ..., reserve_max: _Optional[bool] = ..., guest_reports: _Optional[bool] = ...) -> None: ...
 
 class MachineScaling(_message.Message):
     __slots__ = ("address", "protocol", "monitor_port", "metrics_port", "load_average_fraction_target", "memory_usage_fraction_target", "memory_total_fraction_target", "enable_lfc_metrics", "lfc_metrics_port", "lfc_to_memory_ratio", "lfc_window_size_minutes", "lfc_min_wait_before_downscale_minutes", "lfc_use_largest_window", "cpu_stable_zone_ratio", "cpu_mixed_zone_ratio")
@@ -412,16 +414,18 @@ class Firmware(_message.Message):
     def __init__(self, type: _Optional[str] = ..., secure_boot: _Optional[bool] = ...) -> None: ...
 
 class Disk(_message.Message):
-    __slots__ = ("path", "format", "read_only", "device")
+    __slots__ = ("path", "format", "read_only", "device", "clone")
     PATH_FIELD_NUMBER: _ClassVar[int]
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     READ_ONLY_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
+    CLONE_FIELD_NUMBER: _ClassVar[int]
     path: str
     format: str
     read_only: bool
     device: str
-    def __init__(self, path: _Optional[str] = ..., format: _Optional[str] = ..., read_only: _Optional[bool] = ..., device: _Optional[str] = ...) -> None: ...
+    clone: str
+    def __init__(self, path: _Optional[str] = ..., format: _Optional[str] = ..., read_only: _Optional[bool] = ..., device: _Optional[str] = ..., clone: _Optional[str] = ...) -> None: ...
 
 class Nic(_message.Message):
     __slots__ = ("model", "backend", "interface", "mac", "bandwidth_bytes_per_second")
@@ -468,7 +472,7 @@ class MachineDevice(_message.Message):
     def __init__(self, id: _Optional[str] = ..., claim: _Optional[_Union[ClaimRef, _Mapping]] = ..., pool: _Optional[str] = ..., device: _Optional[str] = ..., host: _Optional[str] = ..., name: _Optional[str] = ..., disk: _Optional[_Union[Disk, _Mapping]] = ..., nic: _Optional[_Union[Nic, _Mapping]] = ...) -> None: ...
 
 class Machine(_message.Message):
-    __slots__ = ("machine", "phase", "wanted", "permitted", "applied", "observed", "reason", "message", "devices", "pid", "machine_id", "qmp_socket", "adopted", "taps", "spec", "scaling")
+    __slots__ = ("machine", "phase", "wanted", "permitted", "applied", "observed", "reason", "message", "devices", "pid", "machine_id", "qmp_socket", "adopted", "taps", "spec", "scaling", "network_address", "guest_report")
     class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         PHASE_UNSPECIFIED: _ClassVar[Machine.Phase]
@@ -503,6 +507,8 @@ class Machine(_message.Message):
     TAPS_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     SCALING_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    GUEST_REPORT_FIELD_NUMBER: _ClassVar[int]
     machine: MachineRef
     phase: Machine.Phase
     wanted: Amounts
@@ -519,7 +525,17 @@ class Machine(_message.Message):
     taps: _containers.RepeatedScalarFieldContainer[str]
     spec: MachineSpec
     scaling: Scaling
-    def __init__(self, machine: _Optional[_Union[MachineRef, _Mapping]] = ..., phase: _Optional[_Union[Machine.Phase, str]] = ..., wanted: _Optional[_Union[Amounts, _Mapping]] = ..., permitted: _Optional[_Union[Amounts, _Mapping]] = ..., applied: _Optional[_Union[Amounts, _Mapping]] = ..., observed: _Optional[_Union[Amounts, _Mapping]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[MachineDevice, _Mapping]]] = ..., pid: _Optional[int] = ..., machine_id: _Optional[str] = ..., qmp_socket: _Optional[str] = ..., adopted: _Optional[bool] = ..., taps: _Optional[_Iterable[str]] = ..., spec: _Optional[_Union[MachineSpec, _Mapping]] = ..., scaling: _Optional[_Union[Scaling, _Mapping]] = ...) -> None: ...
+    network_address: str
+    guest_report: GuestReport
+    def __init__(self, machine: _Optional[_Union[MachineRef, _Mapping]] = ..., phase: _Optional[_Union[Machine.Phase, str]] = ..., wanted: _Optional[_Union[Amounts, _Mapping]] = ..., permitted: _Optional[_Union[Amounts, _Mapping]] = ..., applied: _Optional[_Union[Amounts, _Mapping]] = ..., observed: _Optional[_Union[Amounts, _Mapping]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[MachineDevice, _Mapping]]] = ..., pid: _Optional[int] = ..., machine_id: _Optional[str] = ..., qmp_socket: _Optional[str] = ..., adopted: _Optional[bool] = ..., taps: _Optional[_Iterable[str]] = ..., spec: _Optional[_Union[MachineSpec, _Mapping]] = ..., scaling: _Optional[_Union[Scaling, _Mapping]] = ..., network_address: _Optional[str] = ..., guest_report: _Optional[_Union[GuestReport, _Mapping]] = ...) -> None: ...
+
+class GuestReport(_message.Message):
+    __slots__ = ("status", "message")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    status: str
+    message: str
+    def __init__(self, status: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class Scaling(_message.Message):
     __slots__ = ("applied", "guest_observed", "load1", "memory_used_bytes", "reason", "message")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from devalloc_node.pb import node_pb2 as devalloc__node_dot_pb_dot_node__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x64\x65valloc_node/pb/warm.proto\x12\x10\x64\x65valloc.node.v1\x1a\x1b\x64\x65valloc_node/pb/node.proto\"\x8b\x01\n\x05Setup\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0enamespace_path\x18\x02 \x01(\t\x12\x0b\n\x03tap\x18\x03 \x01(\t\x12\x0b\n\x03mac\x18\x04 \x01(\t\x12\x0e\n\x06\x66older\x18\x05 \x01(\t\x12\x0c\n\x04\x63pus\x18\x06 \x03(\r\x12\x12\n\nnuma_nodes\x18\x07 \x03(\r\x12\x12\n\nqmp_socket\x18\x08 \x01(\t\"X\n\x10TakeSetupRequest\x12\r\n\x05owner\x18\x01 \x01(\t\x12\x0f\n\x07request\x18\x02 \x01(\t\x12\r\n\x05vcpus\x18\x03 \x01(\r\x12\x15\n\rone_numa_node\x18\x04 \x01(\x08\"b\n\x0eTakeSetupReply\x12(\n\x06result\x18\x01 \x01(\x0b\x32\x18.devalloc.node.v1.Result\x12&\n\x05setup\x18\x02 \x01(\x0b\x32\x17.devalloc.node.v1.Setup\" \n\x12ReturnSetupRequest\x12\n\n\x02id\x18\x01 \x01(\t\"<\n\x10ReturnSetupReply\x12(\n\x06result\x18\x01 \x01(\x0b\x32\x18.devalloc.node.v1.Result\"\x10\n\x0eGetPoolRequest\"f\n\nTakenSetup\x12&\n\x05setup\x18\x01 \x01(\x0b\x32\x17.devalloc.node.v1.Setup\x12\r\n\x05owner\x18\x02 \x01(\t\x12\x0f\n\x07request\x18\x03 \x01(\t\x12\x10\n\x08taken_ms\x18\x04 \x01(\x03\"\xbb\x01\n\x0cGetPoolReply\x12\x0e\n\x06target\x18\x01 \x01(\r\x12\x0c\n\x04most\x18\x02 \x01(\r\x12\r\n\x05ready\x18\x03 \x01(\r\x12\x0e\n\x06making\x18\x04 \x01(\r\x12\x10\n\x08removing\x18\x05 \x01(\r\x12+\n\x05taken\x18\x06 \x03(\x0b\x32\x1c.devalloc.node.v1.TakenSetup\x12\x0c\n\x04made\x18\x07 \x01(\x04\x12\x10\n\x08\x66\x61ilures\x18\x08 \x01(\x04\x12\x0f\n\x07problem\x18\t \x01(\t2\x83\x02\n\x08WarmPool\x12Q\n\tTakeSetup\x12\".devalloc.node.v1.TakeSetupRequest\x1a .devalloc.node.v1.TakeSetupReply\x12W\n\x0bReturnSetup\x12$.devalloc.node.v1.ReturnSetupRequest\x1a\".devalloc.node.v1.ReturnSetupReply\x12K\n\x07GetPool\x12 .devalloc.node.v1.GetPoolRequest\x1a\x1e.devalloc.node.v1.GetPoolReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x64\x65valloc_node/pb/warm.proto\x12\x10\x64\x65valloc.node.v1\x1a\x1b\x64\x65valloc_node/pb/node.proto\"\xc2\x01\n\x05Setup\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0enamespace_path\x18\x02 \x01(\t\x12\x0b\n\x03tap\x18\x03 \x01(\t\x12\x0b\n\x03mac\x18\x04 \x01(\t\x12\x0e\n\x06\x66older\x18\x05 \x01(\t\x12\x0c\n\x04\x63pus\x18\x06 \x03(\r\x12\x12\n\nnuma_nodes\x18\x07 \x03(\r\x12\x12\n\nqmp_socket\x18\x08 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\t \x01(\t\x12\x0f\n\x07gateway\x18\n \x01(\t\x12\x13\n\x0bnameservers\x18\x0b \x03(\t\"X\n\x10TakeSetupRequest\x12\r\n\x05owner\x18\x01 \x01(\t\x12\x0f\n\x07request\x18\x02 \x01(\t\x12\r\n\x05vcpus\x18\x03 \x01(\r\x12\x15\n\rone_numa_node\x18\x04 \x01(\x08\"b\n\x0eTakeSetupReply\x12(\n\x06result\x18\x01 \x01(\x0b\x32\x18.devalloc.node.v1.Result\x12&\n\x05setup\x18\x02 \x01(\x0b\x32\x17.devalloc.node.v1.Setup\" \n\x12ReturnSetupRequest\x12\n\n\x02id\x18\x01 \x01(\t\"<\n\x10ReturnSetupReply\x12(\n\x06result\x18\x01 \x01(\x0b\x32\x18.devalloc.node.v1.Result\"\x10\n\x0eGetPoolRequest\"f\n\nTakenSetup\x12&\n\x05setup\x18\x01 \x01(\x0b\x32\x17.devalloc.node.v1.Setup\x12\r\n\x05owner\x18\x02 \x01(\t\x12\x0f\n\x07request\x18\x03 \x01(\t\x12\x10\n\x08taken_ms\x18\x04 \x01(\x03\"\xbb\x01\n\x0cGetPoolReply\x12\x0e\n\x06target\x18\x01 \x01(\r\x12\x0c\n\x04most\x18\x02 \x01(\r\x12\r\n\x05ready\x18\x03 \x01(\r\x12\x0e\n\x06making\x18\x04 \x01(\r\x12\x10\n\x08removing\x18\x05 \x01(\r\x12+\n\x05taken\x18\x06 \x03(\x0b\x32\x1c.devalloc.node.v1.TakenSetup\x12\x0c\n\x04made\x18\x07 \x01(\x04\x12\x10\n\x08\x66\x61ilures\x18\x08 \x01(\x04\x12\x0f\n\x07problem\x18\t \x01(\t2\x83\x02\n\x08WarmPool\x12Q\n\tTakeSetup\x12\".devalloc.node.v1.TakeSetupRequest\x1a .devalloc.node.v1.TakeSetupReply\x12W\n\x0bReturnSetup\x12$.devalloc.node.v1.ReturnSetupRequest\x1a\".devalloc.node.v1.ReturnSetupReply\x12K\n\x07GetPool\x12 .devalloc.node.v1.GetPoolRequest\x1a\x1e.devalloc.node.v1.GetPoolReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,21 +33,21 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'devalloc_node.pb.warm_pb2',
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SETUP']._serialized_start=79
-  _globals['_SETUP']._serialized_end=218
-  _globals['_TAKESETUPREQUEST']._serialized_start=220
-  _globals['_TAKESETUPREQUEST']._serialized_end=308
-  _globals['_TAKESETUPREPLY']._serialized_start=310
-  _globals['_TAKESETUPREPLY']._serialized_end=408
-  _globals['_RETURNSETUPREQUEST']._serialized_start=410
-  _globals['_RETURNSETUPREQUEST']._serialized_end=442
-  _globals['_RETURNSETUPREPLY']._serialized_start=444
-  _globals['_RETURNSETUPREPLY']._serialized_end=504
-  _globals['_GETPOOLREQUEST']._serialized_start=506
-  _globals['_GETPOOLREQUEST']._serialized_end=522
-  _globals['_TAKENSETUP']._serialized_start=524
-  _globals['_TAKENSETUP']._serialized_end=626
-  _globals['_GETPOOLREPLY']._serialized_start=629
-  _globals['_GETPOOLREPLY']._serialized_end=816
-  _globals['_WARMPOOL']._serialized_start=819
-  _globals['_WARMPOOL']._serialized_end=1078
+  _globals['_SETUP']._serialized_end=273
+  _globals['_TAKESETUPREQUEST']._serialized_start=275
+  _globals['_TAKESETUPREQUEST']._serialized_end=363
+  _globals['_TAKESETUPREPLY']._serialized_start=365
+  _globals['_TAKESETUPREPLY']._serialized_end=463
+  _globals['_RETURNSETUPREQUEST']._serialized_start=465
+  _globals['_RETURNSETUPREQUEST']._serialized_end=497
+  _globals['_RETURNSETUPREPLY']._serialized_start=499
+  _globals['_RETURNSETUPREPLY']._serialized_end=559
+  _globals['_GETPOOLREQUEST']._serialized_start=561
+  _globals['_GETPOOLREQUEST']._serialized_end=577
+  _globals['_TAKENSETUP']._serialized_start=579
+  _globals['_TAKENSETUP']._serialized_end=681
+  _globals['_GETPOOLREPLY']._serialized_start=684
+  _globals['_GETPOOLREPLY']._serialized_end=871
+  _globals['_WARMPOOL']._serialized_start=874
+  _globals['_WARMPOOL']._serialized_end=1133
 # @@protoc_insertion_point(module_scope)

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Setup(_message.Message):
-    __slots__ = ("id", "namespace_path", "tap", "mac", "folder", "cpus", "numa_nodes", "qmp_socket")
+    __slots__ = ("id", "namespace_path", "tap", "mac", "folder", "cpus", "numa_nodes", "qmp_socket", "address", "gateway", "nameservers")
     ID_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_PATH_FIELD_NUMBER: _ClassVar[int]
     TAP_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,9 @@ class Setup(_message.Message):
     CPUS_FIELD_NUMBER: _ClassVar[int]
     NUMA_NODES_FIELD_NUMBER: _ClassVar[int]
     QMP_SOCKET_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_FIELD_NUMBER: _ClassVar[int]
+    NAMESERVERS_FIELD_NUMBER: _ClassVar[int]
     id: str
     namespace_path: str
     tap: str
@@ -25,7 +28,10 @@ class Setup(_message.Message):
     cpus: _containers.RepeatedScalarFieldContainer[int]
     numa_nodes: _containers.RepeatedScalarFieldContainer[int]
     qmp_socket: str
-    def __init__(self, id: _Optional[str] = ..., namespace_path: _Optional[str] = ..., tap: _Optional[str] = ..., mac: _Optional[str] = ..., folder: _Optional[str] = ..., cpus: _Optional[_Iterable[int]] = ..., numa_nodes: _Optional[_Iterable[int]] = ..., qmp_socket: _Optional[str] = ...) -> None: ...
+    address: str
+    gateway: str
+    nameservers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[str] = ..., namespace_path: _Optional[str] = ..., tap: _Optional[str] = ..., mac: _Optional[str] = ..., folder: _Optional[str] = ..., cpus: _Optional[_Iterable[int]] = ..., numa_nodes: _Optional[_Iterable[int]] = ..., qmp_socket: _Optional[str] = ..., address: _Optional[str] = ..., gateway: _Optional[str] = ..., nameservers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TakeSetupRequest(_message.Message):
     __slots__ = ("owner", "request", "vcpus", "one_numa_node")

@@ -7,7 +7,7 @@ result goes to the caller, the audit log and the metrics.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,6 +17,7 @@ from devalloc.api.pool import DevicePool
 from devalloc_node.binding.binding import HealthState
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
+from devalloc_node.machine.records import MachineView, PluggedDevice
 from devalloc_node.machine.spec import locking_seconds
 from devalloc_node.metrics.registry import NodeMetrics
 from devalloc_node.operations.change_feed import ChangeKind, ChangeNotifier, WatcherSlots, watch_changes
@@ -317,15 +318,17 @@ class NodeService(node_pb2_grpc.NodeServicer):
             yield from watch_changes(read, self._notifier, context.is_active, interval=WATCH_SECONDS)
 
     def _machine_message(self, key: str) -> pb.Machine:
-        plugs, report = self._operations.claims.plugs(key), self._operations.report(key)
-        return replies.machine(self._operations.seen(key), plugs, report)
+        machine = self._operations.seen(key)
+        return self._as_message(machine, self._operations.claims.plugs(key))
+
+    def _as_message(self, machine: MachineView, plugs: Iterable[PluggedDevice]) -> pb.Machine:
+        report, guest = self._operations.report(machine.key), self._operations.guest_report(machine.key, machine.id)
+        return replies.machine(machine, plugs, report, guest)
 
     def _machines(self, namespace: str) -> dict[str, pb.Machine]:
         plugs = [plug for held in self._operations.claims.held() for plug in held.plugs]
         return {
-            machine.key: replies.machine(
-                machine, [plug for plug in plugs if plug.machine == machine.key], self._operations.report(machine.key)
-            )
+            machine.key: self._as_message(machine, [plug for plug in plugs if plug.machine == machine.key])
             for machine in self._operations.all_machines()
             if namespace in ("", machine.key.partition("/")[0])
         }

@@ -14,6 +14,7 @@ from devalloc.scaling.resources import Resources
 from devalloc_node.binding.binding import HealthState
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.journal import ClaimState, StepRecord
+from devalloc_node.machine.guest_report import GuestReport
 from devalloc_node.machine.pci import function_id
 from devalloc_node.machine.records import MachineAmounts, MachineView, PluggedDevice
 from devalloc_node.machine.spec import Disk, EmulatedDevice, Nic
@@ -129,8 +130,13 @@ def amounts(of: MachineAmounts) -> pb.Amounts | None:
     return pb.Amounts(cpu_milli=of.cpu_milli, vcpus=of.vcpus, memory_bytes=of.memory_bytes)
 
 
-def machine(of: MachineView, plugs: Iterable[PluggedDevice], report: ScalingReport | None = None) -> pb.Machine:
-    """``report``: of one that is scaled by its load."""
+def machine(
+    of: MachineView,
+    plugs: Iterable[PluggedDevice],
+    report: ScalingReport | None = None,
+    guest: GuestReport | None = None,
+) -> pb.Machine:
+    """``report``: of one that is scaled by its load. ``guest``: what its guest says about itself."""
     phase = pb.Machine.Phase.DESCRIPTOR.values_by_name.get(of.phase.upper())
     return pb.Machine(
         machine=machine_ref(of.key),
@@ -147,8 +153,10 @@ def machine(of: MachineView, plugs: Iterable[PluggedDevice], report: ScalingRepo
         qmp_socket=of.qmp_socket,
         adopted=of.adopted,
         taps=of.taps,
+        network_address=of.network_address,
         spec=None if of.created_as is None else spec(of.created_as),
         scaling=None if report is None else _scaling(report),
+        guest_report=None if guest is None else pb.GuestReport(status=guest.status or "", message=guest.message),
     )
 
 

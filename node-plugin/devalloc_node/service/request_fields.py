@@ -134,6 +134,8 @@ def plain_device(request: pb.PlugDeviceRequest) -> EmulatedDevice:
     bounds = {"min": 1, "max": 1}
     content: dict[str, Any] = {"nodeName": "node", "cpu": bounds, "memory": {"min": "2Mi", "max": "2Mi"}}
     if which == "disk":
+        if request.disk.clone:
+            raise BadField("disk.clone", "is only for disks with which a machine is created")
         where, content["start"] = "spec.start.disks[0]", {"disks": [content_of(request.disk, MachineDisk)]}
     else:
         if request.nic.backend == "warm":

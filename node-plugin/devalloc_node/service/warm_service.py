@@ -107,4 +107,7 @@ def _setup(taken: TakenSetup) -> pb.Setup:
         cpus=() if pin is None else pin.cpus,
         numa_nodes=() if pin is None else pin.nodes,
         qmp_socket="" if setup.qmp is None else str(setup.qmp),
+        address="" if setup.network is None else setup.network.interface,
+        gateway="" if setup.network is None else setup.network.gateway,
+        nameservers=() if setup.network is None else setup.network.nameservers,
     )

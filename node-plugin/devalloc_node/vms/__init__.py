@@ -2,11 +2,15 @@
 
 - ``loop``: a queue of machines whose objects changed; ``reconciler``: one machine
 - ``objects``, ``machine_claims``: the objects, and the claims of machines
+- ``guest_reports``: what guests report; ``readiness``: what that means for their objects
 - ``restarts``: machines that ended
+- ``migrations``: machines that move between nodes while they run; ``migration_objects``: what the store has of that;
+  ``moving_claims``: the claims of such machines
 - ``scaling``: machines that the agent or a controller scales; ``service_machines``: those without an object
 """
 
 from devalloc_node.vms.loop import LoopSettings, VirtualMachineLoop
+from devalloc_node.vms.migrations import MigrationLoop
 from devalloc_node.vms.service_machines import ServiceMachines
 
-__all__ = ["LoopSettings", "ServiceMachines", "VirtualMachineLoop"]
+__all__ = ["LoopSettings", "MigrationLoop", "ServiceMachines", "VirtualMachineLoop"]

@@ -13,15 +13,15 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Container, Hashable, Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
 from devalloc.api import views
 from devalloc.api.host_pool_names import node_of_host_pool
 from devalloc.api.kinds import ALLOCATABLE_KINDS
-from devalloc.api.meta import ALLOCATED_NODE, RELEASE
+from devalloc.api.meta import ALLOCATED_NODE, FENCED_FROM, RELEASE
 from devalloc.api.views import ClaimView
 from devalloc.backoff import Backoff, backoff_delay
 from devalloc.inventory.capacity import host_pool_name
@@ -37,6 +37,7 @@ from devalloc_node.vms import machine_claims as claimed
 from devalloc_node.vms import objects
 from devalloc_node.vms.machine_claims import Claims
 from devalloc_node.vms.objects import retry_delay
+from devalloc_node.vms.readiness import ReportReader
 from devalloc_node.vms.reconciler import MachineReconciler
 from devalloc_node.vms.scaling import RunnerControl, ScalingControl
 
@@ -44,7 +45,6 @@ log = logging.getLogger(__name__)
 
 WORK_SECONDS = 90.0
 """For removing a machine whose object is gone."""
-_IDENTITY = "identity/VirtualMachine"
 _POOL = "DevicePool"
 _WATCHED = (*ALLOCATABLE_KINDS, _POOL)
 _GLANCES = 6
@@ -60,6 +60,9 @@ _ROOM_SECONDS = 1.0
 """The pause after a failure before it is tried again because this node has given something back."""
 _HEARD_AT_MOST = 20_000
 """Changes that wait for a round; if there are more, all objects are listed and all machines looked at instead."""
+MAX_ASIDE = 256
+"""Machines of which a guest may be waited for beside the work on others. As long as its author likes, up to an hour, a
+guest may take to power down: those of one tenant must not keep all workers."""
 _MISSED = "missed"
 """In place of changes on this node of which there were too many."""
 ClaimKey = tuple[str, str]
@@ -81,7 +84,7 @@ class LoopSettings:
     grace: float = 300.0
     """How long a machine must be without its object, which this node did not let go, before it is removed (T16)."""
     workers: int = 8
-    """Machines that are worked on at the same time."""
+    """Machines that are worked on at the same time, beside those of which a guest is waited for."""
 
 
 @dataclass(slots=True)
@@ -90,6 +93,8 @@ class _WorkItem:
 
     seen: Hashable = None
     """What it depended on when it was last worked on."""
+    reported: Hashable = None
+    """What its guest had reported then: that is written at once, and is no reason to try sooner what failed."""
     failures: int = 0
     at: float = 0.0
     ended: float = 0.0
@@ -122,24 +127,40 @@ class VirtualMachineLoop:
         spawn: Callable[[Callable[[], None]], None] | None = None,
         scaling: ScalingControl | None = None,
         runners: RunnerControl | None = None,
+        reports: ReportReader | None = None,
+        settle: Callable[[], None] = lambda: None,
     ) -> None:
         """``pulse`` says which machines and claims changed. ``removed`` is called with ``machine`` when one whose
-        object is gone was removed, for the metrics. ``spawn`` has something done in another thread."""
+        object is gone was removed, for the metrics. ``spawn`` has something done in another thread. ``settle``: called
+        before the first round, again until it does not raise: it ends what was taken away from this node
+        (``fencing``)."""
         self._store = store
         self._operations = operations
         self._host_pool = host_pool_name(operations.node_name)
         self._settings = settings or LoopSettings()
         self._removed = removed
         self._clock = clock
-        self._keeper = MachineReconciler(store, operations, clock=clock, scaling=scaling, runners=runners)
+        self._keeper = MachineReconciler(
+            store,
+            operations,
+            clock=clock,
+            scaling=scaling,
+            runners=runners,
+            reports=reports,
+            aside=self._waiting_for_guest,
+        )
         self._spawn = spawn or _in_thread
+        self._settle = settle
+        self._is_settled = False
         self._wake = ChangeNotifier()
         """Beats when there may be something to begin."""
         self._mutex = threading.Lock()
-        """For what other threads write: the next three."""
+        """For what other threads write: the next four."""
         self._heard: list[Event | str] = []
         self._is_stale = True
         """Whether changes were missed, so that all objects must be listed."""
+        self._aside = 0
+        """Workers that wait for a guest to power down."""
         self._is_room = False
         """Whether this node has given something back that others may wait for."""
         self._machines: dict[str, Object] = {}
@@ -208,6 +229,9 @@ class VirtualMachineLoop:
 
         ``everything``: list all objects, instead of going by the changes that were heard. Raises StoreError, NodeError.
         """
+        if not self._is_settled:
+            self._settle()
+            self._is_settled = True
         with self._mutex:
             heard, self._heard = self._heard, []
             everything, self._is_stale = everything or self._is_stale, False
@@ -302,8 +326,14 @@ class VirtualMachineLoop:
 
     def _named_claims(self, obj: Object) -> Claims:
         """The claims that a machine names, also those that are not this node's, which it does not watch."""
-        claims = {key: self._claims.get(key) or self._read("DeviceClaim", key) for key in _claims_of(obj)}
-        return {key: claim for key, claim in claims.items() if claim is not None}
+        claims: dict[ClaimKey, Object] = {}
+        for key in _claims_of(obj):
+            claim = self._claims.get(key)
+            if claim is None or not self._concerns(claim):
+                claim = self._read("DeviceClaim", key)
+            if claim is not None:
+                claims[key] = claim
+        return claims
 
     def _list(self) -> None:
         """Take all objects as they are now."""
@@ -526,7 +556,7 @@ class VirtualMachineLoop:
     def _begin(self) -> None:
         """Have workers do what is queued, as many at a time as there are."""
         for name in list(self._queue):
-            if len(self._busy) >= self._settings.workers:
+            if self._is_full():
                 return
             if name in self._busy:
                 continue
@@ -535,6 +565,22 @@ class VirtualMachineLoop:
                 self._busy.add(name)
                 turn = self._turns.setdefault(name, _WorkItem())
                 self._spawn_or(partial(self._do, name, turn, work), partial(self._not_begun, name))
+
+    def _is_full(self) -> bool:
+        """Whether as much is worked on as may be at the same time."""
+        return len(self._busy) - min(self._aside, MAX_ASIDE) >= self._settings.workers
+
+    @contextmanager
+    def _waiting_for_guest(self) -> Iterator[None]:
+        """Inside, a worker counts as none."""
+        with self._mutex:
+            self._aside += 1
+        self._wake.beat()
+        try:
+            yield
+        finally:
+            with self._mutex:
+                self._aside -= 1
 
     def _spawn_or(self, work: Callable[[], None], not_begun: Callable[[], None]) -> None:
         """Have it done in another thread; ``not_begun`` is called if there can be none now."""
@@ -577,7 +623,7 @@ class VirtualMachineLoop:
     def _pause(self) -> float:
         """Until the next thing is due. A worker that ends wakes the loop."""
         now = self._clock()
-        if len(self._busy) >= self._settings.workers:
+        if self._is_full():
             return self._settings.resync
         due = [turn.at - now for name, turn in self._turns.items() if name not in self._busy]
         if self._waiting_for_host():
@@ -622,13 +668,17 @@ class VirtualMachineLoop:
             with self._mutex:
                 self._is_room = True
         turn.runs = runs
-        depends = (_depends(obj, claims, machine, self._operations.node_name), self._keeper.scaling(key))
+        depends = (
+            _depends(obj, claims, machine, self._operations.node_name),
+            self._keeper.scaling(key),
+        )
+        reported = self._keeper.guest_status(machine)
         if turn.seen != depends:
             turn.failures = 0
-        elif now < turn.at:
+        elif turn.reported == reported and now < turn.at:
             return
-        turn.seen, turn.is_unchanged = depends, None
-        outcome = self._keeper.keep(obj, claims)
+        turn.seen, turn.reported, turn.is_unchanged = depends, reported, None
+        outcome = self._keeper.keep(obj, self._named_claims)
         if outcome is None:
             self._ended(turn)
         else:
@@ -654,9 +704,9 @@ class VirtualMachineLoop:
         """Whether the objects come from where they came from before: of another store nothing is gone. Once nothing is
         left that has no object in it, it is the one that counts. ``gone``: keys of machines without an object."""
         identity, journal = self._store.identity(), self._operations.claims.journal
-        previous = journal.setting(_IDENTITY)
+        previous = journal.setting(objects.IDENTITY)
         if previous is None or (previous != identity and not gone):
-            journal.set(_IDENTITY, previous := identity)
+            journal.set(objects.IDENTITY, previous := identity)
         if previous != identity and previous != self._warned_of:
             self._warned_of = previous
             log.warning(
@@ -697,7 +747,8 @@ class VirtualMachineLoop:
             log.warning("removing machine %s (uid %s): its VirtualMachine was deleted", key, uid)
             self._keeper.leave(key)
             due = Deadline.after(WORK_SECONDS)
-            self._operations.delete(key, None, due, owner=uid, force=not machine.adopted, caller="reconcile")
+            with self._waiting_for_guest():
+                self._operations.delete(key, None, due, owner=uid, force=not machine.adopted, caller="reconcile")
             self._removed("machine")
             with self._mutex:
                 self._is_room = True
@@ -735,7 +786,7 @@ def _depends(obj: Object, claims: Claims, machine: MachineView | None, node_name
         (
             claim["metadata"]["uid"],
             claim["metadata"]["generation"],
-            *(claim["metadata"].get("annotations", {}).get(name) for name in (RELEASE, ALLOCATED_NODE)),
+            *(claim["metadata"].get("annotations", {}).get(name) for name in (RELEASE, ALLOCATED_NODE, FENCED_FROM)),
             bool(allocated),
             finalizers.is_group_pending(claim),
         )
@@ -746,7 +797,9 @@ def _depends(obj: Object, claims: Claims, machine: MachineView | None, node_name
     # Each start that fails was a run of its own, which is no news: only that of a machine that runs is.
     run = machine.id if machine is not None and machine.runs and not machine.is_paused else ""
     seen = (
-        None if machine is None else (machine.phase, run and machine.reason, run, machine.observed, machine.is_paused)
+        None
+        if machine is None
+        else (machine.phase, run and machine.reason, run, machine.observed, machine.is_paused, machine.is_moving)
     )
     status = obj.get("status") or {}
     allocations = status.get("allocations")
@@ -759,5 +812,5 @@ def _depends(obj: Object, claims: Claims, machine: MachineView | None, node_name
     )
     holder = objects.holder_of(obj)
     other_holder = None if holder == node_name else holder
-    is_leaving = objects.must_leave(obj, node_name)
+    is_leaving = objects.must_leave(obj, node_name), objects.was_taken_away(obj, node_name)
     return (metadata["generation"], other_holder, tuple(versions), seen, placed, is_leaving)

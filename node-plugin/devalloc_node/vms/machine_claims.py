@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from devalloc.api import views
 from devalloc.api.views import ClaimView
@@ -17,7 +18,7 @@ from devalloc_node.errors import Denied, NodeError
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.operations.claim_registry import HeldClaim
 from devalloc_node.operations.node_operations import NodeOperations
-from devalloc_node.vms import objects
+from devalloc_node.vms import fencing, objects
 from devalloc_node.vms.objects import Outcome
 
 log = logging.getLogger(__name__)
@@ -36,8 +37,10 @@ class DueUnprepare:
     force: bool
     """Even if it is in use: machines that do not release it are ended."""
     why: str
-    unless_allocated: bool = False
-    """Not if it holds devices by now: it was prepared after the claims were listed."""
+    again: Callable[[Object, HeldClaim | None], DueUnprepare | None]
+    """Decides it once more, by the claim and what this node holds of it by then; None if it is not due."""
+    taken_away: Object | None = None
+    """The claim, if it was taken away from this node, which was fenced: that is confirmed afterwards."""
 
     @property
     def depends(self) -> Hashable:
@@ -45,13 +48,18 @@ class DueUnprepare:
         return self.ref, self.force
 
 
-def ready_claims(vm: VirtualMachine, claims: Claims, node_name: str) -> tuple[list[ClaimRef], Outcome | None]:
-    """Those of a machine's claims whose devices are on this node, and what is waited for."""
+def ready_claims(
+    vm: VirtualMachine, claims: Claims, node_name: str, moved_here: Container[str] = ()
+) -> tuple[list[ClaimRef], Outcome | None]:
+    """Those of a machine's claims whose devices are on this node, and what is waited for. ``moved_here``: UIDs of those
+    that came along with the machine, and do not say so themselves yet."""
     refs, waits = [], []
     for name in vm.spec.claims:
         claim = claims.get((vm.namespace, name))
         if claim is None:
             waits.append(Outcome("ClaimNotFound", f"claim {vm.namespace}/{name} does not exist"))
+        elif claim["metadata"]["uid"] in moved_here and not ClaimView(claim).wants_release:
+            refs.append(claim_ref(claim))
         elif (why := _not_ready(claim, node_name)) is not None:
             waits.append(why)
         else:
@@ -88,6 +96,21 @@ def is_no_longer_claimed(ref: ClaimRef, vm: VirtualMachine, claims: Claims) -> b
     return now is not None and now["metadata"]["uid"] != ref.uid
 
 
+def lost_claims(vm: VirtualMachine, moved_here: Mapping[str, Object], claims: Claims) -> list[ClaimRef]:
+    """Claims that came along with a machine, and that it has no more: they were deleted, or left its spec, before they
+    got their devices here. The node that they came from had given them up by then, so that nothing holds them any more.
+
+    ``moved_here``: as of ``store_grants``.
+    """
+    lost = []
+    for uid, entry in moved_here.items():
+        name = str(entry.get("name"))
+        claim = claims.get((vm.namespace, name))
+        if name not in vm.spec.claims or claim is None or claim["metadata"]["uid"] != uid:
+            lost.append(ClaimRef(vm.namespace, name, uid))
+    return lost
+
+
 def due_unprepares(
     claims: Iterable[Object],
     machines: Iterable[Object],
@@ -109,29 +132,48 @@ def due_unprepares(
         if views.MachineView(vm).node == node_name and not views.MachineView(vm).is_deleting
         for name in views.MachineView(vm).claim_names
     }
-    claims, to_unprepare = list(claims), []
+    to_unprepare = []
     for claim in claims:
-        ref = claim_ref(claim)
-        if ref.uid in here and not here[ref.uid].plugs and not ClaimView(claim).entries:
-            to_unprepare.append(DueUnprepare(ref, False, "it no longer has devices", unless_allocated=True))
-    for claim in finalizers.claims_of_node(claims, node_name):
-        ref = claim_ref(claim)
-        inside = ref.uid in here and bool(here[ref.uid].plugs)
-        was_kept = any(user in owned for user in claim.get("status", {}).get("podNames", []))
-        if ClaimView(claim).wants_release:
-            to_unprepare.append(DueUnprepare(ref, True, "it is being reclaimed"))
-        elif ClaimView(claim).is_deleting and not inside:
-            to_unprepare.append(DueUnprepare(ref, False, "it is being deleted, and no machine uses it"))
-        elif ref.uid in here and not inside and was_kept and (ref.namespace, ref.name) not in wanted:
-            to_unprepare.append(DueUnprepare(ref, False, "its machine was deleted"))
-    return to_unprepare
+        ref, users = claim_ref(claim), claim.get("status", {}).get("podNames", [])
+        is_left = (ref.namespace, ref.name) not in wanted and any(user in owned for user in users)
+        to_unprepare.append(_due_unprepare(claim, here.get(ref.uid), node_name, is_left))
+    return [one for one in to_unprepare if one is not None]
+
+
+def _due_unprepare(claim: Object, held: HeldClaim | None, node_name: str, is_left: bool) -> DueUnprepare | None:
+    """Why a claim is to be unprepared now; None if it is not. ``held``: what this node holds of it; ``is_left``: it was
+    in a machine of ``owned``, and no VirtualMachine of this node names it."""
+    view, ref = ClaimView(claim), claim_ref(claim)
+    again = partial(_due_unprepare, node_name=node_name, is_left=is_left)
+    is_inside = held is not None and bool(held.plugs)
+    if any(finalizers.claims_of_node([claim], node_name)):
+        if view.wants_release:
+            return DueUnprepare(ref, True, "it is being reclaimed", again)
+        if view.is_deleting and not is_inside:
+            return DueUnprepare(ref, False, "it is being deleted, and no machine uses it", again)
+        if held is not None and not is_inside and is_left:
+            return DueUnprepare(ref, False, "its machine was deleted", again)
+    if objects.was_taken_away(claim, node_name):
+        why = "it was taken away from this node, which was fenced"
+        return DueUnprepare(ref, True, why, again, taken_away=claim)
+    if held is not None and not is_inside and not view.entries:
+        return DueUnprepare(ref, False, "it no longer has devices", again)
+    return None
 
 
 def unprepare(store: Store, operations: NodeOperations, one: DueUnprepare) -> bool:
-    """Do it; False where it is to be tried again. Raises StoreError."""
-    if one.unless_allocated and _is_allocated(store, one.ref):
-        return True
+    """Do it, if the claim as the store has it now is still to be unprepared: the node may have heard of it before a
+    machine arrived with it, or was given it again. False where it is to be tried again. Raises StoreError."""
+    claim = _read(store, one.ref)
+    if claim is not None:
+        now = one.again(claim, next(iter(operations.claims.held(one.ref.uid)), None))
+        if now is None:
+            return True
+        one = now
     try:
+        if one.taken_away is not None:
+            fencing.settle_claim(store, operations, one.taken_away)
+            return True
         ended = operations.unprepare(one.ref, Deadline.after(WORK_SECONDS), force=one.force, caller=CALLER)
     except NodeError as error:
         log.warning("cannot unprepare claim %s (%s): %s", one.ref, one.why, error)
@@ -142,12 +184,22 @@ def unprepare(store: Store, operations: NodeOperations, one: DueUnprepare) -> bo
     return True
 
 
-def _is_allocated(store: Store, ref: ClaimRef) -> bool:
+def _read(store: Store, ref: ClaimRef) -> Object | None:
+    """The claim as the store has it now; None if it is gone, or its name is that of another one."""
     try:
         claim = store.get("DeviceClaim", ref.namespace, ref.name)
     except NotFound:
-        return False
-    return bool(claim["metadata"]["uid"] == ref.uid and ClaimView(claim).entries)
+        return None
+    return claim if claim["metadata"]["uid"] == ref.uid else None
+
+
+def unprepare_unplugged(operations: NodeOperations, machine: Object) -> None:
+    """Unprepare those claims of a VirtualMachine that are in no machine. Raises NodeError."""
+    names = {(objects.namespace_of(machine), name) for name in views.MachineView(machine).claim_names}
+    for held in operations.claims.held():
+        ref = held.record.ref
+        if (ref.namespace, ref.name) in names and not held.plugs:
+            operations.unprepare(ref, Deadline.after(WORK_SECONDS), caller=CALLER)
 
 
 def write_users(store: Store, claims: Iterable[Object], held: Iterable[HeldClaim], node_name: str) -> None:

@@ -13,7 +13,9 @@ from types import MappingProxyType
 from typing import Any
 
 from devalloc.api import meta, views
+from devalloc.api.fencing import fenced_from
 from devalloc.api.host_pool_names import CPU
+from devalloc.api.machine_location import LIVE_MIGRATABLE
 from devalloc.api.machine_reservation import FITS, missing_amounts, parse_nano, sum_memory_nano, sum_nano
 from devalloc.api.machine_reservation import reserved_entries as reserved
 from devalloc.api.quantity import NANO, Format, Quantity
@@ -21,10 +23,13 @@ from devalloc.api.virtual_machine import VirtualMachine, VirtualMachineSpec
 from devalloc.store import Conflict, NotFound, Object, Store, StoreError
 from devalloc_node.errors import Failed, NodeError
 from devalloc_node.machine.records import MachineAmounts, MachineView, PluggedDevice
+from devalloc_node.vms.readiness import with_condition, with_readiness
 
 BUSY_SECONDS = 5.0
 """The pause before what others hold is asked for again: there is no event when they release it."""
-_BUSY = frozenset({"Busy", "ClaimBusy", "DiskInUse", "LockUnavailable", "MachineBusy", "SharedBusy", "TapInUse"})
+_BUSY = frozenset(
+    {"Busy", "ClaimBusy", "CopyUnfinished", "DiskInUse", "LockUnavailable", "MachineBusy", "SharedBusy", "TapInUse"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +53,10 @@ def retry_delay(error: NodeError) -> float | None:
 
 
 KIND = "VirtualMachine"
+IDENTITY = f"identity/{KIND}"
+"""A setting of the journal: the identity of the store that the objects of this node's machines come from."""
 _ATTEMPTS = 20
-_PRESERVED = ("conditions", "runnerPod", "nodeName", "numaNode", "allocations")
+_PRESERVED = ("conditions", "runnerPod", "nodeName", "numaNode", "allocations", "migrationState", "movedClaims")
 """Parts of the status that others write."""
 _RESERVED = ("numaNode", "allocations")
 """What the allocator has kept for a machine; this node gives it back when nothing of the machine runs."""
@@ -101,7 +108,7 @@ def announce_amounts(
         status = {**before, "applied": _most(before.get("applied"), _amounts(amounts))}
         return {**now, "status": status} if admitted and status != before else now
 
-    return _update_with_retry(store, obj, updated, store.replace_status) is not None and admitted
+    return update_with_retry(store, obj, updated, store.replace_status) is not None and admitted
 
 
 def holder_of(obj: Object) -> str | None:
@@ -129,6 +136,7 @@ def take_object(store: Store, obj: Object, node_name: str) -> Object | None:
             or views.MachineView(now).is_deleting
             or views.MachineView(now).node != node_name
             or must_leave(now, node_name)
+            or was_taken_away(now, node_name)
         ):
             return None
         annotations = {**metadata.get("annotations", {}), meta.PREPARED_ON: node_name}
@@ -136,7 +144,7 @@ def take_object(store: Store, obj: Object, node_name: str) -> Object | None:
         finalizers = [*others, meta.NODE_FINALIZER]
         return {**now, "metadata": {**metadata, "annotations": annotations, "finalizers": finalizers}}
 
-    return _update_with_retry(store, obj, held, store.replace)
+    return update_with_retry(store, obj, held, store.replace)
 
 
 def release_object(store: Store, obj: Object, node_name: str) -> None:
@@ -150,7 +158,12 @@ def release_object(store: Store, obj: Object, node_name: str) -> None:
         annotations = {k: v for k, v in metadata.get("annotations", {}).items() if k != meta.PREPARED_ON}
         return {**now, "metadata": {**metadata, "annotations": annotations, "finalizers": left}}
 
-    _update_with_retry(store, obj, free, store.replace)
+    update_with_retry(store, obj, free, store.replace)
+
+
+def was_taken_away(obj: Mapping[str, Any], node_name: str) -> bool:
+    """Whether the object was taken away from this node, which was fenced, and what is left of it here is not ended."""
+    return node_name in fenced_from(obj)
 
 
 def write_status(
@@ -160,17 +173,24 @@ def write_status(
     *,
     at_rest: bool = False,
     uses: Mapping[str, str] | None = None,
+    ready: Mapping[str, str] | None = None,
+    movable: Mapping[str, Any] | None = None,
 ) -> None:
     """Write what is known of the machine, where that is something else than what is there. Raises Failed.
 
     ``at_rest``: nothing of it runs here, and is not about to; what is kept for it is given back with the same write.
     ``uses``: what it has, if no agent scales it that would give back the rest of its permit: that is done then.
+    ``ready``, ``movable``: as ``readiness`` and ``migratability`` say.
     """
 
     def updated(now: Object) -> Object | None:
         before = now.get("status") or {}
         preserved = [name for name in _PRESERVED if name in before and not (at_rest and name in _RESERVED)]
         after = {**status, **{name: before[name] for name in preserved}}
+        conditions = with_readiness(before, status.get("machineID", ""), ready)
+        conditions = with_condition(conditions, LIVE_MIGRATABLE, movable)
+        if conditions != list(views.as_mappings(before.get("conditions"))):
+            after["conditions"] = conditions
         reported = after.get("permitted", {}).get("givenBy")  # by the agent, of another program's server
         if _is_permitted_run(before, status) and before["permitted"]["givenBy"] != reported:
             after["permitted"] = before["permitted"] if uses is None else _returned_permit(before["permitted"], uses)
@@ -178,7 +198,22 @@ def write_status(
             after["permitted"] = _reserved_part(after["permitted"], reserved(now))
         return now if after == before else {**now, "status": after}
 
-    _update_with_retry(store, obj, updated, store.replace_status)
+    update_with_retry(store, obj, updated, store.replace_status)
+
+
+def write_ready(store: Store, obj: Object, node_name: str, run: str, ready: Mapping[str, str]) -> None:
+    """Write that condition alone, as ``readiness`` says it of this run, as long as this node holds the machine. Raises
+    Failed."""
+
+    def updated(now: Object) -> Object | None:
+        before = now.get("status") or {}
+        if holder_of(now) != node_name or before.get("machineID") != run:
+            return None
+        conditions = with_readiness(before, run, ready)
+        is_same = conditions == list(views.as_mappings(before.get("conditions")))
+        return now if is_same else {**now, "status": {**before, "conditions": conditions}}
+
+    update_with_retry(store, obj, updated, store.replace_status)
 
 
 def status_of(
@@ -204,6 +239,7 @@ def status_of(
             status |= {name: amounts for name, amounts in _reported_amounts(machine) if amounts}
         status |= {"pid": machine.pid} if machine.pid else {}
         status |= {"machineID": machine.id} if machine.id else {}
+        status |= {"networkAddress": machine.network_address} if machine.network_address else {}
     devices = [_device(plug, addresses.get(plug.id)) for plug in plugs] if machine is not None and machine.runs else []
     status |= {"devices": devices} if devices else {}
     status |= {"reason": reason[:253]} if reason else {}
@@ -306,7 +342,12 @@ def _device(plug: PluggedDevice, address: str | None) -> dict[str, str]:
     return entry if address is None else entry | {"address": address}
 
 
-def _update_with_retry(
+def read_again(store: Store, obj: Object) -> Object | None:
+    """The object as the store has it now; None if it is gone, or its name is that of another one. Raises Failed."""
+    return update_with_retry(store, obj, lambda now: now, store.replace)
+
+
+def update_with_retry(
     store: Store, obj: Object, change: Callable[[Object], Object | None], write: Callable[[Object], Object]
 ) -> Object | None:
     """Change the object as it is now, until no other writer comes in between; None where there is nothing to change."""
@@ -314,7 +355,7 @@ def _update_with_retry(
     try:
         for _ in range(_ATTEMPTS):
             try:
-                now = store.get(KIND, namespace_of(obj), obj["metadata"]["name"])
+                now = store.get(obj["kind"], namespace_of(obj), obj["metadata"]["name"])
                 if now["metadata"]["uid"] != obj["metadata"]["uid"]:
                     return None
                 after = change(now)
@@ -324,5 +365,5 @@ def _update_with_retry(
             except Conflict:
                 continue
     except StoreError as error:
-        raise Failed("StoreUnavailable", f"cannot read or write VirtualMachine {key}: {error}") from error
-    raise Failed("StoreUnavailable", f"VirtualMachine {key} keeps changing; trying again")
+        raise Failed("StoreUnavailable", f"cannot read or write {obj['kind']} {key}: {error}") from error
+    raise Failed("StoreUnavailable", f"{obj['kind']} {key} keeps changing; trying again")

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
+from typing import Any
 
 from devalloc.api import views
 from devalloc.api.decode import decode
 from devalloc.api.host_pool_names import node_of_host_pool
+from devalloc.api.machine_location import LIVE_MIGRATABLE
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.capacity import host_pool_name
 from devalloc.scaling.health import ScalingReport
 from devalloc.store import NotFound, Object, Store
+from devalloc_node.claims.store_grants import moved_here
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError
 from devalloc_node.machine.rates import is_limited, of_running
@@ -22,10 +25,11 @@ from devalloc_node.machine.resources import requested_in_spec
 from devalloc_node.machine.spec import spec_of
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.operations.node_operations import FIRMWARE_SECONDS, STANDING, NodeOperations
+from devalloc_node.vms import fencing, objects
 from devalloc_node.vms import machine_claims as claimed
-from devalloc_node.vms import objects
 from devalloc_node.vms.machine_claims import Claims
 from devalloc_node.vms.objects import Outcome, retry_delay
+from devalloc_node.vms.readiness import ReportReader, finished_message, migratability, readiness
 from devalloc_node.vms.restarts import RestartBackoff
 from devalloc_node.vms.scaling import (
     RunnerControl,
@@ -52,10 +56,12 @@ _OF_HOST_FILES = frozenset(
         "DiskFormat",
         "DiskInUse",
         "DiskNamesOthers",
+        "DiskTooSmall",
         "FileUnreadable",
         "FirmwareChanged",
         "FirmwareInvalid",
         "FirmwareMissing",
+        "ImageChanged",
         "InUseUnknown",
         "PathMissing",
         "PathNotAllowed",
@@ -82,13 +88,17 @@ class MachineReconciler:
         clock: Callable[[], float] = time.monotonic,
         scaling: ScalingControl | None = None,
         runners: RunnerControl | None = None,
+        reports: ReportReader | None = None,
+        aside: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """``scaling``: who scales machines by what their guests do; ``runners``: who has controllers decide what time
-        their CPUs get. None: nothing does."""
+        their CPUs get; ``reports``: who reads what guests report. None: nothing does. Inside ``aside`` guests are
+        waited for, which may take an hour."""
         self._store = store
         self._operations = operations
         self._backoff = RestartBackoff(clock)
-        self._scaling, self._runners = scaling, runners
+        self._scaling, self._runners, self._reports = scaling, runners, reports
+        self._aside = aside
         self._no_window: dict[tuple[str, str], tuple[tuple[str, frozenset[str]], Outcome]] = {}
         """Claims (key of the machine, UID) that found no window in it: in which run, and beside which other claims."""
 
@@ -96,14 +106,36 @@ class MachineReconciler:
         """How far a machine is that is scaled; None for others."""
         return None if self._scaling is None else self._scaling.report(key)
 
-    def keep(self, obj: Object, claims: Claims) -> Outcome | None:
-        """Do what is to be done now, and write how things stand; None when the object is no more of this node's."""
-        decoded = decode(obj)
+    def guest_status(self, machine: MachineView | None) -> tuple[str | None, str] | None:
+        """The status that the guest of a machine reports, and its message; None while it reports none."""
+        if machine is None or self._reports is None:
+            return None
+        report = self._reports.report(machine.key, machine.id)
+        return None if report is None else (report.status, report.message)
+
+    def keep(self, obj: Object, claims_of: Callable[[Object], Claims]) -> Outcome | None:
+        """Do what is to be done now, and write how things stand; None when the object is no more of this node's.
+
+        That is decided by the object as the store has it now, and its claims (``claims_of``). What the loop has heard
+        of a machine may be older than its arrival on this node: by that, its guest would be ended.
+        """
+        here = self._operations.machines.get(objects.key_of(obj))
+        if here is not None and here.is_moving:  # MigrationLoop alone changes it, and knows whose it is
+            self.leave(objects.key_of(obj))
+            if (ready := readiness(_machine_of(obj), here, self._reports)) is not None:
+                objects.write_ready(self._store, obj, self._operations.node_name, here.id, ready)
+            return Outcome()
+        now = objects.read_again(self._store, obj)  # only now: it is written before its machine ceases to move
+        if now is None:
+            return None
+        obj, decoded = now, decode(now)
         vm = decoded.object if isinstance(decoded.object, VirtualMachine) else None
         if vm is None or not vm.spec.running:
             self.leave(objects.key_of(obj))
         elif vm.spec.scaling is None and self._scaling is not None:
             self._scaling.drop(objects.key_of(obj))
+        if objects.was_taken_away(obj, self._operations.node_name):  # its status is not this node's
+            fencing.settle_machine(self._store, self._operations, obj)  # the rest is as for any other object
         try:
             if not views.MachineView(obj).is_deleting and objects.must_leave(obj, self._operations.node_name):
                 self._leave_node(obj, vm)
@@ -122,7 +154,7 @@ class MachineReconciler:
                 problem = next((problem for problem in decoded.problems if problem.is_error), None)
                 outcome = Outcome("MachineInvalid", str(problem or "it is unreadable"))
             elif vm.spec.running:
-                outcome = self._run(_with_reservation(vm, held), held, claims)
+                outcome = self._run(_with_reservation(vm, held), held, claims_of(obj))
             else:
                 outcome = self._rest(obj, vm)
         except NodeError as error:
@@ -135,8 +167,13 @@ class MachineReconciler:
     def _run(self, vm: VirtualMachine, held: Object, claims: Claims) -> Outcome:
         """``held``: its object as it is now."""
         key, uid = "/".join(vm.key), vm.metadata.uid or ""
-        refs, waits = claimed.ready_claims(vm, claims, self._operations.node_name)
+        moved = moved_here(held, self._operations.node_name)
+        refs, waits = claimed.ready_claims(vm, claims, self._operations.node_name, moved)
         machine = self._own_machine(key, uid)
+        lost = claimed.lost_claims(vm, moved, claims)
+        left = self._take_out([ref for ref in lost if self._is_left_in(ref, vm)], key, uid)
+        moved_refs = [one.record.ref for moved_uid in moved for one in self._operations.claims.held(moved_uid)]
+        left += self._mark([ref for ref in moved_refs if ref not in lost], claims)
         if machine is None or not machine.runs or machine.is_paused:
             self.leave(key)
             if waits is not None:
@@ -157,9 +194,15 @@ class MachineReconciler:
                 return missing
             self._backoff.begun(key, vm.metadata.generation)
             machine = self._operations.machine(key)
+        if (
+            vm.spec.guest_reports
+            and self._reports is not None
+            and (message := finished_message(held, machine.id)) is not None
+        ):
+            self._reports.restore(key, machine.id, message)
         if self.scaling(key) is None:  # else its load says what it should have
             self._operations.want(key, requested_in_spec(spec_of(vm)))
-        problems = self._match(vm, refs, claims) if machine.phase != "Unknown" else []
+        problems = left + (self._match(vm, refs, claims) if machine.phase != "Unknown" else [])
         problems += self._resize(vm, held, self._operations.machine(key))
         if objects.reserved_entries(held, self._operations.node_name) and self._is_unplaced(held, vm):
             problems.append(_shortage(held))
@@ -171,7 +214,7 @@ class MachineReconciler:
             problems.insert(0, Outcome(machine.reason, machine.message))
         if waits is not None:
             problems.append(waits)
-        problems += _pending(vm, machine)
+        problems += pending_changes(vm, machine)
         if not problems:
             return Outcome()
         return Outcome(problems[0].reason, "; ".join(dict.fromkeys(one.message for one in problems)), problems[0].after)
@@ -202,7 +245,8 @@ class MachineReconciler:
         if machine.runs or (machine.reason != "StoppedOnRequest" and not machine.adopted):
             patience = float(vm.spec.powerdown_seconds)  # as it is now, and not as it was at its start
             self._tell_stopping(obj, vm, machine)
-            self._operations.stop(key, patience, due, owner=uid, force=not machine.adopted, caller=CALLER)
+            with self._aside():
+                self._operations.stop(key, patience, due, owner=uid, force=not machine.adopted, caller=CALLER)
         self._operations.give_back(key, due, owner=uid, caller=CALLER)
         return Outcome(at_rest=True)
 
@@ -216,10 +260,11 @@ class MachineReconciler:
             machine = self._operations.machines.get(key)
             # Another one of its name is not its own; one whose record cannot be read may be.
             if machine is not None and (machine.uid == uid or machine.started is None):
-                patience = float(vm.spec.powerdown_seconds) if vm is not None else 30.0
+                patience = self._patience(obj, vm)
                 due = Deadline.after(WORK_SECONDS + patience)
                 self._tell_stopping(obj, vm, machine)
-                self._operations.delete(key, patience, due, owner=uid, force=not machine.adopted, caller=CALLER)
+                with self._aside():
+                    self._operations.delete(key, patience, due, owner=uid, force=not machine.adopted, caller=CALLER)
             elif machine is None and objects.holder_of(obj) == self._operations.node_name:
                 self._operations.machines.remove_remains(key, Deadline.after(WORK_SECONDS))
             self._free(obj)
@@ -232,7 +277,7 @@ class MachineReconciler:
                 self._no_window.pop(each, None)
         if not views.MachineView(obj).is_deleting and objects.holder_of(obj) == self._operations.node_name:
             ended = objects.status_of(vm, None, [], "", "")  # the other node may not be there to tell
-            objects.write_status(self._store, obj, ended, at_rest=True)
+            objects.write_status(self._store, obj, ended, at_rest=True, ready=readiness(vm, None, self._reports))
         objects.release_object(self._store, obj, self._operations.node_name)
 
     def _leave_node(self, obj: Object, vm: VirtualMachine | None) -> None:
@@ -249,10 +294,11 @@ class MachineReconciler:
             if machine is not None and machine.uid == uid:
                 ended = None if vm is None else self._over(vm, machine)
                 if machine.runs or (ended is None and machine.reason != "StoppedOnRequest"):
-                    patience = float(vm.spec.powerdown_seconds) if vm is not None else 30.0
+                    patience = self._patience(obj, vm)
                     due = Deadline.after(WORK_SECONDS + patience)
                     self._tell_stopping(obj, vm, machine)
-                    self._operations.stop(key, patience, due, owner=uid, force=True, caller=CALLER)
+                    with self._aside():
+                        self._operations.stop(key, patience, due, owner=uid, force=True, caller=CALLER)
                 self._operations.give_back(key, Deadline.after(WORK_SECONDS), owner=uid, caller=CALLER)
             self._free(obj)
         except NodeError as error:
@@ -263,24 +309,26 @@ class MachineReconciler:
         rests = vm is not None and (ended is not None or not vm.spec.running)
         machine = self._operations.machines.get(key) if rests else None  # one that is to run waits for another node
         reason, message = (machine.reason, machine.message) if machine is not None else ("", "")
-        objects.write_status(self._store, obj, objects.status_of(vm, machine, [], reason, message), at_rest=True)
+        status = objects.status_of(vm, machine, [], reason, message)
+        objects.write_status(self._store, obj, status, at_rest=True, ready=readiness(vm, machine, self._reports))
         objects.release_object(self._store, obj, self._operations.node_name)
+
+    def _patience(self, obj: Object, vm: VirtualMachine | None) -> float:
+        """Seconds that its guest gets to power down. None if this node does not hold it: another one may run it by now,
+        with the same disks."""
+        if objects.holder_of(obj) != self._operations.node_name:
+            return 0.0
+        return float(vm.spec.powerdown_seconds) if vm is not None else 30.0
 
     def _free(self, obj: Object) -> None:
         """Unprepare claims of the object that are in no machine: a start may have been cut off before it got there."""
-        if objects.holder_of(obj) != self._operations.node_name:
-            return
-        names = {(objects.namespace_of(obj), name) for name in views.MachineView(obj).claim_names}
-        for held in self._operations.claims.held():
-            ref = held.record.ref
-            if (ref.namespace, ref.name) in names and not held.plugs:
-                self._operations.unprepare(ref, Deadline.after(WORK_SECONDS), caller=CALLER)
+        if objects.holder_of(obj) == self._operations.node_name:
+            claimed.unprepare_unplugged(self._operations, obj)
 
     def leave_idle(self, obj: Object) -> None:
         """Let an object go that has no machine and no prepared claim on this node. Raises StoreError, NodeError."""
-        decoded = decode(obj)
         try:
-            self._take_up(obj, decoded.object if isinstance(decoded.object, VirtualMachine) else None)
+            self._take_up(obj, _machine_of(obj))
         except NodeError:
             return  # something runs that may be it
         names = {(objects.namespace_of(obj), name) for name in views.MachineView(obj).claim_names}
@@ -296,7 +344,7 @@ class MachineReconciler:
         Raises Denied (``MachineRuns``) where what runs as it is not the run that the object tells of.
         """
         run = obj.get("status", {}).get("machineID", "")
-        vm = None if vm is None else _with_numa_node(vm, obj)  # as it was started
+        vm = None if vm is None else with_numa_node(vm, obj)  # as it was started
         self._operations.machines.take_up(objects.key_of(obj), vm, run, Deadline.after(WORK_SECONDS))
 
     def _own_machine(self, key: str, uid: str) -> MachineView | None:
@@ -350,22 +398,47 @@ class MachineReconciler:
     def _match(self, vm: VirtualMachine, refs: list[ClaimRef], claims: Claims) -> list[Outcome]:
         """Take out what left, put in what came; what did not work."""
         key, uid = "/".join(vm.key), vm.metadata.uid or ""
-        problems = []
-        plugs = self._operations.claims.plugs(key)
-        for ref in dict.fromkeys(plug.ref for plug in plugs):
-            if claimed.is_no_longer_claimed(ref, vm, claims):
-                try:
-                    due = Deadline.after(WORK_SECONDS)
-                    self._operations.detach(ref, key, due, owner=uid, caller=CALLER)
-                    self._operations.unprepare(ref, due, caller=CALLER)
-                except NodeError as error:
-                    problems.append(Outcome(error.code, error.message))
+        plugged = dict.fromkeys(plug.ref for plug in self._operations.claims.plugs(key))
+        gone = [ref for ref in plugged if claimed.is_no_longer_claimed(ref, vm, claims)]
+        problems = self._take_out(gone, key, uid)
         for ref in refs:
             try:
                 if not self._operations.claims.is_in(ref, key):
                     problems += self._attach(vm, ref)
             except NodeError as error:
                 problems.append(Outcome(error.code, error.message))
+        return problems
+
+    def _take_out(self, refs: list[ClaimRef], key: str, uid: str) -> list[Outcome]:
+        """Unplug claims from a machine, where they are in it, and unprepare them; what did not work."""
+        problems = []
+        for ref in refs:
+            try:
+                due = Deadline.after(WORK_SECONDS)
+                if self._operations.machines.get(key) is not None:
+                    self._operations.detach(ref, key, due, owner=uid, caller=CALLER)
+                self._operations.unprepare(ref, due, caller=CALLER)
+            except NodeError as error:
+                problems.append(Outcome(error.code, error.message))
+        return problems
+
+    def _is_left_in(self, ref: ClaimRef, vm: VirtualMachine) -> bool:
+        """Whether a claim that a machine has lost is prepared here for it: others may have one that left its spec."""
+        if inside := {plug.machine for plug in self._operations.claims.plugs_of(ref)}:
+            return inside == {"/".join(vm.key)}
+        return ref.name in vm.spec.claims and bool(self._operations.claims.held(ref.uid))
+
+    def _mark(self, refs: list[ClaimRef], claims: Claims) -> list[Outcome]:
+        """Mark claims that came along with a machine, and have their devices of this node by now. Those that are being
+        released, too: this node then unprepares them."""
+        problems = []
+        for ref in refs:
+            claim = views.ClaimView(claims.get((ref.namespace, ref.name), {}))
+            if claim.node == self._operations.node_name and not claim.is_held:
+                try:
+                    self._operations.prepare(ref, Deadline.after(WORK_SECONDS), caller=CALLER)
+                except NodeError as error:
+                    problems.append(Outcome(error.code, error.message))
         return problems
 
     def _attach(self, vm: VirtualMachine, ref: ClaimRef) -> list[Outcome]:
@@ -476,7 +549,7 @@ class MachineReconciler:
             stopping = replace(machine, phase="Stopping")
             with suppress(NodeError):
                 status = objects.status_of(vm, stopping, self._operations.claims.plugs(machine.key), "", "")
-                objects.write_status(self._store, obj, status)
+                objects.write_status(self._store, obj, status, ready=readiness(vm, stopping, self._reports))
 
     def _tell(self, obj: Object, vm: VirtualMachine | None, outcome: Outcome) -> None:
         key, uid = objects.key_of(obj), obj["metadata"]["uid"]
@@ -503,17 +576,35 @@ class MachineReconciler:
         at_rest = outcome.at_rest and (machine is None or not machine.runs)
         is_alone = self._scaling is None and vm is not None and vm.spec.scaling is not None
         uses = objects.in_use(machine) if is_alone and machine is not None and machine.phase == "Running" else None
-        objects.write_status(self._store, obj, status, at_rest=at_rest, uses=uses)
+        ready, movable = readiness(vm, machine, self._reports), self._migratability(obj, vm, machine)
+        objects.write_status(self._store, obj, status, at_rest=at_rest, uses=uses, ready=ready, movable=movable)
+
+    def _migratability(
+        self, obj: Object, vm: VirtualMachine | None, machine: MachineView | None
+    ) -> Mapping[str, Any] | None:
+        """Whether it could move to another node now."""
+        if machine is None or not machine.runs:
+            return None
+        obstacle = self._operations.machines.why_not_movable(machine.key) if machine.phase == "Running" else None
+        pending = [] if vm is None else pending_changes(with_numa_node(vm, obj), machine)
+        before = views.MachineView(obj).condition(LIVE_MIGRATABLE)
+        return migratability(machine, obstacle, "; ".join(one.message for one in pending), before)
+
+
+def _machine_of(obj: Object) -> VirtualMachine | None:
+    """What the object says, if it is valid."""
+    content = decode(obj).object
+    return content if isinstance(content, VirtualMachine) else None
 
 
 def _with_reservation(vm: VirtualMachine, held: Object) -> VirtualMachine:
     """With what is reserved for it by now, and its memory from the NUMA node that it was placed on."""
     if isinstance(current := decode(held).object, VirtualMachine):
         vm = vm.model_copy(update={"status": current.status})
-    return _with_numa_node(vm, held)
+    return with_numa_node(vm, held)
 
 
-def _with_numa_node(vm: VirtualMachine, held: Object) -> VirtualMachine:
+def with_numa_node(vm: VirtualMachine, held: Object) -> VirtualMachine:
     """With its memory from the NUMA node that it was placed on."""
     start, numa = vm.spec.start, (held.get("status") or {}).get("numaNode")
     if start is None or start.numa_node is not None or not isinstance(numa, int):
@@ -531,7 +622,7 @@ def _is_more(requested: MachineAmounts, observed: MachineAmounts, name: str) -> 
     return has is not None and getattr(requested, name) > has
 
 
-def _pending(vm: VirtualMachine, machine: MachineView) -> list[Outcome]:
+def pending_changes(vm: VirtualMachine, machine: MachineView) -> list[Outcome]:
     """What of the spec cannot change while the machine runs, and has."""
     now, then = spec_of(vm), machine.started
     if then is None or not machine.runs:
@@ -547,6 +638,7 @@ def _pending(vm: VirtualMachine, machine: MachineView) -> list[Outcome]:
         "start.numaNode": (now.numa_node, then.numa_node),
         "start.pinned": (now.pinned, then.pinned),
         "start.pciWindow": (now.pci_window, then.pci_window),
+        "guestReports": (now.guest_reports, then.guest_reports),
         "adopt": (now.adopt, then.adopt),
         "nics": (now.nics, then.nics),
         "cpu.min and max": ((now.cpus.least, now.cpus.most), (then.cpus.least, then.cpus.most)),

@@ -99,14 +99,22 @@ def scaled_machine(
     """``runner_pod``: as its status names it. Raises Denied: its guest cannot be where its object says
     (``GuestElsewhere``), or no goal can be computed as it says (``ScalingConfigInvalid``)."""
     settings = who.settings
-    _check_address(scaling.address, machine, who)
+    address = scaling.address or machine.network_address
+    if not address:
+        raise Denied(
+            "GuestElsewhere",
+            "scaling.address is missing, and this node's warm setups have no network that gives the guest an address; "
+            "set it, or have the node's admin use --warm-network",
+            retryable=True,
+        )
+    _check_address(address, machine, who)
     return ScaledMachine(
         "/".join(vm.key),
         vm.metadata.uid or "",
         machine.id,
         _bounds(vm, machine.started),
         _config(vm, scaling, settings),
-        scaling.address,
+        address,
         scaling.monitor_port,
         scaling.metrics_port,
         scaling.lfc_metrics_port,
@@ -118,7 +126,10 @@ def scaled_machine(
 
 def _check_address(address: str, machine: MachineView, who: ScalingControl) -> None:
     """Whether the plugin, which has rights and reaches networks that the author of an object has not, may be sent
-    there: behind a TAP interface of the machine, or where the admin says that guests are. Raises Denied."""
+    there: to the address that the machine has in the network of warm setups, behind a TAP interface of the machine, or
+    where the admin says that guests are. Raises Denied."""
+    if address == machine.network_address:
+        return
     try:
         way = who.way_to(address)
     except OSError as error:

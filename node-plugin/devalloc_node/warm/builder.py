@@ -26,6 +26,11 @@ from devalloc_node.journal.audit_log import audit
 from devalloc_node.machine.resources import resources_taken
 from devalloc_node.machine.spec import MachineSpec
 from devalloc_node.warm import network
+from devalloc_node.warm.addresses import BridgeNetwork, CniNetwork, full_message
+from devalloc_node.warm.bridge import HostBridge, VethPart, make_bridge, own_address, remove_unused_bridges
+from devalloc_node.warm.cni import AddressesExhausted, attachments
+from devalloc_node.warm.cni_part import CniPart, delete_all_but
+from devalloc_node.warm.guest_port import GuestPortPart
 from devalloc_node.warm.network import ForeignNameError
 from devalloc_node.warm.paused_machine import MachinePart, check_template, free_user, paused_spec
 from devalloc_node.warm.pool_state import PoolState
@@ -132,17 +137,39 @@ class TapPart:
         return True  # who takes it away has entered the namespace
 
 
+_BEYOND_A_BOOT = ("folder", "cni")
+"""Parts of which something outlives a reboot."""
+
+
 def parts_of(config: WarmConfig) -> tuple[SetupPart, ...]:
     """In the order in which they are made; they are removed in the other. Raises Denied ``WarmMachineInvalid``."""
-    if config.machine is None:
-        return FolderPart(), NamespacePart(), TapPart()
-    check_template(config.machine)
-    return known_parts(config)
+    if config.machine is not None:
+        check_template(config.machine)
+    return tuple(part for part in known_parts(config) if part.name in _names_of_parts(config))
+
+
+def _names_of_parts(config: WarmConfig) -> Iterator[str]:
+    yield from ("folder", "namespace", "tap")
+    if isinstance(config.network, BridgeNetwork):
+        yield from ("veth", "guest-port")
+    if isinstance(config.network, CniNetwork):
+        yield from ("cni", "guest-port")
+    if config.machine is not None:
+        yield "machine"
 
 
 def known_parts(config: WarmConfig) -> tuple[SetupPart, ...]:
     """All that a setup may have by any config, in this order."""
-    return FolderPart(), NamespacePart(), TapPart(), MachinePart(config.paused, config.machine)
+    bridge = config.network if isinstance(config.network, BridgeNetwork) else None
+    return (
+        FolderPart(),
+        NamespacePart(),
+        TapPart(),
+        VethPart(bridge, config.run),
+        CniPart(config.network if isinstance(config.network, CniNetwork) else None, config.attachments),
+        GuestPortPart(config.nft),
+        MachinePart(config.paused, config.machine),
+    )
 
 
 log = logging.getLogger(__name__)
@@ -174,11 +201,19 @@ class SetupBuilder:
         self._mutex = threading.Lock()
         self._users: dict[str, int] = {}
         """Of the setups that there are, by id."""
+        self._addresses: dict[str, str] = {}
+        """The same, in the network of setups."""
+        self._last_address = 0
+        """The number of the address that was given last."""
 
     def recall(self, records: Iterable[SetupRecord]) -> None:
         """These exist already: their users belong to them."""
         with self._mutex:
-            self._users |= {record.id: record.user for record in records if record.user is not None}
+            for record in records:
+                if record.user is not None:
+                    self._users[record.id] = record.user
+                if record.network is not None:
+                    self._addresses[record.id] = record.network.address
 
     def make(self, *, bare: bool = False) -> tuple[Setup, SetupRecord]:
         """Create a setup and its record, which is ``ready``. If this fails, nothing is left of it, or its record and
@@ -186,13 +221,18 @@ class SetupBuilder:
         ``RecordsUnavailable``; NotEnoughSetups; Leftover."""
         setup = self._config.setup(new_identifier(self._config.prefix))
         setup = replace(setup, user=self._user(setup.id))
-        record = SetupRecord(setup.id, "making", self._boot, user=setup.user)
+        try:
+            setup = self._addressed(setup)
+        except NotEnoughSetups:
+            self._forget(setup.id)
+            raise
+        record = SetupRecord(setup.id, "making", self._boot, user=setup.user, network=setup.network)
         try:
             record = record if bare else self._admitted(setup, record)
             for part in self._parts:
                 if bare and part.name == self._machine.name:
                     continue
-                record = replace(record.with_part(part.name), inode=setup.inode)
+                record = replace(record.with_part(part.name), inode=setup.inode, network=setup.network)
                 self._records.put(record)
                 try:
                     setup = part.make(setup)
@@ -202,10 +242,10 @@ class SetupBuilder:
                     raise
                 except NodeError as error:
                     raise _failed(setup, record, error.message, retryable=error.retryable) from error
-            record = replace(record, state="ready", inode=setup.inode)
+            record = replace(record, state="ready", inode=setup.inode, network=setup.network)
             self._records.put(record)
         except (OSError, NodeError) as error:
-            why = error if isinstance(error, NodeError) else _failed(setup, record, _words(error))
+            why = _reason(setup, record, error)
             raise self._taken_back(replace(record, state="removing", inode=setup.inode), why) from error
         return setup, record
 
@@ -253,7 +293,7 @@ class SetupBuilder:
                     "SetupNotRemoved", f"setup {setup.id} has a part {name!r} that this version does not support"
                 )
             try:
-                if record.boot == self._boot or name == "folder":  # the rest went with the boot
+                if record.boot == self._boot or name in _BEYOND_A_BOOT:  # the rest went with the boot
                     part.remove(setup)
             except ForeignNameError as error:
                 log.warning("setup %s: its %s stays, because another program owns it: %s", setup.id, name, error)
@@ -265,8 +305,36 @@ class SetupBuilder:
             record = record.without_part(name)
             self._records.put(record)
         self._records.drop(setup.id)
+        self._forget(setup.id)
+
+    def _forget(self, name: str) -> None:
+        """What it had is free for others."""
         with self._mutex:
-            self._users.pop(setup.id, None)
+            self._users.pop(name, None)
+            self._addresses.pop(name, None)
+
+    def keep_network(self) -> None:
+        """Make the bridge of setups as it is to be, if it was made before; remove those that none uses any more.
+        Raises Failed ``NetworkUnavailable``."""
+        network = self._config.network
+        try:
+            if isinstance(network, BridgeNetwork):
+                bridge = HostBridge(network, self._config.run)
+                if bridge.record.exists():
+                    make_bridge(bridge)
+        except (OSError, NodeError) as error:
+            raise _network_failure(error) from error
+
+    def remove_unused_networks(self) -> None:
+        """Remove bridges that no setup is on, while none is made, and what CNI plugins added for setups that are gone.
+        Raises Failed ``NetworkUnavailable``."""
+        try:
+            remove_unused_bridges(self._config.run, self._config.nft)
+            if attachments(self._config.attachments):
+                records, unreadable = self._records.all()
+                delete_all_but(self._config.attachments, {*(record.id for record in records), *unreadable})
+        except (OSError, NodeError) as error:
+            raise _network_failure(error) from error
 
     def without_machine(self, record: SetupRecord) -> SetupRecord:
         """End the machine that waits in it, if one does; the record then. Raises Failed."""
@@ -287,8 +355,21 @@ class SetupBuilder:
             self._users[name] = user = free_user(self._config.users, {*self._users.values()})
             return user
 
+    def _addressed(self, setup: Setup) -> Setup:
+        """With an address that no other setup has, where the built-in network gives them. Raises NotEnoughSetups."""
+        network = self._config.network
+        if not isinstance(network, BridgeNetwork):
+            return setup
+        with self._mutex:
+            address = network.free_address(self._last_address, self._addresses.values())
+            if address is None:
+                raise NotEnoughSetups("addresses", full_message(network, len(self._addresses)))
+            self._addresses[setup.id] = address
+            self._last_address = network.number(address)
+        return replace(setup, network=own_address(network, setup, address))
+
     def setup_of(self, record: SetupRecord) -> Setup:
-        setup = replace(self._config.setup(record.id), inode=record.inode, user=record.user)
+        setup = replace(self._config.setup(record.id), inode=record.inode, user=record.user, network=record.network)
         return self._machine.with_monitor(setup) if self._machine.name in record.parts else setup
 
     def lives(self, record: SetupRecord) -> bool:
@@ -329,6 +410,18 @@ class Leftover(Failed):
 def _failed(setup: Setup, record: SetupRecord, why: str, *, retryable: bool = True) -> Failed:
     which = record.parts[-1] if record.parts else "first part"
     return Failed("SetupFailed", f"cannot create the {which} of setup {setup.id}: {why}", retryable=retryable)
+
+
+def _reason(setup: Setup, record: SetupRecord, error: OSError | NodeError) -> NodeError:
+    """Why a setup could not be made."""
+    if isinstance(error, AddressesExhausted):
+        return NotEnoughSetups("addresses", _words(error))
+    return error if isinstance(error, NodeError) else _failed(setup, record, _words(error))
+
+
+def _network_failure(error: OSError | NodeError) -> Failed:
+    why = error.message if isinstance(error, NodeError) else _words(error)
+    return Failed("NetworkUnavailable", f"cannot maintain the network of warm setups: {why}", retryable=True)
 
 
 def _words(error: OSError) -> str:

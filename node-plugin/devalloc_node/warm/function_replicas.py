@@ -1,4 +1,4 @@
-"""Replicas of a function as machines: from what its deployment says to VirtualMachine objects in warm setups.
+"""Replicas of a function as machines: from what its deployment says to a VirtualMachineReplicaSet in warm setups.
 
 Labels are those of OpenFaaS and of fcdaemon. As there, defaults replace counts and sizes that are not valid numbers;
 ``notes`` reports it. Anything else that is wrong is an error that says what is expected.
@@ -9,16 +9,17 @@ from __future__ import annotations
 import ipaddress
 import posixpath
 import re
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
 from devalloc.api.decode import decode
+from devalloc.api.meta import DEVALLOC
+from devalloc.api.replica_set import MAX_REPLICAS as MOST
 from devalloc.scaling.resources import Resources
 from devalloc_node.errors import Denied
-from devalloc_node.machine.spec import cpus_text
+from devalloc_node.machine.spec import CloneMode, Disk, DiskFormat, cpus_text, memory_text
 from devalloc_node.model.grant import shown
 from devalloc_node.warm.setup import is_identifier
 
@@ -183,8 +184,6 @@ def _credentials(environment: Mapping[str, str], wrong: list[str]) -> Mapping[st
 
 FUNCTION = "faas_function"
 """The label that says whose replica a machine is, as OpenFaaS has it."""
-MOST = 10_000
-"""Replicas of a function: labels may say any number."""
 _BLOCK = 2
 """MiB that memory of machines comes in."""
 
@@ -193,9 +192,18 @@ _BLOCK = 2
 class Replicas:
     """What is to be applied, and what a manifest cannot say."""
 
-    manifests: Sequence[dict[str, Any]]
-    """VirtualMachine objects, one for each replica."""
+    manifest: dict[str, Any]
+    """A VirtualMachineReplicaSet."""
     notes: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnDisk:
+    """The disk of each replica without an initrd."""
+
+    clone: CloneMode = "overlay"
+    most_bytes: int = 0
+    """What it can take at most."""
 
 
 def number_of(request: ReplicaRequest, *, replicas: int | None = None, requests: int | None = None) -> int:
@@ -216,13 +224,22 @@ def number_of(request: ReplicaRequest, *, replicas: int | None = None, requests:
 
 
 def replicas_of(
-    request: ReplicaRequest, function: str, number: int, *, namespace: str = "default", node: str = ""
+    request: ReplicaRequest,
+    function: str,
+    number: int,
+    disk: OwnDisk,
+    *,
+    namespace: str = "default",
+    node: str = "",
+    guest_reports: bool = False,
 ) -> Replicas:
-    """The machines ``function-1`` to ``function-number``. Where there is an initrd the image is a disk that all of them
-    read; else each has a copy of its own, which must exist before it starts. Raises Denied ``ReplicaInvalid``."""
+    """The set of ``number`` machines that is called like the function. Where there is an initrd the image is a disk
+    that all of them read; else each has a disk of its own that begins as the image. ``guest_reports``: each is ready
+    when its guest reports so. Raises Denied ``ReplicaInvalid``.
+    """
     if number > MOST:
         raise Denied("ReplicaInvalid", f"replicas of a function must be at most {MOST}, got {number}")
-    if not _is_image_path(request.image):
+    if not is_image_path(request.image):
         raise Denied(
             "ReplicaInvalid",
             f"the image must be the absolute path of a disk image on the node, not {shown(request.image)}: devalloc "
@@ -235,58 +252,53 @@ def replicas_of(
         notes.append(f"{mib} MiB of memory are rounded up to {memory}: machines need multiples of 2Mi")
     if request.credentials:
         notes.append(
-            f"{', '.join(request.credentials)}: not in the manifests, which other users can read; give them "
+            f"{', '.join(request.credentials)}: not in the manifest, which other users can read; give them "
             "to the guest in another way"
         )
     if request.interface:
         notes.append(f"INET_DEV {request.interface} has no effect: the guest's card is the one of its setup")
-    manifests = []
-    for each in range(1, number + 1):
-        name = f"{function}-{each}"
-        disk, copied = _disk(request, name)
-        if copied is not None:
-            folder, source, copy = map(shlex.quote, (posixpath.dirname(copied), request.image, copied))
-            notes.append(f"before {name} starts: mkdir -p {folder} && cp --sparse=always {source} {copy}")
-        manifests.append(_manifest(request, function, name, namespace, node, memory, disk))
-    for manifest in manifests[:1]:
-        if wrong := [str(problem) for problem in decode(manifest).problems if problem.is_error]:
-            raise Denied("ReplicaInvalid", "; ".join(wrong))
-    return Replicas(manifests, notes)
+    template = _template(request, function, node, memory, disk)
+    if guest_reports:
+        template["spec"]["guestReports"] = True
+    manifest = {
+        "apiVersion": DEVALLOC,
+        "kind": "VirtualMachineReplicaSet",
+        "metadata": {"name": function, "namespace": namespace, "labels": {FUNCTION: function}},
+        "spec": {"replicas": number, "template": template},
+    }
+    if wrong := [str(problem) for problem in decode(manifest).problems if problem.is_error]:
+        raise Denied("ReplicaInvalid", "; ".join(wrong))
+    return Replicas(manifest, notes)
 
 
-def _manifest(
-    request: ReplicaRequest,
-    function: str,
-    name: str,
-    namespace: str,
-    node: str,
-    memory: int,
-    disk: dict[str, Any],
-) -> dict[str, Any]:
-    cpus, size = cpus_text(request.size.cpu), f"{memory}Mi"
-    start = {"kernel": request.kernel, "initrd": request.initrd, "append": _append(request), "disks": [disk]}
+def image_disk(request: ReplicaRequest, clone: CloneMode | None) -> Disk:
+    """The disk of a replica. The name of the image says its format."""
+    image_format: DiskFormat = "qcow2" if request.image.endswith(".qcow2") else "raw"
+    if request.initrd:
+        return Disk(request.image, image_format, read_only=True)
+    return Disk(request.image, image_format, clone=clone)
+
+
+def _template(request: ReplicaRequest, function: str, node: str, memory: int, own: OwnDisk) -> dict[str, Any]:
+    cpus, size, disk = cpus_text(request.size.cpu), f"{memory}Mi", image_disk(request, own.clone)
+    how = {"readOnly": True} if disk.read_only else {"clone": disk.clone}
+    start = {
+        "kernel": request.kernel,
+        "initrd": request.initrd,
+        "append": _append(request),
+        "disks": [{"path": disk.path, "format": disk.format, **how}],
+    }
     spec = {
         "nodeName": node,
         "cpu": {"min": cpus, "max": cpus},
         "memory": {"min": size, "max": size},
+        "disk": "" if disk.read_only else memory_text(own.most_bytes),
         "start": {key: value for key, value in start.items() if value},
         "nics": [{"backend": "warm"}],
+        "restartPolicy": "Never",
     }
     labels = {FUNCTION: function, ENVIRONMENTS: str(request.environments)}
-    return {
-        "apiVersion": "devalloc.io/v1alpha1",
-        "kind": "VirtualMachine",
-        "metadata": {"name": name, "namespace": namespace, "labels": labels},
-        "spec": {key: value for key, value in spec.items() if value},
-    }
-
-
-def _disk(request: ReplicaRequest, name: str) -> tuple[dict[str, Any], str | None]:
-    """The replica's disk, and where its copy is to be, if it has one of its own."""
-    if request.initrd:
-        return {"path": request.image, "format": "raw", "readOnly": True}, None
-    copy = posixpath.join(request.image_storage, name, PurePosixPath(request.image).name)
-    return {"path": copy, "format": "raw"}, copy
+    return {"metadata": {"labels": labels}, "spec": {key: value for key, value in spec.items() if value}}
 
 
 def _append(request: ReplicaRequest) -> str:
@@ -297,5 +309,6 @@ def _append(request: ReplicaRequest) -> str:
     return " ".join([*root, *words])
 
 
-def _is_image_path(text: str) -> bool:
+def is_image_path(text: str) -> bool:
+    """Whether it can be the path of an image on a node."""
     return text.startswith("/") and posixpath.normpath(text) == text and not text.endswith("/")

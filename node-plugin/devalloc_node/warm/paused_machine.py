@@ -14,6 +14,7 @@ from devalloc.api.virtual_machine import VirtualMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.machine import confinement, launch, machine_files, preflight
+from devalloc_node.machine.guest_network import with_address
 from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.process import Process, kill, wait
 from devalloc_node.machine.qmp import Monitor, QmpMonitor, SocketPeer
@@ -144,7 +145,8 @@ def paused_spec(template: VirtualMachine, setup: Setup) -> MachineSpec:
     """What is started in a setup."""
     spec = spec_of(template)
     nic = Nic(interface=setup.tap, mac=setup.mac, warm=True)
-    return replace(spec, namespace=_NAMESPACE, name=setup.id, uid="", nics=(nic, *spec.nics))
+    spec = replace(spec, namespace=_NAMESPACE, name=setup.id, uid="", nics=(nic, *spec.nics))
+    return with_address(spec, setup.network)
 
 
 def _key(setup: Setup) -> str:

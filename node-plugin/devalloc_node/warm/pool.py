@@ -27,6 +27,7 @@ from devalloc_node.journal.audit_log import audit
 from devalloc_node.machine.cpu_pinning import CpuPinning, NotEnoughCpus, choose_cpus
 from devalloc_node.machine.spec import MachineSandbox, MachineSpec, whole_cpus
 from devalloc_node.model.grant import shown
+from devalloc_node.model.network_address import NetworkAddress
 from devalloc_node.warm.builder import Admit, Leftover, SetupBuilder, SetupPart, SetupTeardown
 from devalloc_node.warm.pool_state import PoolState, pool_closed_error
 from devalloc_node.warm.records import SetupRecord, SetupRecords
@@ -181,6 +182,7 @@ class Pool:
             self._lock.close()
             raise
         self._remove_all()
+        self._tidy_networks()
 
     def _recall(self) -> None:
         records, unreadable = self._records.all()
@@ -218,6 +220,8 @@ class Pool:
                 pool_state.discard(pool_state.ready.popleft())
         self._wake.set()
         self._remove_all()
+        if pool_state.is_quiet:
+            self._tidy_networks()
         if pool_state.is_quiet and self._lock is not None:  # else the next plugin waits for the end of this process
             self._lock.close()
         return self.status()
@@ -226,6 +230,12 @@ class Pool:
         try:
             self._clearing.remove_all()
         except NodeError as error:  # who lives there is not seen now; it is tried again
+            log.warning("%s", error)
+
+    def _tidy_networks(self) -> None:
+        try:
+            self._builder.remove_unused_networks()
+        except NodeError as error:  # the next run tries again
             log.warning("%s", error)
 
     def _locked(self) -> FileLock:
@@ -415,6 +425,11 @@ class Pool:
                 self._pool_state.discard(record)
         self._clearing.remove_all()
         self._records.keep_spare()
+        try:
+            self._builder.keep_network()
+        except NodeError as error:  # the next look tries again
+            log.warning("%s", error)
+            self._pool_state.failed(error)
 
     def await_change(self, seconds: float) -> None:
         """Until a setup was taken or given back, or ``poke``; so long at most."""
@@ -576,7 +591,12 @@ class WarmSandboxes:
         vcpus = whole_cpus(spec.cpus.most) if spec.pinned else 0
         taken = self._pool.take(owner, run, vcpus=vcpus, node=spec.numa_node, bare=True)
         self._pool.end_waiting(taken.setup.id)
-        return MachineSandbox(taken.setup.namespace, () if taken.pin is None else taken.pin.cpus)
+        cpus = () if taken.pin is None else taken.pin.cpus
+        return MachineSandbox(taken.setup.namespace, cpus, taken.setup.network)
+
+    def network(self, key: str, run: str) -> NetworkAddress | None:
+        owner = f"{OWNER}{key}"
+        return next((taken.setup.network for taken in self._of(owner) if taken.request == run), None)
 
     def choosing_cpus(self) -> AbstractContextManager[Mapping[int, int]]:
         return self._pool.choosing_cpus()

@@ -120,7 +120,8 @@ class PoolState:
             if total + number > most:
                 raise NotEnoughSetups(
                     "setups",
-                    f"{number} more warm setups would make {total + number}, but the maximum is {most}: "
+                    f"{number} more warm {'setup' if number == 1 else 'setups'} would make {total + number}, but the "
+                    f"maximum is {most}: "
                     f"{len(self.taken)} are taken, {len(self.ready)} ready, {self.making} being created and "
                     f"{len(self.removing)} being removed",
                 )

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 
 from devalloc.store.errors import is_disk_full
 from devalloc_node.errors import Failed
+from devalloc_node.model.network_address import NetworkAddress, from_content
 from devalloc_node.warm.setup import Inode, is_identifier
 
 SetupState = Literal["making", "ready", "taken", "removing"]
@@ -49,6 +50,8 @@ class SetupRecord:
     cpu_milli: int = 0
     """Thousandths of a CPU that the machine in it takes of the host; 0 where there is none, as for the next."""
     memory_bytes: int = 0
+    network: NetworkAddress | None = None
+    """Who its guest is in the network of setups: no other setup has the address while this is there."""
 
     def with_part(self, name: str) -> SetupRecord:
         return replace(self, parts=(*self.parts, name))
@@ -165,6 +168,7 @@ def _text(record: SetupRecord) -> bytes:
         "nodes": record.nodes,
         "cpuMilli": record.cpu_milli,
         "memoryBytes": record.memory_bytes,
+        **({} if record.network is None else {"network": record.network.to_content()}),
     }
     return json.dumps(content, separators=(",", ":")).encode()
 
@@ -188,6 +192,7 @@ def _record(name: str, content: Any) -> SetupRecord:
         tuple(map(int, content.get("nodes", ()))),
         int(content.get("cpuMilli", 0)),
         int(content.get("memoryBytes", 0)),
+        None if content.get("network") is None else from_content(content["network"]),
     )
 
 

@@ -5,7 +5,6 @@ What setups, and all that is named after them, may be called.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import secrets
 from collections.abc import Sequence
@@ -18,6 +17,8 @@ from devalloc_node.machine.cpu_pinning import CpuPinning
 from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.spec import TAP
 from devalloc_node.model.grant import shown
+from devalloc_node.model.network_address import NetworkAddress
+from devalloc_node.warm.addresses import BridgeNetwork, CniNetwork, derived_mac
 
 
 class NotEnoughSetups(Denied):
@@ -84,17 +85,23 @@ class Setup:
     """Whose the folder, the TAP interface and the machine are, and no other setup's; None: the plugin's own."""
     qmp: Path | None = None
     """The socket of the monitor of the machine that waits there; None where none does."""
+    network: NetworkAddress | None = None
+    """Who its guest is in the network of setups; None: there is none, or the address is not chosen yet."""
 
     @property
     def tap(self) -> str:
-        """The TAP interface inside the namespace: up, persistent, attached to nothing."""
+        """The TAP interface inside the namespace: up, persistent, attached to the network of setups if there is one."""
         return TAP
 
     @property
     def mac(self) -> str:
-        """An address for the guest's side of the TAP that no other setup of any host has: locally administered."""
-        digest = hashlib.sha256(self.id.encode()).digest()
-        return ":".join(f"{byte:02x}" for byte in (0x02, *digest[:5]))
+        """The address of the guest's side of the TAP."""
+        return self.own_mac if self.network is None else self.network.mac
+
+    @property
+    def own_mac(self) -> str:
+        """One that no other setup of any host has: locally administered."""
+        return derived_mac(self.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +124,13 @@ class WarmConfig:
     """User ids, one for each setup at a time: whose its folder, TAP interface and machine are. None: the plugin's."""
     machine: VirtualMachine | None = None
     """What waits, paused, in each setup: a machine like this, with a network card on the TAP. None: no machine."""
+    network: BridgeNetwork | CniNetwork | None = None
+    """What the TAP interfaces of setups are connected to; None: nothing."""
+    cni_cache: Path | None = None
+    """Folder of what CNI plugins added and did not delete yet; None: in ``run``. It should outlive a reboot, as what
+    they write down does."""
+    nft: str = "nft"
+    """The program that filters packets, also to remove what an earlier run made."""
     machines: MachineConfig = field(default_factory=MachineConfig)
     """How these are run; its folders for state and sockets are replaced by those of the pool."""
     vcpus_per_cpu: int | None = None
@@ -141,6 +155,11 @@ class WarmConfig:
             raise ValueError(f"vCPUs per CPU must be at least 1, got {self.vcpus_per_cpu}")
         if self.workers < 1:
             raise ValueError(f"workers must be at least 1, got {self.workers}")
+
+    @property
+    def attachments(self) -> Path:
+        """The folder of what CNI plugins added."""
+        return self.cni_cache or self.run / "cni"
 
     @property
     def paused(self) -> MachineConfig:

@@ -1,0 +1,183 @@
+"""A fenced node that comes back: it ends what may be on another node by now, before it publishes or prepares (T34).
+
+An object that the controller took away from this node says so (``devalloc.io/fenced-from``) until this node has ended
+its QEMU and unprepared its claims. QEMU is killed and its guest not asked: another node may write to the same disks.
+While the node itself is still stated to be off, that also holds for machines whose objects are gone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from devalloc.api import meta
+from devalloc.api.fencing import fenced_from, fenced_from_note
+from devalloc.api.views import MachineView
+from devalloc.store import OBJECT_FAILURES, Key, NotFound, Object, Store, StoreError
+from devalloc.store.metadata_rules import with_annotations
+from devalloc_node.claims.store_grants import KIND as CLAIM
+from devalloc_node.claims.store_grants import claim_ref
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Failed, NodeError
+from devalloc_node.model.grant import ClaimRef
+from devalloc_node.operations.node_operations import NodeOperations
+from devalloc_node.vms import objects
+
+log = logging.getLogger(__name__)
+
+CALLER = "fencing"
+WORK_SECONDS = 30.0
+
+
+class NotConfirmed(Failed):
+    """What was taken away has ended here, and the store does not take the note that says so."""
+
+
+def settle(store: Store, operations: NodeOperations, statement: Callable[[], str | None]) -> None:
+    """End all that was taken away from this node. ``statement``: who states that this node is off, as
+    ``fence_statement`` of the store. Raises NodeError if the store or QEMU does not answer: then it is not known what
+    may run, and it must be called again. One that cannot be ended does not keep the others. What the store refuses to
+    have confirmed is logged: the loops of machines and claims confirm it later."""
+    failures: list[NodeError] = []
+    with _reading():
+        is_fenced = statement() is not None
+        for key, uid, obj in _machines(store, operations):
+            if obj is None:
+                if is_fenced:
+                    _attempt(partial(end_at_once, operations, key, uid), failures)
+            elif objects.was_taken_away(obj, operations.node_name) or (
+                is_fenced and objects.holder_of(obj) != operations.node_name
+            ):
+                _attempt(partial(settle_machine, store, operations, obj), failures)
+        for _, claim in _claims(store, operations):
+            _attempt(partial(settle_claim, store, operations, claim), failures)
+    for failure in failures:
+        raise failure
+
+
+def _attempt(work: Callable[[], None], failures: list[NodeError]) -> None:
+    try:
+        work()
+    except NotConfirmed as error:
+        log.error("%s", error)
+    except NodeError as error:
+        failures.append(error)
+
+
+def settle_previous_name(store: Store, operations: NodeOperations, previous: str) -> None:
+    """End all that was taken away from this node when it had another name. Nothing confirms that: on a cluster a node
+    may not write for another one. Raises as ``settle``."""
+    with _reading():
+        for key, uid, obj in _machines(store, operations):
+            if obj is not None and objects.was_taken_away(obj, previous):
+                end_at_once(operations, key, uid)
+        for ref, claim in _claims(store, operations):
+            if objects.was_taken_away(claim, previous):
+                _unprepare(operations, ref)
+
+
+def has_machine(store: Store, operations: NodeOperations, key: str, uid: str, node_name: str) -> bool:
+    """Whether a machine of the journal is still that of the node with this name, by its object; not if it was taken
+    away. Raises Failed."""
+    with _reading():
+        obj = _object_of(store, key, uid)
+        if obj is None:  # of another store nothing is gone
+            return operations.claims.journal.setting(objects.IDENTITY) != store.identity()
+    if objects.was_taken_away(obj, node_name):
+        return False
+    view = MachineView(obj)
+    return view.is_on(node_name) or view.arrives_on(node_name) or objects.must_leave(obj, node_name)
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
+    except StoreError as error:
+        raise Failed("StoreUnavailable", f"cannot read what was taken away from this node: {error}") from error
+
+
+def _machines(store: Store, operations: NodeOperations) -> Iterator[tuple[str, str, Object | None]]:
+    """Keys and UIDs of the machines of the journal that were made for objects, and these; None where they are gone."""
+    for key, uid in dict(operations.machines.owners()).items():
+        if uid:
+            yield key, uid, _object_of(store, key, uid)
+
+
+def _claims(store: Store, operations: NodeOperations) -> Iterator[tuple[ClaimRef, Object]]:
+    """The DeviceClaims of the journal that exist."""
+    for held in operations.claims.held():
+        ref = held.record.ref
+        claim = _read(store, CLAIM, ref.namespace, ref.name) if held.record.kind == CLAIM else None
+        if claim is not None and claim["metadata"]["uid"] == ref.uid:
+            yield ref, claim
+
+
+def settle_machine(store: Store, operations: NodeOperations, obj: Object) -> None:
+    """End what of a machine that was taken away is left on this node, then confirm that. Raises NodeError."""
+    end_at_once(operations, objects.key_of(obj), obj["metadata"]["uid"])
+    _confirm(store, operations, obj)
+
+
+def settle_claim(store: Store, operations: NodeOperations, claim: Object) -> None:
+    """Unprepare a claim that was taken away, then confirm that. Raises NodeError."""
+    if not objects.was_taken_away(claim, operations.node_name):
+        return
+    _unprepare(operations, claim_ref(claim))
+    _confirm(store, operations, claim)
+
+
+def _unprepare(operations: NodeOperations, ref: ClaimRef) -> None:
+    operations.unprepare(ref, Deadline.after(WORK_SECONDS), force=True, caller=CALLER)
+    log.warning("unprepared claim %s: it was taken away from this node, which was fenced", ref)
+
+
+def end_at_once(operations: NodeOperations, key: str, uid: str) -> None:
+    """End the QEMU of a machine without asking its guest, and give its claims back. Raises NodeError."""
+    machine = operations.machines.get(key)
+    if machine is None or machine.uid != uid or machine.adopted:  # an adopted one does not go to other nodes
+        return
+    due = Deadline.after(WORK_SECONDS)
+    if machine.is_moving:  # its guest stands still, or goes on here: nothing but this ends it
+        operations.end_moving(key, due, owner=uid, caller=CALLER)
+        log.warning("ended machine %s, which was moving: it was taken away from this node, which was fenced", key)
+        return
+    if machine.runs:
+        operations.stop(key, 0.0, due, owner=uid, force=True, caller=CALLER)
+        log.warning("ended machine %s: it was taken away from this node, which was fenced", key)
+    operations.give_back(key, due, owner=uid, caller=CALLER)
+
+
+def _confirm(store: Store, operations: NodeOperations, obj: Object) -> None:
+    """Raises NotConfirmed if the store refuses it, and Failed if it does not answer."""
+
+    def write(now: Object) -> Object:
+        try:
+            return store.replace(now)
+        except OBJECT_FAILURES as error:
+            raise NotConfirmed(
+                "StoreUnavailable", f"cannot confirm that {Key.of(obj)} has ended on this node: {error}"
+            ) from error
+
+    objects.update_with_retry(store, obj, lambda now: _confirmed(now, operations.node_name), write)
+
+
+def _confirmed(now: Object, node_name: str) -> Object:
+    left = fenced_from(now) - {node_name}
+    return with_annotations(now, {meta.FENCED_FROM: fenced_from_note(left)})
+
+
+def _object_of(store: Store, key: str, uid: str) -> Object | None:
+    """The VirtualMachine that a machine was made for; None where it is gone."""
+    namespace, _, name = key.partition("/")
+    obj = _read(store, objects.KIND, namespace, name)
+    return obj if obj is not None and obj["metadata"]["uid"] == uid else None
+
+
+def _read(store: Store, kind: str, namespace: str, name: str) -> Object | None:
+    try:
+        return store.get(kind, namespace, name)
+    except NotFound:
+        return None
