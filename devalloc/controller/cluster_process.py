@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from aiohttp import web
@@ -20,11 +20,13 @@ from devalloc.api.meta import LABELS_NODES
 from devalloc.api.views import ClaimView
 from devalloc.controller import http_endpoints
 from devalloc.controller.authorization import AUDIENCE, ClusterAuthorizer
+from devalloc.controller.fencing_program import FencingSettings, NodeFencer
 from devalloc.controller.fleet_monitor import FleetMonitor
 from devalloc.controller.http_endpoints import HttpSite, SitePage
 from devalloc.controller.leader.election import LEASE_NAME, LEASE_SECONDS, RENEW_DEADLINE, LeaderElection, Loop
 from devalloc.controller.leader.lease import Lease
 from devalloc.controller.metrics import TYPE, ControllerMetrics
+from devalloc.controller.migration_cleanup import MigrationCleanup
 from devalloc.controller.overview.cache import OverviewCache
 from devalloc.controller.permits.leader_server import LeaderPermitServer, PermitListenAddress
 from devalloc.controller.permits.leadership import ProcessLeadership
@@ -35,6 +37,9 @@ from devalloc.controller.reconcile.loop import AllocatorSettings, ReconcileLoop
 from devalloc.controller.reconcile.resource_claims import ResourceClaimAllocator
 from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimRound as ResourceRound
 from devalloc.controller.reconcile.resource_claims.cluster_state import RESOURCES
+from devalloc.controller.reconcile.vm_scheduling import MIGRATION_KIND
+from devalloc.controller.replica_sets import KIND as REPLICA_SET_KIND
+from devalloc.controller.replica_sets import ReplicaSets
 from devalloc.controller.runner_pods import RUNNER_PODS, RunnerPods
 from devalloc.controller.usage import UsageAccountant
 from devalloc.controller.usage.report import GROUPINGS, grouped, parse_month, read_report, report_json
@@ -79,6 +84,8 @@ class ClusterSettings:
     """Metrics need no token."""
     permits: PermitListenAddress | None = None
     """Where nodes ask for permits of the one that leads; None: nowhere."""
+    fencing: FencingSettings | None = None
+    """When a program powers off lost nodes; None: none does."""
     neon: bool = False
     """Machines of NeonVM and runner pods are read as well, where the cluster has them."""
 
@@ -131,6 +138,7 @@ class ClusterProcess:
         self._permits: LeaderPermitServer | None = None
         self._resource_claims: ResourceClaimAllocator | None = None
         self._usage: UsageAccountant | None = None
+        self._fencer: NodeFencer | None = None
         holder = f"{settings.instance}-{secrets.token_hex(4)}"
         self.lease = Lease(
             ObjectClient(client.within(settings.deadline / LEASE_ATTEMPTS), settings.namespace),
@@ -154,8 +162,14 @@ class ClusterProcess:
             client, namespace=settings.namespace, resources=RESOURCES, may_write=lambda: self.lease.is_valid
         )
         """Apart from the other, so that DeviceClaims are answered also if these kinds cannot be read."""
-        self._pod_store = KubernetesStore(client, namespace=settings.namespace, resources=(RUNNER_PODS,))
+        self._pod_store = KubernetesStore(
+            client, namespace=settings.namespace, resources=(RUNNER_PODS,), may_write=lambda: self.lease.is_valid
+        )
         """The same for runner pods."""
+        self._replica_store = KubernetesStore(
+            client, namespace=settings.namespace, may_write=lambda: self.lease.is_valid
+        )
+        """The same for replica sets and their machines."""
         self.recorder = EventRecorder(client, settings.instance)
         self.monitor = FleetMonitor(
             OverviewCache(self.store, self._shown).latest,
@@ -171,14 +185,16 @@ class ClusterProcess:
             ready=lambda: self._seen().unready(time.monotonic()) is None,
             seen=lambda: self.monitor.seen,
             usage=lambda: {} if self._usage is None else self._usage.counters,
+            fencing=lambda: None if self._fencer is None else self._fencer.counts,
         )
         self.allocator = DeviceClaimAllocator(
             self.store,
             settings=settings.allocate,
-            kinds=(resource.kind for resource in (*OWN_KINDS, *CORE_KINDS)),
+            kinds=(each.kind for each in (*OWN_KINDS, *CORE_KINDS) if each.kind != REPLICA_SET_KIND),
             progress=self._progress,
             wrote=self._wrote,
-            heard=lambda before, after: self.recorder.record(node_events(before, after)),
+            heard=self._heard,
+            may_write=lambda: self.lease.is_valid,
         )
         self.controller = LeaderElection(self.lease, self.store, self._loops, on_state=on_state)
         self._site: HttpSite | None = None
@@ -230,6 +246,7 @@ class ClusterProcess:
         self._shown.close()
         self._resource_store.close()
         self._pod_store.close()
+        self._replica_store.close()
         self.store.close()
 
     def _is_answering(self) -> bool:
@@ -244,12 +261,15 @@ class ClusterProcess:
         return seconds
 
     def _loops(self) -> Mapping[str, Loop]:
-        try:
-            self._client.get("/api/v1/nodes", {"limit": "1"})
-        except ApiError as error:
-            if error.status == 403:  # the rights of an earlier version: claims are answered all the same
-                log.warning("whether Nodes are cordoned or ready does not count, see `devalloc install`: %s", error)
-                self.allocator.loop.ignore_kind("Node")
+        if (refused := self._unreadable("/api/v1/nodes")) is not None:
+            log.warning("whether Nodes are cordoned or ready does not count, see `devalloc install`: %s", refused)
+            self.allocator.loop.ignore_kind("Node")
+        error = self._unreadable(ResourceRegistry(OWN_KINDS).of(MIGRATION_KIND).path)
+        may_read_migrations = error is None or error.status == 404  # its CRD may come at any time
+        if error is not None:
+            log.warning("machines are not migrated, see `devalloc install`: %s", error)
+        if not may_read_migrations:
+            self.allocator.loop.ignore_kind(MIGRATION_KIND)
         self._usage = UsageAccountant(
             (self.store, self._shown),
             ObjectClient(self._client, self._settings.namespace, lambda: self.lease.is_valid),
@@ -260,7 +280,10 @@ class ClusterProcess:
             "allocate": self.allocator.run,
             "monitor": self.monitor.run,
             "usage": self._usage.run,
+            "replica-sets": ReplicaSets(self._replica_store, collects=False).run,
         }
+        if may_read_migrations:
+            loops["migrations"] = MigrationCleanup(self.store, self._settings.allocate.migrations).run
         if self._settings.resource_claims:
             self._resource_claims = ResourceClaimAllocator(
                 self._resource_store,
@@ -279,14 +302,25 @@ class ClusterProcess:
                 self._client.create,
                 ObjectClient(self._client, self._settings.namespace, lambda: self.lease.is_valid),
                 self._settings.namespace,
-                self._settings.permits,
+                replace(self._settings.permits, migrates=error is None),
                 stamp=f"{self.lease.transitions} {self.lease.holder}",
                 on_serving=self._on_permits,
             )
             loops["permits"] = self._permits.run
+        if self._settings.fencing is not None:
+            self._fencer = NodeFencer(self.store, self._settings.fencing, lambda: self.lease.is_valid)
+            loops["fencing"] = self._fencer.run
         if self._settings.neon:
             loops["runner-pods"] = RunnerPods(self._pod_store).run
         return loops
+
+    def _unreadable(self, path: str) -> ApiError | None:
+        """Why objects cannot be read: the rights or CRDs of an earlier version. Claims are answered all the same."""
+        try:
+            self._client.get(path, {"limit": "1"})
+        except ApiError as error:
+            return error if error.status in (403, 404) else None
+        return None
 
     def _aside(self, loop: Loop, over: threading.Event) -> None:
         """The server of metrics and health. Without it the process could not be observed, so if it ends, all ends."""
@@ -301,7 +335,15 @@ class ClusterProcess:
         self.metrics.count(done)
         self._on_round(done)
 
+    def _heard(self, before: Object, after: Object) -> None:
+        if after["kind"] == MIGRATION_KIND:
+            self._wrote(before, after)
+        else:
+            self.recorder.record(node_events(before, after))
+
     def _wrote(self, before: Object, after: Object) -> None:
+        if after["kind"] == MIGRATION_KIND:
+            self.metrics.migrated(before, after)
         if after["kind"] == "DeviceClaim" and ClaimView(after).entries and not ClaimView(before).entries:
             self.metrics.allocated(after, datetime.now(UTC))
         self.recorder.record(events_of_write(before, after))

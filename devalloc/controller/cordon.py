@@ -10,7 +10,7 @@ from typing import Any
 from devalloc.api.cordon import ALL_DEVICES, cordon_annotations, cordon_reasons, pool_node
 from devalloc.api.meta import CORDONED_NODE
 from devalloc.api.problems import closest_match
-from devalloc.store import Change, Conflict, Key, Object, Store, StoreError
+from devalloc.store import Change, Conflict, Key, NotFound, Object, Store, StoreError
 
 
 class TargetNotFound(StoreError):
@@ -114,6 +114,24 @@ def set_cordon(store: Store, target: CordonTarget, why: str | None, *, keep: boo
         return pool_node(pool) == target.node if target.node is not None else pool["metadata"]["name"] == target.pool
 
     return _commit(store, meant, annotations)
+
+
+def is_node_cordoned(store: Store, node: str) -> bool:
+    """Whether all pools of a node state that it is cordoned. Reads one of them anew: a list from a cache may be older
+    than what others did after they uncordoned the node. Raises StoreError."""
+    pools = [pool for pool in store.list("DevicePool").objects if pool_node(pool) == node]
+    with suppress(NotFound):
+        pools[-1:] = [store.get(*Key.of(pool)) for pool in pools[-1:]]
+    return bool(pools) and all(CORDONED_NODE in (pool["metadata"].get("annotations") or {}) for pool in pools)
+
+
+def set_node_note(store: Store, node: str, name: str, note: str | None, *, keep: bool = False) -> bool:
+    """Write an annotation on all pools of a node, or remove it; whether that changed anything. ``keep``: if a pool has
+    one, it stays, and the others get the same. Raises TargetNotFound for a node without pools."""
+    pools = [pool for pool in store.list("DevicePool").objects if pool_node(pool) == node]
+    before = {text for pool in pools if (text := (pool["metadata"].get("annotations") or {}).get(name)) is not None}
+    wanted = min(before) if keep and before else note
+    return _commit(store, lambda pool: pool_node(pool) == node, lambda pool: {name: wanted})
 
 
 def list_cordons(store: Store) -> Iterator[tuple[str, str, str, str]]:

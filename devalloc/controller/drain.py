@@ -1,31 +1,49 @@
 """Drain a node: what becomes of its machines, and the request that has one leave.
 
-A request is one write on one machine (``devalloc.io/evict``). The node and the controller carry it out, whatever
-becomes of the one who asked: the node powers the machine down and lets it go, and then the controller releases its
-claims and takes its node away in one commit, and places it anew.
+A request is one write on one machine (``devalloc.io/evict``), or one migration. The node and the controller carry it
+out, whatever becomes of the one who asked. For the first, the node powers the machine down and lets it go, and then the
+controller releases its claims and takes its node away in one commit, and places it anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from devalloc.api import meta
 from devalloc.api.decode import decode
 from devalloc.api.host_pool_names import node_of_host_pool
-from devalloc.api.machine_location import local_parts, shared_storage, storage_folders
-from devalloc.api.views import ClaimKey, ClaimView, MachineView
+from devalloc.api.machine_location import (
+    is_migratability_unknown,
+    local_disks,
+    local_parts,
+    migration_obstacle,
+    network_pool_names,
+    shared_storage,
+    storage_folders,
+    why_no_target,
+)
+from devalloc.api.moved_claims import claim_users
+from devalloc.api.reasons import Reason
+from devalloc.api.views import ClaimKey, ClaimView, MachineKey, MachineView, MigrationView
 from devalloc.api.virtual_machine import VirtualMachine
+from devalloc.controller.migrations import has_purpose, pending_migrations, withdraw_migration
 from devalloc.controller.reconcile.vm_scheduling.machines import KIND, claims_of, has_ended, is_running
+from devalloc.controller.reconcile.vm_scheduling.migrations import KIND as MIGRATION_KIND
+from devalloc.controller.reconcile.vm_scheduling.migrations import was_refused
 from devalloc.store import Conflict, Key, NotFound, Object, Store
 from devalloc.store.metadata_rules import with_annotations
+
+PURPOSE = "drain"
+"""Part of the names of the migrations that drains create."""
 
 
 class Fate(Enum):
     """What a drain does with a machine."""
 
+    MIGRATE = "migrate"
+    """It moves to another node while it runs."""
     MOVE = "move"
     """It leaves, and starts on another node if it is to run."""
     STOP = "stop"
@@ -56,21 +74,33 @@ class DrainedMachine:
         return self.fate is not Fate.STAY
 
 
-def drained_machines(store: Store, node: str, *, force: bool) -> list[DrainedMachine]:
+def drained_machines(store: Store, node: str, *, force: bool, live: bool = True) -> list[DrainedMachine]:
     """The machines of a node, by namespace and name, and what a drain does with each. ``force``: also with those that
-    run, or cannot start elsewhere. Raises StoreError."""
-    listed = store.list(("VirtualMachine", "DevicePool", "DeviceClaim")).objects
+    run, or cannot start elsewhere. ``live``: the node can still move machines while they run. Raises StoreError."""
+    return plan_drain(store.list((KIND, "DevicePool", "DeviceClaim")).objects, node, force=force, live=live)
+
+
+def plan_drain(
+    listed: Sequence[Object],
+    node: str,
+    *,
+    force: bool,
+    live: bool = True,
+    failed: Mapping[Key, str] | None = None,
+) -> list[DrainedMachine]:
+    """The same, from all machines, pools and claims. ``failed``: machines that did not move while they ran, and why."""
     pools = {name: pool for pool in listed if (name := node_of_host_pool(pool)) is not None}
     machines = [one for one in listed if one["kind"] == KIND and is_on(one, node)]
     claims = {ClaimView(one).key: one for one in listed if one["kind"] == "DeviceClaim"}
-    planned = [_fate(one, node, pools, force) for one in sorted(machines, key=lambda one: MachineView(one).key)]
+    users = claim_users(one for one in listed if one["kind"] == KIND)
+    fleet = _Fleet(pools, claims, users, network_pool_names(listed), live, failed or {})
+    planned = [_fate(one, node, fleet, force) for one in sorted(machines, key=lambda one: MachineView(one).key)]
     return _with_shared_claims(planned, claims, node)
 
 
 def is_on(machine: Object, node: str) -> bool:
     """Whether a node has the machine, or it is to run there."""
-    view = MachineView(machine)
-    return node == view.holder or (view.holder is None and node == view.node)
+    return MachineView(machine).is_on(node)
 
 
 def evict(store: Store, machine: Object, node: str) -> None:
@@ -81,38 +111,144 @@ def evict(store: Store, machine: Object, node: str) -> None:
     store.replace(with_annotations(machine, notes))
 
 
-def withdraw_evictions(store: Store, node: str) -> list[Key]:
-    """Take back the requests to leave a node; the machines that had not left yet. Raises StoreError."""
+def sort_migrations(
+    one: DrainedMachine, pending: Sequence[MigrationView]
+) -> tuple[MigrationView | None, list[MigrationView]]:
+    """Of the migrations of a machine that are not over, the one by which it leaves, and those to withdraw. The first
+    moves it already, or can do so; None if a drain must create it. The others are those of drains, which would move the
+    machine once more, and those that wait for a node that cannot take it, because they keep others from moving it."""
+    booked = [view for view in pending if view.is_booked_on(MachineView(one.machine))]
+    waiting = [view for view in pending if one.fate is Fate.MIGRATE and not booked]
+    blocking = [view for view in waiting if _waits_for_target(view)]
+    usable = sorted((view for view in waiting if view not in blocking and not _is_behind(view)), key=_is_of_drain)
+    chosen = next(iter([*booked, *usable]), None)
+    others = [view for view in pending if view is not chosen and view.phase == "Pending"]
+    return chosen, [view for view in others if _is_of_drain(view) or view in blocking]
+
+
+_OF_MACHINE = (
+    Reason.ALREADY_MIGRATING,
+    Reason.CLAIM_MOVING,
+    Reason.CLAIM_NOT_ALLOCATED,
+    Reason.MACHINE_INVALID,
+    Reason.MACHINE_NOT_FOUND,
+    Reason.MACHINE_NOT_RUNNING,
+    Reason.MIGRATABILITY_UNKNOWN,
+)
+"""Why a migration waits, whatever its target is."""
+
+
+def _waits_for_target(view: MigrationView) -> bool:
+    """Whether a migration names a node that was not able to take the machine."""
+    return bool(view.spec.get("targetNode")) and was_refused(view) and view.status.get("reason") not in _OF_MACHINE
+
+
+def _is_behind(view: MigrationView) -> bool:
+    """Whether a migration to one node waits for another one of the same machine."""
+    return bool(view.spec.get("targetNode")) and view.status.get("reason") == Reason.ALREADY_MIGRATING
+
+
+def _is_of_drain(view: MigrationView) -> bool:
+    return has_purpose(view, PURPOSE)
+
+
+def withdraw_requests(store: Store, node: str) -> list[Key]:
+    """Take back the requests of drains to leave a node; the machines that had not left yet. Raises StoreError."""
+    objects = store.list((KIND, MIGRATION_KIND)).objects
+    pending = pending_migrations(objects)
     withdrawn = []
-    for machine in store.list(KIND).objects:
-        while MachineView(machine).must_leave(node):
-            try:
-                store.replace(with_annotations(machine, {meta.EVICT: None}))
-                withdrawn.append(Key.of(machine))
-                break
-            except NotFound:
-                break
-            except Conflict:
-                with suppress(NotFound):
-                    machine = store.get(*Key.of(machine))
+    for machine in (one for one in objects if one["kind"] == KIND):
+        view = MachineView(machine)
+        is_there = view.is_on(node) and view.node == node  # and has not been handed over
+        migrations = [one for one in pending[view.key] if is_there and _is_of_drain(one)]
+        for one in migrations:
+            withdraw_migration(store, Key(MIGRATION_KIND, *one.key))
+        if _withdraw_eviction(store, machine, node) or migrations:
+            withdrawn.append(Key.of(machine))
     return withdrawn
 
 
-def _fate(machine: Object, node: str, pools: Mapping[str, Object], force: bool) -> DrainedMachine:
+def _withdraw_eviction(store: Store, machine: Object, node: str) -> bool:
+    while MachineView(machine).must_leave(node):
+        try:
+            store.replace(with_annotations(machine, {meta.EVICT: None}))
+            return True
+        except NotFound:
+            break
+        except Conflict:
+            try:
+                machine = store.get(*Key.of(machine))
+            except NotFound:
+                break
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Fleet:
+    """What else counts for the fate of a machine."""
+
+    pools: Mapping[str, Object]
+    """What nodes have for machines, by node."""
+    claims: Mapping[ClaimKey, Object]
+    users: Mapping[ClaimKey, Sequence[MachineKey]]
+    """The machines that name each claim."""
+    network_pools: frozenset[str]
+    live: bool
+    failed: Mapping[Key, str]
+
+    def migration_obstacle(self, machine: Object, node: str) -> str:
+        """Why a machine that runs cannot move while it does; empty if it may."""
+        if not self.live:
+            return f"node {node} is lost"
+        if why := self.failed.get(Key.of(machine)):
+            return why
+        if MachineView(machine).spec.get("running") is False:
+            return _TO_BE_STOPPED
+        if (phase := MachineView(machine).status.get("phase")) != "Running":
+            return f"it is {phase}"
+        if MachineView(machine).holder != node:
+            return "its node does not have it yet"
+        for claim in claims_of(machine):
+            if claim not in self.claims or not ClaimView(self.claims[claim]).entries:
+                return f"its claim {'/'.join(claim)} is not allocated"
+        folders = storage_folders(shared_storage(self.pools.get(node)))
+        obstacle = migration_obstacle(machine, folders, self.claims, self.users, self.network_pools)
+        if not obstacle and is_migratability_unknown(machine, self.claims, self.network_pools):
+            obstacle = f"node {node} has not said yet whether QEMU can move it with its devices"
+        return obstacle or why_no_target(machine, self.pools, node)
+
+
+_TO_BE_STOPPED = "it is to be stopped"
+
+
+def _why_leaving(machine: Object, node: str) -> str:
+    """Why a machine leaves a node that has it, without a drain; empty if it does not."""
+    view = MachineView(machine)
+    if view.is_deleting:
+        return "it is being deleted"
+    if view.must_leave(node):
+        return "it was asked to leave before"
+    if view.migration_target is not None:
+        return f"it is moving to node {view.migration_target}"
+    if view.node != node:
+        return f"it moves to {view.node or 'another node'}"
+    return ""
+
+
+def _fate(machine: Object, node: str, fleet: _Fleet, force: bool) -> DrainedMachine:
+    pools = fleet.pools
     view, vm = MachineView(machine), decode(machine).object
     runs = is_running(machine)
     if not isinstance(vm, VirtualMachine):
         return DrainedMachine(machine, Fate.STAY, "its manifest is invalid: `devalloc validate` shows why", runs)
     wanted = runs or (vm.spec.running and not has_ended(vm))
-    if view.is_deleting:
-        return DrainedMachine(machine, Fate.LEAVING, "it is being deleted", runs)
-    if view.must_leave(node):
-        return DrainedMachine(machine, Fate.LEAVING, "it was asked to leave before", runs)
-    if view.node != node:
-        return DrainedMachine(machine, Fate.LEAVING, f"it moves to {view.node or 'another node'}", runs)
+    if why := _why_leaving(machine, node):
+        return DrainedMachine(machine, Fate.LEAVING, why, runs)
     if vm.spec.adopt is not None:
         why = "it was adopted: the one who started its QEMU must stop it, and then delete the machine"
         return DrainedMachine(machine, Fate.STAY, why, wanted)
+    if runs and not vm.spec.running and not force:
+        return DrainedMachine(machine, Fate.LEAVING, _TO_BE_STOPPED, runs)
     pinned = ["spec.nodeName names the node"] if vm.spec.node_name == node else []
     if pinned and node not in pools:
         return DrainedMachine(machine, Fate.STAY, f"{pinned[0]}; name another one, or set spec.running: false", wanted)
@@ -122,12 +258,16 @@ def _fate(machine: Object, node: str, pools: Mapping[str, Object], force: bool) 
     last = node if view.holder == node else view.annotation(meta.LAST_NODE)
     folders = storage_folders(shared_storage(pools.get(last or "")))
     local = [f"only node {last} has {part}" for part in local_parts(machine, folders)] if last else []
-    ties = "; ".join([*pinned, *local])
+    ties = [*pinned, *local]
+    if runs and not pinned and not local_disks(machine, folders):  # else the ties say all
+        if not (obstacle := fleet.migration_obstacle(machine, node)):
+            return DrainedMachine(machine, Fate.MIGRATE, "", wanted)
+        if not force:
+            ties.append(f"it runs, and cannot move while it does: {obstacle}")
+            return DrainedMachine(machine, Fate.STAY, "; ".join(ties), wanted)
     if ties and not (force and wanted):
-        return DrainedMachine(machine, Fate.STAY, ties, wanted)
-    if runs and not force:
-        return DrainedMachine(machine, Fate.STAY, "it runs", wanted)
-    return DrainedMachine(machine, Fate.STOP if ties else Fate.MOVE, ties, wanted)
+        return DrainedMachine(machine, Fate.STAY, "; ".join(ties), wanted)
+    return DrainedMachine(machine, Fate.STOP if ties else Fate.MOVE, "; ".join(ties), wanted)
 
 
 def _with_shared_claims(
@@ -136,7 +276,8 @@ def _with_shared_claims(
     """A machine stays if a claim of it has devices of the node and is also that of one that stays."""
     planned = list(planned)
     while True:
-        users = {claim: one for one in planned if not one.leaves for claim in claims_of(one.machine)}
+        staying = [one for one in planned if not one.leaves or one.why == _TO_BE_STOPPED]
+        users = {claim: one for one in staying for claim in claims_of(one.machine)}
         here = {claim: one for claim, one in users.items() if claim in claims and ClaimView(claims[claim]).node == node}
         after = [_unless_claim_stays(one, here) for one in planned]
         if after == planned:

@@ -33,6 +33,8 @@ class InventorySource:
     """Takes what is known of the devices beside what the host shows."""
     first: bool = False
     """It is the node plugin's, which knows what is prepared and what is withheld: it goes before others."""
+    previous_name: str | None = None
+    """Under which name this host's node plugin last served; None: none has."""
 
 
 class HostInventory:
@@ -60,7 +62,7 @@ class HostInventory:
         self._inventory = inventory
         self._on_published = on_published
         self._resync = resync
-        self._publisher = PoolPublisher(store, inventory.node_name, owner)
+        self._publisher = PoolPublisher(store, inventory.node_name, owner, standalone=not inventory.first)
         self._watcher = watch.InventoryWatcher(
             self._discover,
             self._publish,
@@ -145,7 +147,7 @@ class HostInventory:
 
     def _discover(self) -> Discovery:
         try:
-            documents = self._store.list(("DeviceClaim", "DeviceClass")).objects
+            documents = self._store.list(("DeviceClaim", "DeviceClass", "VirtualMachine")).objects
             held = device_names_held_on(self._inventory.node_name, effective_documents(documents))
             return self._inventory.discover(DeviceRecords(held))
         except BaseException:

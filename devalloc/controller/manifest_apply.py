@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from devalloc.api.meta import CORDONED, CORDONED_NODE, EVICT, LAST_NODE, NODE_LABEL, PREPARED_ON, RELEASE
+from devalloc.api.meta import (
+    CORDONED,
+    CORDONED_NODE,
+    EVICT,
+    FENCED_FROM,
+    FENCED_NODE,
+    LAST_NODE,
+    NODE_LABEL,
+    PREPARED_ON,
+    RELEASE,
+    REPLICA_SET,
+)
 from devalloc.api.views import ClaimView
 from devalloc.controller.reconcile.stored_claims import ALLOCATION_ANNOTATIONS
 from devalloc.store import Invalid, Key, Object
@@ -15,7 +26,10 @@ CLAIM = "DeviceClaim"
 def apply_refusal(old: Object, wanted: Object) -> str:
     """Why the manifest may not be applied; "" when it may. An allocated claim's spec is fixed until it is released
     (S18)."""
-    if Key.of(old).kind != CLAIM or not ClaimView(old).entries or old["spec"] == wanted["spec"]:
+    kind = Key.of(old).kind
+    if kind == "VirtualMachineMigration" and old["spec"] != wanted["spec"]:
+        return "its spec cannot change; delete it and create another"
+    if kind != CLAIM or not ClaimView(old).entries or old["spec"] == wanted["spec"]:
         return ""
     namespace, name = ClaimView(old).key
     return f"is allocated, so its spec is fixed; take its devices back first: devalloc release {name} -n {namespace}"
@@ -26,17 +40,22 @@ def merge_manifest(old: Object, wanted: Object) -> Object:
     metadata = dict(wanted["metadata"])
     written = metadata.get("annotations") or {}
     if isinstance(written, dict):  # anything else stays as it is, and the store or the solver refuses it
-        ours = {*ALLOCATION_ANNOTATIONS, PREPARED_ON, RELEASE, EVICT, LAST_NODE}
+        ours = {*ALLOCATION_ANNOTATIONS, PREPARED_ON, RELEASE, EVICT, LAST_NODE, FENCED_FROM}
         theirs = {name: text for name, text in written.items() if name not in ours}
         before = old["metadata"].get("annotations", {})
         stay = {name: text for name, text in before.items() if name in ours}
-        # A pool that is applied again stays cordoned.
-        cordons = {name: text for name, text in before.items() if name in (CORDONED, CORDONED_NODE)}
+        # A pool that is applied again stays cordoned and fenced.
+        cordons = {name: text for name, text in before.items() if name in (CORDONED, CORDONED_NODE, FENCED_NODE)}
         metadata["annotations"] = {**cordons, **theirs, **stay}
     if label := old["metadata"].get("labels", {}).get(NODE_LABEL):
         labels = metadata.get("labels") or {}
         metadata["labels"] = {**labels, NODE_LABEL: label} if isinstance(labels, dict) else labels
+    if name := old["metadata"].get("labels", {}).get(REPLICA_SET):
+        labels = metadata.get("labels") or {}
+        metadata["labels"] = {**labels, REPLICA_SET: name} if isinstance(labels, dict) else labels
     metadata.setdefault("finalizers", old["metadata"].get("finalizers", []))
+    if owners := old["metadata"].get("ownerReferences"):
+        metadata.setdefault("ownerReferences", owners)
     metadata["resourceVersion"] = old["metadata"]["resourceVersion"]
     metadata.pop("uid", None)
     return {**wanted, "metadata": metadata}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter as CountOf
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from typing import Any, get_args
@@ -13,7 +13,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from devalloc.api.cordon import is_cordon_reason
 from devalloc.api.meta import parse_time
+from devalloc.api.quantity import NANO, Quantity, QuantityError
 from devalloc.api.reasons import find_reason
+from devalloc.api.views import MIGRATION_ENDS, MigrationView, as_mapping
+from devalloc.controller.fencing_program import FencingCounts
 from devalloc.controller.overview import STATES, Overview
 from devalloc.controller.overview.cache import CachedOverview
 from devalloc.controller.overview.model import Dialect
@@ -29,6 +32,8 @@ Object = dict[str, Any]
 TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_NAMESPACES = 50
 """Values that have a label of their own; all others share one, which bounds the number of series."""
+MAX_NODES, OTHER_NODES = 50, "(others)"
+"""Lost nodes that have a label of their own, and the label of all others."""
 UNKNOWN_REASON, UNANSWERED_REASON = "Other", "Unanswered"
 """Labels of a reason that is not in the table of ``Reason``, and of no reason yet."""
 CORDONED = "cordoned"
@@ -49,10 +54,12 @@ class ControllerMetrics:
         ready: Callable[[], bool] = lambda: True,
         seen: Callable[[], CachedOverview | None] = lambda: None,
         usage: Callable[[], Mapping[CounterKey, UsageTotal]] = dict,
+        fencing: Callable[[], FencingCounts | None] = lambda: None,
     ) -> None:
         """``requests``: to the API server, by verb and status. ``searched``: seconds by namespace (``Searches``).
         ``ready``: whether /readyz says so. ``seen``: the fleet at the last look, while this process leads.
-        ``usage``: counters of usage, as they are written down."""
+        ``usage``: counters of usage, as they are written down. ``fencing``: what the fencing program did, while this
+        process leads and there is one."""
         self._registry = CollectorRegistry()
         self._last: DeviceClaimRound | None = None
         self._last_of_resources: ResourceRound | None = None
@@ -67,6 +74,7 @@ class ControllerMetrics:
             "devalloc_stale_answers", "Answers dropped because something changed meanwhile.", registry=own
         )
         self._registry.register(_RoundCollector(leads, recorder, requests, lambda: self._last))
+        own.register(_FencingCollector(leads, fencing))
         self._resource_rounds = Counter(
             "devalloc_resource_claim_rounds",
             "Rounds in which all our ResourceClaims were answered.",
@@ -89,6 +97,17 @@ class ControllerMetrics:
         )
         for kind in ("DeviceClaim", "ResourceClaim"):
             self._waited.labels(kind)
+        self._migrations = Counter(
+            "devalloc_machine_migrations", "Migrations of machines that are over.", ["result"], registry=own
+        )
+        for result in MIGRATION_ENDS:
+            self._migrations.labels(result.lower())
+        self._downtime = Histogram(
+            "devalloc_machine_migration_downtime_seconds",
+            "How long guests stood still while they moved.",
+            buckets=_SECONDS,
+            registry=own,
+        )
         self._registry.register(_FleetCollector(ready, leads, seen))
         self._registry.register(UsageCollector(usage))
 
@@ -113,6 +132,16 @@ class ControllerMetrics:
         with suppress(TypeError, ValueError):  # of a cluster that says no time, nothing can be told
             since = parse_time(claim["metadata"].get("creationTimestamp"))
             self._waited.labels(claim["kind"]).observe(max(0.0, (now - since).total_seconds()))
+
+    def migrated(self, before: Object, after: Object) -> None:
+        """A migration was written."""
+        was, now = MigrationView(before), MigrationView(after)
+        if not now.is_over or was.is_over:
+            return
+        self._migrations.labels(now.phase.lower()).inc()
+        with suppress(QuantityError):
+            if (still := as_mapping(now.status.get("progress")).get("downtimeSeconds")) is not None:
+                self._downtime.observe(Quantity.parse(still).nano / NANO)
 
     def text(self) -> bytes:
         """The page."""
@@ -155,6 +184,15 @@ class _FleetCollector:
                 devices.add_metric([dialect, state], number)
         yield owners
         yield devices
+        lost = GaugeMetricFamily(
+            "devalloc_lost_node_objects",
+            "Machines and claims of a node whose kubelet does not report, and that is not fenced. The "
+            f"{MAX_NODES} nodes with most have a label, the rest are {OTHER_NODES}.",
+            labels=["node"],
+        )
+        for node, number in _lost(seen.overview).items():
+            lost.add_metric([node], number)
+        yield lost
         pending = GaugeMetricFamily(
             "devalloc_pending_claims",
             f"Claims without devices. The {MAX_NAMESPACES} namespaces with most have a label, "
@@ -176,6 +214,16 @@ def _states(overview: Overview, dialect: str) -> CountOf[str]:
     return counts
 
 
+def _lost(overview: Overview) -> CountOf[str]:
+    """Machines and claims by lost node: however many nodes are lost, there are few labels."""
+    counts = {one.name: one.machines + one.claims for one in overview.node_statuses if one.is_lost_with_objects}
+    ordered = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
+    named = CountOf(dict(ordered[:MAX_NODES]))
+    if rest := sum(number for _, number in ordered[MAX_NODES:]):
+        named[OTHER_NODES] = rest
+    return named
+
+
 def _pending(overview: Overview) -> CountOf[tuple[str, str, str]]:
     """By kind, namespace and reason: however many namespaces and reasons people make, there are few labels."""
     claims = [claim for claim in overview.claims if claim.is_pending]
@@ -189,6 +237,29 @@ def _pending(overview: Overview) -> CountOf[tuple[str, str, str]]:
         )
         for claim in claims
     )
+
+
+class _FencingCollector:
+    """What a fencing program did."""
+
+    def __init__(self, leads: Callable[[], bool], counts: Callable[[], FencingCounts | None]) -> None:
+        self._leads = leads
+        self._counts = counts
+
+    def collect(self) -> Iterable[Metric]:
+        if (counts := self._counts()) is None or not self._leads():
+            return
+        yield GaugeMetricFamily(
+            "devalloc_lost_nodes", "Nodes whose kubelet does not report, and that are not fenced.", value=counts.lost
+        )
+        calls = CounterMetricFamily(
+            "devalloc_fencing_calls",
+            "Calls of the fencing program by result; withheld: times at which too many nodes were lost.",
+            labels=["result"],
+        )
+        for result, number in counts.results.items():
+            calls.add_metric([result], number)
+        yield calls
 
 
 class _RoundCollector:

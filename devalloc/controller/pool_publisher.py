@@ -12,15 +12,31 @@ import hashlib
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from devalloc.api.cordon import apply_cordons, cordon_reasons, has_cordon_annotation
-from devalloc.api.meta import CORDONED_NODE, PUBLISHED_BY
+from devalloc.api.cordon import NODE_NOTES, apply_cordons, cordon_reasons, has_cordon_annotation, pool_node
+from devalloc.api.meta import PUBLISHED_BY, STANDALONE
 from devalloc.api.pool import DevicePool
+from devalloc.api.views import ClaimView
+from devalloc.controller.reconcile.fenced import held_objects
 from devalloc.file_lock import FileLock
-from devalloc.store import AlreadyExists, Conflict, Event, EventType, Key, NotFound, Object, Store, Unavailable
+from devalloc.store import (
+    REFUSALS,
+    AlreadyExists,
+    Conflict,
+    Event,
+    EventType,
+    Key,
+    NotFound,
+    Object,
+    Store,
+    StoreError,
+    Unavailable,
+)
 from devalloc.store.paths import check_private
 
 
@@ -102,6 +118,10 @@ class PublishResult:
         return "; ".join(f"{what} {', '.join(names)}" for what, names in parts.items() if names) or "nothing changed"
 
 
+class PoolsRefused(StoreError):
+    """The store refuses to have some pools published. All others are."""
+
+
 class PoolPublisher:
     """Keeps the pools of one node in the store as its inventory has them.
 
@@ -111,10 +131,17 @@ class PoolPublisher:
     """
 
     def __init__(
-        self, store: Store, node_name: str, owner: Callable[[], Mapping[str, Any] | None] = lambda: None
+        self,
+        store: Store,
+        node_name: str,
+        owner: Callable[[], Mapping[str, Any] | None] = lambda: None,
+        *,
+        standalone: bool = False,
     ) -> None:
-        """``owner``: an owner reference for the pools, asked for at each publication; with what it names they go."""
+        """``owner``: an owner reference for the pools, asked for at each publication; with what it names they go.
+        ``standalone``: mark them as those of `devalloc up` (``withdraw_previous_names``)."""
         self._store = store
+        self._labels = {PUBLISHED_BY: INVENTORY, **({STANDALONE: _host_mark()} if standalone else {})}
         self._owner = owner
         self._node_name = node_name
         self._generations: dict[str, int] = {}
@@ -122,10 +149,11 @@ class PoolPublisher:
         self._publishing = threading.Lock()
 
     def publish(self, pools: Sequence[DevicePool]) -> PublishResult:
-        """Make the store say that these are the node's pools. Raises StoreError."""
+        """Make the store say that these are the node's pools. Raises StoreError; PoolsRefused after all that could be
+        published."""
         with self._publishing:
             owner = self._owner()
-            owned = [_with_owner(_with_labels(pool.to_manifest()), owner) for pool in pools]
+            owned = [_with_owner(_with_labels(pool.to_manifest(), self._labels), owner) for pool in pools]
             published = self._publish({pool["metadata"]["name"]: pool for pool in owned})
         log.info("pools of node %s: %s", self._node_name, published)
         return published
@@ -151,14 +179,25 @@ class PoolPublisher:
         ours = {name: obj for name, obj in there.items() if self._is_ours(obj)}
         wanted = {**{name: _without_devices(obj) for name, obj in ours.items() if has_cordon_annotation(obj)}, **wanted}
         deleted = [name for name in ours if name not in wanted]
-        node_note = next(filter(None, map(_node_note, ours.values())), None)
+        node_notes = {name: note for pool in ours.values() for name, note in _node_notes(pool).items()}
         created, updated, refused = [], [], []
+        failures: list[StoreError] = []
         # Deletions first: a card that moved to another slot is never there twice.
         for name in deleted:
-            self._delete(there[name])
+            try:
+                self._delete(there[name])
+            except REFUSALS as error:
+                failures.append(error)
+        is_all_deleted = not failures
         for name, pool in wanted.items():
             before = there.get(name)
-            after = self._write(pool if node_note is None else _with_node_note(pool, node_note))
+            if before is None and not is_all_deleted:
+                continue
+            try:
+                after = self._write(_with_node_notes(pool, node_notes) if node_notes else pool)
+            except REFUSALS as error:
+                failures.append(error)
+                continue
             if after is None:
                 refused.append(name)
                 continue
@@ -168,6 +207,8 @@ class PoolPublisher:
                 created.append(name)
             elif before["metadata"]["generation"] != after["metadata"]["generation"]:
                 updated.append(name)
+        if failures:
+            raise PoolsRefused("; ".join(map(str, failures)))
         return PublishResult(tuple(created), tuple(updated), tuple(deleted), tuple(refused))
 
     def _write(self, pool: Object) -> Object | None:
@@ -203,15 +244,85 @@ class PoolPublisher:
             log.info("%s was already deleted", key)
 
     def _is_ours(self, obj: Object) -> bool:
-        labels = obj["metadata"].get("labels", {})
-        spec = obj.get("spec")
-        node = spec.get("nodeName") if isinstance(spec, dict) else None
-        return labels.get(PUBLISHED_BY) == INVENTORY and node == self._node_name
+        return _is_of_inventory(obj) and pool_node(obj) == self._node_name
 
 
-def _with_labels(pool: Object) -> Object:
+class StillNamed(StoreError):
+    """This host has another name than before, and something of its store is of the previous one."""
+
+
+def withdraw_previous_names(store: Store, path: Path, node_name: str) -> tuple[str, ...]:
+    """Delete the pools that `devalloc up` published on this store under other names of its host; returns their names.
+
+    The same devices would otherwise be there twice, under both names. Only one `devalloc up` can run on a store. Pools
+    of other publishers stay, and those that another host's `devalloc up` made: a user copied them. ``path``: of the
+    store, which is held. Raises StillNamed if anything of such a name is in use, and StoreError.
+    """
+    stale = [pool for pool in store.list("DevicePool").objects if _is_of_inventory(pool) and _is_standalone(pool)]
+    return _withdraw(store, path, node_name, [pool for pool in stale if pool_node(pool) != node_name])
+
+
+def withdraw_previous_name(store: Store, path: Path, node_name: str, previous: str) -> tuple[str, ...]:
+    """As ``withdraw_previous_names``, for the one name under which the node plugin of this host served before; also the
+    pools that it published itself. Several node plugins may run on a store: other names are theirs."""
+    stale = [pool for pool in store.list("DevicePool").objects if _is_of_inventory(pool)]
+    return _withdraw(store, path, node_name, [pool for pool in stale if pool_node(pool) == previous])
+
+
+def _withdraw(store: Store, path: Path, node_name: str, stale: Sequence[Object]) -> tuple[str, ...]:
+    for previous in sorted({pool_node(pool) or "" for pool in stale}):
+        pools = [pool for pool in stale if pool_node(pool) == previous]
+        if uses := _uses(store, path, previous, pools):
+            raise StillNamed(
+                f"the devices of this host are published as those of node {previous}, not {node_name}, and are in use: "
+                f"{', '.join(uses[:5])}{f' and {len(uses) - 5} more' if len(uses) > 5 else ''}. Start it with "
+                f"--node-name {previous}. To rename the node, release or delete all of that first, and uncordon what "
+                "is cordoned"
+            )
+    for pool in stale:
+        store.delete(*Key.of(pool), uid=pool["metadata"]["uid"])
+    return tuple(pool["metadata"]["name"] for pool in stale)
+
+
+def _uses(store: Store, path: Path, node: str, pools: Sequence[Object]) -> list[str]:
+    """What keeps pools of a node from being withdrawn."""
+    names = {pool["metadata"]["name"] for pool in pools}
+    claims = [one for one in store.list("DeviceClaim").objects if names & _pools_in(one)]
+    keys = sorted({Key.of(one) for one in (*held_objects(store, node), *claims)})
+    uses = [f"{'machine' if key.kind == 'VirtualMachine' else 'claim'} {key.namespace}/{key.name}" for key in keys]
+    uses += [f"pool {pool['metadata']['name']}, which is cordoned" for pool in pools if has_cordon_annotation(pool)]
+    with closing(PublishLock(path, node, first=False)) as turn:
+        if not turn.take():
+            uses.append(f"a process that publishes the devices of node {node}")
+    return uses
+
+
+def _pools_in(claim: Object) -> set[str]:
+    entries = ClaimView(claim).entries
+    return {str(entry.get("devicePoolName")) for entry in entries if isinstance(entry, dict)}
+
+
+def _is_of_inventory(pool: Object) -> bool:
+    return bool(pool["metadata"].get("labels", {}).get(PUBLISHED_BY) == INVENTORY)
+
+
+def _is_standalone(pool: Object) -> bool:
+    return bool(pool["metadata"].get("labels", {}).get(STANDALONE) == _host_mark())
+
+
+@cache
+def _host_mark() -> str:
+    """What stays the same when this host's name changes; the machine's ID itself is not published."""
+    try:
+        machine = Path("/etc/machine-id").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        machine = ""
+    return hashlib.sha256(f"{STANDALONE} {machine}".encode()).hexdigest()[:16]
+
+
+def _with_labels(pool: Object, labels: Mapping[str, str]) -> Object:
     metadata = pool["metadata"]
-    return {**pool, "metadata": {**metadata, "labels": {**metadata.get("labels", {}), PUBLISHED_BY: INVENTORY}}}
+    return {**pool, "metadata": {**metadata, "labels": {**metadata.get("labels", {}), **labels}}}
 
 
 def _with_owner(pool: Object, owner: Mapping[str, Any] | None) -> Object:
@@ -232,15 +343,17 @@ def _updated(old: Object, new: Object) -> Object:
 def _without_devices(pool: Object) -> Object:
     """What is left of a pool whose card is gone, and which is cordoned."""
     spec = {name: pool["spec"][name] for name in ("nodeName", "driver") if name in pool["spec"]}
-    return _with_labels({**pool, "metadata": {"name": pool["metadata"]["name"]}, "spec": spec})
+    return _with_labels(
+        {**pool, "metadata": {"name": pool["metadata"]["name"]}, "spec": spec}, {PUBLISHED_BY: INVENTORY}
+    )
 
 
-def _node_note(pool: Object) -> str | None:
-    note: str | None = pool["metadata"].get("annotations", {}).get(CORDONED_NODE)
-    return note
+def _node_notes(pool: Object) -> dict[str, str]:
+    annotations = pool["metadata"].get("annotations", {})
+    return {name: annotations[name] for name in NODE_NOTES if name in annotations}
 
 
-def _with_node_note(pool: Object, note: str) -> Object:
-    """A pool that is new on a cordoned node; what is there already is cordoned and uncordoned by admins alone."""
+def _with_node_notes(pool: Object, notes: dict[str, str]) -> Object:
+    """A pool that is new on a cordoned or fenced node. Only admins change the notes of a pool that exists."""
     metadata = pool["metadata"]
-    return {**pool, "metadata": {**metadata, "annotations": {**metadata.get("annotations", {}), CORDONED_NODE: note}}}
+    return {**pool, "metadata": {**metadata, "annotations": {**metadata.get("annotations", {}), **notes}}}

@@ -10,13 +10,24 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable
-from contextlib import suppress
 
 from devalloc.api.views import MachineView, ObjectView, as_mapping
 from devalloc.backoff import Backoff
 from devalloc.scaling.permits.ledger import MachineKey
 from devalloc.scaling.vm_info import LABEL_NAME, LABEL_SCALING, from_pod
-from devalloc.store import Conflict, Event, EventType, Invalid, NotFound, Object, Store, StoreError
+from devalloc.store import (
+    REFUSALS,
+    Change,
+    Conflict,
+    Event,
+    EventType,
+    Key,
+    NotFound,
+    Object,
+    Store,
+    StoreError,
+    Unavailable,
+)
 from devalloc.store.kubernetes.resources import ApiResource
 
 log = logging.getLogger(__name__)
@@ -38,6 +49,8 @@ RUNNER_PODS = ApiResource(
 """Pods with the label that names their machine."""
 POD = RUNNER_PODS.store_kind
 RETRY_SECONDS, MAX_RETRY_SECONDS = 2.0, 60.0
+MAX_ATTEMPTS = 10
+"""How often a write is based on a newer object because others write it, too."""
 _HAS_ENDED = frozenset({"Succeeded", "Failed"})
 
 
@@ -66,7 +79,8 @@ class RunnerPods:
                 for event in self._store.watch((KIND, POD), listing.resource_version, stop=stop):
                     self.heard(event)
             except StoreError as error:
-                log.warning("cannot write which pods run machines: %s; trying again", error)
+                if not stop.is_set():  # else another process leads by now, or is about to
+                    log.warning("cannot write which pods run machines: %s; trying again", error)
                 stop.wait(backoff.next_delay())
 
     def heard(self, event: Event) -> None:
@@ -103,23 +117,34 @@ class RunnerPods:
     def write(self, keys: Iterable[MachineKey]) -> None:
         """Have these machines name their pods. Raises StoreError."""
         for key in keys:
-            while (machine := self._machines.get(key)) is not None:
-                pod = runner_pod(machine, self._pods.get(key, {}).values())
-                status = as_mapping(machine.get("status"))
-                if pod is None or status.get("runnerPod", "") == pod:
-                    break
-                others = {name: value for name, value in status.items() if name != "runnerPod"}
+            try:
+                self._write(key)
+            except REFUSALS as error:
+                log.warning("cannot write which pod runs %s/%s: %s", *key, error)
+
+    def _write(self, key: MachineKey) -> None:
+        """Raises StoreError."""
+        for _ in range(MAX_ATTEMPTS):
+            machine = self._machines.get(key)
+            pod = None if machine is None else runner_pod(machine, self._pods.get(key, {}).values())
+            if machine is None or pod is None:
+                return
+            status = as_mapping(machine.get("status"))
+            if status.get("runnerPod", "") == pod:
+                return
+            others = {name: value for name, value in status.items() if name != "runnerPod"}
+            changed = {**others, "runnerPod": pod} if pod else others
+            try:
+                # Not ``replace_status``: a commit is refused once another process leads.
+                change = Change(Key.of(machine), machine["metadata"]["resourceVersion"], changed)
+                self._machines[key] = self._store.commit([change]).objects[0]
+                return
+            except Conflict:
                 try:
-                    changed = {**machine, "status": {**others, "runnerPod": pod} if pod else others}
-                    self._machines[key] = self._store.replace_status(changed)
+                    self._machines[key] = self._store.get(KIND, *key)
                 except NotFound:
-                    break
-                except Invalid as error:  # about this machine; others must not wait for it
-                    log.warning("cannot write which pod runs %s/%s: %s", *key, error)
-                    break
-                except Conflict:
-                    with suppress(NotFound):
-                        self._machines[key] = self._store.get(KIND, *key)
+                    return
+        raise Unavailable(f"VirtualMachine {key[0]}/{key[1]} keeps changing")
 
 
 def runner_pod(machine: Object, pods: Iterable[Object]) -> str | None:

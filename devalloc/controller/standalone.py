@@ -18,9 +18,17 @@ from typing import Literal, Protocol
 
 from devalloc.api.cordon import NODE_KIND
 from devalloc.controller.host_inventory import HostInventory, InventorySource
-from devalloc.controller.pool_publisher import PublishLock, PublishResult
+from devalloc.controller.migration_cleanup import MigrationCleanup
+from devalloc.controller.pool_publisher import (
+    PublishLock,
+    PublishResult,
+    withdraw_previous_name,
+    withdraw_previous_names,
+)
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator, DeviceClaimRound, SolveManifests
 from devalloc.controller.reconcile.loop import AllocatorSettings
+from devalloc.controller.replica_sets import KIND as REPLICA_SET_KIND
+from devalloc.controller.replica_sets import ReplicaSets
 from devalloc.controller.usage import UsageAccountant
 from devalloc.controller.usage.records import KIND as RECORD_KIND
 from devalloc.inventory.watch import UdevSource
@@ -88,8 +96,8 @@ class Standalone:
         self._messages.put("rescan")
 
     def run(self) -> None:
-        """Run until ``stop``. Raises Held when another process runs on this store, Unusable when it is damaged, and
-        Unavailable when its folder goes meanwhile."""
+        """Run until ``stop``. Raises Held when another process runs on this store, Unusable when it is damaged,
+        StillNamed when the host had another name that is in use, and Unavailable when its folder goes meanwhile."""
         stop = threading.Event()
         with ExitStack() as stack:
             store = stack.enter_context(closing(SQLiteStore(self._path)))
@@ -99,9 +107,16 @@ class Standalone:
                     f"the store {self._path} is damaged: {problems[0]} ({len(problems)} in all). "
                     "Put back the last file that `devalloc backup` made with `devalloc restore`"
                 )
+            if self._inventory is not None:
+                name, previous = self._inventory.node_name, self._inventory.previous_name
+                withdrawn = withdraw_previous_names(store, self._path, name)
+                if previous not in (None, name):
+                    withdrawn += withdraw_previous_name(store, self._path, name, previous)
+                if withdrawn:
+                    self._on_published(PublishResult(deleted=withdrawn))
             store.call_by_group()
             allocator = DeviceClaimAllocator(store, settings=self._settings, solve=self._solve, progress=self._on_round)
-            for kind in (NODE_KIND, RECORD_KIND):  # a node of Kubernetes or a record of usage changes no answer
+            for kind in (NODE_KIND, RECORD_KIND, REPLICA_SET_KIND):  # none of these changes an answer
                 allocator.loop.ignore_kind(kind)
             loops: list[Loop] = [allocator.run]
             host = None
@@ -114,6 +129,8 @@ class Standalone:
                 )
                 loops = [host.watch, host.repair, _start_after(host.looked, allocator.run)]
             loops.append(UsageAccountant([store], store, f"{socket.gethostname()}-{os.getpid()}").run)
+            loops.append(ReplicaSets(store, collects=True).run)
+            loops.append(MigrationCleanup(store, self._settings.migrations).run)
             loops += [partial(each, store) for each in self._extra_loops]
             threads = [threading.Thread(target=self._guarded, args=(loop, stop), daemon=True) for loop in loops]
             for thread in threads:

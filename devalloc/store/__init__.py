@@ -1,6 +1,7 @@
 """Where objects live: the ``Store`` protocol, the embedded store, and the Kubernetes API behind the same protocol.
 
-- ``protocol``: what every store offers, and where stores differ; ``metadata_rules``: the rules of metadata
+- ``protocol``: what every store offers, and where stores differ; ``metadata_rules``: the rules of metadata;
+  ``nodes``: what a store says about one node
 - ``fencing``: a write that makes every earlier write of others fail
 - ``sqlite``, over ``database`` and ``sql_statements``: the embedded store; also space for changes that give something
   back on a full disk
@@ -10,6 +11,8 @@
 """
 
 from devalloc.store.errors import (
+    OBJECT_FAILURES,
+    REFUSALS,
     AlreadyExists,
     Conflict,
     Expired,
@@ -34,6 +37,8 @@ from devalloc.store.errors import (
 from devalloc.store.protocol import Change, CommitOutcomes, CommitResult, Event, EventType, Fence, Listing, Store
 
 __all__ = [
+    "OBJECT_FAILURES",
+    "REFUSALS",
     "AlreadyExists",
     "Change",
     "CommitOutcomes",

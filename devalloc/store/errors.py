@@ -108,6 +108,14 @@ class NotLeader(StoreError):
     """This process is no longer the leader, and another one may be: nothing more was written."""
 
 
+REFUSALS = (Invalid, Forbidden)
+"""The store has answered: it refuses this write of this object, because of a policy, a quota, a right or its content.
+Writes of other objects must not wait for it."""
+OBJECT_FAILURES = (*REFUSALS, UnknownOutcome)
+"""What a loop over many objects keeps to the object whose write has failed. An API server also gives no clear answer
+where a webhook for this object fails."""
+
+
 def log_failure(log: logging.Logger, error: Exception, logged: str, what: str, delay: float) -> str:
     """Log why a loop retries in ``delay`` seconds: errors of stores as one line, and only once while they stay the
     same; other errors are bugs, so they get a traceback each time.

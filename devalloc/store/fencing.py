@@ -30,7 +30,7 @@ from typing import Protocol
 from devalloc.api import meta
 from devalloc.api.kinds import ALLOCATABLE_KINDS
 from devalloc.api.views import ClaimView, ObjectView
-from devalloc.store.errors import Conflict, Forbidden, Invalid, Key, NotFound, Object
+from devalloc.store.errors import REFUSALS, Conflict, Invalid, Key, NotFound, Object
 from devalloc.store.metadata_rules import with_annotations, with_labels
 from devalloc.store.protocol import Change, Store
 
@@ -110,7 +110,7 @@ def fence_object(write: Callable[[Object], object], obj: Object) -> None:
     that takes no mark is logged and left. Raises Conflict, NotFound, and other StoreErrors."""
     try:
         write(with_annotations(obj, {meta.LEADER: secrets.token_hex(8)}))
-    except (Invalid, Forbidden):  # it may have the maximum of annotations
+    except REFUSALS:  # it may have the maximum of annotations
         fence_by_label(write, obj)
 
 
@@ -169,6 +169,8 @@ class UncertainWrites:
     def settle(self, kinds: Collection[str] | None = None) -> None:
         """Settle all doubts about objects of these kinds; None: of all. If it raises StoreError, call it again before
         any decision on them."""
+        if not self.concern(kinds):  # another thread may wait long for objects of other kinds
+            return
         with self._settling:
             for key, write in self._of(kinds):
                 self._settle(key)

@@ -139,6 +139,9 @@ class Fence:
     """Kinds of which no object may have been created, deleted or got a new spec since then."""
     statuses: frozenset[str] = frozenset()
     """Kinds of which no object may have got a new status since then."""
+    unsettled: frozenset[str] = frozenset()
+    """Kinds of which writes of this process may still be done without breaking the fence: the decision allows for
+    them. Writes of any other kind with an unknown outcome are settled first."""
 
 
 class Store(Protocol):

@@ -5,6 +5,7 @@ devices comes from ``devalloc.controller.reconcile.availability``, as ``DevicePo
 
 - ``model``: what an overview consists of, in bounded, printable texts
 - ``pools``: cards of the two dialects (T1)
+- ``nodes``: the state of each node
 - ``claims``, ``alarms``: claims, machines and quotas; what is wrong
 - ``cache``: the overview of a store, computed again when something changed
 """
@@ -17,7 +18,14 @@ from dataclasses import replace
 from functools import partial
 
 from devalloc.api import meta
-from devalloc.api.cordon import NODE_CORDONED, apply_all_cordons, is_cordon_reason, unknown_nodes, unschedulable_nodes
+from devalloc.api.cordon import (
+    FENCED,
+    NODE_CORDONED,
+    apply_all_cordons,
+    is_cordon_reason,
+    unknown_nodes,
+    unschedulable_nodes,
+)
 from devalloc.api.decode import decode
 from devalloc.api.dedicated_pools import is_dedicated
 from devalloc.api.kinds import API_KINDS
@@ -37,12 +45,14 @@ from devalloc.controller.overview.model import (
     DeviceHolder,
     DeviceSummary,
     MachineSummary,
+    NodeStatus,
     NodeSummary,
     Overview,
     QuotaSummary,
     short_annotation,
     shorten,
 )
+from devalloc.controller.overview.nodes import node_statuses
 from devalloc.controller.reconcile.availability import CountedPool, FleetCounts, count_fleet
 from devalloc.controller.reconcile.snapshot import Memo
 from devalloc.controller.reconcile.vm_scheduling.machines import virtual_machines_in
@@ -63,11 +73,13 @@ __all__ = [
     "DeviceHolder",
     "DeviceSummary",
     "MachineSummary",
+    "NodeStatus",
     "NodeSummary",
     "Overview",
     "QuotaSummary",
     "build_overview",
     "in_namespace",
+    "node_statuses",
 ]
 
 
@@ -123,6 +135,7 @@ def build_overview(documents: Iterable[Object], notes: Sequence[str] = (), memo:
         + sum(map(claims.is_allocated, theirs)),
         is_settled=is_said and all(pools.reported_available(one) == len(one.available) for one in counted.pools),
         alarms=(*alarms.pool_alarms(counted), *alarms.slice_alarms(published, used)),
+        node_statuses=node_statuses(documents),
     )
 
 
@@ -145,7 +158,8 @@ def _node(name: str, cards: Sequence[CardSummary], cordoned: str) -> NodeSummary
 
 
 def _cordoned(one: CountedPool) -> str:
-    return short_annotation(one.manifest, meta.CORDONED_NODE)
+    fenced = short_annotation(one.manifest, meta.FENCED_NODE)
+    return f"{FENCED}{fenced}" if fenced else short_annotation(one.manifest, meta.CORDONED_NODE)
 
 
 def _problems(documents: Sequence[Object], counted: FleetCounts, memo: Memo) -> Iterable[str]:

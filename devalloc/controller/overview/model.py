@@ -283,6 +283,32 @@ class QuotaSummary:
     """No more can be had."""
 
 
+NodeState = Literal["Ready", "Cordoned", "NotReady", "Lost", "Missing", "Fenced"]
+"""``Cordoned``: it gets nothing new; ``NotReady``: its kubelet reports that it is not well; ``Lost``: its kubelet does
+not report; ``Missing``: the cluster has no Node of its name; ``Fenced``: an admin or a program states that it is off.
+An embedded store has no Nodes, so a node there is Ready, Cordoned or Fenced."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """A node that publishes DevicePools, or holds machines or claims."""
+
+    name: str
+    state: NodeState
+    reason: str
+    """Why it is not Ready; "" if it is."""
+    pools: int
+    machines: int
+    """Machines that are on it or move to it."""
+    claims: int
+    """Claims that have devices of it, or that it holds."""
+
+    @property
+    def is_lost_with_objects(self) -> bool:
+        """Whether machines or claims wait for it to come back or to be fenced."""
+        return self.state == "Lost" and self.machines + self.claims > 0
+
+
 @dataclass(frozen=True, slots=True)
 class Alarm:
     """Claims that hold together what they cannot: a device with several owners, or more than there is."""
@@ -293,7 +319,7 @@ class Alarm:
     holders: tuple[tuple[str, str, str], ...]
     """Kind, namespace and name of each."""
     text: str
-    """All of it as a sentence, with what to do."""
+    """All of it as a sentence, and what to do."""
     is_of_owners: bool
     """A device that is held whole has several owners; else there is less of something than is held of it."""
 
@@ -318,3 +344,4 @@ class Overview:
     is_settled: bool
     """What the controller writes of counts says the same: it has counted."""
     alarms: tuple[Alarm, ...] = ()
+    node_statuses: tuple[NodeStatus, ...] = ()

@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import astuple, dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -24,6 +24,11 @@ KIND = "ConfigMap"
 NAMESPACE = "default"
 FORGET_MILLISECONDS = 30 * 86_400_000
 """Milliseconds after which an id is forgotten that no machine has any more."""
+MAX_BYTES = 500_000
+"""Bytes of all totals as they are stored. Kubernetes stores at most 1 MiB in a ConfigMap, and every author of a machine
+chooses its billing id."""
+OTHER = "(other)"
+"""In place of ids that no longer fit."""
 T = TypeVar("T")
 
 
@@ -53,6 +58,10 @@ class UsageTotal:
     """Bytes, times milliseconds."""
     last: int = 0
     """When a machine had it last, in milliseconds since 1970."""
+
+    def plus(self, other: UsageTotal) -> UsageTotal:
+        """Of both together."""
+        return UsageTotal(self.cpu + other.cpu, self.memory + other.memory, max(self.last, other.last))
 
 
 class BillingUsage:
@@ -115,6 +124,7 @@ class BillingUsage:
     async def save(self, in_writer: RunInWriter) -> None:
         """Write it down. Raises StoreError."""
         current = {key: total for key, total in self._totals.items() if self._until - total.last < FORGET_MILLISECONDS}
+        current = bounded(current, {record.billed_to for record in self._book.records.values()})
         self._totals, totals = current, dict(current)  # it is counted on while that is written
         if not totals and self._record is None:
             return
@@ -151,12 +161,32 @@ class BillingUsage:
 
     def _write(self, totals: Mapping[str, UsageTotal], until: int) -> Object:
         """As a ConfigMap. Raises StoreError."""
-        content = json.dumps({key: astuple(total) for key, total in sorted(totals.items())}, separators=(",", ":"))
+        content = _totals_text(totals)
         data = {"holder": self._holder, "untilMilliseconds": str(until), "totals": content}
         if self._record is not None:
             return self._store.replace({**self._record, "data": data})
         metadata = {"name": self._name, "namespace": self._namespace}
         return self._store.create({"apiVersion": "v1", "kind": KIND, "metadata": metadata, "data": data})
+
+
+def bounded(totals: Mapping[str, UsageTotal], present: Collection[str]) -> dict[str, UsageTotal]:
+    """The same sums in at most ``MAX_BYTES``: of what does not fit, the ids lose their names that no machine has any
+    more (``present``: those that one has), and then those with the least CPU time."""
+    totals = dict(totals)
+    size = len(_totals_text(totals))
+    if size <= MAX_BYTES:
+        return totals
+    others = totals.pop(OTHER, UsageTotal())
+    for key in sorted(totals, key=lambda key: (key in present, totals[key].cpu, totals[key].memory, key)):
+        if size <= MAX_BYTES * 3 // 4:  # not again with each new id
+            break
+        size -= len(_totals_text({key: totals[key]})) - 1
+        others = others.plus(totals.pop(key))
+    return {**totals, OTHER: others}
+
+
+def _totals_text(totals: Mapping[str, UsageTotal]) -> str:
+    return json.dumps({key: astuple(total) for key, total in sorted(totals.items())}, separators=(",", ":"))
 
 
 def _data(record: Object) -> dict[str, Any]:

@@ -23,14 +23,16 @@ from devalloc.controller.leader.lease import LeaseLost
 from devalloc.controller.permits.hosts import FrozenHosts, Host
 from devalloc.controller.permits.leadership import Leadership
 from devalloc.controller.permits.ledgers import PermitLedgers
-from devalloc.controller.permits.machine_objects import key_of_object, machine_key, object_key
+from devalloc.controller.permits.machine_objects import is_neon_key, key_of_object, machine_key, object_key
 from devalloc.controller.permits.metrics import PermitMetrics
+from devalloc.controller.permits.neon_vms import KIND as NEON_KIND
 from devalloc.controller.permits.transaction import ConditionValue, PermitGrant, PermitTransaction, RetryLater
 from devalloc.controller.permits.vm_state import KIND
 from devalloc.net.http_server import HttpResponse
 from devalloc.scaling.messages.permits import PermitRequest
 from devalloc.scaling.messages.permits import RequestError as BadRequest
 from devalloc.scaling.permits.ledger import MachineKey
+from devalloc.scaling.resources import Resources
 from devalloc.store import (
     Change,
     CommitOutcomes,
@@ -41,6 +43,7 @@ from devalloc.store import (
     Fence,
     FenceBroken,
     NotFound,
+    NotLeader,
     Object,
     Store,
     StoreError,
@@ -56,6 +59,10 @@ MAX_BATCH = 512
 MAX_WAITING = 8192
 """Requests and news that may wait. A store that stands still must not fill the memory with what is asked meanwhile."""
 RETRY_SECONDS = 1.0
+NEON_SECONDS = 2.0
+"""How long writes of permits on machines of NeonVM are waited for: the API server asks NeonVM's webhook first."""
+MAX_NEON_BATCH = 4
+"""How many of them are written together: they must not use all of the store's threads if the webhook hangs."""
 T = TypeVar("T")
 
 
@@ -82,6 +89,8 @@ class StoreChanges:
     gap: bool = False
     """Something was missed: all is to be read again."""
     hosts: Mapping[str, Host] | None = None
+    is_settled: bool = False
+    """No late permit can be written on a machine of NeonVM any more."""
 
 
 @dataclass(slots=True)
@@ -90,6 +99,15 @@ class _PendingWrite:
 
     conditions: dict[str, ConditionValue] = field(default_factory=dict)
     retract: bool = False
+
+
+class _NeonWriteFailed(Exception):
+    """It is unknown whether permits were written on machines of NeonVM."""
+
+    def __init__(self, permits: Mapping[MachineKey, Resources], why: str) -> None:
+        super().__init__(why)
+        self.permits = permits
+        """What they may have at most if it was."""
 
 
 class _HostsChanged(Exception):
@@ -116,9 +134,12 @@ class PermitDecider:
         writer: ThreadPoolExecutor,
         still: FrozenHosts | None = None,
         machine_kinds: frozenset[str] = frozenset({KIND}),
+        *,
+        settles: bool = False,
     ) -> None:
         """``writer``: one thread, so that what is written is written in order. ``still``: what is written within.
-        ``machine_kinds``: the kinds of objects that are machines."""
+        ``machine_kinds``: the kinds of objects that are machines. ``settles``: late permits of
+        the last leader may be written on machines of NeonVM until ``is_settled`` is seen."""
         self.book = book
         self._still = still
         self._hosts: Mapping[str, Host] = {}
@@ -139,6 +160,11 @@ class PermitDecider:
         """The resourceVersion of the last listing: news that are older are none."""
         self._stale = False
         """Whether the store may have what the ledgers lack: a write whose outcome is unknown."""
+        self.is_suspended = settles
+        """Whether machines of NeonVM get no permits, because writing them fails, or late permits may still be written.
+        NeonVM's webhook may be down for long; devalloc's own machines do not wait for it."""
+        self.neon_write: asyncio.Future[CommitOutcomes] | None = None
+        """The last write of such machines that failed; perhaps it is still under way."""
         self._is_certain = True
         """Whether no such write may still arrive, though all was read since: the next one that is done says so."""
 
@@ -151,6 +177,8 @@ class PermitDecider:
         """Begin with these hosts and all objects. Raises StoreError, Lost."""
         self._hosts = hosts
         self.book.begin(hosts)
+        if self.is_suspended:
+            self.book.doubt(None)
         await self._reload(starting=True)
         for key, record in self.book.records.items():
             if record.permit is not None and not record.scaled:  # it is unknown whether that had to be written
@@ -233,6 +261,9 @@ class PermitDecider:
         if seen.hosts is not None:
             self._limit(seen.hosts)
         self._stale |= seen.gap
+        if seen.is_settled:
+            self.is_suspended, self._stale = False, True
+            self.book.doubt({})
         for event in seen.events:
             if int(event.resource_version) <= self._listed:
                 continue
@@ -266,15 +297,44 @@ class PermitDecider:
         while True:
             some, waiting = self._one_each(waiting)
             due, self._due = self._due, {}
+            own_due = {key: one for key, one in due.items() if not is_neon_key(key)}
+            neon_due = {key: one for key, one in due.items() if is_neon_key(key)}
+            of_neon = [item for item in some if self._is_of_neon(item)]
             try:
-                waiting += await self._decide_some(some, due)
+                waiting += await self._decide_some([item for item in some if item not in of_neon], own_due)
+                if of_neon or neon_due:
+                    waiting += await self._decide_neon(of_neon[:MAX_NEON_BATCH], neon_due)
+                    waiting += of_neon[MAX_NEON_BATCH:]
             finally:
-                for key, one in due.items():  # what is not written
+                for key, one in (own_due | neon_due).items():  # what is not written
                     newer = self._due.setdefault(key, _PendingWrite())
                     newer.conditions = {**one.conditions, **newer.conditions}
                     newer.retract |= one.retract
             if not waiting:
                 return
+
+    async def _decide_neon(
+        self, requests: Sequence[_QueuedRequest], due: dict[MachineKey, _PendingWrite]
+    ) -> list[_QueuedRequest]:
+        """As ``_decide_some``, for machines of NeonVM: if they cannot be written, only they get no permits. Raises
+        StoreError, Lost."""
+        if not self.is_suspended:
+            try:
+                return await self._decide_some(requests, due)
+            except _NeonWriteFailed as failed:
+                log.warning("machines of NeonVM get no permits until they can be written again: %s", failed)
+                self.is_suspended = True
+                self.book.doubt(failed.permits)
+                self._metrics.commits.labels("failed").inc()
+        _answer_all(requests, HttpResponse(503, b"machines of NeonVM cannot be written now; ask again"))
+        return []
+
+    def _is_of_neon(self, item: _QueuedRequest) -> bool:
+        pod = item.request.pod
+        try:
+            return not self.book.find((pod.namespace, pod.name), item.node, by_pod=item.by_pod).is_own
+        except BadRequest:
+            return False
 
     def _one_each(self, requests: Iterable[_QueuedRequest]) -> tuple[list[_QueuedRequest], list[_QueuedRequest]]:
         """The first request for each machine, and all others: each answer has to be written by itself."""
@@ -324,7 +384,7 @@ class PermitDecider:
                 return later
             self._tell((item, answer) for item, answer in decided if not _is_written(draft, answer))
             try:
-                outcomes = await self.run_in_writer(partial(self._commit, changes))
+                outcomes = await self._write(changes, draft)
             except _HostsChanged as moved:
                 self._limit(moved.hosts)
             except (FenceBroken, Expired):
@@ -373,6 +433,21 @@ class PermitDecider:
         await self._reread(lost)
         return left
 
+    async def _write(self, changes: Sequence[Change], draft: PermitTransaction) -> CommitOutcomes:
+        """Raises as ``_commit``; _NeonWriteFailed if machines of NeonVM are not written in time."""
+        keys = [key_of_object(change.key) for change in changes]
+        if not all(map(is_neon_key, keys)):
+            return await self.run_in_writer(partial(self._commit, changes))
+        writing = asyncio.get_running_loop().run_in_executor(None, self._commit, changes)
+        try:
+            return await asyncio.wait_for(asyncio.shield(writing), NEON_SECONDS)
+        except (FenceBroken, Expired, NotLeader):
+            raise
+        except (StoreError, TimeoutError) as error:
+            self.neon_write = writing
+            why = str(error) or f"the API server did not answer in {NEON_SECONDS:.0f} s"
+            raise _NeonWriteFailed({key: draft.wanted(key) for key in keys}, why) from error
+
     def _commit(self, changes: Sequence[Change]) -> CommitOutcomes:
         """Each by itself: see ``PermitTransaction``."""
         began = time.perf_counter()
@@ -380,7 +455,8 @@ class PermitDecider:
             with nullcontext(self._hosts) if self._still is None else self._still() as hosts:
                 if hosts != self._hosts:
                     raise _HostsChanged(hosts)
-                fence = Fence(self.seen, specs=self.kinds, statuses=self.kinds)
+                unsettled = frozenset({NEON_KIND}) if self.is_suspended else frozenset[str]()
+                fence = Fence(self.seen, specs=self.kinds, statuses=self.kinds, unsettled=unsettled)
                 return self._store.commit_each([[change] for change in changes], fence)
         finally:
             self._metrics.committing.observe(time.perf_counter() - began)

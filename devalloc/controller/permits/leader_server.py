@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from ipaddress import ip_address
 
+from devalloc.api.meta import LEADER
+from devalloc.api.views import ObjectView
 from devalloc.backoff import Backoff
 from devalloc.controller.authorization import PostRequest
 from devalloc.controller.certificate import self_signed_with_pem
@@ -26,12 +28,13 @@ from devalloc.controller.permits.hosts import published
 from devalloc.controller.permits.leadership import Leadership
 from devalloc.controller.permits.server import PermitServer, ServerAddresses
 from devalloc.controller.permits.settings import PlainListener, Settings
+from devalloc.controller.permits.store_migrator import MovableMachines, StoreMigrator
 from devalloc.scaling.permits.arithmetic import DEFAULT_ARITHMETIC, PermitArithmetic
 from devalloc.scaling.permits.endpoint import NAME, PublishedEndpoint
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra
-from devalloc.store import NotFound, Object, Store, StoreError
-from devalloc.store.fencing import FencingInterrupted, fence_objects
+from devalloc.store import Conflict, NotFound, Object, Store, StoreError
+from devalloc.store.fencing import FencingInterrupted, fence_object, fence_objects
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +62,10 @@ class PermitListenAddress:
     arithmetic: PermitArithmetic = DEFAULT_ARITHMETIC
     plain: PlainListener | None = None
     """Where agents ask that speak plain HTTP; None: nowhere."""
+    migrates: bool = True
+    """Machines whose labels allow it are migrated when their node has too little room."""
+    migration_seconds: float = Settings.migration_seconds
+    """Time limit of the migrations that the server begins."""
     neon: bool = False
     """NeonVM's machines count as well, and get permits."""
 
@@ -103,15 +110,19 @@ class LeaderPermitServer:
             neon=at.neon,
             era=at.era,
             unit=at.unit,
+            migration_seconds=at.migration_seconds,
             **vars(at.arithmetic),
         )
         self.server = PermitServer(
             store,
             published(store),
             settings,
+            migrator=StoreMigrator(store) if at.migrates else None,
+            can_move=MovableMachines(store),
             right=right,
             config_map_store=config_map_store,
             namespace=namespace,
+            fence_neon=self._fence_neon_vms if at.neon else None,
             on_ready=self._ready,
         )
 
@@ -122,10 +133,9 @@ class LeaderPermitServer:
 
     def run(self, stop: threading.Event) -> None:
         """Serve, until ``stop``. If another process has the port, it waits: claims are answered without it."""
+        self._unheard = time.monotonic()  # until it listens
         reporter = threading.Thread(target=self._tell, args=(stop,), name="permits-place", daemon=True)
         reporter.start()
-        if self._at.neon:
-            self._fence_neon_vms(stop)
         backoff = Backoff(RETRY_SECONDS, MAX_RETRY_SECONDS)
         while not stop.is_set():
             try:
@@ -139,21 +149,19 @@ class LeaderPermitServer:
         reporter.join(MAX_RETRY_SECONDS)
 
     def _fence_neon_vms(self, stop: threading.Event) -> None:
-        """Have late permits of the last leader refused, or wait for ``stop``.
+        """Have late permits of the last leader refused, unless ``stop`` is set. Raises StoreError.
 
         The takeover of claims does not do that: it would wait for NeonVM's webhook, which these writes need, or for
         rights that only ``devalloc install --neon`` gives.
         """
-        backoff = Backoff(RETRY_SECONDS, MAX_RETRY_SECONDS)
-        while not stop.is_set():
-            try:
-                with suppress(FencingInterrupted):
-                    fence_objects(self._store, self._stamp, stop, kinds=(neon_vms.KIND,))
-                return
-            except StoreError as error:
-                self._unheard = time.monotonic() if self._unheard is None else self._unheard
-                log.warning("not serving permits yet: cannot fence NeonVM's machines: %s; trying again", error)
-                stop.wait(backoff.next_delay())
+        # One first: writes that NeonVM's webhook does not answer must not use all of the store's threads.
+        there = self._store.list((neon_vms.KIND,)).objects
+        first = next((obj for obj in there if ObjectView(obj).annotation(LEADER) != self._stamp), None)
+        if first is not None:
+            with suppress(Conflict, NotFound):
+                fence_object(self._store.replace, first)
+        with suppress(FencingInterrupted):
+            fence_objects(self._store, self._stamp, stop, kinds=(neon_vms.KIND,))
 
     def _ready(self, addresses: ServerAddresses) -> None:
         self._unheard = None

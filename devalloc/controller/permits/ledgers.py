@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from devalloc.api.meta import parse_time
 from devalloc.controller.permits.hosts import CanMigrate, Host, OverheadFunction
 from devalloc.controller.permits.machine_objects import machine_key, read_machine
 from devalloc.controller.permits.settings import Settings
-from devalloc.controller.permits.vm_state import VmState, has_devices
+from devalloc.controller.permits.vm_state import KIND, VmState, has_devices, read_booking
 from devalloc.scaling.messages.permits import NO_POD, RequestError
 from devalloc.scaling.permits import ledger
 from devalloc.scaling.permits.ledger import (
@@ -55,21 +55,31 @@ class PermitLedgers:
         self.nodes: dict[str, NodeLedger] = {}
         self.records: dict[MachineKey, VmState] = {}
         self.objects: dict[MachineKey, Object] = {}
+        self.resting: Mapping[MachineKey, float] = {}
+        """Machines whose migration failed, and until when they are left where they are, by the monotonic clock."""
         self._overhead = overhead
         self._can_move = can_move
         self._node = node
         self._pods: dict[MachineKey, dict[MachineKey, None]] = {}
         """Runner pods, and the machines that name them: the last one to do so last. Each node says so of its own."""
+        self._bookings: dict[MachineKey, str] = {}
+        """Machines that are moving to another node, which counts them as well."""
         self._others: dict[MachineKey, str] = {}
         """Pods that are no machines, and on which node they are."""
+        self._doubts: Mapping[MachineKey, Resources] | None = {}
+        """Machines of NeonVM on which a permit may still be written that is not known here, and what it is at most.
+        None: all of them, up to their upper bounds."""
 
     def begin(self, hosts: Mapping[str, Host]) -> None:
         """Anew, with nothing but these nodes."""
         self.nodes, self.records, self.objects, self._pods, self._others = {}, {}, {}, {}, {}
+        self._doubts = {}
+        self._bookings = {}
         self.limit(hosts)
 
     def limit(self, hosts: Mapping[str, Host]) -> None:
-        """The nodes as they are now. On one that is gone nothing is granted any more."""
+        """The nodes as they are now. On one that is gone nothing is granted any more. Whether a machine can move is
+        looked at again: that depends on other nodes and on claims, which change without its object."""
         for key, name in self._others.items():  # one that went from node to node is on the other one now
             self.nodes[name] = self.nodes[name].without(key)
         self._others = {}
@@ -82,6 +92,10 @@ class PermitLedgers:
                     node = ledger.replace_machine(node, key, _other_consumer(amount))
                     self._others[key] = name
             self.nodes[name] = node
+        for key, record in self.records.items():
+            machine = self.nodes[record.node].machines[key]
+            machine = replace(machine, movable=self._is_movable(record, self.objects[key]))
+            self.nodes[record.node] = ledger.replace_machine(self.nodes[record.node], key, machine)
 
     def put(self, obj: Object, *, starting: bool = False) -> None:
         """An object as it is now. One that is no newer than what is known is left aside.
@@ -92,6 +106,7 @@ class PermitLedgers:
         before = self.objects.get(key)
         if before is not None and not starting and _version(obj) <= _version(before):
             return
+        self._book(key, obj)
         record, old = read_machine(obj), self.records.get(key)
         if record is not None and self._node not in (None, record.node):
             record = None
@@ -123,8 +138,24 @@ class PermitLedgers:
         if version is not None and stored is not None and _number(version) < _version(stored):
             return
         self.objects.pop(key, None)
+        self._book(key, None)
         if (old := self.records.get(key)) is not None:
             self._leave(key, old)
+
+    @property
+    def doubtful(self) -> Collection[MachineKey] | None:
+        """Machines of NeonVM on which a late permit may still be written; None: all."""
+        return None if self._doubts is None else self._doubts.keys()
+
+    def doubt(self, permits: Mapping[MachineKey, Resources] | None) -> None:
+        """Count, until the next call, these machines of NeonVM for these permits at least, because they may still be
+        written. None: all of them, for their upper bounds."""
+        self._doubts = permits
+        for key, record in self.records.items():
+            if not record.is_own:
+                node = self.nodes[record.node]
+                machine = self._machine(record, self.objects[key], node.machines[key], starting=False)
+                self.nodes[record.node] = ledger.replace_machine(node, key, machine)
 
     def find(self, pod: MachineKey, of: str | None = None, *, by_pod: bool = False) -> VmState:
         """The machine of that name. ``of``: of several that name one pod, that of this node, then NeonVM's, then the
@@ -139,6 +170,16 @@ class PermitLedgers:
             raise RequestError(400, "pod is not a VM runner", f"{pod[0]}/{pod[1]} is a pod, not a machine")
         raise RequestError(404, NO_POD, f"there is no machine {pod[0]}/{pod[1]}")
 
+    def _book(self, key: MachineKey, obj: Object | None) -> None:
+        """Count what a migration of this machine reserves, on its target; of None nothing."""
+        if (before := self._bookings.pop(key, None)) is not None:
+            self.nodes[before] = self.nodes[before].without(key)
+        booking = None if obj is None or obj["kind"] != KIND else read_booking(obj)
+        if booking is not None and self._node in (None, booking[0]):
+            node = self.nodes.get(booking[0]) or make_ledger(NO_RESOURCES, NO_RESOURCES)
+            self.nodes[booking[0]] = ledger.replace_machine(node, key, _other_consumer(booking[1]))
+            self._bookings[key] = booking[0]
+
     def _leave(self, key: MachineKey, old: VmState) -> None:
         self.nodes[old.node] = self.nodes[old.node].without(key)
         del self.records[key]
@@ -151,6 +192,14 @@ class PermitLedgers:
             if not named:
                 self._pods.pop(old.runner_pod, None)
 
+    def _doubt_of(self, record: VmState) -> Resources:
+        if record.is_own:
+            return NO_RESOURCES
+        return record.most if self._doubts is None else self._doubts.get(record.key, NO_RESOURCES)
+
+    def _is_movable(self, record: VmState, obj: Object) -> bool:
+        return (record.movable or record.must_move) and self._can_move(obj)
+
     def _machine(self, record: VmState, obj: Object, old: MachineAccount | None, starting: bool) -> MachineAccount:
         newest = self.settings.era is ProtocolEra.NEWEST
         machine = MachineAccount(
@@ -162,8 +211,8 @@ class PermitLedgers:
             overcommit=(record.overcommit or self.settings.overcommit) if newest else NO_OVERCOMMIT,
             reserve_max=record.reserve_max,
             scaled=record.scaled,
-            previous=record.previous,
-            movable=(record.movable or record.must_move) and self._can_move(obj),
+            previous=record.previous.most(self._doubt_of(record)),
+            movable=self._is_movable(record, obj),
             must_move=record.must_move,
             load=None if old is None else old.load,
             since=_milliseconds(record.created),
@@ -180,7 +229,7 @@ class PermitLedgers:
             machine = ledger.observe_use(ledger.change_bounds(restored, record.least, record.most), record.use)
         else:
             machine = ledger.admit(machine)
-        if record.migrating is not None and record.migrating.is_true:
+        if record.is_moving or (record.migrating is not None and record.migrating.is_true):
             machine = ledger.begin_migration(machine)
         return machine
 

@@ -29,6 +29,11 @@ def key_of_object(key: ObjectKey) -> MachineKey:
     return key.namespace or "default", name
 
 
+def is_neon_key(key: MachineKey) -> bool:
+    """Whether it is a machine of NeonVM."""
+    return "/" in key[1]
+
+
 def object_key(key: MachineKey) -> ObjectKey:
     """The key of a machine's object."""
     group, _, name = key[1].rpartition("/")

@@ -6,11 +6,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Protocol, TypeVar
 
 from devalloc.api.meta import parse_time
+from devalloc.api.reasons import Reason
 from devalloc.controller.permits.ledgers import PermitLedgers, machines_to_migrate
 from devalloc.controller.permits.metrics import PermitMetrics
 from devalloc.controller.permits.transaction import NODE_PRESSURE, ConditionValue, PermitGrant
@@ -25,6 +27,24 @@ WriteConditions = Callable[[MachineKey, Mapping[str, ConditionValue]], None]
 """Has conditions written on a machine."""
 
 
+RETRY_SECONDS = 300.0
+"""How long a machine whose migration failed is left where it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationEnd:
+    """How a migration ended."""
+
+    succeeded: bool
+    reason: str
+    """A code."""
+    message: str
+
+
+NO_MIGRATION = MigrationEnd(False, Reason.MIGRATION_WITHDRAWN.value, "it has no migration any more")
+"""How it ended if no migration of the machine is there: a user deleted it, or it did not begin."""
+
+
 class Migrator(Protocol):
     """What can migrate a machine. Called from a thread of its own; whatever it raises is a failure."""
 
@@ -33,6 +53,10 @@ class Migrator(Protocol):
 
     def withdraw(self, key: MachineKey) -> None:
         """Have it stay after all; fine where nothing moves it."""
+
+    def ended(self, key: MachineKey, since: str) -> MigrationEnd | None:
+        """How its last migration since a moment (RFC 3339) ended; None while one goes on. ``NO_MIGRATION`` if there is
+        none: what ``begin`` has begun is over then."""
 
 
 class MigrationTracker:
@@ -54,8 +78,9 @@ class MigrationTracker:
         self._seconds = seconds
         self._since: dict[MachineKey, float] = {}
         """Of those on their way: when that was seen first here. The clock by which objects are written may be set."""
-        self._begun: set[MachineKey] = set()
-        """What the migrator was told here. What another server wrote down, it may not have come to tell."""
+        self._begun: dict[MachineKey, bool] = {}
+        """What the migrator was told here, and whether it has answered. What another server wrote down, it may not have
+        come to tell."""
 
     async def answered(self, granted: PermitGrant) -> HttpResponse:
         """What to tell, once the migrator was told where one is to begin. What was granted stays so in any case."""
@@ -84,15 +109,18 @@ class MigrationTracker:
             if record.is_own and record.migrating is not None and record.migrating.is_true
         }
         self._since = {key: self._since.get(key, now) for key in moving}
-        self._begun &= moving.keys()
+        self._begun = {key: is_answered for key, is_answered in self._begun.items() if key in moving}
         for key, condition in moving.items():
+            if await self._has_ended(key, condition, now):
+                continue
             if self._is_late(key, condition, now):
                 await self._withdraw(key)
             elif condition.reason == NODE_PRESSURE and key not in self._begun and self._migrator is not None:
                 await self._begin_here(key)
+        self._book.resting = {key: until for key, until in self._book.resting.items() if until > now}
         for key in machines_to_migrate(self._book):
             record = self._book.records.get(key)
-            if record is None:  # it has gone while another one was begun
+            if record is None or key in self._book.resting:  # it has gone while another one was begun, or was tried
                 continue
             why = f"node {record.node} has too little room"
             if self._migrator is not None:
@@ -101,6 +129,24 @@ class MigrationTracker:
             elif record.should_migrate is None or not record.should_migrate.is_true:
                 self._metrics.wanting.inc()
                 self._write(key, {SHOULD_MIGRATE: (True, NODE_PRESSURE, why)})
+
+    async def _has_ended(self, key: MachineKey, condition: VmCondition, now: float) -> bool:
+        """Whether the migrator is done with it, which is then written down."""
+        if self._migrator is None or condition.reason != NODE_PRESSURE:
+            return False
+        is_begun = self._begun.get(key, False)
+        try:
+            end = await _run_in_thread(partial(self._migrator.ended, key, condition.since))
+        except Exception:
+            log.exception("cannot read how the migration of %s/%s is; trying again", *key)
+            return False
+        if end is None or (end == NO_MIGRATION and not is_begun):
+            return False
+        if not end.succeeded:
+            self._book.resting = {**self._book.resting, key: now + RETRY_SECONDS}
+        self._metrics.migrations.labels("succeeded" if end.succeeded else "failed").inc()
+        self._write(key, {MIGRATING: (False, end.reason, end.message[:1000])})
+        return True
 
     def _is_late(self, key: MachineKey, condition: VmCondition, now: float) -> bool:
         latest = datetime.now(UTC) - timedelta(seconds=self._seconds)
@@ -114,7 +160,7 @@ class MigrationTracker:
     async def _begin(self, key: MachineKey, node: str) -> bool | None:
         """Whether it begins now; None where it could not be begun, which is written down."""
         assert self._migrator is not None
-        self._begun.add(key)
+        self._begun[key] = False
         try:
             begun = await _run_in_thread(partial(self._migrator.begin, key, node))
         except Exception as error:
@@ -122,6 +168,7 @@ class MigrationTracker:
             self._metrics.migrations.labels("failed").inc()
             self._write(key, {MIGRATING: (False, "MigratorFailed", f"it could not begin: {error}"[:1000])})
             return None
+        self._begun[key] = True
         self._metrics.migrations.labels("begun" if begun else "exists").inc()
         return begun
 

@@ -13,7 +13,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,14 +22,16 @@ from typing import Any
 
 from aiohttp import web
 
+from devalloc.backoff import Backoff
 from devalloc.controller.leader.lease import LeaseLost
 from devalloc.controller.permits import neon_vms, vm_state
 from devalloc.controller.permits.billing_usage import NAMESPACE, BillingUsage, ConfigMapStore
 from devalloc.controller.permits.caller_auth import CallerRejected
-from devalloc.controller.permits.decider import RETRY_SECONDS, PermitDecider, StoreChanges
+from devalloc.controller.permits.decider import NEON_SECONDS, RETRY_SECONDS, PermitDecider, StoreChanges
 from devalloc.controller.permits.hosts import CanMigrate, FrozenHosts, Hosts, OverheadFunction
 from devalloc.controller.permits.leadership import Leadership, permits_lease
 from devalloc.controller.permits.ledgers import PermitLedgers, has_no_devices, no_overhead
+from devalloc.controller.permits.machine_objects import object_key
 from devalloc.controller.permits.metrics import TYPE, PermitMetrics
 from devalloc.controller.permits.migration import MigrationTracker, Migrator
 from devalloc.controller.permits.settings import Settings
@@ -48,7 +50,9 @@ from devalloc.scaling.messages.permits import MAX_BODY, RequestError, decode_req
 from devalloc.scaling.peer_json import MAX_BYTES, MAX_CPU, bytes_to_json, cpu_to_json
 from devalloc.scaling.permits.ledger import MachineAccount, NodeLedger, is_under_pressure, next_to_migrate
 from devalloc.scaling.resources import Resources
-from devalloc.store import Expired, Store, StoreError, Unavailable
+from devalloc.store import Conflict, Expired, NotFound, Store, StoreError, Unavailable
+from devalloc.store import Key as ObjectKey
+from devalloc.store.fencing import fence_object
 
 
 def dump_ledgers(book: PermitLedgers) -> dict[str, Any]:
@@ -60,7 +64,7 @@ def dump_ledgers(book: PermitLedgers) -> dict[str, Any]:
 
 
 def _node(name: str, node: NodeLedger, book: PermitLedgers) -> dict[str, Any]:
-    first = next_to_migrate(node)
+    first = next_to_migrate(node, book.resting)
     return {
         **{of: _amounts(getattr(node, of)) for of in _SUMS},
         "tooFull": is_under_pressure(node),
@@ -101,6 +105,8 @@ def _amounts(of: Resources) -> dict[str, Any]:
 
 
 log = logging.getLogger(__name__)
+MAX_SETTLE_SECONDS = 30.0
+"""How often at least a write of NeonVM's machines is tried again."""
 DUMP_RETRY_SECONDS = 30.0
 """How long after a port other than that for requests was in use it is tried again."""
 PLAIN_HTTP_SECONDS = 60.0
@@ -159,6 +165,7 @@ class PermitServer:
         right: Leadership | None = None,
         config_map_store: ConfigMapStore | None = None,
         namespace: str = NAMESPACE,
+        fence_neon: Callable[[threading.Event], None] | None = None,
         on_ready: Callable[[ServerAddresses], None] = lambda addresses: None,
         on_waiting: Callable[[str], None] = log.warning,
     ) -> None:
@@ -166,8 +173,10 @@ class PermitServer:
         all. ``alone``: the caller holds a lock (``devalloc.store.paths.hold_store``), so that no other server runs
         on this store. ``still``: a context in which the hosts cannot change while a permit is written, if others take
         of the hosts too. ``right``: the leadership it grants by, instead of a lease of its own. ``config_map_store``,
-        ``namespace``: where it stores what is billed; None: in the store. The server's thread calls ``on_ready`` each
-        time it begins to listen, and ``on_waiting`` each time it begins to wait for another process's lease.
+        ``namespace``: where it stores what is billed; None: in the store. ``fence_neon``: has late permits of the last
+        leader refused on machines of NeonVM, and raises StoreError; until it returns, they get none. The server's
+        thread calls ``on_ready`` each time it begins to listen, and ``on_waiting`` each time it begins to wait for
+        another process's lease.
         """
         self.settings = settings or Settings()
         self.book = PermitLedgers(
@@ -184,6 +193,7 @@ class PermitServer:
         self._hosts = hosts
         self._still = still
         self._migrator = migrator
+        self._fence_neon = fence_neon
         self._on_ready = on_ready
         self._on_waiting = on_waiting
         self._waits_for: str | None = None
@@ -237,9 +247,16 @@ class PermitServer:
     async def _serve(self, stop: threading.Event) -> None:
         s = self.settings
         # One thread: what is written is written in order.
-        with ThreadPoolExecutor(1, "permits-store") as writer, ThreadPoolExecutor(2, "permits-watch") as helpers:
+        with ThreadPoolExecutor(1, "permits-store") as writer, ThreadPoolExecutor(3, "permits-watch") as helpers:
             decider = PermitDecider(
-                self._store, self.book, self.lease, self.metrics, writer, self._still, self._machine_kinds
+                self._store,
+                self.book,
+                self.lease,
+                self.metrics,
+                writer,
+                self._still,
+                self._machine_kinds,
+                settles=self._fence_neon is not None,
             )
             moves = MigrationTracker(self.book, decider.tell, self.metrics, self._migrator, s.migration_seconds)
             async with asyncio.timeout(s.startup_seconds):
@@ -279,10 +296,15 @@ class PermitServer:
                     self.usage.run(decider.run_in_writer, s.resync),
                     _wait_until(stop),
                     self._watch(decider, over, helpers),
+                    self._settle_neon(decider, over, helpers),
                 )
             ]
             try:
                 self._loop = asyncio.get_running_loop()
+                with suppress(TimeoutError):  # usually it takes less, and no agent has to ask twice
+                    async with asyncio.timeout(NEON_SECONDS):
+                        while decider.is_suspended and not stop.is_set():
+                            await asyncio.sleep(0.02)
                 address = await door.listen(s.host, s.port, s.tls)
                 extra = [
                     None if place is None else await self._listen_beside(place, tasks)
@@ -353,6 +375,44 @@ class PermitServer:
                 loop.call_soon_threadsafe(decider.see, seen)
 
         await loop.run_in_executor(helpers, _watch, self._store, decider, over, tell)
+
+    async def _settle_neon(self, decider: PermitDecider, over: threading.Event, helpers: ThreadPoolExecutor) -> None:
+        """While machines of NeonVM cannot be written, try to; beside the decisions, which do not wait for it."""
+        backoff = Backoff(RETRY_SECONDS, MAX_SETTLE_SECONDS)
+        while True:
+            while not decider.is_suspended:
+                await asyncio.sleep(RETRY_SECONDS / 4)
+            doubtful = decider.book.doubtful
+            keys = None if doubtful is None else [object_key(key) for key in doubtful]
+            if (write := decider.neon_write) is not None:
+                await asyncio.wait([write])
+                _ = write.cancelled() or write.exception()  # it was logged when it was given up
+            try:
+                await asyncio.get_running_loop().run_in_executor(helpers, self._settle, keys, over)
+            except StoreError as error:
+                if backoff.failures in (0, 5) or backoff.failures % 20 == 0:
+                    log.warning("cannot write machines of NeonVM, so they get no permits: %s; trying again", error)
+                await asyncio.sleep(backoff.next_delay())
+                continue
+            backoff.reset()
+            decider.see(StoreChanges(is_settled=True))
+            while decider.is_suspended:
+                await asyncio.sleep(0.02)
+
+    def _settle(self, keys: Sequence[ObjectKey] | None, over: threading.Event) -> None:
+        """Have late writes of these machines of NeonVM refused; None: of all. Raises StoreError."""
+        if keys is None and self._fence_neon is not None:
+            self._fence_neon(over)
+        for key in keys or ():
+            while not over.is_set():
+                try:
+                    fence_object(self._store.replace, self._store.get(*key))
+                    break
+                except NotFound:
+                    break
+                except Conflict:
+                    over.wait(RETRY_SECONDS / 10)
+        self._store.commit_each([])  # settles what the store itself is in doubt of
 
     async def _mind_lease(self, writer: ThreadPoolExecutor) -> None:
         """Renew it in time. Raises Lost."""

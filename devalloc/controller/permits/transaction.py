@@ -103,7 +103,7 @@ class PermitTransaction:
         node = self._node(record.node)
         if node.machines[key].migrating:
             return self._while_migrating(request, record, node.machines[key])
-        leaves = settings.era is not ProtocolEra.NEWEST and should_migrate(node, key)
+        leaves = settings.era is not ProtocolEra.NEWEST and should_migrate(node, key, book.resting)
         begins = leaves and book.migrates
         conditions = self._conditions_of(record, node, leaves)
         before = node.machines[key].counted
@@ -190,6 +190,11 @@ class PermitTransaction:
         self._book.nodes.update(self._nodes)
         for obj in stored:
             self._book.put(obj)
+
+    def wanted(self, key: MachineKey) -> Resources:
+        """What a machine may have at most once the draft is written."""
+        permit, previous = self._amounts(key, self._book.records[key])
+        return previous if permit is None else permit.most(previous)
 
     def _amounts(self, key: MachineKey, record: VmState) -> tuple[Resources | None, Resources]:
         """The permit, and what is kept beside it."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from devalloc.api import meta
 from devalloc.api.host_pool_names import CPU, MEMORY
-from devalloc.api.machine_reservation import reserved_entries, sum_memory_nano, sum_nano
+from devalloc.api.machine_reservation import booked_entries, reserved_entries, sum_memory_nano, sum_nano
 from devalloc.api.quantity import NANO, Format, Quantity, QuantityError
 from devalloc.api.views import MachineView, as_mapping
 from devalloc.api.virtual_machine import MEMORY_BLOCK
@@ -85,6 +85,8 @@ class VmState:
     """It is devalloc's, not NeonVM's: its conditions are written here."""
     wire_slot: int | None = None
     """Bytes of one of its memory slots, as its object says; None: it says none, so the server's own counts."""
+    is_moving: bool = False
+    """A migration moves it to another node; until that is over it gets nothing else."""
     withdrawn: Resources | None = None
     """What it may have in this run where that was written down, and was taken off."""
 
@@ -94,7 +96,8 @@ def read_vm(obj: Object) -> VmState | None:
     view = MachineView(obj)
     spec, status, labels = view.spec, view.status, as_mapping(view.metadata.get("labels"))
     placed = _text(status.get("nodeName")) if status.get("allocations") else ""  # admitted there, and not begun yet
-    node = view.annotation(meta.PREPARED_ON) or placed or _text(spec.get("nodeName"))
+    # What it has is its node's as of the write by which a migration hands it over, and its holder changes after that.
+    node = placed or view.annotation(meta.PREPARED_ON) or _text(spec.get("nodeName"))
     phase = status.get("phase", "Pending")
     # One that is started and waits with stopped CPUs is Pending, and has what it has.
     has = phase not in ("Stopped", "Failed") and (phase != "Pending" or bool(as_mapping(status.get("observed"))))
@@ -155,7 +158,17 @@ def read_vm(obj: Object) -> VmState | None:
         should_migrate=_condition(told_of.get(SHOULD_MIGRATE)),
         machine_id=_text(status.get("machineID")),
         wire_slot=_bytes(memory.get("slotSize")) or None,
+        is_moving=view.migration_target is not None,
     )
+
+
+def read_booking(obj: Object) -> tuple[str, Resources] | None:
+    """The node to which a machine is moving, and what is reserved for it there; None if it is moving to none."""
+    target = MachineView(obj).migration_target
+    if target is None:
+        return None
+    entries = booked_entries(obj)
+    return target, Resources(-(-sum_nano(entries, CPU) // (NANO // 1000)), -(-sum_nano(entries, MEMORY) // NANO))
 
 
 def has_devices(obj: Object) -> bool:

@@ -11,13 +11,13 @@ from devalloc.api.claim import DeviceAllocation, DeviceClaim
 from devalloc.api.decode import decode
 from devalloc.api.device_class import DeviceClass
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
+from devalloc.api.moved_claims import moved_claims_among
 from devalloc.api.pool import AttributeValue, Device, DevicePool
 from devalloc.api.quantity import ceil_blocks, floor_blocks
-from devalloc.api.views import ClaimKey, ClaimView, device_claims_in, recover_status
+from devalloc.api.views import ClaimKey, ClaimView, MachineKey, device_claims_in, recover_status
 from devalloc.controller.reconcile import vm_scheduling
 from devalloc.controller.reconcile.snapshot import Memo
 from devalloc.controller.reconcile.stored_claims import effective_documents
-from devalloc.controller.reconcile.vm_scheduling.machines import MachineKey
 from devalloc.store import Object
 from devalloc_solver.problem.allocations import admin_entries
 
@@ -83,11 +83,13 @@ def device_uses(held: Iterable[HeldDevice]) -> dict[str, dict[str, DeviceUse]]:
 
 
 def device_names_held_on(node_name: str, documents: Iterable[Object]) -> frozenset[str]:
-    """Names of the devices that claims hold on a node; ``documents`` have the claims and the classes.
+    """Names of the devices that claims hold on a node, or get there by a move of their machine; ``documents`` have the
+    claims, the classes and the machines.
 
     What cannot be read holds nothing here: a device that a claim uses is then in use, and never free by mistake.
     """
-    objects = [decode(document).object for document in documents]
+    listed = [*documents]
+    objects = [decode(document).object for document in (*listed, *moved_claims_among(listed))]
     classes = {o.metadata.name: o for o in objects if isinstance(o, DeviceClass)}
     claims = [o for o in objects if isinstance(o, DeviceClaim) and node_name == (o.allocated_node or o.pinned_node)]
     held = device_uses(holding for claim in claims for holding in _held_by_claim(claim, classes))
@@ -119,23 +121,23 @@ class FleetCounts:
 def count_fleet(documents: Sequence[Object], memo: Memo) -> FleetCounts:
     """Of all objects; the pools among them are ``with_cordons``. What a claim holds is taken from ``made`` if the claim
     has not changed."""
-    placed, held = _held_with_machines(documents, memo)
+    held, machines = _held_with_machines(documents, memo)
     used = device_uses(held)
     counted = [
         CountedPool(doc, pool, use := used.get(pool.metadata.name, {}), available_devices(pool, use))
-        for doc in placed.documents
+        for doc in documents
         if doc["kind"] == "DevicePool" and isinstance(pool := decode(doc).object, DevicePool)
     ]
-    return FleetCounts(counted, held, placed.names)
+    return FleetCounts(counted, held, machines)
 
 
 def count_pools(documents: Sequence[Object], memo: Memo) -> list[tuple[Object, int, int]]:
     """The same as numbers: each pool that can be read, with how many devices it has and how many are available. What
     was ``made`` of documents before is not read again."""
-    placed, held = _held_with_machines(documents, memo)
+    held, _ = _held_with_machines(documents, memo)
     used = device_uses(held)
     counts = []
-    for doc in placed.documents:
+    for doc in documents:
         if doc["kind"] == "DevicePool":
             use = used.get(doc["metadata"]["name"], {})
             if (number := memo.of("available", doc, partial(_pool_numbers, doc, use), use)) is not None:
@@ -145,11 +147,13 @@ def count_pools(documents: Sequence[Object], memo: Memo) -> list[tuple[Object, i
 
 def _held_with_machines(
     documents: Sequence[Object], memo: Memo
-) -> tuple[vm_scheduling.SchedulingInput, list[HeldDevice]]:
+) -> tuple[Sequence[HeldDevice], Mapping[ClaimKey, MachineKey]]:
+    """What claims hold, also those that stand for machines, and for which machine each of these stands. Not the pools:
+    the solver's input has them changed for machines that are to move."""
     placed = vm_scheduling.scheduling_input(effective_documents(documents, memo), memo)
     classes = [decode(doc).object for doc in placed.documents if doc["kind"] == "DeviceClass"]
     by_name = {each.metadata.name: each for each in classes if isinstance(each, DeviceClass)}
-    return placed, list(held_devices(placed.documents, by_name, memo))
+    return list(held_devices(placed.documents, by_name, memo)), placed.names
 
 
 def _pool_numbers(doc: Object, use: PoolUse) -> tuple[int, int] | None:

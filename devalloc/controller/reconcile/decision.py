@@ -18,7 +18,14 @@ from pydantic import ValidationError
 from devalloc.api import meta
 from devalloc.api.claim import DeviceClaimStatus
 from devalloc.api.reasons import STILL_SEARCHING, Reason, is_transient_reason
-from devalloc.api.views import ClaimKey, ClaimView, admin_class_names, device_claims_in, format_devices
+from devalloc.api.views import (
+    ClaimKey,
+    ClaimView,
+    admin_class_names,
+    as_mappings,
+    device_claims_in,
+    format_devices,
+)
 from devalloc.controller.reconcile.release import release_change
 from devalloc.controller.reconcile.snapshot import Memo
 from devalloc.controller.reconcile.stored_claims import (
@@ -71,6 +78,8 @@ class WriteUnit:
     """It takes devices from a claim, so that another round is due."""
     grows: bool = False
     """It gives more to a machine that has some."""
+    follows_up: bool = False
+    """What it writes is what another round decides on, which is due then."""
     transient: bool = False
     """It only says that other claims of the batch won (``Reason.is_transient``)."""
 
@@ -156,7 +165,7 @@ def _grant_change(claim: Object, answer: Mapping[str, Any], admin: frozenset[str
         others = [one for one in conditions if one.get("type") != ALLOCATED] if isinstance(conditions, list) else []
         status["conditions"] = [*others, _allocated_condition(claim, answer, since)]
     annotations = {**answer.get("annotations", {}), meta.ALLOCATED_SPEC: canonical_spec(claim), meta.RELEASE: None}
-    annotations[meta.ALLOCATED_DEVICES] = _device_list(answer["allocations"])
+    annotations[meta.ALLOCATED_DEVICES] = allocation_words(answer["allocations"])
     if named := sorted(admin & class_names(claim)):
         annotations[meta.ADMIN_CLASSES] = json.dumps(named)
     return _annotation_change(claim, status, annotations)
@@ -170,14 +179,26 @@ def _allocated_condition(claim: Object, answer: Mapping[str, Any], since: str) -
         "status": "True",
         "lastTransitionTime": since,
         "reason": ALLOCATED,
-        "message": f"{_device_list(answer['allocations'])}{node}",
+        "message": f"{allocation_words(answer['allocations'])}{node}",
     }
     if isinstance(generation := claim["metadata"].get("generation"), int):
         condition["observedGeneration"] = generation
     return condition
 
 
-def _device_list(entries: Sequence[Any]) -> str:
+def moved_conditions(claim: Object, entries: Sequence[Any], node: str, now: str) -> list[Any]:
+    """The conditions of an allocated claim that has these devices of another node instead of its own."""
+    conditions = as_mappings(ClaimView(claim).status.get("conditions"))
+    before = next((one for one in conditions if one.get("type") == ALLOCATED), None)
+    if before is None:
+        return conditions
+    since = before.get("lastTransitionTime", now) if before.get("status") == "True" else now
+    allocated = _allocated_condition(claim, {"allocations": entries, "node": node}, since)
+    return [allocated if one is before else one for one in conditions]
+
+
+def allocation_words(entries: Sequence[Any]) -> str:
+    """Devices as a column shows them."""
     return format_devices(entries)[:_MAX_MESSAGE]
 
 
@@ -214,7 +235,7 @@ def _keep_change(claim: Object, answer: Mapping[str, Any], now: str) -> Change:
     lost = {(entry["devicePoolName"], entry["deviceName"]) for entry in answer.get("lost", ())}
     status = dict(claim["status"])
     if _is_readable(status):
-        reasons[meta.ALLOCATED_DEVICES] = _device_list(view.entries)  # of versions before this, too
+        reasons[meta.ALLOCATED_DEVICES] = allocation_words(view.entries)  # of versions before this, too
         if statuses := _device_statuses(claim, lost, now):
             status["deviceStatuses"] = statuses
     return _annotation_change(claim, status, {**stored, **reasons})

@@ -18,12 +18,14 @@ from functools import partial
 from typing import Any, Protocol
 
 from devalloc.api.cordon import apply_all_cordons, apply_cordons, is_node, unknown_nodes, unschedulable_nodes
+from devalloc.api.fencing import fenced_nodes
 from devalloc.api.meta import NODE_LABEL
 from devalloc.api.reasons import STILL_SEARCHING
 from devalloc.api.views import ClaimView, ObjectView, device_claims_in
 from devalloc.controller.reconcile import vm_scheduling
 from devalloc.controller.reconcile.availability import count_pools
 from devalloc.controller.reconcile.decision import WriteUnit, decide_claims, redact
+from devalloc.controller.reconcile.fenced import take_from_fenced
 from devalloc.controller.reconcile.loop import (
     MAX_REPAIRS,
     AllocatorSettings,
@@ -45,7 +47,7 @@ from devalloc.controller.reconcile.stored_claims import (
     is_foreign,
 )
 from devalloc.controller.reconcile.warm_solver import IncrementalSolver
-from devalloc.controller.reconcile.write_backoff import rejection_messages
+from devalloc.controller.reconcile.write_backoff import WriteBackoff, rejection_messages
 from devalloc.store import Change, Event, EventType, Fence, Key, Object, Store
 from devalloc.store.metadata_rules import with_annotations, with_status
 from devalloc_solver.deadline import seconds_left
@@ -113,13 +115,15 @@ class DeviceClaimAllocator:
         progress: Callable[[DeviceClaimRound], None] = lambda done: None,
         wrote: Callable[[Object, Object], None] = lambda before, after: None,
         heard: Callable[[Object, Object], None] = lambda before, after: None,
+        may_write: Callable[[], bool] = lambda: True,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``kinds``: what is read to decide; None for all. ``solve`` None: a Fleet that is kept warm. ``progress`` is
         called after each round, in the loop's thread, and ``wrote`` of each object that an answer was written on, with
-        what it was before and is now, or was to say where it cannot be written. ``heard``: of each machine that
-        others have changed, the same."""
+        what it was before and is now, or was to say where it cannot be written. ``heard``: of each machine and
+        migration that others have changed, the same. ``may_write``: whether this process leads, for writes beside the
+        fenced commit."""
         self._store = store
         self._settings = settings
         self.loop = ReconcileLoop("could not answer the claims", store, settings, kinds, clock)
@@ -127,8 +131,10 @@ class DeviceClaimAllocator:
         self._progress = progress
         self._wrote = wrote
         self._heard = heard
+        self._may_write = may_write
         self._now = now
         self._clock = clock
+        self._fence_backoff = WriteBackoff(clock)
         self._counted = -math.inf
         self._pools_then = 0
         """How many there were, those too that cannot be read, when they were counted."""
@@ -166,19 +172,27 @@ class DeviceClaimAllocator:
     def round(self) -> DeviceClaimRound:
         """Answer every claim there is, once."""
         objects, version, is_new = self.loop.reading.look()
+        if take_from_fenced(self._store, list(objects.values()), self._fence_backoff, self._may_write):
+            objects, version, _ = self.loop.reading.look()
+            is_new = True
         if self._last is not None and not (is_new or self.loop.is_unfinished or self.loop.refusals.has_entries()):
             return replace(self._last, seconds=0.0)
         self._last = None
         self._memo.turn()
         for key, obj in objects.items():
-            if key.kind == vm_scheduling.KIND and (old := self._seen.get(key)) is not None and old is not obj:
+            is_told = key.kind in (vm_scheduling.KIND, vm_scheduling.MIGRATION_KIND)
+            if is_told and (old := self._seen.get(key)) is not None and old is not obj:
                 self._heard(old, obj)  # what its node says of it
         documents = self._documents(objects.values())
         solver_input = vm_scheduling.scheduling_input(effective_documents(documents, self._memo), self._memo)
         self.loop.is_again, self._unsaid = False, []
         kept_out = rejection_messages(self.loop.refusals.look(documents), solver_input)
         answer = admission.solve_admitted(
-            solver_input.documents, partial(self._answer, self._ends()), self._settings.admin_namespaces, kept_out
+            solver_input.documents,
+            partial(self._answer, self._ends()),
+            self._settings.admin_namespaces,
+            kept_out,
+            uncounted=solver_input.uncounted,
         )
         answer = {**answer, "claims": [*answer["claims"], *vm_scheduling.withheld_answers(solver_input)]}
         shown = partial(self._shown, objects, solver_input)
@@ -186,6 +200,9 @@ class DeviceClaimAllocator:
         now = self._now().isoformat(timespec="seconds").replace("+00:00", "Z")
         claims_units = decide_claims(documents, answer, now, self._memo, has_conditions=self._settings.has_conditions)
         units = vm_scheduling.decide_machines(solver_input, answer, claims_units, now, shown)
+        units = vm_scheduling.swap_units(solver_input, documents, units, now)
+        taken = {key for unit in units for key in unit.keys}
+        units += vm_scheduling.decide_migrations(solver_input, answer, taken, now, shown)
         units += vm_scheduling.node_service_units(objects.values(), {key for unit in units for key in unit.keys}, now)
         units = self._without_transient(units)
         aside = [obj for obj in objects.values() if is_foreign(obj)]
@@ -202,7 +219,7 @@ class DeviceClaimAllocator:
         for change in (change for unit in self._unsaid for change in unit.changes):
             old = objects[change.key]
             self._wrote(old, with_annotations(with_status(old, change.status), change.annotations))
-        freed = {key for unit in units if unit.released for key in unit.keys}
+        freed = {key for unit in units if unit.released or unit.follows_up for key in unit.keys}
         self._own_writes = {obj["metadata"]["resourceVersion"] for key, obj in written.items() if key not in freed}
         self._seen = {**objects, **written}
         if self._settings.labels_nodes and not self.has_labelled:
@@ -251,7 +268,8 @@ class DeviceClaimAllocator:
                 Key(kind, space, name) in objects for kind in ("DeviceClaim", vm_scheduling.KIND)
             )
 
-        return redact(message, namespace, is_owner) if self._settings.hides_names else message
+        named = vm_scheduling.with_machine_names(message, solver_input)
+        return redact(named, namespace, is_owner) if self._settings.hides_names else named
 
     def _without_transient(self, units: Sequence[WriteUnit]) -> list[WriteUnit]:
         """Drop refusals that only say another claim of this batch won. The next round, which follows at once, writes
@@ -354,7 +372,10 @@ class DeviceClaimAllocator:
             return bool(_relevant_part(now) != _relevant_part(before))
         if is_node(event.object):  # which says all day long that it is there
             came_or_went = (now is None) != (before is None)
-            return came_or_went or unschedulable_nodes([now or {}]) != unschedulable_nodes([before or {}])
+            states = [(unschedulable_nodes([one]), fenced_nodes([one])) for one in (now or {}, before or {})]
+            return came_or_went or states[0] != states[1]
+        if event.object["kind"] == vm_scheduling.MIGRATION_KIND:  # its nodes say all the time how far it is
+            return bool(vm_scheduling.relevant_migration_part(now) != vm_scheduling.relevant_migration_part(before))
         held = None if now is None else _relevant_if_allocated(now)
         return held is None or before is None or held != _relevant_if_allocated(before)
 

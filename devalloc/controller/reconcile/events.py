@@ -20,8 +20,10 @@ from typing import Any, Protocol
 from urllib.parse import quote
 
 from devalloc.api import meta
+from devalloc.api.fencing import fenced_from
 from devalloc.api.machine_reservation import FITS
-from devalloc.api.views import ClaimView, MachineView, ObjectView, as_mappings
+from devalloc.api.reasons import Reason
+from devalloc.api.views import ClaimView, MachineView, MigrationView, ObjectView, as_mappings
 from devalloc.controller.reconcile import vm_scheduling
 from devalloc.controller.reconcile.decision import ALLOCATED, DEVICE_LOST
 from devalloc.controller.reconcile.vm_scheduling.decision import SERVED
@@ -45,7 +47,7 @@ class ObjectEvent:
     reason: str
     """A code of docs/reasons.md, or what was done."""
     action: str
-    """What the controller was at: Allocate, Release, Place, Check."""
+    """What the controller was at: Allocate, Release, Place, Migrate, Check."""
     note: str
 
 
@@ -55,11 +57,33 @@ def events_of_write(before: Object, after: Object) -> list[ObjectEvent]:
         return [*_claim_events(before, after)]
     if before["kind"] == vm_scheduling.KIND:
         return [*_machine_events(before, after)]
+    if before["kind"] == vm_scheduling.MIGRATION_KIND:
+        return [*_migration_events(before, after)]
     return []
 
 
+def _migration_events(before: Object, after: Object) -> Iterable[ObjectEvent]:
+    was, now = MigrationView(before), MigrationView(after)
+    status = now.status
+    reason, message = str(status.get("reason") or ""), str(status.get("message") or "")
+    nodes = f"from node {status.get('sourceNode')} to node {status.get('targetNode')}"
+    if now.phase == was.phase:
+        if now.phase == "Pending" and reason and reason != was.status.get("reason"):
+            yield object_event(after, WARNING, reason, "Migrate", message)
+    elif now.phase == "Scheduled":
+        yield object_event(after, NORMAL, "Scheduled", "Migrate", nodes)
+    elif now.phase == "Succeeded":
+        yield object_event(after, NORMAL, "Succeeded", "Migrate", nodes)
+    elif now.phase == "Failed":
+        yield object_event(after, WARNING, reason or "Failed", "Migrate", message)
+
+
 def node_events(before: Object, after: Object) -> list[ObjectEvent]:
-    """What a node says is wrong with a machine that it has, where that is another reason than before."""
+    """What a node says is wrong with a machine that it has, where that is another reason than before; and that it was
+    taken away from a fenced node."""
+    if nodes := fenced_from(after) - fenced_from(before):
+        note = f"taken away from node {', '.join(sorted(nodes))}, which is fenced"
+        return [object_event(after, WARNING, Reason.NODE_FENCED.value, "Release", note)]
     was, now = MachineView(before).status.get("reason"), MachineView(after).status.get("reason")
     if MachineView(after).holder is None or not now or now == was or now in _EXPECTED_REASONS:
         return []

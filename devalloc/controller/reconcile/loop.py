@@ -26,6 +26,7 @@ from devalloc.controller.reconcile.decision import WriteUnit
 from devalloc.controller.reconcile.searches import BackgroundSearches, search_with_new_fleet
 from devalloc.controller.reconcile.snapshot import Memo, Snapshot, SnapshotReader
 from devalloc.controller.reconcile.vm_scheduling import machines
+from devalloc.controller.reconcile.vm_scheduling.migrations import DEFAULT_MIGRATION_LIMITS, MigrationLimits
 from devalloc.controller.reconcile.write_backoff import WriteBackoff
 from devalloc.store import (
     Change,
@@ -127,6 +128,7 @@ class AllocatorSettings:
     availability: float = 0.0
     """Minimum seconds between two counts of available devices, and so between two writes of a pool's availableDevices:
     on a cluster each is a request."""
+    migrations: MigrationLimits = DEFAULT_MIGRATION_LIMITS
     retry: float = 1.0
     """Seconds to wait after a round that failed, doubled after each further one, up to ``resync``."""
 

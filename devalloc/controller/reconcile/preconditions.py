@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from devalloc.api.machine_reservation import readable_entries
 from devalloc.api.meta import ADMIN_CLASSES, ALLOCATED_NODE, ALLOCATED_SPEC, ALLOCATION_DETAILS
-from devalloc.api.views import ClaimView
+from devalloc.api.moved_claims import moved_entries
+from devalloc.api.views import ClaimView, as_mapping, as_mappings
 from devalloc.controller.reconcile import vm_scheduling
 from devalloc.controller.reconcile.decision import WriteUnit
 from devalloc.store import Key, Object
@@ -41,7 +43,10 @@ def allocates_from(unit: WriteUnit, pools: frozenset[str]) -> bool:
     """Whether it gives something of one of these pools."""
     if not (unit.granted or unit.grows):
         return False
-    given = (entry for change in unit.changes for entry in (change.status or {}).get("allocations") or ())
+    statuses = [change.status or {} for change in unit.changes]
+    parts = [*statuses, *(as_mapping(status.get("migrationState")) for status in statuses)]
+    parts += [claim for part in parts for claim in as_mappings(part.get("claims"))]
+    given = (entry for part in parts for entry in part.get("allocations") or ())
     return any(entry.get("devicePoolName") in pools for entry in given)
 
 
@@ -59,7 +64,7 @@ def _relevant_part(doc: Object | None) -> Any:
 
 
 def _reserved_entries(machine: Object | None) -> list[Any]:
-    return [] if machine is None else vm_scheduling.counted_entries(machine)
+    return [] if machine is None else [*vm_scheduling.held_entries(machine), *readable_entries(moved_entries(machine))]
 
 
 def _pools_with_more(before: list[Any], now: list[Any]) -> set[str]:

@@ -11,9 +11,10 @@ from __future__ import annotations
 from typing import Literal
 
 from devalloc.api import meta
+from devalloc.api.fencing import without_holder
 from devalloc.api.views import ClaimView
 from devalloc.controller.reconcile.stored_claims import ALLOCATION_ANNOTATIONS
-from devalloc.store import Change, Conflict, Forbidden, Invalid, Key, Object, Store, StoreError
+from devalloc.store import REFUSALS, Change, Conflict, Key, Object, Store, StoreError
 from devalloc.store.metadata_rules import with_annotations
 
 ReleaseOutcome = Literal["released", "asked", "held nothing"]
@@ -58,7 +59,7 @@ def _release_or_ask(store: Store, claim: Object, force: bool) -> ReleaseOutcome:
         raise InUse(f"{Key.of(claim)} is in use by {users}; stop that first")
     try:
         store.commit([release_change(claim)])
-    except (Forbidden, Invalid):  # by rights, or by a policy: who may only edit the claim asks the controller for it
+    except REFUSALS:  # by rights, or by a policy: who may only edit the claim asks the controller for it
         if not view.wants_release:
             store.replace(with_annotations(claim, {meta.RELEASE: "asked"}))
         return "asked"
@@ -69,9 +70,7 @@ def _abandon(store: Store, claim: Object) -> ReleaseOutcome:
     """The status goes first: a claim that holds devices is never seen without its mark."""
     if ClaimView(claim).entries:
         (claim,) = store.commit([release_change(claim)]).objects
-    left = [name for name in claim["metadata"]["finalizers"] if name != meta.NODE_FINALIZER]
-    annotations = {k: v for k, v in claim["metadata"].get("annotations", {}).items() if k != meta.PREPARED_ON}
-    store.replace({**claim, "metadata": {**claim["metadata"], "finalizers": left, "annotations": annotations}})
+    store.replace(without_holder(claim))
     return "released"
 
 

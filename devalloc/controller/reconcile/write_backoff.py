@@ -20,7 +20,7 @@ from devalloc.api.reasons import Reason
 from devalloc.backoff import backoff_delay
 from devalloc.controller.reconcile.decision import WriteUnit
 from devalloc.controller.reconcile.stored_claims import ALLOCATION_ANNOTATIONS
-from devalloc.controller.reconcile.vm_scheduling import KIND, SchedulingInput
+from devalloc.controller.reconcile.vm_scheduling import KIND, MIGRATION_KIND, SchedulingInput
 from devalloc.store import Key, Object
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,9 @@ _OWN_ANNOTATIONS = frozenset(
     {*ALLOCATION_ANNOTATIONS, meta.LEADER, meta.TRANSACTION, meta.RELEASE, meta.EVICT, meta.LAST_NODE}
 )
 """Annotations that the controller writes, or takes away."""
-UNRELATED_KINDS = frozenset({"DeviceClaim", "ResourceClaim", KIND, "DevicePool", "Namespace", "ResourceQuota"})
+UNRELATED_KINDS = frozenset(
+    {"DeviceClaim", "ResourceClaim", KIND, MIGRATION_KIND, "DevicePool", "Namespace", "ResourceQuota"}
+)
 """Kinds that say nothing of what is copied onto a claim, as classes and configurations do."""
 
 
@@ -141,8 +143,10 @@ def rejection_messages(
         name = key.namespace or "default", key.name
         parts: tuple[tuple[str, str], ...] = (name,)
         if key.kind == KIND:
-            wish, growth = placing.wishes.get(name), placing.growing.get(name)
-            parts = wish.parts if wish is not None else (growth.part,) if growth is not None else ()
+            wish = placing.wishes.get(name)
+            more, move = placing.growing.get(name), placing.moves.get(name)
+            parts = (more.part,) if more is not None else ()
+            parts = wish.parts if wish is not None else parts or (move.parts if move is not None else ())
         reasons |= dict.fromkeys(parts, (Reason.REFUSED, f"the allocation could not be written: {why}"))
     return reasons
 

@@ -34,10 +34,17 @@ SAVE_SECONDS = 60.0
 """The totals are written this often while anything is held."""
 SAVE_CHANGES_SECONDS = 2.0
 """A change is written so soon, if that does not cost too much."""
+JUMP_SECONDS = 5.0
+"""A clock that is so much ahead of where it should be was set; what keeps clocks right does that in small steps."""
 CPU_DIVISOR = 20
 """At most one part in so many of a CPU is spent on looking, and as much on writing."""
 SAVE_BYTES_PER_SECOND = 20_000
 """At most this much is written: an etcd keeps each version for minutes."""
+
+
+def _boot_seconds() -> float:
+    """Seconds since the host started, also while it slept."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class UsageAccountant:
@@ -50,17 +57,22 @@ class UsageAccountant:
         holder: str,
         *,
         namespace: str = NAMESPACE,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
+        ticks: Callable[[], float] | None = None,
     ) -> None:
         """``stores``: where the objects are; a kind is read from the last that has it. ``records``: where ConfigMaps
-        are written. ``clock``: seconds since 1970, which the next process goes by as well."""
+        are written. ``clock``: seconds since 1970, which the next process goes by as well. ``ticks``: seconds of
+        a clock that no one sets, by which it shows that ``clock`` was set ahead; by default that of the kernel."""
         self.counters: Mapping[CounterKey, UsageTotal] = {}
         """As it is written down, so that no counter ever goes back."""
         self._stores = tuple(stores)
         self._records = records
         self._holder = holder
         self._namespace = namespace
-        self._clock = clock
+        self._clock = clock or time.time
+        self._ticks = ticks or clock or _boot_seconds
+        self._last: tuple[float, float] | None = None
+        """Both clocks, as they were last read."""
         self._ledger: UsageLedger | None = None
         self._stored: dict[str, Object] = {}
         """The ConfigMaps by name, as they were last read or written."""
@@ -103,6 +115,7 @@ class UsageAccountant:
         if self._ledger is None:
             self._begin()
         assert self._ledger is not None
+        self._skip_jump(self._ledger)
         self._check_clock(self._ledger)
         versions = tuple(store.list([]).resource_version for store in self._stores)
         if versions == self._seen:
@@ -112,6 +125,17 @@ class UsageAccountant:
         self._is_dirty |= self._ledger.observe(holdings, self._now())
         self._seen = versions
         return max(TICK_SECONDS, (time.thread_time() - before) * CPU_DIVISOR)
+
+    def _skip_jump(self, ledger: UsageLedger) -> None:
+        """If the clock was set ahead since the last look, do not count that as time."""
+        now, ticks = self._clock(), self._ticks()
+        before, self._last = self._last, (now, ticks)
+        if before is None:
+            return
+        expected = before[0] + (ticks - before[1])
+        if now - expected > JUMP_SECONDS:
+            log.warning("the clock was set ahead by %d s; they do not count as usage", now - expected)
+            ledger.skip(round(expected * 1000), round(now * 1000))
 
     def _check_clock(self, ledger: UsageLedger) -> None:
         """Log, once, that nothing counts because the clock was set back, or is now right and was ahead before."""
@@ -132,6 +156,7 @@ class UsageAccountant:
         ledger = self._ledger
         if ledger is None or self._seen is None:  # what was held before this process is not counted yet
             return
+        self._skip_jump(ledger)
         record = ledger.record(self._now())
         try:
             while ledger.finished:

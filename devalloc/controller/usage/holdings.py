@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from devalloc.api import meta
-from devalloc.api.machine_reservation import parse_nano
+from devalloc.api.host_pool_names import CPU
+from devalloc.api.machine_reservation import booked_entries, parse_nano, sum_memory_nano, sum_nano
+from devalloc.api.moved_claims import claim_users, moved_claims_among
 from devalloc.api.quantity import NANO
-from devalloc.api.views import ClaimView, MachineView, ObjectView, as_mapping, as_mappings
+from devalloc.api.views import ClaimKey, ClaimView, MachineKey, MachineView, ObjectView, as_mapping, as_mappings
 from devalloc.store import Object
 
 KINDS = ("DeviceClaim", "VirtualMachine")
@@ -35,7 +37,7 @@ class UsageKey:
     """The machine or pod that uses the claim; several with commas between them; empty if none does."""
     device_class: str
     device: str
-    """``pool/device``; empty for CPUs and memory."""
+    """``pool/device``, with the driver before it for a ResourceClaim; empty for CPUs and memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +65,17 @@ def holdings_of(objects: Iterable[Object]) -> dict[str, Holding]:
     for obj in objects:
         by_kind[obj["kind"]].append(obj)
     machines = by_kind["VirtualMachine"]
-    users: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for machine in machines:
-        namespace, name = ObjectView(machine).key
-        for claim_name in MachineView(machine).claim_names:
-            users[namespace, claim_name].append(name)
+    users = claim_users(machines)
+    moved = moved_claims_among([*by_kind["DeviceClaim"], *machines])  # of the same id as when the claim has them
     held = (
-        *(each for claim in by_kind["DeviceClaim"] for each in _of_device_claim(claim, users)),
+        *(each for claim in (*by_kind["DeviceClaim"], *moved) for each in _of_device_claim(claim, users)),
         *(each for claim in by_kind["ResourceClaim"] for each in _of_resource_claim(claim)),
         *(each for machine in machines for each in _of_machine(machine)),
     )
     return {each.id: each for each in held}
 
 
-def _of_device_claim(claim: Object, users: Mapping[tuple[str, str], list[str]]) -> Iterator[Holding]:
+def _of_device_claim(claim: Object, users: Mapping[ClaimKey, list[MachineKey]]) -> Iterator[Holding]:
     view = ClaimView(claim)
     if view.is_unsettled and not view.is_held:
         return  # it may still be taken back
@@ -85,7 +84,7 @@ def _of_device_claim(claim: Object, users: Mapping[tuple[str, str], list[str]]) 
     admin = _json(claim, meta.ADMIN_CLASSES)
     admins = frozenset(each for each in admin if isinstance(each, str)) if isinstance(admin, list) else frozenset()
     named = view.status.get("podNames")
-    machine = _names([*named] if isinstance(named, list) and named else users.get(view.key, []))
+    machine = _names([*named] if isinstance(named, list) and named else [name for _, name in users.get(view.key, ())])
     since = next((_milliseconds(each.get("lastTransitionTime")) for each in _conditions(claim)), None)
     for number, (entry, device_class) in enumerate(zip(entries, classes, strict=True)):
         pool, device = entry.get("devicePoolName"), entry.get("deviceName")
@@ -134,7 +133,9 @@ def _of_resource_claim(claim: Object) -> Iterator[Holding]:
         if not isinstance(pool, str) or not isinstance(device, str) or result.get("adminAccess") is True:
             continue
         device_class = _requested_class(requests, result.get("request"))
-        key = UsageKey("ResourceClaim", view.key[0], _names(pods), device_class, f"{pool}/{device}")
+        driver = result.get("driver")  # pools of different drivers may have the same name
+        name = f"{driver}/{pool}/{device}" if isinstance(driver, str) else f"{pool}/{device}"
+        key = UsageKey("ResourceClaim", view.key[0], _names(pods), device_class, name)
         yield Holding(_id(claim, number, key), _base(claim, number, key), key, since, bool(result.get("shareID")))
 
 
@@ -161,6 +162,10 @@ def _of_machine(machine: Object) -> Iterator[Holding]:
     run = view.status.get("machineID", "")
     base = f"{_base(machine, 0, key)} {run}"
     yield Holding(f"{base} {cpu} {memory}", base, key, None, cpu=max(0, cpu), memory=max(0, memory))
+    if booked := booked_entries(machine):  # what it has on the node to which it is moving
+        base = f"{_base(machine, 1, key)} {MachineView(machine).migration_state.get('migrationUID', '')}"
+        cpu, memory = sum_nano(booked, CPU) * 1000 // NANO, sum_memory_nano(booked) // NANO
+        yield Holding(f"{base} {cpu} {memory}", base, key, None, cpu=max(0, cpu), memory=max(0, memory))
 
 
 def _names(names: Iterable[object]) -> str:

@@ -104,6 +104,18 @@ class UsageLedger:
         self.until = now
         return bool(gone or new)
 
+    def skip(self, until: int, now: int) -> None:
+        """The clock was set ahead, from ``until`` to ``now``: that is no time for which anything was held."""
+        if self._record is not None:  # nothing was looked at yet
+            return
+        until, now = max(until, self.until), max(now, self.until)
+        self._close_months(until)
+        for holding_id in self._held:
+            self._count(holding_id, until)
+        self._held = {holding_id: (holding, max(since, now)) for holding_id, (holding, since) in self._held.items()}
+        self._close_months(now)
+        self.until = now
+
     def record(self, now: int) -> MonthRecord:
         """The month up to now."""
         now = max(now, self.until)

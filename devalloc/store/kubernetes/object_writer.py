@@ -11,9 +11,9 @@ from typing import Protocol
 from devalloc.backoff import backoff_delay
 from devalloc.store import metadata_rules
 from devalloc.store.errors import (
+    REFUSALS,
     AlreadyExists,
     Conflict,
-    Forbidden,
     Invalid,
     Key,
     NotFound,
@@ -60,7 +60,7 @@ def write_both(api: StatusWriteApi, old: Object, new: Object) -> Object:
         if sets:
             return api.write_status({**first, "status": new["status"]})
         return api.write({**first, "metadata": {**new["metadata"], "resourceVersion": _base_version(first)}})
-    except (Conflict, NotFound, Invalid, Forbidden):
+    except (Conflict, NotFound, *REFUSALS):
         _undo_first_write(api, old, first)
         raise
 

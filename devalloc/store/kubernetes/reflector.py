@@ -7,6 +7,7 @@ The kinds that an informer cache holds: each from its first use on; kinds reques
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.25, 10.0
 """Seconds before the next try after a failure, doubled after each failure up to the second value. Multiplied by a
 random factor between 0.5 and 1.5, so that not all clients of a restarted server connect at once."""
+MISSING_SECONDS = 30.0
+"""How often to look whether the server serves an optional kind by now; times a random factor between 0.5 and 1.5."""
 SHORT_WATCH_SECONDS = 1.0
 """A watch that ends sooner, without an event, counts as a failure."""
 
@@ -37,7 +40,7 @@ class Reflector:
         """``on_cut``: called if the server was unreachable, because it may be another server afterwards."""
         self.resource = resource
         self.is_missing = False
-        """The server does not serve this optional kind."""
+        """The server does not serve this optional kind now. It may later: its CRD can be installed at any time."""
         self._client = client
         self._mirror = mirror
         self._on_cut = on_cut
@@ -47,6 +50,8 @@ class Reflector:
         """Ends the current watch."""
         self._heard = time.monotonic()
         self._fails = False
+        self._is_watching = False
+        """Whether the server accepted the last watch."""
         self._thread = threading.Thread(target=self._run, name=f"watch-{resource.plural}", daemon=True)
 
     @property
@@ -68,15 +73,16 @@ class Reflector:
         """Like ``list``; sets ``is_missing`` if the kind is optional and the server does not serve it."""
         try:
             self.list(params)
+            self.is_missing = False
         except ApiError as error:
-            if not (self.resource.is_optional and error.status == 404):
+            if not self._is_not_served(error):
                 raise
             self.is_missing = True
             log.info("the cluster does not serve %s of %s", self.resource.plural, self.resource.version)
 
     def begin(self, version: str) -> None:
-        """Watch from a listed version."""
-        self._version = version
+        """Watch from a listed version, or from when the server serves the kind."""
+        self._version = version or "0"
         self._thread.start()
 
     def end(self) -> None:
@@ -96,12 +102,10 @@ class Reflector:
     def _run(self) -> None:
         backoff, expired, listed = Backoff(MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS, jitter=0.5), False, False
         while not self._over.is_set():
-            began, got_event = time.monotonic(), False
-            if self._interrupted.is_set():
-                self._interrupted.clear()  # before the resource is read
-                expired = True
-                if self._over.is_set():
-                    return
+            expired = self._must_list() or expired
+            began, got_event, self._is_watching = time.monotonic(), False, False
+            if self._over.is_set():
+                return
             try:
                 if expired:
                     self._relist()
@@ -121,6 +125,9 @@ class Reflector:
                     continue
                 why = "the watch ends at once"
             except ApiError as error:
+                if self._is_not_served(error):
+                    self._lose_kind()
+                    continue
                 if error.is_gone:
                     log.info("the watch of %s is too old; starting again: %s", self.resource.plural, error)
                     if not expired and not listed:
@@ -134,15 +141,40 @@ class Reflector:
                 why, expired = str(error), True
             if self._over.is_set():
                 return
-            if not self._fails:
-                self._fails, self._heard = True, began
-            pause = backoff.next_delay()
-            if backoff.failures in (1, 5) or backoff.failures % 20 == 0:
-                log.warning("cannot watch %s: %s; next try in %.1f s", self.resource.plural, why, pause)
-            self._over.wait(pause)
+            self._wait_after_failure(backoff, why, began)
+
+    def _must_list(self) -> bool:
+        """Whether everything is to be read before the next watch. Waits while the server does not serve the kind."""
+        must = self.is_missing
+        if must:
+            self._over.wait(MISSING_SECONDS * random.uniform(0.5, 1.5))
+            self._fails = False
+        if self._interrupted.is_set():
+            self._interrupted.clear()  # before the resource is read
+            must = True
+        return must
+
+    def _wait_after_failure(self, backoff: Backoff, why: str, began: float) -> None:
+        if not self._fails:
+            # A watch that broke was there until now, also if nothing changed for long.
+            self._fails, self._heard = True, time.monotonic() if self._is_watching else began
+        pause = backoff.next_delay()
+        if backoff.failures in (1, 5) or backoff.failures % 20 == 0:
+            log.warning("cannot watch %s: %s; next try in %.1f s", self.resource.plural, why, pause)
+        self._over.wait(pause)
 
     def _begun(self) -> None:
-        self._fails = False
+        self._fails, self._is_watching = False, True
+
+    def _is_not_served(self, error: ApiError) -> bool:
+        return self.resource.is_optional and error.status == 404
+
+    def _lose_kind(self) -> None:
+        """The server does not serve the kind, so there are no objects of it."""
+        if not self.is_missing:
+            log.info("the cluster no longer serves %s of %s", self.resource.plural, self.resource.version)
+            self._mirror.relist(self.resource.store_kind, (), self._version, anew=True)
+        self.is_missing, self._fails = True, False
 
     def _has_less(self) -> bool:
         """Whether the server's version is older than ours: a watch from ours would miss everything until then."""
@@ -153,6 +185,9 @@ class Reflector:
         """List again; the differences are the missed changes."""
         previous = self._version
         version = self.list()
+        if self.is_missing:
+            log.info("the cluster serves %s of %s now", self.resource.plural, self.resource.version)
+            self.is_missing = False
         if parse_version(version) < parse_version(previous):
             log.warning(
                 "the API server is at version %s of %s, but was at %s: a backup was restored; continuing with it",
@@ -247,8 +282,7 @@ class Reflectors:
             ]
             version = _first_lists(begun)
             for reflector in begun:
-                if not reflector.is_missing:
-                    reflector.begin(version)
+                reflector.begin(version)
             self._by_kind |= {reflector.resource.store_kind: reflector for reflector in begun}
 
     def reselect(self, resource: ApiResource) -> None:
@@ -261,8 +295,10 @@ class Reflectors:
         """Read all held kinds again. Raises StoreError."""
         with self._beginning:
             for reflector in self._by_kind.values():
-                if not reflector.is_missing:
+                if not reflector.resource.is_optional:
                     _read_all(reflector)
+                elif not reflector.is_missing:
+                    _read_if_served(reflector)
 
     def refuse(self) -> None:
         """Refuse additional kinds from now on."""
@@ -282,10 +318,7 @@ def _first_lists(reflectors: Sequence[Reflector]) -> str:
     """List all kinds consistently; returns their version of the API server. Marks optional kinds that are missing."""
     first, *others = sorted(reflectors, key=lambda each: each.resource.is_optional)
     if first.resource.is_optional:  # all of them are
-        try:
-            first.list_if_served({})
-        except ApiError as error:
-            raise translate_error(error, f"list {first.resource.plural}") from error
+        _read_if_served(first)
         if first.is_missing:
             return _first_lists(others) if others else ""
     for number in range(FIRST_LIST_ATTEMPTS):
@@ -299,6 +332,13 @@ def _first_lists(reflectors: Sequence[Reflector]) -> str:
             if not error.is_gone or number == FIRST_LIST_ATTEMPTS - 1:
                 raise translate_error(error, f"list {reflector.resource.plural}") from error
     raise AssertionError("the last try raises")
+
+
+def _read_if_served(reflector: Reflector) -> None:
+    try:
+        reflector.list_if_served({})
+    except ApiError as error:
+        raise translate_error(error, f"list {reflector.resource.plural}") from error
 
 
 def _read_all(reflector: Reflector) -> str:

@@ -83,8 +83,18 @@ class ApiResource:
         return f"{self.within(key.namespace)}/{path_segment(key.name)}"
 
 
+NOT_IN_EARLIER_VERSIONS = ("VirtualMachineMigration", "VirtualMachineReplicaSet")
+"""A cluster has no CRD of these kinds until it is upgraded."""
 OWN_KINDS = tuple(
-    ApiResource(kind.kind, kind.group, kind.version, kind.plural, kind.namespaced, "status" in kind.model.model_fields)
+    ApiResource(
+        kind.kind,
+        kind.group,
+        kind.version,
+        kind.plural,
+        kind.namespaced,
+        "status" in kind.model.model_fields,
+        is_optional=kind.kind in NOT_IN_EARLIER_VERSIONS,
+    )
     for kind in API_KINDS.values()
 )
 """The kinds of devalloc's own API, which "all kinds" stands for."""

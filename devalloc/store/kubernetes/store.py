@@ -18,9 +18,9 @@ from dataclasses import replace
 from devalloc.api.kinds import ALLOCATABLE_KINDS
 from devalloc.store import metadata_rules
 from devalloc.store.errors import (
+    REFUSALS,
     Conflict,
     FenceBroken,
-    Forbidden,
     Invalid,
     Key,
     NotFound,
@@ -288,11 +288,12 @@ class KubernetesStore:
         keys = [change.key for unit in units for change in unit]
         # A decision does not wait for objects of kinds that it neither read nor writes: the API server may have to ask
         # another program's webhook before it accepts a write there, and that can be down for long.
-        concerned = None if fence is None else depends | writes.keys()
+        unsettled = frozenset[str]() if fence is None else fence.unsettled
+        concerned = None if fence is None else (depends | writes.keys()) - unsettled
         while True:
             self._doubts.settle(concerned)
             with self._landed:
-                while any(self._in_flight[kind] for kind in depends):
+                while any(self._in_flight[kind] for kind in depends - unsettled):
                     self._landed.wait()
                 if self._doubts.concern(concerned):  # writes that ended meanwhile
                     continue
@@ -322,7 +323,7 @@ class KubernetesStore:
             return self._unit(unit)
         except Conflict as conflict:
             return conflict
-        except (Invalid, Forbidden) as refused:  # about this unit's objects; other units must not wait for it
+        except REFUSALS as refused:
             message = str(refused)
             return WriteRejected({change.key: message for change in unit}, message)
 

@@ -28,8 +28,8 @@ from typing import Any, Protocol
 from devalloc.api.meta import TRANSACTION
 from devalloc.store import metadata_rules
 from devalloc.store.errors import (
+    REFUSALS,
     Conflict,
-    Forbidden,
     Invalid,
     Key,
     NotFound,
@@ -133,7 +133,7 @@ def run_transaction(
             for state, change, member in zip(states, changes, members, strict=True)
         ]
         record = api.write({**record, "data": {**record["data"], "state": COMMITTED}})
-    except (Conflict, NotFound, Invalid, Forbidden) as error:
+    except (Conflict, NotFound, *REFUSALS) as error:
         try:
             undo_record(api, TransactionRecord(record, WRITING, members))
             ended()

@@ -32,6 +32,7 @@ _HELD_ADVICE = (
     "it runs there any more, remove its finalizer devalloc.io/node"
 )
 _RESERVATION_FIELDS = ("allocations", "numaNode")
+_OF_ITS_NODE = ("nodeName", "conditions", "movedClaims")
 
 
 def decide_machines(
@@ -111,11 +112,11 @@ def node_service_units(documents: Collection[Object], taken: Collection[Key], no
             continue
         named = machines.running_node(machine)
         why = _not_served_reason(named, nodes, publishing) if named else None
-        before = condition_of(machine, SERVED)
+        before = MachineView(machine).condition(SERVED)
         if why is not None:
             reason, message = why
             holder = MachineView(machine).holder
-            speaks = holder is None and condition_of(machine, PLACED).get("status") != "False"
+            speaks = holder is None and MachineView(machine).condition(PLACED).get("status") != "False"
             units += condition_units(
                 machine, reason, message + (_HELD_ADVICE if holder else ""), now, SERVED, speaks=speaks
             )
@@ -185,16 +186,10 @@ def condition_units(
     )
 
 
-def condition_of(machine: Object, name: str) -> Mapping[str, Any]:
-    """Its condition of that type; empty where there is none that can be read."""
-    listed = MachineView(machine).status.get("conditions")
-    conditions = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
-    return next((one for one in conditions if one.get("type") == name), {})
-
-
 def _remove_condition_change(machine: Object, name: str) -> Change:
     """Its status without a condition, and without the reason that it was."""
-    before, gone = MachineView(machine).status, condition_of(machine, name)
+    view = MachineView(machine)
+    before, gone = view.status, view.condition(name)
     left = [one for one in before["conditions"] if one != gone]
     status = {key: value for key, value in before.items() if key != "conditions"} | (
         {"conditions": left} if left else {}
@@ -206,9 +201,7 @@ def _remove_condition_change(machine: Object, name: str) -> Change:
 
 def _free_change(machine: Object) -> Change:
     status = {name: value for name, value in MachineView(machine).status.items() if name not in _RESERVATION_FIELDS}
-    change = _status_change(
-        machine, {name: value for name, value in status.items() if name not in ("nodeName", "conditions")}
-    )
+    change = _status_change(machine, {name: value for name, value in status.items() if name not in _OF_ITS_NODE})
     return replace(change, annotations={meta.EVICT: None}) if machines.is_leaving(machine) else change
 
 

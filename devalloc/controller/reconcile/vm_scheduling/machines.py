@@ -10,17 +10,22 @@ from typing import Any
 
 from devalloc.api import host_pool_names, meta
 from devalloc.api.decode import decode
-from devalloc.api.machine_reservation import missing_amounts, parse_nano, required_amounts, reserved_entries, sum_nano
+from devalloc.api.machine_reservation import (
+    booked_entries,
+    missing_amounts,
+    parse_nano,
+    required_amounts,
+    reserved_entries,
+    sum_nano,
+)
 from devalloc.api.quantity import Quantity
 from devalloc.api.reasons import Reason
-from devalloc.api.views import ClaimKey, ClaimView, MachineView, ObjectView
+from devalloc.api.views import ClaimKey, ClaimView, MachineKey, MachineView, ObjectView
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.store import Object
 
 KIND = "VirtualMachine"
 SINGLE_NUMA = "single-numa-node"
-MachineKey = tuple[str, str]
-"""Namespace and name, the namespace never empty."""
 TakenAmounts = Mapping[tuple[str, str, str], int]
 """Nano units in use by pool, device and resource."""
 
@@ -93,6 +98,11 @@ def counted_entries(machine: Object) -> list[Any]:
                 amounts[place] = {"name": resource, "allocation": str(total)}
                 break
     return entries
+
+
+def held_entries(machine: Object) -> list[Any]:
+    """All that a machine counts for, also on the node to which it is moving."""
+    return [*counted_entries(machine), *booked_entries(machine)]
 
 
 def sum_entries(entries: Iterable[Any]) -> dict[tuple[str, str, str], int]:
@@ -197,6 +207,8 @@ class MachineStates:
     """Which machine a claim is placed with."""
     unowned: Mapping[ClaimKey, MachineKey]
     """Claims that wait with their machine."""
+    moving: Mapping[MachineKey, tuple[Object, list[Any]]]
+    """Those that are moving to another node that says what it has, and what is kept for them there."""
 
 
 def machine_states(
@@ -222,22 +234,29 @@ class _MachineSorter:
         self.placed: dict[MachineKey, tuple[Object, list[Any]]] = {}
         self.agree: set[MachineKey] = set()
         self.unowned: dict[ClaimKey, MachineKey] = {}
+        self.moving: dict[MachineKey, tuple[Object, list[Any]]] = {}
 
     def sorted(self, docs: Sequence[Object]) -> MachineStates:
         taken: dict[tuple[str, str, str], int] = {}
         for doc in docs:
             if is_leaving(doc) and MachineView(doc).holder is None:
                 self._evict(MachineView(doc).key, doc)
-            if entries := self._held(doc):
+            entries, booked = self._held(doc), self._booked(doc)
+            if entries:
                 self.placed[MachineView(doc).key] = doc, entries
-                for place, nano in sum_entries(entries).items():
-                    taken[place] = taken.get(place, 0) + nano
+            if booked:
+                self.moving[MachineView(doc).key] = doc, booked
+            for place, nano in sum_entries([*entries, *booked]).items():
+                taken[place] = taken.get(place, 0) + nano
         for doc in docs:
             key = MachineView(doc).key
             if key not in self.placed:
                 self._sort(key, doc, taken)
         for key, (doc, _) in self.placed.items():
-            self._own(key, doc)
+            if MachineView(doc).migration_state or MachineView(doc).moved_claims:
+                self._keep_back_new_claims(key, doc)
+            else:
+                self._own(key, doc)
         for key, (doc, machine) in list(self.asking.items()):
             if (why := self._obstacle(key, doc)) is not None:
                 del self.asking[key]
@@ -260,6 +279,7 @@ class _MachineSorter:
             agree=frozenset(self.agree),
             owners=self.owners,
             unowned=self.unowned,
+            moving=self.moving,
         )
 
     def _evict(self, key: MachineKey, doc: Object) -> None:
@@ -290,6 +310,18 @@ class _MachineSorter:
                 return []  # it was sent elsewhere before its node began anything
         return counted_entries(doc)
 
+    def _booked(self, doc: Object) -> list[Any]:
+        """What is kept for it on the node to which it is moving."""
+        return booked_entries(doc) if MachineView(doc).migration_target in self.hosts else []
+
+    def _keep_back_new_claims(self, key: MachineKey, doc: Object) -> None:
+        """A claim that comes while its machine moves waits: the devices of neither node would be of use to it."""
+        for claim in claims_of(doc):
+            if claim in self.claims and ClaimView(self.claims[claim]).entries:
+                self.owners.setdefault(claim, key)
+            elif claim not in self.owners:
+                self.unowned[claim] = key
+
     def _has_outgrown(self, doc: Object) -> bool:
         """Whether it was placed with less than what it is to be started with by now: then it is placed anew."""
         machine = decode(doc).object
@@ -297,6 +329,8 @@ class _MachineSorter:
 
     def _sort(self, key: MachineKey, doc: Object, taken: dict[tuple[str, str, str], int]) -> None:
         """What becomes of a machine that nothing is kept for."""
+        if MachineView(doc).handed_over_to is not None:
+            return  # to a node that does not say what it has
         decoded = decode(doc)
         machine = decoded.object if isinstance(decoded.object, VirtualMachine) else None
         holder = MachineView(doc).holder

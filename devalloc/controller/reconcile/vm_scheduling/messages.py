@@ -6,18 +6,19 @@ Only where every node that it may be on is short of something in all: else the s
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from devalloc.api import host_pool_names, meta
 from devalloc.api.decode import decode
 from devalloc.api.machine_reservation import missing_amounts, parse_nano, required_amounts
-from devalloc.api.quantity import Format, Quantity
+from devalloc.api.quantity import Format, Quantity, readable_texts
 from devalloc.api.reasons import Reason
-from devalloc.api.views import ClaimKey, ClaimView, ObjectView
+from devalloc.api.views import ClaimKey, ClaimView, MachineKey, MachineView, ObjectView
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.controller.reconcile.vm_scheduling import machines
-from devalloc.controller.reconcile.vm_scheduling.solver_input import SchedulingInput
+from devalloc.controller.reconcile.vm_scheduling.solver_input import MACHINE_SUFFIX, SchedulingInput
 
 _CODES = {
     Reason.DEVICES_IN_USE: Reason.NO_ROOM,
@@ -31,14 +32,23 @@ _RESOURCE_NAMES = {
     host_pool_names.CPU: ("CPU", "", Format.DECIMAL_SI),
     host_pool_names.MEMORY: ("memory", "", Format.BINARY_SI),
     **{name: (f"huge pages of {size}", "", Format.BINARY_SI) for size, name in host_pool_names.HUGE_PAGES.items()},
-    host_pool_names.NETWORK: ("bandwidth", "/s", Format.BINARY_SI),
+    host_pool_names.NETWORK: ("bandwidth", "/s", Format.DECIMAL_SI),
     host_pool_names.DISK: ("disk", "", Format.BINARY_SI),
-    host_pool_names.DISK_IO: ("disk bandwidth", "/s", Format.BINARY_SI),
+    host_pool_names.DISK_IO: ("disk bandwidth", "/s", Format.DECIMAL_SI),
 }
 _MAX_NODES = 3
 """Nodes that a message names, and machines that block it."""
-NodeRoom = dict[str, tuple[int, int]]
+Room = dict[str, tuple[int, int]]
 """Nano units that there are of each resource, and that are free."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRoom:
+    """What a node has for machines."""
+
+    whole: Room
+    by_numa: Mapping[int, Room]
+    """What each of its NUMA nodes has, and with it what belongs to none."""
 
 
 class MachineMessages:
@@ -53,21 +63,28 @@ class MachineMessages:
         self._shortages: dict[tuple[object, ...], str | None] = {}
         """For machines that want the same, which are many at a time."""
 
-    def why(self, key: machines.MachineKey, answer: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
+    def why(self, key: MachineKey, answer: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
         """Code, sentence and what else there is to tell. ``answer``: what the solver says of the claim that stands for
         the machine."""
         code, text, details = self._why(key, answer)
-        request = self._placing.wishes.get(key)
+        request = self._placing.wishes.get(key) or self._placing.moves.get(key)
         return code, f"{request.tie}: {text}" if request is not None and request.tie else text, details
 
-    def _why(self, key: machines.MachineKey, answer: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
+    def _why(self, key: MachineKey, answer: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
         code = str(_CODES.get(answer["reason"], answer["reason"]))
         short = self._short(key, code) if answer["reason"] in _REPLACED_REASONS else None
         details = {name: value for name, value in answer.items() if name in ("warnings", "funnel", "blockers")}
         if short is None:
-            return answer["reason"], with_machine_names(answer["message"], self._placing), details
+            if "blockers" in details:
+                details["blockers"] = self._blockers(key, code, details["blockers"])
+            text = answer["message"]
+            if (wish := self._placing.wishes.get(key)) is not None and _is_on_one_numa_node(wish.machine):
+                text = text.replace(f"metadata.annotations[{meta.GROUP_MATCH}]", "spec.numaPolicy")
+            return answer["reason"], with_machine_names(text, self._placing), details
         details.pop("funnel", None)
-        blockers = [self._blocker(blocker) for blocker in answer.get("blockers", ())]
+        blockers = self._blockers(key, code, answer.get("blockers", ()))
+        if code == Reason.NODES_TOO_SMALL:  # no one need leave: it fits no empty node either
+            blockers = [one for one in blockers if one["kind"] not in _HOLDERS]
         if "blockers" in details:
             details["blockers"] = blockers
         text = f"{'no node is large enough' if code == Reason.NODES_TOO_SMALL else 'there is no room for it'}: {short}"
@@ -78,40 +95,57 @@ class MachineMessages:
             text += f"; without {', '.join(freeing[:_MAX_NODES])}{more} there would be room"
         return code, text, details
 
-    def _short(self, key: machines.MachineKey, code: str) -> str | None:
+    def _short(self, key: MachineKey, code: str) -> str | None:
         """Of what there is too little on each node that it may be on; None where one has enough of everything."""
-        growth, wish = self._placing.growing.get(key), self._placing.wishes.get(key)
-        if growth is not None:
-            part, wanted = growth.part, missing_amounts(growth.spec, growth.entries)
-        elif wish is not None and isinstance(machine := decode(wish.machine).object, VirtualMachine):
-            part, wanted = wish.parts[0], required_amounts(machine.spec)
-        else:
+        target = self._target(key)
+        if target is None:
             return None
-        rooms = self._found_rooms()
+        part, wanted, excluded = target
+        growth, wish = self._placing.growing.get(key), self._placing.wishes.get(key)
+        rooms = self._node_rooms()
         pin = self._pins.get(part)
-        cache_key = (code, pin, growth is None, *((name, amount.nano) for name, amount in wanted.items()))
+        on_one_node = wish is not None and growth is None and _is_on_one_numa_node(wish.machine)
+        amounts = ((name, amount.nano) for name, amount in wanted.items())
+        cache_key = (code, pin, growth is None, excluded, on_one_node, *amounts)
         if cache_key not in self._shortages:
-            nodes = sorted(rooms) if pin is None else [pin]
-            self._shortages[cache_key] = _shortage(
-                {node: rooms.get(node, {}) for node in nodes}, wanted, code, growth is None
+            nodes = sorted(rooms.keys() - excluded) if pin is None else [pin]
+            lines = _shortages(
+                {node: rooms.get(node, NodeRoom({}, {})) for node in nodes}, wanted, code, growth is None
             )
+            if lines is None and on_one_node:
+                lines = _numa_shortages({node: rooms[node] for node in nodes}, wanted, code)
+            self._shortages[cache_key] = None if lines is None else _joined(lines)
         return self._shortages[cache_key]
 
-    def _found_rooms(self) -> dict[str, NodeRoom]:
+    def _target(self, key: MachineKey) -> tuple[ClaimKey, Mapping[str, Quantity], frozenset[str]] | None:
+        """The claim that stands for a machine, what it asks for, and nodes on which it must not be; None if unknown."""
+        growth, wish = self._placing.growing.get(key), self._placing.wishes.get(key)
+        move = self._placing.moves.get(key)
+        if move is not None:
+            return move.parts[0], move.amounts, move.excluded
+        if growth is not None:
+            return growth.part, missing_amounts(growth.spec, growth.entries), frozenset()
+        if wish is not None and isinstance(machine := decode(wish.machine).object, VirtualMachine):
+            return wish.parts[0], required_amounts(machine.spec), frozenset()
+        return None
+
+    def _node_rooms(self) -> dict[str, NodeRoom]:
         if self._rooms is None:
-            taken: dict[tuple[str, str], int] = defaultdict(int)
+            taken: dict[tuple[str, str, str], int] = defaultdict(int)
             for entries in self._given().values():
                 ours = [entry for entry in entries if entry.get("devicePoolName") in self._placing.pools]
-                for (where, _, resource), nano in machines.sum_entries(ours).items():
-                    taken[where, resource] += nano
+                for place, nano in machines.sum_entries(ours).items():
+                    taken[place] += nano
             self._rooms = {}
             for name, pool in self._placing.pools.items():
-                total: dict[str, int] = defaultdict(int)
-                for device in pool["spec"].get("devices", ()):
-                    for each in device.get("resources", ()):
-                        total[each["name"]] += parse_nano(each.get("capacity"))
-                room = {what: (nano, max(0, nano - taken[name, what])) for what, nano in total.items()}
-                self._rooms[str(host_pool_names.node_of_host_pool(pool))] = room
+                rooms = [
+                    (_numa_of(device), _device_room(device, lambda *where, name=name: taken[name, *where]))
+                    for device in pool["spec"].get("devices", ())
+                ]
+                shared = _sum_of_rooms(room for numa, room in rooms if numa is None)
+                by_numa = {numa: shared | room for numa, room in rooms if numa is not None}
+                node = str(host_pool_names.node_of_host_pool(pool))
+                self._rooms[node] = NodeRoom(_sum_of_rooms(room for _, room in rooms), by_numa)
         return self._rooms
 
     def _given(self) -> dict[ClaimKey, Sequence[Any]]:
@@ -127,11 +161,61 @@ class MachineMessages:
             (one["namespace"], one["name"]): one["allocations"] for one in self._claims if one["allocated"]
         }
 
+    def _blockers(self, key: MachineKey, code: str, blockers: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        unique: dict[object, dict[str, Any]] = {}
+        for each in (one for blocker in blockers for one in self._in_words_of_machine(key, code, blocker)):
+            resource = each.get("resource") if each.get("path") in _FIELDS.values() else None
+            unique.setdefault(len(unique) if resource is None else resource, each)
+        return [*unique.values()]
+
+    def _in_words_of_machine(self, key: MachineKey, code: str, blocker: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """A machine has no requests, but amounts: each of those that no node has."""
+        own = "claim" not in blocker or self._placing.names.get(tuple(blocker["claim"].split("/", 1))) == key
+        if not own or blocker["kind"] not in ("amount", "request"):
+            return [self._blocker(blocker)]
+        more = {name: value for name, value in blocker.items() if name != "claim"}
+        if blocker["kind"] == "amount":
+            return [{**more, "path": _FIELDS.get(str(blocker.get("resource")), blocker["path"])}]
+        return [{**more, **amount, "kind": "amount"} for amount in self._missing(key, code)] or [
+            {**more, "resource": name, "path": _FIELDS[name], "requested": str(amount)}
+            for name, amount in self._amounts(key).items()
+        ]
+
+    def _amounts(self, key: MachineKey) -> Mapping[str, Quantity]:
+        """What a machine asks for."""
+        target = self._target(key)
+        return {} if target is None else target[1]
+
+    def _missing(self, key: MachineKey, code: str) -> Iterator[dict[str, Any]]:
+        """What a machine asks for of which every node that it may be on has too little, and the most of it on one."""
+        target = self._target(key)
+        if target is None:
+            return
+        part, wanted, excluded = target
+        rooms = self._node_rooms()
+        pin = self._pins.get(part)
+        places = [rooms[node].whole for node in rooms.keys() - excluded if pin in (None, node)]
+        for resource, amount in wanted.items():
+            rows = (place.get(resource, (0, 0)) for place in places)
+            most = max((total if code == Reason.NODES_TOO_SMALL else free for total, free in rows), default=0)
+            if most < amount.nano:
+                yield {
+                    "resource": resource,
+                    "path": _FIELDS[resource],
+                    "requested": str(amount),
+                    "most": str(Quantity(most, amount.format)),
+                }
+
     def _blocker(self, blocker: Mapping[str, Any]) -> dict[str, Any]:
-        """A machine is called by its own name, and an amount by the machine's own field."""
-        if blocker["kind"] == "amount" and blocker.get("resource") in _FIELDS:
-            return {**blocker, "path": _FIELDS[blocker["resource"]]}
-        machine = self._placing.names.get((blocker.get("namespace", ""), blocker.get("name", "")))
+        """A machine is called by its own name."""
+        is_policy = blocker["kind"] == "limit" or meta.GROUP_MATCH in blocker.get("path", "")
+        if is_policy and "claim" not in blocker:  # how the solver sees the policy
+            return {"kind": "matchAttribute", "attribute": "numa", "path": "spec.numaPolicy"}
+        place = blocker.get("namespace", ""), blocker.get("name", "")
+        targets = ((target, claim) for move in self._placing.moves.values() for claim, target in move.claims.items())
+        if (claim := next((claim for target, claim in targets if target == place), None)) is not None:
+            return {**blocker, "namespace": claim[0], "name": claim[1]}
+        machine = self._placing.names.get(place)
         if blocker["kind"] != "claim" or machine is None:
             return dict(blocker)
         return {**blocker, "kind": "machine", "namespace": machine[0], "name": machine[1]}
@@ -142,35 +226,100 @@ _FIELDS = {
     host_pool_names.CPU: "spec.cpu",
     **dict.fromkeys(host_pool_names.MEMORY_RESOURCES, "spec.memory"),
     host_pool_names.DISK: "spec.disk",
+    host_pool_names.DISK_IO: "spec.diskIO",
+    host_pool_names.NETWORK: "spec.nics",
 }
+"""The field of a machine that asks for each resource."""
 
 
-def _shortage(rooms: Mapping[str, NodeRoom], wanted: Mapping[str, Quantity], code: str, is_whole: bool) -> str | None:
+def _is_on_one_numa_node(machine: Mapping[str, Any]) -> bool:
+    return MachineView(machine).spec.get("numaPolicy") == machines.SINGLE_NUMA
+
+
+def _numa_of(device: Mapping[str, Any]) -> int | None:
+    return next((one.get("intValue") for one in device.get("attributes", ()) if one.get("name") == "numa"), None)
+
+
+def _device_room(device: Mapping[str, Any], taken: Callable[[str, str], int]) -> Room:
+    """``taken``: by the device's name and the resource's."""
+    room: Room = {}
+    for each in device.get("resources", ()):
+        nano = parse_nano(each.get("capacity"))
+        room[each["name"]] = (nano, max(0, nano - taken(device["name"], each["name"])))
+    return room
+
+
+def _sum_of_rooms(rooms: Iterable[Room]) -> Room:
+    total: Room = {}
+    for room in rooms:
+        for resource, (nano, free) in room.items():
+            before = total.get(resource, (0, 0))
+            total[resource] = (before[0] + nano, before[1] + free)
+    return total
+
+
+def _shortages(
+    rooms: Mapping[str, NodeRoom], wanted: Mapping[str, Quantity], code: str, is_whole: bool
+) -> list[str] | None:
+    """Of what each node has too little, a line for each; None if one has enough of everything."""
     lines = []
     for node, room in rooms.items():
-        short = []
-        for resource, amount in wanted.items():
-            total, free = room.get(resource, (0, 0))
-            if (total if code == Reason.NODES_TOO_SMALL else free) < amount.nano:
-                short.append(
-                    _text(resource, total, None if code == Reason.NODES_TOO_SMALL else free, amount.nano, is_whole)
-                )
+        short = _lacking(room.whole, wanted, code, is_whole)
         if not short:
             return None
         lines.append(f"node {node}: {' and '.join(short)}")
+    return lines
+
+
+def _numa_shortages(rooms: Mapping[str, NodeRoom], wanted: Mapping[str, Quantity], code: str) -> list[str] | None:
+    """The same for the NUMA node of each node that lacks the fewest resources; None if one has enough of everything."""
+    lines = []
+    for node, room in rooms.items():
+        short = {numa: _lacking(part, wanted, code, is_whole=True) for numa, part in room.by_numa.items()}
+        if not all(short.values()):
+            return None
+        part = room.by_numa
+        best = min(
+            short,
+            key=lambda numa: (len(short[numa]), -sum(free for _, free in part[numa].values()), numa),
+            default=None,
+        )
+        if best is not None:
+            lines.append(f"node {node}, NUMA node {best}: {' and '.join(short[best])}")
+    return lines or None
+
+
+def _lacking(room: Room, wanted: Mapping[str, Quantity], code: str, is_whole: bool) -> list[str]:
+    short = []
+    for resource, amount in wanted.items():
+        total, free = room.get(resource, (0, 0))
+        has = total if code == Reason.NODES_TOO_SMALL else free
+        if has < amount.nano:
+            short.append(
+                _text(resource, total, None if code == Reason.NODES_TOO_SMALL else free, amount.nano, is_whole)
+            )
+    return short
+
+
+def _joined(lines: Sequence[str]) -> str:
     left = len(lines) - _MAX_NODES
-    return "; ".join([*lines[:_MAX_NODES], *([f"and {left} more nodes"] if left > 0 else [])]) or None
+    return "; ".join([*lines[:_MAX_NODES], *([f"and {left} more nodes"] if left > 0 else [])])
 
 
 def _text(resource: str, total: int, free: int | None, wanted: int, is_whole: bool) -> str:
     word, per, form = _RESOURCE_NAMES[resource]
-    has, requested = (f"{Quantity(nano, form)}{per}" for nano in (total, wanted))
-    text = f"{has} {word}" if free is None else f"{Quantity(free, form)}{per} of {has} {word} free"
+    amounts = (total, wanted) if free is None else (total, wanted, free)
+    has, requested, *unused = (f"{each}{per}" for each in readable_texts(*(Quantity(nano, form) for nano in amounts)))
+    text = f"{unused[0]} of {has} {word} free" if unused else f"{has} {word}"
     return f"{text}, {requested}{'' if is_whole else ' more'} wanted"
 
 
 def with_machine_names(message: str, placing: SchedulingInput) -> str:
     """With machines called what they are called, and not by the claims that stand for them in the solver's input."""
+    if MACHINE_SUFFIX not in message:
+        return message
+    for claim, (namespace, name) in (one for move in placing.moves.values() for one in move.claims.items()):
+        message = message.replace(f"{namespace}/{name}", f"claim {'/'.join(claim)}")
     for (namespace, name), key in placing.names.items():
         if name in message:
             message = message.replace(f"{namespace}/{name}", f"machine {'/'.join(key)}")

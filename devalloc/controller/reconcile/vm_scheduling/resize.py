@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from devalloc.api import host_pool_names
-from devalloc.api.apportion import apportion
+from devalloc.api.apportion import apportion, apportion_memory
 from devalloc.api.machine_reservation import (
     FITS,
     missing_amounts,
@@ -31,7 +31,8 @@ from devalloc.store import Object
 _NUMA_NODES = TypeAdapter(list[MachineNumaNode])
 _BLOCKS = {host_pool_names.HUGE_PAGES["1Gi"]: GIB}
 """Bytes of a block of memory, where it is not MEMORY_BLOCK."""
-_FORMATS = dict.fromkeys((*host_pool_names.MEMORY_RESOURCES, host_pool_names.DISK), Format.BINARY_SI)
+FORMATS = dict.fromkeys((*host_pool_names.MEMORY_RESOURCES, host_pool_names.DISK), Format.BINARY_SI)
+"""How amounts of a resource are written, where not as decimal ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ def shrink_entries(machine: Object, spec: VirtualMachineSpec, entries: Iterable[
     wanted = required_amounts(spec)
     amounts = _nano_by_device(entries)
     in_use = set(host_pool_names.MEMORY_RESOURCES) - wanted.keys() if MachineView(machine).holder is not None else set()
-    targets = node_targets(machine, wanted)
+    targets = node_targets(machine, spec)
     for resource in {resource for _, _, resource in amounts} - in_use:
         over = sum(nano for place, nano in amounts.items() if place[2] == resource)
         over -= wanted[resource].nano if resource in wanted else 0
@@ -90,25 +91,43 @@ def shrink_entries(machine: Object, spec: VirtualMachineSpec, entries: Iterable[
     return _entries(amounts)
 
 
-def node_targets(machine: Object, amounts: Mapping[str, Quantity]) -> dict[tuple[str, str], int]:
-    """Nano units of each amount on each NUMA node, by device and resource, where the guest has several: they are
-    shared out as its node shares them out. Empty for any other machine."""
+def node_targets(machine: Object, spec: VirtualMachineSpec) -> dict[tuple[str, str], int]:
+    """Nano units of what the spec requires on each NUMA node, by device and resource, if the guest has several: as its
+    node shares them out. Empty for any other machine."""
     if MachineView(machine).holder is None:
         return {}
     try:
         nodes = _NUMA_NODES.validate_python(MachineView(machine).status.get("numaNodes") or [])
     except ValidationError:  # its node will write it again
         return {}
+    if len(nodes) < 2:
+        return {}
     targets: dict[tuple[str, str], int] = {}
-    for resource in host_pool_names.COMPUTE if len(nodes) > 1 else ():
-        if resource in amounts:
-            is_cpu = resource == host_pool_names.CPU
-            unit = NANO // 1000 if is_cpu else _BLOCKS.get(resource, MEMORY_BLOCK) * NANO
-            weights = [(node.cpus if is_cpu else node.memory).nano for node in nodes]
-            parts = apportion(-(-amounts[resource].nano // unit), weights)
-            for node, part in zip(nodes, parts, strict=True):
-                targets[f"numa{node.host_node}", resource] = part * unit
+    for resource, amount in required_amounts(spec).items():
+        if resource == host_pool_names.CPU:
+            milli = NANO // 1000
+            parts = [part * milli for part in apportion(-(-amount.nano // milli), [node.cpus.nano for node in nodes])]
+        elif resource in host_pool_names.COMPUTE:
+            parts = _memory_parts(resource, amount, spec, nodes)
+        else:
+            continue
+        for node, part in zip(nodes, parts, strict=True):
+            targets[f"numa{node.host_node}", resource] = part
     return targets
+
+
+def _memory_parts(
+    resource: str, amount: Quantity, spec: VirtualMachineSpec, nodes: Sequence[MachineNumaNode]
+) -> list[int]:
+    memory, slot = spec.memory, spec.memory.slot_size
+    parts = apportion_memory(
+        -(-amount.nano // NANO),
+        [node.memory.nano for node in nodes],
+        block=_BLOCKS.get(resource, MEMORY_BLOCK),
+        least=memory.min.nano // NANO,
+        dimm=None if slot is None else slot.nano // NANO,
+    )
+    return [part * NANO for part in parts]
 
 
 def growth_by_node(machine: Object, spec: VirtualMachineSpec, entries: Sequence[Any]) -> dict[int, dict[str, Quantity]]:
@@ -117,9 +136,9 @@ def growth_by_node(machine: Object, spec: VirtualMachineSpec, entries: Sequence[
     for (_, device, resource), nano in _nano_by_device(entries).items():
         current[device, resource] = current.get((device, resource), 0) + nano
     lacking: dict[int, dict[str, Quantity]] = {}
-    for (device, resource), target in node_targets(machine, required_amounts(spec)).items():
+    for (device, resource), target in node_targets(machine, spec).items():
         if (more := target - current.get((device, resource), 0)) > 0:
-            form = _FORMATS.get(resource, Format.DECIMAL_SI)
+            form = FORMATS.get(resource, Format.DECIMAL_SI)
             lacking.setdefault(int(device.removeprefix("numa")), {})[resource] = Quantity(more, form)
     return lacking
 
@@ -156,7 +175,7 @@ def _entries(amounts: Mapping[tuple[str, str, str], int]) -> list[Any]:
     by_device: dict[tuple[str, str], list[Any]] = {}
     for (pool, device, resource), nano in amounts.items():
         if nano:
-            text = str(Quantity(nano, _FORMATS.get(resource, Format.DECIMAL_SI)))
+            text = str(Quantity(nano, FORMATS.get(resource, Format.DECIMAL_SI)))
             by_device.setdefault((pool, device), []).append({"name": resource, "allocation": text})
     return [
         {"devicePoolName": pool, "deviceName": device, "allocations": given}

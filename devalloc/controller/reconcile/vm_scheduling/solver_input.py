@@ -7,7 +7,7 @@ room for, are kept back: devices on a node that the machine may never run on are
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
@@ -16,21 +16,50 @@ from typing import Any
 from devalloc.api import host_pool_names, meta
 from devalloc.api.claim import MAX_NAME
 from devalloc.api.decode import decode
-from devalloc.api.machine_location import local_parts, reaches_disks, shared_storage, storage_folders, writable_disks
+from devalloc.api.machine_location import (
+    local_parts,
+    network_pool_names,
+    reaches_disks,
+    receives_machines,
+    shared_storage,
+    storage_folders,
+    writable_disks,
+)
 from devalloc.api.machine_reservation import missing_amounts, required_amounts
+from devalloc.api.moved_claims import MovedDevices, booked_devices, local_claims, moved_claim, moved_devices
+from devalloc.api.quantity import Quantity
 from devalloc.api.reasons import Reason
-from devalloc.api.views import ClaimKey, ClaimView, MachineView, ObjectView, device_claims_in
+from devalloc.api.views import (
+    ClaimKey,
+    ClaimView,
+    MachineKey,
+    MachineView,
+    MigrationView,
+    ObjectView,
+    device_claims_in,
+)
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.controller.reconcile.snapshot import Memo
 from devalloc.controller.reconcile.stored_claims import DisjointSets
-from devalloc.controller.reconcile.vm_scheduling import machines, resize
-from devalloc.controller.reconcile.vm_scheduling.machines import MachineKey, machine_states
+from devalloc.controller.reconcile.vm_scheduling import machines, moving_claims, resize
+from devalloc.controller.reconcile.vm_scheduling.machines import machine_states
+from devalloc.controller.reconcile.vm_scheduling.migrations import KIND as MIGRATION_KIND
+from devalloc.controller.reconcile.vm_scheduling.migrations import (
+    SOURCE_ATTRIBUTE,
+    MigrationStates,
+    amounts_by_numa_node,
+    migrated_amounts,
+    migration_states,
+    migrations_in,
+)
 from devalloc.store import Object
 
 _FUNCTION_EXPRESSION = "device.function == '{}'"
 _COMPUTE_EXPRESSION = _FUNCTION_EXPRESSION.format(host_pool_names.FUNCTION_COMPUTE)
 
 
+MACHINE_SUFFIX = ".virtualmachine.devalloc.io"
+"""End of the names of claims that stand for machines."""
 Group = tuple[str, str]
 """Namespace, and the label of a group in the solver's input."""
 _HOST_CLASS: Object = {
@@ -52,6 +81,25 @@ class MachineRequest:
     """The group that it is in with its claims; None for a machine without any."""
     tie: str = ""
     """Why it cannot be on any node, if it left one; in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationRequest:
+    """A target that is asked for in the solver's input, for a machine that is to move while it runs."""
+
+    migration: Object
+    machine: Object
+    parts: tuple[ClaimKey, ...]
+    """The claims that stand for the machine on its target."""
+    source: str
+    amounts: Mapping[str, Quantity]
+    """What the target is to reserve."""
+    excluded: frozenset[str]
+    """Nodes that cannot be its target: its own, and those that receive no machines that run."""
+    tie: str = ""
+    """Why it cannot go to any node, in words."""
+    claims: Mapping[ClaimKey, ClaimKey] = field(default_factory=dict)
+    """Its claims with devices of a node, and for each the claim that asks for the same on the target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +129,15 @@ class SchedulingInput:
     """Which machine a claim is placed with, or waits with."""
     kept_back: frozenset[ClaimKey] = frozenset()
     """Claims that wait with a machine, and are not asked for."""
+    moves: Mapping[MachineKey, MigrationRequest] = field(default_factory=dict)
+    """Machines for which another node is asked for."""
+    moving: Mapping[MachineKey, str] = field(default_factory=dict)
+    """Machines that are moving to another node, or whose claims still are, and to which."""
+    migrations: MigrationStates = field(default_factory=MigrationStates)
+    arriving: Mapping[ClaimKey, MovedDevices] = field(default_factory=dict)
+    """Claims for which devices wait on the node to which their machine has moved: only that is written on them."""
+    uncounted: frozenset[ClaimKey] = frozenset()
+    """Claims of the input that no quota counts: for devices that a claim gets instead of those that it has."""
     names: Mapping[ClaimKey, MachineKey] = field(default_factory=dict)
     """Which machine a claim of the input stands for."""
     pools: Mapping[str, Object] = field(default_factory=dict)
@@ -92,11 +149,19 @@ class SchedulingInput:
 def scheduling_input(documents: Sequence[Object], memo: Memo | None = None) -> SchedulingInput:
     """The input for documents in which allocated claims are as they count (``effective_documents``)."""
     machine_docs, memo = machines.virtual_machines_in(documents), memo or Memo()
+    migration_docs = migrations_in(documents)
     named = (doc for doc in documents if host_pool_names.node_of_host_pool(doc) is not None)
     pools = [doc for doc in named if memo.of("readable", doc, partial(_is_readable, doc))]
-    if not machine_docs or (not pools and all(MachineView(doc).spec.get("nodeName") for doc in machine_docs)):
+    is_needed = bool(migration_docs) or any(
+        MachineView(doc).migration_state or MachineView(doc).moved_claims for doc in machine_docs
+    )
+    if not is_needed:
+        is_needed = bool(machine_docs) and (
+            bool(pools) or not all(MachineView(doc).spec.get("nodeName") for doc in machine_docs)
+        )
+    if not is_needed:
         return SchedulingInput(documents)
-    return _InputBuilder(documents, machine_docs, pools).written()
+    return _InputBuilder(documents, machine_docs, migration_docs, pools, memo).written()
 
 
 def _is_readable(pool: Object) -> bool:
@@ -106,16 +171,36 @@ def _is_readable(pool: Object) -> bool:
 class _InputBuilder:
     """Lives for one call."""
 
-    def __init__(self, documents: Sequence[Object], machine_docs: Sequence[Object], pools: Iterable[Object]) -> None:
+    def __init__(
+        self,
+        documents: Sequence[Object],
+        machine_docs: Sequence[Object],
+        migration_docs: Sequence[Object],
+        pools: Iterable[Object],
+        memo: Memo,
+    ) -> None:
         self.documents = documents
         self.machine_docs = machine_docs
+        self.memo = memo
         self.hosts = {node: pool for pool in pools if (node := host_pool_names.node_of_host_pool(pool)) is not None}
         self.pools = {pool["metadata"]["name"]: pool for pool in self.hosts.values()}
         self.claims = {ClaimView(doc).key: doc for doc in device_claims_in(documents)}
         self.standing = machine_states(machine_docs, self.hosts, self.claims)
+        self.networks = network_pool_names(documents)
+        self.migrations = migration_states(migration_docs, machine_docs, self.hosts, self.claims, self.networks)
+        self.arriving = {
+            devices.claim: devices
+            for doc in machine_docs
+            for devices in moved_devices(doc)
+            if devices.is_of(self.claims.get(devices.claim))
+        }
+        self.half_written = moving_claims.half_written_claims(self.claims, self.arriving, documents)
+        self.claims |= self.half_written
+        self.attributes = moving_claims.PoolAttributes(documents)
         self.extra: list[Object] = []
         """claims that stand for machines"""
         self.names: dict[ClaimKey, MachineKey] = {}
+        self.uncounted: set[ClaimKey] = set()
         self.growing: dict[MachineKey, resize.MachineGrowth] = {}
         self.fitted: dict[MachineKey, list[Any]] = {}
         self.blocked: dict[Group, tuple[str, str]] = {}
@@ -126,7 +211,7 @@ class _InputBuilder:
         waiting = {**standing.waiting}
         kept_back = self._kept_back(labels)
         members: dict[Group, set[ClaimKey]] = {}
-        changed: dict[ClaimKey, Object] = {}
+        changed: dict[ClaimKey, Object] = {**self.half_written}
         for claim, doc in self.claims.items():
             label = labels.get(("claim", *claim))
             if label is not None and claim not in kept_back:
@@ -138,17 +223,25 @@ class _InputBuilder:
         for key, (doc, entries) in standing.placed.items():
             self._hold(key, doc, entries, labels.get(("machine", *key)))
             self._resize(key, doc, entries)
+        for key, (doc, entries) in standing.moving.items():
+            self._add(key, "move", doc, [{}], {meta.ALLOCATED_NODE: str(MachineView(doc).migration_target)}, entries)
         self._fill()
+        for doc in self.machine_docs:
+            self._hold_moved(doc)
         for key, (doc, machine) in standing.asking.items():
             label = labels.get(("machine", *key))
             if label is not None and (key[0], label) in self.blocked:
                 waiting[key] = self.blocked[key[0], label]
                 continue
             wishes[key] = self._ask(key, doc, machine, label)
+        moves = dict(self._move(*each) for each in self.migrations.asking.values())
+        sources = {move.source for move in moves.values()}
         rest = [
-            changed.get(ClaimView(doc).key, doc) if doc.get("kind") == "DeviceClaim" else doc
+            changed.get(ClaimView(doc).key, doc) if doc.get("kind") == "DeviceClaim" else self._marked(doc, sources)
             for doc in self.documents
-            if not _is_class(doc) and not (doc.get("kind") == "DeviceClaim" and ClaimView(doc).key in kept_back)
+            if not _is_class(doc)
+            and doc.get("kind") != MIGRATION_KIND
+            and not (doc.get("kind") == "DeviceClaim" and ClaimView(doc).key in kept_back)
         ]
         return SchedulingInput(
             documents=[*rest, _HOST_CLASS, *self.extra],
@@ -163,6 +256,16 @@ class _InputBuilder:
             members={group: frozenset(claims) for group, claims in members.items()},
             owners={**standing.unowned, **standing.owners},
             kept_back=frozenset(kept_back),
+            moves=moves,
+            moving={MachineView(doc).key: devices.node for doc in self.machine_docs for devices in moved_devices(doc)}
+            | {
+                MachineView(doc).key: target
+                for doc in self.machine_docs
+                if (target := MachineView(doc).migration_target) is not None
+            },
+            migrations=self.migrations,
+            arriving=self.arriving,
+            uncounted=frozenset(self.uncounted),
             names=self.names,
             pools=self.pools,
             objects={MachineView(doc).key: doc for doc in self.machine_docs},
@@ -195,6 +298,7 @@ class _InputBuilder:
             for claim in self.standing.unowned
             if claim in self.claims and not ClaimView(self.claims[claim]).entries
         }
+        waiting |= {claim for claim in self.arriving if not ClaimView(self.claims[claim]).entries}
         groups = {(claim[0], group) for claim in waiting if (group := ClaimView(self.claims[claim]).group) is not None}
         for claim, doc in self.claims.items():
             if not ClaimView(doc).entries and (claim[0], ClaimView(doc).group) in groups:
@@ -221,13 +325,14 @@ class _InputBuilder:
     def _fill(self) -> None:
         """Hold what machines count for beyond what the devices that it is counted on have, on others of their pool."""
         taken: dict[tuple[str, str, str], int] = {}
-        for _, entries in self.standing.placed.values():
+        counted = [*self.standing.placed.items(), *self.standing.moving.items()]
+        for _, (_, entries) in counted:
             for place, nano in machines.sum_entries(entries).items():
                 taken[place] = taken.get(place, 0) + nano
         for node, pool in self.hosts.items():
             if entries := machines.moved_entries(pool, taken):
                 name = pool["metadata"]["name"]
-                on_it = ((key, doc) for key, (doc, held) in self.standing.placed.items() if _has_entries_in(name, held))
+                on_it = ((key, doc) for key, (doc, held) in counted if _has_entries_in(name, held))
                 key, doc = next(on_it)  # none of it is there without one
                 self._add(key, "over", doc, [{}], {meta.ALLOCATED_NODE: node}, entries)
 
@@ -249,6 +354,76 @@ class _InputBuilder:
             parts += [self._add(key, "io", doc, io, notes)] if io else []
         return MachineRequest(doc, tuple(parts), None if label is None else (key[0], label), tie)
 
+    def _move(self, migration: Object, doc: Object, machine: VirtualMachine) -> tuple[MachineKey, MigrationRequest]:
+        """Ask for another node for a machine that runs. Each NUMA node of its guest stays one; a guest that sees none
+        gets its memory from one, too: it could not be told otherwise while it runs."""
+        key, source = MachineView(doc).key, str(MachineView(doc).holder)
+        amounts = migrated_amounts(doc, machine)
+        details = _machine_details(amounts)
+        if by_node := amounts_by_numa_node(doc):
+            others = {name: amount for name, amount in amounts.items() if name not in host_pool_names.COMPUTE}
+            io = _machine_details(others)
+            details = []
+            for number, on_node in by_node.items():
+                (detail,) = _machine_details(on_node)
+                _restrict_to_numa(detail, number)
+                details.append(detail)
+            details += io
+        else:
+            details[0]["limits"] = {"count": "1"}
+            if (start := machine.spec.start) is not None and start.numa_node is not None:
+                _restrict_to_numa(details[0], start.numa_node)
+        place = f"'{SOURCE_ATTRIBUTE}'"
+        details[0]["constraints"] += f" && (!({place} in device) || device[{place}] != {json.dumps(source)})"
+        receives = json.dumps(host_pool_names.LIVE_MIGRATION_ON)
+        details[0]["constraints"] += f" && device.{host_pool_names.LIVE_MIGRATION} == {receives}"
+        notes = {**_priority_annotation(doc)}
+        if isinstance(target := MigrationView(migration).spec.get("targetNode"), str) and target:
+            notes[meta.NODE] = target
+        excluded = frozenset(node for node, pool in self.hosts.items() if not receives_machines(pool)) | {source}
+        ties = [] if excluded == {source} else ["only nodes with --migration-address receive machines that run"]
+        ties += filter(None, [self._restrict_to_storage(doc, source, details[0])])
+        local = [dict(claim) for claim in local_claims(doc, self.claims, self.networks)]
+        ties += ["its claims need devices of the same kind there"] if local else []
+        parts, targets = self._move_parts(doc, machine, details, notes, local)
+        return key, MigrationRequest(migration, doc, parts, source, amounts, excluded, "; ".join(ties), targets)
+
+    def _move_parts(
+        self,
+        doc: Object,
+        machine: VirtualMachine,
+        details: Sequence[Object],
+        notes: Mapping[str, str],
+        local: Sequence[Object],
+    ) -> tuple[tuple[ClaimKey, ...], dict[ClaimKey, ClaimKey]]:
+        """Ask for another node, together with devices there for these claims, as for a machine that is to start."""
+        key = MachineView(doc).key
+        if not local:
+            return (self._add(key, "move", doc, details, notes),), {}
+        notes = {**notes, meta.GROUP: _group_label(key[1], "move of machine")}
+        agree = {meta.GROUP_MATCH: "numa"} if machine.spec.numa_policy == machines.SINGLE_NUMA else {}
+        if agree:
+            compute = [detail for detail in details if _COMPUTE_EXPRESSION in detail["constraints"]]
+            others = [detail for detail in details if _COMPUTE_EXPRESSION not in detail["constraints"]]
+            parts = [self._add(key, "move", doc, compute, {**notes, **agree})]
+            parts += [self._add(key, "move-io", doc, others, notes)] if others else []
+        else:
+            parts = [self._add(key, "move", doc, details, notes)]
+        targets: dict[ClaimKey, ClaimKey] = {}
+        for number, claim in enumerate(local):
+            name = self._free_name(key, f"claim-{number}")
+            request = moving_claims.target_claim(claim, name, {**notes, **agree}, self.attributes)
+            self._add_uncounted(key, request)
+            targets[ClaimView(claim).key] = name
+        return tuple(parts), targets
+
+    def _marked(self, doc: Object, sources: Collection[str]) -> Object:
+        """The pool of a node that a machine is to leave says so: no attribute names the node of a device."""
+        node = host_pool_names.node_of_host_pool(doc) if sources else None
+        if node not in sources or not self.memo.of("readable", doc, partial(_is_readable, doc)):
+            return doc
+        return self.memo.of("source", doc, partial(_with_source, doc, str(node)))
+
     def _restrict_to_reach(self, doc: Object, machine: VirtualMachine, compute: Object, notes: dict[str, str]) -> str:
         """Have a machine that left a node be placed there again, or where its disks are; why, in words."""
         last = MachineView(doc).annotation(meta.LAST_NODE)
@@ -258,6 +433,11 @@ class _InputBuilder:
         if parts := local_parts(doc, here):
             notes[meta.NODE] = last
             return f"only node {last} has {' and '.join(parts)}"
+        return self._restrict_to_storage(doc, last, compute)
+
+    def _restrict_to_storage(self, doc: Object, last: str, compute: Object) -> str:
+        """Have a machine be placed where the disks are that it writes on a node; why, in words."""
+        here = storage_folders(shared_storage(self.hosts.get(last)))
         if writable_disks(doc):
             named = {shared_storage(pool) for pool in self.hosts.values()}
             values = sorted(one for one in named if reaches_disks(doc, here, storage_folders(one)))
@@ -276,6 +456,8 @@ class _InputBuilder:
             or key in self.standing.running
             or key in self.standing.freed
             or machines.is_leaving(doc)
+            or MachineView(doc).migration_state  # what it has stays as it is reserved on its target
+            or MachineView(doc).handed_over_to is not None  # until the target has taken it
         ):
             return
         if ObjectView(doc).is_deleting or machines.has_ended(machine) or machine.spec.node_name not in (None, node):
@@ -314,9 +496,7 @@ class _InputBuilder:
         entries: Sequence[Any] = (),
     ) -> ClaimKey:
         """A claim that stands for a machine, or for a part of one."""
-        name = key[1][:180].rstrip(".-") + (f".{part}" if part else "") + ".virtualmachine.devalloc.io"
-        while (key[0], name) in self.claims or (key[0], name) in self.names:
-            name = f"x{name}"
+        _, name = self._free_name(key, part)
         metadata: Object = {"namespace": key[0], "name": name, "annotations": dict(notes)}
         if (created := doc["metadata"].get("creationTimestamp")) is not None:
             metadata["creationTimestamp"] = created
@@ -327,6 +507,34 @@ class _InputBuilder:
         self.extra.append(claim)
         self.names[key[0], name] = key
         return key[0], name
+
+    def _free_name(self, key: MachineKey, part: str) -> ClaimKey:
+        name = key[1][:180].rstrip(".-") + (f".{part}" if part else "") + MACHINE_SUFFIX
+        while (key[0], name) in self.claims or (key[0], name) in self.names:
+            name = f"x{name}"
+        return key[0], name
+
+    def _hold_moved(self, doc: Object) -> None:
+        """Devices that its claims get on the node to which it moves, or has moved, and do not have yet."""
+        key = MachineView(doc).key
+        for number, devices in enumerate([*booked_devices(doc), *moved_devices(doc)]):
+            held = moved_claim(devices, self.claims.get(devices.claim))
+            if held is not None:
+                name = self._free_name(key, f"moved-{number}")
+                self._add_uncounted(key, {**held, "metadata": {**held["metadata"], "name": name[1]}})
+
+    def _add_uncounted(self, key: MachineKey, claim: Object) -> None:
+        """What stands for a claim of a machine, beside the claim itself."""
+        self.extra.append(claim)
+        self.names[ClaimView(claim).key] = key
+        self.uncounted.add(ClaimView(claim).key)
+
+
+def _with_source(pool: Object, node: str) -> Object:
+    attributes = [*(pool["spec"].get("attributes") or ()), {"name": SOURCE_ATTRIBUTE, "stringValue": node}]
+    # Without its version, by which a warm fleet would take it for the stored one.
+    metadata = {name: value for name, value in pool["metadata"].items() if name != "resourceVersion"}
+    return {**pool, "metadata": metadata, "spec": {**pool["spec"], "attributes": attributes}}
 
 
 def _is_class(doc: Object) -> bool:
@@ -361,9 +569,9 @@ def _priority_annotation(machine: Object) -> dict[str, str]:
     return {} if value is None else {meta.PRIORITY: value}
 
 
-def _group_label(machine: str) -> str:
+def _group_label(machine: str, what: str = "of machine") -> str:
     """The label of the group that a machine and its claims are, as long at most as groups' names are."""
-    label = f"of machine {machine}"
+    label = f"{what} {machine}"
     return label if len(label) <= MAX_NAME else f"{label[: MAX_NAME - 17]}-{sha256(machine.encode()).hexdigest()[:16]}"
 
 

@@ -10,6 +10,7 @@ from devalloc.api.machine_reservation import reserved_entries
 from devalloc.api.reasons import Reason
 from devalloc.api.views import MachineView
 from devalloc.controller.reconcile.vm_scheduling.messages import MachineMessages, with_machine_names
+from devalloc.controller.reconcile.vm_scheduling.migration_decision import migration_outcomes
 from devalloc.controller.reconcile.vm_scheduling.resize import MachineGrowth
 from devalloc.controller.reconcile.vm_scheduling.solver_input import SchedulingInput, scheduling_input
 from devalloc.store import Object
@@ -27,7 +28,7 @@ def solve_with_machines(
     admin_namespaces: admission.AdminNamespaces = "all",
 ) -> SolverAnswer:
     """The dict of ``solve_manifests``, with ``machines``, where there are any that are placed: an entry for each, of
-    the form of those of claims.
+    the form of those of claims; and with ``migrations`` in the same form, of those that have no target yet.
 
     ``documents`` may be anything: what is invalid is reported. ``admin_namespaces``: where claims may have admin
     access, as in the settings of the allocator. Raises as ``solve_manifests`` does.
@@ -42,8 +43,10 @@ def solve_with_machines(
         written = [*map(apart.written, requested), *apart.rest]
         return cast(SolverAnswer, solve_manifests(written, placement=placement, deadline=seconds_left(ends)))
 
-    answer = admission.solve_admitted(placing.documents, solve, admin_namespaces, unread=apart.rest)
-    if not placing.objects:
+    answer = admission.solve_admitted(
+        placing.documents, solve, admin_namespaces, unread=apart.rest, uncounted=placing.uncounted
+    )
+    if not placing.objects and not placing.migrations.objects:
         return answer
     return _with_machine_names(answer, placing)
 
@@ -64,6 +67,15 @@ def _with_machine_names(answer: SolverAnswer, placing: SchedulingInput) -> Solve
         elif key in placing.running or reserved_entries(machine):
             entries = placing.running.get(key) or reserved_entries(machine)
             machine_answers.append(_entry(key, True, MachineView(machine).status.get("nodeName"), entries, None, None))
+    migrations = [
+        {**_entry(each.key, each.target is not None, each.target, each.entries, None, None), **each.details}
+        if each.target is not None
+        else {**_entry(each.key, False, None, (), each.reason, each.message), **each.details}
+        for each in migration_outcomes(placing, answer)
+    ]
+    migrations += [_entry(key, False, None, (), *why) for key, why in placing.migrations.failed.items()]
+    if placing.migrations.objects:
+        answer = {**answer, "migrations": sorted(migrations, key=lambda one: (one["namespace"], one["name"]))}
     problems = [{**one, "message": with_machine_names(one["message"], placing)} for one in answer["problems"]]
     return {**answer, "claims": own, "machines": machine_answers, "problems": problems}
 
@@ -118,12 +130,18 @@ def withheld_answers(placing: SchedulingInput) -> list[SolverAnswer]:
 
 
 def _withheld_answer(claim: tuple[str, str], placing: SchedulingInput) -> SolverAnswer:
+    if (devices := placing.arriving.get(claim)) is not None:
+        why = f"its machine has moved to node {devices.node}; it gets the devices that wait for it there"
+        return _entry(claim, False, None, (), Reason.CLAIM_MOVING.value, why)
     owner = placing.owners.get(claim)
     if owner is None:
         why = "it is in a group with a claim that waits with its machine"
         return _entry(claim, False, None, (), Reason.GROUP_UNSATISFIABLE.value, why)
     if owner in placing.resting:
         why = f"it is placed with machine {'/'.join(owner)}, which left its node and is stopped, when that is to run"
+        return {**_entry(claim, False, None, (), Reason.GROUP_UNSATISFIABLE.value, why), "machine": "/".join(owner)}
+    if owner in placing.moving:
+        why = f"its machine {'/'.join(owner)} is moving to node {placing.moving[owner]}; it is placed when that is done"
         return {**_entry(claim, False, None, (), Reason.GROUP_UNSATISFIABLE.value, why), "machine": "/".join(owner)}
     _, waits_for = placing.waiting.get(owner, ("", "a claim of it waits with another machine"))
     why = f"it is placed with machine {'/'.join(owner)}, which waits: {waits_for}"

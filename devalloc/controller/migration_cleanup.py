@@ -1,0 +1,106 @@
+"""End migrations of machines that take too long, and delete those that ended long ago.
+
+Everything else about migrations is decided in rounds of the allocator; only what depends on the time is here.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+
+from devalloc.api.meta import parse_time
+from devalloc.api.reasons import Reason
+from devalloc.api.views import MachineView, MigrationView
+from devalloc.controller.reconcile.vm_scheduling import KIND, MIGRATION_KIND
+from devalloc.controller.reconcile.vm_scheduling.migration_decision import explained_change, withdrawal_change
+from devalloc.controller.reconcile.vm_scheduling.migrations import MigrationLimits
+from devalloc.store import OBJECT_FAILURES, Conflict, Key, NotFound, Object, Store, StoreError
+
+log = logging.getLogger(__name__)
+
+INTERVAL_SECONDS = 5.0
+MAX_ENDED = 100
+"""Migrations of one namespace that ended and are not deleted yet; the oldest ones go first."""
+
+
+class MigrationCleanup:
+    """The loop. ``run`` in one thread."""
+
+    def __init__(
+        self,
+        store: Store,
+        limits: MigrationLimits | None = None,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._store = store
+        self._limits = limits or MigrationLimits()
+        self._now = now
+
+    def run(self, stop: threading.Event) -> None:
+        """Look again and again until ``stop`` is set. What cannot be written is tried again."""
+        while not stop.is_set():
+            try:
+                self.look()
+            except StoreError as error:
+                log.warning("cannot look after migrations of machines: %s; trying again", error)
+            stop.wait(INTERVAL_SECONDS)
+
+    def look(self) -> None:
+        """End and delete what is due. What the store refuses to change is logged. Raises StoreError."""
+        migrations = self._store.list(MIGRATION_KIND).objects
+        for doc in migrations:
+            since = _time(MigrationView(doc).status.get("startTime"))
+            if not MigrationView(doc).is_over and self._is_past(since, self._limits.timeout):
+                with suppress(Conflict, NotFound):  # others were faster: it is looked at again
+                    try:
+                        self._end(doc)
+                    except OBJECT_FAILURES as error:
+                        log.warning("cannot end %s, which takes too long: %s", Key.of(doc), error)
+        ended: dict[str, list[Object]] = defaultdict(list)
+        for doc in migrations:
+            if MigrationView(doc).is_over and not MigrationView(doc).is_deleting:
+                ended[MigrationView(doc).key[0]].append(doc)
+        for some in ended.values():
+            some.sort(key=lambda doc: str(MigrationView(doc).status.get("completionTime") or ""))
+            for number, doc in enumerate(some):
+                is_old = self._is_past(_time(MigrationView(doc).status.get("completionTime")), self._limits.ttl)
+                if is_old or number < len(some) - MAX_ENDED:
+                    self._delete(doc)
+
+    def _end(self, migration: Object) -> None:
+        """Withdraw it: say why, and remove what its target reserves. If the machine was handed over before that, it has
+        moved, and the migration did not fail; in both cases a round says so. Raises Conflict, NotFound."""
+        view = MigrationView(migration)
+        assert view.machine is not None
+        machine = self._store.get(KIND, *view.machine)
+        if not view.is_booked_on(MachineView(machine)):
+            return
+        seconds, source = f"{self._limits.timeout:g} s", view.status.get("sourceNode")
+        message = f"the machine did not move within {seconds}, and stays on node {source}"
+        if (change := explained_change(migration, Reason.MIGRATION_TIMED_OUT.value, message)) is not None:
+            self._store.commit([change])
+        self._store.commit([withdrawal_change(machine)])
+        log.warning("migration %s of machine %s: %s", "/".join(view.key), "/".join(view.machine), message)
+
+    def _delete(self, migration: Object) -> None:
+        key, metadata = Key.of(migration), migration["metadata"]
+        with suppress(NotFound, Conflict):
+            try:
+                self._store.delete(*key, uid=metadata["uid"], resource_version=metadata["resourceVersion"])
+            except OBJECT_FAILURES as error:
+                log.warning("cannot delete %s, which ended long ago: %s", key, error)
+
+    def _is_past(self, since: datetime | None, seconds: float) -> bool:
+        return since is not None and self._now() - since >= timedelta(seconds=seconds)
+
+
+def _time(text: object) -> datetime | None:
+    """A time of an object; None if it has none that can be read."""
+    try:
+        return parse_time(text).astimezone(UTC) if isinstance(text, str) else None
+    except (ValueError, OverflowError):
+        return None

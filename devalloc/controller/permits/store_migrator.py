@@ -1,0 +1,114 @@
+"""The migrator of a permit server: migrations of machines as objects of the store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+
+from devalloc.api.host_pool_names import node_of_host_pool
+from devalloc.api.machine_location import (
+    is_migratability_unknown,
+    migration_obstacle,
+    network_pool_names,
+    shared_storage,
+    storage_folders,
+    why_no_target,
+)
+from devalloc.api.meta import parse_time
+from devalloc.api.moved_claims import claim_users
+from devalloc.api.views import ClaimKey, ClaimView, MachineView, MigrationView
+from devalloc.controller.migrations import begin_migration, has_purpose, migrations_of, withdraw_migration
+from devalloc.controller.permits.migration import NO_MIGRATION, MigrationEnd
+from devalloc.controller.reconcile.vm_scheduling.migrations import KIND
+from devalloc.scaling.permits.ledger import MachineKey
+from devalloc.store import Key, Object, Store
+
+PURPOSE = "pressure"
+"""Part of the names of the migrations that are created here."""
+_MAX_AGE_SECONDS = 5.0
+"""From one look at pools and claims to the next."""
+_CLOCK_SLACK = timedelta(seconds=2)
+
+
+class StoreMigrator:
+    """Has the controller migrate machines. From any thread; raises StoreError."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def begin(self, key: MachineKey, node: str) -> bool:
+        """Create a migration; False if the machine has one already."""
+        if migrations_of(self._store, key):
+            return False
+        begin_migration(self._store, key, purpose=PURPOSE)
+        return True
+
+    def withdraw(self, key: MachineKey) -> None:
+        """Delete those that were created here. Others are their creators'."""
+        for view in migrations_of(self._store, key):
+            if _is_own(view):
+                withdraw_migration(self._store, Key(KIND, *view.key))
+
+    def ended(self, key: MachineKey, since: str) -> MigrationEnd | None:
+        """How the last one ended that began or ended after a moment, own or not; None while one goes on."""
+        views = [view for view in map(MigrationView, self._store.list(KIND).objects) if view.machine == key]
+        ended = [view for view in views if view.is_over and _last_time(view) >= _time(since) - _CLOCK_SLACK]
+        unfinished = [view for view in views if not view.is_over and not view.is_deleting]
+        if any(map(_is_own, unfinished)) or (unfinished and not ended):  # others' may wait for room for long
+            return None
+        if not ended:
+            return NO_MIGRATION
+        last = max(ended, key=_last_time)
+        status = last.status
+        if last.phase == "Succeeded":
+            return MigrationEnd(True, "Migrated", f"it has moved to node {status.get('targetNode')}")
+        return MigrationEnd(False, str(status.get("reason") or "MigrationFailed"), str(status.get("message", "")))
+
+
+class MovableMachines:
+    """Whether machines can be migrated, as far as objects say it. Use from one thread; raises StoreError."""
+
+    def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._clock = clock
+        self._until = float("-inf")
+        self._pools: Mapping[str, Object] = {}
+        self._claims: Mapping[ClaimKey, Object] = {}
+        self._users: Mapping[ClaimKey, Sequence[MachineKey]] = {}
+        self._networks: frozenset[str] = frozenset()
+
+    def __call__(self, machine: Object) -> bool:
+        if machine["kind"] != "VirtualMachine":
+            return False
+        if self._clock() >= self._until:
+            listed = self._store.list(("DevicePool", "DeviceClaim", "VirtualMachine")).objects
+            self._pools = {node: pool for pool in listed if (node := node_of_host_pool(pool)) is not None}
+            self._claims = {ClaimView(one).key: one for one in listed if one["kind"] == "DeviceClaim"}
+            self._users = claim_users(one for one in listed if one["kind"] == "VirtualMachine")
+            self._networks = network_pool_names(listed)
+            self._until = self._clock() + _MAX_AGE_SECONDS
+        node = MachineView(machine).node or ""
+        if why_no_target(machine, self._pools, node):
+            return False
+        folders = storage_folders(shared_storage(self._pools.get(node)))
+        if is_migratability_unknown(machine, self._claims, self._networks):
+            return False
+        return not migration_obstacle(machine, folders, self._claims, self._users, self._networks)
+
+
+def _is_own(view: MigrationView) -> bool:
+    return view.machine is not None and has_purpose(view, PURPOSE)
+
+
+def _last_time(view: MigrationView) -> datetime:
+    """When it ended, or was created if that is later: nodes have clocks of their own."""
+    return max(_time(view.metadata.get("creationTimestamp")), _time(view.status.get("completionTime")))
+
+
+def _time(text: object) -> datetime:
+    """A time of an object; long ago if it cannot be read."""
+    try:
+        return parse_time(str(text)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return datetime(1, 1, 3, tzinfo=UTC)

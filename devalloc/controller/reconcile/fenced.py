@@ -1,0 +1,242 @@
+"""Take away what fenced nodes hold (T34).
+
+This is the only code that removes a node's mark from objects without that node. It asks the same of them as a drain
+(``devalloc.io/evict``, ``devalloc.io/release``); what follows is the same code: a round releases the claims, frees the
+machine in one commit with them, and places it anew where its disks are.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+
+from devalloc.api import meta
+from devalloc.api.fencing import fenced_from, fenced_from_note, fenced_nodes, without_holder
+from devalloc.api.machine_location import LIVE_MIGRATABLE
+from devalloc.api.moved_claims import MovedDevices, moved_devices
+from devalloc.api.reasons import Reason
+from devalloc.api.views import READY, ClaimKey, ClaimView, MachineView, ObjectView
+from devalloc.controller.reconcile.decision import WriteUnit
+from devalloc.controller.reconcile.vm_scheduling.machines import KIND, claims_of
+from devalloc.controller.reconcile.write_backoff import WriteBackoff
+from devalloc.store import OBJECT_FAILURES, REFUSALS, Change, Conflict, Key, NotFound, Object, Store, StoreError
+from devalloc.store.metadata_rules import with_annotations
+from devalloc.store.nodes import node_object, pools_of
+
+log = logging.getLogger(__name__)
+
+_ENDED = ("Stopped", "Failed")
+_PRESERVED = ("conditions", "nodeName", "numaNode", "allocations", "runnerPod")
+"""Parts of a machine's status that its node does not write."""
+_OF_RUN = (READY, LIVE_MIGRATABLE)
+"""Conditions of a machine that runs."""
+_OF_TARGET = ("allocations", "numaNode", "movedClaims")
+"""Parts of it that are about the node to which it was handed over."""
+
+
+def is_fenced(store: Store, node: str) -> bool:
+    """Whether the node is fenced at this moment. Raises StoreError."""
+    return node in fenced_nodes([*node_object(store, node), *pools_of(store, node)])
+
+
+def held_objects(store: Store, node: str) -> list[Object]:
+    """The machines that are on a node or move to it, and the claims that have devices of it or that it holds, by kind,
+    namespace and name. Raises StoreError."""
+    return [one for one in store.list((KIND, "DeviceClaim")).objects if _belongs(one, node)]
+
+
+def take_away(
+    store: Store, objects: Collection[Object], node: str, why: str, may_write: Callable[[], bool] = lambda: True
+) -> list[Key]:
+    """Take all machines and claims away from a node that is off; those that were changed. ``objects``: all of them, as
+    they were read; what changed since then is left to the next call. ``may_write``: called before each write.
+
+    Raises StoreError; if the store refuses some of the writes, after all others.
+    """
+    writer = _Writer(store, may_write)
+    _take_away(writer, objects, node, why)
+    for error in writer.failed.values():
+        raise error
+    return writer.changed
+
+
+def _take_away(writer: _Writer, objects: Collection[Object], node: str, why: str) -> None:
+    """A machine goes first, then its claims: so both are placed together. Raises StoreError."""
+    held = sorted((one for one in objects if _belongs(one, node)), key=lambda one: ObjectView(one).key)
+    machines = [one for one in held if one["kind"] == KIND]
+    staying: set[ClaimKey] = set()
+    for machine in machines:
+        if not writer.write(machine, _taken_machine(machine, node, why)):
+            staying.update(claims_of(machine))
+    moving = {claim for one in machines if _moves(one, node) for claim in claims_of(one)}
+    moving |= {devices.claim for one in objects if one.get("kind") == KIND for devices in _arriving(one, node)}
+    for claim in (one for one in held if one["kind"] != KIND):
+        key = ClaimView(claim).key
+        if key not in staying:
+            writer.write(claim, _taken_claim(claim, node, with_machine=key in moving))
+
+
+def _arriving(machine: Object, node: str) -> list[MovedDevices]:
+    """What waits for claims of a machine that has moved to another node: they get this instead of what they have."""
+    return [devices for devices in moved_devices(machine) if devices.node != node]
+
+
+def take_from_fenced(
+    store: Store, objects: Collection[Object], backoff: WriteBackoff, may_write: Callable[[], bool] = lambda: True
+) -> list[Key]:
+    """Take everything away from the nodes that are fenced according to ``objects``, and still are in the store. Never
+    raises for one node what another one has nothing to do with: it logs errors. ``backoff``: for objects whose writes
+    fail."""
+    changed: list[Key] = []
+    nodes = {node: why for node, why in fenced_nodes(objects).items() if any(_belongs(one, node) for one in objects)}
+    if nodes:
+        backoff.look(objects)
+    for node, why in sorted(nodes.items()):
+        writer = _Writer(store, may_write, backoff)
+        try:
+            if is_fenced(store, node):
+                _take_away(writer, objects, node, why)
+        except StoreError as error:
+            log.error("cannot take machines and claims away from fenced node %s: %s", node, error)
+        for key in dict.fromkeys(writer.changed):
+            log.warning("took %s away from node %s, which is fenced (%s)", key, node, why)
+        changed += writer.changed
+    return changed
+
+
+class _Writer:
+    """Writes objects of one node, each by itself."""
+
+    def __init__(self, store: Store, may_write: Callable[[], bool], backoff: WriteBackoff | None = None) -> None:
+        self._store, self._may_write, self._backoff = store, may_write, backoff
+        self.changed: list[Key] = []
+        self.failed: dict[Key, StoreError] = {}
+        """Objects of which the store refused a write."""
+
+    def write(self, before: Object, wanted: Object) -> bool:
+        """Whether the object is as wanted. Raises StoreError if the store does not answer."""
+        if wanted == before:
+            return True
+        unit = _unit(before)
+        if self._backoff is not None and self._backoff.is_backed_off(unit):
+            return False
+        try:
+            return self._write(before, wanted)
+        except OBJECT_FAILURES as error:
+            self.failed[Key.of(before)] = error
+            if self._backoff is not None:
+                self._backoff.note(unit, str(error))
+            if not isinstance(error, REFUSALS):  # no answer: the next ones may take as long
+                raise
+            return False
+
+    def _write(self, before: Object, wanted: Object) -> bool:
+        """Write status, then metadata, as the mark may go last; whether the object is as wanted."""
+        key = Key.of(before)
+        try:
+            if wanted.get("status") != before.get("status"):
+                if not self._may_write():
+                    return False
+                written = self._store.replace_status({**before, "status": wanted["status"]})
+                wanted = {**wanted, "metadata": {**wanted["metadata"], "resourceVersion": _version(written)}}
+                self.changed.append(key)
+            if not self._may_write():
+                return False
+            self._store.replace(wanted)
+            self.changed.append(key)
+        except NotFound:
+            return True
+        except Conflict:
+            return False  # the next call reads it again
+        return True
+
+
+def _unit(obj: Object) -> WriteUnit:
+    """A write of this object alone, as the backoff names it."""
+    change = Change(Key.of(obj), _version(obj), obj.get("status"))
+    return WriteUnit((change,), granted=False, released=True)
+
+
+def _taken_machine(machine: Object, node: str, why: str) -> Object:
+    """A machine after it was taken away: no node holds it, and the controller frees it and places it anew."""
+    view = MachineView(machine)
+    if not view.is_on(node):
+        return _taken_back_machine(machine, node)
+    notes: dict[str, str | None] = {}
+    if _moves(machine, node):
+        notes[meta.EVICT] = node
+    if view.holder != node:
+        return with_annotations(machine, {k: v for k, v in notes.items() if view.annotation(k) != v})
+    if view.spec.get("adopt") is None:
+        notes[meta.LAST_NODE] = node  # it may have begun there: its disks are where they are
+    notes[meta.FENCED_FROM] = fenced_from_note(fenced_from(machine) | {node})
+    taken = without_holder(with_annotations(machine, notes))
+    return {**taken, "status": _status_taken(view, node, why)}
+
+
+def _taken_back_machine(machine: Object, node: str) -> Object:
+    """A machine that was on its way to a node by a migration: it is that of its source again, which has it still. What
+    the source reserved is gone if it was handed over; it counts as any machine that runs does then."""
+    view = MachineView(machine)
+    status = {name: value for name, value in view.status.items() if name != "migrationState"}
+    if status.get("nodeName") == node:
+        status = {name: value for name, value in status.items() if name not in _OF_TARGET}
+        status["nodeName"] = view.holder
+    return {**machine, "status": status}
+
+
+def _status_taken(view: MachineView, node: str, why: str) -> Object:
+    """Without what only its node knew: nothing of it runs any more."""
+    stays = _PRESERVED if view.status.get("nodeName") == node else (*_PRESERVED, "movedClaims")
+    status = {name: value for name, value in view.status.items() if name in stays}
+    if isinstance(status.get("conditions"), list):
+        of_run = [view.condition(name) for name in _OF_RUN]
+        status["conditions"] = [one for one in status["conditions"] if one not in of_run]
+    if view.status.get("phase") in _ENDED:
+        return status | {name: view.status[name] for name in ("phase", "reason", "message") if name in view.status}
+    message = f"node {node}, on which it was, is fenced ({why}); it waits for a node that has its disks"
+    return status | {"phase": "Pending", "reason": Reason.NODE_FENCED.value, "message": message[:4096]}
+
+
+def _taken_claim(claim: Object, node: str, *, with_machine: bool) -> Object:
+    """A claim after it was taken away. One of a machine is released together with it; others are released at once."""
+    view = ClaimView(claim)
+    notes: dict[str, str | None] = {}
+    is_observer = view.annotation(meta.ADMIN_CLASSES) is not None and not view.is_held  # it would get the same again
+    if view.entries and not (view.wants_release or with_machine or view.is_deleting or is_observer):
+        notes[meta.RELEASE] = "forced"
+    if view.holder != node or not view.is_held:
+        return with_annotations(claim, notes) if notes else claim
+    notes[meta.FENCED_FROM] = fenced_from_note(fenced_from(claim) | {node})
+    return without_holder(with_annotations(claim, notes))
+
+
+def holding_nodes(obj: Object) -> frozenset[str]:
+    """The nodes that fencing would take a machine or claim away from; empty for objects of other kinds."""
+    if obj.get("kind") not in (KIND, "DeviceClaim"):
+        return frozenset()
+    view = MachineView(obj)
+    names = (view.holder, view.node, view.migration_target, view.status.get("nodeName"), ClaimView(obj).node)
+    return frozenset(name for name in names if isinstance(name, str) and name and _belongs(obj, name))
+
+
+def _belongs(obj: Object, node: str) -> bool:
+    """Whether it is a claim that has devices of the node, or that the node holds; or a machine that is on the node or
+    moves to it."""
+    if obj.get("kind") == KIND and obj.get("apiVersion") == meta.DEVALLOC:
+        return MachineView(obj).is_on(node) or MachineView(obj).arrives_on(node)
+    if obj.get("kind") != "DeviceClaim" or obj.get("apiVersion") != meta.DEVMGMT:
+        return False
+    view = ClaimView(obj)
+    return (view.is_held and view.holder == node) or (bool(view.entries) and view.node == node)
+
+
+def _moves(machine: Object, node: str) -> bool:
+    """Whether the controller frees the machine together with its claims, as one that was evicted."""
+    view = MachineView(machine)
+    is_here = view.spec.get("nodeName") in (None, "", node) and view.status.get("nodeName") == node
+    return is_here and view.spec.get("adopt") is None and not view.is_deleting
+
+
+def _version(obj: Object) -> str:
+    return str(obj["metadata"]["resourceVersion"])

@@ -1,0 +1,498 @@
+"""Keep the machines of VirtualMachineReplicaSets: create those that are missing, and delete those that are too many.
+
+A machine belongs to the set that its owner references name as its controller. Machines are called like their set, with
+the lowest number that is free. So a controller that decides on an outdated listing, or a second time after a crash,
+creates no machine twice: the name exists already.
+
+A machine that ended (its restart policy is Never) or is being deleted is replaced. If machines end soon, or cannot be
+created, the controller waits longer after each such failure. A machine that its node starts again is not replaced.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from devalloc.api import meta
+from devalloc.api.decode import decode
+from devalloc.api.replica_set import VirtualMachineReplicaSet
+from devalloc.api.views import READY, MachineView, ObjectView, as_mapping, as_mappings
+from devalloc.api.virtual_machine import VirtualMachine
+from devalloc.backoff import Backoff, backoff_delay
+from devalloc.controller.reconcile.vm_scheduling.machines import has_ended
+from devalloc.store import (
+    OBJECT_FAILURES,
+    REFUSALS,
+    AlreadyExists,
+    Conflict,
+    Event,
+    EventType,
+    NotFound,
+    Object,
+    Store,
+    StoreError,
+    Unusable,
+)
+
+log = logging.getLogger(__name__)
+
+KIND, MACHINE = "VirtualMachineReplicaSet", "VirtualMachine"
+QUICK_SECONDS = 60.0
+"""A machine that ends sooner after its creation did not last."""
+FIRST_SECONDS, MOST_SECONDS = 1.0, 300.0
+"""The first and the longest pause after machines that did not last, or could not be created or deleted."""
+BURST = 100
+"""Machines of one set that are created or deleted before other sets have their turn."""
+BATCH_SECONDS = 0.05
+"""After a change more are waited for."""
+RESYNC_SECONDS = 60.0
+RETRY_SECONDS = 2.0
+SetKey = tuple[str, str]
+"""Namespace and name."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetPlan:
+    """What is to be done for one set."""
+
+    create: Sequence[str] = ()
+    """Names of machines."""
+    delete: Sequence[Object] = ()
+    replicas: int = 0
+    """Machines that are left after the deletions, without those that ended."""
+    ready: int = 0
+    """Machines that are ready, before the deletions."""
+
+
+@dataclass(slots=True)
+class _Pace:
+    """How fast machines of a set are created, or deleted."""
+
+    failures: int = 0
+    due: float = 0.0
+    problem: str = ""
+    """Why the last one could not be created or deleted."""
+
+    def failed(self, now: float, problem: str = "") -> None:
+        self.failures += 1
+        self.due = now + backoff_delay(self.failures, FIRST_SECONDS, MOST_SECONDS)
+        self.problem = problem or self.problem
+
+    def begin(self, now: float) -> bool:
+        """Whether it is not the time to wait now."""
+        if self.due and self.due <= now:
+            self.due = 0.0
+        return not self.due
+
+
+@dataclass(slots=True)
+class _Paces:
+    """Of one set: a refused deletion does not keep it from creating machines, nor the other way round."""
+
+    create: _Pace = field(default_factory=_Pace)
+    delete: _Pace = field(default_factory=_Pace)
+    refused: set[str] = field(default_factory=set)
+    """UIDs of machines that could not be deleted; until ``delete.due``."""
+    seen: set[str] = field(default_factory=set)
+    """UIDs of machines that ended and were counted."""
+
+    def next_due(self) -> float:
+        """When to look at the set again; 0: not because of the time."""
+        return min((pace.due for pace in (self.create, self.delete) if pace.due > 0.0), default=0.0)
+
+
+def owner_of(machine: Object) -> tuple[str, str] | None:
+    """Name and UID of the set that a machine belongs to; None if it belongs to none."""
+    for reference in as_mappings(machine["metadata"].get("ownerReferences")):
+        is_set = (reference.get("kind"), reference.get("apiVersion")) == (KIND, meta.DEVALLOC)
+        if is_set and reference.get("controller") is True:
+            return str(reference.get("name")), str(reference.get("uid"))
+    return None
+
+
+def plan(
+    name: str, wanted: int, machines: Iterable[Object], taken: Callable[[str], bool], *, may_create: bool = True
+) -> SetPlan:
+    """What brings a set nearer to ``wanted`` machines. ``machines``: its own; ``taken``: whether a machine has a name.
+
+    Surplus machines go in this order: those that do not run before those that do, of these those that are not ready
+    before those that are, and of these the newest first. A machine that ended goes when another one takes its place, or
+    when there are enough without it.
+    """
+    there = [machine for machine in machines if not ObjectView(machine).is_deleting]
+    ended = [machine for machine in there if _has_ended(machine)]
+    over = {machine["metadata"]["uid"] for machine in ended}
+    live = sorted(
+        (m for m in there if m["metadata"]["uid"] not in over),
+        key=lambda m: (not _runs(m), not is_ready(m), _age_key(m)),
+    )
+    ready = sum(map(is_ready, live))
+    surplus = live[wanted:][::-1] if len(live) > wanted else []
+    missing = min(wanted - len(live), BURST) if may_create else 0
+    create: list[str] = []
+    number = 0
+    while len(create) < missing:
+        number += 1
+        if not taken(candidate := f"{name}-{number}"):
+            create.append(candidate)
+    replaced = ended if len(live) >= wanted else ended[: len(create)]
+    delete = [*surplus, *replaced][:BURST]
+    return SetPlan(tuple(create), tuple(delete), len(live) - min(len(surplus), BURST), ready)
+
+
+def is_ready(machine: Object) -> bool:
+    """Whether it runs and, if its guest reports, whether that says so."""
+    reports = MachineView(machine).spec.get("guestReports") is True
+    return _runs(machine) and (not reports or MachineView(machine).condition(READY).get("status") == "True")
+
+
+def _runs(machine: Object) -> bool:
+    return MachineView(machine).status.get("phase") == "Running"
+
+
+def _has_ended(machine: Object) -> bool:
+    if MachineView(machine).status.get("phase") != "Stopped":  # nearly always, and much cheaper
+        return False
+    decoded = decode(machine).object
+    return isinstance(decoded, VirtualMachine) and has_ended(decoded)
+
+
+def _age_key(machine: Object) -> tuple[str, int, str]:
+    """The oldest first; of those with one time the one with the lower number."""
+    metadata = machine["metadata"]
+    return str(metadata.get("creationTimestamp", "")), len(metadata["name"]), metadata["name"]
+
+
+def machine_manifest(replica_set: Object, name: str) -> Object:
+    """A machine of the set."""
+    metadata, template = replica_set["metadata"], as_mapping(replica_set["spec"]["template"])
+    more = as_mapping(template.get("metadata"))
+    owner = {"apiVersion": meta.DEVALLOC, "kind": KIND, "name": metadata["name"], "uid": metadata["uid"]}
+    return {
+        "apiVersion": meta.DEVALLOC,
+        "kind": MACHINE,
+        "metadata": {
+            "name": name,
+            "namespace": _namespace(replica_set),
+            "labels": {**as_mapping(more.get("labels")), meta.REPLICA_SET: metadata["name"]},
+            "annotations": dict(as_mapping(more.get("annotations"))),
+            "ownerReferences": [{**owner, "controller": True}],
+        },
+        "spec": template["spec"],
+    }
+
+
+def _namespace(obj: Object) -> str:
+    return str(obj["metadata"].get("namespace") or "default")
+
+
+def _key(obj: Object) -> SetKey:
+    return _namespace(obj), obj["metadata"]["name"]
+
+
+class ReplicaSets:
+    """``run`` in one thread of the process that leads."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        collects: bool,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        """``collects``: delete machines whose set is gone, as a cluster's garbage collector does by itself."""
+        self._store, self._collects, self._clock, self._now = store, collects, clock, now
+        self._sets: dict[SetKey, Object] = {}
+        self._machines: dict[SetKey, Object] = {}
+        self._owned: dict[str, set[SetKey]] = {}
+        """Machines by the UID of the set that they belong to."""
+        self._paces: dict[str, _Paces] = {}
+        """By the UID of the set."""
+        self._dirty: set[SetKey] = set()
+        self._orphans: set[SetKey] = set()
+        """Machines whose set may be gone."""
+
+    def run(self, stop: threading.Event) -> None:
+        """Until ``stop`` is set. Raises Unusable; all else is logged and tried again."""
+        backoff = Backoff(RETRY_SECONDS, RESYNC_SECONDS)
+        while not stop.is_set():
+            try:
+                version = self.listed()
+                until = self._clock() + RESYNC_SECONDS
+                while not stop.is_set() and self._clock() < until:
+                    pause = min(self.round(), until - self._clock())
+                    backoff.reset()
+                    version = self._hear(version, max(0.0, pause), stop)
+            except Unusable:
+                raise
+            except StoreError as error:
+                pause = backoff.next_delay()
+                log.warning("cannot keep the machines of replica sets; next try in %.0f s: %s", pause, error)
+                stop.wait(pause)
+            except Exception:
+                log.exception("cannot keep the machines of replica sets")
+                stop.wait(backoff.next_delay())
+
+    def _hear(self, version: str, seconds: float, stop: threading.Event) -> str:
+        """Wait for a change that matters, and for those that come with it; the place in the history after them. Raises
+        StoreError."""
+        for timeout in (seconds, 0.0):
+            with closing(self._store.watch((KIND, MACHINE), version, timeout=timeout, stop=stop)) as events:
+                for event in events:
+                    self.heard(event)
+                    version = event.resource_version
+                    if timeout and (self._dirty or self._orphans):
+                        break
+            if not self._dirty and not self._orphans:
+                break
+            stop.wait(BATCH_SECONDS)
+        return version
+
+    def listed(self) -> str:
+        """Take all objects as they are now; the place in the store's history. Raises StoreError."""
+        listing = self._store.list((KIND, MACHINE))
+        self._sets = {_key(obj): obj for obj in listing.objects if obj["kind"] == KIND}
+        self._machines, self._owned = {}, {}
+        for obj in listing.objects:
+            if obj["kind"] == MACHINE:
+                self._put(obj)
+        uids = {obj["metadata"]["uid"] for obj in self._sets.values()}
+        self._paces = {uid: pace for uid, pace in self._paces.items() if uid in uids}
+        self._dirty = set(self._sets)
+        self._orphans = {key for key, obj in self._machines.items() if owner_of(obj) is not None}
+        return listing.resource_version
+
+    def heard(self, event: Event) -> None:
+        """A set or a machine changed."""
+        obj, key, is_gone = event.object, _key(event.object), event.type is EventType.DELETED
+        if obj["kind"] == KIND:
+            self._dirty.add(key)
+            if is_gone:
+                self._sets.pop(key, None)
+                self._orphans |= self._owned.get(obj["metadata"]["uid"], set())
+            else:
+                self._sets[key] = obj
+            return
+        before = self._remove(key)
+        if not is_gone:
+            self._put(obj)
+            self._orphans |= {key} if owner_of(obj) is not None else set()
+        owners = (owner_of(each) for each in (before, obj) if each is not None)
+        self._dirty |= {(key[0], owner[0]) for owner in owners if owner is not None}
+
+    def _put(self, machine: Object) -> None:
+        self._machines[_key(machine)] = machine
+        if (owner := owner_of(machine)) is not None:
+            self._owned.setdefault(owner[1], set()).add(_key(machine))
+
+    def _remove(self, key: SetKey) -> Object | None:
+        machine = self._machines.pop(key, None)
+        owner = None if machine is None else owner_of(machine)
+        if owner is not None and (keys := self._owned.get(owner[1])) is not None:
+            keys.discard(key)
+            if not keys:
+                del self._owned[owner[1]]
+        return machine
+
+    def round(self) -> float:
+        """Bring all sets of which something changed, or whose time came, nearer to what they are to be; seconds until
+        the next one is due. Raises StoreError."""
+        now = self._clock()
+        due = {key for key, obj in self._sets.items() if self._is_due(obj, now)} | self._dirty
+        self._dirty = set()
+        again: set[SetKey] = set()
+        for key in sorted(due):
+            if (obj := self._sets.get(key)) is None:
+                continue
+            try:
+                if self._keep(obj):
+                    again.add(key)
+            except REFUSALS as error:
+                log.warning("cannot write the status of replica set %s/%s: %s", *key, error)
+        orphans, self._orphans = self._orphans, set()
+        for key in sorted(orphans) if self._collects else ():
+            try:
+                self._collect(key)
+            except OBJECT_FAILURES as error:  # the next listing tries again
+                log.warning("cannot delete machine %s/%s, whose replica set is gone: %s", *key, error)
+        self._dirty |= again
+        if self._dirty:
+            return 0.0
+        dues = [at for obj in self._sets.values() if (at := self._next_due(obj)) > 0.0]
+        return max(0.0, min([RESYNC_SECONDS, *(at - self._clock() for at in dues)]))
+
+    def _is_due(self, obj: Object, now: float) -> bool:
+        return 0.0 < self._next_due(obj) <= now
+
+    def _next_due(self, obj: Object) -> float:
+        paces = self._paces.get(obj["metadata"]["uid"])
+        return 0.0 if paces is None else paces.next_due()
+
+    def _keep(self, obj: Object) -> bool:
+        """Whether more is to be done at once. Raises StoreError."""
+        decoded, uid, key = decode(obj), obj["metadata"]["uid"], _key(obj)
+        if ObjectView(obj).is_deleting:
+            self._paces.pop(uid, None)
+            return False
+        if not isinstance(decoded.object, VirtualMachineReplicaSet):
+            self._paces.pop(uid, None)
+            problem = next((str(problem) for problem in decoded.problems if problem.is_error), "it is unreadable")
+            self._write_status(obj, SetPlan(), problem)
+            return False
+        paces = self._paces.setdefault(uid, _Paces())
+        machines = [self._machines[each] for each in sorted(self._owned.get(uid, ())) if each[0] == key[0]]
+        now = self._clock()
+        self._count_ended(paces, [m for m in machines if _has_ended(m)], now)
+        may_create, wanted = paces.create.begin(now), decoded.object.spec.replicas
+        todo = plan(key[1], wanted, machines, lambda name: (key[0], name) in self._machines, may_create=may_create)
+        deleted = self._delete_all(key, todo.delete, paces, now)
+        left = [m for m in todo.delete if m["metadata"]["uid"] in paces.refused and not _has_ended(m)]
+        created = 0
+        for name in todo.create:
+            if not self._create(obj, name, paces.create):
+                break
+            created += 1
+        live = todo.replicas + len(left) + created
+        if live >= wanted:
+            paces.create.problem = ""
+        self._write_status(
+            obj, SetPlan(replicas=live, ready=min(todo.ready, live)), paces.create.problem, paces.delete.problem
+        )
+        if live == wanted and not paces.create.due and not created:
+            self._recover(paces.create, machines)
+        return live != wanted and (created > 0 or deleted > 0)
+
+    def _count_ended(self, paces: _Paces, ended: Sequence[Object], now: float) -> None:
+        """Wait longer if machines end soon after they were created."""
+        uids = {machine["metadata"]["uid"] for machine in ended}
+        new = [machine for machine in ended if machine["metadata"]["uid"] not in paces.seen]
+        paces.seen = uids
+        if not new:
+            return
+        if any(self._age(machine) < QUICK_SECONDS for machine in new):
+            paces.create.failed(now)
+        else:
+            paces.create.failures = 0
+
+    def _recover(self, pace: _Pace, machines: Sequence[Object]) -> None:
+        """Machines that last end the back-off."""
+        if pace.failures and all(is_ready(m) and self._age(m) >= QUICK_SECONDS for m in machines):
+            pace.failures = 0
+
+    def _age(self, machine: Object) -> float:
+        """Seconds since a machine was created."""
+        try:
+            created = meta.parse_time(str(machine["metadata"].get("creationTimestamp")))
+        except ValueError:
+            return QUICK_SECONDS
+        return (self._now() - created).total_seconds()
+
+    def _create(self, obj: Object, name: str, pace: _Pace) -> bool:
+        """Whether a machine of that name is there now. Raises StoreError if no store answers."""
+        key = (_namespace(obj), name)
+        try:
+            self._put(self._store.create(machine_manifest(obj, name)))
+        except AlreadyExists:
+            try:  # a listing was outdated
+                self._put(self._store.get(MACHINE, *key))
+            except NotFound:
+                return False
+            self._dirty.add(_key(obj))
+            return False
+        except OBJECT_FAILURES as error:
+            pace.failed(self._clock(), f"machine {key[0]}/{name} cannot be created: {error}")
+            log.warning("replica set %s/%s: %s", *_key(obj), pace.problem)
+            return False
+        pace.problem = ""
+        return True
+
+    def _delete_all(self, key: SetKey, machines: Sequence[Object], paces: _Paces, now: float) -> int:
+        """How many were deleted. Those that the store refuses to delete wait, and no others. Raises StoreError if no
+        store answers."""
+        if paces.delete.begin(now):
+            paces.refused.clear()
+        deleted, problem = 0, ""
+        for machine in machines:
+            if (uid := machine["metadata"]["uid"]) in paces.refused:
+                continue
+            try:
+                deleted += self._delete(machine)
+            except OBJECT_FAILURES as error:
+                paces.refused.add(uid)
+                problem = f"machine {'/'.join(_key(machine))} cannot be deleted: {error}"
+                if not isinstance(error, REFUSALS):  # the next ones may take as long: other sets have their turn
+                    self._dirty.add(key)
+                    break
+        if problem:
+            paces.delete.failed(now, problem)
+            log.warning("replica set %s/%s: %s", *key, problem)
+        elif not any(machine["metadata"]["uid"] in paces.refused for machine in machines):
+            paces.delete = _Pace()
+        return deleted
+
+    def _delete(self, machine: Object) -> bool:
+        """Raises StoreError."""
+        key = _key(machine)
+        try:
+            version = machine["metadata"]["resourceVersion"]
+            last = self._store.delete(MACHINE, *key, uid=machine["metadata"]["uid"], resource_version=version)
+        except (NotFound, Conflict):
+            return False  # it is gone, or not as it was: an event says how it is, and it is decided again
+        if last["metadata"].get("finalizers"):
+            self._put(last)
+        else:
+            self._remove(key)
+        return True
+
+    def _collect(self, key: SetKey) -> None:
+        """Delete a machine whose set is gone. Raises StoreError."""
+        machine = self._machines.get(key)
+        owner = None if machine is None else owner_of(machine)
+        if machine is None or owner is None or ObjectView(machine).is_deleting:
+            return
+        try:
+            if self._store.get(KIND, key[0], owner[0])["metadata"]["uid"] == owner[1]:
+                return
+        except NotFound:
+            pass
+        self._delete(machine)
+
+    def _write_status(self, obj: Object, now: SetPlan, not_created: str, not_deleted: str = "") -> None:
+        """Write how the set stands, if that changed. ``not_created``, ``not_deleted``: why not, if so. Raises
+        StoreError."""
+        metadata, before = obj["metadata"], as_mapping(obj.get("status"))
+        status: dict[str, Any] = {
+            "replicas": now.replicas,
+            "readyReplicas": now.ready,
+            "selector": f"{meta.REPLICA_SET}={metadata['name']}",
+            "observedGeneration": metadata.get("generation", 1),
+            "conditions": self._conditions(before, not_created, not_deleted),
+        }
+        if status == before:
+            return
+        try:
+            self._sets[_key(obj)] = self._store.replace_status({**obj, "status": status})
+        except NotFound:
+            self._sets.pop(_key(obj), None)
+        except Conflict:
+            self._dirty.add(_key(obj))
+            try:
+                self._sets[_key(obj)] = self._store.get(KIND, *_key(obj))
+            except NotFound:
+                self._sets.pop(_key(obj), None)
+
+    def _conditions(self, before: Mapping[str, Any], not_created: str, not_deleted: str) -> list[dict[str, Any]]:
+        reason, problem = ("FailedCreate", not_created) if not_created else ("FailedDelete", not_deleted)
+        old = [each for each in as_mappings(before.get("conditions")) if each.get("type") == "ReplicaFailure"]
+        if not problem:
+            return []
+        content = {"type": "ReplicaFailure", "status": "True", "reason": reason, "message": problem[:4096]}
+        since = old[0].get("lastTransitionTime") if old else None
+        return [{**content, "lastTransitionTime": since or self._now().strftime("%Y-%m-%dT%H:%M:%SZ")}]
