@@ -48,7 +48,7 @@ SOAK_CUTS ?=
 MODULES ?=
 BASE ?= main
 
-.PHONY: help setup demo golden test built built-machine built-cluster test-unit test-conformance test-machine test-cluster test-lowest mutants build-plan dev-cluster images oci-images lint format chart previous protos bench fuzz faults soak power-cuts controllers-soak permits-soak partitions cuts guest-soak timeline screenshots demo-picture clean
+.PHONY: help setup demo demo-machine golden test built built-machine built-cluster test-unit test-conformance test-machine test-cluster test-lowest mutants build-plan dev-cluster images oci-images lint format chart previous protos bench fuzz faults soak power-cuts controllers-soak permits-soak partitions cuts migration-faults guest-soak timeline screenshots demo-picture clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -77,6 +77,9 @@ $(LOWEST_BASE)/.setup-done: EXTRAS := solver,node,guest,permits,test
 
 demo: setup ## the main job, shown on this machine in a few seconds
 	@$(BIN)/devalloc demo
+
+demo-machine: setup ## a machine with a GPU, from its claim to its guest, on an emulated host: minutes, no root
+	@$(BIN)/python -m tools.demo_machine $(ARGS)
 
 test: build-plan test-unit test-conformance built ## all tiers, the last two side by side
 	@echo "== machine and cluster"
@@ -109,7 +112,7 @@ build-plan: setup ## what the tests are going to build on this machine, with tim
 # built (status 1) is no reason to run no other tests.
 built: built-machine built-cluster
 built-machine: setup
-	@$(BIN)/python -m tests.support.builds machines || [ $$? = 1 ]
+	@$(BIN)/python -m tests.support.builds machines network || [ $$? = 1 ]
 built-cluster: setup
 	@$(BIN)/python -m tests.support.builds kubernetes promtool || [ $$? = 1 ]
 
@@ -173,8 +176,9 @@ fuzz: setup ## random fleets against the oracle and upstream's allocator, then p
 
 faults: setup ## fail and kill the node plugin at every state-changing call; a table of how many there are
 	$(BIN)/python -m tools.fault_points
+	$(PYTEST) tests/unit/node/test_rates.py -n $(JOBS) -k kill
 	DEVALLOC_UPGRADE_POINTS=5 $(PYTEST) tests/conformance/test_upgrade_node.py -n $(JOBS)
-	DEVALLOC_WARM_STRIDE=1 DEVALLOC_WARM_ROUNDS=100 $(PYTEST) tests/machine/test_warm_pool.py tests/machine/test_warm_machines.py tests/machine/test_warm_objects.py
+	DEVALLOC_WARM_STRIDE=1 DEVALLOC_WARM_ROUNDS=100 $(PYTEST) tests/machine/test_warm_pool.py tests/machine/test_warm_machines.py tests/machine/test_warm_objects.py tests/machine/test_warm_network.py tests/machine/test_warm_cni.py
 
 soak: power-cuts controllers-soak ## what must hold before a release: power cuts of a test host, and the storm on a cluster: long
 
@@ -192,6 +196,9 @@ partitions: setup ## cut off or kill each process at every step of a machine tha
 
 cuts: setup ## the six connection cuts, on a real machine that is scaled (as root): minutes
 	DEVALLOC_CUTS=all $(PYTEST) tests/machine/test_guest_partitions.py -n 1 $(ARGS)
+
+migration-faults: setup ## a real machine that moves between two plugins, with one of six faults at each of about 210 calls: about ten minutes for each fault; MIGRATION_FAULTS=5 for every fifth call
+	MIGRATION_FAULTS=$${MIGRATION_FAULTS:-all} $(PYTEST) tests/machine/test_migration.py tests/machine/test_moves_of_cards_with_faults.py -n 1 -s -k fault_anywhere --timeout 0 -o faulthandler_timeout=0 $(ARGS)
 
 guest-soak: setup ## a machine with a VF by VFIO, inside an emulated host with SR-IOV, scaled up and down: minutes
 	$(BIN)/python -m tools.guest_soak

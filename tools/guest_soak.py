@@ -11,10 +11,8 @@ from __future__ import annotations
 import json
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from tests.support import sriov_host, sriov_image, vf_image
@@ -25,7 +23,7 @@ CARD, VF, HOST = "0000:41:00.0", "0000:41:10.0", "192.0.2.1"
 IMAGES, MANIFESTS, LOAD = "/run/images", "/run/manifests", "/run/load"
 PATIENCE = 1800.0
 """Seconds."""
-APPEND = f"{MICRO_APPEND} mitigations=off nokaslr audit=0 net.ifnames=0 init_on_alloc=0 cryptomgr.notests"
+APPEND = f"{MICRO_APPEND} net.ifnames=0"
 UP = (
     f"devalloc up --image-folder {IMAGES}:any --max-vfs 2 --scaling --guest-network 192.0.2.0/24 --compute-unit 1,512Mi"
 )
@@ -183,28 +181,14 @@ class Scaled:
 
 def main() -> int:
     image, guest = (built.image(lambda line: print(f"  {line}", flush=True)) for built in (sriov_image, vf_image))
-    with tempfile.TemporaryDirectory(prefix="devalloc-vf-") as name:
-        folder = Path(name)
-        (folder / "content").mkdir()
-        for path, source in (("kernel", guest.kernel), ("initrd", guest.initrd)):
-            (folder / "content" / path).write_bytes(source.read_bytes())
-        sriov_image.make_disk(
-            image.folder / "root", folder / "content", folder / "images", "images", mebibytes=32, journal=False
-        )
-        project = sriov_host.project_disk(image, folder / "project")
-        state = sriov_host.state_disk(image, folder / "state")
-        arguments = [
-            *sriov_host.arguments(image, project, state, cpus=2, gibibytes=4),
-            *("-drive", f"if=none,id=images,file={folder / 'images'},format=raw,readonly=on"),
-            *("-device", "virtio-blk-pci,drive=images,bus=pcie.0"),
-        ]
-        with Machine(image, folder, arguments, seconds=600) as host:
-            say("the host is up")
-            scaled = Scaled(host)
-            try:
-                scaled.run()
-            finally:
-                print(host.guest.run(f"tail -n 40 {scaled.up} {scaled.monitor} /run/devalloc/machines/*/*.log").output)
+    files = {"kernel": guest.kernel.read_bytes(), "initrd": guest.initrd.read_bytes()}
+    with sriov_host.with_files(image, files, cpus=2, gibibytes=4) as host:
+        say("the host is up")
+        scaled = Scaled(host)
+        try:
+            scaled.run()
+        finally:
+            print(host.guest.run(f"tail -n 40 {scaled.up} {scaled.monitor} /run/devalloc/machines/*/*.log").output)
     say("scaled up and down with a VF in it")
     return 0
 

@@ -130,7 +130,8 @@ def _part(field: FieldReference) -> str:
 
 
 def _names(kind: ApiKind) -> str:
-    also = "vm" if kind.kind == "VirtualMachine" else kind.singular.removeprefix("device")
+    aliases = {"VirtualMachine": "vm", "VirtualMachineMigration": "migration"}
+    also = aliases.get(kind.kind, kind.singular.removeprefix("device"))
     return ", ".join(f"`{name}`" for name in dict.fromkeys((kind.singular, also, *kind.short_names)))
 
 

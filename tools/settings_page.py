@@ -115,7 +115,10 @@ def _default(setting: Setting) -> str:
         return setting.unset
     if setting.is_switch:
         return "off"
-    return "none" if setting.default in (None, "", ()) else f"`{setting.default}`"
+    if setting.default in (None, "", ()):
+        return "none"
+    values = setting.default if setting.is_repeatable else (setting.default,)
+    return ", ".join(f"`{each}`" for each in values)
 
 
 if __name__ == "__main__":

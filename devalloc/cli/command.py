@@ -34,6 +34,27 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+def printable(text: str) -> str:
+    """The text on one line, without control characters."""
+    if text.isprintable():
+        return text
+    from devalloc.api.fields import escape_unprintable
+
+    return escape_unprintable(text)
+
+
+class LineFormatter(logging.Formatter):
+    """For people: one line for each message, whatever objects and guests have written into it."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = logging.makeLogRecord(vars(record))
+        line.msg, line.args = printable(record.getMessage()), None
+        return super().format(line)
+
+
 def is_json() -> bool:
     """Whether this process logs JSON (``--log-format json``)."""
     return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
@@ -75,7 +96,8 @@ class CommandFailed(click.ClickException):
     def show(self, file: Any = None) -> None:
 
         text = self.format_message()
-        click.echo(json_line(logging.ERROR, text) if self._in_json else f"error: {text}", err=True)
+        lines = "\n".join(map(printable, text.split("\n")))
+        click.echo(json_line(logging.ERROR, text) if self._in_json else f"error: {lines}", err=True)
 
 
 class BadInput(CommandFailed):
@@ -98,6 +120,13 @@ class VerbGroup(click.Group):
         a sentence that says what to do."""
         super().__init__(*args, **kwargs)
         self._other_words, self._advice = other_words or {}, advice or {}
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The whole first sentence of each, which click would cut off at one line."""
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [(name, one.get_short_help_str(limit=1000)) for name, one in commands if one is not None]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -140,6 +169,13 @@ class Verb(click.Command):
                 help="Lowest level to log.",
             ),
         ]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Without the defaults that are empty, for which click shows [default: ""]."""
+        for param in self.params:
+            if isinstance(param, click.Option) and param.default == "":
+                param.show_default = False
+        super().format_options(ctx, formatter)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -274,7 +310,7 @@ def _logging_to_stderr(form: str, level: str) -> Iterator[None]:
     if form == "json":
         handler.setFormatter(JsonFormatter())
     else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"))
+        handler.setFormatter(LineFormatter())
     root = logging.getLogger()
     handlers, threshold = root.handlers[:], root.level
     root.handlers[:] = [handler]
@@ -306,6 +342,14 @@ def parse_duration(text: str) -> float:
         seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
     if not math.isfinite(seconds):
         raise click.BadParameter("the duration is too long; give fewer digits")
+    return seconds
+
+
+def parse_interval(text: str) -> float:
+    """As ``parse_duration``, but more than 0."""
+    seconds = parse_duration(text)
+    if seconds <= 0:
+        raise click.BadParameter("must be more than 0")
     return seconds
 
 

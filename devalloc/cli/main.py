@@ -60,7 +60,10 @@ VERBS: dict[str, dict[str, str]] = {
     "Care": {
         "cordon": "exclude devices or a node from allocation",
         "uncordon": "allow their allocation again",
+        "migrate": "move a machine to another node while it runs",
         "drain": "cordon a node, and move its machines and claims to other nodes",
+        "fence": "state that a lost node is powered off, so that its machines start elsewhere",
+        "unfence": "state that a fenced node is back",
         "snapshot": "write all objects and the answer to one file",
         "replay": "solve a snapshot again, offline, and compare",
         "backup": "copy the store, even while it is in use, and the node plugin's journal",
@@ -82,6 +85,7 @@ _MODULES = {
     "restore": "snapshot",
     "solve": "explain",
     "uncordon": "cordon",
+    "unfence": "fence",
     "uninstall": "install",
     "validate": "apply",
     "version": "help",

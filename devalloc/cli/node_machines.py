@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from devalloc.inventory.capacity import CapacityConfig
     from devalloc.inventory.capacity.machines import MachineUsage
     from devalloc.inventory.capacity.status import HostStatus
+    from devalloc.store import Store
     from devalloc_node.pb.node_pb2 import Amounts, Machine
 
 
@@ -189,22 +190,23 @@ def capacity_status(
     from devalloc.inventory import DeviceRecords, InventoryConfig, discover
     from devalloc.inventory.capacity import read_capacity
     from devalloc.inventory.capacity.gpus import gpu_status
-    from devalloc.inventory.capacity.machines import machine_usage
+    from devalloc.inventory.capacity.machines import booking_usage, machine_usage
     from devalloc.inventory.capacity.status import host_status
-    from devalloc.inventory.capacity.stored import stores_of
+    from devalloc.inventory.capacity.stored import stored_of_machine, stores_of
     from devalloc.store import StoreError
 
     host = read_capacity(root, config)
     problems = []
     try:
-        machines, held, elsewhere = _machines_in_store(store, node_name)
+        machines, coming, held, elsewhere = _machines_in_store(store, node_name)
     except (CommandFailed, StoreError) as error:
-        machines, held, elsewhere = [], frozenset(), []
+        machines, coming, held, elsewhere = [], [], frozenset(), []
         problems.append(f"machines and claims of the store are not counted: {error}")
     discovery = discover(root, node_name=node_name, config=InventoryConfig(records=DeviceRecords(held)))
     problems += [f"devices: {problem}" for problem in discovery.problems if problem.is_error]
     pools = discovery.pools
-    uses = [machine_usage(machine) for machine in machines]
+    uses = [replace(machine_usage(machine), stored=stored_of_machine(host, machine)) for machine in machines]
+    uses += [use for use in map(booking_usage, coming) if use is not None]
     others = UnstoredMachines() if plugin is None else unstored_machines(plugin, node_name, {use.id for use in uses})
     problems += [others.problem] if others.problem else []
     if elsewhere and not machines and not others.is_of_node:
@@ -215,22 +217,37 @@ def capacity_status(
     return replace(reported, problems=(*reported.problems, *problems))
 
 
-def _machines_in_store(path: Path, node_name: str) -> tuple[list[VirtualMachine], frozenset[str], list[str]]:
-    """The node's machines, its devices that claims have, and the other nodes that have machines; empty without a
-    store."""
+def machines_with_disk(objects: Store, node_name: str) -> list[VirtualMachine]:
+    """The machines of a node that reserve disk. Raises StoreError."""
+    from devalloc.api.decode import decode
+    from devalloc.api.views import MachineView
+    from devalloc.api.virtual_machine import VirtualMachine
+
+    listed = objects.list("VirtualMachine").objects
+    some = (obj for obj in listed if "disk" in obj["spec"] and MachineView(obj).node == node_name)
+    return [each for each in (decode(obj).object for obj in some) if isinstance(each, VirtualMachine)]
+
+
+def _machines_in_store(
+    path: Path, node_name: str
+) -> tuple[list[VirtualMachine], list[VirtualMachine], frozenset[str], list[str]]:
+    """The node's machines, those that are moving to it, its devices that claims have, and the other nodes that have
+    machines; empty without a store."""
     from devalloc.api.decode import decode
     from devalloc.api.virtual_machine import VirtualMachine
     from devalloc.controller.reconcile.availability import device_names_held_on
 
     if not path.exists():
-        return [], frozenset(), []
+        return [], [], frozenset(), []
     with open_embedded_store(path) as objects:
         listed = list(objects.list(["VirtualMachine", "DeviceClaim", "DeviceClass"]).objects)
     decoded = (decode(obj).object for obj in listed if obj["kind"] == "VirtualMachine")
     placed = [each for each in decoded if isinstance(each, VirtualMachine) and each.node]
     machines = [each for each in placed if each.node == node_name]
+    moving = ((each, each.status.migration_state) for each in placed if each.status is not None)
     return (
         machines,
+        [each for each, state in moving if state is not None and state.target_node == node_name],
         device_names_held_on(node_name, listed),
         sorted({each.node for each in placed if each.node} - {node_name}),
     )

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from devalloc.backoff import Backoff
 from devalloc.cli.options.capacity import discover_or_fail
 from devalloc_node.deadline import Deadline
-from devalloc_node.errors import Failed, NodeError
+from devalloc_node.errors import Denied, Failed, NodeError
 
 if TYPE_CHECKING:
     from devalloc.cli.options.capacity import CapacityOptions
@@ -42,6 +43,13 @@ MACHINE_START_SECONDS = 5.0
 """Seconds that a permit waits for a machine that is starting."""
 LISTEN_SECONDS, MAX_LISTEN_SECONDS = 5.0, 60.0
 """Seconds before the permit server tries its port again, doubled after each failure; the maximum."""
+_REJOIN_ADVICE = "Let this host join the cluster as node {node} again. If node {node} is gone for good, "
+_FENCE_ADVICE = (
+    f"{_REJOIN_ADVICE}restart this host, so that none of these machines runs, then take all of them away from that "
+    "node (`devalloc fence node/{node}`) or delete them"
+)
+_DELETE_ADVICE = f"{_REJOIN_ADVICE}delete these claims and their pods"
+"""``rename_advice`` of nodes of a cluster, whose plugins cannot choose their names."""
 
 
 @contextmanager
@@ -90,9 +98,11 @@ def make_host(settings: NodeSettings, *, dry_run: bool, say: Say) -> Host:
 def store_source(store: Store, node_name: str) -> ClaimSource:
     """The DeviceClaims of a store, for the plugin."""
     from devalloc.store import NotFound, StoreError
+    from devalloc.store.nodes import fence_statement, has_nodes
     from devalloc_node.claims.store_grants import KIND, StoreGrants
     from devalloc_node.health.conditions import ClaimConditions
-    from devalloc_node.node import ClaimSource
+    from devalloc_node.node import RENAME_ADVICE, ClaimSource
+    from devalloc_node.vms.fencing import has_machine, settle, settle_previous_name
     from devalloc_node.vms.objects import permitted_on
 
     def uid_of(namespace: str, name: str) -> str | None:
@@ -104,8 +114,18 @@ def store_source(store: Store, node_name: str) -> ClaimSource:
             raise Failed("StoreUnavailable", f"cannot read claim {namespace}/{name}: {error}") from error
 
     grants = StoreGrants(store, node_name)
+    statement = partial(fence_statement, store, node_name)
     return ClaimSource(
-        KIND, grants, uid_of, ClaimConditions(store, node_name).update, partial(permitted_on, store, node_name)
+        KIND,
+        grants,
+        uid_of,
+        ClaimConditions(store, node_name).update,
+        partial(permitted_on, store, node_name),
+        settle=lambda operations: settle(store, operations, statement),
+        has_claim=grants.is_of,
+        has_machine=partial(has_machine, store),
+        settle_previous_name=partial(settle_previous_name, store),
+        rename_advice=_FENCE_ADVICE if has_nodes(store) else RENAME_ADVICE,
     )
 
 
@@ -124,9 +144,15 @@ def store_publishing(
     from devalloc.controller.host_inventory import HostInventory, InventorySource
     from devalloc.controller.pool_publisher import PublishLock
     from devalloc.inventory.watch import UdevSource
+    from devalloc.store.kubernetes import KubernetesStore
     from devalloc_node.daemon import Publisher
+    from devalloc_node.kube.label_change import POOLS
 
     settings = node.settings
+    if isinstance(store, KubernetesStore):
+        withdraw = partial(warn_of_previous_name, store.client, POOLS)
+    else:
+        withdraw = partial(_withdraw_pools, store, place, settings.node_name, on_published)
     turn = PublishLock(place, settings.node_name, first=True)
     with closing(turn), closing(UdevSource()) as events:
         inventory = InventorySource(settings.node_name, look, first=True)
@@ -140,7 +166,48 @@ def store_publishing(
             on_failed=node.metrics.publish_failed,
             owner=owner,
         )
-        yield Publisher((host.watch, host.repair), host.rescan)
+        yield Publisher((host.watch, host.repair), host.rescan, withdraw)
+
+
+def _withdraw_pools(
+    store: Store, place: Path, name: str, on_published: Callable[[PublishResult], None], previous: str
+) -> None:
+    """Delete the pools of this node's previous name. Raises Denied where they are in use, and Failed."""
+    from devalloc.controller.pool_publisher import PublishResult, StillNamed, withdraw_previous_name
+    from devalloc.store import StoreError
+
+    try:
+        withdrawn = withdraw_previous_name(store, place, name, previous)
+    except StillNamed as error:
+        raise Denied("NodeRenamed", str(error)) from error
+    except StoreError as error:
+        raise Failed("StoreUnavailable", f"cannot withdraw the pools of node {previous}: {error}") from error
+    if withdrawn:
+        on_published(PublishResult(deleted=withdrawn))
+
+
+def warn_of_previous_name(client: Client, path: str, previous: str) -> None:
+    """Log which pools or slices (``path`` of their list) a cluster still has of this node's previous name: they go with
+    the Node of that name, and a node may delete only its own."""
+    from devalloc.store.kubernetes.api_error import ApiError
+
+    log = logging.getLogger(__name__)
+    kind = path.rpartition("/")[2]
+    try:
+        pages = client.list(path, {"fieldSelector": f"spec.nodeName={previous}"})
+        names = [one["metadata"]["name"] for page in pages for one in page["items"]]
+    except ApiError as error:
+        log.warning("cannot list the %s of node %s, which was this node's name: %s", kind, previous, error)
+        return
+    if names:
+        log.warning(
+            "the cluster still has %s of node %s, which was this node's name: %s. If their devices are this node's, "
+            "delete the Node %s, or them",
+            kind,
+            previous,
+            ", ".join(sorted(names)),
+            previous,
+        )
 
 
 def node_reference(client: Client, node_name: str) -> Mapping[str, Any] | None:
@@ -208,7 +275,7 @@ def store_machines(
     so the agent does not ask it.
     """
     from devalloc_node.operations.change_feed import machine_change
-    from devalloc_node.vms import LoopSettings, ServiceMachines, VirtualMachineLoop
+    from devalloc_node.vms import LoopSettings, MigrationLoop, ServiceMachines, VirtualMachineLoop
 
     settings = LoopSettings(resync=node.settings.resync, grace=node.settings.grace)
     scalers = None
@@ -239,11 +306,23 @@ def store_machines(
         removed=node.metrics.removed,
         scaling=scalers,
         runners=runners,
+        reports=node.guest_reports,
+        settle=lambda: node.source.settle(node.operations),
+    )
+    migrations = MigrationLoop(
+        store,
+        node.operations,
+        node.machines,
+        node.notifier,
+        replace(node.settings.migrations, sys=node.settings.root / "sys"),
+        resync=node.settings.resync,
+        grace=node.settings.grace,
+        settle=lambda: node.source.settle(node.operations),
     )
     created = ServiceMachines(
         node.operations, node.notifier, scaling=scalers, runners=runners, resync=node.settings.resync
     )
-    return [machines.run, created.run, *(each.run for each in (scalers, runners) if each is not None)]
+    return [machines.run, created.run, migrations.run, *(each.run for each in (scalers, runners) if each is not None)]
 
 
 def frozen_hosts(node: Node, limits: CapacityOptions) -> FrozenHosts:
@@ -281,6 +360,7 @@ def store_permits(
     """
     from devalloc.controller.permits import PermitServer, Settings
     from devalloc.controller.permits.server import ServerAddresses
+    from devalloc.controller.permits.store_migrator import MovableMachines, StoreMigrator
 
     still = frozen_hosts(node, limits)
 
@@ -317,6 +397,8 @@ def store_permits(
         hosts,
         settings,
         node=node.settings.node_name,
+        migrator=StoreMigrator(store),
+        can_move=MovableMachines(store),
         alone=alone,
         still=still,
         on_ready=ready,
@@ -396,8 +478,10 @@ def cluster_source(client: Client, driver: str, node_name: str) -> ClaimSource:
         except (KeyError, TypeError):
             raise Failed("ApiUnavailable", f"ResourceClaim {namespace}/{name} has no UID in the answer") from None
 
-    statuses = ResourceClaimStatuses(client, driver)
-    return ClaimSource("ResourceClaim", ResourceClaimGrants(client, driver, node_name), uid_of, statuses.update)
+    statuses, grants = ResourceClaimStatuses(client, driver), ResourceClaimGrants(client, driver, node_name)
+    return ClaimSource(
+        "ResourceClaim", grants, uid_of, statuses.update, has_claim=grants.is_of, rename_advice=_DELETE_ADVICE
+    )
 
 
 def withdraw_other_dialect(client: Client, driver: str, node: Node) -> Callable[[DeviceRecords], Discovery]:
@@ -424,7 +508,7 @@ def cluster_publishing(
     from devalloc.inventory import DeviceRecords
     from devalloc.inventory.watch import UdevSource
     from devalloc_node.daemon import Publisher
-    from devalloc_node.kube.publisher import NodeSlices
+    from devalloc_node.kube.publisher import SLICES, NodeSlices
 
     name, resync = node.settings.node_name, node.settings.resync
     with closing(UdevSource()) as events:
@@ -439,4 +523,4 @@ def cluster_publishing(
             aside=node.settings.set_aside,
             held=lambda: {device.pool for claim in node.claims.prepared() for device in claim.devices},
         )
-        yield Publisher(slices.loops, slices.rescan)
+        yield Publisher(slices.loops, slices.rescan, partial(warn_of_previous_name, client, SLICES))

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _MAX_LISTED = 10
 """How many names a message lists."""
+_WITH_STATES = ("DeviceClaim", "VirtualMachine", "VirtualMachineReplicaSet", "VirtualMachineMigration")
+"""Kinds of which one is easily meant instead of another: some verbs take a name alone for a claim."""
 _MAX_COMPARED = 5000
 """Among how many names to look for a similar one; more would take seconds."""
 
@@ -72,7 +74,7 @@ OTHER_KINDS = (
 )
 """Kinds of Kubernetes that devalloc reads."""
 _NO_KINDS = {
-    "node": "see `devalloc get pools`, `devalloc top` and `devalloc cordon node/NAME`",
+    "node": "see `devalloc get nodes`, `devalloc top` and `devalloc cordon node/NAME`",
     "event": "claims and machines have a message: devalloc get claims -o wide, devalloc explain NAME",
     "resourceclaim": "use `devalloc dra allocate -f`, or for those of a cluster: kubectl get resourceclaims",
     "device": "see `devalloc describe pool/NAME`",
@@ -131,7 +133,7 @@ def fetch_object(store: Store, key: Key) -> Object:
 
 def not_found_hint(store: Store, key: Key) -> str:
     """Suggestions for a key that does not exist, as the end of a sentence: an object of that name in another namespace,
-    a claim of another API group, or a similar name."""
+    a claim of another API group, an object of that name and another kind, or a similar name."""
     from devalloc.controller.reconcile.stored_claims import ignored_reason, is_foreign
     from devalloc.store.sqlite import SQLiteStore
     from devalloc_solver.dialects.api_groups import api_group_of
@@ -143,10 +145,14 @@ def not_found_hint(store: Store, key: Key) -> str:
     same = [metadata for metadata in every if metadata["name"] == key.name]
     if spaces := ", ".join(metadata["namespace"] for metadata in same if metadata.get("namespace")):
         return f"; there is one in namespace {spaces} (-n)"
-    for obj in store.list().objects if isinstance(store, SQLiteStore) else ():
-        there = Key.of(obj)
-        if (there.namespace, there.name) == key[1:] and is_foreign(obj) and obj["kind"].endswith("Claim"):
+    objects = store.list().objects if isinstance(store, SQLiteStore) else ()
+    alike = [(there, obj) for obj in objects if (there := Key.of(obj))[1:] == key[1:]]
+    for there, obj in alike:
+        if is_foreign(obj) and obj["kind"].endswith("Claim"):
             return f"; there is {there}: {ignored_reason(api_group_of(obj))}"
+    for there, _ in alike:
+        if there.kind in _WITH_STATES and there.kind != key.kind:
+            return f"; there is a {there.kind} of that name: {format_key(there)}"
     return similar_names_hint(
         key.name, (metadata["name"] for metadata in every if metadata.get("namespace") == key.namespace)
     )
@@ -154,4 +160,5 @@ def not_found_hint(store: Store, key: Key) -> str:
 
 def format_key(key: Key) -> str:
     """The object as ``deviceclaim/train``, which every verb accepts."""
-    return f"{key.kind.lower()}/{key.name}"
+    kind = "node" if key.kind == "NodeStatus" else key.kind.lower()
+    return f"{kind}/{key.name}"

@@ -20,6 +20,8 @@ def complete_objects(ctx: click.Context, param: click.Parameter, incomplete: str
     if written:
         return [name for name in _object_names(ctx, written[0]) if name.startswith(incomplete)]
     words = [word for each in API_KINDS.values() for word in (each.plural.removeprefix("device"), *each.short_names)]
+    if ctx.info_name == "get":  # the other verbs do not take them
+        words.append("nodes")
     return [word for word in words if word.startswith(incomplete)]
 
 
@@ -30,12 +32,15 @@ def complete_claims(ctx: click.Context, param: click.Parameter, incomplete: str)
 
 def _object_names(ctx: click.Context, word: str) -> list[str]:
     """The names of a kind; none if the store or the kind does not exist, because completion must not fail."""
+    from devalloc.cli.node_objects import is_nodes, node_objects
     from devalloc.cli.object_names import kind_of
     from devalloc.store.errors import StoreError
 
     param = ctx.params.get
     place = StoreTarget(param("store"), param("kubeconfig"), bool(param("in_cluster")))
     with suppress(click.ClickException, StoreError), open_target(place) as store:
+        if ctx.info_name == "get" and is_nodes((word,)):
+            return [obj["metadata"]["name"] for obj in node_objects(store)]
         kind = kind_of(word)
         within = ctx.params.get("namespace") or "default"
         if ctx.params.get("all_namespaces") or not kind.namespaced:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -28,10 +29,16 @@ if TYPE_CHECKING:
     from devalloc_node.node import Node
     from devalloc_node.settings import NodeSettings
 
+log = logging.getLogger(__name__)
+
 REQUIRED_PACKAGES = ("grpc", "qemu.qmp", "pyroute2", "prometheus_client")
 """Packages that only the node plugin needs, not the rest of ``devalloc up``."""
 RETRY_SECONDS, MAX_RETRY_SECONDS = 5.0, 300.0
 """Seconds before another try after a failed start, doubled after each failure; and the maximum."""
+_MACHINE = "VirtualMachine"
+_LOG_SECONDS = 60.0
+"""How long one watch of the machines lasts."""
+_SETTLED_PHASES = ("Running", "Stopped", "Failed")
 STOP_SECONDS = 5.0
 """How long a stop waits for it, in seconds. Unfinished work is in its journal."""
 
@@ -178,6 +185,22 @@ class LoopsAndPlugin:
         (self.loops if node is None else node).rescan()
 
 
+def previous_name(state: Path) -> str | None:
+    """The name under which the plugin with this state folder last served; None: none has, or that cannot be read."""
+    from devalloc.store import StoreError
+    from devalloc_node.journal import open_journal
+    from devalloc_node.journal.sqlite import FILE, NODE_NAME
+
+    if not (state / FILE).exists():
+        return None
+    try:
+        with closing(open_journal(state)) as journal:
+            return journal.setting(NODE_NAME)
+    except (StoreError, NodeError) as error:  # the plugin reports it too, and may create a new journal
+        log.warning("cannot read the previous name of this node: %s", error)
+        return None
+
+
 def _recorded(state: Path, store: Path, node_name: str) -> DeviceRecords:
     from devalloc.inventory import DeviceRecords
     from devalloc.store.sqlite import SQLiteStore
@@ -195,6 +218,64 @@ def _recorded(state: Path, store: Path, node_name: str) -> DeviceRecords:
         except NodeError:  # the plugin reports it
             gone = {}
         return inventory_facts(journal, gone)
+
+
+class MachineLog:
+    """Says once of each machine of the store that it started, stopped or moved; not what was so before."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._seen: dict[str, tuple[str, str]] = {}
+        """Phase and node of each machine, by the UID of its object."""
+
+    def run(self, store: Store, stop: threading.Event) -> None:
+        """Follow the store until ``stop`` is set. Raises Unusable."""
+        from devalloc.store import StoreError, Unusable, log_failure
+
+        since, logged = None, ""
+        while not stop.is_set():
+            try:
+                if since is None:
+                    listed = store.list(_MACHINE)
+                    since = listed.resource_version
+                    uids = {machine["metadata"]["uid"] for machine in listed.objects}
+                    self._seen = {uid: state for uid, state in self._seen.items() if uid in uids}
+                    for machine in listed.objects:
+                        self.note(machine, is_new=machine["metadata"]["uid"] not in self._seen)
+                for event in store.watch(_MACHINE, since, timeout=_LOG_SECONDS, stop=stop):
+                    since = event.resource_version
+                    self.note(event.object, is_gone=event.type.value == "DELETED")
+                logged = ""
+            except Unusable:
+                raise
+            except StoreError as error:
+                since = None
+                logged = log_failure(log, error, logged, "could not watch the machines", RETRY_SECONDS)
+                stop.wait(RETRY_SECONDS)
+
+    def note(self, machine: dict[str, Any], *, is_new: bool = False, is_gone: bool = False) -> None:
+        """Compare the state of a machine with its last one. ``is_new``: it was like this when the log began."""
+        from devalloc.api.views import MachineView
+        from devalloc.store import Key
+
+        view, uid = MachineView(machine), machine["metadata"]["uid"]
+        phase, node = str(view.status.get("phase", "")), str(view.status.get("nodeName") or "")
+        before, before_node = self._seen.pop(uid, ("", ""))
+        has_left = phase == "Pending" and not view.is_held  # else it is on its way from one phase to another
+        if phase not in _SETTLED_PHASES and not has_left and not is_gone:
+            phase, node = before, before_node
+        if not is_gone:
+            self._seen[uid] = (phase, node)
+        if is_new:
+            return
+        name, ran, runs = Key.of(machine), before == "Running", phase == "Running" and not is_gone
+        if runs and not ran:
+            self._say(f"{name} started on node {node}")
+        elif runs and node != before_node:
+            self._say(f"{name} moved from node {before_node} to node {node}")
+        elif ran and not runs:
+            why = "it was deleted" if is_gone else view.status.get("message") or view.status.get("reason")
+            self._say(f"{name} stopped{f': {why}' if why else ''}")
 
 
 TOKEN_FILE = "page-token"

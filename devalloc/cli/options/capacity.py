@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from devalloc.cli.command import CommandFailed
+from devalloc.cli.command import BadInput, CommandFailed
 from devalloc.cli.options.common import EXISTING_FOLDER
 from devalloc.settings import Setting, declared, setting
 
 if TYPE_CHECKING:
     from devalloc.api.pool import DevicePool
+    from devalloc.api.virtual_machine import VirtualMachine
     from devalloc.inventory import DeviceRecords, Discovery
     from devalloc.inventory.capacity import CapacityConfig, HostCapacity
 
@@ -113,11 +114,14 @@ class CapacityOptions:
     )
 
     def config(self, data_dir: Path | None) -> CapacityConfig:
-        """The capacity's settings; ``data_dir`` is used if the options name none."""
+        """The capacity's settings; ``data_dir`` is used if the options name none. Raises BadInput."""
         from devalloc.inventory.capacity import CapacityConfig
         from devalloc.inventory.capacity.config import DEFAULT_RATIOS
 
         ratios = {name: ratio for name in DEFAULT_RATIOS if (ratio := getattr(self, f"oversub_{name}")) is not None}
+        for name, ratio in ratios.items():
+            if ratio <= 0:
+                raise BadInput(f"--oversub-{name.replace('_', '-')} must be more than 0, not {ratio}")
         limits = {
             "disk": self.disk_limit,
             "network": self.network_limit,
@@ -146,9 +150,14 @@ def with_host_pool(
     data_dir: Path,
     limits: CapacityOptions,
     shared_storage: Sequence[str] = (),
+    machines: Callable[[], Iterable[VirtualMachine]] = tuple,
+    *,
+    live_migration: bool = False,
 ) -> DiscoverFunction:
     """Extend ``look`` to find the host's pool, too. ``data_dir``: the data folder if the options name none.
-    ``shared_storage``: folders that are the same on all nodes that name them.
+    ``shared_storage``: folders that are the same on all nodes that name them. ``machines``: those of this node, whose
+    reservations of disk count against the pool; raises StoreError. ``live_migration``: whether the node receives
+    machines that move to it while they run.
 
     If the host's capacity cannot be read any more, the last known pool stays: without a pool the host would admit
     anything. Raises CommandFailed if it cannot be read at the start.
@@ -156,7 +165,8 @@ def with_host_pool(
     from devalloc.api.problems import Problem
     from devalloc.inventory.capacity import CapacityError, discover_capacity, host_pool
     from devalloc.inventory.capacity.status import DiskUsageSources, UsageUnknown, stored_bytes
-    from devalloc.inventory.capacity.stored import stores_of
+    from devalloc.inventory.capacity.stored import reserved_in_stores, stores_of
+    from devalloc.store import StoreError
 
     config = limits.config(data_dir if data_dir.is_dir() else None)
     stores: DiskUsageSources | None = None
@@ -168,10 +178,12 @@ def with_host_pool(
         problems = [*capacity.problems]
         stores = stores or stores_of(capacity)
         try:
-            stored = stored_bytes(stores) if stores is not None else 0
-        except UsageUnknown as error:  # the last count stands
+            if stores is not None:
+                stored = max(0, stored_bytes(stores) - sum(reserved_in_stores(capacity, each) for each in machines()))
+        except (UsageUnknown, StoreError) as error:  # the last count stands
             problems.append(Problem(str(error), path="disk", source="capacity", severity="warning"))
-        return host_pool(capacity, node_name, stored, shared_storage), problems
+        published = host_pool(capacity, node_name, stored, shared_storage, live_migration=live_migration)
+        return published, problems
 
     try:
         last, _ = pool()

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from devalloc.cli.command import _RECURSIVE, parse_duration
+from devalloc.cli.command import _RECURSIVE, parse_duration, parse_interval
 from devalloc.cli.render.output import FORMATS
 from devalloc.settings import Setting, build, settings_of
 
@@ -52,6 +52,7 @@ def option(setting: Setting) -> Decorator:
         metavar=setting.metavar,
         envvar=setting.env or None,
         help=setting.full_help,
+        show_default=False if setting.unset else None,  # the help has it
         **kind,
     )
 
@@ -139,7 +140,7 @@ BATCH_DEADLINE = Setting(
 RESYNC = Setting(
     "Check the devices and all claims this often, even without events.",
     flag="--resync",
-    type=parse_duration,
+    type=parse_interval,
     default="60s",
     metavar="DURATION",
 )

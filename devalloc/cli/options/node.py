@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import shutil
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +15,7 @@ import click
 from devalloc.cli.command import BadInput, parse_duration
 from devalloc.cli.documents import read_manifests
 from devalloc.cli.node_client import DEFAULT_SOCKET as SOCKET
-from devalloc.cli.options.capacity import CapacityOptions, discover_or_fail
+from devalloc.cli.options.capacity import CapacityOptions, amount_parser, discover_or_fail
 from devalloc.cli.options.common import FOLDER
 from devalloc.cli.options.inventory import InventoryOptions
 from devalloc.cli.options.scaling import ScalingOptions, parse_networks, scaling_settings
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
     from devalloc.api.virtual_machine import VirtualMachine
     from devalloc.inventory.capacity import HostCapacity
     from devalloc_node.machine.machine_files import AllowedFolder, FirmwareFiles, FolderSharing, MachineConfig
-    from devalloc_node.settings import KubeletSettings, NodeSettings
+    from devalloc_node.settings import KubeletSettings, MigrationSettings, NodeSettings
+    from devalloc_node.warm.addresses import BridgeNetwork, CniNetwork
     from devalloc_node.warm.setup import WarmConfig
 
 
@@ -57,6 +60,102 @@ class WarmOptions:
         metavar="NUMBER",
         unset="no warm setups",
     )
+    warm_network: Literal["bridge", "cni"] | None = setting(
+        "Give each warm setup an address in a network: of a bridge that the plugin makes, or by CNI plugins.",
+        type=click.Choice(["bridge", "cni"]),
+        unset="a TAP interface that is connected to nothing",
+    )
+    warm_bridge: str = setting("The bridge of --warm-network bridge.", default="devalloc0", metavar="NAME")
+    warm_subnet: str = setting(
+        "Addresses of --warm-network bridge: the first is this host's, the others are for guests.",
+        default="10.88.0.0/16",
+        metavar="CIDR",
+    )
+    warm_uplink: Literal["none", "nat", "route"] = setting(
+        "What leaves the subnet of --warm-network bridge: nothing; all, with the address of this host (nat); all, with "
+        "the guest's own (route).",
+        type=click.Choice(["none", "nat", "route"]),
+        default="none",
+    )
+    warm_isolated: bool = setting("Guests in the network of warm setups do not reach each other.", default=False)
+    warm_reach_host: bool = setting(
+        "Guests in the network of warm setups can open connections to this host, not only answer it.", default=False
+    )
+    warm_nameserver: tuple[str, ...] = setting(
+        "A nameserver of guests in the network of warm setups. Repeatable.", default=(), metavar="ADDRESS"
+    )
+    cni_network: str = setting(
+        "The network of --warm-network cni.", default="", metavar="NAME", unset="the first in --cni-conf-dir"
+    )
+    cni_conf_dir: Path = setting(
+        "Folder of the lists of CNI plugins.", type=FOLDER, default=Path("/etc/cni/net.d"), metavar="DIR"
+    )
+    cni_bin_dir: tuple[Path, ...] = setting(
+        "Folder of the CNI plugins. Repeatable.", type=FOLDER, default=(Path("/opt/cni/bin"),), metavar="DIR"
+    )
+    nft: str = setting(
+        "The nft program, which filters what guests of warm setups send.", default="nft", metavar="PROGRAM"
+    )
+
+
+def _warm_network(options: WarmOptions) -> BridgeNetwork | CniNetwork | None:
+    """Raises BadInput."""
+    from devalloc_node.warm.addresses import BridgeNetwork
+
+    for network, flags in (("bridge", _bridge_flags(options)), ("cni", {"--cni-network": bool(options.cni_network)})):
+        if options.warm_network != network and (used := [flag for flag, is_used in flags.items() if is_used]):
+            raise BadInput(f"{used[0]} needs --warm-network {network}")
+    if options.warm_network is None:
+        return None
+    if options.ready is None:
+        raise BadInput("--warm-network needs --warm, the number of warm setups to keep ready")
+    if shutil.which(options.nft) is None:
+        raise BadInput(f"--warm-network needs nft, but {options.nft} was not found: install nftables, or set --nft")
+    if options.warm_network == "cni":
+        return _cni_network(options)
+    try:
+        subnet = ipaddress.IPv4Network(options.warm_subnet)
+    except ValueError as error:
+        raise BadInput(f"--warm-subnet must be an IPv4 network such as 10.88.0.0/16: {error}") from None
+    try:
+        servers = tuple(str(ipaddress.IPv4Address(server)) for server in options.warm_nameserver)
+    except ValueError as error:
+        raise BadInput(f"--warm-nameserver must be an IPv4 address: {error}") from None
+    try:
+        return BridgeNetwork(
+            options.warm_bridge,
+            subnet,
+            options.warm_uplink,
+            options.warm_isolated,
+            options.warm_reach_host,
+            servers,
+            options.nft,
+        )
+    except ValueError as error:
+        raise BadInput(f"--warm-network bridge: {error}") from None
+
+
+def _cni_network(options: WarmOptions) -> CniNetwork:
+    """Raises BadInput."""
+    from devalloc_node.warm.addresses import CniNetwork
+    from devalloc_node.warm.cni import load_list
+
+    network = CniNetwork(options.cni_network, options.cni_conf_dir, options.cni_bin_dir)
+    try:
+        load_list(network)
+    except OSError as error:
+        raise BadInput(f"--warm-network cni: {error.filename}: {error.strerror}") from None
+    return network
+
+
+def _bridge_flags(options: WarmOptions) -> dict[str, bool]:
+    """Those that only the built-in network has, and whether they are used."""
+    return {
+        "--warm-uplink": options.warm_uplink != "none",
+        "--warm-isolated": options.warm_isolated,
+        "--warm-reach-host": options.warm_reach_host,
+        "--warm-nameserver": bool(options.warm_nameserver),
+    }
 
 
 def warm_settings(
@@ -71,6 +170,7 @@ def warm_settings(
     from devalloc_node.warm.setup import WarmConfig
 
     file, most = options.warm_machine, options.warm_most
+    network = _warm_network(options)
     if options.ready is None:
         if file is not None:
             raise BadInput("--warm-machine needs --warm, the number of paused machines")
@@ -95,6 +195,9 @@ def warm_settings(
             machines, users=None, folders=tuple(AllowedFolder(each.path, "any") for each in machines.folders)
         ),
         vcpus_per_cpu=options.warm_vcpus_per_cpu,
+        network=network,
+        cni_cache=machines.state.parent / "cni",
+        nft=options.nft,
     )
 
 
@@ -184,6 +287,22 @@ class MachineOptions:
         unset="the first that fits in these folders",
     )
     swtpm: str = setting("The program that is the TPM of a machine.", default="swtpm", metavar="PROGRAM")
+    migration_address: str | None = setting(
+        "Listen here for machines that move to this node while they run: an address of this node, on ports that the "
+        "kernel chooses; other nodes must reach them. Both sides are authenticated and encrypted by TLS. Needs "
+        "--host-capacity.",
+        metavar="ADDRESS",
+        env="DEVALLOC_MIGRATION_ADDRESS",
+        unset="it receives no such machines",
+    )
+    migration_bandwidth: int | None = setting(
+        "The highest bandwidth of a machine that leaves this node while it runs, such as 1Gbps (bits, decimal) or "
+        "500MB/s (bytes, binary).",
+        type=amount_parser("parse_bandwidth"),
+        metavar="RATE",
+        env="DEVALLOC_MIGRATION_BANDWIDTH",
+        unset="that of QEMU, 128MB/s",
+    )
 
 
 def _shared_folder(text: str) -> str:
@@ -314,6 +433,17 @@ class PluginOptions:
         return frozenset(self.allow or DEFAULT_ALLOWED)
 
 
+def check_published(options: PluginOptions, *, host_capacity: bool) -> None:
+    """Refuse options that only add to what a host publishes for machines, if it publishes nothing. Raises BadInput."""
+    published = (
+        ("--shared-storage", bool(options.access.shared_storage)),
+        ("--migration-address", options.machines.migration_address is not None),
+    )
+    for option, is_given in published:
+        if is_given and not host_capacity:
+            raise BadInput(f"{option} needs --host-capacity, with which this host publishes what it has for machines")
+
+
 def state_folders(state: Path | None, socket: Path, machine_dir: Path | None) -> tuple[Path, Path]:
     """The folders of the plugin's state and of the machines' sockets."""
     return (state or _home()).absolute(), (machine_dir or socket.absolute().parent / "machines").absolute()
@@ -334,8 +464,6 @@ def node_settings(
     from devalloc_node.machine.machine_files import MachineConfig
     from devalloc_node.settings import NodeSettings
 
-    if resync <= 0:
-        raise BadInput("--resync must be more than 0")
     if options.metrics is not None:
         from devalloc_node.metrics.registry import check_address
 
@@ -377,6 +505,7 @@ def node_settings(
         machines=machines,
         capacity=_capacity(options, root, home.parent),
         scaling=scaling_settings(options.scaling, options.metrics, door),
+        migrations=_migrations(options.machines),
         runners=parse_networks("--runner-network", options.scaling.runner_networks),
         warm=warm_settings(options.warm, inventory.node, door.parent, machines, waiting_users),
         metrics=options.metrics,
@@ -394,6 +523,24 @@ def _capacity(options: PluginOptions, root: Path, data_dir: Path) -> HostCapacit
     if options.enforce_capacity is False:
         return None
     return discover_or_fail(root, config) if options.enforce_capacity else read_capacity(root, config)
+
+
+def _migrations(options: MachineOptions) -> MigrationSettings:
+    """Raises BadInput."""
+    from devalloc_node.settings import MigrationSettings
+
+    address = options.migration_address
+    if address is not None:
+        try:
+            parsed = ipaddress.ip_address(address)
+        except ValueError:
+            raise BadInput(f"--migration-address must be an address of IPv4 or IPv6, not {address!r}") from None
+        if parsed.is_unspecified or parsed.is_multicast:
+            raise BadInput(f"--migration-address must be one address, which other nodes reach, not {address}")
+        address = parsed.compressed
+    if options.migration_bandwidth == 0:
+        raise BadInput("--migration-bandwidth must be more than 0")
+    return MigrationSettings(address, options.migration_bandwidth)
 
 
 def _firmware(option: str, text: str | None) -> FirmwareFiles | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from devalloc.api import meta
 from devalloc.api.views import (
+    MigrationView,
     annotation_text,
     claim_state,
     format_devices,
@@ -91,6 +92,15 @@ def phase_cell(machine: Object) -> Cell:
     return StyledText(phase, style) if style else phase
 
 
+_MIGRATION_PHASES = {"Succeeded": "green", "Failed": "red"}
+
+
+def migration_phase_cell(migration: Object) -> Cell:
+    """The phase of a migration, with its colour."""
+    phase = MigrationView(migration).phase
+    return StyledText(phase, _MIGRATION_PHASES.get(phase, "yellow"))
+
+
 def _machine_devices(machine: Object) -> str:
     return str(len(machine.get("status", {}).get("devices", [])))
 
@@ -150,6 +160,43 @@ _COLUMNS = {
 }
 
 
+def _replica_status(name: str) -> Callable[[Object], Cell]:
+    return lambda replica_set: str((replica_set.get("status") or {}).get(name, 0))
+
+
+def _replica_problem(replica_set: Object) -> str:
+    conditions = (replica_set.get("status") or {}).get("conditions") or [{}]
+    return str(conditions[0].get("message", ""))
+
+
+_COLUMNS["VirtualMachineReplicaSet"] = (
+    TableColumn("NAME", _name),
+    TableColumn("DESIRED", lambda replica_set: str(replica_set["spec"].get("replicas", 1))),
+    TableColumn("CURRENT", _replica_status("replicas")),
+    TableColumn("READY", _replica_status("readyReplicas")),
+    TableColumn("AGE", age_cell),
+    TableColumn("MESSAGE", _replica_problem),
+)
+
+
+def _migration_status(migration: Object, name: str) -> str:
+    return str(migration.get("status", {}).get(name, ""))
+
+
+_COLUMNS["VirtualMachineMigration"] = (
+    TableColumn("NAME", _name),
+    TableColumn("MACHINE", lambda migration: migration["spec"]["vmName"]),
+    TableColumn("PHASE", migration_phase_cell),
+    TableColumn("FROM", lambda migration: _migration_status(migration, "sourceNode")),
+    TableColumn(
+        "TO", lambda migration: _migration_status(migration, "targetNode") or migration["spec"].get("targetNode", "")
+    ),
+    TableColumn("REASON", lambda migration: _migration_status(migration, "reason")),
+    TableColumn("AGE", age_cell),
+    TableColumn("MESSAGE", lambda migration: _migration_status(migration, "message"), wide=True),
+)
+
+
 def _quota(quota: Object) -> str:
     """Devices used of the quota, by class."""
     hard = quota.get("spec", {}).get("hard", {})
@@ -165,5 +212,20 @@ _COLUMNS["ResourceQuota"] = (
     TableColumn("NAME", _name),
     TableColumn("DEVICES, USED/HARD", _quota),
     TableColumn("AGE", age_cell),
+)
+_NODE_STYLES = {"Ready": "green", "Lost": "red", "Missing": "red", "Fenced": "red"}
+
+
+def _node_count(name: str) -> Callable[[Object], Cell]:
+    return lambda node: str(node["status"][name])
+
+
+_COLUMNS["NodeStatus"] = (
+    TableColumn("NAME", _name),
+    TableColumn("STATE", lambda node: StyledText(state := node["status"]["state"], _NODE_STYLES.get(state, "yellow"))),
+    TableColumn("POOLS", _node_count("pools")),
+    TableColumn("MACHINES", _node_count("machines")),
+    TableColumn("CLAIMS", _node_count("claims")),
+    TableColumn("REASON", lambda node: str(node["status"]["reason"])),
 )
 _OTHER = (TableColumn("NAME", _name), TableColumn("AGE", age_cell))

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from devalloc.api.host_pool_names import HUGE_PAGES
+from devalloc.api.quantity import Quantity, readable_texts
 from devalloc.api.reasons import find_reason
 from devalloc.api.views import format_devices
 from devalloc.cli.render.output import Cell, StyledText, print_heading, print_table
@@ -69,9 +71,20 @@ def print_explanation(claim: Answer, *, only_would: bool = False, machine: bool 
         click.echo()
         print_heading(f"Request {funnel['request']}{_alternative(funnel['request'])}")
         print_table(["DEVICES", "", "SUCH AS"], list(_funnel_rows(funnel)))
+    funnels = claim.get("funnel", [])
+    if funnels and not any(funnel["devices"] for funnel in funnels):  # no change of the claim would help
+        click.echo(f"\nWhat to do: {_PUBLISH}")
+        return
     print_blockers(claim.get("blockers", []))
     if (reason := find_reason(claim["reason"])) is not None and reason.advice:
         click.echo(f"\nWhat to do: {reason.advice}")
+
+
+_PUBLISH = (
+    "Publish devices: run `devalloc up`, or the node plugin (`devalloc node`), on a host that has some, or apply "
+    "DevicePools (ResourceSlices for ResourceClaims). `devalloc discover` shows what this host would publish."
+)
+"""Where there are no devices at all."""
 
 
 def print_blockers(blockers: Sequence[Answer]) -> None:
@@ -124,7 +137,11 @@ def _blocker(blocker: Answer) -> tuple[str, str]:
         case "config":
             which = f"{path}: {blocker['configKind']} {blocker['namespace']}/{blocker['name']}"
         case "amount":
-            which = f"{path}: {blocker['requested']}, at most {blocker['most']} fits"
+            pages = [
+                f" of huge pages of {size}" for size, name in HUGE_PAGES.items() if name == blocker.get("resource")
+            ]
+            requested, most = readable_texts(Quantity.parse(blocker["requested"]), Quantity.parse(blocker["most"]))
+            which = f"{path}: {requested}{''.join(pages)}, at most {most} fits"
         case "limit":
             which = f"{path}: {blocker['limit']}"
         case "matchAttribute":

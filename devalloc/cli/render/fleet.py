@@ -72,7 +72,7 @@ def summary_line(overview: Overview) -> str:
 def _numbers(overview: Overview) -> tuple[str, str]:
     counts = overview.counts
     nodes = sum(bool(node.name) for node in overview.nodes)
-    both = f" ({counts.shared} of these are both)" if counts.shared else ""
+    both = f" ({counts.shared} of these {'is' if counts.shared == 1 else 'are'} both)" if counts.shared else ""
     return (
         f"{count_noun(nodes, 'node')}, {count_noun(overview.cards, 'card')}, {count_noun(counts.devices, 'device')}: "
         f"{counts.available} available, "

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import click
 
-from devalloc.cli.command import is_json, json_line
+from devalloc.cli.command import is_json, json_line, printable
 
 if TYPE_CHECKING:
     from devalloc.controller.pool_publisher import PublishResult
@@ -38,7 +38,7 @@ class LineDisplay:
 
     def say(self, text: str) -> None:
         with self._lock:
-            click.echo(f"{datetime.now():%H:%M:%S} {text}")
+            click.echo(f"{datetime.now():%H:%M:%S} {one_line(text)}")
 
     def state(self, text: str) -> None:
         if text != self._state:
@@ -77,10 +77,10 @@ def open_display() -> Iterator[ProgressDisplay]:
 
     class Terminal:
         def say(self, text: str) -> None:
-            console.print(f"[dim]{datetime.now():%H:%M:%S}[/dim]", escape(text), highlight=False)
+            console.print(f"[dim]{datetime.now():%H:%M:%S}[/dim]", escape(one_line(text)), highlight=False)
 
         def state(self, text: str) -> None:
-            status.update(escape(text))
+            status.update(escape(one_line(text)))
 
     with console.status("starting") as status:
         yield Terminal()
@@ -196,17 +196,17 @@ def print_heading(text: str) -> None:
 
 def one_line(cell: Cell) -> str:
     """The cell's text on one line, without control characters."""
-    text = cell.text if isinstance(cell, StyledText) else cell
-    if text.isprintable():
-        return text
-    from devalloc.api.fields import escape_unprintable
+    return printable(cell.text if isinstance(cell, StyledText) else cell)
 
-    return escape_unprintable(text)
+
+def print_line(text: str) -> None:
+    """Print a line that has words of objects in it: their control characters would act on the terminal."""
+    click.echo(one_line(text))
 
 
 def print_note(text: str) -> None:
     """Print a line for people on stderr."""
-    click.echo(text, err=True)
+    click.echo(one_line(text), err=True)
 
 
 @contextmanager

@@ -79,7 +79,7 @@ def delete(
     all_namespaces: bool,
     store: Path | None,
 ) -> int:
-    """Delete objects. The devices of a deleted claim are free at once.
+    """Delete objects. A claim's devices are free at once, or when its node has released them.
 
     \b
     devalloc delete dclaim/train
@@ -203,7 +203,7 @@ def apply(files: tuple[str, ...], dry_run: bool, namespace: str, store: Path | N
         try:
             for document in good:
                 try:
-                    refusal, outcome = _apply(objects, document.content, dry_run=dry_run)
+                    refusal, outcome = apply_object(objects, document.content, dry_run=dry_run)
                 except Invalid as error:  # of a kind that `read` does not check
                     print_note(f"error: {document.source}: {error}")
                     code = 2
@@ -219,8 +219,8 @@ def apply(files: tuple[str, ...], dry_run: bool, namespace: str, store: Path | N
     return code
 
 
-def _apply(store: Store, wanted: Object, *, dry_run: bool) -> tuple[str, str]:
-    """(why it was refused, or ""; what was done)"""
+def apply_object(store: Store, wanted: Object, *, dry_run: bool) -> tuple[str, str]:
+    """Create or update an object: why it was refused, or ""; and what was done. Raises StoreError."""
     from devalloc.controller.manifest_apply import apply_refusal, merge_manifest
     from devalloc.store.errors import AlreadyExists, Conflict, Key, NotFound
 

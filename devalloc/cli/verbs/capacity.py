@@ -223,7 +223,10 @@ def _chosen(claims: list[Object], name: str | None, namespace: str, place: Store
             f"name the claim to count with, such as: devalloc capacity {names[0]}{similar_names_hint('', names)}"
         )
     if bare is None and not claims:
-        raise BadInput("there is no DeviceClaim to count with; give one with -f, or apply one")
+        raise BadInput(
+            "there is no DeviceClaim to count with; give one with -f, or apply one; --host shows what this host offers "
+            "to machines"
+        )
     for claim in claims:
         metadata = claim["metadata"]
         if bare is None or (metadata["name"], metadata.get("namespace", "default")) == (bare, namespace):

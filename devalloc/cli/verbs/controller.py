@@ -10,8 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
 from devalloc.cli.command import BadInput, CommandFailed, parse_duration, verb
 from devalloc.cli.options.common import BATCH_DEADLINE, EXISTING_FILE, FOLDER, PLACEMENT, settings_options
+from devalloc.cli.options.migrations import MigrationOptions
 from devalloc.cli.options.permits import COMPAT, COMPUTE_UNIT, OF_PERMITS, PermitsOptions, permit_arithmetic
 from devalloc.cli.render.output import open_display
 from devalloc.settings import declared, given_options, group, setting
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
     from markupsafe import Markup
 
+    from devalloc.controller.fencing_program import FencingSettings
     from devalloc.controller.permits.leader_server import PermitListenAddress
     from devalloc.controller.permits.settings import PlainListener
     from devalloc.controller.reconcile.device_claims import DeviceClaimRound
@@ -121,6 +125,31 @@ class ControllerOptions:
         default="5s",
         metavar="DURATION",
     )
+    migrations: MigrationOptions = group(MigrationOptions)
+    fencing_command: Path | None = setting(
+        "Program that powers off a lost node: a Node that has machines or claims, and whose condition Ready has been "
+        "Unknown for --fencing-after. It gets the node's name as its argument and in DEVALLOC_NODE. If it ends with 0, "
+        "the node is fenced, as with `devalloc fence`; otherwise it is called again later.",
+        type=EXISTING_FILE,
+        metavar="PROGRAM",
+        unset="no node is fenced automatically",
+    )
+    fencing_after: float = setting(
+        "How long a node must be lost before --fencing-command is called.",
+        type=parse_duration,
+        default="5m",
+        metavar="DURATION",
+    )
+    fencing_timeout: float = setting(
+        "How long --fencing-command may take.", type=parse_duration, default="2m", metavar="DURATION"
+    )
+    fencing_one_in: int = setting(
+        "One in this number of nodes may be lost or fenced at the same time. If more are, the controller does not call "
+        "--fencing-command, because a network fault must not power off the fleet.",
+        type=click.IntRange(1),
+        default=5,
+        metavar="NUMBER",
+    )
     lease: float = setting(
         "How long a standby controller waits without news from the leader before it takes over. Must be the same for "
         "all controllers.",
@@ -173,6 +202,7 @@ def controller(options: ControllerOptions) -> int:
             resync=options.resync,
             availability=options.availability_interval,
             admin_namespaces="labelled",
+            migrations=options.migrations.limits,
         ),
         resource_claims=options.resource_claims,
         listen=address,
@@ -182,6 +212,7 @@ def controller(options: ControllerOptions) -> int:
         open_metrics=options.open_metrics,
         permits=_permits(options),
         neon=options.neon,
+        fencing=_fencing(options),
     )
     with open_display() as display:
         if unverified and address is not None:
@@ -231,6 +262,22 @@ def controller(options: ControllerOptions) -> int:
                 os._exit(1)  # at once: threads may be in the middle of a solve, or wait for an answer
         display.say("stopped")
     return 0
+
+
+def _fencing(options: ControllerOptions) -> FencingSettings | None:
+    """When lost nodes are powered off; None: never. Raises BadInput."""
+    from devalloc.controller.fencing_program import FencingSettings
+
+    if (command := options.fencing_command) is None:
+        of_fencing = ("--fencing-after", "--fencing-timeout", "--fencing-one-in")
+        if given := [each for each in given_options(options) if each in of_fencing]:
+            raise BadInput(f"{given[0]} needs --fencing-command")
+        return None
+    if not os.access(command, os.X_OK):
+        raise BadInput(f"--fencing-command {command} is not executable: chmod +x {command}")
+    return FencingSettings(
+        str(command.absolute()), options.fencing_after, options.fencing_timeout, options.fencing_one_in
+    )
 
 
 def _hint(audience: str) -> Markup:
@@ -291,6 +338,7 @@ def _permits(options: ControllerOptions) -> PermitListenAddress | None:
         unit=at.unit if options.compute_unit is None else compute_unit(options.compute_unit),
         arithmetic=permit_arithmetic(options.arithmetic, era),
         plain=_plain(options),
+        migration_seconds=options.migrations.deadline,
         neon=options.neon,
     )
 

@@ -104,15 +104,13 @@ def _is_released(store: Store, key: Key) -> bool:
     from devalloc.store.errors import NotFound
 
     try:
-        claim = store.get(*key)
-        if ClaimView(claim).is_held:
-            return False
-        if ClaimView(claim).wants_release:
-            # In case no allocator runs; if one does, whichever comes second has nothing to do.
-            return let_go(store, key.namespace or "default", key.name, force=True) != "asked"
+        claim = ClaimView(store.get(*key))
+        if not claim.wants_release:  # it was released, and a node may have prepared it again
+            return True
+        # In case no allocator runs; if one does, whichever comes second has nothing to do.
+        return not claim.is_held and let_go(store, key.namespace or "default", key.name, force=True) != "asked"
     except NotFound:
-        pass
-    return True
+        return True
 
 
 @verb("uncordon")
@@ -127,14 +125,14 @@ def uncordon(names: tuple[str, ...], place: StoreTarget) -> int:
     devalloc uncordon 0000-08-00-0
     """
     from devalloc.controller import cordon as cordons
-    from devalloc.controller.drain import withdraw_evictions
+    from devalloc.controller.drain import withdraw_requests
 
     with open_target(place) as objects:
         targets = [cordons.find_target(objects, name) for name in names]
         for target in targets:
             changed = cordons.set_cordon(objects, target, None)
             click.echo(f"{target} {'uncordoned' if changed else 'was not cordoned'}")
-            for key in withdraw_evictions(objects, target.node) if target.node is not None else ():
+            for key in withdraw_requests(objects, target.node) if target.node is not None else ():
                 click.echo(f"virtualmachine {key.namespace}/{key.name} is no longer asked to leave")
     return 0
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 DATA = Path(__file__).parents[1] / "data"
 STORY = "demo.devalloc.io/story"
-"""Annotation of the demo's claims: what the claim asks for, in words."""
+"""Annotation of the demo's claims and machines: what they ask for, in words."""
 IMPOSSIBLE = "router"
 
 Object = dict[str, Any]
@@ -78,7 +78,7 @@ def _claims(store: Store) -> None:
     from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
     from devalloc_solver import solve_manifests
 
-    stories = _create(store, DATA / "claims.yaml")
+    stories = _create(store, DATA / "claims.yaml") | _create(store, DATA / "machine.yaml")
     with show_spinner("allocating"):
         DeviceClaimAllocator(store).round()
     rows: list[list[Cell]] = []
@@ -94,9 +94,23 @@ def _claims(store: Store) -> None:
     click.echo()
     print_heading("What each claim asks for, and what it got:")
     print_table(["CLAIM", "ASKS FOR", "NODE", "GOT"], rows)
+    _machines(store, stories)
     answer = solve_manifests(store.list().objects)
     click.echo()
     print_explanation(next(claim for claim in answer["claims"] if claim["name"] == IMPOSSIBLE))
+
+
+def _machines(store: Store, stories: dict[str, str]) -> None:
+    from devalloc.api.views import format_devices
+
+    rows: list[list[Cell]] = []
+    for machine in store.list("VirtualMachine").objects:
+        name, status = machine["metadata"]["name"], machine["status"]
+        reserved = StyledText(format_devices(status["allocations"]), "green")
+        rows.append([name, stories[name], ", ".join(machine["spec"]["claims"]), status["nodeName"], reserved])
+    click.echo()
+    print_heading("A machine is placed together with its claims, and its node starts it with their devices:")
+    print_table(["MACHINE", "ASKS FOR", "CLAIMS", "NODE", "RESERVED"], rows)
 
 
 def _create(store: Store, file: Path) -> dict[str, str]:
@@ -108,7 +122,7 @@ def _create(store: Store, file: Path) -> dict[str, str]:
     assert not manifests.problems, manifests.problems
     for document in manifests.documents:
         metadata = document.content["metadata"]
-        if document.content["kind"] == "DeviceClaim":
+        if document.content["kind"] in ("DeviceClaim", "VirtualMachine"):
             metadata["namespace"] = "default"
             stories[metadata["name"]] = metadata["annotations"].pop(STORY)
         store.create(document.content)
@@ -123,6 +137,7 @@ def _go_on() -> None:
         ["devalloc up", "publish this host's devices and allocate claims, until Ctrl-C"],
         ["devalloc apply -f FILE", "meanwhile, in another terminal: add classes and claims"],
         ["devalloc get claims", "show what the claims got"],
+        ["make demo-machine", "a GPU in a machine, from the claim to its guest, on an emulated host: a few minutes"],
         ["devalloc --help", "list all commands"],
     ]
     if shutil.which("devalloc") is None:

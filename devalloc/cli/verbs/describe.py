@@ -11,7 +11,7 @@ import click
 from devalloc.cli.command import BadInput, verb
 from devalloc.cli.object_names import fetch_object, format_key, keys_of, kind_of
 from devalloc.cli.options.common import namespace_option
-from devalloc.cli.render.output import print_content, print_heading, print_table
+from devalloc.cli.render.output import print_content, print_heading, print_line, print_table
 from devalloc.cli.shell_completion import complete_objects
 from devalloc.cli.solver_input import objects_for_solver
 from devalloc.cli.target import StoreTarget, missing_controller_note, open_readable_target, target_options
@@ -88,6 +88,10 @@ def _describe(store: Store, obj: Object) -> None:
             _print_facts(facts + _machine_facts(obj))
             _print_yaml("Spec", obj["spec"])
             _print_yaml("Status", obj.get("status"))
+        case "VirtualMachineMigration":
+            _print_facts(facts + _migration_facts(obj))
+            _print_yaml("Spec", obj["spec"])
+            _print_yaml("Status", obj.get("status"))
         case "DevicePool":
             _print_facts(
                 [*facts, ("Node", obj["spec"].get("nodeName") or "(network)"), ("Driver", obj["spec"]["driver"])]
@@ -117,7 +121,7 @@ def _print_facts(facts: Sequence[tuple[str, str]]) -> None:
     width = max(len(name) for name, _ in facts) + 2
     for name, text in facts:
         if text:
-            click.echo(f"{name + ':':{width}}{text}")
+            print_line(f"{name + ':':{width}}{text}")
 
 
 def _print_yaml(title: str, content: object) -> None:
@@ -158,12 +162,53 @@ def _machines_of(store: Store, claim: Object) -> list[str]:
 
 
 def _machine_facts(machine: Object) -> list[tuple[str, str]]:
-    from devalloc.api.views import machine_node, machine_phase
+    from devalloc.api.views import MachineView, machine_node, machine_phase
 
     status = machine.get("status", {})
+    moving = MachineView(machine).migration_state
+    target = f"node {moving.get('targetNode')} (migration {moving.get('migrationName')})" if moving else ""
     return [
         ("Phase", machine_phase(machine)),
         ("Node", machine_node(machine)),
+        ("Moving to", target),
+        ("Devices there", _coming_text(machine)),
+        ("Can move", _movable_text(machine)),
+        ("Reason", status.get("reason", "")),
+        ("Message", status.get("message", "")),
+    ]
+
+
+def _coming_text(machine: Object) -> str:
+    """The devices that its claims get on the node to which it moves, or has moved."""
+    from devalloc.api.moved_claims import booked_devices, moved_devices
+    from devalloc.api.views import format_devices
+
+    coming = (*booked_devices(machine), *moved_devices(machine))
+    return "; ".join(f"{one.claim[1]}: {format_devices(one.allocations)}" for one in coming)
+
+
+def _movable_text(machine: Object) -> str:
+    """What its node says of whether QEMU can move it while it runs; empty if the node does not say it."""
+    from devalloc.api.machine_location import LIVE_MIGRATABLE
+    from devalloc.api.views import MachineView
+
+    condition = MachineView(machine).condition(LIVE_MIGRATABLE)
+    if condition.get("status") == "False":
+        return f"no: {condition.get('message') or condition.get('reason') or 'its node does not say why'}"
+    return "while it runs" if condition.get("status") == "True" else ""
+
+
+def _migration_facts(migration: Object) -> list[tuple[str, str]]:
+    from devalloc.api.views import MigrationView
+    from devalloc.cli.render.migration import progress_text
+
+    status = migration.get("status", {})
+    return [
+        ("Machine", migration["spec"]["vmName"]),
+        ("Phase", MigrationView(migration).phase),
+        ("From node", status.get("sourceNode", "")),
+        ("To node", status.get("targetNode") or migration["spec"].get("targetNode", "")),
+        ("Progress", progress_text(migration)),
         ("Reason", status.get("reason", "")),
         ("Message", status.get("message", "")),
     ]
@@ -229,16 +274,25 @@ def _print_reason(store: Store, claim: Object) -> None:
 
 
 def _pool(store: Store, pool: Object) -> None:
+    from devalloc.api.machine_reservation import booked_entries
+    from devalloc.api.moved_claims import moved_claims_among
     from devalloc.cli.render.host import effective_attribute
 
     users: dict[str, list[str]] = {}
-    for owner in filter(_is_readable, store.list(["DeviceClaim", "VirtualMachine"]).objects):
-        for entry in owner.get("status", {}).get("allocations", []):
+    owners = [*filter(_is_readable, store.list(["DeviceClaim", "VirtualMachine"]).objects)]
+    for owner in moved_claims_among(owners):
+        for entry in owner["status"]["allocations"]:
+            if entry["devicePoolName"] == pool["metadata"]["name"]:
+                name = f"{owner['metadata']['namespace']}/{owner['metadata']['name']}"
+                users.setdefault(entry["deviceName"], []).append(f"{name} (moving here)")
+    for owner in owners:
+        coming = [(entry, ", moving here") for entry in booked_entries(owner)]
+        for entry, state in [(entry, "") for entry in owner.get("status", {}).get("allocations", [])] + coming:
             if entry["devicePoolName"] == pool["metadata"]["name"]:
                 amounts = ", ".join(f"{part['name']} {part['allocation']}" for part in entry.get("allocations", []))
                 who = f"{owner['metadata'].get('namespace', 'default')}/{owner['metadata']['name']}"
                 who = who if owner["kind"] == "DeviceClaim" else f"machine {who}"
-                users.setdefault(entry["deviceName"], []).append(f"{who} ({amounts})" if amounts else who)
+                users.setdefault(entry["deviceName"], []).append(f"{who} ({amounts}{state})" if amounts else who)
     spec = pool["spec"]
     _print_yaml("Attributes", {entry["name"]: _value(entry) for entry in spec.get("attributes", [])})
     if spec.get("resources"):

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from devalloc.api.views import ClaimView, MachineView
+from devalloc.api.moved_claims import moved_devices
+from devalloc.api.views import ClaimView, MachineView, MigrationView
 from devalloc.cli.command import BadInput, verb
-from devalloc.cli.render.output import print_note, show_spinner
+from devalloc.cli.render.output import print_line, print_note, show_spinner
 from devalloc.cli.target import StoreTarget, open_target, target_options
-from devalloc.cli.verbs.cordon import current_user, timeout_option, wait_for_nodes
+from devalloc.cli.verbs.cordon import current_user, timeout_option
+from devalloc.store.errors import Conflict, NotFound
 
 if TYPE_CHECKING:
     from devalloc.controller.drain import DrainedMachine
@@ -30,21 +33,24 @@ Object = dict[str, Any]
 @click.option(
     "--force",
     is_flag=True,
-    help="Also power down machines that run, and take the devices of claims in use away. MACHINES THAT DO NOT POWER "
-    "DOWN IN TIME, OR DO NOT GIVE THE DEVICES UP, ARE KILLED.",
+    help="Also power down machines that run and cannot move while they do, and take the devices of claims in use "
+    "away. MACHINES THAT DO NOT POWER DOWN IN TIME, OR DO NOT GIVE THE DEVICES UP, ARE KILLED.",
 )
 @timeout_option
 @target_options
 def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, place: StoreTarget) -> int:
     """Cordon a node, move its machines and claims to other nodes, and wait until they have left.
 
-    The command first prints what it will do with each machine. Machines that do not run move if another node reaches
-    their disks. With --force, so do those that run; their guests are powered down first. A machine that cannot start
+    The command first prints what it will do with each machine. Machines that run move while they run, if nothing of
+    them is on this node alone. Machines that do not run move if another node reaches their disks. With --force, so do
+    those that run and cannot move while they do; their guests are powered down first. A machine that cannot start
     on another node stays; with --force it is stopped, and starts again after `devalloc uncordon`. The claims of a
-    machine move with it. Other claims are released and allocated again; those in use stay without --force.
+    machine move with it. Other claims are released and allocated again; those in use stay without --force. Migrations
+    of other machines to this node are withdrawn.
 
-    If you stop the command, machines that it has asked to leave still do so. Repeat it to see what is left. `devalloc
-    uncordon` reverses the cordon. Exit code 1 if something runs or is in use on the node.
+    If you stop the command, or the time is up, migrations of machines that run are withdrawn; machines that it has
+    asked to power down still do so. Repeat it to see what is left. `devalloc uncordon` reverses the cordon. Exit code
+    1 if something runs or is in use on the node.
 
     \b
     devalloc drain node/node-a --dry-run
@@ -52,26 +58,41 @@ def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, pl
     """
 
     from devalloc.controller import cordon as cordons
-    from devalloc.controller.drain import drained_machines
+    from devalloc.controller.drain import plan_drain
 
     with open_target(place) as store:
         target = cordons.find_target(store, name if "/" in name else f"node/{name}")
         if target.node is None:
             raise BadInput(f"cannot drain {target}, only nodes; to keep new claims off it: devalloc cordon {name}")
-        machines = drained_machines(store, target.node, force=force)
-        click.echo(_plan_text(target.node, _other_claims(store, target.node, machines), force=force))
+        cordoned = cordons.is_node_cordoned(store, target.node)
+        objects = store.list(_KINDS).objects
+        machines = plan_drain(objects, target.node, force=force)
+        click.echo(_plan_text(target.node, objects, machines, force=force, cordoned=cordoned))
         for one in machines:
-            click.echo(_fate_text(one, force=force))
+            print_line(_fate_text(one, force=force))
+        for machine in _arrivals(objects, target.node):
+            click.echo(f"{_name_of_object(machine)}: its migration to the node will be withdrawn")
         if dry_run:
             return 0
         why = f"by {current_user()}, {datetime.now(UTC):%Y-%m-%d}: {reason or 'draining'}"
         changed = cordons.set_cordon(store, target, why, keep=not reason)
-        click.echo(f"{target} cordoned" if changed else f"{target} is already cordoned")
+        if changed:
+            click.echo(f"{target} is cordoned for the new reason" if cordoned else f"{target} cordoned")
         return _Drain(store, target.node, force, timeout).run()
 
 
+_MIGRATION = "VirtualMachineMigration"
+_WATCHED = ("VirtualMachine", _MIGRATION, "DeviceClaim")
+_KINDS = (*_WATCHED, "DevicePool")
+_LOOK_SECONDS = 1.0
+"""How long to wait for a change, before the next look at what is not watched."""
+_PAUSE_SECONDS = 0.05
+"""From one look to the next, at least: a look reads everything."""
+
+
 class _Drain:
-    """One run of the command, after the node was cordoned."""
+    """One run of the command, after the node was cordoned. Each look compares all objects with what is to become of
+    them now: others may change any of them meanwhile, and uncordon the node."""
 
     def __init__(self, store: Store, node: str, force: bool, timeout: float) -> None:
         self._store = store
@@ -79,164 +100,360 @@ class _Drain:
         self._force = force
         self._timeout = timeout
         self._until = time.monotonic() + timeout
+        self._since = "0"
+        """The version of the store at the last look."""
+        self._is_cordoned = True
+        self._has_acted = False
+        """Whether the last look changed something that was not asked for before."""
+        self._machines: list[DrainedMachine] = []
+        """Those that were on the node at the last look."""
+        self._arriving: list[Object] = []
+        """Machines that moved to it then."""
         self._requested: dict[Key, DrainedMachine] = {}
-        """Machines that are to leave."""
-        self._seen: set[Key] = set()
-        """Claims that are or were to be released."""
-        self._has_failed = False
+        """Machines that are to leave, or have no node yet, as they were when they were asked."""
+        self._left: set[Key] = set()
+        """Those of them that have left."""
+        self._migrations: dict[Key, Key] = {}
+        """The migration of each machine that a drain created."""
+        self._failed: dict[Key, str] = {}
+        """Why machines did not move while they ran."""
+        self._reported: dict[Key, str] = {}
+        """The last words about each migration."""
+        self._withdrawn: set[Key] = set()
+        """Migrations to the node that were withdrawn."""
+        self._in_use: set[Key] = set()
+        """Claims that may not be taken away, at the last look."""
+        self._releasing: set[Key] = set()
+        """Claims that the node is to release."""
+        self._released: set[Key] = set()
+        self._given_up: set[Key] = set()
+        """Claims whose machine has moved, and which the node is to give up."""
+        self._held: list[Object] = []
+        """Claims that the node had prepared at the last look."""
 
     def run(self) -> int:
-        from devalloc.controller.drain import drained_machines
-
         try:
-            self._ask_machines()
-            claims = self._release_claims()
-            left = self._wait_for_machines()
-            claims += self._release_claims(left)  # of those that were deleted or moved by their users
-            self._wait_for_claims(claims)
+            with show_spinner(f"waiting for machines and claims to leave node {self._node}"):
+                self._wait()
         except KeyboardInterrupt:
-            if self._requested:
+            if self._requested.keys() - self._migrations.keys():
                 print_note(
                     f"interrupted: machines that were asked to leave node {self._node} still do so; "
                     f"`devalloc drain node/{self._node} --dry-run` shows what is left"
                 )
             raise
-        staying = [one for one in drained_machines(self._store, self._node, force=self._force) if not one.leaves]
-        for one in staying:
-            print_note(f"{_name_of(one.key)} stays on the node: {one.why}")
-            self._has_failed |= one.runs
-        claims_left = _other_claims(self._store, self._node, ())
-        return int(self._has_failed or any(ClaimView(claim).is_held for claim in claims_left))
+        finally:
+            withdrawn = self._withdraw_migrations()
+        return self._report(withdrawn)
 
-    def _ask_machines(self) -> None:
-        """Repeat until none is left: one that was placed before the cordon may be written after it."""
-        from devalloc.controller.drain import Fate, drained_machines, evict
-        from devalloc.store.errors import Conflict, NotFound
+    def _wait(self) -> None:
+        while self._look():
+            if self._has_acted:
+                continue
+            if (seconds := self._until - time.monotonic()) > 0:
+                next(self._store.watch(_WATCHED, self._since, timeout=min(seconds, _LOOK_SECONDS)), None)
+                time.sleep(_PAUSE_SECONDS)
+            elif not self._power_down_late():
+                return
 
-        while fresh := [
-            one
-            for one in drained_machines(self._store, self._node, force=self._force)
-            if one.leaves and one.key not in self._requested
-        ]:
-            for one in fresh:
-                try:
-                    if one.fate is not Fate.LEAVING:
-                        evict(self._store, one.machine, self._node)
-                        click.echo(f"{_name_of(one.key)} asked to leave")
-                except NotFound:
-                    continue
-                except Conflict:
-                    continue  # it is read again
-                self._requested[one.key] = one
+    def _look(self) -> bool:
+        """Ask what is to leave and was not asked before, and print what has left. Whether to wait and look again."""
+        from devalloc.controller.cordon import is_node_cordoned
+        from devalloc.controller.drain import plan_drain, withdraw_requests
+        from devalloc.controller.migrations import pending_migrations
+        from devalloc.store.errors import Key
 
-    def _release_claims(self, left: Collection[Key] = ()) -> list[Key]:
-        """Release claims that do not move with a machine; those that their node was asked for. ``left``: machines that
-        have left."""
-        from devalloc.controller.reconcile.release import InUse, release_claim
-        from devalloc.store.errors import Key, NotFound
+        listing = self._store.list(_KINDS)
+        objects, self._since = listing.objects, listing.resource_version
+        stored = {Key.of(obj): obj for obj in objects}
+        was_cordoned, self._is_cordoned = self._is_cordoned, is_node_cordoned(self._store, self._node)
+        self._has_acted = was_cordoned and not self._is_cordoned
+        if self._has_acted:  # what was asked for after that is not taken back yet
+            for key in withdraw_requests(self._store, self._node):
+                click.echo(f"{_name_of(key)} is no longer asked to leave")
+            return True
+        self._machines = plan_drain(objects, self._node, force=self._force, failed=self._failed)
+        pending = pending_migrations(objects)
+        self._turn_back_arrivals(objects)
+        for one in self._machines:
+            if self._is_to_leave(one) or (self._is_cordoned and not one.leaves):
+                self._ask_machine(one, pending[MachineView(one.machine).key], stored)
+        for key, requested in list(self._requested.items()):
+            if self._is_done(requested, stored.get(key)):
+                del self._requested[key]
+        self._release_claims(objects)
+        return bool(self._has_acted or self._requested or self._arriving or self._releasing or self._given_up)
 
-        waiting: list[Key] = []
-        # Repeat until none is left: an allocation decided before the cordon may be written after it.
-        while fresh := [key for key in map(Key.of, self._claims(left)) if key not in self._seen]:
-            self._seen.update(fresh)
-            for key in fresh:
-                try:
-                    outcome = release_claim(self._store, key.namespace or "default", key.name, force=self._force)
-                except InUse as error:
-                    print_note(f"error: {error}")
-                    self._has_failed = True
-                except NotFound:
-                    continue
-                else:
-                    if outcome == "asked":
-                        waiting.append(key)
-                    elif outcome == "released":
-                        click.echo(f"{key} released")
-        return waiting
+    def _turn_back_arrivals(self, objects: Sequence[Object]) -> None:
+        """Withdraw the migrations of machines that move to the node. What has come all the same leaves with the
+        others."""
+        from devalloc.controller.migrations import withdraw_migration
+        from devalloc.store.errors import Key
 
-    def _claims(self, left: Collection[Key]) -> list[Object]:
-        from devalloc.controller.drain import drained_machines
+        self._arriving = _arrivals(objects, self._node) if self._is_cordoned else []
+        for obj in self._arriving:
+            view = MachineView(obj)
+            name = view.migration_state.get("migrationName")
+            if isinstance(name, str) and (key := Key(_MIGRATION, view.key[0], name)) not in self._withdrawn:
+                withdraw_migration(self._store, key)
+                self._withdrawn.add(key)
+                click.echo(f"{_name_of_object(obj)}: its migration to the node is withdrawn")
 
-        machines = drained_machines(self._store, self._node, force=self._force)
-        leaving = [one for key, one in self._requested.items() if key not in left]
-        return _other_claims(self._store, self._node, machines, leaving)
+    def _ask_machine(self, one: DrainedMachine, pending: Sequence[MigrationView], stored: Mapping[Key, Object]) -> None:
+        """Have a machine leave that is to, unless it does. ``pending``: its migrations that are not over."""
+        from devalloc.controller.drain import Fate, evict, sort_migrations
 
-    def _wait_for_machines(self) -> set[Key]:
-        """Until those that were asked have left, and those that are to run have a node, or a reason why not; those that
-        have left."""
-        waiting = dict(self._requested)
-        left: set[Key] = set()
-        since = self._store.list(()).resource_version
-        with show_spinner(f"waiting for machines to leave node {self._node}"):
-            while waiting:
-                waiting = {key: one for key, one in waiting.items() if not self._is_done(one, left)}
-                if not waiting or (seconds := self._until - time.monotonic()) <= 0:
-                    break
-                for event in self._store.watch("VirtualMachine", since, timeout=min(seconds, 1.0)):
-                    since = event.resource_version
-                    break
-        for key in waiting:
-            if key in left:
-                print_note(f"{_name_of(key)} has no other node yet; is the controller running?")
-            else:
-                print_note(
-                    f"error: {_name_of(key)} has not left within {self._timeout:g} s; it will do so later, if the "
-                    "node's plugin and the controller run and are of this version"
-                )
-                self._has_failed = True
-        return left
-
-    def _is_done(self, one: DrainedMachine, left: set[Key]) -> bool:
-        from devalloc.controller.drain import Fate, is_on
-        from devalloc.store.errors import NotFound
-
-        name, node = _name_of(one.key), self._node
+        chosen, others = sort_migrations(one, pending)
+        self._withdraw(one.key, others)
         try:
-            machine = self._store.get(*one.key)
-        except NotFound:
+            if chosen is not None:
+                self._follow_migration(one, chosen)
+            elif one.fate is Fate.MIGRATE:
+                why = self._migration_problem(one.key, stored)
+                if why and not self._has_changed(one):
+                    print_note(f"error: {_name_of(one.key)} did not move while it ran: {why}")
+                    self._failed[one.key] = why
+                if why:
+                    self._has_acted = True
+                    return
+                self._migrate(one)
+            elif one.fate in (Fate.MOVE, Fate.STOP):
+                evict(self._store, one.machine, self._node)
+                before = self._requested.get(one.key)
+                if before is None or before.fate not in (Fate.MOVE, Fate.STOP):
+                    click.echo(f"{_name_of(one.key)} asked to leave")
+        except (NotFound, Conflict):  # it changed meanwhile
+            self._has_acted = True
+            return
+        if one.leaves and (one.fate is not Fate.LEAVING or one.key not in self._requested):
+            self._requested[one.key] = one
+            self._left.discard(one.key)
+
+    def _has_changed(self, one: DrainedMachine) -> bool:
+        """Whether a machine is not any more as it was at this look: its migration may have failed for that. Raises
+        NotFound."""
+        read = self._store.get(*one.key)
+        return bool(read["metadata"]["resourceVersion"] != one.machine["metadata"]["resourceVersion"])
+
+    def _migrate(self, one: DrainedMachine) -> None:
+        from devalloc.controller.drain import PURPOSE
+        from devalloc.controller.migrations import begin_migration
+        from devalloc.store.errors import Key
+
+        migration = begin_migration(self._store, MachineView(one.machine).key, purpose=PURPOSE)
+        self._migrations[one.key] = Key.of(migration)
+        click.echo(f"{_name_of(one.key)} asked to move to another node while it runs")
+
+    def _follow_migration(self, one: DrainedMachine, view: MigrationView) -> None:
+        """Wait for a migration that is under way, or waits; say how far it is."""
+        from devalloc.controller.drain import PURPOSE
+        from devalloc.controller.migrations import has_purpose
+        from devalloc.store.errors import Key
+
+        if has_purpose(view, PURPOSE):
+            self._migrations[one.key] = Key(_MIGRATION, *view.key)
+        else:
+            self._migrations.pop(one.key, None)
+        if view.phase == "Pending" and one.key not in self._requested:
+            click.echo(f"{_name_of(one.key)} is to move by its migration {'/'.join(view.key)}, which waits already")
+        words = _reason_of(view)
+        text = "" if view.phase == "Pending" and not words else _progress_text(view, words)
+        if text and self._reported.get(one.key) != text:
+            self._reported[one.key] = text
+            print_line(f"{_name_of(one.key)} {text}")
+
+    def _migration_problem(self, machine: Key, stored: Mapping[Key, Object]) -> str:
+        """Why a machine did not move by the migration that a drain created for it; empty if there was none."""
+        if (key := self._migrations.get(machine)) is None:
+            return ""
+        view = MigrationView(stored[key]) if key in stored else None
+        if view is None or (view.is_deleting and not view.is_over):
+            return "its migration was deleted"
+        return _reason_of(view) if view.phase == "Failed" else ""
+
+    def _withdraw(self, machine: Key, migrations: Iterable[MigrationView]) -> None:
+        from devalloc.controller.migrations import withdraw_migration
+        from devalloc.store.errors import Key
+
+        for view in migrations:
+            key = Key(_MIGRATION, *view.key)
+            withdraw_migration(self._store, key)
+            if self._migrations.get(machine) == key:
+                del self._migrations[machine]
+            print_note(f"{_name_of(machine)}: its migration {'/'.join(view.key)} is withdrawn")
+
+    def _withdraw_migrations(self) -> set[Key]:
+        """Take back those of drains that are not over, unless their machines have been handed over; the machines, which
+        stay where they are."""
+        withdrawn = set()
+        for one in self._machines:
+            key = self._migrations.get(one.key)
+            if key is None or MachineView(one.machine).node != self._node:
+                continue
+            with suppress(NotFound):
+                view = MigrationView(self._store.get(*key))
+                if not view.is_over:
+                    self._withdraw(one.key, [view])
+                    withdrawn.add(one.key)
+        return withdrawn
+
+    def _power_down_late(self) -> bool:
+        """With --force: have machines that did not move in time leave otherwise; whether there were any."""
+        from devalloc.controller.drain import Fate
+
+        late = [
+            one.key
+            for one in self._machines
+            if one.fate is Fate.MIGRATE
+            or (one.key in self._migrations and MachineView(one.machine).migration_target is not None)
+        ]
+        late = [key for key in late if key not in self._failed]
+        if not (self._force and self._is_cordoned and late):
+            return False
+        self._withdraw_migrations()
+        self._failed |= dict.fromkeys(late, "it took too long")
+        self._until = time.monotonic() + self._timeout
+        return True
+
+    def _is_done(self, requested: DrainedMachine, machine: Object | None) -> bool:
+        """Whether there is nothing more to wait for: a machine has left, and has a node or a reason why not if it is to
+        run; or it stays."""
+        from devalloc.controller.drain import Fate
+
+        name, node = _name_of(requested.key), self._node
+        if machine is None:
             click.echo(f"{name} is gone")
-            left.add(one.key)
             return True
         view = MachineView(machine)
-        was_asked = one.fate is not Fate.LEAVING
-        if view.is_held and view.holder == node:
-            return False
-        if is_on(machine, node) and (view.must_leave(node) or (one.fate is Fate.MOVE and one.key not in left)):
-            return False
-        if one.key not in left:
-            left.add(one.key)
+        one = next((one for one in self._machines if one.key == requested.key), None)
+        if one is not None and (view.holder is not None or view.status.get("nodeName") == node):
+            return not self._is_to_leave(one)
+        if any(devices.node != node for devices in moved_devices(machine)):
+            return False  # the devices that its claims had are not given up yet
+        if requested.key not in self._left:
+            self._left.add(requested.key)
             click.echo(f"{name} left node {node}")
-            if one.fate is Fate.STOP:
+            if requested.fate is Fate.STOP:
                 click.echo(f"{name} starts again on node {node} after `devalloc uncordon node/{node}`")
-        if not was_asked or one.fate is Fate.STOP or not one.runs:
+        if requested.fate in (Fate.LEAVING, Fate.STOP) or not requested.runs:
             return True
         if (chosen := view.node) is not None:
-            click.echo(f"{name} placed on node {chosen}")
+            print_line(f"{name} placed on node {chosen}")
             return True
         if view.status.get("reason"):
             print_note(f"{name} waits for a node: {view.status.get('message') or view.status['reason']}")
             return True
         return False
 
-    def _wait_for_claims(self, waiting: list[Key]) -> None:
-        late = wait_for_nodes(self._store, waiting, max(0.0, self._until - time.monotonic())) if waiting else []
-        for key in waiting:
-            if key in late:
-                print_note(
-                    f"error: {key}: the node has not released the devices within {self._timeout:g} s; it will do so "
-                    "later"
-                )
-                self._has_failed = True
+    def _is_to_leave(self, one: DrainedMachine) -> bool:
+        from devalloc.controller.drain import Fate
+
+        return one.fate is Fate.LEAVING or (one.leaves and self._is_cordoned)
+
+    def _release_claims(self, objects: Sequence[Object]) -> None:
+        """Release claims that do not move with a machine, or ask their node to."""
+        from devalloc.controller.reconcile.release import InUse, release_claim
+        from devalloc.store.errors import Key
+
+        self._held = [claim for claim in _claims_on(objects, self._node) if ClaimView(claim).is_held]
+        moved = _moved_claims(objects, self._node)
+        others = map(Key.of, _other_claims(objects, self._node, self._machines))
+        in_use, requested = set[Key](), set[Key]()
+        for key in (key for key in others if self._is_cordoned or key in self._releasing):
+            try:
+                outcome = release_claim(self._store, key.namespace or "default", key.name, force=self._force)
+            except InUse as error:
+                in_use.add(key)
+                if key not in self._in_use:
+                    print_note(f"error: {error}")
+            except NotFound:
+                continue
             else:
-                click.echo(f"{key} released")
+                if outcome == "asked":
+                    requested.add(key)
+                elif outcome == "released":
+                    self._has_acted |= key not in self._released  # look again: it may have got others of the node
+                    self._released.add(key)
+                    self._releasing.discard(key)
+                    click.echo(f"{key} released")
+        for key in sorted(self._releasing - requested - in_use):
+            click.echo(f"{key} released")
+        self._in_use, self._releasing = in_use, requested
+        self._given_up = {Key.of(claim) for claim in moved}
+
+    def _report(self, withdrawn: Collection[Key]) -> int:
+        """Print what is left on the node, and why. The exit code."""
+        has_failed = bool(self._arriving or self._in_use or self._releasing or self._held)
+        within = f"within {self._timeout:g} s"
+        for obj in self._arriving:
+            print_note(
+                f"error: {_name_of_object(obj)} still moves to the node after {self._timeout:g} s; do the controller "
+                f"and the plugin of node {MachineView(obj).holder} run?"
+            )
+        for one in self._machines:
+            if one.leaves:
+                print_note(f"error: {_name_of(one.key)} {self._why_there(one, withdrawn)}")
+            else:
+                print_note(f"{_name_of(one.key)} stays on the node: {one.why}")
+            has_failed |= one.leaves or one.runs
+        there = {one.key for one in self._machines}
+        for key in self._requested.keys() - there:
+            if key in self._left:
+                print_note(f"{_name_of(key)} has no other node yet; is the controller running?")
+            else:
+                print_note(f"error: {_name_of(key)} has not left {within}; {_LATER}")
+                has_failed = True
+        for key in sorted(self._releasing | self._given_up):
+            print_note(f"error: {key}: the node has not released the devices {within}; it will do so later")
+        return int(has_failed)
+
+    def _why_there(self, one: DrainedMachine, withdrawn: Collection[Key]) -> str:
+        """What is to be said of a machine that has not left the node, but was to."""
+        from devalloc.controller.drain import Fate
+
+        within = f"within {self._timeout:g} s"
+        if not self._is_to_leave(one):
+            return f"stays on node {self._node}, which was uncordoned meanwhile"
+        if one.key in withdrawn:
+            return f"has not moved {within}, and stays on the node"
+        if one.fate is Fate.MIGRATE:
+            return f"has not moved {within}; its migration still waits"
+        if one.fate is Fate.LEAVING and not MachineView(one.machine).must_leave(self._node):
+            return f"has not left {within}: {one.why}"
+        return f"has not left {within}; {_LATER}"
+
+
+_LATER = "it will do so later, if the node's plugin and the controller run and are of this version"
+
+
+def _arrivals(objects: Sequence[Object], node: str) -> list[Object]:
+    """The machines that move to a node that has not taken them yet."""
+    return [obj for obj in objects if obj["kind"] == "VirtualMachine" and MachineView(obj).arrives_on(node)]
 
 
 def _name_of(key: Key) -> str:
     return f"virtualmachine {key.namespace}/{key.name}"
 
 
-def _plan_text(node: str, claims: Sequence[Object], *, force: bool) -> str:
-    steps = [f"cordon node {node}"]
+def _name_of_object(machine: Object) -> str:
+    return f"virtualmachine {'/'.join(MachineView(machine).key)}"
+
+
+def _reason_of(view: MigrationView) -> str:
+    return ": ".join(str(view.status[part]) for part in ("reason", "message") if view.status.get(part))
+
+
+def _progress_text(view: MigrationView, words: str) -> str:
+    return (
+        f"waits: {words}" if view.phase == "Pending" else f"moves to node {view.status.get('targetNode')}: {view.phase}"
+    )
+
+
+def _plan_text(
+    node: str, objects: Sequence[Object], machines: Collection[DrainedMachine], *, force: bool, cordoned: bool
+) -> str:
+    claims = _other_claims(objects, node, machines)
+    steps = [] if cordoned else [f"cordon node {node}"]
     used = [claim for claim in claims if ClaimView(claim).is_held]
     for word, some in (("release", [one for one in claims if not ClaimView(one).is_held]), ("take away from", used)):
         names = ", ".join("/".join(ClaimView(claim).key) for claim in some)
@@ -244,7 +461,11 @@ def _plan_text(node: str, claims: Sequence[Object], *, force: bool) -> str:
             steps.append(f"{word} {len(some)} {'claim' if len(some) == 1 else 'claims'}: {names}")
         elif some:
             steps.append(f"leave {len(some)} in use (--force takes them away): {names}")
-    return f"will {'; '.join(steps)}"
+    if moved := _moved_claims(objects, node):
+        names = ", ".join("/".join(ClaimView(claim).key) for claim in moved)
+        steps.append(f"wait until the node gives up what it has of claims that moved with their machines: {names}")
+    parts = [f"node {node} is already cordoned"] if cordoned else []
+    return "; ".join([*parts, f"will {'; '.join(steps)}"] if steps else parts)
 
 
 def _fate_text(one: DrainedMachine, *, force: bool) -> str:
@@ -252,6 +473,8 @@ def _fate_text(one: DrainedMachine, *, force: bool) -> str:
     from devalloc.controller.drain import Fate
 
     name = _name_of(one.key)
+    if one.fate is Fate.MIGRATE:
+        return f"{name}: will move to another node while it runs"
     if one.fate is Fate.MOVE:
         return f"{name}: will {'stop and move' if one.runs and force else 'move'} to another node"
     if one.fate is Fate.STOP:
@@ -262,22 +485,39 @@ def _fate_text(one: DrainedMachine, *, force: bool) -> str:
     return f"{name}: stays: {one.why}{advice}"
 
 
-def _other_claims(
-    store: Store, node: str, machines: Collection[DrainedMachine], requested: Collection[DrainedMachine] = ()
-) -> list[Object]:
-    """The claims that have devices of the node, or that the node still has prepared, and that neither move with a
-    machine nor stay for one that does not run."""
-    from devalloc.controller.reconcile.vm_scheduling.machines import claims_of
-
-    moving = {claim for one in (*machines, *requested) if one.leaves for claim in claims_of(one.machine)}
-    resting = {claim for one in machines if not one.leaves and not one.runs for claim in claims_of(one.machine)}
+def _claims_on(objects: Sequence[Object], node: str) -> list[Object]:
+    """The claims that have devices of the node, or that the node still has prepared."""
     return [
         claim
-        for claim in store.list("DeviceClaim").objects
-        if (
+        for claim in objects
+        if claim["kind"] == "DeviceClaim"
+        and (
             (ClaimView(claim).entries and ClaimView(claim).node == node)
             or (ClaimView(claim).is_held and ClaimView(claim).holder == node)
         )
-        and ClaimView(claim).key not in moving
-        and (ClaimView(claim).is_held or ClaimView(claim).key not in resting)
+    ]
+
+
+def _moved_claims(objects: Sequence[Object], node: str) -> list[Object]:
+    """Those of them whose machine has moved: they get other devices when the node has given up theirs."""
+    machines = (one for one in objects if one["kind"] == "VirtualMachine")
+    moved = [devices for one in machines for devices in moved_devices(one) if devices.node != node]
+    return [
+        claim
+        for claim in _claims_on(objects, node)
+        if any(one.claim == ClaimView(claim).key and one.is_of(claim) for one in moved)
+    ]
+
+
+def _other_claims(objects: Sequence[Object], node: str, machines: Collection[DrainedMachine]) -> list[Object]:
+    """Those of them that neither move with a machine nor stay for one that does not run."""
+    from devalloc.controller.reconcile.vm_scheduling.machines import claims_of
+
+    moving = {claim for one in machines if one.leaves for claim in claims_of(one.machine)}
+    moving |= {ClaimView(claim).key for claim in _moved_claims(objects, node)}
+    resting = {claim for one in machines if not one.leaves and not one.runs for claim in claims_of(one.machine)}
+    return [
+        claim
+        for claim in _claims_on(objects, node)
+        if ClaimView(claim).key not in moving and (ClaimView(claim).is_held or ClaimView(claim).key not in resting)
     ]

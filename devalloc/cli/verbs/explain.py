@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from devalloc.cli.command import BadInput, CommandFailed, verb
+from devalloc.cli.command import BadInput, CommandFailed, printable, verb
 from devalloc.cli.options.common import (
     deadline_option,
     files_option,
@@ -19,7 +19,7 @@ from devalloc.cli.options.common import (
     output_option,
     placement_option,
 )
-from devalloc.cli.render.output import print_content, show_spinner
+from devalloc.cli.render.output import print_content, print_line, show_spinner
 from devalloc.cli.shell_completion import complete_claims
 from devalloc.cli.solver_input import SolverInput, load_solver_input, with_store_option
 from devalloc.cli.target import StoreTarget, open_target, target_options
@@ -92,6 +92,7 @@ def _counted(objects: Sequence[Any]) -> str:
 
 CLAIM = "DeviceClaim"
 RESOURCE_CLAIM = "ResourceClaim"
+MIGRATION = "VirtualMachineMigration"
 
 
 @verb("explain")
@@ -120,7 +121,8 @@ def explain(
 ) -> int:
     """Show why a claim is not allocated: how many devices each rule leaves, what is in the way, what to do.
 
-    vm/NAME explains in the same way why a machine waits for a node with enough room.
+    vm/NAME explains in the same way why a machine waits for a node with enough room, and migration/NAME why one that
+    runs does not move to another node.
 
     KIND.FIELD, such as claim.spec.claims.limits, shows what a field means, with its type, unit and default. If there is
     a claim of that very name, it explains the claim.
@@ -150,6 +152,8 @@ def explain(
             question.all, placement=placement, deadline=deadline, admin_namespaces=question.admin_namespaces
         )
     print_answer_problems(answer, question.documents)
+    if kind == MIGRATION:
+        return _explain_migration(question, answer, namespace, name, output)
     is_machine = kind == "VirtualMachine"
     if is_machine and (why := _why_not_placed(question.all, answer, namespace, name)):
         click.echo(why)
@@ -171,6 +175,42 @@ def explain(
     if question.code or question.has_errors(answer):
         return 2
     return 0 if claim["allocated"] else 1
+
+
+def _explain_migration(question: SolverInput, answer: dict[str, Any], namespace: str, name: str, output: str) -> int:
+    """Show why a migration has no target, or how far it is. Raises CommandFailed if there is none of that name."""
+    from devalloc.api.reasons import find_reason
+    from devalloc.api.views import MigrationView
+    from devalloc.cli.object_names import similar_names_hint
+    from devalloc.cli.render.explanation import print_explanation
+    from devalloc.cli.render.migration import progress_text
+
+    waiting = answer.get("migrations", [])
+    one = next((each for each in waiting if (each["namespace"], each["name"]) == (namespace, name)), None)
+    if one is not None and output in ("json", "yaml"):
+        print_content(one, output)
+    elif one is not None and not one["allocated"] and one.get("blockers"):
+        print_explanation(one, machine=True)
+    elif one is not None and not one["allocated"]:
+        reason = find_reason(one["reason"])
+        print_line(f"{namespace}/{name} waits: {one['reason']}: {one['message']}")
+        if reason is not None and reason.advice:
+            click.echo(f"What to do: {reason.advice}")
+    elif one is not None:
+        click.echo(f"{namespace}/{name}: node {one['node']} has room for the machine, and would be its target")
+    if one is not None:
+        return 0 if one["allocated"] else 1
+    contents = [each for each in question.all if isinstance(each, dict) and each.get("kind") == MIGRATION]
+    views = [MigrationView(each) for each in contents]
+    view = next((each for each in views if each.key == (namespace, name)), None)
+    if view is None:
+        near = similar_names_hint(name, [each.key[1] for each in views if each.key[0] == namespace])
+        raise CommandFailed(f"there is no migration {namespace}/{name}{near}")
+    status = view.status
+    words = ": ".join(str(status[part]) for part in ("reason", "message") if status.get(part))
+    progress = progress_text(dict(view.content))
+    print_line("; ".join(part for part in (f"{namespace}/{name} is {view.phase}", words, progress) if part))
+    return 1 if view.phase == "Failed" else 0
 
 
 def _explain_field(word: str, place: StoreTarget, namespace: str, output: str) -> bool:
@@ -224,8 +264,8 @@ def _object_to_explain(words: tuple[str, ...], question: SolverInput, namespace:
             raise BadInput(f"which {name}? Write {name}/NAME{similar_names_hint('', names)}{fields}")
         return CLAIM, name
     kind_name = kind_of(kind).kind
-    if kind_name not in (CLAIM, "VirtualMachine"):
-        message = f"`devalloc explain` explains claims and machines, not a {kind_name}"
+    if kind_name not in (CLAIM, "VirtualMachine", MIGRATION):
+        message = f"`devalloc explain` explains claims, machines and migrations, not a {kind_name}"
         raise CommandFailed(f"{message}; see: devalloc describe {kind}/{name}")
     return kind_name, name
 
@@ -234,7 +274,7 @@ def _is_kind(word: str) -> bool:
     from devalloc.cli.object_names import kind_of
 
     try:
-        return kind_of(word).kind in (CLAIM, "VirtualMachine")
+        return kind_of(word).kind in (CLAIM, "VirtualMachine", MIGRATION)
     except BadInput:
         return False
 
@@ -301,7 +341,7 @@ def _why_not_placed(objects: list[Any], answer: dict[str, Any], namespace: str, 
         if (metadata.get("namespace") or "default") != namespace or not isinstance(obj.get("spec"), dict):
             continue
         status = obj.get("status") or {}
-        words = ": ".join(str(status[part]) for part in ("reason", "message") if status.get(part))
+        words = printable(": ".join(str(status[part]) for part in ("reason", "message") if status.get(part)))
         node, where = machine_node(obj), "" if namespace == "default" else f" -n {namespace}"
         state = (
             f"It is {machine_phase(obj)}{'; ' + words if words else ''}."

@@ -9,6 +9,7 @@ import click
 
 from devalloc.api.kinds import API_KINDS
 from devalloc.cli.command import BadInput, verb
+from devalloc.cli.node_objects import is_nodes, node_names, node_objects
 from devalloc.cli.object_names import format_key, keys_of, kind_of, not_found_hint
 from devalloc.cli.options.common import (
     LabelTest,
@@ -65,8 +66,12 @@ def get(
 ) -> int:
     """List or print objects. `get all` lists the objects of all kinds of devalloc.
 
+    `get nodes` shows the state of each node that has pools, machines or claims: Ready, Cordoned (it gets nothing new),
+    NotReady, Lost (it does not answer), Missing or Fenced. Nothing stores these objects.
+
     \b
     devalloc get pools
+    devalloc get nodes
     devalloc get claims -A -o wide
     devalloc get claims -l app=web --no-headers
     devalloc get dclaim/train -o yaml
@@ -75,6 +80,12 @@ def get(
 
     all_namespaces = all_namespaces or everything
     form = OutputForm(output, no_headers, show_labels, sort_by)
+    if is_nodes(what):
+        if watch or selected or show_labels:
+            option = "--watch" if watch else "--selector" if selected else "--show-labels"
+            raise BadInput(f"nodes are not objects of the store, so {option} is not possible; `devalloc top` is live")
+        with open_target(place) as store:
+            return _nodes(store, what, form)
     if "/" not in what[0] and len(what) == 1:
         with open_target(place if all_namespaces else place.within(namespace)) as objects:
             words = [kind for kind in API_KINDS if what[0] == "all"] or what[0].split(",")
@@ -162,6 +173,34 @@ def _named(store: Store, keys: list[Key], form: OutputForm, watch: bool) -> int:
         _print_first(objects, form, watch=watch, namespaces=False)
     if watch:
         _print_changes(store, {key.kind for key in keys}, version, set(keys), None, form)
+    return 1 if missing else 0
+
+
+def _nodes(store: Store, what: tuple[str, ...], form: OutputForm) -> int:
+    """All nodes, or those that are named."""
+    from devalloc.cli.object_names import similar_names_hint
+
+    objects = node_objects(store)
+    by_name = {obj["metadata"]["name"]: obj for obj in objects}
+    names, missing = node_names(what), 0
+    for name in names or ():
+        if name not in by_name:
+            print_note(
+                f"error: there is no node {name} with pools, machines or claims{similar_names_hint(name, by_name)}"
+            )
+            missing += 1
+    if names is not None:
+        objects = [by_name[name] for name in names if name in by_name]
+    if form.sort_by is not None:
+        from devalloc.cli.render.jsonpath import sort_key
+
+        objects.sort(key=lambda obj: sort_key(form.sort_by or "", obj))
+    if names is not None and len(names) == 1 and objects and (form.is_data or form.template is not None):
+        _print_one(objects[0], form)
+    elif objects or not form.is_table:
+        _print(objects, form, namespaces=False)
+    elif names is None:
+        print_note("no nodes with pools, machines or claims")
     return 1 if missing else 0
 
 

@@ -51,7 +51,18 @@ def help(ctx: click.Context, words: tuple[str, ...]) -> int:
     for word in words:
         inner = command.get_command(above, word) if isinstance(command, click.Group) else None
         if inner is None:
-            raise BadInput(f"unknown command {' '.join(words)!r}; `devalloc --help` lists the commands")
+            raise BadInput(f"unknown command {' '.join(words)!r}; {_advice(above, word)}")
         above, command = click.Context(inner, info_name=word, parent=above), inner
     click.echo(command.get_help(above))
     return 0
+
+
+def _advice(above: click.Context, word: str) -> str:
+    """A command of that group with a similar name, or the command that lists all."""
+    from devalloc.api.problems import closest_match
+
+    names = above.command.list_commands(above) if isinstance(above.command, click.Group) else []
+    near = closest_match(word, names)
+    return (
+        f"did you mean `{above.command_path} {near}`?" if near else f"`{above.command_path} --help` lists the commands"
+    )

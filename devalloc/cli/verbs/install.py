@@ -200,6 +200,12 @@ _INSTALL_PARTS = ("namespace", "crds", "rbac", "policies", "network", "controlle
     "nodes and get permits.",
 )
 @click.option(
+    "--fencing-secret",
+    metavar="NAME",
+    help="Let the controller power off lost nodes with the program in this Secret of the installation's namespace (key "
+    "power-off), and state that they are off. An empty NAME switches it off again.",
+)
+@click.option(
     "--machines-in-edit/--no-machines-in-edit",
     default=None,
     help="Let everyone who may edit a namespace also create VirtualMachines there; otherwise the ClusterRole "

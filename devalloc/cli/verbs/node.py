@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -13,7 +14,7 @@ from devalloc.cli.command import BadInput, CommandFailed, verb
 from devalloc.cli.options.capacity import HOST_CAPACITY, DiscoverFunction
 from devalloc.cli.options.common import EXISTING_FILE, FOLDER, RESYNC, STORE, settings_options
 from devalloc.cli.options.inventory import InventoryOptions
-from devalloc.cli.options.node import PluginOptions
+from devalloc.cli.options.node import PluginOptions, check_published
 from devalloc.cli.options.scaling import OF_PERMIT_SERVER
 from devalloc.cli.render.output import open_display, show_published
 from devalloc.cli.storage import is_default_store, node_state_folder, store_path
@@ -103,6 +104,7 @@ def node(options: NodeOptions) -> int:
     again. SIGHUP makes it check devices and claims at once. Exit code 0 after a clean stop.
     """
     from devalloc.cli import node_wiring as on
+    from devalloc.cli.node_machines import machines_with_disk
     from devalloc.cli.options.capacity import with_host_pool
     from devalloc.cli.target import connect_cluster
     from devalloc.controller.standalone import handling_signals
@@ -159,7 +161,11 @@ def node(options: NodeOptions) -> int:
                     options.host_capacity and not dry_run
                 ):  # without a plugin that runs machines, none must be placed here
                     data_dir = path.parent if client is None else settings.state.parent
-                    look = with_host_pool(look, settings.root, name, data_dir, options.plugin.limits, shared)
+                    reserving = partial(machines_with_disk, pools, name)
+                    receives, limits = options.plugin.machines.migration_address is not None, options.plugin.limits
+                    look = with_host_pool(
+                        look, settings.root, name, data_dir, limits, shared, reserving, live_migration=receives
+                    )
                 publishing = stack.enter_context(
                     on.store_publishing(
                         pools,
@@ -199,10 +205,7 @@ def _check(options: NodeOptions) -> None:
     for option, is_given in (("--scaling", scaling.enabled), ("--host-capacity", options.host_capacity)):
         if options.has_slices and is_given:
             raise BadInput(f"{option} is for VirtualMachines; to serve a cluster's VirtualMachines: --publish pools")
-    if options.plugin.access.shared_storage and not options.host_capacity:
-        raise BadInput(
-            "--shared-storage needs --host-capacity, with which this host publishes what it has for machines"
-        )
+    check_published(options.plugin, host_capacity=options.host_capacity)
     for option in reversed(given_options(scaling)):
         if options.asks_controller and option in OF_PERMIT_SERVER:
             raise BadInput(f"{option} has no effect on a cluster, whose controller names the permit server")

@@ -13,16 +13,26 @@ import click
 from click.core import ParameterSource
 
 from devalloc.cli.command import BadInput, CommandFailed, require_packages, verb
-from devalloc.cli.options.capacity import HOST_CAPACITY
+from devalloc.cli.options.capacity import HOST_CAPACITY, DiscoverFunction
 from devalloc.cli.options.common import BATCH_DEADLINE, PLACEMENT, RESYNC, STORE, settings_options
 from devalloc.cli.options.inventory import InventoryOptions
-from devalloc.cli.options.node import PluginOptions
+from devalloc.cli.options.migrations import MigrationOptions
+from devalloc.cli.options.node import PluginOptions, check_published
 from devalloc.cli.render.output import ProgressDisplay, open_display, show_published
-from devalloc.cli.storage import is_default_store, node_state_folder, store_path
-from devalloc.cli.up_parts import PAGE, LoopsAndPlugin, StandaloneNode, StandalonePage, missing_requirement
+from devalloc.cli.storage import is_default_store, node_state_folder, open_embedded_store, store_path
+from devalloc.cli.up_parts import (
+    PAGE,
+    LoopsAndPlugin,
+    MachineLog,
+    StandaloneNode,
+    StandalonePage,
+    missing_requirement,
+    previous_name,
+)
 from devalloc.settings import declared, group, setting, settings_of
 
 if TYPE_CHECKING:
+    from devalloc.api.virtual_machine import VirtualMachine
     from devalloc.controller.reconcile.device_claims import DeviceClaimRound
     from devalloc.inventory import DeviceRecords, Discovery
 
@@ -48,6 +58,7 @@ class UpOptions:
     )
     page: str | None = declared(PAGE)
     plugin: PluginOptions = group(PluginOptions)
+    migrations: MigrationOptions = group(MigrationOptions)
     host_capacity: bool = declared(HOST_CAPACITY)
 
 
@@ -60,6 +71,7 @@ def up(options: UpOptions) -> int:
     SIGHUP makes it check the devices at once. Exit code 0 after a clean stop.
     """
 
+    from devalloc.cli.node_machines import machines_with_disk
     from devalloc.cli.node_wiring import abandon_hung_threads
     from devalloc.cli.options.capacity import with_host_pool
     from devalloc.cli.options.node import node_settings
@@ -86,10 +98,7 @@ def up(options: UpOptions) -> int:
 
     if options.with_node is False and (idle := _given_node_options(env=False)):
         raise BadInput(f"{' and '.join(idle)}: only for the node plugin, which does not run with --no-node")
-    if plugin_options.access.shared_storage and not options.host_capacity:
-        raise BadInput(
-            "--shared-storage needs --host-capacity, with which this host publishes what it has for machines"
-        )
+    check_published(plugin_options, host_capacity=options.host_capacity)
     if page is not None:
         require_packages("aiohttp", "jinja2")
     with open_display() as display, abandon_hung_threads(display.say):
@@ -101,17 +110,32 @@ def up(options: UpOptions) -> int:
             display.say(f"WARNING: without the node plugin{because} these have no effect: {', '.join(idle)}")
         # If no machine can run here, none must be placed here.
         has_pool = options.host_capacity and runs_node and not plugin_options.dry_run
-        shared = plugin_options.access.shared_storage
-        looked = with_host_pool(look, root, name, path.parent, plugin_options.limits, shared) if has_pool else look
+        shared, receives = plugin_options.access.shared_storage, plugin_options.machines.migration_address is not None
+
+        def reserving() -> list[VirtualMachine]:
+            with open_embedded_store(path, create=True) as objects:
+                return machines_with_disk(objects, name)
+
+        looked: DiscoverFunction = look
+        if has_pool:
+            limits = plugin_options.limits
+            looked = with_host_pool(look, root, name, path.parent, limits, shared, reserving, live_migration=receives)
         shown = None if page is None else StandalonePage(page, path, display.say, on_terminal=sys.stdout.isatty())
         loops = Standalone(
             path,
-            None if options.no_inventory else InventorySource(name, looked),
-            settings=AllocatorSettings(placement=options.placement, deadline=options.deadline, resync=options.resync),
+            None
+            if options.no_inventory
+            else InventorySource(name, looked, previous_name=previous_name(state) if runs_node else None),
+            settings=AllocatorSettings(
+                placement=options.placement,
+                deadline=options.deadline,
+                resync=options.resync,
+                migrations=options.migrations.limits,
+            ),
             resync=options.resync,
             on_round=lambda done: _show_round(display, done),
             on_published=lambda done: show_published(display, done),
-            extra_loops=() if shown is None else (shown.run,),
+            extra_loops=(MachineLog(display.say).run, *(() if shown is None else (shown.run,))),
         )
         plugin = None
         if runs_node:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,7 +19,12 @@ if TYPE_CHECKING:
     from devalloc.store import Store
     from devalloc.store.errors import Key
 
-WAIT_STATES = {"DeviceClaim": ("allocated", "released", "deleted"), "VirtualMachine": ("running", "stopped", "deleted")}
+MIGRATION = "VirtualMachineMigration"
+WAIT_STATES = {
+    "DeviceClaim": ("allocated", "released", "deleted"),
+    "VirtualMachine": ("running", "stopped", "deleted"),
+    MIGRATION: ("succeeded", "failed", "deleted"),
+}
 """The states of each kind, with the default first."""
 
 
@@ -41,16 +47,18 @@ class _State(click.Choice[str]):
 @click.option(
     "--for",
     "state",
-    type=_State(["allocated", "released", "running", "stopped", "deleted"]),
-    help="State to wait for [default: allocated for claims, running for machines].",
+    type=_State(["allocated", "released", "running", "stopped", "succeeded", "failed", "deleted"]),
+    help="State to wait for [default: allocated for claims, running for machines, succeeded for migrations].",
 )
 @click.option("--timeout", type=parse_duration, default="30s", metavar="DURATION", help="Maximum time to wait.")
 @namespace_option
 @target_options
 def wait(names: tuple[str, ...], state: str | None, timeout: float, namespace: str, place: StoreTarget) -> int:
-    """Wait until claims are allocated, released (hold nothing) or deleted, machines running, stopped or deleted.
+    """Wait until claims are allocated, released (hold nothing) or deleted, machines running, stopped or deleted,
+    migrations succeeded, failed or deleted.
 
-    Exit code 1 when the time is up or, for a machine that will not start as it is, at once.
+    Exit code 1 when the time is up. At once for a machine that will not start as it is, and for a migration that is
+    over and has not the state.
 
     \b
     devalloc wait train --for=allocated --timeout 1m
@@ -69,12 +77,13 @@ def wait(names: tuple[str, ...], state: str | None, timeout: float, namespace: s
                 _check_can_happen(objects, key)
         with show_spinner(f"waiting for {', '.join(format_key(key) for key in keys)}"):
             missing = _wait(objects, keys, state, timeout)
-        advice = {key: _advice(objects, key) for key in missing if state in ("allocated", "running")}
+        advice = {key: _advice(objects, key) for key in missing if state in ("allocated", "running", "succeeded")}
     for key in keys:
         if key not in missing:
             click.echo(f"{format_key(key)} {state}")
     for key, why in missing.items():
-        print_note(f"error: {key} is not {state} {why or f'after {timeout:g} s'}{advice.get(key, '')}")
+        verb_text = "has not" if state in ("succeeded", "failed") else "is not"
+        print_note(f"error: {key} {verb_text} {state} {why or f'after {timeout:g} s'}{advice.get(key, '')}")
     return 1 if missing else 0
 
 
@@ -119,12 +128,22 @@ def _advice(store: Store, key: Key) -> str:
         if status.get("phase") == "Pending" and status.get("allocations") and not status.get("message"):
             return f"; it is placed on node {status.get('nodeName')}: is a node plugin running there?"
         return f": it is {status.get('phase')}{': ' if status.get('message') else ''}{status.get('message', '')}"
+    if key.kind == MIGRATION:
+        return _migration_advice(stored)
     annotations = stored["metadata"].get("annotations", {})
     if meta.REASON not in annotations:
         if silence := missing_controller_note(store):
             return f"; {silence}"
         return "; it has no answer yet: is `devalloc up` running on this store?"
     return f": {annotations[meta.REASON]}; see: devalloc explain {key.name} -n {key.namespace}"
+
+
+def _migration_advice(migration: dict[str, Any]) -> str:
+    from devalloc.api.views import MigrationView
+
+    view = MigrationView(migration)
+    message = view.status.get("message", "")
+    return f": it is {view.phase}{': ' if message else ''}{message}"
 
 
 def _wait(store: Store, keys: list[Key], state: str, timeout: float) -> dict[Key, str]:
@@ -137,13 +156,24 @@ def _wait(store: Store, keys: list[Key], state: str, timeout: float) -> dict[Key
     waiting = [key for key in keys if not _reached(store, key, state)]
     kinds = {key.kind for key in keys}
     while True:
-        reasons = {key: _why_never_running(store, key) if state == "running" else "" for key in waiting}
+        reasons = {key: _why_never(store, key, state) for key in waiting}
         if all(reasons.values()) or (left := until - time.monotonic()) <= 0:
             return reasons
         for event in store.watch(kinds, since, timeout=left):
             since = event.resource_version
             break
         waiting = [key for key in waiting if not _reached(store, key, state)]
+
+
+def _why_never(store: Store, key: Key, state: str) -> str:
+    """Why an object will not get to the state until someone changes it; empty if it may."""
+    from devalloc.api.views import MigrationView
+    from devalloc.store.errors import NotFound
+
+    if key.kind == MIGRATION and state != "deleted":
+        with suppress(NotFound):
+            return "and will not, because it is over" if MigrationView(store.get(*key)).is_over else ""
+    return _why_never_running(store, key) if state == "running" else ""
 
 
 def _why_never_running(store: Store, key: Key) -> str:
@@ -170,7 +200,7 @@ def _reached(store: Store, key: Key, state: str) -> bool:
     try:
         status = store.get(*key).get("status", {})
     except NotFound:
-        return state not in ("allocated", "running")  # a deleted claim has no devices
-    if state in ("running", "stopped"):
+        return state in ("released", "stopped", "deleted")  # a deleted claim has no devices
+    if state in ("running", "stopped", "succeeded", "failed"):
         return bool(status.get("phase") == state.capitalize())
     return state != "deleted" and bool(status.get("allocations")) == (state == "allocated")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
+from click.core import ParameterSource
 
 from devalloc.cli.command import BadInput, VerbGroup, verb
 from devalloc.cli.machine_requests import read_function
@@ -17,10 +19,15 @@ from devalloc.cli.node_client import (
     socket_option,
     timeout_option,
 )
-from devalloc.cli.options.common import namespace_option, output_option
+from devalloc.cli.options.common import namespace_option, output_option, store_option
 from devalloc.cli.render.output import print_content, print_note, print_objects, print_table
 from devalloc_node.errors import Denied
 
+if TYPE_CHECKING:
+    from devalloc_node.machine.spec import CloneMode
+    from devalloc_node.warm.function_replicas import ReplicaRequest
+
+MIB = 1 << 20
 MAX_VCPUS = 1 << 16
 """The node plugin's maximum."""
 
@@ -57,17 +64,19 @@ def list_setups(output: str, socket: Path, timeout: float) -> int:
         f"{status.removing} being removed; {status.most} at most"
     )
     if status.taken:
+        has_network = any(each.setup.address for each in status.taken)
         rows = [
             [
                 each.setup.id,
                 each.owner,
                 format_elapsed(datetime.fromtimestamp(each.taken_ms / 1000, UTC)),
                 ",".join(map(str, each.setup.cpus)),
+                *([each.setup.address.partition("/")[0]] if has_network else []),
                 each.setup.folder,
             ]
             for each in status.taken
         ]
-        print_table(["SETUP", "OWNER", "AGE", "CPUS", "FOLDER"], rows)
+        print_table(["SETUP", "OWNER", "AGE", "CPUS", *(["ADDRESS"] if has_network else []), "FOLDER"], rows)
     if status.problem:
         print_note(f"warning: {status.problem}")
     return 0
@@ -111,13 +120,16 @@ def take(owner: str, request: str, vcpus: int, one_numa_node: bool, output: str,
         ("namespace", setup.namespace_path),
         ("tap", setup.tap),
         ("mac", setup.mac),
+        ("address", setup.address),
+        ("gateway", setup.gateway),
+        ("nameservers", ",".join(setup.nameservers)),
         ("folder", setup.folder),
         ("cpus", ",".join(map(str, setup.cpus))),
         ("numa nodes", ",".join(map(str, setup.numa_nodes))),
         ("qmp socket", setup.qmp_socket),
     ):
         if value:
-            click.echo(f"{name + ':':<12}{value}")
+            click.echo(f"{name + ':':<13}{value}")
     return 0
 
 
@@ -138,33 +150,77 @@ def give_back(setup: str, socket: Path, timeout: float) -> int:
     return print_result(setup, "returned", reply.result)
 
 
+class ReplicaOptions(TypedDict):
+    """What replicas are to be like."""
+
+    replicas: int | None
+    requests: int | None
+    clone: CloneMode
+    disk: str | None
+    node: str
+    guest_reports: bool
+
+
 @verb("replica")
 @click.option("-f", "--file", required=True, metavar="FILE", help="A function's deployment, as YAML or JSON.")
 @click.option("--replicas", type=click.IntRange(0), help="Number of replicas, within the bounds of its labels.")
 @click.option(
     "--requests", type=click.IntRange(0), help="As many replicas as serve this number of concurrent requests."
 )
+@click.option(
+    "--clone",
+    type=click.Choice(["overlay", "copy"]),
+    default="overlay",
+    show_default=True,
+    help="Without an initrd: how each replica gets a disk of its own from the image.",
+)
+@click.option(
+    "--disk",
+    metavar="SIZE",
+    help="Without an initrd: the most that a replica's disk can take. By default, what the image needs, if it can be "
+    "read here.",
+)
 @click.option("--node", default="", metavar="NODE", help="The node that runs them.")
+@click.option(
+    "--guest-reports",
+    is_flag=True,
+    help="A replica is ready when its guest reports so on its second serial port, and not as soon as it runs.",
+)
+@click.option("--apply", "applies", is_flag=True, help="Create or update the set in the store, instead of printing it.")
 @namespace_option
 @output_option("json", "yaml", default="yaml")
-def replica(file: str, replicas: int | None, requests: int | None, node: str, namespace: str, output: str) -> int:
-    """Print the VirtualMachines that are the replicas of a function, each in a warm setup, for `devalloc apply`.
+@store_option
+def replica(
+    file: str, applies: bool, namespace: str, output: str, store: Path | None, **options: Unpack[ReplicaOptions]
+) -> int:
+    """Print the VirtualMachineReplicaSet of a function, each replica in a warm setup, or create it with --apply.
 
     FILE contains `service`, `image`, `labels` and `envVars`, as in OpenFaaS. The number of replicas is the minimum of
     the labels, unless --replicas or --requests is higher.
 
     \b
-    devalloc warm replica -f resize.yaml --requests 23 | devalloc apply -f -
+    devalloc warm replica -f resize.yaml --requests 23 --apply
+    devalloc warm replica -f resize.yaml --disk 2Gi | kubectl apply -f -
     """
-    from devalloc_node.warm.function_replicas import number_of, replica_request, replicas_of
+    from devalloc_node.warm.function_replicas import OwnDisk, number_of, replica_request, replicas_of
 
-    if replicas is not None and requests is not None:
+    requests, clone = options["requests"], options["clone"]
+    if options["replicas"] is not None and requests is not None:
         raise BadInput("give --replicas or --requests, not both")
     function = read_function(file)
     try:
         request = replica_request(function.labels, function.environment, function.image)
-        number = number_of(request, replicas=replicas, requests=requests)
-        planned = replicas_of(request, function.name, number, namespace=namespace, node=node)
+        number = number_of(request, replicas=options["replicas"], requests=requests)
+        own = OwnDisk(clone, _disk_bytes(request, clone, options["disk"]))
+        planned = replicas_of(
+            request,
+            function.name,
+            number,
+            own,
+            namespace=namespace,
+            node=options["node"],
+            guest_reports=options["guest_reports"],
+        )
     except Denied as error:
         raise BadInput(f"{file}: {error.message}") from None
     served = number * request.environments
@@ -173,10 +229,54 @@ def replica(file: str, replicas: int | None, requests: int | None, node: str, na
     if requests is not None and requests > served:
         print_note(f"note: {number} replicas of {request.environments} execution environments serve {served} requests "
              f"at the same time; {requests - served} of {requests} wait")  # fmt: skip
-    if not planned.manifests:
+    if not number:
         print_note("note: the number of replicas is 0; use --replicas or --requests")
-    print_objects(planned.manifests, output)
+    if not applies:
+        print_objects([planned.manifest], output)
+        return 0
+    from devalloc.cli.storage import open_embedded_store
+    from devalloc.cli.verbs.apply import apply_object
+
+    with open_embedded_store(store, create=True) as objects:
+        refusal, outcome = apply_object(objects, planned.manifest, dry_run=False)
+    if refusal:
+        print_note(f"error: {refusal}")
+        return 1
+    click.echo(f"virtualmachinereplicaset/{function.name} {outcome}")
     return 0
+
+
+def _disk_bytes(request: ReplicaRequest, clone: CloneMode, disk: str | None) -> int:
+    """What the disk of a replica can take: as said, or what its image needs. Raises BadInput, Denied."""
+    from devalloc.api.quantity import NANO, Quantity, QuantityError
+    from devalloc_node.machine.cloned_disks import most_bytes
+    from devalloc_node.warm.function_replicas import image_disk, is_image_path
+
+    if request.initrd:
+        source_of = click.get_current_context().get_parameter_source
+        for name in ("disk", "clone"):
+            if source_of(name) is not ParameterSource.DEFAULT:
+                raise BadInput(
+                    f"--{name} has no effect: with an initrd (label INITRD_PATH) all replicas read the image, and none "
+                    f"has a disk of its own; leave out --{name}, or remove the label"
+                )
+        return 0
+    if not is_image_path(request.image):  # which is refused later
+        return 0
+    if disk is not None:
+        try:
+            amount = Quantity.parse(disk)
+        except QuantityError as error:
+            raise BadInput(f"--disk: {error}") from None
+        return -(-amount.nano // NANO)
+    try:
+        size = most_bytes(image_disk(request, clone), Path(request.image))
+    except OSError as error:
+        raise BadInput(
+            f"cannot read the image {request.image} here: {error.strerror}; name the most that a replica's disk can "
+            "take with --disk, such as --disk 2Gi"
+        ) from None
+    return -(-size // MIB) * MIB
 
 
 for _verb in (list_setups, take, give_back, replica):

@@ -1,0 +1,214 @@
+"""``devalloc migrate``: move a machine to another node while it runs."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from devalloc.api.views import MachineView, MigrationView
+from devalloc.cli.command import BadInput, CommandFailed, parse_duration, verb
+from devalloc.cli.object_names import fetch_object, format_key, keys_of
+from devalloc.cli.options.common import namespace_option
+from devalloc.cli.render.migration import progress_text
+from devalloc.cli.render.output import print_line, print_note, show_spinner
+from devalloc.cli.target import StoreTarget, missing_controller_note, open_target, target_options
+
+if TYPE_CHECKING:
+    from devalloc.store import Store
+    from devalloc.store.errors import Key
+
+Object = dict[str, Any]
+KINDS = ("VirtualMachine", "VirtualMachineMigration")
+_SETTLE_SECONDS = 10.0
+"""How long to wait for the controller to withdraw what it was asked to, before that is left to it."""
+_SAY_SECONDS = 2.0
+
+
+@verb("migrate")
+@click.argument("name", metavar="vm/NAME")
+@click.option("--to", "target", metavar="NODE", help="The node it moves to [default: one that devalloc chooses].")
+@click.option(
+    "--timeout",
+    type=parse_duration,
+    default="10m",
+    metavar="DURATION",
+    help="How long to wait; after that the migration is withdrawn.",
+)
+@click.option("--no-wait", is_flag=True, help="Only create the migration; `devalloc wait migration/NAME` waits for it.")
+@namespace_option
+@target_options
+def migrate(name: str, target: str | None, timeout: float, no_wait: bool, namespace: str, place: StoreTarget) -> int:
+    """Move a machine to another node while it runs, and wait until it has moved.
+
+    The target has room for the machine and reaches its disks; by default devalloc chooses it. The machine's address,
+    permit and claims of network devices move with it. Its guest has a short downtime.
+
+    If you stop the command, or the time is up, the migration is withdrawn: the machine then stays on its node, unless
+    it has moved already. Exit code 1 if it stays.
+
+    \b
+    devalloc migrate vm/web
+    devalloc migrate vm/web --to node-b --timeout 1h
+    """
+
+    from devalloc.controller.migrations import begin_migration
+    from devalloc.store.errors import Key
+
+    with open_target(place.within(namespace)) as store:
+        (machine,) = keys_of([name], namespace, default="virtualmachines", store=store)
+        if machine.kind != "VirtualMachine":
+            raise BadInput(f"`devalloc migrate` moves machines, not a {machine.kind}: devalloc migrate vm/NAME")
+        fetch_object(store, machine)
+        _check_target(store, target)
+        stored = begin_migration(store, (namespace, machine.name), target)
+        key = Key.of(stored)
+        click.echo(f"{format_key(key)} created")
+        if no_wait:
+            return 0
+        follower = Follower(store, machine, key)
+        try:
+            return follower.run(timeout)
+        except KeyboardInterrupt:
+            follower.withdraw("interrupted")
+            raise
+
+
+def _check_target(store: Store, target: str | None) -> None:
+    """Raises CommandFailed if no node of that name has pools: the migration would wait for it."""
+    from devalloc.store.errors import Forbidden
+    from devalloc.store.nodes import pools_of
+
+    with suppress(Forbidden):  # users of a cluster may have no right to read pools
+        if target is not None and not pools_of(store, target):
+            raise CommandFailed(f"there is no node {target} with pools; `devalloc get nodes` lists all nodes")
+
+
+class Follower:
+    """Waits for one migration, and says how far it is."""
+
+    def __init__(self, store: Store, machine: Key, migration: Key) -> None:
+        self._store = store
+        self._machine = machine
+        self._key = migration
+        self._reported: tuple[str, ...] = ()
+        self._next_progress = 0.0
+        self._target: str | None = None
+        """The node that was chosen."""
+        self._source: str | None = None
+
+    @property
+    def name(self) -> str:
+        return f"virtualmachine {self._machine.namespace}/{self._machine.name}"
+
+    def run(self, timeout: float) -> int:
+        """The exit code, when it is over or the time is up."""
+        until = time.monotonic() + timeout
+        since = self._store.list(()).resource_version
+        with show_spinner(f"moving {self.name}"):
+            while (migration := self._read()) is not None:
+                view = MigrationView(migration)
+                self._say(view)
+                if view.is_over or (left := until - time.monotonic()) <= 0:
+                    break
+                for event in self._store.watch(KINDS, since, timeout=min(left, 1.0)):
+                    since = event.resource_version
+                    break
+        if migration is None:
+            print_note(f"error: {format_key(self._key)} was deleted by others; {self._where()}")
+            return 1
+        if view.phase == "Succeeded":
+            print_line(f"{self.name} has moved to node {view.status.get('targetNode')}")
+            return 0
+        if view.phase == "Failed":
+            why = ": ".join(str(view.status[part]) for part in ("reason", "message") if view.status.get(part))
+            print_note(f"error: {self.name} has not moved: {why}")
+            return 1
+        return self.withdraw(f"not moved within {timeout:g} s")
+
+    def withdraw(self, why: str) -> int:
+        """Delete the migration, and say where the machine is when that is settled. The exit code."""
+        from devalloc.controller.migrations import withdraw_migration
+
+        note = missing_controller_note(self._store)
+        withdraw_migration(self._store, self._key)
+        until = time.monotonic() + _SETTLE_SECONDS
+        while self._is_booked() and time.monotonic() < until:
+            time.sleep(0.1)
+        machine = self._stored_machine()
+        has_moved = machine is not None and MachineView(machine).node == self._target != self._source
+        if self._target is not None and has_moved:
+            click.echo(f"{self.name} has moved to node {self._target} before it could be withdrawn")
+            return 0
+        if self._is_booked():
+            later = note or "the controller withdraws it when it sees that"
+            print_note(f"error: {self.name}: {why}; {format_key(self._key)} is deleted, and {later}")
+            return 1
+        print_note(f"error: {self.name}: {why}; {format_key(self._key)} is withdrawn; {self._where()}")
+        return 1
+
+    def _read(self) -> Object | None:
+        from devalloc.store.errors import NotFound
+
+        try:
+            return self._store.get(*self._key)
+        except NotFound:
+            return None
+
+    def _say(self, view: MigrationView) -> None:
+        status = view.status
+        parts = tuple(str(status.get(name) or "") for name in ("reason", "message", "sourceNode", "targetNode"))
+        now = (view.phase, *parts)
+        self._target = status.get("targetNode") or self._target
+        self._source = status.get("sourceNode") or self._source
+        if now != self._reported:
+            self._reported = now
+            if text := _phase_text(view):
+                print_line(text)
+            elif view.phase == "Pending" and (silence := missing_controller_note(self._store)):
+                print_note(silence)
+        is_due = view.phase == "Running" and time.monotonic() >= self._next_progress
+        if is_due and (text := progress_text(dict(view.content))):
+            self._next_progress = time.monotonic() + _SAY_SECONDS
+            click.echo(f"  {text}")
+
+    def _is_booked(self) -> bool:
+        machine = self._stored_machine()
+        return machine is not None and MachineView(machine).migration_state.get("migrationName") == self._key.name
+
+    def _where(self) -> str:
+        machine = self._stored_machine()
+        node = None if machine is None else MachineView(machine).node
+        return "the machine is gone" if machine is None else f"the machine is on node {node}"
+
+    def _stored_machine(self) -> Object | None:
+        from devalloc.store.errors import NotFound
+
+        try:
+            return self._store.get(*self._machine)
+        except NotFound:
+            return None
+
+
+def _phase_text(view: MigrationView) -> str:
+    """What a phase means, in one line; empty if there is nothing to say of it."""
+    status = view.status
+    source, target = status.get("sourceNode"), status.get("targetNode")
+    match view.phase:
+        case "Pending" if status.get("reason"):
+            return f"  waits: {status['reason']}: {status.get('message', '')}"
+        case "Scheduled":
+            return f"  node {target} reserves what it needs; it moves from node {source}"
+        case "PreparingTarget":
+            return f"  node {target} prepares for it"
+        case "TargetReady":
+            return f"  node {target} is ready for it"
+        case "Running":
+            return f"  node {source} sends its memory to node {target}"
+        case "Succeeded":
+            text = progress_text(dict(view.content))
+            return f"  {text}" if text else ""
+        case _:
+            return ""
