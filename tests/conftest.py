@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 from hypothesis import settings
 
+from tests.support.waiting import until
+
 if TYPE_CHECKING:
     from devalloc.store.sqlite import SQLiteStore
     from devalloc_node.machine.qmp import QmpMonitor
@@ -78,6 +80,20 @@ def line(qemu: FakeQemu) -> Iterator[QmpMonitor]:
     monitor = QmpMonitor("default/m", str(qemu.path))
     yield monitor
     monitor.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def all_watches_end() -> Iterator[None]:
+    """A store of a cluster that is left open goes on watching it: it slows down whatever comes after it in its process,
+    and asks an API server that other tests count the requests of."""
+    before = _watches()
+    yield
+    if _watches() - before:
+        until(lambda: _watches() <= before, "no watch is left open", context=lambda: _watches() - before)
+
+
+def _watches() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("watch-")}
 
 
 def pytest_configure(config: pytest.Config) -> None:

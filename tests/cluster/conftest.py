@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,21 +14,8 @@ from tests.support.kube_node import Node, Programs, leftovers, node_running
 from tests.support.kube_plugin import Bed
 from tests.support.kube_pods import Pods, cards_of, node_with_claims, pods_of
 from tests.support.scheduler import pytest_collection_modifyitems, pytest_xdist_make_scheduler
-from tests.support.waiting import until
 
 __all__ = ["pytest_collection_modifyitems", "pytest_xdist_make_scheduler"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def all_watches_end() -> Iterator[None]:
-    """A store that is left open goes on asking an API server that other tests count the requests of."""
-    before = watching()
-    yield
-    until(lambda: watching() <= before, "no watch is left open", context=lambda: watching() - before)
-
-
-def watching() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name.startswith("watch-")}
 
 
 @pytest.fixture(scope="session")

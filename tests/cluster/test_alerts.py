@@ -119,6 +119,14 @@ CASES = [
         ({'devalloc_devices_by_state{dialect="ResourceSlice",state="cordoned"}': "4x120"},),
     ),
     Case(
+        "DevallocNodeLost",
+        {'devalloc_lost_node_objects{node="a",pod="x"}': "3x20"},
+        10,
+        "Node a does not answer; 3 machines and claims wait for it, or until it is fenced",
+        {"node": "a"},
+        ({'devalloc_lost_node_objects{node="a",pod="x"}': "3 3 3 3 3 _ _ _ _ _ " * 12},),
+    ),
+    Case(
         "DevallocApiRequestsFail",
         {REQUESTS.format("503"): "0+60x40"},
         11,

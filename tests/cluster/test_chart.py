@@ -73,8 +73,14 @@ def expected(options: InstallOptions) -> dict[str, Any]:
             ),
         ),
         (
-            ["serviceMonitor=true", "resourceClaims=true", "permits=true", "neon=true"],
-            InstallOptions(service_monitor=True, resource_claims=True, permits=True, neon=True),
+            [
+                "serviceMonitor=true",
+                "resourceClaims=true",
+                "permits=true",
+                "neon=true",
+                "fencing.secret=bmc",
+            ],
+            InstallOptions(service_monitor=True, resource_claims=True, permits=True, neon=True, fencing_secret="bmc"),
         ),
     ],
     ids=["both", "pools", "slices", "images", "more"],
@@ -96,10 +102,17 @@ def test_what_runs_can_be_set(helm: Helm) -> None:
         "node.tolerations=null",
         "node.nodeSelector.gpu=yes",
         "image.pullSecrets[0].name=registry",
+        "controller.extraVolumes[0].name=tools",
+        "controller.extraVolumes[0].image.reference=registry.example.com/ipmitool:1",
+        "controller.extraVolumeMounts[0].name=tools",
+        "controller.extraVolumeMounts[0].mountPath=/opt/tools",
     )
     controller = by_path["/apis/apps/v1/namespaces/devalloc-system/deployments/devalloc-controller"]["spec"]
     assert controller["replicas"] == 3
     assert controller["template"]["spec"]["containers"][0]["args"][-1] == "--placement=spread"
+    pod = controller["template"]["spec"]
+    assert pod["volumes"][-1] == {"name": "tools", "image": {"reference": "registry.example.com/ipmitool:1"}}
+    assert pod["containers"][0]["volumeMounts"][-1] == {"name": "tools", "mountPath": "/opt/tools"}
     node = by_path["/apis/apps/v1/namespaces/devalloc-system/daemonsets/devalloc-node"]["spec"]["template"]["spec"]
     assert node["containers"][0]["args"][-2:] == ["--allow=gpu", "--grace=1m"]
     assert node["nodeSelector"] == {"gpu": "yes", "kubernetes.io/os": "linux"}
@@ -107,11 +120,16 @@ def test_what_runs_can_be_set(helm: Helm) -> None:
     assert not node["tolerations"]
 
 
+def test_values_of_a_release_without_a_fencing_program_are_reused(helm: Helm) -> None:
+    """`helm upgrade --reuse-values` has no `fencing` at all then."""
+    assert rendered(helm, "fencing=null", "controller.extraVolumes=null") == expected(InstallOptions())
+
+
 def test_crds_can_be_left_out(helm: Helm) -> None:
     assert not [path for path in rendered(helm, "crds=false") if "customresourcedefinitions" in path]
 
 
-@pytest.mark.parametrize("setting", ["publish=neither", "image.prefx=x", "controller.replicas=0"])
+@pytest.mark.parametrize("setting", ["publish=neither", "image.prefx=x", "controller.replicas=0", "fencing.secret=A/b"])
 def test_a_value_that_makes_no_sense_is_refused(helm: Helm, setting: str) -> None:
     done = helm("template", "devalloc", str(CHART), "--set", setting)
     assert done.returncode != 0

@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 
 from devalloc.controller.cluster_process import ClusterProcess as Controller
 from devalloc.controller.cluster_process import ClusterSettings
+from devalloc.controller.fencing_program import FencingSettings
 from devalloc.controller.leader import election
 from devalloc.controller.leader.lease import LeaseLost
 from devalloc.controller.reconcile.release import release_claim
@@ -340,15 +342,16 @@ def test_usage_of_both_dialects_is_counted_and_shown(cluster: Cluster) -> None:
     spec = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "any"}}]}}
     theirs = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "r"}, "spec": spec}
     try:
-        create(cluster, gpu_pool("p", devices=2), gpu_claim("a"))
+        # A pool that no other test names: usage of this month stays when claims and pools go.
+        create(cluster, gpu_pool("counted", devices=1), gpu_claim("a"))
         made = cluster.create(path, theirs)
         assert made.ok, made.message
-        results = [{"request": "gpu", "driver": "devalloc.io", "pool": "q", "device": "d7"}]
+        results = [{"request": "gpu", "driver": "devalloc.io", "pool": "counted-too", "device": "d7"}]
         status = {"allocation": {"devices": {"results": results}}}
         answer = cluster.replace(f"{path}/r/status", made.content | {"status": status})
         assert answer.ok, answer.message
-        until(lambda: len(at) and len(used()) == 2, "both are counted")
-        assert used() == {("DeviceClaim", "gpu", "p/d0"), ("ResourceClaim", "any", "q/d7")}
+        expected = {("DeviceClaim", "gpu", "counted/d0"), ("ResourceClaim", "any", "devalloc.io/counted-too/d7")}
+        until(lambda: at and expected <= used(), "both are counted")
         name = 'devalloc_usage_device_seconds_total{device_class="any",held="whole",kind="ResourceClaim"'
         until(lambda: name in ask("/metrics")[1], "a counter")
         assert ask("/usage?by=nothing")[0] == ask("/usage?month=soon")[0] == 400
@@ -456,6 +459,126 @@ def test_what_is_left_of_a_node_that_is_gone_for_good_is_freed_as_documented(
             assert cluster.get(path).status == 404
         assert release_claim(controller.store, "default", "moves", abandon=True) == "released"
         until(lambda: holders(cluster) == {"moves": ("q/d0",)}, "it has a device of a node that is there")
+
+
+def test_what_a_lost_node_has_goes_to_other_nodes_when_its_node_is_tainted_as_out_of_service(cluster: Cluster) -> None:
+    """As Kubernetes does it with pods: not while it is only lost, and not while its kubelet reports."""
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "lost"}}
+    path = "/api/v1/nodes/lost"
+    assert cluster.create("/api/v1/nodes", node).ok
+    report_ready(cluster, "lost", "True")
+    create(cluster, gpu_pool("p", devices=2, node="lost"), host("lost", cpus=2))
+    create(cluster, gpu_claim("of-vm"), gpu_claim("prepared"), machine("vm", "1", "1Gi", "of-vm"))
+    with controlling(cluster):
+        until(lambda: holders(cluster).keys() == {"of-vm", "prepared"}, "they have its devices")
+        for held in (f"{CLAIMS}/of-vm", f"{CLAIMS}/prepared", f"{MACHINES}/vm"):
+            until(lambda held=held: has_by_node(cluster, held, "lost"), "the node has it")
+        create(cluster, gpu_pool("q", devices=3, node="other"), host("other", cpus=2))
+        taint = {"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute"}
+        current = cluster.get(path).content
+        assert cluster.replace(path, {**current, "spec": {**current["spec"], "taints": [taint]}}).ok
+        create(cluster, gpu_claim("probe"))
+        until(lambda: "probe" in holders(cluster), "a round was made with the taint")
+        before = holders(cluster)
+        assert (before["of-vm"][0][:2], before["prepared"][0][:2]) == ("p/", "p/"), "its kubelet reports"
+        report_ready(cluster, "lost", "Unknown")
+
+        def moved() -> bool:
+            now = holders(cluster)
+            taken = {name: now.get(name, ("",))[0][:2] for name in ("of-vm", "prepared", "probe")}
+            return {*taken.values()} == {"q/"} and cluster.get(f"{MACHINES}/vm").content["status"].get(
+                "nodeName"
+            ) == "other"
+
+        until(moved, "all of it is on the other node")
+        vm = cluster.get(f"{MACHINES}/vm").content
+        assert not vm["metadata"].get("finalizers")
+        assert vm["metadata"]["annotations"]["devalloc.io/fenced-from"] == "lost"
+        until(lambda: ("vm", "Warning", "NodeFenced") in events(cluster), "an Event tells it")
+    assert cluster.delete(path).ok
+
+
+def test_a_lost_node_is_switched_off_by_the_program_and_then_fenced(cluster: Cluster, tmp_path: Path) -> None:
+    for name in ("dark", "bright"):
+        assert cluster.create("/api/v1/nodes", {"kind": "Node", "metadata": {"name": name}}).ok
+        report_ready(cluster, name, "True")
+    create(cluster, gpu_pool("p", devices=1, node="dark"), gpu_claim("a"))
+    calls, program = tmp_path / "calls", tmp_path / "off"
+    program.write_text(f'#!/bin/sh\necho "$1 $DEVALLOC_NODE" >> {calls}\n[ -e {tmp_path}/works ]\n')
+    program.chmod(0o755)
+    fencing = FencingSettings(str(program), after=0.1, one_in=1)
+    client = Client.connect(cluster.kubeconfig("admin"))
+    controller = Controller(client, ClusterSettings("one", seconds=60.0, deadline=40.0, fencing=fencing))
+    thread = threading.Thread(target=controller.run, daemon=True)
+    thread.start()
+    try:
+        until(lambda: "a" in holders(cluster), "it is allocated")
+        until(lambda: has_by_node(cluster, f"{CLAIMS}/a", "dark"), "the node has it")
+        (tmp_path / "works").touch()
+        report_ready(cluster, "dark", "Unknown")
+        until(lambda: "a" not in holders(cluster), "it is taken away")
+        assert calls.read_text() == "dark dark\n"
+        taints = cluster.get("/api/v1/nodes/dark").content["spec"]["taints"]
+        assert "node.kubernetes.io/out-of-service" in [taint["key"] for taint in taints]
+        assert 'devalloc_fencing_calls_total{result="fenced"} 1.0' in controller.metrics.text().decode()
+    finally:
+        controller.stop()
+        thread.join(120)
+        for name in ("dark", "bright"):
+            cluster.delete(f"/api/v1/nodes/{name}")
+
+
+def test_a_machine_leaves_a_lost_node_only_when_the_program_has_switched_it_off(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """The program fails first, and is then still at work for a while: neither lets the machine go."""
+    program, calls = tmp_path / "off", tmp_path / "calls"
+    script = f'echo "$1 $DEVALLOC_NODE" >> {calls}; [ -e {tmp_path}/works ] || exit 1'
+    program.write_text(f"#!/bin/sh\n{script}; while [ ! -e {tmp_path}/done ]; do sleep 0.1; done\n")
+    program.chmod(0o755)
+
+    def was_called(times: int) -> bool:
+        return calls.exists() and calls.read_text() == "dark dark\n" * times
+
+    def has_device(claim: str) -> bool:
+        return claim in holders(cluster)
+
+    options = ("--fencing-command", str(program), "--fencing-after", "1s", "--fencing-one-in", "1")
+    for name in ("dark", "bright"):
+        assert cluster.create("/api/v1/nodes", {"kind": "Node", "metadata": {"name": name}}).ok
+        report_ready(cluster, name, "True")
+    with controllers(cluster, tmp_path, 1, *options):
+        create(cluster, host("dark", cpus=2), machine("vm"))
+        until(lambda: machine_node(cluster) == "dark", "it is placed")
+        until(lambda: has_by_node(cluster, f"{MACHINES}/vm", "dark"), "the node has it")
+        create(cluster, host("bright", cpus=2), gpu_pool("p", devices=2, node="bright"))
+        report_ready(cluster, "dark", "Unknown")
+        for probe, number in (("after-failure", 1), ("while-it-works", 2)):
+            until(partial(was_called, number), "it is called")
+            create(cluster, gpu_claim(probe))
+            until(partial(has_device, probe), "a round is made")
+            assert machine_node(cluster) == "dark"
+            assert cluster.get(f"{MACHINES}/vm").content["metadata"]["annotations"]["devalloc.io/prepared-on"] == "dark"
+            (tmp_path / "works").touch()
+        (tmp_path / "done").touch()
+        until(lambda: machine_node(cluster) == "bright", "it is on the other node")
+        assert was_called(2), "one call that failed, and one that did not"
+        taints = cluster.get("/api/v1/nodes/dark").content["spec"]["taints"]
+        assert "node.kubernetes.io/out-of-service" in [taint["key"] for taint in taints]
+    for name in ("dark", "bright"):
+        cluster.delete(f"/api/v1/nodes/{name}")
+
+
+def report_ready(cluster: Cluster, node: str, value: str) -> None:
+    """What the kubelet of a node reports; ``Unknown``: what Kubernetes writes when the node's Lease has ended."""
+    path = f"/api/v1/nodes/{node}"
+    status = {"conditions": [{"type": "Ready", "status": value, "reason": "Test"}]}
+    assert cluster.replace(f"{path}/status", {**cluster.get(path).content, "status": status}).ok
+
+
+def machine_node(cluster: Cluster) -> object:
+    """Where the machine vm is."""
+    return cluster.get(f"{MACHINES}/vm").content.get("status", {}).get("nodeName")
 
 
 def test_a_namespace_that_is_deleted_keeps_what_nodes_have_and_gives_back_the_rest(cluster: Cluster) -> None:

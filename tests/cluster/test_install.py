@@ -292,12 +292,15 @@ def test_the_controllers_pods_are_admitted_where_pods_are_restricted(own: Cluste
 
 VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection", "allocate", "prepare")
 MACHINES = "devalloc.io/virtualmachines"
+MIGRATIONS, REPLICA_SETS = "devalloc.io/virtualmachinemigrations", "devalloc.io/virtualmachinereplicasets"
+OF_MACHINES = (MACHINES, MIGRATIONS, REPLICA_SETS)
 OF_A_NAMESPACE = (
     "devmgmtproto.k8s.io/deviceclaims",
-    *(f"devalloc.io/{plural}" for plural in ("virtualmachines", "vfconfigs", "vfioconfigs", "vgpuconfigs")),
+    *OF_MACHINES,
+    *(f"devalloc.io/{plural}" for plural in ("vfconfigs", "vfioconfigs", "vgpuconfigs")),
 )
 OF_THE_CLUSTER = ("devmgmtproto.k8s.io/deviceclasses", "devmgmtproto.k8s.io/devicepools")
-STATUSES = tuple(f"{one}/status" for one in (*OF_A_NAMESPACE[:2], OF_THE_CLUSTER[1]))
+STATUSES = tuple(f"{one}/status" for one in (*OF_A_NAMESPACE[:3], OF_THE_CLUSTER[1]))
 READ = frozenset(VERBS[:3])
 EDIT = frozenset(VERBS[:8])
 
@@ -312,8 +315,8 @@ def test_rights_come_with_the_roles_that_a_cluster_has_anyway(own: Cluster, kube
     everywhere = (*OF_A_NAMESPACE, *OF_THE_CLUSTER, *STATUSES)
     expected: dict[str, dict[str, frozenset[str]]] = {
         "view-here": dict.fromkeys(OF_A_NAMESPACE, READ),
-        "edit-here": dict.fromkeys(OF_A_NAMESPACE, EDIT) | {MACHINES: READ},
-        "admin-here": dict.fromkeys(OF_A_NAMESPACE, EDIT) | {MACHINES: READ},
+        "edit-here": dict.fromkeys(OF_A_NAMESPACE, EDIT) | dict.fromkeys(OF_MACHINES, READ),
+        "admin-here": dict.fromkeys(OF_A_NAMESPACE, EDIT) | dict.fromkeys(OF_MACHINES, READ),
         "view-all": dict.fromkeys((*OF_A_NAMESPACE, *OF_THE_CLUSTER), READ),
         "fleet": dict.fromkeys(OF_THE_CLUSTER, EDIT),
         "classes": {OF_THE_CLUSTER[0]: READ},

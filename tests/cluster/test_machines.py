@@ -258,7 +258,7 @@ def test_a_machine_from_kubectl_apply_to_kubectl_delete(site: Site, kubectl: Kub
     assert qemu is not None
     shown = {"NAME": "web", "NODE": NODE, "PHASE": "Running", "CPUS": "1", "MEMORY": "128Mi"}
     assert columns(kubectl("get", "vmachine")) == shown
-    assert [(each["type"], each["status"]) for each in began["conditions"]] == [("Placed", "True")]
+    assert {each["type"]: each["status"] for each in began["conditions"]}["Placed"] == "True"
     site.until(lambda: "Placed" in described(kubectl, "web"), "an Event says that it was placed")
     writers = {each["manager"] for each in site.machine()["metadata"]["managedFields"]}
     assert writers == {"kubectl-client-side-apply", "devalloc"}

@@ -203,6 +203,21 @@ def test_authors_of_machines_write_no_permits(neon: NeonVms) -> None:
 def test_without_neons_crd_a_controller_works_as_ever(cluster: Cluster, tmp_path: Path) -> None:
     with prepared_cluster(cluster, NODE):
         kube_rights.install(cluster, "both", permits=True, neon=True)
+        assert cluster.create(POOLS, host(NODE, cpus=8, memory=16)).ok
         (port,) = free_ports(1)
-        process = start(NeonVms(cluster, NODE), tmp_path, port)
-        process.close()
+        neon = NeonVms(cluster, NODE)
+        process = start(neon, tmp_path, port)
+        try:
+            # It is found when it comes, without another controller.
+            neon_installation.install(cluster)
+            neon.start(vm("vm1", ("250m", "4", "250m"), (1, 8, 1)), "vm1-x7k2p")
+            agent = ScriptedAgent(neon, "vm1", ("127.0.0.1", port))
+            until(
+                lambda: _try(agent, 1000, 2) == (1000, 2),
+                "it gets a permit",
+                context=lambda: (_try(agent, 1000, 2), process.output()),
+            )
+            assert permit(neon, "vm1")["cpus"] == "1"
+        finally:
+            process.close()
+            neon_installation.remove(cluster)

@@ -17,6 +17,7 @@ from devalloc.api.decode import decode
 from devalloc.api.kinds import API_KINDS
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
+from devalloc.controller.replica_sets import machine_manifest
 from devalloc.install.manifests import InstallOptions, render_manifests
 from devalloc.install.manifests import object_collection_path as path_of_manifest
 from devalloc.store import Change, Conflict, Invalid, Key
@@ -28,6 +29,7 @@ from tests.support.good_manifests import good
 from tests.support.kube_api import ApiAnswer, Cluster
 from tests.support.kube_crds import path_of
 from tests.support.manifest_edit import with_change
+from tests.support.migration_nodes import CERTIFICATE, migration
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "base"
 MANIFESTS = (FOLDER / "policies-objects.yaml", FOLDER / "policies-names.yaml")
@@ -44,11 +46,15 @@ ROLES: Mapping[str, tuple[str, ...]] = {
         "devalloc-machines",
         "devalloc-prioritize",
         "devalloc-host-paths",
+        "devalloc-overcommit",
     ),
     "controller": ("devalloc-controller",),
     "plugin": ("devalloc-node-pools",),
 }
-STATUSES = {"resources": ["deviceclaims/status", "virtualmachines/status"], "verbs": ["update"]}
+STATUSES = {
+    "resources": ["deviceclaims/status", "virtualmachines/status", "virtualmachinemigrations/status"],
+    "verbs": ["update"],
+}
 """People have these here, too, so that it is the policies that keep them from it."""
 OWNER = "owner"
 """Who has everything in one namespace, and nothing else: a RoleBinding to cluster-admin."""
@@ -287,7 +293,7 @@ def test_a_prepared_claim_is_let_go_of_by_its_node_alone(ruled: As, allocated: d
     assert marked.ok, marked.message
     for user in ("person", "controller"):
         refused = ruled(user).replace(path, deep_changed(marked.content, "finalizers", []), dry_run=True)
-        expect(refused, "if the node will not return, an admin releases the claim: devalloc release", user)
+        expect(refused, "if the node is lost and powered off, an admin fences it: devalloc fence", user)
     wanted = ruled("person").replace(path, deep_changed(marked.content, f"annotations.{meta.RELEASE}", "forced"))
     assert wanted.ok, wanted.message
     bare = deep_changed(wanted.content, f"annotations.{meta.PREPARED_ON}", None)
@@ -363,6 +369,63 @@ def test_a_priority_above_0_needs_a_right_in_the_whole_cluster(ruled: As, path: 
         expect(ruled("controller").replace(f"{path}/first", noted, dry_run=True), None, "controller")
     finally:
         assert ruled("admin").delete(f"{path}/first").ok
+
+
+OVERCOMMIT = "set, changed and removed only by those who may overcommit virtualmachines in the whole cluster"
+
+
+@pytest.mark.parametrize("name", ["vm.neon.tech/overcommit", "vm.neon.tech/usage"])
+def test_what_a_machine_counts_for_needs_a_right_in_the_whole_cluster(ruled: As, name: str) -> None:
+    """Else the author of one machine could have all of its node, or have others migrated from it."""
+
+    def overcommitted(text: str) -> dict[str, Any]:
+        return deep_changed(a_machine("dense"), "annotations", {name: text})
+
+    many, few = '{"cpu":"1000","memory":"1000"}', '{"cpu":"2","memory":"1"}'
+    for user in ("person", OWNER):
+        expect(ruled(user).create(MACHINES, overcommitted(many), dry_run=True), OVERCOMMIT, user)
+    stored = ruled("trusted").create(MACHINES, overcommitted(few))
+    assert stored.ok, stored.message
+    try:
+        for user in ("person", OWNER):
+            for text in (many, '{"cpu":"0.5"}', "", None):
+                content = deep_changed(stored.content, f"annotations.{name}", text)
+                expect(ruled(user).replace(f"{MACHINES}/dense", content, dry_run=True), OVERCOMMIT, user)
+            labelled = deep_changed(stored.content, "labels", {"team": "a"})
+            expect(ruled(user).replace(f"{MACHINES}/dense", labelled, dry_run=True), None, user)
+        gone = deep_changed(stored.content, f"annotations.{name}", None)
+        expect(ruled("trusted").replace(f"{MACHINES}/dense", gone, dry_run=True), None, "trusted")
+        noted = deep_changed(stored.content, f"annotations.{meta.LEADER}", "7")
+        expect(ruled("controller").replace(f"{MACHINES}/dense", noted, dry_run=True), None, "controller")
+    finally:
+        assert ruled("admin").delete(f"{MACHINES}/dense").ok
+
+
+def test_so_does_one_in_the_template_of_a_replica_set_which_then_gets_its_machines(ruled: As) -> None:
+    name = "vm.neon.tech/overcommit"
+    few = '{"cpu":"2","memory":"1"}'
+    plain = a_set({"start": {"kernel": f"/images/{SPACE}/vmlinuz"}}, "dense")
+    template = {**plain["spec"]["template"], "metadata": {"annotations": {name: few}}}
+    dense = {**plain, "spec": {**plain["spec"], "template": template}}
+    for user in ("person", OWNER):
+        expect(ruled(user).create(SETS, dense, dry_run=True), OVERCOMMIT, user)
+        expect(ruled(user).create(SETS, plain, dry_run=True), None, user)
+    stored = ruled("trusted").create(SETS, dense)
+    assert stored.ok, stored.message
+    try:
+        for user in ("person", OWNER):
+            expect(
+                ruled(user).replace(f"{SETS}/dense", {**stored.content, "spec": plain["spec"]}, dry_run=True),
+                OVERCOMMIT,
+                user,
+            )
+            more = deep_changed(stored.content, "labels", {"team": "a"})
+            expect(ruled(user).replace(f"{SETS}/dense", more, dry_run=True), None, user)
+        made = machine_manifest(stored.content, "dense-1")
+        assert made["metadata"]["annotations"] == {name: few}
+        expect(ruled("controller").create(MACHINES, made, dry_run=True), None, "controller")
+    finally:
+        assert ruled("admin").delete(f"{SETS}/dense").ok
 
 
 @pytest.mark.parametrize(
@@ -543,7 +606,33 @@ FOREIGN: list[tuple[str, dict[str, Any]]] = [
     ("TAP vnet-mgmt", {"nics": [{"backend": "tap", "interface": "vnet-mgmt"}]}),
     ("QMP socket /run/qemu/a.qmp", {"nodeName": "n", "adopt": {"qmpSocket": "/run/qemu/a.qmp"}}),
 ]
+MIGRATIONS = path_of(API_KINDS["VirtualMachineMigration"], SPACE)
+
+
+def test_users_say_neither_where_a_machine_goes_nor_whom_its_nodes_are_to_believe(ruled: As) -> None:
+    """Who writes an address and a certificate there gets the machine's memory."""
+    stored = ruled("person").create(MIGRATIONS, migration("moves", "vm", namespace=SPACE))
+    assert stored.ok, stored.message
+    try:
+        assert not stored.content.get("status")
+        to = {"address": "10.9.9.9", "port": 4444, "certificate": CERTIFICATE}
+        status = {"phase": "TargetReady", "sourceNode": "a", "targetNode": "b", "destination": to}
+        forged = {**stored.content, "status": status}
+        for user in ("person", OWNER):
+            answer = ruled(user).replace(f"{MIGRATIONS}/moves/status", forged, dry_run=True)
+            expect(answer, "only nodes and the controller of devalloc write the status of a migration", user)
+            whole = ruled(user).replace(f"{MIGRATIONS}/moves", forged, dry_run=True)
+            assert whole.ok, whole.message
+            assert not whole.content.get("status"), user
+        for user in ("controller", "plugin"):
+            expect(ruled(user).replace(f"{MIGRATIONS}/moves/status", forged, dry_run=True), None, user)
+    finally:
+        assert ruled("admin").delete(f"{MIGRATIONS}/moves").ok
+
+
+SETS = path_of(API_KINDS["VirtualMachineReplicaSet"], SPACE)
 OWN: list[dict[str, Any]] = [
+    {"disk": "1Gi", "start": {"disks": [{"path": "/images/shared/a.raw", "format": "raw", "clone": "overlay"}]}},
     {"start": {"disks": [{"path": f"/images/{SPACE}/data/a.qcow2", "format": "qcow2"}]}},
     {"start": {"disks": [{"path": "/images/shared/a.raw", "format": "raw", "readOnly": True}]}},
     {"start": {"kernel": f"/images/{SPACE}/vmlinuz", "initrd": "/images/shared/initrd"}},
@@ -573,6 +662,34 @@ def test_what_does_not_look_like_the_namespaces_own_on_a_host_needs_a_right(
 @pytest.mark.parametrize("named", OWN, ids=lambda value: "-".join(value))
 def test_what_is_the_namespaces_own_on_a_host_needs_none(ruled: As, named: dict[str, Any]) -> None:
     expect(ruled("person").create(MACHINES, naming(a_machine("names"), named), dry_run=True), None, "person")
+
+
+def a_set(spec: dict[str, Any], name: str = "made") -> dict[str, Any]:
+    body = {name: a_machine("names")[name] for name in ("apiVersion",)} | {"kind": "VirtualMachineReplicaSet"}
+    bounds = {part: a_machine("names")["spec"][part] for part in ("cpu", "memory")}
+    return {**body, "metadata": {"name": name}, "spec": {"replicas": 2, "template": {"spec": {**bounds, **spec}}}}
+
+
+def test_what_machines_are_made_from_needs_the_right_that_they_would_need(ruled: As) -> None:
+    """The controller, which makes them, may name any path."""
+    foreign = a_set({"start": {"kernel": "/boot/vmlinuz"}})
+    shared = a_set({"start": {"kernel": "/images/shared/vmlinuz"}})
+    refused = ruled("person").create(SETS, foreign, dry_run=True)
+    expect(refused, f"spec: kernel or initrd /boot/vmlinuz: {NEEDS_A_RIGHT}", "person")
+    expect(ruled("trusted").create(SETS, foreign, dry_run=True), None, "trusted")
+    expect(ruled("person").create(SETS, shared, dry_run=True), None, "person")
+    machine = naming(a_machine("names"), {"start": {"kernel": "/boot/vmlinuz"}})
+    expect(ruled("controller").create(MACHINES, machine, dry_run=True), None, "controller")
+    stored = ruled("trusted").create(SETS, foreign)
+    assert stored.ok, stored.message
+    try:
+        scaled = {**stored.content, "spec": {**stored.content["spec"], "replicas": 5}}
+        expect(ruled("person").replace(f"{SETS}/made", scaled, dry_run=True), None, "person")
+        worse = a_set({"start": {"kernel": "/boot/other"}})["spec"]
+        changed = {**stored.content, "spec": worse}
+        expect(ruled("person").replace(f"{SETS}/made", changed, dry_run=True), NEEDS_A_RIGHT, "person")
+    finally:
+        assert ruled("admin").delete(f"{SETS}/made").ok
 
 
 def test_a_machine_that_names_more_already_can_be_changed_otherwise(ruled: As) -> None:

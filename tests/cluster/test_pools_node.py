@@ -14,6 +14,7 @@ import pytest
 
 from devalloc.api import meta
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
+from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.store import Key, NotFound
 from devalloc.store.kubernetes import Client, KubernetesStore
 from devalloc_node.kube.publisher import SLICES
@@ -30,6 +31,8 @@ from tests.support.toy_machines import vm
 NODE = "pools-node"
 POOL = f"{NODE}-0000-01-00"
 GPU = "0000:01:00.0"
+LABELS = AllocatorSettings(labels_nodes=True)
+"""A controller that ran in the cluster before may have promised labels, and the plugin then watches by them."""
 OPTIONS = ("--publish=pools",)
 READY = "DeviceClaims and VirtualMachines of the cluster"
 CLASS = {
@@ -143,7 +146,7 @@ def test_a_claim_from_allocation_to_the_initial_state(bed: Bed, store: Kubernete
     user.create(CLASS)
     user.create(CLAIM)
     until(lambda: any(Key.of(obj) == KEY for obj in store.list("DeviceClaim").objects), "the claim is seen", bed)
-    DeviceClaimAllocator(store).round()
+    DeviceClaimAllocator(store, settings=LABELS).round()
     assert store.get(*KEY)["status"]["allocations"]
     before = bed.host.snapshot()
     with grpc.insecure_channel(f"unix:{bed.state / 'node.sock'}") as channel:
@@ -204,7 +207,7 @@ def test_a_group_is_allocated_as_one_with_the_rights_of_the_controller(
         user.create(obj)
     store.list()
     store.refresh()
-    done = DeviceClaimAllocator(store).round()
+    done = DeviceClaimAllocator(store, settings=LABELS).round()
     assert {key.name for key in done.granted} == {"pools-node-a", "pools-node-b"}
     for obj in claims:
         now = store.get(*Key.of(obj))
@@ -227,7 +230,11 @@ def test_a_machine_is_placed_with_its_claim_and_taken_up_by_its_node(
         user.create(obj)
     key = Key.of(machine)
     until(lambda: {Key.of(o) for o in store.list().objects} >= {key, KEY}, "both are seen", bed)
-    assert {got.kind for got in DeviceClaimAllocator(store).round().granted} == {"DeviceClaim", "VirtualMachine"}
+    assert {got.kind for got in DeviceClaimAllocator(store, settings=LABELS).round().granted} == {
+        "DeviceClaim",
+        "VirtualMachine",
+    }
+    assert store.get(*key)["status"]["nodeName"] == NODE, store.list().objects
     until(lambda: status_of(store, key).get("reason") == "QemuMissing", "its node says why it cannot start", bed)
     stored = store.get(*key)
     assert (stored["metadata"]["finalizers"], stored["status"]["nodeName"]) == ([meta.NODE_FINALIZER], NODE)
@@ -246,7 +253,7 @@ def test_a_node_that_is_labelled_anew_publishes_one_way_only(
     user.create(CLASS)
     user.create(CLAIM)
     until(lambda: any(Key.of(obj) == KEY for obj in store.list("DeviceClaim").objects), "the claim is seen", bed)
-    DeviceClaimAllocator(store).round()
+    DeviceClaimAllocator(store, settings=LABELS).round()
     (device,) = store.get(*KEY)["status"]["allocations"]
     plugin.stop()
 

@@ -13,17 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from devalloc.api import meta
 from devalloc.api.kinds import API_KINDS
 from devalloc.api.views import ClaimView
+from devalloc.controller import fencing
 from devalloc.controller.permits import leadership
+from devalloc.controller.reconcile import fenced
 from devalloc.controller.usage.records import record_name
 from devalloc.install.manifests import InstallOptions, object_collection_path, render_manifests
 from devalloc.inventory.pools import node_scoped_name
 from devalloc.scaling.permits.endpoint import NAME as PERMITS_PLACE
 from devalloc.store import Change
-from devalloc.store.errors import Key
+from devalloc.store.errors import Forbidden, Key, StoreError
 from devalloc.store.kubernetes import Client, KubernetesStore, transaction
 from devalloc_node.claims import finalizers
 from devalloc_node.errors import Failed
@@ -34,13 +37,18 @@ from tests.support.controller_processes import Process
 from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
 from tests.support.go_build import Progress, Unavailable
 from tests.support.good_manifests import good
+from tests.support.host_pools import host
+from tests.support.host_pools import machine as a_machine
 from tests.support.kube_api import NODES, ApiAnswer, Cluster, running
 from tests.support.manifest_edit import with_change
+from tests.support.migration_nodes import KIND as MIGRATION
+from tests.support.migration_nodes import ScriptedNodes, migration
 from tests.support.waiting import until
 
+FENCING = Path(__file__).parents[2] / "deploy" / "fencing"
 CONTROLLER_USER = "devalloc-controller"
 VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
-VERBS += ("allocate", "prepare", "prioritize", "use-host-paths")
+VERBS += ("allocate", "prepare", "prioritize", "use-host-paths", "overcommit")
 SYNTHETIC = {
     "rbac.authorization.k8s.io/clusterroles": ("bind", "escalate"),
     "rbac.authorization.k8s.io/roles": ("bind", "escalate"),
@@ -69,8 +77,12 @@ CONTROLLER = {
     "devmgmtproto.k8s.io/deviceclasses": READ,
     "devmgmtproto.k8s.io/devicepools": READ,
     "devmgmtproto.k8s.io/devicepools/status": "update",
-    "devalloc.io/virtualmachines": f"{READ} update allocate",
+    "devalloc.io/virtualmachines": f"{READ} create update delete allocate use-host-paths overcommit",
     "devalloc.io/virtualmachines/status": "update",
+    "devalloc.io/virtualmachinemigrations": f"{READ} create delete",
+    "devalloc.io/virtualmachinemigrations/status": "update",
+    "devalloc.io/virtualmachinereplicasets": READ,
+    "devalloc.io/virtualmachinereplicasets/status": "update",
     "devalloc.io/vfconfigs": READ,
     "devalloc.io/vfioconfigs": READ,
     "devalloc.io/vgpuconfigs": READ,
@@ -102,6 +114,8 @@ POOLS = {
     "devmgmtproto.k8s.io/deviceclaims/status": "update",
     "devalloc.io/virtualmachines": f"{READ} update prepare",
     "devalloc.io/virtualmachines/status": "update",
+    "devalloc.io/virtualmachinemigrations": READ,
+    "devalloc.io/virtualmachinemigrations/status": "update",
 }
 """By ``group/resource``: the verbs that are allowed, of objects of any name."""
 
@@ -395,6 +409,187 @@ def test_a_node_keeps_its_pools_claims_and_machines(
         assert objects.holder_of(store.get("VirtualMachine", "default", "vm")) is None
 
 
+def test_the_controller_and_two_nodes_migrate_a_machine(ruled: Cluster, tmp_path: Path) -> None:
+    """The process as it is installed, and what the plugins of both nodes write, each with its own token."""
+    own = replace(ruled, tokens={**ruled.tokens, CONTROLLER_USER: kube_rights.token(ruled, "devalloc-controller")})
+    process = Process(own, tmp_path, "controller", "60s")
+    process.user = CONTROLLER_USER
+    bodies = [host("node-a"), host("node-b"), machine_without_node("mover"), migration("moves", "mover")]
+    try:
+        process.start()
+        with (
+            closing(store_of(kube_rights.kubeconfig(ruled, "node-a"))) as a,
+            closing(store_of(kube_rights.kubeconfig(ruled, "node-b"))) as b,
+        ):
+            for body in bodies[:3]:
+                stored = ruled.create(place(body), body)
+                assert stored.ok, stored.message
+
+            def of(body: dict[str, Any]) -> dict[str, Any]:
+                content = ruled.get(f"{place(body)}/{body['metadata']['name']}").content
+                return dict(content.get("status") or {})
+
+            until(lambda: of(bodies[2]).get("nodeName"), "it is placed")
+            source = of(bodies[2])["nodeName"]
+            stores = {"node-a": a, "node-b": b}
+            target = next(node for node in stores if node != source)
+            ScriptedNodes(stores[source], "mover").take(source)
+            assert ruled.create(place(bodies[3]), bodies[3]).ok
+            until(lambda: of(bodies[3]).get("phase") == "Scheduled", "a target is reserved")
+            assert of(bodies[2])["migrationState"]["targetNode"] == of(bodies[3])["targetNode"] == target
+            leaves, comes = (ScriptedNodes(stores[node], "mover", "moves") for node in (source, target))
+            leaves.offer()
+            comes.receive()
+            leaves.send()
+            leaves.hand_over()
+            comes.follow()
+            assert (of(bodies[2])["nodeName"], of(bodies[3])["phase"]) == (target, "Succeeded")
+        assert process.end() == 0
+        assert "forbidden" not in process.output().lower(), process.output()
+    finally:
+        process.close()
+        for body in reversed(bodies):
+            path = f"{place(body)}/{body['metadata']['name']}"
+            left = ruled.get(path).content
+            if left.get("metadata", {}).pop("finalizers", None):
+                ruled.replace(path, left)
+            ruled.delete(path)
+
+
+def machine_without_node(name: str) -> dict[str, Any]:
+    body = a_machine(name)
+    body["spec"]["start"] = {"kernel": "/srv/vms/shared/vmlinuz"}
+    return body
+
+
+COMING = {"name": "card", "uid": "card-uid", "allocations": [{"devicePoolName": "of-b", "deviceName": "d0"}]}
+"""What a claim of the machine gets on node-b."""
+
+
+@pytest.fixture
+def moving(ruled: Cluster) -> Iterator[tuple[ScriptedNodes, ScriptedNodes]]:
+    """A machine that is to move from node-a to node-b: what either of these writes, with its own token. The controller
+    has reserved a place on node-b."""
+    body = good("VirtualMachine") | {"metadata": {"name": "vm", "namespace": "default"}}
+    del body["spec"]["nodeName"]
+    bodies = [body, migration("move", "vm")]
+    for one in bodies:
+        stored = ruled.create(place(one), one)
+        assert stored.ok, stored.message
+    given = [{"devicePoolName": "node-b-host", "deviceName": "numa0", "allocations": []}]
+    with (
+        closing(store_of(kube_rights.controller_kubeconfig(ruled))) as controller,
+        closing(store_of(kube_rights.kubeconfig(ruled, "node-a"))) as source,
+        closing(store_of(kube_rights.kubeconfig(ruled, "node-b"))) as target,
+    ):
+        vm = controller.get("VirtualMachine", "default", "vm")
+        controller.replace_status({**vm, "status": {"phase": "Pending", "nodeName": "node-a"}})
+        ScriptedNodes(source, "vm").take("node-a")
+        moved = controller.get(MIGRATION, "default", "move")
+        booking = {"migrationName": "move", "migrationUID": moved["metadata"]["uid"], "allocations": given}
+        booking["claims"] = [COMING]
+        nodes = {"sourceNode": "node-a", "targetNode": "node-b"}
+        vm = controller.get("VirtualMachine", "default", "vm")
+        controller.replace_status({**vm, "status": {**vm["status"], "migrationState": {**booking, **nodes}}})
+        controller.replace_status({**moved, "status": {"phase": "Scheduled", **nodes}})
+        yield ScriptedNodes(source, "vm"), ScriptedNodes(target, "vm")
+    for one in bodies:
+        path = f"{place(one)}/{one['metadata']['name']}"
+        left = ruled.get(path).content
+        left["metadata"].pop("finalizers", None)
+        assert ruled.replace(path, left).ok
+        assert ruled.delete(path).ok
+
+
+def test_two_nodes_move_a_machine_each_with_its_own_token(
+    ruled: Cluster, moving: tuple[ScriptedNodes, ScriptedNodes]
+) -> None:
+    source, target = moving
+    source.offer()
+    target.receive()
+    source.send()
+    source.hand_over()
+    target.follow()
+    vm = ruled.get(f"{place(good('VirtualMachine') | {'metadata': {'namespace': 'default'}})}/vm").content
+    assert vm["status"]["nodeName"] == vm["metadata"]["annotations"][meta.PREPARED_ON] == "node-b"
+    assert vm["status"]["allocations"][0]["devicePoolName"] == "node-b-host"
+    assert vm["status"]["movedClaims"] == [COMING]
+    assert "migrationState" not in vm["status"]
+    node_b, path = as_node(ruled, "node-b"), f"{place(vm)}/vm/status"
+    says = node_b.replace(path, with_change(vm, "status.phase", "Stopping"))
+    assert says.ok, says.message
+    more = [COMING, COMING | {"name": "other"}]
+    other = [COMING | {"allocations": [{"devicePoolName": "of-b", "deviceName": "d1"}]}]
+    for claims in (more, other, []):
+        answer = node_b.replace(path, with_change(says.content, "status.movedClaims", claims))
+        assert answer.status in (403, 422), answer.message
+        assert "only the controller of devalloc writes status.movedClaims" in answer.message
+
+
+def test_the_target_takes_a_machine_that_was_pinned_to_it_on_its_way(
+    ruled: Cluster, moving: tuple[ScriptedNodes, ScriptedNodes]
+) -> None:
+    """Its guest stands still until then, and the controller lets such a machine move. No one else takes it."""
+    source, target = moving
+    path = f"{place(good('VirtualMachine') | {'metadata': {'namespace': 'default'}})}/vm"
+    pinned = ruled.replace(path, with_change(ruled.get(path).content, "spec.nodeName", "node-b"))
+    assert pinned.ok, pinned.message
+    early = as_node(ruled, "node-b").replace(path, marked(pinned.content, "node-b"))
+    assert "must not write machines of node node-a" in early.message
+    source.hand_over()
+    target.follow()
+    assert ruled.get(path).content["metadata"]["annotations"][meta.PREPARED_ON] == "node-b"
+
+
+def test_neither_writes_what_is_the_other_ones_or_the_controllers(
+    ruled: Cluster, moving: tuple[ScriptedNodes, ScriptedNodes]
+) -> None:
+    source, target = moving
+    with pytest.raises(StoreError, match="the other node does"):
+        target.offer()
+    with pytest.raises(StoreError, match="the other node does"):
+        source.receive()
+    with pytest.raises(StoreError, match="must not write machines of node node-a"):
+        target.hand_over()
+    vms = place(good("VirtualMachine") | {"metadata": {"namespace": "default"}})
+    vm = ruled.get(f"{vms}/vm").content
+    moves = ruled.get(f"{place(migration())}/move").content
+    node_a = as_node(ruled, "node-a")
+    after = {name: part for name, part in vm["status"].items() if name != "migrationState"}
+    other = [{"devicePoolName": "node-b-host", "deviceName": "numa1", "allocations": []}]
+    booked = {**vm["status"]["migrationState"], "targetNode": "node-a"}
+    arrived = {**after, "nodeName": "node-b", "allocations": vm["status"]["migrationState"]["allocations"]}
+    for status, words in (
+        ({**after, "nodeName": "node-c"}, "hands one over only to the node"),
+        ({**after, "nodeName": "node-b"}, "with all that is reserved there"),
+        ({**after, "nodeName": "node-b", "allocations": []}, "only"),
+        ({**after, "nodeName": "node-b", "allocations": other}, "only"),
+        ({**arrived, "movedClaims": [COMING, COMING | {"name": "more"}]}, "only"),
+        ({**arrived, "movedClaims": [COMING | {"uid": "another"}]}, "only"),
+        (arrived, "only"),
+        ({**vm["status"], "movedClaims": [COMING]}, "writes status.movedClaims"),
+        ({**vm["status"], "nodeName": "node-b"}, "hands one over only to the node"),
+        ({**vm["status"], "migrationState": booked}, "writes status.migrationState"),
+        ({**vm["status"], "runnerPod": "other/web-x7k2p"}, "writes status.runnerPod"),
+    ):
+        answer = node_a.replace(f"{vms}/vm/status", {**vm, "status": status})
+        assert answer.status in (403, 422), answer.message
+        assert words in answer.message
+    chosen = {**moves, "status": {**moves["status"], "targetNode": "node-a"}}
+    assert "writes sourceNode, targetNode" in node_a.replace(f"{place(migration())}/move/status", chosen).message
+    assert node_a.delete(f"{place(migration())}/move").status == 403
+    node_c = as_node(ruled, "node-b")
+    others = {**moves, "status": {"phase": "Scheduled", "sourceNode": "node-a", "targetNode": "node-x"}}
+    assert ruled.replace(f"{place(migration())}/move/status", others).ok
+    others = ruled.get(f"{place(migration())}/move").content
+    failed = {**others, "status": {**others["status"], "phase": "Failed"}}
+    assert "between other nodes" in node_c.replace(f"{place(migration())}/move/status", failed).message
+    ended = node_a.replace(f"{place(migration())}/move/status", failed)
+    assert ended.ok, ended.message
+    again = {**ended.content, "status": {**ended.content["status"], "phase": "Running"}}
+    assert "stays so" in node_a.replace(f"{place(migration())}/move/status", again).message
+
+
 # -- the token of another node -----------------------------------------------------------------------------------------
 
 
@@ -433,21 +628,29 @@ def test_a_node_names_its_pools_after_itself(ruled: Cluster) -> None:
         plugin = replace(ruled, token=kube_rights.token(ruled, "devalloc-node", bound))
         return [plugin.create(pools, gpu_pool(name, 1, node), dry_run=True) for name in names]
 
-    for name in (LONG, "node-a-0000"):
+    for name in (LONG, "node-a-0000", "node-a-mdev-b"):
         assert ruled.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}).ok
-    for node in ("node-a", "node-a-0000", LONG):
-        own = [node_scoped_name(node, what) for what in ("host", "0000-3b-00", "10000-e1-1f")]
+    for node in ("node-a", "node-a-0000", "node-a-mdev-b", LONG):
+        ends = ("host", "0000-3b-00", "10000-e1-1f", "mdev-mtty", "mdev-0-0-033f")
+        own = [node_scoped_name(node, end) for end in ends]
         assert [answer.message for answer in answers(node, own) if not answer.ok] == []
     for node, names in {
-        "node-a": ["node-b-host", "node-a-0000-host", "node-a-0000-0000-3b-00", "node-a", "mine", "node-ahost"],
-        "node-a-0000": ["node-a-host", "node-a-0000-3b-00"],
+        "node-a": [
+            *("node-b-host", "node-a-0000-host", "node-a-0000-0000-3b-00", "node-a", "mine", "node-ahost"),
+            *("node-b-mdev-mtty", "node-a-0000-mdev-mtty", "node-a-mdev", "node-amdev-mtty", "node-a-mdev-mtty.x"),
+            # These are right for node-a-mdev-b.
+            *("node-a-mdev-b-host", "node-a-mdev-b-0000-3b-00", "node-a-mdev-b-mdev-mtty"),
+        ],
+        "node-a-mdev-b": ["node-a-mdev-b", "node-a-mdev-mtty", "node-a-host"],
+        "node-a-0000": ["node-a-host", "node-a-0000-3b-00", "node-a-mdev-mtty"],
         LONG: [
             node_scoped_name(f"m{LONG[1:]}", "0000-3b-00"),
+            node_scoped_name(f"m{LONG[1:]}", "mdev-mtty"),
             f"{LONG[:230]}-0000-3b-00",
             f"{LONG[:200]}-01234567-0000-3b-00",
         ],
     }.items():
-        assert_refused(answers(node, names), f"the token of node {node} writes pools named {node}-host, and ")
+        assert_refused(answers(node, names), f"the token of node {node} writes pools named {node}-host, ")
 
 
 def test_a_claim_leaves_room_for_the_mark_of_a_new_leader(ruled: Cluster) -> None:
@@ -597,6 +800,82 @@ def test_a_stolen_token_touches_no_machine_of_another_node(ruled: Cluster, machi
     assert not own.replace(f"{path}/status", placed).ok, "a node does not choose"
     assert own.delete(path).status == 403
     assert ruled.get(path).content == machine
+
+
+def test_the_controller_takes_what_a_fenced_node_holds_and_the_node_confirms_that(
+    ruled: Cluster, claim: dict[str, Any], machine: dict[str, Any]
+) -> None:
+    """With the code and the tokens of both. Another node's token neither takes nor confirms."""
+    with closing(store_of(kube_rights.kubeconfig(ruled, "node-a"))) as node:
+        finalizers.add_finalizer(node, "node-a", ref_of(claim))
+        assert objects.take_object(node, {**machine, "kind": "VirtualMachine"}, "node-a") is not None
+    stolen = as_node(ruled, "node-b")
+    paths = [f"{place(claim)}/held", f"{place(machine)}/vm"]
+    for path in paths:
+        bare = with_change(ruled.get(path).content, "metadata.finalizers", [])
+        assert "the token of node node-b must not write" in stolen.replace(path, bare).message
+    with closing(store_of(kube_rights.controller_kubeconfig(ruled))) as controller:
+        held = fenced.held_objects(controller, "node-a")
+        assert len(fenced.take_away(controller, held, "node-a", "by ada: no power")) == 3, "a status, and two marks"
+        for path in paths:
+            assert as_controller(ruled).replace(path, marked(ruled.get(path).content, "node-a")).status in (403, 422)
+    for path in paths:
+        taken = ruled.get(path).content
+        assert meta.NODE_FINALIZER not in (taken["metadata"].get("finalizers") or ())
+        assert taken["metadata"]["annotations"][meta.FENCED_FROM] == "node-a"
+        confirmed = {k: v for k, v in taken["metadata"]["annotations"].items() if k != meta.FENCED_FROM}
+        assert not stolen.replace(path, with_change(taken, "metadata.annotations", confirmed)).ok
+        assert not as_node(ruled, "node-a").replace(path, with_change(taken, "metadata.annotations", {})).ok
+        assert as_node(ruled, "node-a").replace(path, with_change(taken, "metadata.annotations", confirmed)).ok
+    assert ruled.get(paths[1]).content["status"]["reason"] == "NodeFenced"
+
+
+def marked(obj: dict[str, Any], node: str) -> dict[str, Any]:
+    """The object as if this node held it."""
+    annotations = obj["metadata"].get("annotations", {}) | {meta.PREPARED_ON: node}
+    return {**obj, "metadata": obj["metadata"] | {"finalizers": [meta.NODE_FINALIZER], "annotations": annotations}}
+
+
+def as_controller(cluster: Cluster) -> Cluster:
+    return as_user(cluster, kube_rights.controller_kubeconfig(cluster))
+
+
+def test_the_controller_states_only_that_nodes_are_off_and_only_with_a_right_of_its_own(ruled: Cluster) -> None:
+    """`deploy/fencing` is not installed by default."""
+    path, taint = "/api/v1/nodes/node-b", {"key": meta.OUT_OF_SERVICE, "value": "nodeshutdown", "effect": "NoExecute"}
+    with closing(store_of(kube_rights.controller_kubeconfig(ruled))) as controller:
+        with pytest.raises(Forbidden):
+            fencing.state_fence(controller, "node-b", "by a program")
+        for body in yaml.safe_load_all((FENCING / "rights.yaml").read_text()):
+            made = ruled.create(object_collection_path(body), body)
+            assert made.ok, made.message
+        other = {"key": "example.com/mine", "effect": "NoSchedule"}
+
+        def refused(change: Callable[[dict[str, Any]], dict[str, Any]]) -> str:
+            return as_controller(ruled).replace(path, change(ruled.get(path).content), dry_run=True).message
+
+        def labelled(node: dict[str, Any]) -> dict[str, Any]:
+            return with_change(node, "metadata.labels", {"devalloc.io/publish": "host"})
+
+        def tainted(node: dict[str, Any]) -> dict[str, Any]:
+            return with_change(node, "spec.taints", [*node["spec"].get("taints", []), other])
+
+        for change in (labelled, tainted):
+            until(lambda change=change: "only adds the taint" in refused(change), "the policy counts")  # type: ignore[misc]
+        assert fencing.state_fence(controller, "node-b", "by a program")
+        assert fenced.is_fenced(controller, "node-b")
+        node = ruled.get(path).content
+        ours = [one for one in node["spec"]["taints"] if one["key"] == meta.OUT_OF_SERVICE]
+        assert [{**one, "timeAdded": ""} for one in ours] == [{**taint, "timeAdded": ""}]
+        assert "only adds the taint" in refused(lambda node: with_change(node, "spec.taints", []))
+        ready = {"conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}]}
+        assert ruled.replace(f"{path}/status", {**node, "status": ready}).ok
+        assert not fenced.is_fenced(controller, "node-b"), "its kubelet reports"
+        with pytest.raises(fencing.NodeAnswers):
+            fencing.state_fence(controller, "node-b", "by a program")
+        bare = with_change(ruled.get(path).content, "spec.taints", [])
+        assert ruled.replace(path, bare).ok
+        assert "the Node is Ready" in refused(lambda node: with_change(node, "spec.taints", [taint]))
 
 
 def test_a_token_that_names_no_node_writes_nothing(ruled: Cluster) -> None:

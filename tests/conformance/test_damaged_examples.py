@@ -20,9 +20,9 @@ ROUNDS = 3
 
 
 def damaged(example: Path, random: Random) -> list[dict[str, Any]]:
-    """The example's documents, two of them broken somewhere."""
+    """The documents of the example, two of them (or the only one) broken somewhere."""
     documents = [document.content for document in load([example]).documents]
-    for i in random.sample(range(len(documents)), 2):
+    for i in random.sample(range(len(documents)), min(2, len(documents))):
         documents[i] = mutated(documents[i], random)
     return documents
 

@@ -15,15 +15,14 @@ from devalloc.api import meta
 from devalloc.controller.cordon import CordonTarget, set_cordon
 from devalloc.controller.drain import Fate, drained_machines, evict
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
-from devalloc.store import Object
-from devalloc.store.kubernetes import KubernetesStore, object_writer
-from devalloc.store.sqlite import SQLiteStore
+from devalloc.store import Conflict, Object
+from devalloc.store.kubernetes import object_writer
 from devalloc_node.claims.store_grants import StoreGrants
 from devalloc_node.operations.change_feed import ChangeNotifier
 from devalloc_node.operations.node_operations import NodeOperations
 from devalloc_node.vms import LoopSettings, VirtualMachineLoop
 from devalloc_solver import solve_manifests, testing
-from tests.support.fake_kube import FakeClient, FakeKube
+from tests.support.dying_stores import STORES, ClusterStores, EmbeddedStores, Killed
 from tests.support.fake_tree import memory_folder
 from tests.support.host_pools import host
 from tests.support.node_service import platform_of, toy_bench
@@ -31,61 +30,6 @@ from tests.support.toy_machines import ToyMachines, vm
 from tests.support.waiting import until
 
 NODES = ("node-a", "node-b")
-
-
-class Killed(BaseException):
-    """The process is gone: nothing catches it."""
-
-
-class DyingStore:
-    """A store that one process writes to; before and after each write it may die."""
-
-    def __init__(self, store: SQLiteStore, step: Callable[[], None]) -> None:
-        self._store, self._step = store, step
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._store, name)
-        if name not in ("replace", "replace_status", "commit", "commit_each"):
-            return value
-
-        def write(*args: Any, **kwargs: Any) -> Any:
-            self._step()
-            done = value(*args, **kwargs)
-            self._step()
-            return done
-
-        return write
-
-
-class EmbeddedStores:
-    """The embedded store, as processes open it."""
-
-    def __init__(self, folder: Path, step: Callable[[], None]) -> None:
-        self._file, self._step = folder / "store.db", step
-        self.users = self.open()
-
-    def open(self) -> SQLiteStore:
-        return SQLiteStore(self._file)
-
-    def connect(self) -> Any:
-        """For a process that may die at each write."""
-        return DyingStore(self.open(), self._step)
-
-
-class ClusterStores:
-    """The store of a cluster, whose commits are transactions of many writes."""
-
-    def __init__(self, folder: Path, step: Callable[[], None]) -> None:
-        self._kube, self._step = FakeKube(), step
-        self.users = KubernetesStore(FakeClient(self._kube))  # type: ignore[arg-type]
-
-    def connect(self) -> Any:
-        """For a process that may die at each write. It ends what those before it have begun, as a leader does."""
-        client = FakeClient(self._kube)
-        opened = KubernetesStore(client)  # type: ignore[arg-type]
-        opened.recover()
-        client.before = client.after = lambda number, what: self._step()
-        return opened
 
 
 class Plugin:
@@ -148,19 +92,24 @@ class Cluster:
 
     def check(self) -> None:
         """At every moment: one node at most runs it, and that is the one that holds it."""
-        running = [
-            node for node, plugin in self.nodes.items() if any(one.runs for one in plugin.machines.views.values())
-        ]
-        assert len(running) <= 1, "two nodes run it"
+        assert len(self._running()) <= 1, "two nodes run it"
 
     def allocate(self) -> None:
         DeviceClaimAllocator(self.dying, solve=solve_manifests).round()
 
     def drain(self, *, force: bool = True) -> None:
         set_cordon(self.dying, CordonTarget(node="node-a"), "test")
-        for one in drained_machines(self.dying, "node-a", force=force):
-            if one.fate in (Fate.MOVE, Fate.STOP):
-                evict(self.dying, one.machine, "node-a")
+        until(lambda: self._has_evicted(force), "the store shows the machines as they are", 60)
+
+    def _has_evicted(self, force: bool) -> bool:
+        """False if a watch of the cluster was late: an admin then drains again."""
+        try:
+            for one in drained_machines(self.dying, "node-a", force=force, live=False):  # else it would migrate
+                if one.fate in (Fate.MOVE, Fate.STOP):
+                    evict(self.dying, one.machine, "node-a")
+        except Conflict:
+            return False
+        return True
 
     def rounds(self, count: int = 4) -> None:
         for _ in range(count):
@@ -181,12 +130,12 @@ class Cluster:
 
     def where(self) -> str:
         """The only node on which it runs; empty if none."""
-        running = [
-            node
-            for node, plugin in self.nodes.items()
-            if (machine := plugin.machines.get("default/web")) is not None and machine.runs
-        ]
+        running = self._running()
         return running[0] if running else ""
+
+    def _running(self) -> list[str]:
+        machines = {node: plugin.machines.get("default/web") for node, plugin in self.nodes.items()}
+        return [node for node, machine in machines.items() if machine is not None and machine.runs]
 
     def devices(self) -> list[str]:
         entries = self.store.get("DeviceClaim", "default", "card").get("status", {}).get("allocations", [])
@@ -277,9 +226,6 @@ def test_a_machine_that_cannot_be_stopped_stays_held_and_says_why() -> None:
         machines.fail.clear()
         made.rounds()
         assert made.where() == "node-b"
-
-
-STORES = (EmbeddedStores, ClusterStores)
 
 
 def _killed_at(at: int, kind: type[EmbeddedStores] | type[ClusterStores]) -> bool:

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from devalloc.inventory import DeviceRecords
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.daemon import run_daemon
 from devalloc_node.deadline import Deadline
-from devalloc_node.errors import Denied, Failed
+from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.host.boundary import DryRun
 from devalloc_node.host.files import Files
 from devalloc_node.machine.machine_files import MachineConfig
@@ -77,6 +77,9 @@ class ListedGrants:
     def is_gone(self, ref: ClaimRef) -> bool:
         return ref.uid not in self.granted
 
+    def is_of(self, ref: ClaimRef, node_name: str) -> bool:
+        return ref.uid in self.granted
+
     def identity(self) -> str:
         if self.fails is not None:
             raise self.fails
@@ -98,6 +101,7 @@ class Bed:
     messages: list[str] = field(default_factory=list)
     metrics: str | None = None
     cdi: str = "cdi"
+    name: str = NODE
 
     def __post_init__(self) -> None:
         settings = self.settings()
@@ -109,8 +113,8 @@ class Bed:
 
     def settings(self, pod_uid: str | None = None) -> NodeSettings:
         return NodeSettings(
-            NODE,
-            BindingConfig(NODE),
+            self.name,
+            BindingConfig(self.name),
             root=self.folder / "host",
             state=self.folder / "state",
             machines=MachineConfig(state=self.folder / "state" / "machines", run=self.folder / "run"),
@@ -122,11 +126,14 @@ class Bed:
             grace=0,
         )
 
+    def opened(self, pod_uid: str | None = None) -> AbstractContextManager[Node]:
+        source = ClaimSource("ResourceClaim", self.grants, self.grants.uid_of, has_claim=self.grants.is_of)
+        return open_node(self.settings(pod_uid), LocalHost(self.host), source)
+
     @contextmanager
     def running(self, pod_uid: str | None = None) -> Iterator[tuple[Node, KubeletClient]]:
         settings = self.settings(pod_uid)
-        source = ClaimSource("ResourceClaim", self.grants, self.grants.uid_of)
-        with open_node(settings, LocalHost(self.host), source) as node:
+        with self.opened(pod_uid) as node:
             serving = threading.Event()
 
             def say(text: str) -> None:
@@ -235,6 +242,31 @@ def test_prepared_claims_outlive_the_plugin(bed: Bed) -> None:
     assert bed.host.snapshot() == bed.before
 
 
+def test_a_node_that_joins_under_another_name_is_served_once_its_claims_are_gone(bed: Bed) -> None:
+    ref = bed.grants.add("training", GPU)
+    with bed.running() as (node, kubelet):
+        assert kubelet.prepare([ref])[ref.uid].error == ""
+        begun = ClaimRef("default", "begun", "uid-begun")
+        node.journal.begin(begun, "ResourceClaim", {"source": bed.grants.name, "devices": []}, {})
+    bed.name = "renamed"
+
+    def refuses(error: type[NodeError], why: str) -> None:
+        with bed.opened() as node, pytest.raises(error, match=why):
+            run_daemon(node)
+        assert {bed.driver(address) for address in GPU_FUNCTIONS} == {"vfio-pci"}
+
+    refuses(Denied, r"has what belongs to node node-a: claim default/training; as node renamed")
+    del bed.grants.granted[ref.uid]
+    bed.grants.fails = Failed("ApiUnavailable", "the API server does not answer")
+    refuses(Failed, "does not answer")
+    bed.grants.fails, bed.grants.name = None, "another cluster"
+    refuses(Denied, "claim default/training, claim default/begun")
+    bed.grants.name = "a list"
+    with bed.running() as (node, _):
+        until(lambda: not node.journal.claims(), "it is unprepared")
+    assert bed.host.snapshot() == bed.before
+
+
 def test_two_instances_of_a_rolling_update_share_what_is_prepared(bed: Bed) -> None:
     first, second = bed.grants.add("first", VF), bed.grants.add("second", VFS[1])
     with bed.running("old-1") as (_, old), bed.running("new-2") as (_, new):
@@ -324,9 +356,8 @@ def test_a_port_that_somebody_else_has_costs_the_metrics_and_nothing_else(bed: B
             other.close()
             until(lambda: f"now serving metrics on 127.0.0.1:{port}" in "".join(bed.messages), "it is free")
     bed.metrics = f"unix:{bed.folder}/no/such/folder"
-    source = ClaimSource("ResourceClaim", bed.grants, bed.grants.uid_of)
     with (
-        open_node(bed.settings(), LocalHost(bed.host), source) as node,
+        bed.opened() as node,
         pytest.raises(Failed, match=r"folder.*--metrics"),
     ):
         run_daemon(node)

@@ -5,17 +5,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
 
+from devalloc.api.meta import PUBLISHED_BY
 from devalloc.cli.node_wiring import store_publishing, store_source
-from devalloc.controller.pool_publisher import PublishResult
+from devalloc.cli.up_parts import previous_name
+from devalloc.controller.cordon import find_target, set_cordon
+from devalloc.controller.pool_publisher import INVENTORY, PublishResult
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.daemon import run_daemon
+from devalloc_node.errors import Denied
 from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.node import Node, open_node
 from devalloc_node.pb import node_pb2 as pb
@@ -24,6 +29,7 @@ from devalloc_node.settings import NodeSettings
 from tests.support import pci_cards
 from tests.support.fake_host import FakeHost, LocalHost
 from tests.support.fake_tree import memory_folder
+from tests.support.fleet_manifests import gpu_pool
 from tests.support.waiting import until
 
 NODE = "node-a"
@@ -67,7 +73,8 @@ class Bed:
 
     @contextmanager
     def running(self) -> Iterator[tuple[Node, NodeStub]]:
-        with open_node(self.settings, LocalHost(self.host), store_source(self.store, NODE)) as node:
+        source = store_source(self.store, self.settings.node_name)
+        with open_node(self.settings, LocalHost(self.host), source) as node:
             serving = threading.Event()
             with store_publishing(
                 self.store, node, node.inventory.discover, self.published.append, place=self.folder / "db"
@@ -162,3 +169,74 @@ def test_the_node_tells_about_itself(bed: Bed) -> None:
     assert list(about.allowed_kinds) == ["gpu", "vf", "vgpu"]
     assert about.journal.prepared_claims == 0
     assert about.journal.path == str(bed.folder / "state" / "journal.db")
+
+
+def served_as(bed: Bed, name: str) -> None:
+    """Run the plugin under a name until it serves, and end it. Raises Denied if it does not start."""
+    settings = named(bed, name)
+    with (
+        open_node(settings, LocalHost(bed.host), store_source(bed.store, name)) as node,
+        store_publishing(
+            bed.store, node, node.inventory.discover, bed.published.append, place=bed.folder / "db"
+        ) as publishing,
+    ):
+        run_daemon(node, publishing, lambda text: node.stop())
+
+
+def named(bed: Bed, name: str) -> NodeSettings:
+    """The settings of the plugin after its host was renamed."""
+    return replace(bed.settings, node_name=name, bindings=BindingConfig(name))
+
+
+def pools(bed: Bed) -> set[str]:
+    return {pool["metadata"]["name"] for pool in bed.store.list("DevicePool").objects}
+
+
+def test_a_host_that_was_renamed_keeps_what_it_has(bed: Bed) -> None:
+    with bed.running() as (_, stub):
+        ref = allocated(bed)
+        assert stub.PrepareClaim(pb.PrepareClaimRequest(claim=ref), timeout=90).result.outcome == pb.Result.DONE
+    with pytest.raises(Denied, match=r"node node-a: claim default/training; .* with --node-name node-a\.") as error:
+        served_as(bed, "renamed")
+    assert error.value.code == "NodeRenamed"
+    with bed.running() as (node, stub):
+        assert [claim.ref.name for claim in node.journal.claims()] == ["training"]
+        assert bed.drivers() == {"vfio-pci"}
+        unprepared = stub.UnprepareClaim(pb.UnprepareClaimRequest(claim=ref), timeout=90)
+        assert unprepared.result.outcome == pb.Result.DONE
+    bed.store.delete("DeviceClaim", "default", "training")
+    served_as(bed, "renamed")
+    served_as(bed, NODE)
+
+
+def test_a_host_that_was_renamed_has_its_devices_once(bed: Bed) -> None:
+    other = gpu_pool("of-node-b", node="node-b")  # of another plugin on this store
+    bed.store.create({**other, "metadata": {**other["metadata"], "labels": {PUBLISHED_BY: INVENTORY}}})
+    with bed.running():
+        until(lambda: pools(bed) == {POOL, "of-node-b"}, "its pool is published")
+    assert previous_name(bed.settings.state) == NODE, "`devalloc up` knows it from the journal"
+    bed.published.clear()
+    bed.settings = named(bed, "renamed")
+    with bed.running():
+        until(lambda: pools(bed) == {POOL.replace(NODE, "renamed"), "of-node-b"}, "its pool has the new name")
+    assert bed.published[0] == PublishResult(deleted=(POOL,)), "before anything is published"
+
+
+def test_a_host_that_was_renamed_is_not_served_while_its_pools_are_in_use(bed: Bed) -> None:
+    def refuses(why: str) -> None:
+        for _ in range(2):  # it knows its previous name after the first try, too
+            with pytest.raises(Denied, match=why) as error:
+                served_as(bed, "renamed")
+            assert error.value.code == "NodeRenamed"
+        assert pools(bed) == {POOL}
+
+    with bed.running():
+        allocated(bed)
+    refuses(r"node node-a, not renamed, and are in use: claim default/training\. .* --node-name node-a\.")
+    bed.store.delete("DeviceClaim", "default", "training")
+    cordon = find_target(bed.store, f"pool/{POOL}")
+    set_cordon(bed.store, cordon, "a fan is broken")
+    refuses(f"pool {POOL}, which is cordoned")
+    set_cordon(bed.store, cordon, None)
+    served_as(bed, "renamed")
+    assert POOL not in pools(bed)

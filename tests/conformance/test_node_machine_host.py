@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -453,7 +454,7 @@ def test_memory_and_threads_are_bounded_in_both_versions(tmp_path: Path, version
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("max\n" if version == 2 or file == pids else "9223372036854771712\n")
         (tmp_path / file.relative_to(tmp_path).parts[0] / "cgroup.procs").touch()
-    procs, missing = confinement.set_bounds(tmp_path, "m", 5 << 30, 300)
+    procs, missing = confinement.set_bounds(tmp_path, "m", confinement.QemuLimits(5 << 30, 300))
     assert missing == []
     assert (memory.read_text(), pids.read_text()) == (str(5 << 30), "300")
     assert procs == list(dict.fromkeys([memory.parent / "cgroup.procs", pids.parent / "cgroup.procs"]))
@@ -462,12 +463,41 @@ def test_memory_and_threads_are_bounded_in_both_versions(tmp_path: Path, version
 def test_what_a_host_cannot_bound_is_said_and_the_rest_is_bounded(tmp_path: Path) -> None:
     fake_group(tmp_path, 2)
     (tmp_path / "devalloc/m/memory.max").write_text("max\n")
-    procs, missing = confinement.set_bounds(tmp_path, "m", 1 << 30, 300)
+    limits = confinement.QemuLimits(1 << 30, 300)
+    procs, missing = confinement.set_bounds(tmp_path, "m", limits)
     assert (procs, missing) == (
         [tmp_path / "devalloc/m/cgroup.procs"],
         ["pids: the kernel does not offer that controller there"],
     )
     assert (tmp_path / "devalloc/m/memory.max").read_text() == str(1 << 30)
+    _, missing = confinement.set_bounds(tmp_path, "m", replace(limits, huge_page_bytes=2 << 20))
+    assert missing[1:] == ["hugetlb: the kernel does not offer that controller there"], "only if it has such pages"
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("size", [None, 2 << 20, 1 << 30])
+def test_a_machine_gets_its_own_huge_pages_and_none_of_another_size(
+    tmp_path: Path, version: int, size: int | None
+) -> None:
+    fake_group(tmp_path, version)
+    folder = tmp_path / ("devalloc/m" if version == 2 else "hugetlb/devalloc/m")
+    folder.mkdir(parents=True, exist_ok=True)
+    (tmp_path / folder.relative_to(tmp_path).parts[0] / "cgroup.procs").touch()
+    if version == 2:
+        for text in (tmp_path / "cgroup.controllers", *tmp_path.glob("**/cgroup.subtree_control")):
+            text.write_text("cpu hugetlb\n")
+    word = "max" if version == 2 else "limit_in_bytes"
+    names = [f"hugetlb.{page}.{kind}{word}" for page in ("2MB", "1GB") for kind in ("", "rsvd.")]
+    for name in (*names, "hugetlb.2MB.events", "hugetlb.2MB.usage_in_bytes"):
+        (folder / name).write_text("max\n")
+    most = 8 << 30 if size else 0
+    procs, _ = confinement.set_bounds(tmp_path, "m", confinement.QemuLimits(1, 1, size, most))
+    assert folder / "cgroup.procs" in procs
+    own = {2 << 20: "2MB", 1 << 30: "1GB"}.get(size or 0, "none")
+    assert {name: (folder / name).read_text() for name in names} == {
+        name: str(most) if own in name else "0" for name in names
+    }
+    assert (folder / "hugetlb.2MB.events").read_text() == "max\n"
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -18,6 +18,7 @@ from devalloc.cli.node_wiring import store_machines, store_publishing, store_sou
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store import NotFound
 from devalloc_node.daemon import run_daemon
+from devalloc_node.errors import Denied
 from devalloc_node.machine import adoption, process
 from devalloc_node.machine.machine_files import AllowedFolder
 from devalloc_node.node import open_node
@@ -144,6 +145,23 @@ def test_a_card_goes_into_a_machine_and_everything_is_as_before(bed: Bed, qemu: 
         assert all(command != "quit" for command, _ in qemu.commands), "an adopted machine runs on"
         until(lambda: _users(bed) == [], "nobody uses the claim")
         assert "finalizers" not in bed.store.get("DeviceClaim", "default", "training")["metadata"]
+
+
+def test_a_host_that_was_renamed_ends_no_machine(bed: Bed, qemu: FakeQemu) -> None:
+    with running(bed):
+        until(lambda: len(bed.store.list("DevicePool").objects) == 1, "the pool is published")
+        bed.store.create(manifest(bed))
+        until(lambda: status(bed).get("phase") == "Running", "the machine runs")
+    before = list(qemu.commands)
+    settings = replace(bed.settings, node_name="renamed")
+    with (
+        open_node(settings, LocalHost(bed.host), store_source(bed.store, "renamed")) as node,
+        pytest.raises(Denied, match=r"node node-a: machine default/web; as node renamed, this plugin would end it\."),
+    ):
+        run_daemon(node, extra_loops=store_machines(bed.store, node))
+    assert {name for name, _ in qemu.commands[len(before) :]} <= {name for name, _ in before}, "it was only looked at"
+    with running(bed) as stub:
+        assert len(stub.ListMachines(pb.ListMachinesRequest()).machines) == 1
 
 
 def test_a_dry_run_writes_nothing_anywhere(bed: Bed) -> None:

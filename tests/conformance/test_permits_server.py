@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from devalloc.controller.permits import Host, Settings
+from devalloc.controller.permits.migration import MigrationEnd
 from devalloc.controller.permits.settings import server_tls
 from devalloc.net.http_server import _ConnectionGuard
 from devalloc.scaling.permits.ledger import MachineKey
@@ -460,6 +461,20 @@ def test_a_migration_that_exists_is_not_told_again(path: Path) -> None:
     add_machines(path)
     with serving(path, TEN, migrator=Moves(begun=False)) as bench:
         assert "migrate" not in fill(bench)
+
+
+def test_a_machine_whose_migration_failed_stays_for_a_while(path: Path) -> None:
+    class FailingMoves(Moves):
+        def ended(self, key: MachineKey, since: str) -> MigrationEnd | None:
+            return MigrationEnd(False, "NoRoom", "no other node has room")
+
+    add_machines(path)
+    moves = FailingMoves()
+    with serving(path, TEN, replace(ANY_PORT, resync=0.2), migrator=moves) as bench, closing(bench.client()) as client:
+        assert "migrate" in fill(bench)
+        until(lambda: condition(bench, "free", "Migrating") == ("False", "NoRoom"))
+        assert "migrate" not in client.ask("free", 9, "12Gi", load=0.9)
+        assert moves.calls == [("begin", ("default", "free"))]
 
 
 def test_a_migration_that_cannot_begin_is_500_and_what_was_granted_stays(path: Path) -> None:

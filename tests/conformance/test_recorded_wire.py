@@ -1,19 +1,22 @@
-"""Messages of Neon's own programs, recorded on the wire, replayed to both sides of both protocols.
+"""Messages between Neon's agent and devalloc, recorded on the wire.
 
-``tests/data/scaling/wire``: the newest agent against devalloc's permit server and guest monitor, the newest scheduler
-plugin against devalloc's agent.
+``tests/data/scaling/wire``: the newest agent with devalloc's permit server and guest monitor. The agent's messages go
+to both of devalloc's programs again, which must answer as they did. No server or monitor of others was recorded.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from contextlib import closing
+from functools import partial
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
 import pytest
+from websockets.sync.client import connect
 
 from devalloc.controller.permits import Settings
 from devalloc.controller.permits.settings import PlainListener
@@ -22,9 +25,12 @@ from devalloc.scaling.messages.permits import RequestError, decode_reply, decode
 from devalloc.scaling.resources import DEFAULT_COMPUTE_UNIT, Resources
 from devalloc.scaling.versions import PluginVersion
 from devalloc.store.sqlite import SQLiteStore
+from tests.conformance.test_guest_monitor_process import started
+from tests.support.fake_guest_tree import MIB, GuestTree
 from tests.support.fake_tree import memory_folder
 from tests.support.permit_bench import GIB, Client, PermitBench, machine, node_of, running, serving, write_status_part
 from tests.support.reference_data import DATA, read
+from tests.support.waiting import until
 
 MESSAGES: list[dict[str, Any]] = read(DATA / "scaling" / "wire" / "agent.json.xz")
 POD = "vm1-x7k2p"
@@ -77,6 +83,55 @@ def test_the_handshake_is_that_of_the_record() -> None:
     (choice,) = {each["body"] for each in recorded("monitor", "monitor") if "type" not in each["body"]}
     assert json.loads(monitor.encode_offer(monitor.decode_offer(offer))) == json.loads(offer)
     assert json.loads(monitor.encode_choice(monitor.decode_choice(choice))) == json.loads(choice)
+
+
+def answers_of_monitor(folder: Path, used: int, messages: Iterable[str]) -> list[Any]:
+    """What a guest monitor answers, as a process of its own in a guest of 16 GiB that uses so much; first to the offer
+    of the record."""
+    GuestTree(folder, memory=16 * GIB, used=used)
+    offer = next(each["body"] for each in recorded("monitor", "agent") if "content" not in each["body"])
+    with (
+        started("by itself", "--root", str(folder)) as (_, port, _),
+        connect(f"ws://127.0.0.1:{port}/monitor", proxy=None) as agent,
+    ):
+
+        def answer(message: str) -> Any:
+            agent.send(message)
+            content = json.loads(agent.recv(60))
+            return None if "ask again" in content.get("Status", "") else content  # it has measured for too short a time
+
+        return [until(partial(answer, message), "it has measured") for message in (offer, *messages)]
+
+
+def numbers_only(answer: dict[str, Any]) -> dict[str, Any]:
+    """With the numbers of its ``Status`` alone: the words are for people."""
+    return {**answer, "Status": re.findall(r"\d+ MiB", answer.get("Status", ""))}
+
+
+def test_the_guest_monitor_answers_every_recorded_message_as_it_did(tmp_path: Path) -> None:
+    """One answer to each, in the order of the record. Of messages that differ in their number alone one is recorded, so
+    some have no recorded answer."""
+    choice, *answers = answers_of_monitor(tmp_path, 100 * MIB, TO_MONITOR)
+    assert choice in [json.loads(each["body"]) for each in recorded("monitor", "monitor")]
+    by_number = {answer["id"]: answer for answer in map(json.loads, TO_AGENT)}
+    kinds = {"DownscaleRequest": "DownscaleResult", "UpscaleNotification": "UpscaleConfirmation"}
+    compared = 0
+    for message, answer in zip(map(json.loads, TO_MONITOR), answers, strict=True):
+        assert (answer["id"], answer.get("Ok", True)) == (message["id"], True)
+        assert answer["type"] == kinds.get(message["type"], message["type"])
+        if message["id"] in by_number:
+            assert numbers_only(answer) == numbers_only(by_number[message["id"]])
+            compared += 1
+    assert compared == 14
+
+
+@pytest.mark.parametrize(("number", "target", "used"), [(118, 2, 1800), (136, 3, 3100)])
+def test_the_guest_monitor_denies_what_it_denied(tmp_path: Path, number: int, target: int, used: int) -> None:
+    """The record has these two denials without their requests: one of the same target has the same answer."""
+    (denial,) = [answer for answer in map(json.loads, TO_AGENT) if answer["id"] == number]
+    request = next(body for body in TO_MONITOR if f'"mem":{target * GIB}}}}},"type":"DownscaleRequest"' in body)
+    _, answer = answers_of_monitor(tmp_path, used * MIB, [request])
+    assert numbers_only({**answer, "id": number}) == numbers_only(denial)
 
 
 @pytest.fixture(scope="module")

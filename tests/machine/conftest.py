@@ -112,9 +112,10 @@ def modules(sriov: Image, request: pytest.FixtureRequest, tmp_path_factory: pyte
 
 @pytest.fixture(scope="session")
 def host(sriov: Image, project: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """A running host with an IOMMU, two NUMA nodes and SR-IOV. All tests of a group share it, for booting it takes
-    long: each leaves it as it was."""
+    """A running host with an IOMMU, two NUMA nodes, SR-IOV and a page of 1 GiB. All tests of a group share it, for
+    booting it takes long: each leaves it as it was."""
     folder = tmp_path_factory.mktemp("host")
     state = sriov_host.state_disk(sriov, folder / "state")
-    with Machine(sriov, folder, sriov_host.arguments(sriov, project, state), seconds=300) as host:
+    words = sriov_host.arguments(sriov, project, state, gibibytes=4, append=sriov_host.ONE_GIB_PAGE)
+    with Machine(sriov, folder, words, seconds=300) as host:
         yield host

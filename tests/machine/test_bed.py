@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -41,12 +42,14 @@ def test_a_machine_of_packages_boots_and_can_be_looked_into(machine: Machine) ->
         guest.run("true")
 
 
-def tiny_machine(image: Image, folder: Path, *, ejects: bool) -> tuple[subprocess.Popen[bytes], Monitor]:
-    kernel = tiny_guest.write(folder / "kernel", ejects=ejects)
+def tiny_machine(
+    image: Image, folder: Path, *more: str, ejects: bool = True, writes: bool = False
+) -> tuple[subprocess.Popen[bytes], Monitor]:
+    kernel = tiny_guest.write(folder / "kernel", ejects=ejects, writes=writes)
     command = [str(image.qemu), *TCG, "-machine", "q35", "-m", "64", "-display", "none", "-nodefaults"]
     ports = [word for n in range(3) for word in ("-device", f"pcie-root-port,id=rp{n},chassis={n + 1},slot={n + 1}")]
     sockets = ["-qmp", f"unix:{folder / 'qmp'},server=on,wait=off", "-serial", f"file:{folder / 'console'}"]
-    process = subprocess.Popen([*command, *ports, *sockets, "-kernel", str(kernel)])
+    process = subprocess.Popen([*command, *ports, *sockets, *more, "-kernel", str(kernel)])
     monitor = Monitor(folder / "qmp")
     until(lambda: (folder / "console").read_bytes() == b"K")
     return process, monitor
@@ -79,3 +82,37 @@ def test_the_stubborn_tiny_guest_keeps_what_is_unplugged(micro: Image, tmp_path:
         process.kill()
         process.wait()
         monitor.close()
+
+
+def _has_written_more(monitor: Monitor, than: int) -> bool:
+    return tiny_guest.written_number(monitor) > than
+
+
+def test_the_tiny_guest_that_writes_goes_on_from_its_disk_and_a_lost_block_shows(micro: Image, tmp_path: Path) -> None:
+    (disk := tmp_path / "disk").write_bytes(bytes(tiny_guest.BLOCKS * tiny_guest.BLOCK))
+    drive = ("-drive", f"if=none,id=d,format=raw,file={disk},file.locking=off", "-device", "virtio-blk-pci,drive=d")
+    last = 0
+    for _ in range(2):
+        process, monitor = tiny_machine(micro, tmp_path, *drive, writes=True)
+        try:
+            until(partial(_has_written_more, monitor, last + 20), "it writes")
+            last = tiny_guest.check_disk(monitor, disk)
+            monitor.execute("device_add", driver="virtio-rng-pci", id="rng", bus="rp0")
+            monitor.execute("device_del", id="rng")
+            monitor.wait_for("DEVICE_DELETED", device="rng")
+            monitor.execute("stop")
+            place = tiny_guest.BLOCK * (last - 3)
+            with disk.open("r+b") as file:
+                file.seek(place)
+                lost = file.read(4)
+                file.seek(place)
+                file.write(bytes(4))
+                file.flush()
+                with pytest.raises(AssertionError, match=rf"these numbers are lost: \[{last - 3}\]"):
+                    tiny_guest.check_disk(monitor, disk)
+                file.seek(place)
+                file.write(lost)
+        finally:
+            process.kill()
+            process.wait()
+            monitor.close()

@@ -160,6 +160,11 @@ def _check_confinement(machines: MachineLifecycle, machine: str) -> None:
         users = {line.split()[1] for line in status.splitlines() if line.startswith("Uid:")}
         assert users == {str(record.tpm_user)}
         assert record.tpm_user not in (None, record.user, 0), "a guest that takes over QEMU does not get its secrets"
+        own, host = (os.stat(f"/proc/{pid}/ns/net").st_ino for pid in (tpm, os.getpid()))
+        assert own != host, "it has a network namespace of its own"
+        assert [line.split(":")[0].strip() for line in Path(f"/proc/{tpm}/net/dev").read_text().splitlines()[2:]] == [
+            "lo"
+        ]
         root = Path(f"/proc/{tpm}/root")
         assert not (root / "etc/passwd").exists()
         assert not (root / machines.config.folder(machine).relative_to("/")).exists()

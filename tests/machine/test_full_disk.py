@@ -34,6 +34,7 @@ from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
 from tests.support.images import Image
 from tests.support.machines import config, ended, plugin, short_folder, virtual_machine
 from tests.support.minimal_manifests import claim
+from tests.support.qemu import QUICK_BOOT
 from tests.support.toy_host import EngineBench
 
 SIZE = b"size=6m"
@@ -272,7 +273,7 @@ class TestStore:
 
 def test_a_machine_is_stopped_and_forgotten_and_none_is_started(micro: Image, disk: Path) -> None:
     settings = config(micro, disk)
-    start = {"kernel": str(micro.kernel), "initrd": str(micro.initrd), "append": "quiet console=ttyS0"}
+    start = {"kernel": str(micro.kernel), "initrd": str(micro.initrd), "append": f"quiet console=ttyS0 {QUICK_BOOT}"}
     memory = {"min": "128Mi", "max": "128Mi"}
     with ended(settings), plugin(settings) as machines:
         machines.start(virtual_machine("m", start=start, memory=memory), soon())

@@ -18,6 +18,7 @@ import pytest
 
 from tests.machine.test_vm_objects import Host
 from tests.support import python_image, scaled_guest, scaling_plot, waiting
+from tests.support.cli_shell import Shell
 from tests.support.guest import Guest
 from tests.support.images import Image
 from tests.support.machines import MIB, MICRO_APPEND, short_folder
@@ -111,12 +112,6 @@ def happens(record: Record, what: str, after: float = 0.0, **amounts: float) -> 
     return record.first(what, after, **amounts)
 
 
-def busy(processes: int, until: str) -> str:
-    """Load, which comes to its end when there is such a file. Requests are answered first."""
-    loop = f"sh -c 'renice 19 $$; while [ ! -e {until} ]; do :; done'"
-    return f"for i in $(seq {processes}); do ({loop} &) > /dev/null 2>&1; done"
-
-
 def fill(guest: Guest, most: int) -> str:
     """Use so much memory that a unit less would do, were it not for what is to stay free; the file to remove."""
     less = (most - 1) * 1024
@@ -182,7 +177,7 @@ def follow(host: Host, record: Record, most: int) -> None:
         host("apply", "-f", "-", stdin=machine(host, most=most, **targets))
         until(lambda: status(host, "permitted").get("givenBy"), "it runs and has a permit", host.log)
         (shell,) = (host.folder / "run").glob("*/agent")
-        with Guest(shell) as guest:
+        with Guest(shell, seconds=PATIENCE) as guest:
             record.phase("idle")
             disk = DeviceInUse(host, guest, record)
             guest.check(scaled_guest.start(HOST))
@@ -194,11 +189,10 @@ def follow(host: Host, record: Record, most: int) -> None:
             # What is left of it then is little above what is too much for less: nobody waits long for the average.
             begun = record.phase("load")
             keeps = 2 * most - 1
-            guest.check(busy(20 - keeps, "/tmp/most-of-it"))
-            guest.check(busy(keeps, "/tmp/all-of-it"))
+            guest.check(scaled_guest.load(most_of_it=20 - keeps, all_of_it=keeps))
             assert (most - 0.5) * TARGET < keeps < most * TARGET
             happens(record, "asked", begun, **large.named)
-            guest.check("touch /tmp/most-of-it")
+            guest.check("touch /tmp/most_of_it")
             heard = happens(record, "heard", begun, **large.named).at
             asked_at = record.first("asked", begun, **large.named).at
             permitted = record.first("permitted", asked_at, **large.named).at
@@ -218,7 +212,7 @@ def follow(host: Host, record: Record, most: int) -> None:
             # No load, but the memory is in use: the monitor is asked for less, denies, and all stays.
             filled = fill(guest, most)
             idle = record.phase("memory in use")
-            guest.check("touch /tmp/all-of-it")
+            guest.check("touch /tmp/all_of_it")
             denied = happens(record, "denied", idle).at
             assert idle < record.first("may", idle).at < denied
             denied = happens(record, "denied", denied).at
@@ -252,19 +246,22 @@ def follow(host: Host, record: Record, most: int) -> None:
 def test_a_machine_that_was_created_by_grpc_follows_its_guest_without_an_object(host: Host) -> None:
     options = ("--scaling", "--guest-network", NETWORK, "--compute-unit", "1,1Gi", "--enforce-capacity")
 
+    devalloc = Shell(host.folder / "store.db")  # in this process: it is asked again and again
+
     def shown() -> dict[str, Any]:
-        answer: dict[str, Any] = json.loads(host("vm", "get", "web", "-o", "json"))
-        return answer
+        answer = devalloc("vm", "get", "web", "-o", "json", "--socket", host.socket)
+        assert answer.code == 0, answer.err
+        return dict(answer.json)
 
     targets = {"loadAverageFractionTarget": "900m", "memoryUsageFractionTarget": "990m"}
     with host.plugin(*options):
         host("vm", "create", "-f", "-", stdin=machine(host, **targets))
         assert host("get", "vms", "-o", "name") == "", "it has no object"
         (shell,) = (host.folder / "run").glob("*/agent")
-        with Guest(shell) as guest:
+        with Guest(shell, seconds=PATIENCE) as guest:
             guest.until("true", seconds=PATIENCE)
             guest.check(scaled_guest.start(HOST))
-            guest.check(busy(6, "/tmp/enough"))
+            guest.check(scaled_guest.load(enough=6))
             until(lambda: shown()["observed"].get("vcpus") == 2, "it has grown", host.log)
             until(lambda: shown()["observed"]["memoryBytes"] == 2 * GIB, "in both", host.log)
             assert shown()["spec"]["scaling"]["loadAverageFractionTarget"] == 0.9

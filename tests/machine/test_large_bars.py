@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -27,10 +28,11 @@ from tests.support.images import Image
 from tests.support.large_cards import bars, card, each_card
 from tests.support.machines import config, ended, plugin, short_folder, virtual_machine
 from tests.support.node_service import serving
+from tests.support.qemu import QUICK_BOOT
 
 __all__ = ["devalloc"]
 GIB = 1 << 30
-APPEND = "console=ttyS0 quiet tsc=unstable lpj=4000000 no_timer_check"
+APPEND = f"console=ttyS0 quiet tsc=unstable lpj=4000000 no_timer_check {QUICK_BOOT}"
 KEY = "default/m"
 SMALL = {"cpu": {"min": 1, "max": 1}, "memory": {"min": "512Mi", "max": "512Mi"}}
 OFFSET = 9 * GIB
@@ -174,6 +176,43 @@ def test_the_windows_are_as_large_as_the_devices_of_the_node_need(micro: Image, 
                 hotplug.plug_device(line, KEY, one, soon())
                 hotplug.await_addresses(line, KEY, {one.function_id(0): one.id}, soon())
         assert len(bars(guest)) == 4
+
+
+def test_all_functions_of_a_card_go_into_one_slot_before_and_while_the_guest_runs_and_come_out_together(
+    micro: Image, settings: MachineConfig
+) -> None:
+    """As a GPU has an audio function beside it."""
+
+    def card_of_two(number: int) -> pci.PciDevice:
+        gpu = card(f"claim-{number:016x}", 16 * GIB)
+        return replace(gpu, functions=(*gpu.functions, {"driver": "virtio-rng-pci"}))
+
+    def functions() -> list[list[str]]:
+        """Of each card in the guest: the folders of the functions in its slot."""
+        return [line.split() for line in each_card(guest, "echo ${f%0/device}?")]
+
+    cold, hot = card_of_two(1), card_of_two(2)
+    with plugin(config(micro, settings.state.parent, devices=lambda: BarSizes(16 * GIB, 1 << 20))) as machines:
+        machine_of(machines, micro)
+        with machines.line(machines.record_for(KEY)) as line:
+            hotplug.plug_device(line, KEY, cold, soon())
+        machines.resume(KEY, soon())
+        guest = guest_of(machines)
+        (of_cold,) = functions()
+        assert [name.rpartition(".")[2] for name in of_cold] == ["0", "1"]
+
+        with machines.line(machines.record_for(KEY)) as line:
+            assert hotplug.plug_device(line, KEY, hot, soon()) == hotplug.plug_device(line, KEY, hot, soon())
+            hotplug.await_addresses(line, KEY, {hot.function_id(number): hot.id for number in (0, 1)}, soon())
+        (of_hot,) = [each for each in functions() if each != of_cold]
+        assert [name.rpartition(".")[2] for name in of_hot] == ["0", "1"]
+        drivers = guest.check(f"for f in {of_cold[1]} {of_hot[1]}; do readlink $f/driver; done")
+        assert [name.rpartition("/")[2] for name in drivers.splitlines()] == ["virtio-pci"] * 2
+
+        with machines.line(machines.record_for(KEY)) as line:
+            hotplug.unplug_device(line, KEY, hot.id, soon())
+        assert sorted(in_qemu(machines)) == [cold.function_id(0), cold.function_id(1)]
+        assert functions() == [of_cold]
 
 
 def test_more_windows_than_the_cpus_can_address_are_refused_before_anything_is_started(

@@ -34,7 +34,7 @@ from tests.support.guest import Guest
 from tests.support.images import Image
 from tests.support.machines import MIB, NoDeviceOwner, config, ended, plugin, running, short_folder, virtual_machine
 from tests.support.node_service import served
-from tests.support.qemu import TCG, Machine, Monitor
+from tests.support.qemu import QUICK_BOOT, TCG, Machine, Monitor
 from tests.support.waiting import until
 
 KEY = "default/m"
@@ -48,7 +48,11 @@ def test_a_machine_of_its_own_user_reaches_its_disks_and_nothing_else(open_image
         {"path": str(folder / "disk"), "format": "raw"},
         {"path": str(folder / "read-only"), "format": "raw", "readOnly": True, "device": "nvme"},
     ]
-    start = {"kernel": str(open_image.kernel), "initrd": str(open_image.initrd), "append": "quiet console=ttyS0"}
+    start = {
+        "kernel": str(open_image.kernel),
+        "initrd": str(open_image.initrd),
+        "append": f"quiet console=ttyS0 {QUICK_BOOT}",
+    }
     machine = virtual_machine("m", start={**start, "disks": disks}, nics=[{}], memory={"min": "256Mi", "max": "256Mi"})
     with short_folder() as place:
         settings = config(open_image, place, users=range(70000, 70010))
@@ -210,7 +214,7 @@ def test_who_takes_more_than_its_bounds_is_stopped_by_the_kernel() -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can make cgroups")
     root, name = Path("/sys/fs/cgroup"), f"bounded-{os.getpid()}"
-    procs, missing = confinement.set_bounds(root, name, exceed_limits.MEMORY, exceed_limits.TASKS)
+    procs, missing = confinement.set_bounds(root, name, QemuLimits(exceed_limits.MEMORY, exceed_limits.TASKS))
     try:
         assert missing == []
         words = [sys.executable, "-c", exceed_limits.PROGRAM]

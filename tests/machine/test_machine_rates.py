@@ -1,15 +1,19 @@
 """Must show: a machine gets the rates of its disks and network cards and no more, also when they change while it runs.
 
 What its guest moves is counted where it leaves the limits: in QEMU's disk, and behind the queues of the TAP interface.
-No window may have more than its rate and the bucket; one of them must come close to it, however busy the host is.
+No window may have more than its rate and the bucket; one of them must come close to it. Only if others keep the
+host busy it may be at a lower rate, and the test warns of the rates that it reached then.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import socket
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,7 +29,7 @@ from tests.support import waiting
 from tests.support.deadlines import soon
 from tests.support.guest import Guest
 from tests.support.images import Image
-from tests.support.machines import config, ended, plugin, short_folder, virtual_machine
+from tests.support.machines import MICRO_APPEND, config, ended, plugin, short_folder, virtual_machine
 from tests.support.private_network import HOST, add_tap, private_network
 from tests.support.warm_bed import forked, needs_root
 
@@ -33,9 +37,11 @@ __all__ = ["host"]
 
 TAP = "taprates"
 MBIT_100, MB_20 = 12_500_000, 20_000_000
-WINDOW, WINDOWS = 3.0, 4
-"""Seconds, and how many of them there are at one rate."""
+WINDOW, WINDOWS, LAST_WINDOWS = 3.0, 4, 40
+"""Seconds, and how many of them there are at one rate and at the lowest one."""
 ZEROS, DISCARD = "dd if=/dev/zero bs=64k", "dd of=/dev/null bs=64k"
+IDLE_CPUS = 0.25
+"""The host has time to spare if so much of a CPU is idle: its load is below its number of CPUs."""
 SLACK: dict[str, Callable[[int], int]] = {
     "network": lambda rate: bucket_bytes(rate) + (128 << 10),
     "disk_io": lambda rate: rate // 10 + (2 << 20),
@@ -43,17 +49,26 @@ SLACK: dict[str, Callable[[int], int]] = {
 """Bytes that may pass at once: a bucket, and two packets or the largest requests of a guest's disk."""
 
 
-def comes_close(counter: Callable[[], int], rate: int, slack: int, what: str) -> bool:
+def comes_close(counter: Callable[[], int], rate: int, slack: int, what: str, windows: int) -> bool:
     """Whether what is counted comes to 90 % of the rate in a window. No window may have more than the rate and the
-    slack."""
-    for _ in range(WINDOWS):
-        begun, before = time.monotonic(), counter()
+    slack, and none may have less if the host was idle."""
+    idle = []
+    for _ in range(windows):
+        begun, before, idle_before = time.monotonic(), counter(), idle_seconds()
         time.sleep(WINDOW)
         moved, seconds = counter() - before, time.monotonic() - begun
         assert moved <= rate * seconds + slack, f"{what}: {moved} bytes in {seconds:.2f} s, the rate is {rate}"
         if moved >= 0.9 * rate * seconds:
             return True
+        idle.append((idle_seconds() - idle_before) / seconds)
+    cpus = ", ".join(f"{each:.2f}" for each in idle)
+    assert min(idle) < IDLE_CPUS, f"{what}: less than 90 % of {rate} bytes/s, although the host had idle CPUs: {cpus}"
     return False
+
+
+def idle_seconds() -> float:
+    """Of all CPUs of the host, since it was started."""
+    return int(Path("/proc/stat").read_text().split()[4]) / os.sysconf("SC_CLK_TCK")
 
 
 def interface_bytes(name: str, direction: str) -> int:
@@ -138,14 +153,15 @@ def busy(guest: Guest, command: str) -> Iterator[None]:
     guest.check("kill $(cat /tmp/busy); killall dd nc; true")
 
 
-def moves_100_mbit_and_20_megabytes(host: Host) -> None:
+def moves_100_mbit_and_20_megabytes(host: Host, reached: Callable[[dict[str, int]], object]) -> None:
+    """``reached`` is called with rates that the guest came close to."""
     disk = host.image.folder / "data"
     with disk.open("wb") as file:
         file.truncate(256 << 20)
     start = {
         "kernel": str(host.image.kernel),
         "initrd": str(host.image.initrd),
-        "append": "console=ttyS0 quiet",
+        "append": MICRO_APPEND,
         "disks": [{"path": str(disk), "format": "raw"}],
     }
     ifb = traffic.ifb_name(TAP)
@@ -174,6 +190,7 @@ def moves_100_mbit_and_20_megabytes(host: Host) -> None:
             def holds(network: int, disk_io: int) -> None:
                 """At these rates, or at lower ones where the guest of a busy host comes to no more by itself."""
                 rates = {"network": network, "disk_io": disk_io}
+                lowest = {name: rate // 32 for name, rate in rates.items()}
                 for what, name, counter, command in (
                     ("to the guest", "network", lambda: interface_bytes(TAP, "tx"), f"nc {HOST} {source} -e {DISCARD}"),
                     ("from the guest", "network", lambda: interface_bytes(ifb, "rx"), f"nc {HOST} {sink} -e {ZEROS}"),
@@ -185,12 +202,17 @@ def moves_100_mbit_and_20_megabytes(host: Host) -> None:
                     ),
                 ):
                     with busy(guest, command):
-                        while not comes_close(counter, rates[name], SLACK[name](rates[name]), what):
+                        while not comes_close(
+                            counter,
+                            rates[name],
+                            SLACK[name](rates[name]),
+                            what,
+                            WINDOWS if rates[name] > lowest[name] else LAST_WINDOWS,
+                        ):
+                            assert rates[name] > lowest[name], f"{what}: less than 90 % even of the lowest rate"
                             rates[name] //= 2
-                            assert rates[name] > network // 64, f"{what}: 90 % of no rate"
                             change_to(**rates)
-                if rates != {"network": network, "disk_io": disk_io}:
-                    print(f"the guest of this busy host came to 90 % of no more than {rates}")
+                reached(rates)
 
             holds(MBIT_100, MB_20)
             assert host.status().get("reason", "") == ""
@@ -211,16 +233,25 @@ def moves_100_mbit_and_20_megabytes(host: Host) -> None:
 
 
 @needs_root
-def test_100_mbit_and_20_megabytes_a_second_and_no_more_also_changed_while_it_runs(host: Host) -> None:
+def test_100_mbit_and_20_megabytes_a_second_and_no_more_also_changed_while_it_runs(host: Host, tmp_path: Path) -> None:
+    def write_down(rates: dict[str, int]) -> None:
+        with (tmp_path / "reached").open("a") as file:
+            print(json.dumps(rates), file=file)
+
     def in_a_network_of_its_own() -> None:
         network = private_network()
         network.__enter__()
         stays.append(network)  # threads that were started in there do not leave it, and this process ends
-        moves_100_mbit_and_20_megabytes(host)
+        moves_100_mbit_and_20_megabytes(host, write_down)
 
     stays: list[object] = []
     failure = forked(in_a_network_of_its_own)
     assert failure is None, failure
+    highest, *_ = [json.loads(line) for line in (tmp_path / "reached").read_text().splitlines()]
+    words = f"the guest came to 90 % of {highest['network']} and {highest['disk_io']} bytes/s of network and disk"
+    print(words)
+    if highest != {"network": MBIT_100, "disk_io": MB_20}:
+        warnings.warn(f"{words}, and not more, because this host is busy", stacklevel=1)
 
 
 def test_all_disks_share_one_rate_whatever_they_are_and_whenever_they_came(micro: Image) -> None:

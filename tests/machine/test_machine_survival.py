@@ -35,7 +35,8 @@ def settings(settings: MachineConfig, platform: Image) -> MachineConfig:
 
 def with_tpm(image: Image) -> VirtualMachine:
     plain = virtual_machine("m", image).to_manifest()
-    return virtual_machine("m", start={**plain["spec"]["start"], "tpm": True})
+    start = {**plain["spec"]["start"], "kernel": str(image.folder / "vmlinuz"), "tpm": True}
+    return virtual_machine("m", start=start)
 
 
 def plugin_to_kill(settings: MachineConfig, image: Image, *where: str) -> subprocess.Popen[str]:

@@ -35,11 +35,16 @@ def start(machines: MachineLifecycle, image: Image, name: str, cpu: str = "1", *
 
 def vcpus(machines: MachineLifecycle, name: str) -> list[set[int]]:
     """Where QEMU's threads of each vCPU may run, by the kernel."""
+    return [set(os.sched_getaffinity(thread)) for _, thread in sorted(threads(machines, name).items())]
+
+
+def threads(machines: MachineLifecycle, name: str) -> dict[str, int]:
+    """The threads of vCPUs, by what they are called."""
     seen = machines.get(f"default/{name}")
     assert seen is not None
     tasks = Path(f"/proc/{seen.pid}/task").iterdir()
-    threads = {(task / "comm").read_text().strip(): int(task.name) for task in tasks}
-    return [set(os.sched_getaffinity(threads[name])) for name in sorted(threads) if name.startswith("CPU ")]
+    names = {(task / "comm").read_text().strip(): int(task.name) for task in tasks}
+    return {name: thread for name, thread in names.items() if name.startswith("CPU ")}
 
 
 @pytest.mark.skipif(FIRST == SECOND, reason="one CPU cannot be shared out")
@@ -72,3 +77,7 @@ def test_pinned_machines_have_cpus_for_themselves_until_they_end_also_after_a_re
                 machines.scale("default/c", "vcpus", 2, soon())
                 assert vcpus(machines, "c") == [{FIRST}, {SECOND}]
                 assert machines.exclusive_cpus() == {FIRST, SECOND}
+                for thread in threads(machines, "c").values():  # as those of vCPUs are that were just added
+                    os.sched_setaffinity(thread, {FIRST, SECOND})
+            with plugin(made) as machines:
+                assert vcpus(machines, "c") == [{FIRST}, {SECOND}], "the plugin was killed before it had pinned them"

@@ -6,6 +6,7 @@ is done by the project's own command lines; what became of it is read from its /
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -125,6 +126,15 @@ class Node:
         self.lines.kill(self.up)
         self.host.guest.check("rm /run/devalloc/node.sock")
 
+    def device_status(self, claim: str) -> dict[str, Any]:
+        """What a claim says about its one device, once the node has written it."""
+        deadline = time.monotonic() + LONG
+        while time.monotonic() < deadline:
+            (status,) = json.loads(self.devalloc(f"get claim {claim} -o json"))["status"].get("deviceStatuses", [{}])
+            if "deviceInfo" in status:
+                return dict(status)
+        raise AssertionError(f"{claim} says nothing about its device")
+
     def look(self) -> dict[str, Any]:
         """What the host has now: "devices" and "interfaces", and "nodes" of /dev/vfio, by name."""
         return self.lines.snapshot()
@@ -210,6 +220,11 @@ def test_a_virtual_function_goes_into_a_machine_and_comes_out_again(claimed: Nod
     group = devices[vf]["iommu_group"]
     assert held_by_qemu(seen) == [group]
     assert seen["nodes"][group]["owner"] != 0, "each machine has a user of its own"
+    status = node.device_status("uplink")
+    (info,) = status["deviceInfo"]
+    assert (status["deviceName"], info["binding"], info["functions"]) == (attached[2], "vfio", [vf])
+    assert (info["nodes"], info["iommuGroups"]) == ([f"/dev/vfio/{group}"], [int(group)])
+    assert "allocations" not in status, status
 
     node.in_time("vm detach web uplink")
     seen = node.look()
@@ -253,6 +268,8 @@ def test_a_mediated_device_is_in_a_machine_that_outlives_a_killed_daemon_and_goe
     (uuid,) = inside["mdevs"]
     link = node.host.guest.check(f"readlink /sys/bus/mdev/devices/{uuid}/iommu_group")
     assert held_by_qemu(inside) == [link.rpartition("/")[2]]
+    (info,) = node.device_status("serial")["deviceInfo"]
+    assert (info["binding"], info["mdevUUID"]) == ("mdev", uuid), info
 
     node.kill()
     assert node.look() == inside, "the machine goes on, and so does its device"

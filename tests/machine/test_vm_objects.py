@@ -1,7 +1,7 @@
 """Must show: machines as users have them, with the project's own command lines and a real QEMU.
 
 A VirtualMachine is applied, scaled by its spec, survives the plugin, is brought back when it ends, and goes when its
-object is deleted.
+object is deleted. What its guest reports is on its object.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ import yaml
 from devalloc_node.machine.process import process
 from devalloc_node.net.unix_sockets import has_listener
 from tests.support import tiny_guest, waiting
+from tests.support.guest import Guest, GuestGone
 from tests.support.images import Image
 from tests.support.machines import short_folder
+from tests.support.node_fleet import read_page
+from tests.support.qemu import QUICK_BOOT
 from tests.support.store_file import machine_statuses
 
 
@@ -135,6 +138,8 @@ def test_a_machine_from_its_manifest_to_its_end(host: Host) -> None:
         until(lambda: host.status().get("phase") == "Running", "it runs", host.log)
         host("apply", "-f", "-", stdin=host.manifest(cpu={"min": 1, "max": 4, "use": 3}))
         until(lambda: host.status().get("observed") == {"cpus": "3", "memory": "64Mi"}, "it has grown", host.log)
+        (movable,) = [one for one in host.status()["conditions"] if one["type"] == "LiveMigratable"]
+        assert (movable["status"], movable["reason"]) == ("True", "Movable")
         header, row = (re.split(" {2,}", line) for line in host("vm", "top", "--interval", "200ms").splitlines())
         shown = dict(zip(header, row, strict=False))
         assert (shown["NAME"], shown["PHASE"], shown["OBSERVED"]) == ("default/web", "Running", "3 64Mi")
@@ -169,5 +174,55 @@ def test_a_machine_outlives_a_killed_plugin_and_is_brought_back_when_it_ends(hos
         assert host.status()["machineID"] != before["machineID"]
         host("apply", "-f", "-", stdin=host.manifest(running=False))
         until(lambda: host.status()["phase"] == "Stopped", "it is stopped", host.log)
+        host("delete", "vm/web")
+        until(lambda: host("get", "vms", "-o", "name") == "", "it is gone", host.log)
+
+
+def test_a_guest_reports_that_it_is_ready_beyond_a_killed_plugin_and_that_it_has_finished(host: Host) -> None:
+    metrics = host.folder / "metrics"
+
+    def ready() -> tuple[str, str]:
+        one = next((one for one in host.status().get("conditions", ()) if one["type"] == "Ready"), {})
+        return one.get("status", ""), one.get("reason", "")
+
+    def say(line: str) -> str:
+        return f"echo '{line}' > /dev/ttyS1"
+
+    start = {
+        "kernel": str(host.image.kernel),
+        "initrd": str(host.image.initrd),
+        "append": f"quiet shell=ttyS0 {QUICK_BOOT}",
+    }
+    spec = {"start": start, "cpu": {"min": 1, "max": 1}, "memory": {"min": "256Mi", "max": "256Mi"}}
+    spec |= {"guestReports": True, "restartPolicy": "Never", "powerdownSeconds": 1}
+    with host.plugin("--metrics", f"unix:{metrics}") as killed:
+        host("apply", "-f", "-", stdin=host.manifest(**spec))
+        until(lambda: ready() == ("False", "GuestNotReported"), "it runs, and is not ready", host.log)
+        (console,) = (host.folder / "run").glob("*/console")
+        guest = Guest(console)
+        guest.check("stty -F /dev/ttyS1 raw -echo")
+        guest.check(say('{"status": "ready", "message": "up", "metrics": {"queue_length": 3}}'))
+        until(lambda: ready() == ("True", "GuestReady"), "it is ready", host.log)
+        sample = 'devalloc_node_guest_metric{machine="default/web",name="queue_length"} 3.0'
+        until(lambda: sample in read_page(metrics, "/metrics"), "its metric is served", host.log)
+        killed.kill()
+        killed.wait()
+    guest.check(say('{"status": "not-ready"}'))  # QEMU throws it away, and the guest does not wait
+    with host.plugin():
+        guest.check("head -c 20000 /dev/zero > /dev/ttyS1; echo > /dev/ttyS1")
+        guest.check(say('{"metrics": {"queue_length": 0}}'))
+        assert ready() == ("True", "GuestReady"), "the next plugin knows of no other status"
+        # As guests do: perhaps the plugin was not connected yet.
+        repeated = 'while sleep 1; do echo \'{"status": "not-ready"}\'; done > /dev/ttyS1 2>&1 & echo $! > /tmp/repeats'
+        guest.check(repeated)
+        until(lambda: ready() == ("False", "GuestUnready"), "the next plugin hears of a change", host.log)
+        with suppress(GuestGone):  # it may be ended before it answers
+            guest.check("kill $(cat /tmp/repeats); " + say('{"status": "finished", "message": "42 pages"}'))
+        until(lambda: host.status()["phase"] == "Stopped", "it is powered down", host.log)
+        guest.close()
+        status = host.status()
+        reported = "its guest reported that it has finished: 42 pages"
+        assert (status["reason"], status["message"]) == ("GuestFinished", reported)
+        assert ready() == ("False", "MachineNotRunning")
         host("delete", "vm/web")
         until(lambda: host("get", "vms", "-o", "name") == "", "it is gone", host.log)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tests.support.go_build import cache_folder
 from tests.support.kube_build import API_SERVER, CONTAINERD, HELM, KUBECTL, KUBERNETES, NODE, RUNTIME
+from tests.support.network_tools import PLUGINS, RELEASE
 from tests.support.promtool import PROMETHEUS
 
 _KUBERNETES = [f"kubernetes-{KUBERNETES}/{name}" for name in (*API_SERVER, *KUBECTL, *NODE)]
@@ -70,7 +71,7 @@ BUILDS = {
             disk=1200,
             results=(
                 *(f"images/{name}-*/versions.json" for name in ("micro", "firmware", "python", "sriov")),
-                "kernel-modules/*/mtty.ko",
+                "kernel-modules/*/vfio.ko",
             ),
         ),
         Build(
@@ -81,6 +82,15 @@ BUILDS = {
             download=1900,
             disk=8000,
             results=(*_KUBERNETES, *_RUNTIME, f"helm-{HELM}/helm", "runc-*/runc", "probe-image-*/image-*.tar"),
+        ),
+        Build(
+            "network",
+            "nft from Debian packages, and CNI's reference plugins from Go modules",
+            "tests.support.network_tools",
+            minutes=1,
+            download=40,
+            disk=150,
+            results=(f"nft-{RELEASE}/nft", *(f"cni-plugins-{PLUGINS}/{name}" for name in ("bridge", "host-local"))),
         ),
         Build(
             "promtool",

@@ -18,7 +18,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
@@ -133,6 +133,7 @@ class FakeHost(FakeSysfs):
         """The answer to a call of a method of `Host`, other than `tree`."""
         calls: dict[str, Callable[..., Any]] = {
             "write": self._write,
+            "hot_reset": self._hot_reset,
             "unanswered": self._unanswered,
             "vf_settings": self._vf_settings,
             "set_vf": self._set_vf,
@@ -156,6 +157,20 @@ class FakeHost(FakeSysfs):
                     self._waiting.append((path, text))
                     raise Unknown("HostNotAnswering", f"the kernel does not complete a write to /sys/{path}")
             time.sleep(0.002)
+
+    def _hot_reset(self, address: str, groups: Sequence[int], expected: Sequence[str], deadline: Deadline) -> None:
+        with self._kernel:
+            nodes = {f"/dev/vfio/{group}" for group in groups}
+            if any(nodes & {*opened} for opened in self._open.values()):
+                raise fail(errno.EBUSY, address)
+            port = os.path.dirname(self.functions[address].path)
+            there = {name for name, other in self.functions.items() if os.path.dirname(other.path) == port}
+            if there != {*expected} or not all("vfio" in (self.functions[name].driver or "") for name in there):
+                raise fail(errno.EPERM, address)
+            if not {f"/dev/vfio/{self.functions[name].group}" for name in there} <= nodes:
+                raise fail(errno.EINVAL, address)
+            for name in sorted(there):
+                self.reset(name)
 
     def _unanswered(self, device: str) -> bool:
         with self._kernel:
@@ -252,6 +267,9 @@ class Boundary:
 
     def write(self, path: str, text: str, deadline: Deadline) -> None:
         self.call("write", path, text, deadline)
+
+    def hot_reset(self, address: str, groups: Sequence[int], expected: Collection[str], deadline: Deadline) -> None:
+        self.call("hot_reset", address, list(groups), sorted(expected), deadline)
 
     def unanswered(self, device: str) -> bool:
         return bool(self.call("unanswered", device))

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 import threading
 import uuid
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -97,7 +99,7 @@ class FakeKube:
             if not meant.get("status"):
                 meant.pop("status", None)
             if meant == old:
-                return copy.deepcopy(old)
+                return _copy(old)
             if "deletionTimestamp" in meant["metadata"] and not meant["metadata"].get("finalizers"):
                 return self._gone(at, meant)
             return self._put(at, meant, "MODIFIED")
@@ -105,7 +107,7 @@ class FakeKube:
     def apply(self, path: str, body: Object, manager: str, *, dry_run: bool) -> Object:
         """Server-side apply, of one manager's fields: what it applied before and does not any more is gone."""
         with self.changed:
-            old = copy.deepcopy(self.objects.get(path, {}))
+            old = _copy(self.objects.get(path, {}))
             _take_away(old, self.applied.get((path, manager), {}), body)
             new = _merged(old, _sent(body))
             new["metadata"].setdefault("managedFields", [{"manager": manager, "operation": "Apply"}])
@@ -133,15 +135,15 @@ class FakeKube:
                 self._gone(path, old)
                 return {"kind": "Status", "status": "Success", "metadata": {}}
             if "deletionTimestamp" in old["metadata"]:
-                return copy.deepcopy(old)
-            marked = copy.deepcopy(old)
+                return _copy(old)
+            marked = _copy(old)
             marked["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:01Z"}
             marked["metadata"]["generation"] += 1
             return self._put(path, marked, "MODIFIED")
 
     def get(self, path: str) -> Object:
         with self.changed:
-            return copy.deepcopy(self._there(path))
+            return _copy(self._there(path))
 
     def list(self, path: str, params: Params) -> Object:
         with self.changed:
@@ -155,7 +157,7 @@ class FakeKube:
                     assert type_ == "ADDED", "this fake remembers no former states"
                     matches.pop(at, None)
             matches = {at: obj for at, obj in matches.items() if _is_selected(obj, params)}
-            items = copy.deepcopy([*matches.values()])
+            items = _copy([*matches.values()])
             return {"metadata": {"resourceVersion": str(revision)}, "items": items}
 
     def watch(self, path: str, params: Params, revision: int, stop: threading.Event) -> Iterator[Object]:
@@ -164,7 +166,8 @@ class FakeKube:
         cuts = self.cuts
         while not stop.is_set():
             with self.changed:
-                since = [each for each in self.history if each[0] > revision and _is_in(each[2], path)]
+                first = bisect_right(self.history, revision, key=lambda each: each[0])
+                since = [each for each in self.history[first:] if _is_in(each[2], path)]
                 events = [
                     (when, appears_as, obj)
                     for when, type_, _, obj, before in since
@@ -179,7 +182,7 @@ class FakeKube:
                 if self.cuts != cuts or stop.is_set():
                     return
                 revision = when
-                yield {"type": type_, "object": copy.deepcopy(obj)}
+                yield {"type": type_, "object": _copy(obj)}
 
     def _there(self, at: str) -> Object:
         if at not in self.objects:
@@ -191,18 +194,18 @@ class FakeKube:
         obj["metadata"]["resourceVersion"] = str(self.revision)
         obj["metadata"].setdefault("uid", str(uuid.uuid4()))
         before, self.objects[at] = self.objects.get(at), obj
-        self.history.append((self.revision, type_, at, copy.deepcopy(obj), copy.deepcopy(before)))
+        self.history.append((self.revision, type_, at, _copy(obj), _copy(before)))
         self.changed.notify_all()
-        return copy.deepcopy(obj)
+        return _copy(obj)
 
     def _gone(self, at: str, last: Object) -> Object:
         self.revision += 1
         del self.objects[at]
-        last = copy.deepcopy(last)
+        last = _copy(last)
         last["metadata"]["resourceVersion"] = str(self.revision)
-        self.history.append((self.revision, "DELETED", at, last, copy.deepcopy(last)))
+        self.history.append((self.revision, "DELETED", at, last, _copy(last)))
         self.changed.notify_all()
-        return copy.deepcopy(last)
+        return _copy(last)
 
 
 class FakeClient:
@@ -343,6 +346,11 @@ def event_type(type_: str, obj: Object, before: Object | None, params: Mapping[s
     was = before is not None and _is_selected(before, params)
     is_ = type_ != "DELETED" and _is_selected(obj, params)
     return {(True, True): type_, (False, True): "ADDED", (True, False): "DELETED", (False, False): ""}[was, is_]
+
+
+def _copy(content: Any) -> Any:
+    """As `copy.deepcopy` makes it, in a tenth of the time."""
+    return pickle.loads(pickle.dumps(content, pickle.HIGHEST_PROTOCOL))
 
 
 def _sent(body: Object) -> Object:

@@ -81,6 +81,8 @@ class FakeQemu:
         self.windows: dict[str, int] = {}
         """Bytes of prefetchable addresses that ports reserve, by their ids."""
         self.ports = [f"port{n}" for n in range(ports)]
+        self.expanders: dict[str, int] = {}
+        """Guest nodes of expander buses, by their ids. A port whose id begins with one, and a hyphen, is there."""
         self.cpus: dict[int, str | None] = {n: f"/machine/unattached/device[{n}]" for n in range(cpus)}
         self.most_cpus = most_cpus
         self.base, self.room, self.size, self.requested = base, room, 0, 0
@@ -287,6 +289,7 @@ class FakeQemu:
             return [{"name": name, "type": "child<memory-backend-ram>"} for name in self.backends]
         if path == "peripheral":
             there = [*((port, "pcie-root-port") for port in self.ports)]
+            there += [(name, "pxb-pcie") for name in self.expanders]
             there += [(name, device["driver"]) for name, device in self.devices.items()]
             if self.room:
                 there.append(("vmem0", "virtio-mem-pci"))
@@ -305,6 +308,11 @@ class FakeQemu:
         if name == "vmem0":
             self._move()
             return {"size": self.size, "requested-size": self.requested}[a["property"]]
+        if name in self.expanders:
+            return self.expanders[name]
+        if name in self.ports and a["property"] == "parent_bus":
+            bus = name.partition("-")[0]
+            return f"/machine/unattached/device[9]/{bus}" if bus in self.expanders else "/machine/q35/pcie.0"
         if name in self.ports:
             reserve = self.windows.get(name) if a["property"] == "pref64-reserve" else None
             return (1 << 64) - 1 if reserve is None else reserve

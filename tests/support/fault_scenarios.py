@@ -23,6 +23,11 @@ def gpu_with_audio(host: FakeHost) -> None:
     host.add(pci_cards.gpu_audio(iommu_group=7))
 
 
+def gpu_reset_with_audio(host: FakeHost) -> None:
+    host.add(pci_cards.gpu(iommu_group=7, files={"reset_method": "bus"}))
+    host.add(pci_cards.gpu_audio(iommu_group=7, files={"reset_method": ""}))
+
+
 def nic(host: FakeHost) -> None:
     host.add(pci_cards.nic())
 
@@ -58,6 +63,7 @@ SCENARIOS = {
     scenario.name: scenario
     for scenario in (
         Scenario("vfio-with-audio", gpu_with_audio, (device("0000-01-00", "0"),)),
+        Scenario("vfio-reset-by-vfio", gpu_reset_with_audio, (device("0000-01-00", "0"),)),
         Scenario("vf-to-be-created", nic, (GrantedDevice(("0",), VF, "0000-41-10-0"),)),
         Scenario("vf-with-settings", nic, (GrantedDevice(("0",), VF, "0000-41-10-2", **SETTINGS),)),  # type: ignore[arg-type]
         Scenario("vf-that-was-there", _nic_with_vfs, (GrantedDevice(("0",), VF, "0000-41-10-0"),)),

@@ -34,6 +34,7 @@ class ForkedQemu(FakeQemu):
     def __init__(self, path: Path, root: Path, words: list[str]) -> None:
         devices = [json.loads(word) for flag, word in pairwise(words) if flag == "-device"]
         drivers = [device["driver"] for device in devices]
+        ports = [device for device in devices if device["driver"] == "pcie-root-port"]
         smp = dict(re.findall(r"(\w+)=(\d+)", words[words.index("-smp") + 1]))
         memory = dict(re.findall(r"(\w+)=(\d+)", words[words.index("-m") + 1]))
         base = int(memory["size"])
@@ -44,7 +45,7 @@ class ForkedQemu(FakeQemu):
         """Open VFIO nodes, and the devices in QEMU that they are open for."""
         super().__init__(
             path,
-            ports=drivers.count("pcie-root-port"),
+            ports=len(ports),
             cpus=int(smp["cpus"]),
             most_cpus=int(smp["maxcpus"]),
             base=base,
@@ -52,6 +53,8 @@ class ForkedQemu(FakeQemu):
         )
         self.uuid = words[words.index("-uuid") + 1]
         self.status = "prelaunch" if "-S" in words else "running"
+        self.ports = [device.get("id", f"port{n}") for n, device in enumerate(ports)]
+        self.expanders = {device["id"]: device["numa_node"] for device in devices if device["driver"] == "pxb-pcie"}
         self.windows = {device["id"]: device["pref64-reserve"] for device in devices if "pref64-reserve" in device}
         self.deaf = "guest=deaf" in words[words.index("-append") + 1]
         """Whether its guest does nothing when it is to power down."""
@@ -82,6 +85,14 @@ class ForkedQemu(FakeQemu):
     def _do_quit(self, a: dict[str, Any]) -> Any:
         threading.Timer(0.002, self.over.set).start()  # after its answer
         return {}
+
+    def _do_system_reset(self, a: dict[str, Any]) -> Any:
+        self.event("RESET", guest=False, reason="host-qmp-system-reset")
+        return {}
+
+    def _do_query_cpus_fast(self, a: dict[str, Any]) -> Any:
+        """Of a guest with several nodes: each vCPU is a socket. They have one thread together."""
+        return [{"thread-id": os.getpid(), "props": {"socket-id": n, "core-id": 0}} for n in sorted(self.cpus)]
 
     def _do_system_powerdown(self, a: dict[str, Any]) -> Any:
         if not self.deaf and self.status == "running":

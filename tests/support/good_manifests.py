@@ -141,7 +141,7 @@ spec:
     iommu: true
     numaNode: 1
     disks:
-    - {path: /var/lib/machines/trainer.qcow2, format: qcow2}
+    - {path: /var/lib/machines/trainer.qcow2, format: qcow2, clone: overlay}
     - {path: /var/lib/machines/data.raw, format: raw, readOnly: true, device: nvme}
     pinned: true
   nics:
@@ -164,6 +164,28 @@ status:
   - devicePoolName: node-a-host
     deviceName: numa1
     allocations: [{name: cpu, allocation: "4"}, {name: memory, allocation: 2Gi}]
+  migrationState:
+    migrationName: trainer-moves
+    migrationUID: 0c0b6a2e-5a52-4a7c-9b3c-0b2f5f4f9f11
+    sourceNode: node-a
+    targetNode: node-b
+    numaNode: 0
+    allocations:
+    - devicePoolName: node-b-host
+      deviceName: numa0
+      allocations: [{name: cpu, allocation: "4"}, {name: memory, allocation: 2Gi}]
+    claims:
+    - name: held
+      uid: 7d1f0a51-0f7c-4c61-b9a2-7b6b4b7f8a11
+      allocations:
+      - devicePoolName: node-b-0000-08-00
+        deviceName: slice-1
+        allocations: [{name: memory, allocation: 3Gi}]
+  movedClaims:
+  - name: train
+    uid: 8d1f0a51-0f7c-4c61-b9a2-7b6b4b7f8a12
+    allocations:
+    - {devicePoolName: node-a-0000-08-00, deviceName: gpu-1}
   wanted: {cpus: "1.5", memory: 1Gi}
   permitted: {cpus: "1.5", memory: 1Gi}
   applied: {cpus: "1.5", memory: 1Gi}
@@ -177,6 +199,34 @@ status:
   - {claim: held, pool: node-a-0000-08-00, device: slice-0, id: held-0, address: "0000:01:00.0"}
   conditions:
   - {type: Ready, status: "False", reason: MemoryDenied, message: "", lastTransitionTime: "2026-01-31T12:00:00Z"}
+---
+apiVersion: devalloc.io/v1alpha1
+kind: VirtualMachineReplicaSet
+metadata: {name: resize, namespace: team-a}
+spec:
+  replicas: 3
+  template:
+    metadata:
+      labels: {faas_function: resize}
+      annotations: {example.com/owner: team}
+    spec:
+      cpu: {min: 1, max: 2}
+      memory: {min: 256Mi, max: 512Mi}
+      disk: 4Gi
+      start:
+        kernel: /var/lib/machines/vmlinuz
+        disks:
+        - {path: /var/lib/machines/resize.raw, format: raw, clone: overlay}
+      nics:
+      - {backend: warm}
+      restartPolicy: Never
+status:
+  replicas: 3
+  readyReplicas: 2
+  selector: devalloc.io/replica-set=resize
+  observedGeneration: 1
+  conditions:
+  - {type: ReplicaFailure, status: "True", lastTransitionTime: "2026-01-31T12:00:00Z", reason: FailedCreate}
 ---
 apiVersion: devalloc.io/v1alpha1
 kind: VirtualMachine
@@ -202,6 +252,40 @@ spec:
     lfcUseLargestWindow: true
     cpuStableZoneRatio: 100m
     cpuMixedZoneRatio: "0"
+  guestReports: true
+status:
+  phase: Running
+  conditions:
+  - {type: Ready, status: "True", reason: GuestReady, message: up, lastTransitionTime: "2026-01-31T12:00:00Z"}
+---
+apiVersion: devalloc.io/v1alpha1
+kind: VirtualMachineMigration
+metadata: {namespace: team-a, name: trainer-moves}
+spec: {vmName: trainer, targetNode: node-b}
+status:
+  phase: Running
+  reason: MigrationSlow
+  message: 12Mi of 2048Mi are left
+  sourceNode: node-a
+  targetNode: node-b
+  startTime: "2026-01-31T12:00:00Z"
+  completionTime: "2026-01-31T12:00:09Z"
+  offer:
+    run: 6d3f0a51-0f7c-4c61-b9a2-7b6b4b7f8a10
+    accel: kvm
+    platform:
+      machineType: pc-q35-7.2
+      rootPorts: [{prefetchable: 34359738368, memory: 2097152}, {}]
+      queues: [{nic: 1, count: 4}]
+      cells: [{cpuMilli: 3000, memory: 1073741824}, {cpuMilli: 500, memory: 1073741824}]
+      distances: [10, 20, 20, 10]
+      addressBits: 46
+      cpuFlags: [avx2, sse4_2]
+      firmware: {codeDigest: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08, variablesSize: 540672}
+    amounts: {cpuMilli: 1500, vcpus: 2, memoryBytes: 1073741824}
+    certificate: "-----BEGIN CERTIFICATE-----"
+  destination: {address: 10.3.0.8, port: 49152, certificate: "-----BEGIN CERTIFICATE-----", firmwareStored: true}
+  progress: {transferred: 2147483648, remaining: 12582912, total: 2147483648, downtimeSeconds: "0.12"}
 ---
 apiVersion: devalloc.io/v1alpha1
 kind: VirtualMachine

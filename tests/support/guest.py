@@ -53,8 +53,11 @@ class CommandResult(NamedTuple):
 class Guest:
     """The shell of one machine. For one thread."""
 
-    def __init__(self, port: Path, *, seconds: float = 120, alive: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self, port: Path, *, seconds: float = PATIENCE, alive: Callable[[], bool] = lambda: True, is_new: bool = True
+    ) -> None:
         """Wait for the machine to make the socket, and for the shell in it. ``alive``: whether waiting makes sense.
+        ``is_new``: its shell has answered nobody yet; one that has says nothing by itself.
 
         Raises GuestGone, or TimeoutError with the port's last words.
         """
@@ -71,6 +74,8 @@ class Guest:
                     raise TimeoutError(f"no {port} within {seconds:.0f} s") from None
                 time.sleep(0.02)
         self._left = b""
+        if not is_new:
+            return
         self._line_until("READY", deadline)
         # The shell's first `read` gives up each second, and what it has read of a line by then is lost. An empty line
         # has no part to lose, and ends that.

@@ -45,15 +45,15 @@ class HostCommands:
         self.guest.check(f"kill -9 $(cat {output.removesuffix('.out')}.pid)")
         self.finish(output)
 
-    def finish(self, output: str) -> CommandResult:
+    def finish(self, output: str, seconds: float = 2 * LONG) -> CommandResult:
         """Wait for the end of one that was started; what it said in all."""
         name = output.removesuffix(".out")
         waiting = f"mkfifo {name}.end; [ -e {name}.rc ] || read -r nothing < {name}.end; rm {name}.end"
-        return self.guest.run(f"{waiting}; cat {name}.out; exit $(cat {name}.rc)", seconds=2 * LONG)
+        return self.guest.run(f"{waiting}; cat {name}.out; exit $(cat {name}.rc)", seconds=seconds)
 
-    def run(self, line: str) -> CommandResult:
+    def run(self, line: str, seconds: float = 2 * LONG) -> CommandResult:
         """Run one to its end."""
-        return self.finish(self.start(line))
+        return self.finish(self.start(line), seconds)
 
     def check(self, line: str) -> str:
         """What one says that must succeed; AssertionError with all of it."""

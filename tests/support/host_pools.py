@@ -44,9 +44,10 @@ def capacity(
     )
 
 
-def host(node: str = "n", **amounts: Any) -> Object:
-    """The pool of a node with these amounts; see ``capacity``."""
-    return host_pool(capacity(**amounts), node).to_manifest()
+def host(node: str = "n", *, live_migration: bool = True, shared_storage: Sequence[str] = (), **amounts: Any) -> Object:
+    """The pool of a node with these amounts; see ``capacity``. ``live_migration``: it receives machines that run."""
+    pool = host_pool(capacity(**amounts), node, shared_storage=shared_storage, live_migration=live_migration)
+    return pool.to_manifest()
 
 
 def machine(name: str, cpu: str = "1", memory: str = "1Gi", *claims: str, **spec: Any) -> Object:

@@ -5,7 +5,6 @@ Everything is written by Python as root's, whoever builds it.
 
 from __future__ import annotations
 
-import gzip
 import lzma
 import re
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from tests.support.go_build import Unavailable
 
 
 def build(kernel_modules: Path, names: Sequence[str], busybox: Path, init: str, files: Mapping[str, bytes]) -> bytes:
-    """A compressed archive for ``-initrd``.
+    """An archive for ``-initrd``, not compressed: an emulated CPU takes longer to unpack it than QEMU to copy it.
 
     ``kernel_modules``: lib/modules/<version> of an unpacked kernel. ``names``: modules that ``init`` finds as
     /m/NN-name.ko, with all that they need, in the order of loading; what is built into the kernel is left out.
@@ -28,11 +27,11 @@ def build(kernel_modules: Path, names: Sequence[str], busybox: Path, init: str, 
 
 
 def archive(files: Mapping[str, bytes], folders: Sequence[str] = ()) -> bytes:
-    """A compressed archive of executable files and the folders above them; the kernel unpacks several that are
-    appended to each other one over the other."""
+    """An archive of executable files and the folders above them; the kernel unpacks several that are appended to each
+    other one over the other."""
     above = (str(parent) for path in files for parent in reversed(Path(path).parents[:-1]))
     entries = [(folder, 0o040755, b"") for folder in dict.fromkeys((*folders, *above))]
-    return gzip.compress(_newc([*entries, *((path, 0o100755, content) for path, content in files.items())]), 1)
+    return _newc([*entries, *((path, 0o100755, content) for path, content in files.items())])
 
 
 def modules(folder: Path, names: Sequence[str]) -> list[Path]:

@@ -1,5 +1,6 @@
 """Kernel modules that the test host needs and that its Debian kernel does not have: the kernel's own sample of a driver
-for mediated devices, ``mtty``. It is built against the headers of exactly the kernel that the host boots.
+for mediated devices, ``mtty``; and ``vfio`` with the reports of memory that devices have written. A migration asks for
+them, and Debian leaves them out with IOMMUFD. They are built against the headers of exactly the kernel of the host.
 
 Headers, source and compiler come from Debian packages, as the host does, and run with the loader and the libraries of
 their own release: this machine needs no compiler. Only the modules stay, in the cache, by the kernel's release.
@@ -30,6 +31,20 @@ from tests.support.images import Image, only
 from tests.support.qemu import Machine
 
 SAMPLE = "samples/vfio-mdev/mtty.c"
+VFIO = ("vfio_main", "group", "container", "virqfd", "iova_bitmap")
+"""Parts of the module ``vfio`` of that kernel, of which the last one is the one that it lacks."""
+_SOURCES = {
+    SAMPLE: "module/mtty.c",
+    "drivers/iommu/iommufd/iova_bitmap.c": "vfio/iova_bitmap.c",
+    **{f"drivers/vfio/{name}": f"vfio/{name}" for name in ("vfio.h", *(f"{part}.c" for part in VFIO[:-1]))},
+}
+"""Files of the kernel's source, and where they are built."""
+_VFIO_MAKEFILE = f"""\
+obj-m := vfio.o
+vfio-y := {" ".join(f"{part}.o" for part in VFIO)}
+ccflags-y := -DCONFIG_IOMMUFD_DRIVER=1
+"""
+_USERS_OF_VFIO = ("vfio_pci", "vfio_pci_core", "vfio_iommu_type1")
 MODULES = ("mdev", "mtty")
 """In the order in which they are loaded. The first is Debian's own, which the image of the host leaves out."""
 _TOOLS = ("as", "ld", "ld.bfd", "nm", "objcopy", "objdump", "strip", "ar", "readelf")
@@ -39,7 +54,8 @@ _DISKS = itertools.count()
 
 
 def folder(image: Image, progress: Progress = lambda line: None) -> Path:
-    """The folder with ``mdev.ko`` and ``mtty.ko`` for the kernel of the host (an ``sriov_image``), built if need be.
+    """The folder with ``mdev.ko``, ``mtty.ko`` and ``vfio.ko`` for the kernel of the host (an ``sriov_image``), built
+    if need be.
 
     Raises Unavailable.
     """
@@ -67,12 +83,16 @@ def disk(image: Image, path: Path, progress: Progress = lambda line: None) -> Pa
 
 
 @contextmanager
-def loaded(host: Machine, image: Path) -> Iterator[None]:
-    """The modules in a running host, for as long as this goes on: from such a disk, which a free port has meanwhile."""
+def loaded(host: Machine, image: Path, *, reports_writes: bool = False) -> Iterator[None]:
+    """The modules in a running host, for as long as this goes on: from such a disk, which a free port has meanwhile.
+    ``reports_writes``: with our vfio in place of Debian's."""
     disk_id = f"modules{next(_DISKS)}"  # the event of an earlier one must not count for this one
     host.monitor.execute("blockdev-add", driver="file", node_name=disk_id, filename=str(image), read_only=True)
     host.monitor.execute("device_add", driver="nvme", id=disk_id, bus="hot1", serial=disk_id, drive=disk_id)
     host.guest.until("mkdir -p /mnt/modules && mount -o ro /dev/disk/by-label/modules /mnt/modules")
+    if reports_writes:
+        host.guest.check(f"rmmod {' '.join(_USERS_OF_VFIO)} vfio && insmod /mnt/modules/vfio.ko && modprobe vfio-pci")
+        host.guest.check("modprobe vfio_iommu_type1")
     for name in MODULES:
         host.guest.check(f"insmod /mnt/modules/{name}.ko")
     host.guest.check("umount /mnt/modules")
@@ -84,6 +104,8 @@ def loaded(host: Machine, image: Path) -> Iterator[None]:
     finally:
         for name in reversed(MODULES):
             host.guest.check(f"rmmod {name}")
+        if reports_writes:
+            host.guest.check(f"rmmod {' '.join(_USERS_OF_VFIO)} vfio && modprobe vfio-pci && modprobe vfio_iommu_type1")
 
 
 def _build(building: Path, release: str, progress: Progress) -> None:
@@ -103,18 +125,21 @@ def _build(building: Path, release: str, progress: Progress) -> None:
     (kernel,) = (each for each in archives if each.name.startswith(f"linux-image-{release}_"))
     progress(f"Linux {release}: unpacking headers, compiler and {SAMPLE}")
     debs.extract([each for each in archives if each not in (source, kernel)], building / "root")
-    made, out = building / "module", building / "out"
-    made.mkdir(), out.mkdir()
+    made, vfio, out = building / "module", building / "vfio", building / "out"
+    made.mkdir(), vfio.mkdir(), out.mkdir()
     _copy_member(kernel, lambda name: name.endswith("/mdev.ko.xz"), lambda file: _unpacked(file, out / "mdev.ko"))
-    _copy_member(source, lambda name: name.endswith(".tar.xz"), lambda file: _sample(file, made / "mtty.c"))
+    _copy_member(source, lambda name: name.endswith(".tar.xz"), lambda file: _take_sources(file, building))
     (made / "Makefile").write_text("obj-m := mtty.o\n")
-    progress(f"Linux {release}: compiling mtty.ko")
-    _compile(building / "root", building / "tools", made, release)
-    _run([str(building / "tools/strip"), "-g", "-o", str(out / "mtty.ko"), str(made / "mtty.ko")])
+    (vfio / "Makefile").write_text(_VFIO_MAKEFILE)
+    progress(f"Linux {release}: compiling mtty.ko and vfio.ko")
+    _wrap_tools(building / "root", building / "tools", release)
+    for module, name in ((made, "mtty.ko"), (vfio, "vfio.ko")):
+        _compile(building / "root", building / "tools", module, release)
+        _run([str(building / "tools/strip"), "-g", "-o", str(out / name), str(module / name)])
 
 
-def _compile(root: Path, tools: Path, module: Path, release: str) -> None:
-    """Build the module with the compiler of a tree, whose programs get ``tools`` in front of those of this machine."""
+def _wrap_tools(root: Path, tools: Path, release: str) -> None:
+    """Have the programs of a tree run with the loader and libraries of their own release."""
     tools.mkdir()
     (compilers,) = (root / "usr/libexec/gcc/x86_64-linux-gnu").iterdir()
     for name in ("cc1", "collect2"):
@@ -136,6 +161,11 @@ def _compile(root: Path, tools: Path, module: Path, release: str) -> None:
     common = only(root / "usr/src", "linux-headers-*-common")
     (headers / "Makefile").write_text(f"include {common}/Makefile\n")
     (headers / "vmlinux").unlink(missing_ok=True)  # else its type information is added, by one more program
+
+
+def _compile(root: Path, tools: Path, module: Path, release: str) -> None:
+    """Build the module with the compiler of a tree, whose programs get ``tools`` in front of those of this machine."""
+    headers = root / f"usr/src/linux-headers-{release}"
     command = ["make", "-C", str(headers), f"M={module}", f"CC={tools}/gcc", f"HOSTCC={tools}/gcc", "modules"]
     _run(command, os.environ | {"PATH": f"{tools}:{os.environ['PATH']}", "LC_ALL": "C"})
 
@@ -175,13 +205,16 @@ def _unpacked(file: IO[bytes], target: Path) -> None:
     target.write_bytes(lzma.decompress(file.read()))
 
 
-def _sample(file: IO[bytes], target: Path) -> None:
+def _take_sources(file: IO[bytes], building: Path) -> None:
+    left = dict(_SOURCES)
     with tarfile.open(fileobj=file, mode="r|xz") as members:
         for member in members:
-            if member.name.endswith(f"/{SAMPLE}") and (content := members.extractfile(member)) is not None:
-                target.write_bytes(content.read())
+            target = left.pop(member.name.partition("/")[2], None) if member.isfile() else None
+            if target is not None and (content := members.extractfile(member)) is not None:
+                (building / target).write_bytes(content.read())
+            if not left:
                 return
-    raise Unavailable(f"the kernel's source does not contain {SAMPLE}")
+    raise Unavailable(f"the kernel's source does not contain {', '.join(sorted(left))}")
 
 
 def _run(command: Sequence[str], environment: dict[str, str] | None = None) -> None:

@@ -26,6 +26,8 @@ from types import SimpleNamespace
 from typing import Any, Self
 from unittest.mock import patch
 
+import pytest
+
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.sysfs import open_device_nodes
 from devalloc_node.binding.binding import BindingConfig
@@ -49,6 +51,7 @@ from devalloc_node.machine.spec import machine_id
 from devalloc_node.model.grant import ClaimRef, Grant, GrantedDevice
 from devalloc_node.operations.claim_registry import ClaimRegistry
 from devalloc_node.operations.node_operations import NodeOperations
+from tests.support import played_nodes
 from tests.support.deadlines import soon
 from tests.support.fake_host import FakeHost
 from tests.support.fault_gates import Ask, FaultGate, GatedHost, GatedJournal, GatedStore, PersistentOutside, reference
@@ -62,8 +65,12 @@ ASKING = ("query-", "qom-list", "qom-get", "qmp_", "human-", "closefd")
 OF_MACHINES = ("qmp.", "spawn.", "cgroup.", "files.", "host.own", "journal.put", "journal.drop")
 """How calls begin that only machines make."""
 FULL = "max 100000"
-PLATFORM = [import_module(name) for name in ("devalloc_node.machine.firmware",) if find_spec(name)]
-"""The module of firmware and TPMs, which 0.1.0 does not have."""
+FILE_CALLS = {
+    "devalloc_node.machine.firmware": ("make_store", "tpm_plan", "_remove_folder"),
+    "devalloc_node.machine.cloned_disks": ("_write_file", "_copy", "_finish", "_remove_file", "_remove_folder"),
+}
+"""Functions that change files of machines, by module. 0.1.0 has none of these modules."""
+WITH_FILES = [(import_module(name), calls) for name, calls in FILE_CALLS.items() if find_spec(name)]
 PATIENCE = 60.0
 """Seconds that a request gets: more than it ever needs."""
 
@@ -82,6 +89,8 @@ class MachineScenario(Scenario):
     """How the machine starts, beside its kernel."""
     adopted: bool = False
     """Whether somebody else has started the machine."""
+    on_two_nodes: bool = False
+    """Whether its CPUs and memory come from two NUMA nodes of its host."""
     before: Callable[[MachinePlugin], object] = lambda plugin: None
     there: Callable[[MachinePlugin], object] = lambda plugin: None
     back: Callable[[MachinePlugin], object] = lambda plugin: None
@@ -179,6 +188,8 @@ class MachineFaults(FaultPoints):
         (folder / "images").mkdir()
         (folder / "images/kernel").touch()
         (folder / "images/disk").touch()
+        for image in ("system", "data"):
+            (folder / "images" / image).write_bytes(f"{image} of a machine".encode().ljust(1 << 16, b"."))
         for image in ("CODE", "VARS"):
             (folder / "images" / image).write_text(f"{image} of a flash chip")
         ours = folder / "cgroup" / confinement.OURS
@@ -188,7 +199,10 @@ class MachineFaults(FaultPoints):
             (each / "cgroup.subtree_control").write_text("cpu\n")
         self.scenario, self.folder, self.uid = scenario, folder, ""
         self.forge = QemuForkServer(folder / "host")
+        self.nodes = pytest.MonkeyPatch()
         try:
+            if scenario.on_two_nodes:
+                played_nodes.play(folder, self.nodes)
             self.outside = MachineOutside(HostWithMachines(folder / "host", folder), forge=self.forge)
             scenario.build(self.outside.host)
             self.bound = {name for name, each in self.outside.host.functions.items() if each.driver is not None}
@@ -213,6 +227,7 @@ class MachineFaults(FaultPoints):
             raise
 
     def close(self) -> None:
+        self.nodes.undo()
         self.forge.close()
 
     def __enter__(self) -> Self:
@@ -332,6 +347,8 @@ class MachineFaults(FaultPoints):
         spec: dict[str, Any] = {"start": None, "adopt": {"qmpSocket": str(self.folder / "theirs/qmp")}}
         if not scenario.adopted:
             start = {"kernel": str(self.folder / "images/kernel"), "append": scenario.append, **scenario.start}
+            disks = [{**disk, "path": str(self.folder / disk["path"])} for disk in scenario.start.get("disks", ())]
+            start |= {"disks": disks} if disks else {}
             spec = {"start": start, "pciSlots": 4, "powerdownSeconds": 1, **scenario.spec}
         with ExitStack() as stack:
             for where, name, what in host_seams(host.tree().root, self.folder, ask, passed):  # type: ignore[attr-defined]
@@ -366,6 +383,7 @@ class MachineFaults(FaultPoints):
             reconciler = Reconciler(claims, boot_id=lambda: BOOT)
             refs = tuple(reference(str(number)) for number in range(len(scenario.claims)))
             vm = virtual_machine("m", **spec, claims=[ref.name for ref in refs])
+            vm = played_nodes.placed(vm) if scenario.on_two_nodes else vm
             yield MachinePlugin(claims, reconciler, scenario, operations, machines, vm, refs)
 
 
@@ -460,11 +478,7 @@ def host_seams(root: Path, folder: Path, ask: Ask, passed: Passed) -> list[tuple
     stand_in = SimpleNamespace(run=run, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
     return [
         (launch, "subprocess", stand_in),
-        *(
-            (module, name, gated(module, name))
-            for module in PLATFORM
-            for name in ("make_store", "tpm_plan", "_remove_folder")
-        ),
+        *((module, name, gated(module, name)) for module, names in WITH_FILES for name in names),
         (confinement, "_write", write),
         (confinement, "make_group", make),
         (confinement, "remove", remove),

@@ -10,6 +10,7 @@ from tests.support.machine_faults import KEY, MachinePlugin, MachineScenario, am
 
 GPU = device("0000-01-00", "0")
 FIRST_VF = GrantedDevice(("0",), VF, "0000-41-10-0")
+TWO_NODES = {"cpu": {"min": 2, "max": 2}, "memory": {"min": "384Mi", "max": "384Mi"}}
 DIMMS = {"memory": {"min": "512Mi", "max": "2Gi", "use": "512Mi", "method": "dimm", "slotSize": "512Mi"}}
 
 
@@ -107,6 +108,30 @@ SCENARIOS = {
             there=_create_empty,
             back=_delete,
             start={"firmware": {"type": "uefi"}, "tpm": True},
+        ),
+        MachineScenario(
+            "machine-with-disks-of-its-own",
+            lambda host: None,
+            (),
+            there=_create_empty,
+            back=_delete,
+            spec={"disk": "4Mi"},
+            start={
+                "disks": [
+                    {"path": "images/system", "format": "raw", "clone": "overlay"},
+                    {"path": "images/data", "format": "raw", "clone": "copy"},
+                ]
+            },
+        ),
+        MachineScenario(
+            "machine-on-two-numa-nodes",
+            gpu_with_audio,
+            (),
+            claims=((GPU,),),
+            there=_create,
+            back=_delete,
+            spec=TWO_NODES,
+            on_two_nodes=True,
         ),
         MachineScenario(
             "machine-that-is-deaf",

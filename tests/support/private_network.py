@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from pyroute2 import IPRoute
 
@@ -75,7 +76,43 @@ def _call(function: Callable[..., int], *arguments: object) -> None:
 def add_tap(name: str, address: str = HOST) -> None:
     """A TAP interface in the network that this thread is in, with an address, that a machine's card can be put on."""
     with IPRoute() as here:
-        here.link("add", ifname=name, kind="tuntap", mode="tap")
-        (index,) = here.link_lookup(ifname=name)
-        here.addr("add", index=index, address=address, prefixlen=PREFIX)
-        here.link("set", index=index, state="up")
+        _add(here, name, address, kind="tuntap", mode="tap")
+
+
+def add_bridge(name: str, address: str = HOST) -> None:
+    """A bridge in the network that this thread is in, with an address, that networks of nodes can be connected to."""
+    with IPRoute() as here:
+        _add(here, name, address, kind="bridge")
+
+
+@contextmanager
+def node_network(veth: str, bridge: str, tap: str, address: str) -> Iterator[None]:
+    """Put this thread into a network like ``private_network``, with a bridge of that address and a TAP interface on it.
+    A veth pair of that name connects it to a bridge of the network that the thread comes from. It lasts as long as a
+    process that was started inside."""
+    with IPRoute() as outside, private_network(), IPRoute() as inside:
+        here = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            peer = {"ifname": "uplink", "net_ns_fd": here}
+            _add(outside, veth, bridge=bridge, kind="veth", peer=peer)
+        finally:
+            os.close(here)
+        _add(inside, "bridge", address, kind="bridge")
+        _add(inside, tap, bridge="bridge", kind="tuntap", mode="tap")
+        _set_up(inside, "uplink", bridge="bridge")
+        yield
+
+
+def _add(network: IPRoute, name: str, address: str | None = None, *, bridge: str | None = None, **what: Any) -> None:
+    network.link("add", ifname=name, **what)
+    _set_up(network, name, address, bridge=bridge)
+
+
+def _set_up(network: IPRoute, name: str, address: str | None = None, *, bridge: str | None = None) -> None:
+    (index,) = network.link_lookup(ifname=name)
+    if address is not None:
+        network.addr("add", index=index, address=address, prefixlen=PREFIX)
+    if bridge is not None:
+        (master,) = network.link_lookup(ifname=bridge)
+        network.link("set", index=index, master=master)
+    network.link("set", index=index, state="up")

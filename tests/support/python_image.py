@@ -42,7 +42,7 @@ def _build(folder: Path, final: Path, progress: Progress) -> dict[str, str]:
     files = scripts | _python(root)
     small = initramfs.build(modules, micro_image.MODULES, root / "bin/busybox", micro_image.INIT, files)
     (folder / "initrd").write_bytes(small)
-    images.only(root / "boot", "vmlinuz-*").rename(folder / "vmlinuz")
+    images.write_kernel(root, folder / "vmlinux")
     shutil.rmtree(root)
     return versions
 

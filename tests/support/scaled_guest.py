@@ -12,10 +12,13 @@ import websockets
 import devalloc
 import devalloc_node
 from tests.support.python_image import VERSION
+from tests.support.repository import REPO
 
 PACKAGES = "usr/lib/python3"
 TAG = "cpython-" + VERSION.replace(".", "")
 """Of the guest's Python, in the names of its compiled files."""
+LOAD = "usr/lib/load.py"
+"""The program in the guest that ``load`` runs."""
 ADDRESS = "192.0.2.2"
 _OF_PROJECT = {
     Path(devalloc.__file__).parent: ("*.py", "scaling/**/*.py", "api/**/*.py"),
@@ -26,7 +29,8 @@ _OF_PROJECT = {
 def files() -> dict[str, bytes]:
     """The monitor and what it imports, by their paths in the guest."""
     folder = Path(websockets.__file__).parent
-    paths = {f"{PACKAGES}/websockets/{path.relative_to(folder)}": path for path in folder.rglob("*.py")}
+    paths = {LOAD: REPO / "tests/machine/inside/load.py"}
+    paths |= {f"{PACKAGES}/websockets/{path.relative_to(folder)}": path for path in folder.rglob("*.py")}
     for folder, patterns in _OF_PROJECT.items():
         for pattern in patterns:
             paths |= {f"{PACKAGES}/{folder.name}/{path.relative_to(folder)}": path for path in folder.glob(pattern)}
@@ -52,3 +56,9 @@ def start(allowed: str, *more: str) -> str:
         f"export PYTHONPATH=/{PACKAGES}; "
         f"(python3 -m devalloc_node.guest --allow {allowed} {' '.join(more)} >> /tmp/monitor.log 2>&1 < /dev/null &)"
     )
+
+
+def load(**until: int) -> str:
+    """The command that has so many processes count in the guest's load, each until there is /tmp/NAME."""
+    words = " ".join(f"{number} /tmp/{name}" for name, number in until.items())
+    return f"(python3 -I -S /{LOAD} {words} > /tmp/load.log 2>&1 < /dev/null &)"

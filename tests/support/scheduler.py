@@ -23,7 +23,7 @@ LONGEST_FIRST: dict[str, tuple[str, ...]] = {
         *("machine/test_machine_owners.py", "machine/test_machine_model.py"),
     ),
     "it kills all the time": ("machine/test_crash.py",),
-    "it has a plugin for each test": ("machine/test_warm_objects.py",),
+    "they have a plugin for each test": ("machine/test_warm_objects.py", "machine/test_warm_network_objects.py"),
     "they share the node, for there is one": (
         *("cluster/test_kubelet.py", "cluster/test_upstream.py", "cluster/test_images.py"),
     ),
@@ -35,16 +35,24 @@ is to be short, so that no worker is left with nothing to do.
 
 (Marks for `--dist loadgroup` would say the same, but are not seen with pytest 9.2.)
 """
+SLOW = (
+    *("cluster/test_examples_installed.py", "cluster/test_dev_cluster.py", "cluster/test_see.py"),
+    *("machine/test_migration.py", "machine/test_firmware.py", "machine/test_moves_of_firmware.py"),
+    *("machine/test_guest_numa.py", "machine/test_cloned_disks.py", "machine/test_large_bars.py"),
+    *("machine/test_huge_pages.py", "machine/test_live_migration.py", "machine/test_drain.py"),
+)
+"""Modules that any worker runs after those, and before all others."""
 TIERS = ("tests/machine/", "tests/cluster/")
 SECONDS = 900
 """For one of their tests: some start a cluster or boot a host for those after them, beside three other workers."""
 _GROUPS = {module: why for why, modules in LONGEST_FIRST.items() for module in modules}
-_ORDER = {module: number for number, module in enumerate(_GROUPS)}
+_ORDER = {module: number for number, module in enumerate((*_GROUPS, *SLOW))}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    has_limit = config.getoption("timeout", None) is not None  # long forms give --timeout 0
     for item in items:
-        if item.nodeid.startswith(TIERS) and item.get_closest_marker("timeout") is None:
+        if item.nodeid.startswith(TIERS) and item.get_closest_marker("timeout") is None and not has_limit:
             item.add_marker(pytest.mark.timeout(SECONDS))
     items.sort(key=lambda item: _ORDER.get(_module(item.nodeid), len(_ORDER)))
 

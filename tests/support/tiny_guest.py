@@ -6,6 +6,9 @@ the ACPI tables tell a real kernel), gives what was plugged in addresses (BARs o
 asks for, so that device_del is followed by DEVICE_DELETED. It obeys the power button, and says ``K`` on the first
 serial port when it is up.
 
+One that writes also puts a growing number on its disk, four times a tick, and fills some memory with it. The number
+that the disk took last, and whether disk or memory ever failed it, is in memory at ``REPORT``.
+
 The file is a multiboot image: ``-kernel`` takes it. See "QEMU<->ACPI BIOS PCI hotplug interface" in QEMU's docs/specs.
 """
 
@@ -14,11 +17,19 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
+from tests.support.qemu import Monitor
+
 BASE = 0x100000
 """Where in memory the image is loaded."""
 STACK = BASE + 0x8000
 HEADER = 32
 """Bytes of the multiboot header, with which the image begins."""
+RING, STATE, DATA, AREA = 0x200000, 0x203000, 0x300000, 0x400000
+"""Memory of a guest that writes: the disk's queue, what it remembers, what it reads and writes, what it fills."""
+REPORT = STATE + 0x18
+"""Three words of 32 bits: the number that the disk took last, the one that fills the memory, how often one failed."""
+BLOCKS, BLOCK = 2048, 512
+"""Of its disk: block n % BLOCKS is filled with the number n."""
 
 CODE = (
     ("fa", "cli"),
@@ -32,6 +43,7 @@ CODE = (
     ("ba02060000 66b80001 66ef", "enable the power button: PM1 enable, bit 8"),
     ("baf8030000 b04b ee", "say K on the first serial port"),
     # look, every tick:
+    ("{write}", "a guest that writes: call its code"),
     ("ba00060000 66ed", "dx = PM1 status; in ax"),
     ("f6c401 7408", "power button not pressed: to buses"),
     ("b204 66b80020 66ef", "PM1 control: sleep state 5, that is, off"),
@@ -44,7 +56,7 @@ CODE = (
     ("b2c8 {eject}", "eject the lowest of them"),
     ("46 83fe20 72dc", "next: 32 buses"),
     ("fb f4 fa", "sleep until the timer ticks"),
-    ("ebc1", "to look"),
+    ("eb{look}", "to look"),
     # place: give what is behind root ports addresses, one BAR after the other from the beginning of the port's window.
     ("60 bb00000080", "all registers are kept; ebx = function 0 of bus 0, for each of its 256 functions:"),
     ("89d8 e896000000 3d361b0c00 757b", "port: no root port of QEMU's: to other"),
@@ -65,17 +77,53 @@ CODE = (
 )
 
 
-def image(*, ejects: bool = True) -> bytes:
-    """The kernel. ``ejects=False``: one that ignores what it is asked, as a guest does that needs its device."""
+# QEMU 7.2 loses writes of an emulated CPU to pages that are in its TLB while a migration sends them (fixed upstream by
+# "physmem: Fix migration dirty bitmap coherency with TCG memory access"). A kernel with processes flushes the TLB all
+# the time; this one does so before each request to its disk.
+WRITER = (
+    ("60 be{state} 837e1400 0f85af000000", "all registers are kept; esi = the state; the disk is set up: to ready"),
+    ("bb00000080", "ebx = function 0 of each device of bus 0:"),
+    ("89d8 baf80c0000 ef b2fc ed 3df41a0110 740e", "find: a virtio disk: to hit"),
+    ("81c300080000 6683fb00 75e2 61 c3", "the next one: to find; none: return"),
+    ("8d4310 b2f8 ef b2fc ed 24fc 894614 95", "hit: ebp = where its registers begin, in the space of I/O"),
+    ("8d5512 31c0 ee b003 ee", "reset it; there is a driver"),
+    ("8d5508 b800020000 ef 8d5512 b007 ee", "its queue is at RING; the driver is ready"),
+    ("bf{ring} 8937 c6470810 c7470c01000100", "descriptors: 16 bytes of a request, at the state"),
+    ("c74710{data} c7471800001000 c7471c03000200", "1 MiB at DATA, to be written by the disk"),
+    ("8d4610 894720 c6472801 c6472c02", "a byte of status"),
+    ("e87b000000", "read the whole disk: call submit"),
+    ("bb{data} b900080000", "its greatest number is the last one:"),
+    ("8b03 3b4618 7603 894618 81c300020000 e2ee", "scan: of each block"),
+    ("c7471800020000 c6471c01 ff06", "from here on write blocks"),
+    ("8b6e14 6a04 5b", "ready: four times:"),
+    ("8b4618 40 bf{data} b980000000 f3ab", "write: fill a block with the next number"),
+    ("50 25ff070000 894608 e82e000000 8f4618", "call submit; only now say so"),
+    ("4b 75dc", "to write"),
+    ("8b461c bf{area} b900400000 f3af 7403 ff4620", "64 KiB of memory have the number of the last tick, or it failed"),
+    ("8b4618 89461c bf{area} b900400000 f3ab 61 c3", "fill them with this one; return"),
+    ("0f20c0 3500000100 0f22c0", "submit: change CR0.WP, which flushes the TLB: see above"),
+    ("b900102000 66ff4102 8d5510 31c0 66ef", "one request more is in the queue; notify the disk"),
+    ("668b4102 663b8102100000 75f7", "until it is done"),
+    ("0fb64610 094620 c3", "its status, if not 0, is a failure; return"),
+)
+
+
+def image(*, ejects: bool = True, writes: bool = False) -> bytes:
+    """The kernel. ``ejects=False``: one that ignores what it is asked, as a guest does that needs its device.
+    ``writes``: to its first disk, of 1 MiB, which must be a virtio disk."""
     code = " ".join(text for text, _ in CODE)
-    at = {"gdtr": 0, "idtr": 0, "flat": 0}
+    places = {"state": STATE, "ring": RING, "data": DATA, "area": AREA}
+    at = {"gdtr": 0, "idtr": 0, "flat": 0, "writer": 0, **places}
     for _ in range(2):  # the first pass finds out where things are, the second says it
         words = {name: struct.pack("<I", place).hex() for name, place in at.items()}
-        text = code.format(**words, stack=struct.pack("<I", STACK).hex(), eject="ef" if ejects else "90")
+        hook = {"write": f"b8{words['writer']} ffd0", "look": "ba"} if writes else {"write": "", "look": "c1"}
+        text = code.format(**words, **hook, stack=struct.pack("<I", STACK).hex(), eject="ef" if ejects else "90")
         body = bytes.fromhex(text)
         start = BASE + HEADER
         at["flat"] = start + body.index(bytes.fromhex("b810000000"))
-        tick = start + len(body) - 7
+        tick, at["writer"] = start + len(body) - 7, start + len(body)
+        if writes:
+            body += bytes.fromhex(" ".join(text for text, _ in WRITER).format(**words))
         tables = start + len(body) + -(start + len(body)) % 8
         at["gdtr"], at["idtr"] = tables + 24, tables + 30
     gdt = struct.pack("<3Q", 0, 0x00CF9A000000FFFF, 0x00CF92000000FFFF)
@@ -88,6 +136,27 @@ def image(*, ejects: bool = True) -> bytes:
     return header + whole
 
 
-def write(path: Path, *, ejects: bool = True) -> Path:
-    path.write_bytes(image(ejects=ejects))
+def write(path: Path, *, ejects: bool = True, writes: bool = False) -> Path:
+    path.write_bytes(image(ejects=ejects, writes=writes))
     return path
+
+
+def written_number(monitor: Monitor) -> int:
+    """The number that a guest wrote last. AssertionError if its disk or its memory ever failed it."""
+    answer = monitor.execute("human-monitor-command", command_line=f"xp /3wx {REPORT:#x}")
+    number, in_memory, failures = (int(word, 16) for word in answer.partition(":")[2].split())
+    assert not failures, f"the guest's disk or memory failed it {failures} times: it is at {number}, {in_memory}"
+    return number
+
+
+def check_disk(monitor: Monitor, disk: Path) -> int:
+    """The disk of a guest that writes has all that the guest reported before it is read, and at most the next one."""
+    before, raw, after = written_number(monitor), disk.read_bytes(), written_number(monitor)
+    on_disk = [raw[at : at + BLOCK] for at in range(0, BLOCKS * BLOCK, BLOCK)]
+    # It may be writing the next number just now, over the oldest one.
+    numbers = range(max(1, after + 2 - BLOCKS), before + 1)
+    lost = [number for number in numbers if on_disk[number % BLOCKS] != struct.pack("<I", number) * (BLOCK // 4)]
+    assert not lost, f"the guest wrote up to {before}; these numbers are lost: {lost}"
+    newest = max(int.from_bytes(block[:4], "little") for block in on_disk)
+    assert newest <= after + 1, f"the guest is at {after}, but {newest} is on its disk"
+    return before

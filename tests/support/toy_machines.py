@@ -27,9 +27,11 @@ class ToyMachines:
     fail: set[str] = field(default_factory=set)
     """Calls that fail (``start``), and targets that cannot be plugged in."""
     refuse: dict[str, Exception] = field(default_factory=dict)
-    """What calls raise."""
+    """What calls raise: all (``stop``), or those of one machine (``stop default/web``)."""
     no_window: set[str] = field(default_factory=set)
     """Devices for which no guest has addresses, by ``pool/device``."""
+    fixed: dict[str, str | None] = field(default_factory=dict)
+    """What keeps machines on this node, by key."""
     stubborn: set[str] = field(default_factory=set)
     """Machines whose guest refuses everything."""
     calls: list[str] = field(default_factory=list)
@@ -73,6 +75,9 @@ class ToyMachines:
 
     def host_files(self, spec: MachineSpec) -> Hashable:
         return self.files
+
+    def why_not_movable(self, key: str) -> str | None:
+        return self.fixed.get(key, "")
 
     def guest_addresses(self, key: str) -> Mapping[str, str]:
         ids = [target.partition(f"{key}/")[2] for target in self.devices if target.startswith(f"{key}/")]
@@ -121,6 +126,14 @@ class ToyMachines:
             raise Denied("GuestRefused", f"the guest of machine {key} does not power down", retryable=True)
         self.end(key)
         self.views[key] = replace(self.views[key], reason="StoppedOnRequest", message="it was stopped on request")
+
+    def finish(self, key: str, run: str, message: str, deadline: Deadline) -> bool:
+        self._check("finish", key)
+        if not self.views[key].runs or self.views[key].id != run:
+            return False
+        self.end(key)
+        self.views[key] = replace(self.views[key], reason="GuestFinished", message=message)
+        return True
 
     def undo_start(self, key: str, deadline: Deadline) -> None:
         self._check("undo_start", key)
@@ -197,8 +210,9 @@ class ToyMachines:
     def _check(self, call: str, key: str) -> str:
         self.touched()
         self.calls.append(f"{call} {key}")
-        if call in self.refuse:
-            raise self.refuse[call]
+        for each in (call, f"{call} {key}"):
+            if each in self.refuse:
+                raise self.refuse[each]
         if call in self.fail:
             raise Failed("QemuFailed", f"QEMU of machine {key} cannot {call}")
         return key

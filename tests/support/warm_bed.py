@@ -12,7 +12,8 @@ import pickle
 import signal
 import socket
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,7 +23,8 @@ import pytest
 from devalloc.inventory.device_users import visibility_problem
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.errors import Denied
-from devalloc_node.warm import builder, network
+from devalloc_node.host import firewall, network_namespace
+from devalloc_node.warm import bridge, builder, cni, cni_part, guest_port, network
 from devalloc_node.warm.pool import Pool
 from devalloc_node.warm.records import SetupRecords
 from devalloc_node.warm.setup import WarmConfig
@@ -147,8 +149,8 @@ def gate_all(gate: FaultGate) -> None:
     def gated(owner: Any, method: str, what: str) -> None:
         inner = getattr(owner, method)
 
-        def call(*arguments: Any) -> Any:
-            return gate(what, lambda: inner(*arguments), OSError(5, "Input/output error"))
+        def call(*arguments: Any, **more: Any) -> Any:
+            return gate(what, lambda: inner(*arguments, **more), OSError(5, "Input/output error"))
 
         setattr(owner, method, call)
 
@@ -159,12 +161,52 @@ def gate_all(gate: FaultGate) -> None:
     for method in ("make", "remove"):
         inner = getattr(builder.FolderPart, method)
         setattr(builder.FolderPart, method, _gated_method(inner, gate, f"{method} folder"))
+    gated(firewall, "load_rules", "load rules")
+    gated(bridge, "_write_record", "write bridge")
+    gated(cni, "write_attachment", "write attachment")
+    gated(cni, "drop_attachment", "drop attachment")
+    inner_run = cni._run
+
+    def run_plugin(command: cni.CniCommand, *arguments: Any) -> Any:
+        return gate(f"plugin {command}", lambda: inner_run(command, *arguments), OSError(5, "Input/output error"))
+
+    cni._run = run_plugin
+    for module in (bridge, guest_port, cni_part):
+        module.netlink = _gated_netlink(gate, network_namespace.netlink)  # type: ignore[attr-defined]
     from devalloc_node.errors import Failed
 
     for method in ("put", "drop"):
         inner = getattr(SetupRecords, method)
         failure = Failed("RecordsUnavailable", "No space left on device")
         setattr(SetupRecords, method, _gated_method(inner, gate, f"{method} record", failure))
+
+
+def _gated_netlink(gate: FaultGate, inner: Callable[[], Any]) -> Callable[[], Any]:
+    """Netlink whose changes of interfaces and addresses pass the gate."""
+
+    class Gated:
+        def __init__(self, route: Any) -> None:
+            self._route = route
+
+        def __getattr__(self, name: str) -> Any:
+            attribute = getattr(self._route, name)
+            if name not in ("link", "addr", "brport"):
+                return attribute
+
+            def call(command: str, **more: Any) -> Any:
+                if command in ("get", "dump"):
+                    return attribute(command, **more)
+                what = " ".join(filter(None, (name, command, str(more.get("kind", "")))))
+                return gate(what, lambda: attribute(command, **more), OSError(5, "Input/output error"))
+
+            return call
+
+    @contextmanager
+    def netlink() -> Iterator[Any]:
+        with inner() as route:
+            yield Gated(route)
+
+    return netlink
 
 
 def _gated_method(inner: Any, gate: FaultGate, what: str, failure: Exception | None = None) -> Any:

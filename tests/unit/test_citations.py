@@ -30,6 +30,8 @@ GENERATED = re.compile(r"_pb2(_grpc)?\.pyi?$")
 RULE = r"[STLDI]\d{1,2}[a-z]?"
 _HEADING = re.compile(rf"^#{{2,4}} ({RULE})\b", re.MULTILINE)
 _LIKE_A_RULE = re.compile(rf"(?<![\w.\-/]){RULE}(?![\w/]|-(?!{RULE}\b)|\.\w)|(?<=\d-){RULE}\b")
+_MAY_BE_A_RULE = re.compile(rf"(?:(?<!\w)|(?<=\\\w)){RULE}(?!\w)")
+"""Also after an escape: ``\\nS17``. Most modules have none, and need not be parsed."""
 _RANGE = re.compile(rf"\b({RULE})(?: to |-)({RULE})\b")
 _ALONE = re.compile(rf"\(({RULE}(?:(?:, | and | to |-){RULE})*)\)")
 _NAME_OF_CASE = re.compile(rf"^- name: ({RULE})\b", re.MULTILINE)
@@ -93,12 +95,12 @@ def of_yaml(text: str) -> Iterator[tuple[int, str]]:
 
 def of_python(source: str) -> Iterator[tuple[int, str]]:
     """(line, rule)"""
-    if re.search(RULE, source) is None:
+    if _MAY_BE_A_RULE.search(source) is None:
         return
-    tree = ast.parse(source)
-    bodies = (body for node in ast.walk(tree) if isinstance(body := getattr(node, "body", None), list))
+    nodes = [*ast.walk(ast.parse(source))]
+    bodies = (body for node in nodes if isinstance(body := getattr(node, "body", None), list))
     docstrings = {id(line.value) for body in bodies for line in body if isinstance(line, ast.Expr)}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             text = node.value
             rules = cited(_blank(_LITERAL, text)) if id(node) in docstrings else cited_alone(text)

@@ -24,17 +24,19 @@ from snapshot import snapshot  # type: ignore[import-not-found]  # beside this f
 
 from devalloc.api import meta
 from devalloc.api.meta import UNAVAILABLE
+from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory import DeviceRecords, InventoryConfig
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.claims.journal_content import prepared_content
+from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError
 from devalloc_node.host.files import Files
 from devalloc_node.host.linux import LinuxHost
 from devalloc_node.journal import Journal, open_journal
 from devalloc_node.journal.sqlite import QUARANTINED
 from devalloc_node.machine import confinement, machine_files
-from devalloc_node.machine.machine_files import AllowedFolder
-from devalloc_node.machine.spec import Disk
+from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
+from devalloc_node.machine.spec import Disk, machine_id
 from devalloc_node.model.grant import ClaimRef, Grant, GrantedDevice
 from devalloc_node.node import ClaimSource, Node
 from devalloc_node.settings import NodeSettings
@@ -43,7 +45,19 @@ KIND = "DeviceClaim"
 PIPES = Path("/run/plugin")
 STATE = Path("/var/lib/devalloc/plugin/state")
 CDI = Path("/var/lib/devalloc/plugin/cdi")
-HOST_CHANGES = frozenset({"write", "set_vf", "own", "put_file", "remove_file"})
+MACHINES = MachineConfig(
+    state=STATE / "machines",
+    run=Path("/run/machines"),
+    folders=(AllowedFolder(Path("/run/images"), "any"),),
+    visible=(Path("/run/roms"),),
+    rom_folders=(Path("/run/roms"),),
+    accel="tcg",
+    start_seconds=120.0,
+    command_seconds=120.0,
+)
+SECONDS = 280.0
+"""For a change of a machine."""
+HOST_CHANGES = frozenset({"write", "hot_reset", "set_vf", "own", "put_file", "remove_file"})
 JOURNAL_CHANGES = frozenset(name for name in vars(Journal) if not name.startswith("_"))
 
 Answer = dict[str, Any]
@@ -127,7 +141,7 @@ class Plugin:
         self._given = Given()
         self._gate = Gate()
         self._journal = open_journal(STATE)
-        self._settings = NodeSettings("guest", BindingConfig("guest"), state=STATE, cdi=CDI)
+        self._settings = NodeSettings("guest", BindingConfig("guest"), state=STATE, cdi=CDI, machines=MACHINES)
         self._node = self._made(self._settings)
 
     def _made(self, settings: NodeSettings) -> Node:
@@ -164,6 +178,30 @@ class Plugin:
 
     def unprepare(self, uid: str) -> Answer:
         self._node.claims.unprepare(ClaimRef("default", f"claim-{uid}", uid))
+        return {}
+
+    def create(self, manifest: dict[str, Any], claims: list[str]) -> Answer:
+        """Start a machine with the claims of these UIDs; its process, and the folder with what it says."""
+        machine = VirtualMachine.model_validate(manifest)
+        refs = [ClaimRef("default", f"claim-{uid}", uid) for uid in claims]
+        view = self._node.operations.create(machine, refs, Deadline.after(SECONDS))
+        return {"pid": view.pid, "folder": str(MACHINES.folder(machine_id("/".join(machine.key))))}
+
+    def obstacle(self, key: str) -> Answer:
+        """What keeps a machine on its node while it runs."""
+        return {"obstacle": self._node.operations.machines.why_not_movable(key)}
+
+    def slots(self, key: str) -> Answer:
+        """Where QEMU has the functions of a machine's devices: bus, slot and function, by id."""
+        machines, deadline = self._node.machines, Deadline.after(SECONDS)
+        with machines.line(machines.record_for(key)) as line:
+            (root,) = line.execute("query-pci", deadline=deadline)
+        behind = [each for port in root["devices"] for each in port.get("pci_bridge", {}).get("devices", ())]
+        return {each["qdev_id"]: [each["bus"], each["slot"], each["function"]] for each in behind}
+
+    def delete(self, key: str) -> Answer:
+        """End a machine, and give back what its claims hold."""
+        self._node.operations.delete(key, 0.0, Deadline.after(SECONDS), force=True)
         return {}
 
     def health(self, uid: str) -> Answer:
@@ -204,9 +242,11 @@ class Plugin:
         confinement.limit(group, thousandths)
         return {"version": group.version, "limit": confinement.limit_of(group), "folder": str(group.folder)}
 
-    def bound(self, name: str, memory: int, tasks: int) -> Answer:
+    def bound(self, name: str, memory: int, tasks: int, pages: int) -> Answer:
         """Bound a cgroup; the files in which processes are written to enter it, and what could not be bounded."""
-        procs, missing = confinement.set_bounds(Path("/sys/fs/cgroup"), name, memory, tasks)
+        procs, missing = confinement.set_bounds(
+            Path("/sys/fs/cgroup"), name, confinement.QemuLimits(memory, tasks, 2 << 20, pages)
+        )
         return {"procs": [str(file) for file in procs], "missing": missing}
 
     def answer(self, request: Mapping[str, Any]) -> Answer:
@@ -236,7 +276,8 @@ def _granted(device: Mapping[str, Any]) -> GrantedDevice:
 
 def _config(spec: Mapping[str, Any]) -> dict[str, Any]:
     metadata = {"name": "c", "namespace": "default"}
-    return {"apiVersion": meta.DEVALLOC, "kind": "VfConfig", "metadata": metadata, "spec": spec}
+    kind = "VfioConfig" if "romFile" in spec else "VfConfig"
+    return {"apiVersion": meta.DEVALLOC, "kind": kind, "metadata": metadata, "spec": spec}
 
 
 def tell(answer: Answer) -> None:

@@ -20,8 +20,6 @@ from devalloc.inventory.capacity.host import HostCapacity, parse_mem_total
 from devalloc.inventory.capacity.machines import (
     MachineUsage,
     bucket_bytes,
-    default_disk_io,
-    default_network,
 )
 from devalloc.inventory.capacity.room import Admission, Request
 from devalloc.inventory.capacity.status import (
@@ -92,13 +90,6 @@ def _status(row: Row) -> Any:
     return {key: status[key] for key in row["expect"]}
 
 
-def _default_bandwidth(row: Row) -> Any:
-    capacity = host(cpu=row["cpus"], network=row["network"], disk_io=row["disk_io"])
-    milli = int(1000 * row["machine"])
-    disk_io = default_disk_io(capacity, milli)
-    return {"network": [*default_network(capacity, milli)], "disk_io": [disk_io.sustained, disk_io.burst]}
-
-
 def _images(row: Row) -> Any:
     fraction = {"image_fraction": parse_ratio(row["fraction"])} if "fraction" in row else {}
     config = CapacityConfig(disk=parse_size(row["disk"]), **fraction)
@@ -122,7 +113,6 @@ _SECTIONS: dict[str, Callable[[Row], Any]] = {
     "ratio": _ratio,
     "limit": _limit,
     "status": _status,
-    "default_bandwidth": _default_bandwidth,
     "shaping": lambda row: bucket_bytes(row["rate"]),
     "images": _images,
     "pull": _pull,

@@ -9,7 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devalloc.api.json_content import DecimalFloat
-from devalloc.api.quantity import MAX_BASE_UNITS, NANO, Quantity, QuantityError, ceil_blocks, floor_blocks
+from devalloc.api.quantity import (
+    MAX_BASE_UNITS,
+    NANO,
+    Quantity,
+    QuantityError,
+    ceil_blocks,
+    floor_blocks,
+    readable_texts,
+)
 
 SCALES = {
     "n": Fraction(1, 10**9),
@@ -193,3 +201,47 @@ def test_arithmetic_and_order_are_those_of_integers(a: int, b: int) -> None:
 def test_the_same_amount_in_another_format_is_equal() -> None:
     assert Quantity.parse("1Gi") == Quantity.parse("1024Mi") == Quantity.parse("1073741824")
     assert Quantity.parse("1") != 1
+
+
+@pytest.mark.parametrize(
+    ("exact", "shown"),
+    [
+        (["24370748Ki", "900Gi"], ["23.2Gi", "900Gi"]),
+        (["97656250Ki"], ["93.1Gi"]),
+        (["123456789"], ["123.4M"]),
+        (["1500m", "0", "1536Mi"], ["1500m", "0", "1536Mi"]),
+        (["1073741825", "1Gi"], ["1G", "1Gi"]),
+        (["24370748Ki", "24370747Ki"], ["24370748Ki", "24370747Ki"]),
+        (["24370748Ki", "24370748Ki"], ["23.2Gi", "23.2Gi"]),
+        (["12345m"], ["12345m"]),
+    ],
+)
+def test_amounts_for_people_are_rounded_down_and_never_look_the_same(exact: list[str], shown: list[str]) -> None:
+    assert readable_texts(*map(Quantity.parse, exact)) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "right"),
+    [
+        ("20MB/s", "names a unit ('MB/s')", "20M"),
+        ("20MiB/s", "names a unit ('MiB/s')", "20Mi"),
+        ("5kB/s", "names a unit ('kB/s')", "5k"),
+        ("5KBytes/sec", "names a unit ('KBytes/sec')", "5k"),
+        ("10MBps", "names a unit ('MBps')", "10M"),
+        ("10/s", "names a unit ('/s')", "10"),
+        ("100Mbps", "counts bits ('Mbps')", "12500k"),
+        ("1 Gbit/s", "counts bits ('Gbit/s')", "125M"),
+        ("1.5Gb/s", "counts bits ('Gb/s')", "187500k"),
+        ("100bps", "counts bits ('bps')", "13"),
+    ],
+)
+def test_rates_with_a_unit_are_refused_with_what_to_write(text: str, words: str, right: str) -> None:
+    with pytest.raises(QuantityError) as error:
+        Quantity.parse(text)
+    assert str(error.value).endswith(f"{words}; write rates as bytes per second, without a unit: {right}")
+    Quantity.parse(right)
+
+
+def test_a_rate_beyond_the_range_is_refused_without_a_number() -> None:
+    with pytest.raises(QuantityError, match="without a unit: an eighth of the number"):
+        Quantity.parse(f"{'9' * 60}Tbps")

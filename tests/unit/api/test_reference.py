@@ -70,7 +70,9 @@ def test_the_pages_are_what_the_models_say() -> None:
 def test_the_page_of_a_kind_lists_its_fields(kind: ApiKind) -> None:
     page = reference.render()[reference.page_name(kind)]
     listed = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
-    assert sorted(listed) == sorted(path for path in paths_of(model_schema(kind.model)) if "metadata." not in path)
+    assert sorted(listed) == sorted(
+        path for path in paths_of(model_schema(kind.model)) if not path.startswith("metadata.")
+    )
 
 
 @pytest.mark.parametrize("kind", API_KINDS.values(), ids=lambda kind: kind.kind)
@@ -155,29 +157,35 @@ OURS = [
 
 
 def test_the_schema_refuses_a_misspelt_field_anywhere() -> None:
-    tried = 0
+    """At each place of each kind, once beside the same other fields."""
+    tried = set()
     for content in OURS:
-        if content["apiVersion"] != API_KINDS[content["kind"]].api_version:
+        kind = content["kind"]
+        if content["apiVersion"] != API_KINDS[kind].api_version:
             continue
-        for misspelt in _misspelt(content, model_schema(API_KINDS[content["kind"]].model)):
-            tried += 1
-            assert errors(misspelt), misspelt
-    assert tried > 500
+        for place, misspelt in _misspelt(content, model_schema(API_KINDS[kind].model)):
+            if (kind, place) not in tried:
+                tried.add((kind, place))
+                assert not VALIDATOR.is_valid(misspelt), misspelt
+    assert len(tried) > 500
 
 
-def _misspelt(value: Any, shape: SchemaNode) -> list[Any]:
-    """Copies of the value, each with one name of a field changed."""
-    copies: list[Any] = []
+def _misspelt(value: Any, shape: SchemaNode) -> list[tuple[tuple[Any, ...], Any]]:
+    """Copies of the value, each with one name of a field changed, and where: the names that lead there, and those
+    beside it."""
+    copies: list[tuple[tuple[Any, ...], Any]] = []
     if shape.form is NodeForm.MODEL and isinstance(value, dict):
         assert shape.model is not None
         fields = field_schemas(shape.model)
         for name in value:
             rest = {key: each for key, each in value.items() if key != name}
-            copies.append({**rest, f"{name}x": value[name]})
-            copies += [{**value, name: each} for each in _misspelt(value[name], fields[name].shape)]
+            copies.append(((name, frozenset(rest)), {**rest, f"{name}x": value[name]}))
+            below = _misspelt(value[name], fields[name].shape)
+            copies += [((name, *place), {**value, name: each}) for place, each in below]
     if shape.form is NodeForm.LIST and isinstance(value, list) and shape.item is not None:
         for i, entry in enumerate(value):
-            copies += [[*value[:i], each, *value[i + 1 :]] for each in _misspelt(entry, shape.item)]
+            below = _misspelt(entry, shape.item)
+            copies += [(("[]", *place), [*value[:i], each, *value[i + 1 :]]) for place, each in below]
     return copies
 
 

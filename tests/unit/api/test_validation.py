@@ -142,6 +142,14 @@ MACHINE: list[tuple[str, Any, str, str]] = [
     ("spec.start.tpm", "yes", "spec.start.tpm", "true or false"),
     ("spec.start.append", "a\nb", "spec.start.append", "one line"),
     ("spec.start.append", "x" * 2048, "spec.start.append", "at most 2047 characters"),
+    ("spec.start.disks.0.clone", "snapshot", "spec.start.disks[0].clone", "'overlay' or 'copy'"),
+    (
+        "spec.start.disks.0",
+        {"path": "/d", "format": "raw", "readOnly": True, "clone": "copy"},
+        "spec.start.disks[0].clone",
+        "cannot be combined with readOnly",
+    ),
+    ("spec.disk", None, "spec.disk", "is required with start.disks[].clone"),
     ("spec.start.disks.0.format", None, "spec.start.disks[0].format", "required"),
     ("spec.start.disks.0.format", "vmdk", "spec.start.disks[0].format", "'raw' or 'qcow2'"),
     ("spec.start.disks.0.path", "/var/lib/machines/data.raw", "spec.start.disks[1].path", "already"),
@@ -161,6 +169,31 @@ MACHINE: list[tuple[str, Any, str, str]] = [
     ("status.phase", "Lost", "status.phase", "'Running'"),
     ("status.devices.0.claim", None, "status.devices[0].claim", "required"),
     ("status.observed.memory", "-1", "status.observed.memory", "negative"),
+    ("status.migrationState.targetNode", None, "status.migrationState.targetNode", "required"),
+    ("status.migrationState.migrationUID", "", "status.migrationState.migrationUID", "1 to 253"),
+    ("status.migrationState.claims.0.uid", None, "status.migrationState.claims[0].uid", "required"),
+    ("status.migrationState.claims.0.allocations", [], "status.migrationState.claims[0].allocations", "at least 1"),
+    ("status.movedClaims.0.name", "../train", "status.movedClaims[0].name", "DNS name"),
+]
+MIGRATION = [
+    ("spec.vmName", None, "spec.vmName", "required"),
+    ("spec.vmName", "../trainer", "spec.vmName", "DNS name"),
+    ("spec.targetNode", "", "spec.targetNode", "1 to 253"),
+    ("spec.node", "node-b", "spec.node", "known fields: vmName, targetNode"),
+    ("status.phase", "Moving", "status.phase", "'Scheduled'"),
+    ("status.startTime", "noon", "status.startTime", "RFC 3339"),
+    ("status.offer.run", "../6d3f", "status.offer.run", "UUID"),
+    ("status.offer.accel", "xen", "status.offer.accel", "'kvm' or 'tcg'"),
+    ("status.offer.certificate", "x" * 4097, "status.offer.certificate", "at most 4096 characters"),
+    ("status.offer.platform.machineType", "q35", "status.offer.platform.machineType", "with a version"),
+    ("status.offer.platform.rootPorts.0.memory", -1, "status.offer.platform.rootPorts[0].memory", "at least 0"),
+    ("status.offer.platform.queues.0.nic", 8, "status.offer.platform.queues[0].nic", "at most 7"),
+    ("status.offer.platform.distances", [10, 20], "status.offer.platform.distances", "4 entries"),
+    ("status.offer.platform.cpuFlags.0", "a,b", "status.offer.platform.cpuFlags[0]", "CPU flag"),
+    ("status.offer.amounts.vcpus", 0, "status.offer.amounts.vcpus", "at least 1"),
+    ("status.destination.address", "0.0.0.0", "status.destination.address", "address of the node"),
+    ("status.destination.port", 65536, "status.destination.port", "at most 65535"),
+    ("status.progress.remaining", -1, "status.progress.remaining", "at least 0"),
 ]
 CASES = [
     (kind, *case)
@@ -171,6 +204,7 @@ CASES = [
         ("VfConfig", VF),
         ("VgpuConfig", [("spec.profile", None, "spec.profile", "required"), ("spec", None, "spec", "required")]),
         ("VirtualMachine", MACHINE),
+        ("VirtualMachineMigration", MIGRATION),
         ("VfioConfig", [("spec", {"x": 1}, "spec.x", "unknown field")]),
     )
     for case in cases
@@ -222,6 +256,15 @@ def test_a_machine_that_is_adopted_says_where_it_runs() -> None:
     del machine["spec"]["nodeName"]
     assert [(problem.path, problem.message) for problem in decode(machine).problems] == [
         ("spec.nodeName", "is required with adopt")
+    ]
+
+
+def test_a_machine_that_is_adopted_cannot_report() -> None:
+    machine = next(content for content in good_manifests() if content["metadata"]["name"] == "adopted")
+    assert decode(with_change(machine, "spec.guestReports", False)).object is not None
+    problems = decode(with_change(machine, "spec.guestReports", True)).problems
+    assert [(problem.path, problem.message) for problem in problems] == [
+        ("spec.guestReports", "needs start; an adopted machine has no port for reports")
     ]
 
 

@@ -171,6 +171,7 @@ def test_what_is_not_known_is_said(devalloc: Shell, host: FakeSysfs) -> None:
         (("--network-limit", "1GBPS"), 2, "may be bits or bytes: write bits as 100Mbps or 10Gbps"),
         (("--disk-limit", "-5GB"), 2, "invalid size"),
         (("--oversub-cpu", "many"), 2, "invalid ratio"),
+        (("--oversub-cpu", "0"), 2, "--oversub-cpu must be more than 0, not 0"),
         (("train",), 2, "counts no claim"),
         (("--data-dir", "/nope"), 2, "Directory '/nope' does not exist"),
         (("--data-dir", "/etc/passwd"), 2, "Directory '/etc/passwd' is a file"),

@@ -100,14 +100,14 @@ def test_the_arithmetic_of_permits_is_what_the_options_say(kubeconfig: Path) -> 
     words = [
         *("--permits=127.0.0.1:0", "--neon", *DOOR, "--neon-agents=fd00::/8", "--compat=newest"),
         *("--compute-unit=1,2Gi", "--permits-watermark=0.8,0.7", "--permits-system=500m,1Gi"),
-        *("--permits-overcommit=2,1.5", "--memory-slot-size=512Mi"),
+        *("--permits-overcommit=2,1.5", "--memory-slot-size=512Mi", "--migration-deadline=3h"),
     ]
     context = controller.make_context("controller", [f"--kubeconfig={kubeconfig}", *words])
     options = build(ControllerOptions, context.params)
     at = _permits(options)
     assert at is not None
     assert at.neon
-    assert (at.era, at.unit) == (ProtocolEra.NEWEST, Resources(1000, 2 << 30))
+    assert (at.era, at.unit, at.migration_seconds) == (ProtocolEra.NEWEST, Resources(1000, 2 << 30), 3 * 3600.0)
     assert at.arithmetic == PermitArithmetic(
         cpu_watermark=0.8,
         memory_watermark=0.7,

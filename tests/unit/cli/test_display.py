@@ -39,6 +39,41 @@ def test_words_of_others_are_shown_as_they_are(stream: type[io.StringIO], monkey
     assert "QEMU: [/dev/vfio/15] is [bold]busy" in out.getvalue()
 
 
+EVIL = "busy\x1b[2J\x9b31m\r\nerror: all is well\x07"
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_words_of_others_do_nothing_to_the_terminal(stream: type[io.StringIO], monkeypatch: pytest.MonkeyPatch) -> None:
+    """They clear no screen, and begin no line of their own."""
+    out = stream()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setenv("TERM", "dumb")
+    with open_display() as display:
+        display.say(EVIL)
+    line = next(line for line in out.getvalue().splitlines() if "busy" in line)
+    assert "all is well" in line
+    assert "\x1b[2J" not in line
+    assert "\x9b" not in line
+
+
+def test_a_line_of_the_log_stays_one(caplog: pytest.LogCaptureFixture) -> None:
+    """Else a guest, or a thief of another node's token, could write lines of its own into it."""
+
+    @verb("watch")
+    def watch() -> None:
+        try:
+            raise ValueError("no")
+        except ValueError:
+            logging.getLogger("devalloc.x").exception("machine %s", EVIL)
+        raise CommandFailed(f"one\ntwo {EVIL[:8]}")
+
+    done = CliRunner().invoke(watch, [])
+    first, *trace, end, last = done.output.splitlines()
+    assert first.endswith(r"ERROR machine busy\x1b[2J\x9b31m\r\nerror: all is well\x07")
+    assert trace[0] == "Traceback (most recent call last):"
+    assert (end, last) == ("error: one", r"two busy\x1b[2J")
+
+
 def test_a_log_in_json_has_nothing_else_in_it(capsys: pytest.CaptureFixture[str]) -> None:
     """Log lines, what is said beside them, how things stand, and the error that it ends with: a pod has one log."""
 

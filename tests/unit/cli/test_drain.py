@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing, suppress
 from typing import Any
 
 import pytest
 
 from devalloc.api import meta
+from devalloc.api.views import ClaimView
 from devalloc.cli.verbs import drain as verb
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
-from devalloc.controller.reconcile.loop import AllocatorSettings
-from devalloc.store import NotFound
+from devalloc.controller.cordon import is_node_cordoned
+from devalloc.store import Conflict, NotFound, Store
 from devalloc.store.sqlite import SQLiteStore
-from devalloc_solver import solve_manifests
+from tests.support import migration_nodes
 from tests.support.cli_shell import Shell, claim, device_class, pool, text
 from tests.support.host_pools import host, machine
+from tests.support.migration_nodes import controller_at_work, mark, movable, play, settle
 from tests.support.waiting import until
 
 
@@ -38,51 +39,22 @@ def add_node_b(fleet: Shell) -> None:
     fleet("apply", "-f", "-", stdin=text(host("node-b"), pool("others", node="node-b")))
 
 
-@contextmanager
-def controller(fleet: Shell, *, node: Callable[[SQLiteStore], None] | None = None) -> Iterator[None]:
+def controller(fleet: Shell, *, node: Callable[[Store], None] | None = None) -> AbstractContextManager[None]:
     """The allocator, and what the node's plugin does beside it."""
-    stop = threading.Event()
-
-    def play() -> None:
-        with closing(SQLiteStore(fleet.store)) as store:
-            while node is not None and not stop.wait(0.05):
-                node(store)
-
-    def allocate() -> None:
-        with closing(SQLiteStore(fleet.store)) as store:
-            DeviceClaimAllocator(store, solve=solve_manifests, settings=AllocatorSettings(batch=0.0)).run(stop)
-
-    threads = [threading.Thread(target=work) for work in (play, allocate)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
+    return controller_at_work(fleet.store, node)
 
 
 def take(fleet: Shell, name: str = "web") -> None:
     """The machine runs on node-a."""
     with closing(SQLiteStore(fleet.store)) as store:
-        obj = store.get("VirtualMachine", "default", name)
-        notes = {**obj["metadata"].get("annotations", {}), meta.PREPARED_ON: "node-a"}
-        obj = store.replace(
-            {**obj, "metadata": {**obj["metadata"], "finalizers": [meta.NODE_FINALIZER], "annotations": notes}}
-        )
-        store.replace_status({**obj, "status": {**obj["status"], "phase": "Running"}})
+        migration_nodes.take(store, name, "node-a")
 
 
-def lets_go(store: SQLiteStore) -> None:
+def lets_go(store: Store) -> None:
     """The node's plugin, once the machine was asked to leave."""
-    obj = store.get("VirtualMachine", "default", "web")
-    notes = obj["metadata"].get("annotations", {})
-    if notes.get(meta.EVICT) == "node-a" and obj["metadata"].get("finalizers"):
-        left = {name: value for name, value in obj["status"].items() if name != "allocations"}
-        obj = store.replace_status({**obj, "status": {**left, "phase": "Pending"}})
-        notes = {name: value for name, value in notes.items() if name != meta.PREPARED_ON}
-        store.replace({**obj, "metadata": {**obj["metadata"], "finalizers": [], "annotations": notes}})
+    metadata = store.get("VirtualMachine", "default", "web")["metadata"]
+    if metadata.get("annotations", {}).get(meta.EVICT) == "node-a" and metadata.get("finalizers"):
+        migration_nodes.let_go(store, "web")
 
 
 def test_a_machine_that_did_not_begin_moves_with_its_claim(fleet: Shell) -> None:
@@ -110,13 +82,99 @@ def test_one_that_runs_stays_without_force_and_is_stopped_with_it(fleet: Shell) 
     take(fleet)
     result = fleet("drain", "node/node-a")
     assert result.code == 1
-    assert "virtualmachine default/web: stays: it runs (--force stops it)" in result.out
-    assert "virtualmachine default/web stays on the node: it runs" in result.err
+    why = (
+        "it runs, and cannot move while it does: node node-a has not said yet whether QEMU can move it with its devices"
+    )
+    assert f"virtualmachine default/web: stays: {why} (--force stops it)" in result.out
+    assert "virtualmachine default/web stays on the node: it runs, and cannot move" in result.err
     with controller(fleet, node=lets_go):
         result = fleet("drain", "node/node-a", "--force", "--timeout", "60s")
     assert (result.code, result.err) == (0, "")
     assert "virtualmachine default/web: will stop and move to another node" in result.out
     assert result.out.endswith("placed on node node-b\n")
+
+
+def test_one_that_can_move_with_its_devices_does_and_the_old_ones_are_given_up(fleet: Shell) -> None:
+    add_node_b(fleet)
+    take(fleet)
+
+    def nodes(store: Store) -> None:
+        play(store)
+        settle(store)
+
+    with closing(SQLiteStore(fleet.store)) as store:
+        mark(store, "card", "node-a")
+        vm = store.get("VirtualMachine", "default", "web")
+        store.replace_status({**vm, "status": {**vm["status"], "conditions": movable()}})
+    assert re.search(r"Can move: +while it runs", fleet("describe", "vm/web").out)
+    with controller(fleet, node=nodes):
+        result = fleet("drain", "node/node-a", "--timeout", "120s")
+    assert (result.code, result.err) == (0, "")
+    lines = result.out.splitlines()
+    assert lines[:2] == [
+        "will cordon node node-a",
+        "virtualmachine default/web: will move to another node while it runs",
+    ]
+    assert lines[-1] == "virtualmachine default/web placed on node node-b"
+    with closing(SQLiteStore(fleet.store)) as store:
+        card = store.get("DeviceClaim", "default", "card")
+        assert "movedClaims" not in store.get("VirtualMachine", "default", "web")["status"]
+    assert [entry["devicePoolName"] for entry in card["status"]["allocations"]] == ["others"]
+    assert card["metadata"]["annotations"][meta.PREPARED_ON] == "node-b"
+    assert meta.RELEASE not in card["metadata"]["annotations"], "it was neither released nor taken away"
+
+
+@pytest.mark.parametrize("gives_up", [False, True])
+def test_the_devices_of_one_that_moved_before_are_waited_for(fleet: Shell, gives_up: bool) -> None:
+    add_node_b(fleet)
+    take(fleet)
+    with closing(SQLiteStore(fleet.store)) as store:
+        mark(store, "card", "node-a")
+        vm = store.get("VirtualMachine", "default", "web")
+        store.replace_status({**vm, "status": {**vm["status"], "conditions": movable()}})
+    fleet("apply", "-f", "-", stdin=text(migration_nodes.migration()))
+
+    def nodes(store: Store) -> None:
+        play(store)
+        if gives_up and is_node_cordoned(store, "node-a"):
+            settle(store)
+
+    with controller(fleet, node=nodes):
+        assert fleet("wait", "migration/move", "--timeout", "60s").code == 0
+        result = fleet("drain", "node/node-a", "--timeout", "60s" if gives_up else "0s")
+    assert (
+        "wait until the node gives up what it has of claims that moved with their machines: default/card" in result.out
+    )
+    assert result.code == (0 if gives_up else 1)
+    late = "error: DeviceClaim default/card: the node has not released the devices within 0 s; it will do so later\n"
+    assert result.err == ("" if gives_up else late)
+
+
+def test_a_claim_that_was_taken_away_may_be_prepared_on_another_node_meanwhile(fleet: Shell) -> None:
+    add_node_b(fleet)
+    fleet("apply", "-f", "-", stdin=text(claim("other")))
+    fleet.allocate()
+    with closing(SQLiteStore(fleet.store)) as store:
+        (entry,) = store.get("DeviceClaim", "default", "other")["status"]["allocations"]
+    assert entry["devicePoolName"] == "gpus"
+    take(fleet)
+    with closing(SQLiteStore(fleet.store)) as store:
+        mark(store, "other", "node-a")
+
+    def nodes(store: Store) -> None:
+        view = ClaimView(store.get("DeviceClaim", "default", "other"))
+        with suppress(Conflict, NotFound):
+            if view.holder == "node-b":
+                lets_go(store)
+            elif view.wants_release and view.is_held:
+                mark(store, "other", None)
+            elif view.node == "node-b":
+                mark(store, "other", "node-b")
+
+    with controller(fleet, node=nodes):
+        result = fleet("drain", "node/node-a", "--force", "--timeout", "60s")
+    assert (result.code, result.err) == (0, "")
+    assert "DeviceClaim default/other released" in result.out
 
 
 def test_without_another_node_it_leaves_and_the_reason_why_it_waits_is_shown(fleet: Shell) -> None:
@@ -203,12 +261,11 @@ def test_one_that_is_deleted_meanwhile_is_waited_for(fleet: Shell) -> None:
     take(fleet)
     fleet("delete", "vm/web")
 
-    def removes(store: SQLiteStore) -> None:
-        try:
+    def removes(store: Store) -> None:
+        with suppress(Conflict, NotFound):  # the controller writes it as well
             obj = store.get("VirtualMachine", "default", "web")
-        except NotFound:
-            return
-        store.replace({**obj, "metadata": {**obj["metadata"], "finalizers": []}})
+            if is_node_cordoned(store, "node-a"):
+                store.replace({**obj, "metadata": {**obj["metadata"], "finalizers": []}})
 
     with controller(fleet, node=removes):
         result = fleet("drain", "node/node-a", "--timeout", "60s")
@@ -234,3 +291,10 @@ def test_shared_storage_is_a_folder_that_the_capacity_names(
     result = devalloc(*verb_words, "--shared-storage", folder, *more)
     assert result.code == 2
     assert message in result.err
+
+
+@pytest.mark.parametrize("verb_words", [("up", "--node"), ("node",)])
+def test_that_it_receives_machines_is_what_the_capacity_says(devalloc: Shell, verb_words: tuple[str, ...]) -> None:
+    result = devalloc(*verb_words, "--migration-address", "10.0.0.7")
+    assert result.code == 2
+    assert "--migration-address needs --host-capacity" in result.err

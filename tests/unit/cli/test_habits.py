@@ -133,12 +133,19 @@ def test_the_store_may_stand_before_a_verb_of_two_words(devalloc: Shell, tmp_pat
     assert str(tmp_path / "x" / "node") in devalloc("--store", tmp_path / "x" / "d.db", "vm", "list").err
 
 
-@pytest.mark.parametrize("word", ["nodes", "events", "devices"])
-def test_kinds_that_are_none_here_lead_on(fleet: Shell, word: str) -> None:
-    result = fleet("get", word)
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("describe", "nodes", "node-a"), "`devalloc get nodes`"),
+        (("get", "events"), "devalloc explain NAME"),
+        (("get", "devices"), "`devalloc describe pool/NAME`"),
+    ],
+)
+def test_kinds_that_are_none_here_lead_on(fleet: Shell, words: tuple[str, ...], hint: str) -> None:
+    result = fleet(*words)
 
     assert result.code == 2
-    assert "devalloc " in result.err
+    assert hint in result.err
 
 
 def test_a_quota_has_its_short_name_and_says_how_much_is_used(devalloc: Shell) -> None:
@@ -161,6 +168,9 @@ def test_version_and_help(devalloc: Shell) -> None:
     assert devalloc("help", "solve").out == devalloc("solve", "--help").out
     assert devalloc("help", "vm", "create").out == devalloc("vm", "create", "--help").out
     assert devalloc("help", "nothing").code == 2
+    assert devalloc("help", "vm", "creat").err.endswith("; did you mean `devalloc vm create`?\n")
+    assert "Plug the devices of claims into a running machine: for each" in devalloc("vm", "--help").out
+    assert "devices, or none." in devalloc("vm", "--help").out, "not cut off"
 
 
 KUBECTL = {
@@ -295,7 +305,7 @@ class TestExplain:
             (("vm/web",), 1, "there is a DeviceClaim of that name: devalloc explain claim/web"),
             (("web", "old"), 2, "unknown kind 'web'"),
             (("web", "old", "plain"), 2, "name one claim or machine"),
-            (("pool/gpus",), 1, "`devalloc explain` explains claims and machines, not a DevicePool"),
+            (("pool/gpus",), 1, "`devalloc explain` explains claims, machines and migrations, not a DevicePool"),
             (("resourceclaim/x",), 1, "ResourceClaim default/x does not exist"),
         ],
     )
@@ -411,6 +421,19 @@ class TestDrain:
         assert result.code == 0
         assert result.out.startswith("will cordon node node-a; release 2 claims: ")
         assert fleet("cordon").out == "nothing is cordoned\n"
+
+    def test_of_a_node_that_is_cordoned_already_it_does_not_say_that_it_will_be(self, fleet: Shell) -> None:
+        assert fleet("cordon", "node/node-a", "--reason", "a fan").code == 0
+
+        result = fleet("drain", "node/node-a", "--dry-run")
+        assert result.out.startswith("node node-a is already cordoned; will release 2 claims: ")
+
+        first = fleet("drain", "node/node-a", "--timeout", "30s").out
+        assert first.splitlines()[0].startswith("node node-a is already cordoned; will release 2 claims: ")
+        assert "node node-a cordoned" not in first
+        again = fleet("drain", "node/node-a", "--reason", "new firmware").out
+        assert again.splitlines() == ["node node-a is already cordoned", "node node-a is cordoned for the new reason"]
+        assert "new firmware" in fleet("cordon").out
 
     def test_it_cordons_and_releases(self, fleet: Shell) -> None:
         result = fleet("drain", "node-a", "--reason", "new firmware")

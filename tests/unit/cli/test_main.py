@@ -35,6 +35,7 @@ def test_every_verb_explains_itself_and_its_options(name: str) -> None:
     for one in (command, *command.commands.values()) if isinstance(command, click.Group) else (command,):
         assert isinstance(one, (Verb, click.Group))
         assert one.help
+        assert '[default: ""]' not in one.get_help(click.Context(one, show_default=True)), one.name
         silent = [p.name for p in one.params if isinstance(p, click.Option) and not p.help]
         assert silent == []
 
@@ -91,6 +92,10 @@ def test_completion_scripts_complete_this_command(devalloc: Shell, shell: str) -
         (["explain", ""], ["train"]),
         (["explain", "-n", "team-a", ""], []),
         (["get", "nonsense/"], []),
+        (["get", "nod"], ["nodes"]),
+        (["get", "nodes", ""], ["node-a"]),
+        (["get", "node/"], ["node/node-a"]),
+        (["delete", "nod"], []),
         (["solve", "--pl"], ["--placement"]),
     ],
 )

@@ -35,7 +35,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (["--socket", "/tmp/" + "x" * 200], "has 205 bytes, but the kernel allows 107"),
         (["--metrics", "0.0.0.0:80"], "is reachable from other hosts"),
-        (["--resync", "0"], "--resync must be more than 0"),
+        (["--resync", "0"], "'--resync': must be more than 0"),
+        (["--host-capacity", "--oversub-disk-io", "0"], "--oversub-disk-io must be more than 0, not 0"),
         (["--scaling", "--compute-unit", "1"], "must be CPU and memory, such as 250m,1Gi, not 1"),
         (["--scaling", "--compute-unit", "1,1Ki"], "memory in multiples of 2Mi"),
         (["--scaling", "--compat", "v0.30"], "is not one of 'v0.12', 'v0.31', 'newest'"),

@@ -412,3 +412,23 @@ def test_yaml_of_one_object_is_that_object(devalloc: Shell) -> None:
     shown = yaml.safe_load(devalloc("get", "pool/gpus", "-o", "yaml").out)
 
     assert shown["spec"] == pool()["spec"]
+
+
+def test_a_name_that_another_kind_has_is_shown(devalloc: Shell) -> None:
+    machine = {
+        "apiVersion": "devalloc.io/v1alpha1",
+        "kind": "VirtualMachine",
+        "metadata": {"name": "web"},
+        "spec": {
+            "cpu": {"min": 1, "max": 1},
+            "memory": {"min": "128Mi", "max": "128Mi"},
+            "start": {"kernel": "/images/vmlinuz"},
+        },
+    }
+    devalloc("apply", "-f", "-", stdin=text(claim("a"), machine))
+
+    waited = devalloc("wait", "web")
+    hint = "there is a VirtualMachine of that name: virtualmachine/web"
+    assert (waited.code, waited.err) == (1, f"error: DeviceClaim default/web does not exist; {hint}\n")
+    assert devalloc("get", "vm", "a").err.endswith("; there is a DeviceClaim of that name: deviceclaim/a\n")
+    assert devalloc("wait", "b").err.endswith("does not exist; the only one is a\n")

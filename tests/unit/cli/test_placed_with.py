@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.cli_shell import Shell, text
@@ -83,3 +85,68 @@ def test_what_is_in_the_way_of_a_machine_is_a_field_of_its_own(devalloc: Shell) 
     printed = devalloc("explain", "vm/analytics", "-f", str(Path(__file__).parents[3] / "examples/placed-machines")).out
     assert "spec.memory: 96Gi, at most 64Gi fits" in printed
     assert "spec.claims" not in printed
+
+
+@pytest.mark.parametrize("claims", [(), ("gpu",)], ids=["alone", "with a claim"])
+def test_a_machine_names_what_it_asks_for_and_no_request_of_a_claim(devalloc: Shell, claims: tuple[str, ...]) -> None:
+    fleet = (gpu_class(), host("a", huge=[1]), gpu_pool("p", node="a"), gpu_claim("gpu"))
+    web = machine("web", "1", "2Gi", *claims, nics=[{"bandwidth": "2G"}], diskIO="3G")
+    web["spec"]["memory"]["hugePages"] = "1Gi"
+    assert devalloc("apply", "-f", "-", stdin=text(*fleet, web)).code == 0
+    output = devalloc("explain", "vm/web")
+    assert (output.code, "spec.claims" in output.out) == (1, False)
+    rows = [line.split(maxsplit=1) for line in output.out.splitlines() if line.startswith("amount")]
+    assert sorted(row[1] for row in rows) == [
+        "spec.diskIO: 3G, at most 1G fits",
+        "spec.memory: 2Gi of huge pages of 1Gi, at most 0 fits",
+        "spec.nics: 2G, at most 1G fits",
+    ]
+    entry = next(one for one in devalloc("explain", "vm/web", "-o", "json").json["blockers"] if one["most"] == "0")
+    assert (entry["kind"], entry["resource"], entry["path"]) == ("amount", "hugepages-1Gi", "spec.memory")
+
+
+def test_amounts_that_no_node_has_together_are_those_of_the_machine(devalloc: Shell) -> None:
+    fleet = (host("a", cpus=8, memory=2), host("b", cpus=2, memory=16), machine("web", "4", "4Gi"))
+    assert devalloc("apply", "-f", "-", stdin=text(*fleet)).code == 0
+    output = devalloc("explain", "vm/web").out
+    assert "spec.claims" not in output
+    assert "spec.cpu: 4" in output or "spec.memory: 4Gi" in output
+
+
+def test_where_no_node_is_large_enough_no_other_machine_is_in_the_way(devalloc: Shell) -> None:
+    assert devalloc("apply", "-f", "-", stdin=text(host("a"), machine("first", "4", "4Gi"))).code == 0
+    placed(devalloc)
+    assert devalloc("apply", "-f", "-", stdin=text(machine("web", "8", "1Gi", disk="900Gi"))).code == 0
+    output = devalloc("explain", "vm/web").out
+    assert "NodesTooSmall" in output
+    assert "spec.disk: 900Gi, at most 100Gi fits" in output
+    assert "first" not in output
+
+
+def test_long_amounts_are_shown_for_people_and_exactly_to_programs(devalloc: Shell) -> None:
+    pool = host("a", memory=24)
+    for device in pool["spec"]["devices"]:
+        for one in device["resources"]:
+            if one["name"] == "disk":
+                one["capacity"] = "24370748Ki"
+    assert devalloc("apply", "-f", "-", stdin=text(pool, machine("web", "1", "1Gi", disk="900Gi"))).code == 0
+    output = devalloc("explain", "vm/web").out
+    assert "node a: 23.2Gi disk, 900Gi wanted" in output
+    assert "spec.disk: 900Gi, at most 23.2Gi fits" in output
+    assert devalloc("explain", "vm/web", "-o", "json").json["blockers"][0]["most"] == "24370748Ki"
+
+
+def test_without_pools_nothing_of_the_claim_is_in_the_way(devalloc: Shell) -> None:
+    assert devalloc("apply", "-f", "-", stdin=text(gpu_class(), gpu_claim("gpu"))).code == 0
+    output = devalloc("explain", "gpu")
+    assert output.code == 1
+    assert "there are no devices; no valid DevicePool exists\n" in output.out
+    assert "In the way" not in output.out
+    assert "What to do: Publish devices: run `devalloc up`" in output.out
+    group = [gpu_claim(name, group="g") for name in ("a", "b")]
+    assert devalloc("apply", "-f", "-", stdin=text(*group)).code == 0
+    assert "no valid DevicePool exists" in devalloc("explain", "a").out
+    assert devalloc("apply", "-f", "-", stdin=text(gpu_pool("empty", devices=0))).code == 0
+    output = devalloc("explain", "gpu")
+    assert "DevicePool exists" not in output.out
+    assert "What to do: Publish devices: run `devalloc up`" in output.out

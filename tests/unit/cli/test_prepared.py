@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from devalloc.api.meta import RELEASE
+from devalloc.api.meta import PREPARED_ON, RELEASE
 from devalloc.api.views import ClaimView, claim_state
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.claims.finalizers import add_finalizer, remove_finalizer, set_users
@@ -69,6 +69,25 @@ def test_it_is_released_by_force_alone_and_when_its_node_has_let_go(devalloc: Sh
     plugin.join(60)
     assert (released.code, released.out) == (0, "deviceclaim/uplink released\n")
     assert "status" not in devalloc("get", "dclaim/uplink", "-o", "json").json
+
+
+def test_one_that_was_released_may_be_prepared_again_before_the_command_looks(
+    devalloc: Shell, prepared: ClaimRef
+) -> None:
+    def others() -> None:
+        with stored(devalloc) as store:
+            for event in store.watch("DeviceClaim"):
+                if ClaimView(event.object).wants_release:
+                    notes = {**event.object["metadata"]["annotations"], PREPARED_ON: "node-b"}
+                    del notes[RELEASE]
+                    store.replace({**event.object, "metadata": {**event.object["metadata"], "annotations": notes}})
+                    return
+
+    at_work = threading.Thread(target=others)
+    at_work.start()
+    result = devalloc("release", "uplink", "--force", "--timeout", "30s")
+    at_work.join(60)
+    assert (result.code, result.out) == (0, "deviceclaim/uplink released\n")
 
 
 def test_a_claim_of_a_node_that_is_gone_is_abandoned(devalloc: Shell, prepared: ClaimRef) -> None:

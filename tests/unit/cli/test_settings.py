@@ -87,6 +87,11 @@ def test_the_help_names_variables_and_what_happens_by_default() -> None:
     assert helps["width"] == "How wide."
 
 
+def test_the_help_names_each_default_once() -> None:
+    text = " ".join(CliRunner().invoke(cli, ["node", "--help"], catch_exceptions=False).output.split())
+    assert "[default: the first in --cni-conf-dir]. --cni-conf-dir" in text
+
+
 def test_options_that_change_something_are_known() -> None:
     assert given_options(Room()) == []
     room = Room(max_number=0, lamp=False, cabinet=Cabinet(labels=("a",)))
@@ -173,6 +178,7 @@ def test_the_page_of_settings_shows_values_as_they_are_read() -> None:
         assert f"`{example}`" in text
         assert parse_bandwidth(example) == rate
     assert parse_ratio("1.5") * 2 == 3
+    assert "| DIR; repeatable | `/opt/cni/bin` |" in text
 
 
 NEONS_AGENT = {"7777", "9100", "9101", "10300"}

@@ -41,6 +41,12 @@ def test_it_needs_the_inventory(devalloc: Shell) -> None:
     assert devalloc("up", "--node", "--no-inventory").code == 2
 
 
+def test_an_interval_of_nothing_is_refused(devalloc: Shell) -> None:
+    for flag in ("--resync", "--migration-deadline"):
+        refused = devalloc("up", "--no-node", flag, "0s")
+        assert (refused.code, f"Invalid value for '{flag}': must be more than 0" in refused.err) == (2, True)
+
+
 def test_what_only_it_does_is_not_asked_for_without_it(devalloc: Shell) -> None:
     refused = devalloc("up", "--no-node", "--warm", "5", "--scaling", "--host-capacity", "--oversub-cpu", "1")
     assert refused.code == 2

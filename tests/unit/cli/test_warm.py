@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from devalloc_node.pb.warm_pb2_grpc import WarmPoolStub
 from devalloc_node.service import warm_service as service
 from devalloc_node.service.peer_credentials import open_proxy
 from devalloc_node.service.warm_service import WarmService
+from devalloc_node.warm.addresses import BridgeNetwork
 from devalloc_node.warm.pool import Pool
 from devalloc_node.warm.setup import WarmConfig
 from tests.support.cli_shell import Shell
@@ -36,6 +38,12 @@ def served(folder: Path, pool: Pool | None, metrics: NodeMetrics | None = None) 
         yield socket
     finally:
         door.stop()
+
+
+BRIDGE = ["--warm", "1", "--warm-network", "bridge", "--nft", "true"]
+"""Any program stands for nft."""
+CNI = ["--warm", "1", "--warm-network", "cni", "--nft", "true", "--cni-conf-dir", "/proc/sys/net/ipv4/neigh"]
+"""A folder without lists."""
 
 
 @pytest.fixture
@@ -155,6 +163,46 @@ def test_more_ready_than_may_be_is_refused_at_the_start(tmp_path: Path, devalloc
         output = devalloc(*arguments, *words, "--socket", tmp_path / "node.sock")
         assert (output.code, why in output.err) == (2, True), output.err
     assert os.listdir(tmp_path) == ["machine.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--warm-network", "bridge"], "--warm-network needs --warm, the number of warm setups"),
+        (["--warm", "1", "--warm-uplink", "nat"], "--warm-uplink needs --warm-network bridge"),
+        (["--warm", "1", "--warm-isolated"], "--warm-isolated needs --warm-network bridge"),
+        (["--warm", "1", "--warm-network", "bridge", "--nft", "/none"], "install nftables, or set --nft"),
+        ([*BRIDGE, "--warm-subnet", "10.88.0.1/16"], "--warm-subnet must be an IPv4 network such as 10.88.0.0/16"),
+        ([*BRIDGE, "--warm-subnet", "10.88.0.0/31"], "must have a prefix of 8 to 30 bits, not 10.88.0.0/31"),
+        ([*BRIDGE, "--warm-subnet", "224.0.0.0/16"], "224.0.0.0/16, which no guest can use"),
+        ([*BRIDGE, "--warm-bridge", "../etc"], "a letter and up to 14 letters, digits and '_', not '../etc'"),
+        (["--warm", "1", "--cni-network", "fcnet"], "--cni-network needs --warm-network cni"),
+        ([*BRIDGE, "--cni-network", "fcnet"], "--cni-network needs --warm-network cni"),
+        ([*CNI, "--warm-uplink", "nat"], "--warm-uplink needs --warm-network bridge"),
+        (CNI, "--warm-network cni: /proc/sys/net/ipv4/neigh: has no list of CNI plugins at all"),
+        ([*CNI, "--cni-network", "fcnet"], "has no list of CNI plugins named fcnet"),
+        ([*BRIDGE, "--warm-nameserver", "dns.example"], "--warm-nameserver must be an IPv4 address"),
+    ],
+)
+def test_a_network_that_cannot_be_is_refused_at_the_start(
+    words: list[str], why: str, tmp_path: Path, devalloc: Shell
+) -> None:
+    arguments = ["node", "--store", f"{tmp_path}/store.db", "--state", f"{tmp_path}/state"]
+    output = devalloc(*arguments, *words, "--socket", tmp_path / "node.sock")
+    assert (output.code, why in output.err) == (2, True), output.err
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_setup_with_a_network_is_shown_with_its_address(tmp_path: Path, toy: ToyPart, devalloc: Shell) -> None:
+    network = BridgeNetwork(subnet=ipaddress.IPv4Network("10.88.7.0/24"), uplink="nat", nameservers=("9.9.9.9",))
+    with opened(tmp_path, toy, most=3, network=network) as pool, served(tmp_path, pool) as socket:
+        printed = devalloc("warm", "take", "web-7", "--socket", socket).out
+        assert "address:     10.88.7.2/24\ngateway:     10.88.7.1\nnameservers: 9.9.9.9\n" in printed
+        taken = devalloc("warm", "take", "web-8", "-o", "json", "--socket", socket).json
+        assert (taken["address"], taken["gateway"], taken["nameservers"]) == ("10.88.7.3/24", "10.88.7.1", ["9.9.9.9"])
+        _, columns, first, second = devalloc("warm", "list", "--socket", socket).out.splitlines()
+        assert columns.split() == ["SETUP", "OWNER", "AGE", "CPUS", "ADDRESS", "FOLDER"]
+        assert {"10.88.7.2", "10.88.7.3"} <= {*first.split(), *second.split()}
 
 
 def test_setups_that_nobody_looks_after_are_told(

@@ -31,55 +31,76 @@ def deployment(tmp_path: Path, **more: Any) -> str:
     return str(tmp_path / "f.yaml")
 
 
-def machines(text: str) -> list[dict[str, Any]]:
-    documents = [content for content in yaml.safe_load_all(text) if content]
-    for content in documents:
-        assert not decode(content).problems
-    return documents
+def the_set(text: str) -> dict[str, Any]:
+    (content,) = (each for each in yaml.safe_load_all(text) if each)
+    assert not decode(content).problems
+    return dict(content)
 
 
 def test_each_replica_is_a_machine_in_a_warm_setup_with_a_disk_of_its_own(tmp_path: Path, devalloc: Shell) -> None:
-    done = devalloc(
-        "warm", "replica", "-f", deployment(tmp_path, envVars={"MODE": "fast"}), "--replicas", "2", "-n", "a"
-    )
-    assert [content["metadata"] for content in machines(done.out)] == [
-        {
-            "name": f"resize-{number}",
-            "namespace": "a",
-            "labels": {"faas_function": "resize", "execenvironment.count": "5"},
-        }
-        for number in (1, 2)
-    ]
-    assert [content["spec"] for content in machines(done.out)] == [
-        {
+    file = deployment(tmp_path, envVars={"MODE": "fast"})
+    done = devalloc("warm", "replica", "-f", file, "--replicas", "2", "-n", "a", "--disk", "2Gi", "--clone", "copy")
+    made = the_set(done.out)
+    assert made["metadata"] == {"name": "resize", "namespace": "a", "labels": {"faas_function": "resize"}}
+    assert made["spec"]["replicas"] == 2
+    assert made["spec"]["template"] == {
+        "metadata": {"labels": {"faas_function": "resize", "execenvironment.count": "5"}},
+        "spec": {
             "cpu": {"min": "2", "max": "2"},
             "memory": {"min": "514Mi", "max": "514Mi"},
+            "disk": "2Gi",
             "start": {
                 "kernel": "/images/vmlinuz",
                 "append": "root=/dev/vda rw console=ttyS0 --env=MODE=fast",
-                "disks": [{"path": f"/var/run/osv-storage/resize-{number}/resize.raw", "format": "raw"}],
+                "disks": [{"path": "/images/resize.raw", "format": "raw", "clone": "copy"}],
             },
             "nics": [{"backend": "warm"}],
-        }
-        for number in (1, 2)
-    ]
+            "restartPolicy": "Never",
+        },
+    }
+    reporting = the_set(devalloc("warm", "replica", "-f", file, "--disk", "2Gi", "--guest-reports").out)
+    assert reporting["spec"]["template"]["spec"]["guestReports"] is True
     assert "note: 513 MiB of memory are rounded up to 514" in done.err
-    assert (
-        "mkdir -p /var/run/osv-storage/resize-2 && cp --sparse=always /images/resize.raw "
-        "/var/run/osv-storage/resize-2/resize.raw"
-    ) in done.err
+
+
+def test_the_disk_that_is_reserved_is_what_the_image_needs(tmp_path: Path, devalloc: Shell) -> None:
+    image = tmp_path / "resize.raw"
+    image.write_bytes(b"x" * (3 << 20))
+    file = deployment(tmp_path, image=str(image))
+    for clone, size in (("overlay", "5Mi"), ("copy", "3Mi")):
+        done = devalloc("warm", "replica", "-f", file, "--clone", clone)
+        assert the_set(done.out)["spec"]["template"]["spec"]["disk"] == size
+    done = devalloc("warm", "replica", "-f", deployment(tmp_path))
+    assert (done.code, done.out) == (2, "")
+    assert "cannot read the image /images/resize.raw here: No such file or directory; name the most" in done.err
 
 
 def test_with_an_initrd_all_replicas_read_one_image(tmp_path: Path, devalloc: Shell) -> None:
     labels = {**LABELS, "INITRD_PATH": "/images/initrd", "com.openfaas.scale.min": 2}
     done = devalloc("warm", "replica", "-f", deployment(tmp_path, labels=labels), "--node", "here")
-    starts = [content["spec"]["start"] for content in machines(done.out)]
-    assert len(starts) == 2
-    for start in starts:
-        assert start["disks"] == [{"path": "/images/resize.raw", "format": "raw", "readOnly": True}]
-        assert (start["initrd"], start["append"]) == ("/images/initrd", "console=ttyS0")
-    assert [content["spec"]["nodeName"] for content in machines(done.out)] == ["here"] * 2
-    assert "cp --sparse" not in done.err
+    spec = the_set(done.out)["spec"]["template"]["spec"]
+    assert spec["start"]["disks"] == [{"path": "/images/resize.raw", "format": "raw", "readOnly": True}]
+    assert (spec["start"]["initrd"], spec["start"]["append"]) == ("/images/initrd", "console=ttyS0")
+    assert (spec["nodeName"], "disk" in spec) == ("here", False)
+
+
+@pytest.mark.parametrize("option", ["--disk=2Gi", "--clone=copy", "--clone=overlay"])
+def test_with_an_initrd_options_of_a_disk_are_refused(tmp_path: Path, devalloc: Shell, option: str) -> None:
+    file = deployment(tmp_path, labels={**LABELS, "INITRD_PATH": "/images/initrd"})
+    refused = devalloc("warm", "replica", "-f", file, option, "--apply")
+    assert (refused.code, refused.out) == (2, "")
+    name = option.partition("=")[0]
+    assert f"{name} has no effect" in refused.err
+    assert f"leave out {name}, or remove the label" in refused.err
+
+
+def test_the_set_is_created_and_scaled_in_the_store(tmp_path: Path, devalloc: Shell) -> None:
+    words = ["warm", "replica", "-f", deployment(tmp_path), "--disk", "1Gi", "--apply", "--replicas"]
+    assert devalloc(*words, "2").out == "virtualmachinereplicaset/resize created\n"
+    assert devalloc(*words, "2").out == "virtualmachinereplicaset/resize unchanged\n"
+    assert devalloc(*words, "3").out == "virtualmachinereplicaset/resize configured\n"
+    header, row = (re.split(" {2,}", line.strip()) for line in devalloc("get", "vmrs").out.splitlines())
+    assert dict(zip(header, row, strict=False)).items() >= {"NAME": "resize", "DESIRED": "3", "CURRENT": "0"}.items()
 
 
 @pytest.mark.parametrize(
@@ -90,25 +111,26 @@ def test_as_many_replicas_as_the_requests_take_that_each_serves_at_once(
     tmp_path: Path, devalloc: Shell, environments: int | None, requests: int, replicas: int, waiting: int
 ) -> None:
     labels = LABELS if environments is None else {**LABELS, "execenvironment.count": environments}
-    done = devalloc("warm", "replica", "-f", deployment(tmp_path, labels=labels), "--requests", str(requests))
-    assert len(machines(done.out)) == replicas
+    file = deployment(tmp_path, labels=labels)
+    done = devalloc("warm", "replica", "-f", file, "--requests", str(requests), "--disk", "1Gi")
+    assert the_set(done.out)["spec"]["replicas"] == replicas
     assert (f"{waiting} of {requests} wait" in done.err) == bool(waiting)
 
 
 def test_what_a_manifest_should_not_say_is_only_noted(tmp_path: Path, devalloc: Shell) -> None:
     secret = {"AWS_ACCESS_KEY_ID": "id-1", "AWS_SECRET_ACCESS_KEY": "hidden"}
     file = deployment(tmp_path, envVars=secret, labels={**LABELS, "INET_DEV": "eth1"}, secrets=["x"])
-    done = devalloc("warm", "replica", "-f", file)
-    for words in ("AWS_SECRET_ACCESS_KEY: not in the manifests", "INET_DEV eth1", "secrets of the deployment"):
+    done = devalloc("warm", "replica", "-f", file, "--disk", "1Gi")
+    for words in ("AWS_SECRET_ACCESS_KEY: not in the manifest", "INET_DEV eth1", "secrets of the deployment"):
         assert words in done.err
     assert "hidden" not in done.out + done.err
     assert "id-1" not in done.out + done.err
 
 
-def test_where_none_is_wanted_there_is_none(tmp_path: Path, devalloc: Shell) -> None:
+def test_where_none_is_wanted_the_set_is_empty(tmp_path: Path, devalloc: Shell) -> None:
     labels = {name: text for name, text in LABELS.items() if name != "com.openfaas.scale.min"}
-    done = devalloc("warm", "replica", "-f", deployment(tmp_path, labels=labels))
-    assert (done.code, done.out) == (0, "")
+    done = devalloc("warm", "replica", "-f", deployment(tmp_path, labels=labels), "--disk", "1Gi")
+    assert the_set(done.out)["spec"]["replicas"] == 0
     assert "the number of replicas is 0" in done.err
 
 
@@ -131,13 +153,14 @@ def test_where_none_is_wanted_there_is_none(tmp_path: Path, devalloc: Shell) -> 
         ({"labels": ["a"]}, [], "labels must be a map of strings"),
         ({"envVars": {"A": ["hidden"]}}, [], "envVars.A must be a string or a whole number"),
         ({"labels": {}}, [], "label KERNEL_IMAGE_PATH is missing"),
-        ({"labels": {**LABELS, "com.openfaas.cpu": 2000}}, [], "spec.cpu"),
+        ({"labels": {**LABELS, "com.openfaas.cpu": 2000}}, [], "spec.template.spec.cpu"),
+        ({}, ["--disk", "2 cats"], "--disk: "),
     ],
 )
 def test_what_is_wrong_is_said_and_nothing_is_printed(
     tmp_path: Path, devalloc: Shell, more: dict[str, Any], words: list[str], wrong: str
 ) -> None:
-    done = devalloc("warm", "replica", "-f", deployment(tmp_path, **more), *words)
+    done = devalloc("warm", "replica", "-f", deployment(tmp_path, **more), "--disk", "1Gi", *words)
     assert (done.code, done.out) == (2, "")
     assert wrong in done.err
     assert "hidden" not in done.err
@@ -149,7 +172,7 @@ def test_the_deployment_of_the_docs_can_be_applied(tmp_path: Path, devalloc: She
     (example,) = re.findall(r"^```yaml\n(service:.*?)^```$", page, re.DOTALL | re.MULTILINE)
     file.write_text(example)
     done = devalloc("warm", "replica", "-f", file, "--requests", "23")
-    assert [each["metadata"]["name"] for each in machines(done.out)] == [f"resize-{number}" for number in range(1, 6)]
+    assert the_set(done.out)["spec"]["replicas"] == 5
     assert "23 requests take 5 replicas of 5" in page
 
 

@@ -12,46 +12,29 @@ from devalloc.api import meta
 from devalloc.api.views import MachineView
 from devalloc.controller.cordon import CordonTarget, set_cordon
 from devalloc.controller.drain import Fate, drained_machines, evict
-from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
-from devalloc.inventory.capacity import host_pool
 from devalloc.store import Change, CommitOutcomes, Conflict, Fence, Store
 from devalloc.store.sqlite import SQLiteStore
-from devalloc_solver import solve_manifests
+from tests.support import migration_nodes
 from tests.support.fleet_manifests import annotations, fill, gpu_claim, gpu_class, gpu_pool, held
-from tests.support.host_pools import capacity, host, machine, node_by_machine, reserved_for, status
+from tests.support.host_pools import host, machine, node_by_machine, reserved_for, status
+from tests.support.migration_nodes import rounds
 
 Object = dict[str, Any]
 LOCAL = {"disks": [{"path": "/var/images/web.raw", "format": "raw"}]}
 SHARED = {"disks": [{"path": "/srv/vms/default/web.raw", "format": "raw"}]}
 
 
-def rounds(store: Store, count: int = 3) -> None:
-    allocator = DeviceClaimAllocator(store, solve=solve_manifests)
-    for _ in range(count):
-        allocator.round()
-
-
 def sharing(node: str, *folders: str, **amounts: Any) -> Object:
     """The pool of a node that has these folders as others have."""
-    return host_pool(capacity(**amounts), node, shared_storage=folders).to_manifest()
+    return host(node, shared_storage=folders, **amounts)
 
 
 def take(store: Store, name: str = "web", node: str = "a", **fields: Any) -> None:
-    """What the node's plugin writes when it takes a machine, and what it says of it."""
-    stored = store.get("VirtualMachine", "default", name)
-    notes = {**stored["metadata"].get("annotations", {}), meta.PREPARED_ON: node}
-    metadata = {**stored["metadata"], "finalizers": [meta.NODE_FINALIZER], "annotations": notes}
-    stored = store.replace({**stored, "metadata": metadata})
-    store.replace_status({**stored, "status": {**stored.get("status", {}), **{"phase": "Running", **fields}}})
+    migration_nodes.take(store, name, node, **fields)
 
 
 def let_go(store: Store, name: str = "web") -> None:
-    """What the node's plugin writes when a machine has left."""
-    stored = store.get("VirtualMachine", "default", name)
-    left = {key: value for key, value in stored["status"].items() if key not in ("allocations", "numaNode", "phase")}
-    stored = store.replace_status({**stored, "status": {**left, "phase": "Pending"}})
-    notes = {key: text for key, text in stored["metadata"]["annotations"].items() if key != meta.PREPARED_ON}
-    store.replace({**stored, "metadata": {**stored["metadata"], "finalizers": [], "annotations": notes}})
+    migration_nodes.let_go(store, name)
 
 
 def drain(store: Store, node: str = "a", *, force: bool = False) -> dict[str, Fate]:
@@ -85,7 +68,7 @@ class TestWhatMoves:
     def test_it_keeps_its_old_node_until_that_lets_go_of_it(self, store: SQLiteStore) -> None:
         fill(store, host("a"), machine("web"))
         rounds(store)
-        take(store)
+        take(store, phase="Starting")
         fill(store, host("b"))
         assert drain(store, force=True) == {"web": Fate.MOVE}
         rounds(store)
@@ -101,6 +84,82 @@ class TestWhatMoves:
         assert drain(store) == {"web": Fate.STAY}
         assert meta.EVICT not in noted(store)
         assert drain(store, force=True) == {"web": Fate.MOVE}
+
+    def test_one_that_runs_moves_while_it_runs_where_it_can(self, store: SQLiteStore) -> None:
+        fill(store, sharing("a", "/srv/vms"), sharing("b", "/srv/vms"), machine("web", start=SHARED, nodeName="a"))
+        rounds(store)
+        stored = store.get("VirtualMachine", "default", "web")
+        spec = {name: value for name, value in stored["spec"].items() if name != "nodeName"}
+        store.replace({**stored, "spec": spec})
+        take(store)
+        assert drain(store) == {"web": Fate.MIGRATE}
+        assert drain(store, force=True) == {"web": Fate.MIGRATE}
+        assert meta.EVICT not in noted(store)
+
+    def test_one_that_is_to_be_stopped_is_waited_for_and_powered_down_by_force(self, store: SQLiteStore) -> None:
+        fill(store, host("a"), host("b"), machine("web", nodeName="a"))
+        rounds(store)
+        stored = store.get("VirtualMachine", "default", "web")
+        spec = {name: value for name, value in stored["spec"].items() if name != "nodeName"}
+        store.replace({**stored, "spec": {**spec, "running": False}})
+        take(store)
+        (one,) = drained_machines(store, "a", force=False)
+        assert (one.fate, one.why) == (Fate.LEAVING, "it is to be stopped")
+        (one,) = drained_machines(store, "a", force=True)
+        assert one.fate is Fate.MOVE
+        take(store, phase="Stopped")
+        (one,) = drained_machines(store, "a", force=False)
+        assert one.fate is Fate.MOVE
+
+    @pytest.mark.parametrize(
+        ("others", "words"),
+        [
+            ([], "no other node has published its capacity for machines"),
+            (
+                [host("b", live_migration=False, shared_storage=["/srv/vms"])],
+                "no other node receives machines that run; start the plugin of another node with --migration-",
+            ),
+            (
+                [sharing("b", "/x"), host("c", live_migration=False, shared_storage=["/srv/vms"])],
+                "no other node that receives machines has the shared storage of node a",
+            ),
+        ],
+    )
+    def test_one_that_runs_and_that_no_other_node_receives_is_not_migrated(
+        self, store: SQLiteStore, others: list[Object], words: str
+    ) -> None:
+        fill(store, sharing("a", "/srv/vms"), machine("web", start=SHARED))
+        rounds(store)
+        take(store)
+        fill(store, *others)
+        (one,) = drained_machines(store, "a", force=False)
+        assert one.fate is Fate.STAY
+        assert f"it runs, and cannot move while it does: {words}" in one.why
+        (one,) = drained_machines(store, "a", force=True)
+        assert one.fate is Fate.MOVE
+
+    @pytest.mark.parametrize(
+        ("spec", "words"),
+        [
+            ({"start": LOCAL}, "only node a has its disk"),
+            ({"nics": [{"backend": "warm"}]}, "it runs, and cannot move while it does: its network is a warm setup"),
+            ({"claims": ["nothing"]}, "claim default/nothing is not allocated"),
+        ],
+    )
+    def test_what_cannot_says_why_and_is_powered_down_by_force(
+        self, store: SQLiteStore, spec: Object, words: str
+    ) -> None:
+        fill(store, host("a"), machine("web", **{**spec, "claims": []}))
+        rounds(store)
+        take(store)
+        stored = store.get("VirtualMachine", "default", "web")
+        store.replace({**stored, "spec": {**stored["spec"], "claims": spec.get("claims", [])}})
+        fill(store, host("b"))
+        (one,) = drained_machines(store, "a", force=False)
+        assert one.fate is Fate.STAY
+        assert words in one.why
+        (one,) = drained_machines(store, "a", force=True)
+        assert one.fate in (Fate.MOVE, Fate.STOP)
 
     def test_while_its_node_has_a_claim_of_it_it_stays_where_it_is_and_says_why(self, store: SQLiteStore) -> None:
         fill(
@@ -160,31 +219,58 @@ class TestDisks:
         ("start", "part"),
         [
             (LOCAL, "its disk /var/images/web.raw"),
-            ({"kernel": "/boot/vmlinuz", "tpm": True}, "its TPM"),
-            ({"kernel": "/boot/vmlinuz", "firmware": {"type": "uefi"}}, "its UEFI variables"),
+            ({"disks": [{"path": "/i/a.raw", "format": "raw", "clone": "overlay"}]}, "its own disk made from /i/a.raw"),
+            ({"kernel": "/boot/vmlinuz", "tpm": True, "disks": LOCAL["disks"]}, "its disk /var/images/web.raw"),
         ],
     )
     def test_what_only_its_node_has_keeps_it_there(self, store: SQLiteStore, start: Object, part: str) -> None:
-        fill(store, host("a"), machine("web", start=start))
+        fill(store, host("a"), machine("web", start=start, disk="1Gi"))
         rounds(store)
         take(store)
         fill(store, host("b"))
         (one,) = drained_machines(store, "a", force=False)
-        assert (one.fate, one.why) == (Fate.STAY, f"only node a has {part}")
+        assert one.fate is Fate.STAY
+        assert one.why.startswith(f"only node a has {part}")
+        assert "it runs, and" not in one.why
         assert drain(store, force=True) == {"web": Fate.STOP}
         let_go(store)
         rounds(store)
         assert node_by_machine(store) == {}, "its node is cordoned, and no other one will do"
-        assert status(store, "web")["message"].startswith(f"only node a has {part}: ")
+        assert status(store, "web")["message"].startswith(f"only node a has {part}")
         set_cordon(store, CordonTarget(node="a"), None)
         rounds(store)
         assert node_by_machine(store) == {"web": "a"}
         assert noted(store).keys() & {meta.EVICT} == set()
 
+    @pytest.mark.parametrize(
+        ("start", "part"), [({"tpm": True}, "its TPM"), ({"firmware": {"type": "uefi"}}, "its UEFI variables")]
+    )
+    def test_what_a_machine_takes_along_while_it_runs_keeps_it_there_otherwise(
+        self, store: SQLiteStore, start: Object, part: str
+    ) -> None:
+        fill(store, host("a"), machine("web", start={"kernel": "/boot/vmlinuz", **start}))
+        rounds(store)
+        take(store)
+        fill(store, host("b"))
+        for force in (False, True):
+            (one,) = drained_machines(store, "a", force=force)
+            assert (one.fate, one.why) == (Fate.MIGRATE, "")
+        (one,) = drained_machines(store, "a", force=True, live=False)
+        assert (one.fate, one.why) == (Fate.STOP, f"only node a has {part}"), "the node is lost"
+        pool = store.get("DevicePool", None, "b-host")
+        store.replace({**pool, "spec": host("b", live_migration=False)["spec"]})
+        (one,) = drained_machines(store, "a", force=False)
+        assert one.fate is Fate.STAY
+        assert one.why.startswith(f"only node a has {part}; it runs, and cannot move while it does: no other node")
+        assert drain(store, force=True) == {"web": Fate.STOP}
+        let_go(store)
+        rounds(store)
+        assert node_by_machine(store) == {}, "its node is cordoned, and no other one will do"
+
     def test_disks_in_shared_storage_are_reached_from_nodes_that_have_it_too(self, store: SQLiteStore) -> None:
         fill(store, sharing("a", "/srv/vms", "/x"), machine("web", start=SHARED))
         rounds(store)
-        take(store)
+        take(store, phase="Starting")
         fill(store, host("b", cpus=8), sharing("c", "/srv/vms-2", cpus=8), sharing("d", "/srv/vms"))
         assert drain(store, force=True) == {"web": Fate.MOVE}
         let_go(store)
@@ -204,7 +290,7 @@ class TestDisks:
         start = {"kernel": "/k", "disks": [{"path": "/ro.raw", "format": "raw", "readOnly": True}]}
         fill(store, host("a"), machine("web", start=start))
         rounds(store)
-        take(store)
+        take(store, phase="Starting")
         fill(store, host("b"))
         assert drain(store, force=True) == {"web": Fate.MOVE}
 
@@ -260,6 +346,16 @@ class TestWhatStays:
         one, two = drained_machines(store, "a", force=False)
         assert {each.key.name: each.fate for each in (one, two)} == {"twin": Fate.STAY, "web": Fate.STAY}
         assert "is also that of machine default/twin" in two.why
+
+    def test_also_while_that_one_is_to_be_stopped(self, store: SQLiteStore) -> None:
+        fill(store, gpu_class(), host("a"), gpu_pool("pa", node="a"), gpu_claim("gpu"))
+        fill(store, machine("web", "1", "1Gi", "gpu"), machine("twin", "1", "1Gi", "gpu"))
+        rounds(store)
+        twin = store.get("VirtualMachine", "default", "twin")
+        store.replace({**twin, "spec": {**twin["spec"], "running": False}})
+        take(store, "twin")
+        planned = drained_machines(store, "a", force=False)
+        assert [each.fate for each in planned] == [Fate.LEAVING, Fate.STAY]
 
     def test_a_machine_that_changed_since_it_was_read_is_not_asked(self, store: SQLiteStore) -> None:
         fill(store, host("a"), machine("web"))

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from devalloc.api.decode import decode
 from devalloc.api.meta import PUBLISHED_BY
 from devalloc.api.pool import DevicePool
-from devalloc.controller.pool_publisher import INVENTORY, PoolPublisher, PublishResult
+from devalloc.controller.pool_publisher import INVENTORY, PoolPublisher, PoolsRefused, PublishResult
 from devalloc.store import Event, EventType, StoreError
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fleet_manifests import gpu_pool
+from tests.support.refusing_store import DENIED, RefusingStore
 
 Object = dict[str, Any]
 
@@ -113,6 +114,28 @@ def test_a_store_that_fails_is_an_error(store: SQLiteStore, publisher: PoolPubli
     store._connection.execute("PRAGMA query_only = ON")
     with pytest.raises(StoreError):
         publisher.publish(device_pools(gpu_pool("a")))
+
+
+def test_a_pool_that_is_refused_keeps_no_other(store: SQLiteStore) -> None:
+    refusing: Any = RefusingStore(store, a=DENIED)
+    publisher = PoolPublisher(refusing, "n")
+    with pytest.raises(PoolsRefused, match="the label team is missing"):
+        publisher.publish(device_pools(gpu_pool("a"), gpu_pool("b")))
+    assert specs(store).keys() == {"b"}
+    refusing.refused.clear()
+    assert publisher.publish(device_pools(gpu_pool("a"), gpu_pool("b"))) == PublishResult(created=("a",))
+
+
+def test_while_a_pool_cannot_be_deleted_others_are_updated_and_none_is_new(store: SQLiteStore) -> None:
+    """Its card may be the one that is new in another slot: it is never there twice."""
+    refusing: Any = RefusingStore(store, a=DENIED)
+    publisher = PoolPublisher(refusing, "n")
+    PoolPublisher(store, "n").publish(device_pools(gpu_pool("a"), gpu_pool("b")))
+    with pytest.raises(PoolsRefused, match="the label team is missing"):
+        publisher.publish(device_pools(gpu_pool("b", devices=1), gpu_pool("c")))
+    assert specs(store) == {"a": gpu_pool("a")["spec"], "b": gpu_pool("b", devices=1)["spec"]}
+    refusing.refused.clear()
+    assert publisher.publish(device_pools(gpu_pool("c"))) == PublishResult(created=("c",), deleted=("a", "b"))
 
 
 pool_sets = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 2), max_size=4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from devalloc.controller.runner_pods import RUNNER_PODS, RunnerPods
-from devalloc.store import Event, EventType, Invalid
+from devalloc.store import Change, CommitResult, Conflict, Event, EventType, Invalid, NotLeader, Unavailable
+from devalloc.store.kubernetes import KubernetesStore
 from devalloc.store.sqlite import SQLiteStore
+from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.permit_bench import KIND, machine
 from tests.support.waiting import until
 
@@ -162,18 +164,50 @@ def test_a_machine_that_the_store_refuses_keeps_no_other_one_waiting(
 ) -> None:
     world.machine("a")
     world.machine("b")
-    write = world.store.replace_status
+    write = world.store.commit
 
-    def refused(obj: Object) -> Object:
-        if obj["metadata"]["name"] == "a":
+    def refused(changes: Sequence[Change]) -> CommitResult:
+        if changes[0].key.name == "a":
             raise Invalid("cannot write it: its spec has not been valid since an update of its CRD")
-        return write(obj)
+        return write(changes)
 
-    monkeypatch.setattr(world.store, "replace_status", refused)
+    monkeypatch.setattr(world.store, "commit", refused)
     world.tell(pod("of-a", of="a"))
     world.pods.write([("default", "a"), ("default", "b")])
     world.tell(pod("of-b", of="b"))
     assert (world.named("a"), world.named("b")) == (None, "of-b")
+
+
+def test_a_machine_that_others_write_all_the_time_is_given_up_for_now(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.machine()
+
+    def conflict(changes: Sequence[Change]) -> CommitResult:
+        raise Conflict({changes[0].key: "it has changed"})
+
+    monkeypatch.setattr(world.store, "commit", conflict)
+    with pytest.raises(Unavailable, match="VirtualMachine default/web keeps changing"):
+        world.tell(pod("web-a"))
+    world.store.delete(KIND, "default", "web")
+    world.tell(pod("web-a"))  # it is gone
+
+
+def test_a_process_that_no_longer_leads_writes_nothing() -> None:
+    kube = FakeKube()
+    is_led = True
+    with closing(
+        KubernetesStore(FakeClient(kube), resources=(RUNNER_PODS,), may_write=lambda: is_led)  # type: ignore[arg-type]
+    ) as store:
+        pods = RunnerPods(store)
+        pods.heard(Event(EventType.ADDED, store.create(machine("web")), "1"))
+        is_led = False
+        with pytest.raises(NotLeader):
+            pods.heard(Event(EventType.ADDED, pod("web-a"), "1"))
+        assert "runnerPod" not in store.get(KIND, "default", "web").get("status", {})
+        is_led = True
+        pods.heard(Event(EventType.ADDED, pod("web-a"), "1"))
+        assert store.get(KIND, "default", "web")["status"]["runnerPod"] == "web-a"
 
 
 def test_pods_without_the_label_are_not_even_read() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from shutil import rmtree
@@ -14,14 +14,18 @@ from typing import Any
 import pytest
 
 from devalloc.api.decode import decode
+from devalloc.api.meta import PUBLISHED_BY, STANDALONE
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
+from devalloc.controller import cordon as cordons
+from devalloc.controller.pool_publisher import INVENTORY, PoolPublisher, PublishLock, PublishResult, StillNamed
 from devalloc.controller.standalone import InventorySource, Standalone
 from devalloc.inventory import DeviceRecords, Discovery, watch
 from devalloc.store import StoreLocked, Unavailable, Unusable
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests
 from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool, held
+from tests.support.host_pools import machine
 from tests.support.waiting import LONG, until
 
 Object = dict[str, Any]
@@ -54,8 +58,10 @@ class Host:
 
 
 @contextmanager
-def running(store: SQLiteStore, host: Host | None, **settings: Any) -> Iterator[Standalone]:
-    inventory = None if host is None else InventorySource("n", host.discover)
+def running(
+    store: SQLiteStore, host: Host | None, name: str = "n", previous: str | None = None, **settings: Any
+) -> Iterator[Standalone]:
+    inventory = None if host is None else InventorySource(name, host.discover, previous_name=previous)
     up = Standalone(store.path, inventory, **{"resync": 1000.0, **settings})  # nothing here waits for a resync
     errors: list[BaseException] = []
 
@@ -77,6 +83,12 @@ def running(store: SQLiteStore, host: Host | None, **settings: Any) -> Iterator[
         raise errors[0]
 
 
+def decoded(pool: Object) -> DevicePool:
+    obj = decode(pool).object
+    assert isinstance(obj, DevicePool)
+    return obj
+
+
 def pools(store: SQLiteStore) -> set[str]:
     return {obj["metadata"]["name"] for obj in store.list("DevicePool").objects}
 
@@ -90,6 +102,58 @@ def test_publishes_then_answers_and_follows_changes(store: SQLiteStore) -> None:
         host.pools = (gpu_pool("p", devices=1), gpu_pool("q"))
         up.rescan()
         until(lambda: pools(store) == {"p", "q"})
+
+
+def test_a_host_that_was_renamed_has_its_devices_once(store: SQLiteStore) -> None:
+    for other in (gpu_pool("by-hand", node="x"), gpu_pool("network", node=None)):
+        store.create(other)
+    PoolPublisher(store, "host-b").publish([decoded(gpu_pool("of-host-b", node="host-b"))])
+    copied = gpu_pool("copied", node="x")
+    store.create({**copied, "metadata": {**copied["metadata"], "labels": {PUBLISHED_BY: INVENTORY, STANDALONE: "y"}}})
+    others = {"by-hand", "network", "of-host-b", "copied"}
+    with running(store, Host(gpu_pool("old"))):
+        until(lambda: pools(store) == {"old", *others})
+    shown: list[PublishResult] = []
+    with running(store, Host(gpu_pool("new", node="m")), "m", on_published=shown.append):
+        until(lambda: pools(store) == {"new", *others})
+    assert shown[:2] == [PublishResult(deleted=("old",)), PublishResult(created=("new",))]
+
+
+def test_pools_that_the_node_plugin_published_under_its_previous_name_are_withdrawn(store: SQLiteStore) -> None:
+    for node in ("n", "host-b"):
+        PoolPublisher(store, node).publish([decoded(gpu_pool(f"of-{node}", node=node))])
+    with running(store, Host(gpu_pool("new", node="m")), "m", previous="n"):
+        until(lambda: pools(store) == {"new", "of-host-b"})
+    with running(store, Host(gpu_pool("new", node="m")), "m", previous="m") as up:
+        up.rescan()
+        assert pools(store) == {"new", "of-host-b"}
+
+
+def test_a_host_that_was_renamed_does_not_start_while_its_devices_are_in_use(store: SQLiteStore) -> None:
+    store.create(gpu_class())
+    store.create(gpu_claim("a"))
+    with running(store, Host(gpu_pool("old"))):
+        until(lambda: held(store, "a") == ["old/d0"])
+
+    def refuses(why: str) -> None:
+        with pytest.raises(StillNamed, match=why):
+            Standalone(store.path, InventorySource("m", Host(gpu_pool("new", node="m")).discover)).run()
+        assert pools(store) == {"old"}
+
+    refuses(r"node n, not m, and are in use: claim default/a\. Start it with --node-name n\.")
+    store.delete("DeviceClaim", "default", "a")
+    with closing(PublishLock(store.path, "n", first=False)) as turn:
+        assert turn.take()
+        refuses("a process that publishes the devices of node n")
+    target = cordons.find_target(store, "pool/old")
+    cordons.set_cordon(store, target, "a fan is broken")
+    refuses("pool old, which is cordoned")
+    cordons.set_cordon(store, target, None)
+    store.create(machine("web", nodeName="n"))
+    refuses("machine default/web")
+    store.delete("VirtualMachine", "default", "web")
+    with running(store, Host(gpu_pool("new", node="m")), "m"):
+        until(lambda: pools(store) == {"new"})
 
 
 def test_no_claim_gets_a_device_that_went_while_nobody_looked(store: SQLiteStore) -> None:

@@ -260,7 +260,11 @@ def act(world: World, what: str, slot: int, says_when: bool, user: str) -> None:
             return
         world.objects.put(make(uid, f"gpu-{slot}", user, stated))
         if there is None or there.key.machine != user:
-            world.begin(UsageKey(kind, "team-a", user, "gpu", f"card/gpu-{slot}"), uid, stated)
+            world.begin(
+                UsageKey(kind, "team-a", user, "gpu", f"{'devalloc.io/' * (kind == 'ResourceClaim')}card/gpu-{slot}"),
+                uid,
+                stated,
+            )
     elif what == "free":
         world.objects.drop(uid)
         world.end(uid)
@@ -318,6 +322,41 @@ def test_a_claim_that_goes_on_through_a_restart_has_no_gap_and_one_that_went_has
     world.now += 1000
     rows = {key.device: total.whole for (_, key), total in world.counted().items()}
     assert rows == {"card/gpu-0": 1_201_000}
+
+
+@pytest.mark.parametrize("saves", [False, True])
+def test_a_clock_that_is_set_ahead_is_no_time_for_which_anything_was_held(saves: bool) -> None:
+    objects, ticks, wall = Objects(), [0.0], [START / 1000]
+    counting = UsageAccountant(
+        [objects],  # type: ignore[list-item]
+        ConfigMaps(),
+        "me",
+        clock=lambda: wall[0],
+        ticks=lambda: ticks[0],
+    )
+
+    def after(seconds: float, jump: float = 0.0) -> None:
+        ticks[0] += seconds
+        wall[0] += seconds + jump
+        (counting.save if saves else counting.tick)()
+
+    objects.put(device_claim("a", "gpu-0", "m", None))
+    counting.tick()
+    after(10)
+    after(7, jump=40 * 86400)  # into another month
+    after(3, jump=4)  # what keeps the clock right moves it a little: counts as time
+    after(0, jump=-3600)  # and nothing until it is there again
+    after(3600)
+    after(5)
+    counting.save()
+    assert [total.whole for total in counting.counters.values()] == [(10 + 7 + 3 + 4 + 5) * 1000]
+
+
+def test_pools_of_the_same_name_of_two_drivers_are_two() -> None:
+    claims = [resource_claim(uid, "gpu-0", "pod", START) for uid in "ab"]
+    claims[1]["status"]["allocation"]["devices"]["results"][0]["driver"] = "gpu.example.com"
+    names = {each.key.device for each in holdings_of(claims).values()}
+    assert names == {"devalloc.io/card/gpu-0", "gpu.example.com/card/gpu-0"}
 
 
 def test_what_the_store_does_not_answer_about_is_still_held() -> None:
@@ -564,8 +603,8 @@ def test_resource_claims_name_their_classes_and_pods() -> None:
     results.append({"request": "gpu", "pool": "card", "device": "gpu-2", "adminAccess": True})
     claim["status"]["reservedFor"] += [{"name": f"pod-{n}"} for n in "bcde"]
     assert keys([claim]) == [
-        ("card/gpu-0", "gpu", "pod-a,pod-b,pod-c,+2", False),
         ("card/gpu-1", "h100", "pod-a,pod-b,pod-c,+2", True),
+        ("devalloc.io/card/gpu-0", "gpu", "pod-a,pod-b,pod-c,+2", False),
     ]
 
 

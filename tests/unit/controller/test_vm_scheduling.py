@@ -82,8 +82,8 @@ class TestWhere:
         fill(store, host("a", cpus=4), machine("big", "3", "1Gi", numaPolicy="single-numa-node"))
         rounds(store)
         assert node_by_machine(store) == {}
-        assert status(store, "big")["reason"] == "InsufficientCapacity"
-        assert "cpu" in status(store, "big")["message"]
+        assert status(store, "big")["reason"] == "NodesTooSmall"
+        assert "node a, NUMA node 0: 2 CPU, 3 wanted" in status(store, "big")["message"]
 
     def test_a_machine_and_the_devices_of_its_claims_are_on_one_node(self, store: SQLiteStore) -> None:
         fill(store, gpu_class(), host("a", cpus=8), host("b", cpus=2), gpu_pool("p", node="b"))
@@ -118,6 +118,14 @@ class TestWhere:
         assert status(store, "second")["numaNode"] == 1
         assert held(store, "gpu") == ["p/d1"]
         assert reserved_for(store, "second") == {"numa1": {"cpu": "2", "memory": "1Gi"}, "io": {"network": "1M"}}
+
+    def test_a_message_names_the_policy_that_is_in_the_way(self, store: SQLiteStore) -> None:
+        fill(store, gpu_class(), host("a", cpus=4), gpus("p", "a", 1), gpu_claim("gpu"))
+        start = {"kernel": "/boot/vmlinuz", "numaNode": 0}
+        fill(store, machine("web", "1", "1Gi", "gpu", numaPolicy="single-numa-node", start=start))
+        rounds(store)
+        message = status(store, "web")["message"]
+        assert "it fits without `numa` in spec.numaPolicy" in message
 
     def test_a_claim_that_comes_later_agrees_with_the_numa_node_that_its_machine_has(self, store: SQLiteStore) -> None:
         fill(store, gpu_class(), host("a", cpus=4), gpus("p", "a", 0, 1), machine("other", "2", "1Gi"))
@@ -315,6 +323,18 @@ class TestOtherAmounts:
             f"numa{first}": "1Gi",
             f"numa{second}": "2Gi",
         }
+
+    def test_one_whose_memory_comes_in_dimms_has_whole_dimms_on_each_node(self, store: SQLiteStore) -> None:
+        """Not half of one on each, which no node can plug in."""
+        fill(store, host("a", cpus=4, memory=12, numa=2), machine("web", "3", "6Gi"))
+        rounds(store)
+        nodes = [{"hostNode": n, "cpus": c, "memory": "3Gi"} for n, c in ((0, "2"), (1, "1"))]
+        hold(store, "web", "a", phase="Running", applied={"cpus": "3", "memory": "6Gi"}, numaNodes=nodes)
+        for use, parts in (("8Gi", ["5Gi", "3Gi"]), ("10Gi", ["5Gi", "5Gi"])):
+            edit(store, "web", memory={"min": "6Gi", "max": "10Gi", "use": use, "method": "dimm", "slotSize": "2Gi"})
+            rounds(store)
+            assert [one["memory"] for _, one in sorted(reserved_for(store, "web").items())] == parts
+            hold(store, "web", "a", applied={"cpus": "3", "memory": use})
 
     def conditions(self, store: Store) -> dict[str, str]:
         return {one["type"]: one["status"] for one in status(store, "web")["conditions"]}

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from devalloc.api.meta import NODE_FINALIZER, PREPARED_ON, TRANSACTION
+from devalloc.controller.fencing import state_fence
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.events import ObjectEvent, events_of_write
 from devalloc.controller.reconcile.loop import AllocatorSettings
@@ -26,6 +27,8 @@ class Bed:
     def __init__(self) -> None:
         kube = FakeKube()
         self.client, self.refused = FakeClient(kube), ["claims/a/status"]
+        self.attempts: list[str] = []
+        """Writes that were refused."""
         self.client.before = self._before
         self.store = KubernetesStore(self.client)  # type: ignore[arg-type]
         self.users = KubernetesStore(FakeClient(kube))  # type: ignore[arg-type]
@@ -34,6 +37,7 @@ class Bed:
 
     def _before(self, number: int, what: str) -> None:
         if any(each in what for each in self.refused):
+            self.attempts.append(what)
             raise ApiError(422, "Invalid", "metadata.annotations: Too long")
 
     def rounds(self, number: int = 3) -> list[str]:
@@ -68,6 +72,25 @@ def test_a_claim_that_cannot_be_given_devices_is_told_so_and_others_get_them(bed
     assert "annotations: Too long" in annotations(bed.users, "a")["message"]
     assert held(bed.users, "b") == ["p/d0"]
     assert bed.rounds() == [], "nothing is tried in vain"
+
+
+def test_a_machine_that_cannot_be_taken_from_a_fenced_node_is_tried_again_later(bed: Bed) -> None:
+    fill(bed.users, host("a"), machine("web"))
+    bed.rounds()
+    obj = bed.users.get("VirtualMachine", "default", "web")
+    held_by = {"finalizers": [NODE_FINALIZER], "annotations": {PREPARED_ON: "a"}}
+    bed.users.replace({**obj, "metadata": {**obj["metadata"], **held_by}})
+    state_fence(bed.users, "a", "by ada")
+    bed.store.refresh()
+    bed.refused = ["virtualmachines/web"]
+    for tries in (1, 2):
+        bed.rounds(5)
+        assert len(bed.attempts) == tries
+        bed.now += 61 * tries
+    bed.refused = []
+    bed.now += 600
+    bed.rounds()
+    assert PREPARED_ON not in bed.users.get("VirtualMachine", "default", "web")["metadata"]["annotations"]
 
 
 def test_the_next_round_is_due_at_once(bed: Bed) -> None:

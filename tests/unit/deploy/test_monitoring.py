@@ -15,6 +15,7 @@ import yaml
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from devalloc.api import meta
 from devalloc.controller.metrics import ControllerMetrics
 from devalloc.controller.overview import build_overview
 from devalloc.controller.overview.cache import CachedOverview
@@ -48,7 +49,18 @@ def exported() -> Exported:
 
 
 def of_controller() -> str:
-    seen = CachedOverview("1", build_overview([gpu_pool(), gpu_claim("a")]), datetime.now(UTC))
+    pool, claim = gpu_pool(), gpu_claim("b")
+    node = pool["spec"]["nodeName"]
+    lost = {"conditions": [{"type": "Ready", "status": "Unknown"}]}
+    claim["metadata"]["annotations"] = {meta.ALLOCATED_NODE: node}
+    claim["status"] = {"allocations": [{"devicePoolName": pool["metadata"]["name"], "deviceName": "x"}]}
+    documents = [
+        pool,
+        gpu_claim("a"),
+        claim,
+        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}, "status": lost},
+    ]
+    seen = CachedOverview("1", build_overview(documents), datetime.now(UTC))
     recorder = EventRecorder(FakeClient(FakeKube()), "one")
     metrics = ControllerMetrics(lambda: True, recorder, lambda: {("GET", 200): 1}, seen=lambda: seen)
     key = Key("DeviceClaim", "default", "a")

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,29 @@ def test_another_kubelet_folder_is_told_to_the_plugin_and_mounted() -> None:
     assert "--kubelet-dir" not in str(by_name["devalloc-node-pools"])
 
 
+def fencing_objects(options: InstallOptions) -> list[str]:
+    return [object_path(one) for one in render_manifests(options) if one["metadata"]["name"].endswith("-fencing")]
+
+
+def test_a_fencing_program_comes_with_its_secret_and_its_right_and_with_nothing_else() -> None:
+    options = InstallOptions(fencing_secret="bmc", namespace="devices")
+    pod = pods(options)["devalloc-controller"]
+    (container,) = pod["containers"]
+    (volume,) = (one for one in pod["volumes"] if one["name"] == "fencing")
+    (mount,) = (one for one in container["volumeMounts"] if one["name"] == "fencing")
+    assert volume["secret"] == {"secretName": "bmc", "defaultMode": 0o555}, "executable, and required"
+    assert mount["readOnly"]
+    assert f"--fencing-command={mount['mountPath']}/power-off" in container["args"]
+    assert len(fencing_objects(options)) == 4, "role and policy, each with its binding"
+    plain = pods(replace(options, fencing_secret=""))
+    assert "fencing" not in str(plain)
+    assert fencing_objects(replace(options, fencing_secret="")) == []
+    others = pods(options)
+    assert {name: pod for name, pod in others.items() if name != "devalloc-controller"} == {
+        name: pod for name, pod in plain.items() if name != "devalloc-controller"
+    }, "only the controller sees the password"
+
+
 @pytest.mark.parametrize(
     ("options", "what"),
     [
@@ -137,6 +161,7 @@ def test_another_kubelet_folder_is_told_to_the_plugin_and_mounted() -> None:
         (InstallOptions(namespace="Upper"), "namespace"),
         (InstallOptions(image_prefix="a b/"), "image prefix"),
         (InstallOptions(version="a/b"), "tag"),
+        (InstallOptions(fencing_secret="../x"), "fencing secret"),
         (InstallOptions(kubelet_dir="var/lib"), "kubelet dir"),
         (InstallOptions(kubelet_dir="/var/../etc"), "kubelet dir"),
     ],
@@ -153,6 +178,8 @@ def test_there_is_no_monitor_where_there_is_no_controller() -> None:
         render_manifests(InstallOptions(publish="slices", permits=True))
     with pytest.raises(ValueError, match="no controller to read NeonVM"):
         render_manifests(InstallOptions(publish="slices", neon=True))
+    with pytest.raises(ValueError, match="no controller"):
+        render_manifests(InstallOptions(publish="slices", fencing_secret="bmc"))
     with pytest.raises(ValueError, match="no VirtualMachines"):
         render_manifests(InstallOptions(publish="slices", machines_in_edit=True))
 
@@ -262,7 +289,7 @@ def test_who_may_edit_a_namespace_writes_neither_statuses_nor_what_is_only_asked
     for name in ("devalloc-view", "devalloc-edit", "devalloc-fleet"):
         for rule in roles[name]["rules"]:
             assert not [resource for resource in rule["resources"] if "/" in resource], name
-            assert not {"allocate", "prepare", "prioritize", "use-host-paths"} & set(rule["verbs"]), name
+            assert not {"allocate", "prepare", "prioritize", "use-host-paths", "overcommit"} & set(rule["verbs"]), name
 
 
 # -- where it comes from -----------------------------------------------------------------------------------------------
@@ -272,10 +299,12 @@ def test_the_wheel_holds_all_that_is_read(tmp_path: Path, monkeypatch: pytest.Mo
     included = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
     for origin, place in included.items():
         shutil.copytree(ROOT / origin, tmp_path / place)
-    expected = [render_manifests(InstallOptions(publish=publish)) for publish in PUBLISH]
+    more = InstallOptions(service_monitor=True, resource_claims=True, permits=True, neon=True, fencing_secret="bmc")
+    options = [*(InstallOptions(publish=publish) for publish in PUBLISH), more]
+    expected = [render_manifests(each) for each in options]
     packaged = tmp_path / "devalloc" / "install" / "data"
     monkeypatch.setattr(module, "source_folder", lambda: packaged)
-    assert [render_manifests(InstallOptions(publish=publish)) for publish in PUBLISH] == expected
+    assert [render_manifests(each) for each in options] == expected
 
 
 def test_the_crds_are_all_of_crds() -> None:

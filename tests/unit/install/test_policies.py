@@ -15,7 +15,7 @@ from devalloc.install.chart import chart
 from devalloc.install.manifests import WORKER, InstallOptions, render_manifests
 
 EVERYTHING = InstallOptions(publish="both", resource_claims=True, permits=True, neon=True)
-VIRTUAL = {"allocate", "prepare", "prioritize", "use-host-paths"}
+VIRTUAL = {"allocate", "prepare", "prioritize", "use-host-paths", "overcommit"}
 """Verbs that no API has, and that policies ask for: what they allow acts on the whole cluster."""
 CHECK = re.compile(r"authorizer\b(.*?)\.check\('([^']*)'\)", re.DOTALL)
 
@@ -64,7 +64,9 @@ def test_roles_with_virtual_verbs_are_bound_in_the_whole_cluster(publish: Any) -
         assert one["kind"] != "RoleBinding" or one["roleRef"]["kind"] == "Role"
     assert {"devalloc-controller", "devalloc-node-pools"} <= bound & special
     by_admins = special - bound
-    assert by_admins <= {"devalloc-prioritize", "devalloc-host-paths"}, "an admin binds these to people"
+    assert by_admins <= {"devalloc-prioritize", "devalloc-host-paths", "devalloc-overcommit"}, (
+        "an admin binds these to people"
+    )
 
 
 def test_no_role_that_people_have_anyway_gives_them() -> None:
@@ -95,7 +97,7 @@ def test_who_edits_a_namespace_makes_machines_there_only_if_an_admin_says_so() -
         for rule in one["rules"]
         if "virtualmachines" in rule.get("resources", ()) and "create" in rule["verbs"]
     }
-    assert written == {"devalloc-machines"}
+    assert written == {"devalloc-machines", "devalloc-controller"}, "and the controller makes those of replica sets"
     edit = "rbac.authorization.k8s.io/aggregate-to-edit"
     assert edit not in roles["devalloc-machines"]["metadata"].get("labels", {})
     options = InstallOptions(machines_in_edit=True)

@@ -106,3 +106,9 @@ def test_what_cannot_be_read_counts_as_nothing(tmp_path: Path) -> None:
     odd = {"resource": "not a number\n0x0 0xffffffffffffffff 0x14220c\n0x5 0x1 0x14220c\n0x1\n"}
     assert largest_bar_sizes(host(tmp_path, pci_cards.gpu(files=odd))) == NO_BARS
     assert largest_bar_sizes(Tree(tmp_path / "none")) == NO_BARS
+
+
+def test_prefetchable_memory_of_32_bits_is_told_apart(tmp_path: Path) -> None:
+    files = resource((0, 16 * MIB, 0x42208), (2, 16384, PLAIN), (6, 65536, 0x46200))
+    tree = host(tmp_path, pci_cards.gpu(files=files))
+    assert largest_bar_sizes(tree) == BarSizes(0, 16 * MIB + 16384 + 65536, 16 * MIB)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.capacity import CapacityConfig, discover_capacity, stored
+from devalloc.inventory.capacity.machines import machine_usage
 from devalloc.inventory.capacity.room import Admission, Insufficient, Request
 from devalloc.inventory.capacity.status import UsageUnknown, host_status
 from tests.support.capacity_fakes import host, stores
+from tests.support.machines import virtual_machine
 from tests.support.waiting import until
 
 MIB = 1 << 20
@@ -117,3 +122,71 @@ def test_without_a_data_folder_no_pull_is_allowed_blindly() -> None:
     counted = host_status(host(disk="100GB"), tuple, stores(images="1GB"))
     assert stored.pull_refusal(counted) is None
     assert stored.stores_of(host(disk="100GB")) is None
+
+
+def machine_on(path: Path, **spec: object) -> VirtualMachine:
+    status = {"phase": "Running", "nodeName": "n", "machineID": "1"}
+    content = virtual_machine(
+        "m", **{"disk": 40 * MIB, "start": {"disks": [{"path": str(path), "format": "raw"}]}, **spec}
+    )
+    return VirtualMachine.model_validate({**content.to_manifest(), "status": status})
+
+
+def test_a_disk_in_a_counted_folder_counts_once_with_what_its_machine_reserves(tmp_path: Path) -> None:
+    disk = write(tmp_path / "data/images/default/m.raw", 30 * MIB)
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    capacity = discover_capacity(config=CapacityConfig(disk=100 * MIB, data_dir=tmp_path / "data"))
+    for path in (disk, tmp_path / "link/images/default/m.raw"):
+        machine = machine_on(path)
+        use = replace(machine_usage(machine), stored=stored.stored_of_machine(capacity, machine))
+        status = host_status(capacity, lambda use=use: [use], stored.stores_of(capacity))  # type: ignore[misc]
+        assert (status.disk.images, status.disk.overlays, status.disk.total) == (30 * MIB, 10 * MIB, 40 * MIB)
+        assert stored.reserved_in_stores(capacity, machine) == 30 * MIB
+    write(disk, 70 * MIB)  # more than it reserves
+    machine = machine_on(disk)
+    use = replace(machine_usage(machine), stored=stored.stored_of_machine(capacity, machine))
+    assert host_status(capacity, lambda: [use], stored.stores_of(capacity)).disk.total == 70 * MIB
+    assert stored.reserved_in_stores(capacity, machine) == 40 * MIB, "the rest is no one's reservation"
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"start": {"disks": [{"path": "elsewhere.raw"}]}},
+        {"start": {"disks": [{"path": "data/images/m.raw", "readOnly": True}]}},
+        {"start": {"disks": [{"path": "data/images/m.raw", "clone": "copy"}]}},
+        {"start": {"disks": [{"path": "data/images/m.raw", "clone": "overlay"}]}},
+        {"start": {"disks": [{"path": "data/images"}]}},
+        {"start": {"disks": [{"path": "data/images-of-others/m.raw"}]}},
+        {"start": {"disks": [{"path": "data/images/none"}]}},
+        {"disk": None},
+        {"start": None, "adopt": {"qmpSocket": "/run/q"}, "nics": None},
+    ],
+)
+def test_a_disk_that_is_not_counted_or_not_its_own_takes_nothing_off(tmp_path: Path, spec: dict[str, Any]) -> None:
+    for path in ("elsewhere.raw", "data/images/m.raw", "data/images-of-others/m.raw"):
+        write(tmp_path / path, MIB)
+    for disk in (spec.get("start") or {}).get("disks", ()):
+        disk |= {"path": str(tmp_path / disk["path"]), "format": "raw"}
+    capacity = discover_capacity(config=CapacityConfig(disk=100 * MIB, data_dir=tmp_path / "data"))
+    assert stored.stored_of_machine(capacity, machine_on(tmp_path / "data/images/m.raw", **spec)) == 0
+
+
+def test_the_last_count_is_asked_without_waiting_for_the_disk() -> None:
+    answers: list[int | Exception] = [5, OSError("gone"), 7]
+
+    def source() -> int:
+        if isinstance(answer := answers.pop(0), Exception):
+            raise answer
+        return answer
+
+    last = stored.LastCount(source)
+    with pytest.raises(UsageUnknown):
+        last()
+    last.refresh()
+    assert (last(), last(), len(answers)) == (5, 5, 2)
+    last.refresh()
+    with pytest.raises(OSError, match="gone"):
+        last()
+    last.refresh()
+    assert last() == 7

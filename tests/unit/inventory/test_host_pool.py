@@ -5,17 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from devalloc.api.host_pool_names import CLASS, node_of_host_pool
-from devalloc.api.machine_location import shared_storage, storage_folders
+from devalloc.api.machine_location import receives_machines, shared_storage, storage_folders
 from devalloc.api.meta import ONLY_CLASS
 from devalloc.api.quantity import NANO
+from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.cli.options.capacity import CapacityOptions, with_host_pool
 from devalloc.inventory import DeviceRecords, Discovery
 from devalloc.inventory.capacity import Capacity, CapacityError, NumaNode, host_pool
 from tests.support.host_pools import GIB, capacity
+from tests.support.machines import virtual_machine
 
 
 def amounts(resource: str, pool: object) -> dict[str, int]:
@@ -102,6 +105,34 @@ def test_what_lies_on_the_disk_is_not_offered_and_the_last_count_stands(tmp_path
     assert any("images is not a folder" in problem.message for problem in look(DeviceRecords()).problems)
 
 
+def test_what_a_machine_reserves_and_has_on_the_disk_is_taken_off_once(tmp_path: Path) -> None:
+    disk = tmp_path / "images/default/m.raw"
+    disk.parent.mkdir(parents=True)
+    with disk.open("wb") as file:
+        file.truncate(3 * GIB)
+    spec = {"disk": 4 * GIB, "start": {"disks": [{"path": str(disk), "format": "raw"}]}}
+    content = virtual_machine("m", **spec).to_manifest()
+    machines: list[dict[str, Any]] = []
+    look = with_host_pool(
+        lambda state: Discovery([], []),
+        Path("/"),
+        "here",
+        tmp_path,
+        CapacityOptions(disk_limit=10 * GIB),
+        machines=lambda: [VirtualMachine.model_validate(each) for each in machines],
+    )
+
+    def offered() -> int:
+        (pool,) = look(DeviceRecords()).pools
+        return amounts("disk", pool)["io"]
+
+    assert offered() == 7 * GIB
+    machines.append({**content, "status": {"phase": "Running"}})
+    assert offered() == 10 * GIB, "of which its reservation takes 4, and that contains its disk"
+    machines[0]["status"]["phase"] = "Stopped"
+    assert offered() == 7 * GIB, "its reservation has ended, its disk is there"
+
+
 def test_shared_storage_is_an_attribute_of_all_its_devices_whatever_the_order(tmp_path: Path) -> None:
     limits = CapacityOptions()
     for folders in (("/srv/b", "/srv/a"), ("/srv/a", "/srv/b", "/srv/a")):
@@ -113,3 +144,14 @@ def test_shared_storage_is_an_attribute_of_all_its_devices_whatever_the_order(tm
     look = with_host_pool(lambda state: Discovery([], []), Path("/"), "n", tmp_path, limits)
     (pool,) = look(DeviceRecords()).pools
     assert "sharedStorage" not in {each.name for each in pool.spec.attributes}
+
+
+def test_that_it_receives_machines_that_run_is_an_attribute_of_all_its_devices(tmp_path: Path) -> None:
+    limits = CapacityOptions()
+    for receives in (True, False):
+        look = with_host_pool(
+            lambda state: Discovery([], []), Path("/"), "n", tmp_path, limits, live_migration=receives
+        )
+        (pool,) = look(DeviceRecords()).pools
+        assert receives_machines(pool.to_manifest()) is receives
+        assert ("liveMigration" in {each.name for each in pool.spec.attributes}) is receives

@@ -12,14 +12,16 @@ import pytest
 from devalloc.device_kinds import ALLOWABLE
 from devalloc.inventory.locate import read_function
 from devalloc.inventory.pci import Address, PciFunction
-from devalloc.inventory.resets import has_own_reset
+from devalloc.inventory.resets import has_own_reset, hot_reset
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.binding.registry import step_kinds
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, Unknown
+from devalloc_node.host.boundary import DryRun
 from devalloc_node.machine import machine_files, pci
 from tests.support import pci_cards
 from tests.support.binding_runner import BindingRunner, config, pci_location, refusal
+from tests.support.deadlines import soon
 from tests.support.fake_host import FakeHost, LocalHost
 from tests.support.fake_tree import memory_folder
 
@@ -262,9 +264,12 @@ class TestReset:
         """Linux lists it for the function that it discovers first, and refuses it when the others are there."""
         host.add(pci_cards.gpu(iommu_group=7, files={"reset_method": "bus"}))
         assert has_own_reset(function(host))
-        host.add(pci_cards.gpu_audio(iommu_group=7, files={"reset_method": ""}))
+        host.add(pci_cards.plain_nic("0000:01:01.0", ports=pci_cards.ports_above(GPU)))
         assert not has_own_reset(function(host))
         assert refusal(host, GPU_DEVICE) == "NoReset"
+        host.remove_function("0000:01:01.0")
+        host.add(pci_cards.gpu_audio(iommu_group=7, files={"reset_method": ""}))
+        assert not has_own_reset(function(host))
         (bridge,) = pci_cards.ports_above(GPU)[-1:]
         host.touch(host.path(bridge, "reset_subordinate"))
         BindingRunner.on(host).prepare(GPU_DEVICE)
@@ -342,6 +347,76 @@ class TestResetOfTheSlot:
         with pytest.raises(Failed, match="other slots share its bridge") as caught:
             hand.unprepare(GPU_DEVICE)
         assert (caught.value.code, host.resets) == ("ResetFailed", [])
+
+
+class TestResetByVfio:
+    """Of the same GPU before Linux 6.13, whose bridges do not reset all that is below them."""
+
+    @pytest.fixture(params=[7, 8], ids=["one group", "two groups"])
+    def released(self, request: pytest.FixtureRequest, host: FakeHost) -> tuple[FakeHost, BindingRunner]:
+        host.add(pci_cards.gpu(iommu_group=7, files={"reset_method": "bus"}))
+        host.add(pci_cards.gpu_audio(iommu_group=request.param, files={"reset_method": ""}))
+        hand = BindingRunner.on(host)
+        hand.prepare(GPU_DEVICE)
+        assert host.resets == [GPU, AUDIO]
+        host.resets.clear()
+        return host, hand
+
+    def test_all_of_the_card_is_reset_before_and_after_each_owner(
+        self, released: tuple[FakeHost, BindingRunner]
+    ) -> None:
+        host, hand = released
+        hand.unprepare(GPU_DEVICE)
+        assert host.resets == [GPU, AUDIO]
+        assert (host.driver_of(GPU), host.driver_of(AUDIO)) == ("nvidia", "snd_hda_intel")
+
+    def test_not_while_somebody_else_has_a_part_of_it(self, released: tuple[FakeHost, BindingRunner]) -> None:
+        host, hand = released
+        host.unbind("vfio-pci", AUDIO)
+        with pytest.raises(Failed, match=f"{AUDIO} has no driver, not a VFIO driver"):
+            hand.unprepare(GPU_DEVICE)
+        host.set_override(AUDIO, "")
+        host.probe(AUDIO)
+        with pytest.raises(Failed, match=f"{AUDIO} has the driver snd_hda_intel, not a VFIO driver") as caught:
+            hand.unprepare(GPU_DEVICE)
+        assert (caught.value.code, host.resets) == ("ResetFailed", [])
+
+    def test_the_bridge_does_it_where_vfio_cannot(self, released: tuple[FakeHost, BindingRunner]) -> None:
+        host, hand = released
+        (bridge,) = pci_cards.ports_above(GPU)[-1:]
+        host.touch(host.path(bridge, "reset_subordinate"))
+        host.unbind("vfio-pci", AUDIO)
+        hand.unprepare(GPU_DEVICE)
+        assert host.resets == [GPU, AUDIO]
+
+    def test_not_where_another_card_has_come_to_its_bus(self, released: tuple[FakeHost, BindingRunner]) -> None:
+        host, hand = released
+        host.add(pci_cards.plain_nic("0000:01:01.0", ports=pci_cards.ports_above(GPU)))
+        with pytest.raises(Failed, match="the kernel has no reset method for it") as caught:
+            hand.unprepare(GPU_DEVICE)
+        assert (caught.value.code, host.resets) == ("ResetFailed", [])
+
+    def test_what_the_kernel_refuses_keeps_the_device(self, released: tuple[FakeHost, BindingRunner]) -> None:
+        host, hand = released
+        host.stuck.add(AUDIO)
+        with pytest.raises(Failed, match=f"the kernel refused a reset of {GPU}, {AUDIO} by VFIO") as caught:
+            hand.unprepare(GPU_DEVICE)
+        assert caught.value.code == "ResetFailed"
+        assert host.driver_of(GPU) == "vfio-pci"
+
+    def test_a_dry_run_resets_nothing(self, host: FakeHost) -> None:
+        reported: list[str] = []
+        with pytest.raises(Denied) as caught:
+            DryRun(LocalHost(host), reported.append).hot_reset(GPU, [7], [AUDIO, GPU], soon())
+        assert (caught.value.code, reported) == ("DryRun", [f"would reset {GPU}, {AUDIO} with their bus"])
+
+
+@pytest.mark.parametrize("methods", ["", "cxl_bus"])
+def test_a_kernel_that_knows_no_reset_of_the_bus_is_not_asked_for_one(host: FakeHost, methods: str) -> None:
+    host.add(pci_cards.gpu(iommu_group=7, files={"reset_method": methods}))
+    host.add(pci_cards.gpu_audio(iommu_group=7, files={"reset_method": ""}))
+    assert hot_reset(function(host)) == ()
+    assert refusal(host, GPU_DEVICE) == "NoReset"
 
 
 class TestGroups:

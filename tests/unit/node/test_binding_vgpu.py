@@ -374,6 +374,12 @@ class TestParentsThatAreNoCards:
         assert hand.bindings.observe(prepared).state == "unhealthy"
         assert mtty.snapshot() == before
 
+    @pytest.mark.parametrize(("number", "node"), [("1", 1), ("-1", None)])
+    def test_it_is_near_the_numa_node_of_its_parent(self, mtty: FakeHost, number: str, node: int | None) -> None:
+        ((mtty.sys / "class/mdev_bus/mtty").resolve() / "numa_node").write_text(f"{number}\n")
+        prepared = BindingRunner.on(mtty, allowed=self.EVERYTHING).prepare("mtty-mtty-2", self.POOL)
+        assert prepared.attributes.get("resource.kubernetes.io/numaNode") == node
+
     def test_as_many_as_its_driver_creates_and_no_more(self, mtty: FakeHost) -> None:
         hand = BindingRunner.on(mtty, allowed=self.EVERYTHING)
         for number in range(12):

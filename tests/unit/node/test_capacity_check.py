@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from devalloc.inventory.capacity import CapacityConfig, discover_capacity, stored
 from devalloc.inventory.capacity.config import DEFAULT_RATIOS
 from devalloc_node.errors import Denied, Failed
+from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.records import MachineAmounts, MachineRecord, content_of
 from devalloc_node.machine.resources import CapacityCheck
 from devalloc_node.machine.spec import RateLimits, spec_of
 from tests.support.capacity_fakes import host
-from tests.support.machines import virtual_machine
+from tests.support.deadlines import soon
+from tests.support.machines import plugin, short_folder, virtual_machine
 
 GIB = 1 << 30
 ROOM = host(cpu=8, memory="8Gi", ratios={"cpu": "1"})
@@ -161,3 +166,58 @@ def test_a_higher_rate_needs_room_and_a_lower_one_does_not() -> None:
     for more in (RateLimits(0, (10**8 + 2,)), RateLimits((100 << 20) + 1, (10**8,))):
         with pytest.raises(Denied, match="machine default/one cannot grow on this host now: insufficient"):
             rooms.check_more(one, replace(one, rates=more))
+
+
+def test_the_disk_is_counted_before_the_lock_and_not_within_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = tmp_path / "images/default/new.raw"
+    disk.parent.mkdir(parents=True)
+    with disk.open("wb") as file:
+        file.truncate(6 << 20)
+    capacity = discover_capacity(config=CapacityConfig(disk=10 << 20, data_dir=tmp_path))
+    rooms = CapacityCheck(capacity, MemoryRecords())  # type: ignore[arg-type]
+    machine = virtual_machine("new", disk=8 << 20, start={"disks": [{"path": str(disk), "format": "raw"}]})
+    spec = spec_of(machine)
+    rooms.count_stored(spec)
+    monkeypatch.setattr(stored, "count_files", lambda folder: pytest.fail("a disk is read under the lock"))
+    rooms.check(machine, spec)  # its 6 MiB are part of the 8 MiB that it reserves
+    large = virtual_machine("new", disk=11 << 20, start={"disks": [{"path": str(disk), "format": "raw"}]})
+    with pytest.raises(Denied, match=r"insufficient disk: requested 5\.0 MB, but only 4\.0 MB available"):
+        rooms.check(large, spec_of(large))
+    has = MachineRecord(machine.to_manifest(), "running", "run")
+    others = CapacityCheck(capacity, MemoryRecords(has))  # type: ignore[arg-type]
+    monkeypatch.undo()
+    others.count_stored(spec)
+    other = virtual_machine("other", disk=2 << 20)
+    others.check(other, spec_of(other))
+    with pytest.raises(Denied, match="insufficient disk"):
+        others.check(machine := virtual_machine("other", disk=3 << 20), spec_of(machine))
+
+
+def test_a_start_that_waits_for_a_slow_disk_keeps_no_other_from_starting(tmp_path: Path) -> None:
+    waits, go_on = threading.Event(), threading.Event()
+    capacity = discover_capacity(config=CapacityConfig(disk=10 << 20, data_dir=tmp_path))
+    with short_folder() as folder:
+        settings = MachineConfig(state=folder / "machines")
+        settings.state.mkdir()
+        with plugin(settings, host=capacity) as machines:
+
+            def slow(spec: object) -> None:
+                if spec.key == "default/slow":  # type: ignore[attr-defined]
+                    waits.set()
+                    go_on.wait(60)
+
+            machines._room.count_stored = slow  # type: ignore[union-attr,method-assign]
+
+            def admit(name: str) -> None:
+                machine = virtual_machine(name)
+                with machines.admitted(machine, spec_of(machine), soon()):
+                    pass
+
+            thread = threading.Thread(target=admit, args=("slow",))
+            thread.start()
+            try:
+                assert waits.wait(60)
+                admit("quick")
+            finally:
+                go_on.set()
+                thread.join()

@@ -112,6 +112,11 @@ def test_vcpus_run_on_the_cpus_of_the_node_that_their_guest_node_stands_for_or_o
     assert guest_numa.cpu_places(replace(SPEC, numa_cells=()), (), {}) == {}
 
 
+def test_a_device_of_the_host_is_near_the_guest_node_that_stands_for_its_own() -> None:
+    assert [guest_numa.guest_node(SPEC, node) for node in (0, 1, 2, None, "1")] == [1, 0, None, None, None]
+    assert guest_numa.guest_node(replace(SPEC, numa_cells=()), 0) is None
+
+
 def test_a_pinned_machine_on_two_nodes_has_cpus_of_both() -> None:
     nodes = (NumaNode(0, frozenset(range(4)), 0), NumaNode(1, frozenset(range(4, 9)), 0))
     host = CpuTopology(9, frozenset(range(9)), frozenset(), nodes)

@@ -65,3 +65,25 @@ def test_an_answer_that_says_nothing_proves_nothing(answer: dict[str, Any]) -> N
     for ask in (grants.identity, lambda: grants.is_gone(REF), lambda: grants.get(REF)):
         with pytest.raises(Failed, match=r"no UID"):
             ask()
+
+
+def allocated_on(*nodes: str) -> dict[str, Any]:
+    by_name = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": list(nodes)}]}
+    return {"allocation": {"nodeSelector": {"nodeSelectorTerms": [by_name]}}}
+
+
+@pytest.mark.parametrize(
+    ("uid", "status", "is_of"),
+    [
+        ("uid", allocated_on("n"), True),
+        ("uid", allocated_on("m"), False),
+        ("uid", {"allocation": {"devices": {}}}, True),  # it may be
+        ("uid", {"allocation": {"nodeSelector": {"nodeSelectorTerms": [{"matchFields": [{}]}]}}}, True),
+        ("uid", {}, False),
+        ("another", allocated_on("n"), False),
+    ],
+)
+def test_a_claim_is_of_the_node_that_it_is_allocated_on(uid: str, status: dict[str, Any], *, is_of: bool) -> None:
+    server = Server({})
+    server.claim = {"metadata": {"uid": uid}, "status": status}
+    assert ResourceClaimGrants(cast(Client, server), "devalloc.io", "m").is_of(REF, "n") is is_of

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from devalloc.api import meta
 from devalloc.api.pool import Attribute, Device, DevicePool, DevicePoolSpec
+from devalloc.cli.node_wiring import warn_of_previous_name
 from devalloc.inventory import DeviceRecords, Discovery
 from devalloc.store.kubernetes.api_error import ApiError
+from devalloc.store.kubernetes.client import Client
 from devalloc_node.kube.label_change import OF_POOLS, OF_SLICES, POOLS, DialectMigration, PublishDialect
 from tests.support.fake_kube import FakeClient, FakeKube
 
@@ -104,6 +106,18 @@ def test_what_was_published_is_gone_before_the_devices_are_looked_at(bed: Bed) -
         bed.publishes(name)
     assert bed.offered() == ALL_OFFERED
     assert bed.looks == [[]]
+
+
+def test_what_has_the_previous_name_of_the_node_stays_and_is_logged(bed: Bed, caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_previous_name(cast(Client, bed.client), bed.dialect.objects, "node-a")
+    assert not caplog.messages
+    bed.publishes("of-node-a")
+    bed.publishes("of-node-b", "node-b")
+    warn_of_previous_name(cast(Client, bed.client), bed.dialect.objects, "node-a")
+    (message,) = caplog.messages
+    assert f"still has {bed.dialect.plural.lower()} of node node-a" in message
+    assert message.endswith("of-node-a. If their devices are this node's, delete the Node node-a, or them")
+    assert bed.published() == ["of-node-a", "of-node-b"]
 
 
 def test_what_is_somebody_elses_stays(bed: Bed) -> None:

@@ -922,6 +922,57 @@ def test_a_guest_whose_start_was_cut_off_stays_stopped_once_it_was_asked(
     assert bool(machines.to_restart()) != was_asked
 
 
+@pytest.fixture
+def finished(
+    machines: MachineLifecycle, cut_off: tuple[MachineRecord, FakeQemu], monkeypatch: pytest.MonkeyPatch
+) -> FakeQemu:
+    """A machine that runs, whose QEMU ends when its guest powers down."""
+    put(machines)
+
+    def ended(monitor: object, machine: str, process: object) -> str:
+        monkeypatch.setattr(machine_files, "process_of", lambda machine, config: None)
+        return "ended"
+
+    monkeypatch.setattr(launch, "wait", lambda *_: True)
+    monkeypatch.setattr(launch, "end", ended)
+    return cut_off[1]
+
+
+@pytest.mark.parametrize("powers_down", [True, False])
+def test_a_machine_whose_guest_has_finished_ends_and_its_policy_starts_it_again(
+    machines: MachineLifecycle, finished: FakeQemu, monkeypatch: pytest.MonkeyPatch, powers_down: bool
+) -> None:
+    monkeypatch.setattr(launch, "wait", lambda *_: powers_down)
+    manifest = virtual_machine("m").to_manifest()
+    put(machines, manifest={**manifest, "spec": {**manifest["spec"], "powerdownSeconds": 1}})
+    assert machines.finish(KEY, "some-run", "42 pages", soon())
+    assert "system_powerdown" in [command for command, _ in finished.commands], "its guest gets its time"
+    seen = machines.get(KEY)
+    assert seen is not None
+    assert (seen.phase, seen.reason) == ("Stopped", "GuestFinished")
+    assert seen.message == "its guest reported that it has finished: 42 pages"
+    assert [machine.metadata.name for machine in machines.to_restart()] == ["m"]
+    machines.recover()
+    assert machines.record_for(KEY).reason == "GuestFinished"
+
+
+def test_what_is_not_the_run_that_finished_goes_on(machines: MachineLifecycle, finished: FakeQemu) -> None:
+    assert not machines.finish(KEY, "another-run", "", soon())
+    put(machines, state="starting")
+    assert not machines.finish(KEY, "some-run", "", soon())
+    assert not machines.finish("default/none", "some-run", "", soon())
+    assert "system_powerdown" not in [command for command, _ in finished.commands]
+
+
+def test_a_machine_that_is_to_stop_stays_stopped_though_its_guest_has_finished(
+    machines: MachineLifecycle, finished: FakeQemu
+) -> None:
+    put(machines, reason="StopWanted")
+    machines.finish(KEY, "some-run", "", soon())
+    assert machines.record_for(KEY).reason == "StoppedOnRequest"
+    assert machines.to_restart() == []
+
+
 def test_what_a_machine_left_in_its_folder_keeps_nobody_from_starting(
     machines: MachineLifecycle, config: MachineConfig
 ) -> None:

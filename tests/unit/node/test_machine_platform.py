@@ -22,7 +22,7 @@ from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.host import traffic
 from devalloc_node.journal import open_journal
 from devalloc_node.journal.audit_log import to_file
-from devalloc_node.machine import adoption, attachment, hotplug, launch, lifecycle, rates, registry
+from devalloc_node.machine import adoption, attachment, hotplug, launch, lifecycle, rates, registry, spec, user_ids
 from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.lifecycle import MachineLifecycle
 from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
@@ -463,6 +463,29 @@ def test_a_lost_machine_that_lives_loses_nothing(world: World) -> None:
         assert config.tpm(machine_id(KEY)).exists()
 
 
+def test_a_machine_whose_digest_is_that_of_another_gets_nothing_of_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenant can search for such a name: it is one in 2^48. Here all names of files are the same."""
+    for module in (spec, lifecycle, registry, user_ids):
+        monkeypatch.setattr(module, "machine_id", lambda key: "m-1")
+    config, content = world.machines.config, virtual_machine("n").to_manifest()
+    forged = VirtualMachine.model_validate({**content, "metadata": {**content["metadata"], "namespace": "evil"}})
+    world.machines.put(MachineRecord(virtual_machine("m").to_manifest(), "stopped", "run"))
+    folders = [folder("m-1") for folder in (config.firmware, config.tpm, config.disks)]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    with pytest.raises(Denied, match="the files of machine evil/n") as refused:
+        world.machines.start(forged, due())
+    assert refused.value.code == "MachineExists"
+    assert "default/m" not in refused.value.message, "it names no machine of others"
+    world.machines.remove_remains("evil/n", due())
+    assert all(folder.exists() for folder in folders)
+    assert world.machines.records.record(MACHINES, "evil/n") is None
+    world.machines.forget(KEY, due())
+    assert not any(folder.exists() for folder in folders), "their machine removes them"
+
+
 def test_a_machine_starts_also_where_its_limits_cannot_be_enforced(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -473,7 +496,7 @@ def test_a_machine_starts_also_where_its_limits_cannot_be_enforced(
     with living(world.machines.config), memory_qemu(world.machines.config) as qemu:
         record = MachineRecord(virtual_machine("m", diskIO="20M").to_manifest(), "starting", qemu.uuid)
         world.machines.put(record)
-        world.machines._come_up(record, due())
+        world.machines.come_up(record, due())
         assert world.machines.record_for(KEY).applied.vcpus == 1
     assert "another limit is being set" in caplog.text
 
@@ -488,7 +511,7 @@ def test_a_start_that_fails_after_an_interface_was_limited_takes_the_limit_away(
     unlimited: list[str] = []
     for name in ("check", "launch"):
         monkeypatch.setattr(launch, name, lambda *_: None)
-    monkeypatch.setattr(world.machines, "_come_up", come_up)
+    monkeypatch.setattr(world.machines, "come_up", come_up)
     monkeypatch.setattr(traffic, "set_rates", lambda namespace, tap, rate: unlimited.append(tap))
     with pytest.raises(Failed, match="accepted the rate"):
         world.machines.start(virtual_machine("m"), due())

@@ -33,6 +33,22 @@ def card(name: str = "card", functions: int = 1) -> pci.PciDevice:
 # Devices.
 
 
+def test_a_guest_that_is_still_busy_with_the_slot_is_asked_again(qemu: FakeQemu, line: QmpMonitor) -> None:
+    hotplug.plug_device(line, KEY, card(), soon())
+    qemu.refuses["device_del"] = "Hot-unplug failed: guest is busy (power indicator blinking)"
+    with pytest.raises(Denied, match="did not release") as denied:
+        hotplug.unplug_device(line, KEY, "card", soon(0.5))
+    assert (denied.value.code, denied.value.retryable) == ("GuestRefused", True)
+    timer = threading.Timer(0.4, qemu.refuses.clear)
+    timer.start()
+    hotplug.unplug_device(line, KEY, "card", soon())
+    assert qemu.devices == {}
+    qemu.refuses["device_del"] = "Device does not support hot-unplug"
+    hotplug.plug_device(line, KEY, card(), soon())
+    with pytest.raises(QmpRefused, match="does not support"):
+        hotplug.unplug_device(line, KEY, "card", soon())
+
+
 class Flooding:
     """The monitor of a machine whose guest keeps its device, and causes events without end."""
 

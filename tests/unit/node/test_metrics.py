@@ -95,6 +95,19 @@ def test_what_a_machine_uses_is_read_off_its_process(tmp_path: Path) -> None:
     assert (usage.resident_bytes or 0) > 1 << 20
 
 
+def _guest_metrics(metrics: NodeMetrics) -> list[tuple[tuple[str, str], float]]:
+    (family,) = [one for one in metrics.registry.collect() if one.name == "devalloc_node_guest_metric"]
+    return [((each.labels["machine"], each.labels["name"]), each.value) for each in family.samples]
+
+
+def test_metrics_of_guests_have_the_machine_and_their_name() -> None:
+    metrics = NodeMetrics(
+        lambda: NodeState(guest_metrics={"default/web": {"queue": 3.0, "load": 0.5}}, dropped_lines=7)
+    )
+    assert dict(_guest_metrics(metrics)) == {("default/web", "queue"): 3.0, ("default/web", "load"): 0.5}
+    assert sample(metrics, "guest_lines_dropped_total") == 7
+
+
 def test_machines_that_ended_are_counted() -> None:
     metrics = NodeMetrics()
     assert sample(metrics, "machines_ended_total") == 0

@@ -34,6 +34,19 @@ def test_every_slot_has_room_for_any_device_of_the_node() -> None:
     assert port_reserves(SPEC, L4, 46) == (WindowReserve(64 * GIB + 64 * MIB, 34 * MIB),) * 5
 
 
+OLD = BarSizes(prefetchable=0, other=17 * MIB, prefetchable_32=16 * MIB)
+"""A card whose memory is prefetchable and of 32 bits."""
+
+
+def test_a_slot_is_left_without_a_window_for_a_card_with_prefetchable_memory_of_32_bits() -> None:
+    """Firmware would put a window of 64 GiB below 4 GiB with it, and end."""
+    there = [reserve.prefetchable for reserve in port_reserves(SPEC, L4 | OLD, 46)]
+    assert there == [64 * GIB + 64 * MIB] * 4 + [0]
+    assert port_reserves(replace(SPEC, pci_slots=1), L4 | OLD, 46)[0].prefetchable > 0, "the larger card comes first"
+    requested = port_reserves(replace(SPEC, pci_window=GIB), L4 | OLD, 46)
+    assert [reserve.prefetchable for reserve in requested] == [GIB] * 5, "as its spec says"
+
+
 def test_where_firmware_gives_enough_nothing_is_reserved() -> None:
     assert port_reserves(SPEC, NO_BARS, 46) == (WindowReserve(),) * 5
     assert port_reserves(SPEC, BarSizes(MIB, MIB), 46) == (WindowReserve(),) * 5

@@ -271,6 +271,25 @@ def test_the_next_user_of_an_interface_keeps_its_limit_when_the_last_one_is_seen
         assert is_bare()
 
 
+def test_a_limit_that_cannot_be_removed_is_tried_again_without_writing_the_record_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended = replace(running(), tap_limits=(("", TAP),)).become("stopped")
+    content = {ended.spec.key: content_of(ended)}
+    registry, written = machines(content), []
+    monkeypatch.setattr(registry, "put", written.append)
+
+    def refuse(*_: object) -> None:
+        raise OSError(16, "busy")
+
+    monkeypatch.setattr(traffic, "set_rates", refuse)
+    assert [rates.remove_tap_limits(registry, ended.spec.key) for _ in range(3)] == [False] * 3
+    assert written == []
+    monkeypatch.setattr(traffic, "set_rates", lambda *_: None)
+    assert rates.remove_tap_limits(registry, ended.spec.key)
+    assert [each.tap_limits for each in written] == [()]
+
+
 @needs_root
 def test_what_cannot_be_enforced_is_said_and_the_rest_is() -> None:
     record = running(

@@ -15,10 +15,12 @@ from devalloc.scaling.health import ScalingReport, StuckReason
 from devalloc.scaling.resources import Resources, ScalingBounds
 from devalloc_node.agent.permit_client import OwnPermits
 from devalloc_node.errors import Denied
+from devalloc_node.machine.guest_report import GuestReport
 from devalloc_node.machine.preflight import check_numa
 from devalloc_node.machine.spec import RateLimits
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.step import Prepared, PreparedDevice
+from devalloc_node.operations.change_feed import machine_change
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.service.request_fields import machine_to_start
 from devalloc_node.vms import ServiceMachines
@@ -201,3 +203,23 @@ def test_its_rates_are_held_and_what_is_not_enforced_is_shown(plugin: Served, cr
     created.round()
     shown = plugin.node.GetMachine(pb.GetMachineRequest(machine=pb.MachineRef(name="web")))
     assert shown.reason == ""
+
+
+def test_what_its_guest_reports_is_shown_of_its_run_and_who_watches_sees_it_change(plugin: Served) -> None:
+    reports = {}
+    plugin.operations.guest_report = lambda key, run: reports.get((key, run))
+    plugin.node.CreateMachine(creation(guest_reports=True))
+    request = pb.GetMachineRequest(machine=pb.MachineRef(name="web"))
+    machine = plugin.node.GetMachine(request)
+    assert machine.spec.guest_reports
+    assert not machine.HasField("guest_report"), "it has said nothing yet"
+    events = plugin.node.WatchMachines(pb.WatchMachinesRequest())
+    assert next(events).machine == machine
+    assert next(events).change == pb.CHANGE_SYNCED
+    reports[KEY, "another run"] = GuestReport("not-ready")
+    reports[KEY, machine.machine_id] = GuestReport("ready", "up", {"queue": 1.0})
+    plugin.notifier.beat(machine_change(KEY))
+    seen = next(events).machine
+    assert (seen.guest_report.status, seen.guest_report.message) == ("ready", "up")
+    assert plugin.node.GetMachine(request) == seen
+    events.cancel()

@@ -28,6 +28,7 @@ OF_START_ONLY = {
     "pci_slots": "it has those with which it was started",
     "restart_policy": "only what was started here is started again",
     "numa_policy": "only the allocator and a start act on it",
+    "guest_reports": "it has the serial ports with which it was started",
 }
 """Fields that an adopted machine does not have, or on which nothing acts."""
 OF_REQUESTS = {"AdoptMachineRequest": {"machine", "qmp_socket", "claims"}}
@@ -289,6 +290,13 @@ def request(**spec: Any) -> pb.CreateMachineRequest:
         "start": pb.Start(kernel="/images/k"),
     }
     return pb.CreateMachineRequest(machine=pb.MachineRef(name="web"), spec=pb.MachineSpec(**{**amounts, **spec}))
+
+
+def test_the_guests_address_is_left_out_where_a_warm_setup_has_it() -> None:
+    warm = request(scaling=pb.MachineScaling(), nics=[pb.Nic(backend="warm")])
+    scaling = machine_to_start(warm, NODE).spec.scaling
+    assert scaling is not None
+    assert scaling.address is None
 
 
 def test_what_is_not_said_has_the_defaults_of_manifests() -> None:

@@ -260,3 +260,23 @@ def test_a_store_is_told_from_another_at_the_same_place(tmp_path: Path) -> None:
         assert StoreGrants(store, NODE).identity() != identity
     with closing(SQLiteStore(tmp_path / "copy.db")) as store:
         assert StoreGrants(store, NODE).identity() == identity
+
+
+def test_a_claim_is_of_the_node_that_holds_it_or_has_its_devices(store: SQLiteStore) -> None:
+    fill(store, gpu_pool("p", devices=1, node=NODE), gpu_class())
+    claim, grants = allocated(store, {"deviceClass": "gpu"}), StoreGrants(store, NODE)
+    ref = claim_ref(claim)
+
+    def of() -> set[str]:
+        return {node for node in (NODE, "m") if StoreGrants(store, "new").is_of(ref, node)}
+
+    assert of() == {NODE}, "it has devices there"
+    grants.get(ref)
+    assert of() == {NODE}, "it is held there"
+    now = store.get("DeviceClaim", "default", "c")
+    now["metadata"]["annotations"][meta.FENCED_FROM] = NODE
+    store.replace(now)
+    assert of() == set(), "it was taken away"
+    grants.let_go(ref)
+    store.delete("DeviceClaim", "default", "c")
+    assert of() == set()

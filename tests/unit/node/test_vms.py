@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.controller.reconcile.release import release_claim
 from devalloc.inventory.capacity import host_pool_name
-from devalloc.store import Key, NotFound, Object, Unavailable
+from devalloc.store import Key, NotFound, Object, Store, Unavailable
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.claims.store_grants import StoreGrants
 from devalloc_node.deadline import Deadline
@@ -71,8 +71,9 @@ class World:
         )
 
     @contextmanager
-    def running(self) -> Iterator[None]:
-        """Inside, loop and allocator run by themselves, and look at nothing again before an hour is over."""
+    def running(self, labels: Store | None = None) -> Iterator[None]:
+        """Inside, loop and allocator run by themselves, and look at nothing again before an hour is over. ``labels``: a
+        cluster's store, on which the allocator also writes the nodes' labels."""
         hour, stop = 3600.0, threading.Event()
         loop = VirtualMachineLoop(
             self.store,
@@ -80,7 +81,8 @@ class World:
             self.notifier,
             settings=LoopSettings(resync=hour, retry=hour, most=hour),
         )
-        allocator = DeviceClaimAllocator(self.store, solve=solve_manifests, settings=AllocatorSettings(resync=hour))
+        settings = AllocatorSettings(resync=hour, labels_nodes=labels is not None)
+        allocator = DeviceClaimAllocator(labels or self.store, solve=solve_manifests, settings=settings)
         threads = [threading.Thread(target=run, args=(stop,)) for run in (loop.run, allocator.run)]
         for thread in threads:
             thread.start()
@@ -506,6 +508,37 @@ class TestChange:
         world.round(times=2)
         assert world.machines.devices == before
         assert "reason" not in world.status()
+
+    def test_it_says_of_a_machine_that_runs_whether_it_could_move(self, world: World) -> None:
+        def condition() -> Object | None:
+            stored = world.store.get("VirtualMachine", "default", "web")["status"].get("conditions", [])
+            return next((one for one in stored if one["type"] == "LiveMigratable"), None)
+
+        world.apply(vm("web"))
+        world.round()
+        assert (first := condition()) is not None
+        assert (first["status"], first["reason"]) == ("True", "Movable")
+        version = world.store.get("VirtualMachine", "default", "web")["metadata"]["resourceVersion"]
+        world.round(times=8)
+        assert world.store.get("VirtualMachine", "default", "web")["metadata"]["resourceVersion"] == version
+
+        for words in ("QEMU cannot move it: a card", None):  # QEMU is silent: what it said last stays
+            world.machines.fixed["default/web"] = words
+            world.round(times=8)
+            assert (no := condition()) is not None
+            assert (no["status"], no["reason"]) == ("False", "MachineNotMovable")
+            assert no["message"] == "QEMU cannot move it: a card"
+
+        world.machines.fixed.clear()
+        changed = vm("web")
+        changed["spec"]["pciSlots"] = 9
+        world.apply(changed)
+        world.round(times=2)
+        assert (pending := condition()) is not None
+        assert (pending["status"], pending["message"][:19]) == ("False", "changes of pciSlots")
+        world.apply(vm("web", running=False))
+        world.round(times=2)
+        assert condition() is None
 
     def test_scales_when_use_changes(self, world: World) -> None:
         world.apply(vm("web"))
@@ -933,14 +966,26 @@ class TestClaims:
         assert world.bench.host.state == {}
         assert "finalizers" not in world.store.get("DeviceClaim", "default", "gpu")["metadata"]
 
-    def test_but_not_one_that_was_prepared_anew_meanwhile(self, world: World) -> None:
-        claim = world.claim("gpu", "a/slot-0")
-        world.loop._operations.prepare(world.loop._operations.claims.named(_ref(claim), prepared=False), _due())
+    @pytest.mark.parametrize(
+        ("annotations", "is_held"),
+        [({}, False), ({meta.RELEASE: "true"}, True), ({meta.FENCED_FROM: NODE, meta.PREPARED_ON: "node-b"}, True)],
+    )
+    def test_but_not_one_that_the_store_has_otherwise_by_then(
+        self, world: World, annotations: Mapping[str, str], is_held: bool
+    ) -> None:
+        """It was prepared again for a machine after the node heard that it was given away, wanted back, or taken away
+        from this node."""
+        world.claim("gpu", "a/slot-0")
+        world.apply(vm("web", "gpu"))
+        world.round(times=2)
+        now = world.store.get("DeviceClaim", "default", "gpu")
+        heard = {**now["metadata"], "annotations": {**now["metadata"]["annotations"], **annotations}}
+        stale = {**now, "metadata": heard, "status": now["status"] if is_held else {}}
         (held,) = world.loop._operations.claims.held()
-        stale = {**world.store.get("DeviceClaim", "default", "gpu"), "status": {}}
-        (one,) = due_unprepares([stale], [], [held], NODE, ())
+        (one,) = due_unprepares([stale], [], [replace(held, plugs=())], NODE, ())
         assert unprepare(world.store, world.loop._operations, one)
         assert len(world.bench.claims.prepared()) == 1
+        assert world.machines.devices, "its guest has the device"
 
     def test_what_somebody_prepared_by_hand_stays(self, world: World) -> None:
         claim = world.claim("gpu", "a/slot-0")
@@ -1092,6 +1137,45 @@ class TestLoop:
         begun[0]()
         loop.round()
         assert len(begun) == 2
+
+    def test_guests_that_power_down_slowly_delay_no_other_machine(self, world: World) -> None:
+        """Whoever writes a machine chooses how long its guest may take."""
+        stop, over, slow = threading.Event(), threading.Event(), 0
+        loop = VirtualMachineLoop(
+            world.store,
+            platform_of(world.bench, world.machines, world.notifier),
+            world.notifier,
+            settings=LoopSettings(resync=3600, workers=2),
+        )
+        thread = threading.Thread(target=loop.run, args=(stop,))
+        thread.start()
+        try:
+            for name in ("slow-1", "slow-2", "slow-3"):
+                world.apply(vm(name, powerdownSeconds=3600))
+            until(lambda: all(world.phase(f"slow-{n}") == "Running" for n in (1, 2, 3)), "they run")
+
+            def stopping() -> None:
+                nonlocal slow
+                slow += 1
+                assert over.wait(120)
+
+            world.machines.stopping = stopping
+            world.store.delete("VirtualMachine", "default", "slow-1")
+            for name in ("slow-2", "slow-3"):
+                obj = world.store.get("VirtualMachine", "default", name)
+                world.store.replace({**obj, "spec": {**obj["spec"], "running": False}})
+            until(lambda: slow == 3, "all three guests power down")
+            world.apply(vm("web"))
+            until(lambda: world.phase("web") == "Running", "another machine starts meanwhile")
+            over.set()
+            until(lambda: not world.exists("VirtualMachine", "slow-1"), "it is gone")
+            until(lambda: {world.phase("slow-2"), world.phase("slow-3")} == {"Stopped"}, "they are stopped")
+            assert loop._aside == 0
+        finally:
+            over.set()
+            stop.set()
+            world.notifier.beat()
+            thread.join()
 
     def test_who_waits_for_a_worker_comes_before_those_that_are_due_later(self, world: World) -> None:
         begun: list[Callable[[], None]] = []
@@ -1521,7 +1605,7 @@ class TestPlaced:
         self.allocate(world)
         world.round()
         assert (world.status()["phase"], world.status()["reason"]) == ("Running", "NoRoomToGrow")
-        assert "1k/s bandwidth, 2000/s more wanted" in world.status()["message"]
+        assert "1k/s bandwidth, 2k/s more wanted" in world.status()["message"]
 
     def test_it_counts_for_more_before_it_gets_it(self, world: World) -> None:
         """Lowered again while it is being raised: what its node was about to give it is nobody else's."""

@@ -390,6 +390,23 @@ def test_the_plugin_is_sent_to_guests_of_its_own_node_only(
     assert denied.value.code == "GuestElsewhere"
 
 
+def test_the_guest_of_a_warm_setup_is_where_the_network_of_setups_has_it(world: World) -> None:
+    world.scalers.way, world.scalers.settings = Route("devalloc0"), ScalingSettings()
+    machine = MachineView("default/web", "uid", "Running", network_address="10.88.0.2")
+
+    def address(scaling: dict[str, object], machine: MachineView) -> str:
+        vm_of = machine_of(vm("web", scaling=scaling, nics=[{"backend": "warm"}]))
+        assert vm_of.spec.scaling is not None
+        return scaled_machine(vm_of, vm_of.spec.scaling, machine, world.scalers).address
+
+    assert address({}, machine) == address({"address": "10.88.0.2"}, machine) == "10.88.0.2"
+    with pytest.raises(Denied, match=r"10\.88\.0\.3 is not behind a TAP interface of the machine"):
+        address({"address": "10.88.0.3"}, machine)  # of another setup
+    with pytest.raises(Denied, match=r"scaling.address is missing.*--warm-network") as denied:
+        address({}, replace(machine, network_address=""))
+    assert denied.value.code == "GuestElsewhere"
+
+
 def test_the_tap_interface_of_a_warm_setup_is_not_the_one_of_its_name_on_the_host(world: World) -> None:
     world.scalers.way, world.scalers.settings = Route("tap0", is_tap=True), ScalingSettings()
     vm_of = machine_of(vm("web", scaling=HERE, nics=[{"backend": "warm"}]))

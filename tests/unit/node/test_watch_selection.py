@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
+from devalloc.api.decode import decode
 from devalloc.api.kinds import ALLOCATABLE_KINDS
-from devalloc.api.meta import LABELS_NODES, NODE_LABEL
+from devalloc.api.meta import ALLOCATED_NODE, LABELS_NODES, NODE_FINALIZER, NODE_LABEL, PREPARED_ON
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
+from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.store import Event, EventType, Key, Listing, Object, Store
 from devalloc.store.kubernetes import ApiError, KubernetesStore
+from devalloc_node.claims.store_grants import StoreGrants, claim_ref
 from devalloc_node.kube.watch_selection import OwnObjects
+from devalloc_node.operations.change_feed import machine_change
+from devalloc_node.vms.migration_objects import hand_over_object, take_moved_object
 from tests.support.fake_kube import FakeClient, FakeKube
+from tests.support.fleet_manifests import fill
+from tests.support.host_pools import host, machine
+from tests.support.migration_nodes import migration, take
 from tests.support.minimal_manifests import claim
 from tests.support.toy_machines import vm
 from tests.support.waiting import until
@@ -71,12 +80,12 @@ def test_a_node_selects_while_the_controller_promises_labels() -> None:
 
 
 @contextmanager
-def cluster() -> Iterator[tuple[KubernetesStore, KubernetesStore]]:
-    """A user's store, and that of a node."""
+def cluster(name: str = "n") -> Iterator[tuple[KubernetesStore, KubernetesStore]]:
+    """A user's store, and that of a node of this name."""
     kube = FakeKube()
     with (
         closing(KubernetesStore(FakeClient(kube))) as users,  # type: ignore[arg-type]
-        closing(KubernetesStore(FakeClient(kube), node="n")) as node,  # type: ignore[arg-type]
+        closing(KubernetesStore(FakeClient(kube), node=name)) as node,  # type: ignore[arg-type]
     ):
         yield users, node
 
@@ -178,6 +187,20 @@ def test_a_machine_says_what_is_with_claims_that_are_not_its_nodes(own_world: Wo
     assert "default/none does not exist" in own_world.status()["message"]
 
 
+def test_a_claim_that_was_another_nodes_is_read_again(own_world: World) -> None:
+    """It watches no more what it has seen of it."""
+    own_world.store.own.add("data")  # type: ignore[attr-defined]
+    own_world.claim("data", "b/slot-0", node="node-b")
+    own_world.apply(vm("web", "data"))
+    own_world.round()
+    assert own_world.reason() == "ClaimElsewhere"
+    own_world.store.own.remove("data")  # type: ignore[attr-defined]
+    own_world.allocate("data", "a/slot-0")
+    own_world.loop._hear([machine_change("default/web")])
+    own_world.loop.round(everything=False)
+    assert runs(own_world)
+
+
 def test_a_machine_whose_label_is_lost_runs_on_and_is_looked_after(own_world: World) -> None:
     own_world.apply(vm())
     own_world.round()
@@ -203,3 +226,139 @@ def test_of_an_object_that_left_the_selection_it_is_asked_whether_it_is_gone(own
     again = own_world.apply(vm())
     assert again["metadata"]["uid"] != made["metadata"]["uid"]
     assert loop._as_it_is(event) is event, "another object has the name"
+
+
+# -- what it heard before a machine arrived ----------------------------------------------------------------------------
+
+
+@dataclass
+class Arrival:
+    """A machine that is being sent to this node, whose loop heard of it when it was still the other node's."""
+
+    world: World
+    users: Store
+    """That of the controller and the users: of all objects."""
+
+    def machine(self) -> Object:
+        return self.users.get("VirtualMachine", "default", "web")
+
+    def label(self) -> None:
+        """What a controller does on a cluster."""
+        allocator = DeviceClaimAllocator(self.users, settings=AllocatorSettings(labels_nodes=True))
+        for _ in range(3):
+            allocator.round()
+
+    def begin(self) -> None:
+        """It runs on node-b, and this node has a QEMU that waits for its memory."""
+        fill(self.users, host("node-b", cpus=4), machine("web", "1", "1Gi"))
+        self.label()
+        take(self.users, "web", "node-b", machineID="run-0")
+        fill(self.users, host("node-a", cpus=4), migration("move"))
+        self.label()
+        content, machines = decode(self.machine()).object, self.world.machines
+        waiting = machines._new(content, is_paused=False)  # type: ignore[arg-type]
+        machines.views["default/web"] = replace(waiting, id="run-0", is_moving=True)
+        self.world.round()
+
+    def arrive(self) -> None:
+        """The source hands it over, this node takes it, and lets it run."""
+        hand_over_object(self.users, self.machine())
+        moved_by = self.users.get("VirtualMachineMigration", "default", "move")["metadata"]["uid"]
+        assert take_moved_object(self.world.store, self.machine(), moved_by, "node-a")
+        machines = self.world.machines
+        machines.views["default/web"] = replace(machines.views["default/web"], is_moving=False)
+
+    def hear(self) -> None:
+        """The loop hears that it runs here, and nothing from the store yet."""
+        self.world.loop._hear([machine_change("default/web")])
+        self.world.loop.round(everything=False)
+
+    def runs_on(self) -> bool:
+        """Whether it is the run that arrived."""
+        here = self.world.machines.get("default/web")
+        return here is not None and here.runs and here.id == "run-0"
+
+
+@pytest.fixture(params=["embedded", "cluster", "cluster, own objects"])
+def arrival(request: pytest.FixtureRequest, world: World) -> Iterator[Arrival]:
+    if request.param == "embedded":
+        made = Arrival(world, world.store)
+        made.begin()
+        yield made
+        return
+    with cluster("node-a") as (users, node):
+        if request.param == "cluster, own objects":
+            node.select(ALLOCATABLE_KINDS, f"{NODE_LABEL}=node-a")
+        world.store = node  # type: ignore[assignment]
+        world.loop = world.new_loop()
+        made = Arrival(world, users)
+        made.begin()
+        yield made
+
+
+def test_a_machine_that_arrives_runs_on_whatever_the_node_heard_of_it_before(arrival: Arrival) -> None:
+    arrival.arrive()
+    arrival.hear()
+    assert arrival.runs_on()
+    arrival.label()
+    arrival.world.round(times=2)
+    assert arrival.runs_on()
+    assert arrival.machine()["status"]["phase"] == "Running"
+
+
+def test_so_does_one_that_arrives_after_the_plugin_was_killed(arrival: Arrival) -> None:
+    arrival.world.restart()
+    arrival.world.round()
+    arrival.arrive()
+    arrival.hear()
+    assert arrival.runs_on()
+
+
+def stopped(arrival: Arrival) -> bool:
+    return not arrival.world.machines.views["default/web"].runs
+
+
+def gone(arrival: Arrival) -> bool:
+    return "default/web" not in arrival.world.machines.views
+
+
+def stop(arrival: Arrival) -> None:
+    now = arrival.machine()
+    arrival.users.replace({**now, "spec": {**now["spec"], "running": False}})
+
+
+def delete(arrival: Arrival) -> None:
+    arrival.users.delete("VirtualMachine", "default", "web")
+
+
+@pytest.mark.parametrize(("change", "is_done"), [(stop, stopped), (delete, gone)])
+def test_what_its_user_changes_then_is_done_at_once(
+    arrival: Arrival, change: Callable[[Arrival], None], is_done: Callable[[Arrival], bool]
+) -> None:
+    """Without the next look at everything: the controller labels it anew as soon as the node has taken it."""
+    with arrival.world.running(arrival.users):
+        arrival.arrive()
+        arrival.world.notifier.beat(machine_change("default/web"))
+        until(lambda: arrival.machine()["status"].get("pid"))
+        assert arrival.runs_on()
+        change(arrival)
+        until(lambda: is_done(arrival))
+
+
+def test_the_devices_that_come_along_with_a_machine_are_prepared_before_it_arrives(arrival: Arrival) -> None:
+    """Claim and machine are still the other node's, and this node does not watch them."""
+    made = arrival.users.create(labelled(claim("card"), "node-b"))
+    held = {"finalizers": [NODE_FINALIZER], "annotations": {ALLOCATED_NODE: "node-b", PREPARED_ON: "node-b"}}
+    made = arrival.users.replace({**made, "metadata": {**made["metadata"], **held}})
+    made = arrival.users.replace_status({**made, "status": {"allocations": [device_of("b")]}})
+    now, booked = arrival.machine(), {"name": "card", "uid": made["metadata"]["uid"], "allocations": [device_of("a")]}
+    moving = {**now["status"]["migrationState"], "claims": [booked]}
+    arrival.users.replace_status({**now, "status": {**now["status"], "migrationState": moving}})
+    grants = StoreGrants(arrival.world.store, "node-a")
+    assert [one.pool for one in grants.get(claim_ref(made)).devices] == ["a"]
+    arrival.arrive()
+    assert [one.pool for one in grants.get(claim_ref(made)).devices] == ["a"], "before the controller knows"
+
+
+def device_of(pool: str) -> Object:
+    return {"devicePoolName": pool, "deviceName": "slot-0"}

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
-from devalloc.scaling.agent_config import AGENT_SETTINGS, AgentConfig, default_agent_config, read_agent_config
+from devalloc.scaling.agent_config import (
+    AGENT_SETTINGS,
+    UNUSED_SETTINGS,
+    AgentConfig,
+    default_agent_config,
+    known_settings,
+    read_agent_config,
+)
 from devalloc.scaling.health import HealthLimits
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.state import ScalingTiming
@@ -96,3 +105,11 @@ def test_waits_and_limits_come_from_it() -> None:
 def test_waits_that_nobody_says_are_those_that_are_shipped() -> None:
     assert ScalingTiming() == default_agent_config().timing
     assert HealthLimits() == default_agent_config().limits
+
+
+def test_the_guide_has_a_row_for_each_setting() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "scaling-differs.md").read_text("utf-8")
+    _, _, section = text.partition("### Of the agent")
+    named = set(re.findall(r"`([A-Za-z.]+)`", section.partition("\n## ")[0]))
+    settings = {path for era in ProtocolEra for path in known_settings(era)} | UNUSED_SETTINGS
+    assert not settings - named

@@ -17,7 +17,7 @@ from devalloc.controller.permits.server import dump_ledgers
 from devalloc.controller.permits.settings import Settings
 from devalloc.controller.permits.transaction import PermitGrant, PermitTransaction, RetryLater
 from devalloc.scaling.messages.permits import RequestError, decode_request
-from devalloc.scaling.permits.ledger import NO_RESOURCES
+from devalloc.scaling.permits.ledger import NO_RESOURCES, next_to_migrate
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra
 from devalloc.store import Object
@@ -228,6 +228,18 @@ def test_a_pod_of_others_counts_until_it_is_gone_and_a_machine_of_its_name_takes
     world.book.limit({"node-a": Host(LIMIT)})
     assert world.book.nodes["node-a"].counted == amounts(250, 1)
     assert world.ask("pod", 1, "1Gi") == 404
+
+
+def test_a_machine_can_leave_once_another_node_receives_it_though_its_object_does_not_change() -> None:
+    world, receives = World(), {"node-b": False}
+    world.book = PermitLedgers(world.settings, can_move=lambda obj: receives["node-b"], migrates=True)
+    world.book.begin(world.hosts)
+    world.runs("a", labels={"autoscaling.neon.tech/auto-migration-enabled": "true"})
+    world.runs("b")
+    for does, first in ((False, None), (True, ("default", "a")), (False, None)):
+        receives["node-b"] = does
+        world.book.limit(world.hosts)
+        assert next_to_migrate(world.book.nodes["node-a"]) == first
 
 
 def test_overhead_and_the_whole_maximum_count() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Mapping
 
 import pytest
@@ -10,13 +11,15 @@ import pytest
 from devalloc.controller.permits.hosts import Host
 from devalloc.controller.permits.ledgers import PermitLedgers
 from devalloc.controller.permits.metrics import PermitMetrics
-from devalloc.controller.permits.migration import MigrationTracker
+from devalloc.controller.permits.migration import NO_MIGRATION, MigrationEnd, MigrationTracker
 from devalloc.controller.permits.settings import Settings
-from devalloc.controller.permits.transaction import ConditionValue
-from devalloc.scaling.permits.ledger import MachineKey
+from devalloc.controller.permits.transaction import ConditionValue, PermitGrant
+from devalloc.scaling.permits.ledger import MachineKey, should_migrate
+from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra
 from tests.support.permit_bench import amounts, machine
 
+LATE = "9999-12-31T23:59:59Z"
 LABELS = {"autoscaling.neon.tech/enabled": "true", "autoscaling.neon.tech/auto-migration-enabled": "true"}
 
 
@@ -37,9 +40,11 @@ def crowded(era: ProtocolEra, *names: str, since: str | None = None) -> PermitLe
 class Migrator:
     """Takes machines away while it is asked to."""
 
-    def __init__(self, book: PermitLedgers | None = None, error: Exception | None = None) -> None:
+    def __init__(
+        self, book: PermitLedgers | None = None, error: Exception | None = None, end: MigrationEnd | None = None
+    ) -> None:
         self.calls: list[tuple[str, str]] = []
-        self._book, self._error = book, error
+        self._book, self._error, self._end = book, error, end
 
     def begin(self, key: MachineKey, node: str) -> bool:
         self.calls.append(("begin", key[1]))
@@ -54,6 +59,9 @@ class Migrator:
         self.calls.append(("withdraw", key[1]))
         if self._error is not None:
             raise self._error
+
+    def ended(self, key: MachineKey, since: str) -> MigrationEnd | None:
+        return self._end
 
 
 def looked(
@@ -76,7 +84,7 @@ def looked(
 
 @pytest.mark.parametrize("era", [ProtocolEra.NEWEST, ProtocolEra.V0_31])
 def test_machines_that_go_meanwhile_are_no_longer_looked_at(era: ProtocolEra) -> None:
-    book = crowded(era, "a", "b", "c", since=None if era is ProtocolEra.NEWEST else "9999-12-31T23:59:59Z")
+    book = crowded(era, "a", "b", "c", since=None if era is ProtocolEra.NEWEST else LATE)
     migrator = Migrator(book)
     looked(book, migrator, 3600)
     assert migrator.calls == [("begin", "a")]
@@ -102,3 +110,55 @@ def test_one_that_cannot_be_begun_is_told() -> None:
         (True, "NodePressure"),
         (False, "MigratorFailed"),
     ]
+
+
+@pytest.mark.parametrize("succeeded", [True, False])
+def test_one_that_has_ended_is_told_and_not_withdrawn(succeeded: bool) -> None:
+    migrator = Migrator(end=MigrationEnd(succeeded, "Why", "as it was"))
+    written = looked(crowded(ProtocolEra.V0_31, "a", since=LATE), migrator, 3600)
+    assert written == [("a", {"Migrating": (False, "Why", "as it was")})]
+    assert migrator.calls == []
+
+
+def test_while_a_machine_stays_after_a_failure_another_one_leaves() -> None:
+    book, keys = crowded(ProtocolEra.V0_31, "a", "b"), [("default", "a"), ("default", "b")]
+    node = book.nodes["node-a"]
+    assert [should_migrate(node, key, book.resting) for key in keys] == [True, False]
+    book.resting = {keys[0]: 300.0}
+    assert [should_migrate(node, key, book.resting) for key in keys] == [False, True]
+
+
+def test_one_that_was_begun_and_is_gone_has_ended() -> None:
+    """A user has deleted it."""
+    migrator = Migrator(end=NO_MIGRATION)
+    written = looked(crowded(ProtocolEra.V0_31, "a", since=LATE), migrator, 3600, times=2)
+    assert migrator.calls == [("begin", "a")], "what another server wrote down is begun first"
+    assert written == [("a", {"Migrating": (False, "MigrationWithdrawn", "it has no migration any more")})]
+
+
+def test_one_that_is_just_being_begun_has_not_ended() -> None:
+    is_asked, may_answer = threading.Event(), threading.Event()
+
+    class Slow(Migrator):
+        def begin(self, key: MachineKey, node: str) -> bool:
+            is_asked.set()
+            may_answer.wait()
+            return super().begin(key, node)
+
+    book, migrator, written = crowded(ProtocolEra.V0_31, "a", since=LATE), Slow(end=NO_MIGRATION), list[MachineKey]()
+
+    async def look_meanwhile() -> None:
+        moves = MigrationTracker(book, lambda key, _: written.append(key), PermitMetrics(book), migrator, 3600)
+        none = Resources(0, 0)
+        granted = PermitGrant(("default", "a"), "node-a", b"", none, none, none, begins_migration=True)
+        answer = asyncio.create_task(moves.answered(granted))
+        await asyncio.to_thread(is_asked.wait)
+        await moves.look()
+        ended_meanwhile = [*written]
+        may_answer.set()
+        await answer
+        assert ended_meanwhile == []
+        await moves.look()
+
+    asyncio.run(look_meanwhile())
+    assert (migrator.calls, written) == ([("begin", "a")], [("default", "a")])

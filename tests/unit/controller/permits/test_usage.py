@@ -192,6 +192,34 @@ def test_ids_that_no_machine_has_are_forgotten_in_the_end(store: SQLiteStore) ->
     assert sorted(server.reported()) == ["ep-2"]
 
 
+@pytest.mark.parametrize(("letter", "ids"), [("x", 640), ("\U0001f600", 120)])
+def test_a_machine_that_changes_its_id_again_and_again_takes_no_room_from_others(
+    store: SQLiteStore, letter: str, ids: int
+) -> None:
+    """Else the ConfigMap would become larger than Kubernetes stores, and nobody's usage could be written down."""
+    server = Server(store)
+    server.begin()
+    server.knows("runs", "ep-runs", amounts(1000, 1))
+    server.knows("ended", "ep-ended", amounts(4000, 1))
+    server.goes_on(1000)
+    server.book.drop(("default", "ended"))
+    for number in range(ids):
+        server.knows("evil", f"{number}-{letter * 900}", amounts(1000, 1))
+        server.goes_on(1)
+        if number % 40 == 39:
+            server.save()
+            stored = store.get(KIND, "default", "lease-usage")["data"]
+            assert sum(map(len, stored.values())) < 2**20 * 3 // 4
+    reported = server.reported()
+    assert reported["ep-runs"] == (1000 + ids, 1000 + ids)
+    assert reported["ep-ended"] == (4000, 1000)
+    assert reported["(other)"][0] > 10
+    assert sum(cpu for cpu, _ in reported.values()) == pytest.approx(1000 + ids + 4000 + ids)
+    next_one = Server(store, "next")
+    next_one.begin()
+    assert next_one.reported() == reported
+
+
 @pytest.mark.parametrize("name", ["ep", 'a"b\\c\nd', "ü", "\ud800", "x" * 5000])
 def test_ids_of_all_kinds_are_shown(store: SQLiteStore, name: str) -> None:
     server = Server(store)

@@ -1,0 +1,447 @@
+"""`devalloc migrate` and the verbs around it, as people see them: from the command to the end, and each way to fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing, suppress
+from functools import partial
+from threading import Event
+from typing import Any
+
+import pytest
+
+from devalloc.api import meta
+from devalloc.api.views import MachineView, MigrationView
+from devalloc.cli.verbs import migrate as verb
+from devalloc.controller import cordon
+from devalloc.controller.drain import withdraw_requests
+from devalloc.controller.migration_cleanup import MigrationCleanup
+from devalloc.controller.migrations import begin_migration
+from devalloc.store import Conflict, NotFound, Store
+from devalloc.store.sqlite import SQLiteStore
+from tests.support.cli_shell import Shell, text
+from tests.support.host_pools import host, machine
+from tests.support.migration_nodes import KIND, ScriptedNodes, controller_at_work, let_go, migration, play
+from tests.support.waiting import until
+
+Object = dict[str, Any]
+
+
+def working(shell: Shell, nodes: Callable[[Store], None] = play) -> AbstractContextManager[None]:
+    """The controller, and the plugins of all nodes."""
+    return controller_at_work(shell.store, nodes)
+
+
+@pytest.fixture
+def fleet(devalloc: Shell) -> Shell:
+    """The machine web, which runs on node-a; node-b has room."""
+    devalloc("apply", "-f", "-", stdin=text(host("node-a", cpus=4), machine("web", "1", "1Gi")))
+    devalloc.allocate()
+    with closing(SQLiteStore(devalloc.store)) as store:
+        ScriptedNodes(store).take("node-a")
+    devalloc("apply", "-f", "-", stdin=text(host("node-b", cpus=4)))
+    return devalloc
+
+
+def stored(shell: Shell, kind: str = "VirtualMachine") -> Object:
+    with closing(SQLiteStore(shell.store)) as store:
+        (one,) = store.list(kind).objects
+        return one
+
+
+def stored_migrations(shell: Shell) -> list[Object]:
+    with closing(SQLiteStore(shell.store)) as store:
+        return store.list(KIND).objects
+
+
+def left_by_a_drain(shell: Shell) -> str:
+    """A migration of the machine that a drain created before it was killed; its name."""
+    with closing(SQLiteStore(shell.store)) as store:
+        return str(begin_migration(store, ("default", "web"), purpose="drain")["metadata"]["name"])
+
+
+def uncordon(store: Store, *, withdraws: bool = True) -> None:
+    """What `devalloc uncordon` does, beside another command. ``withdraws``: it is not killed in between."""
+    cordon.set_cordon(store, cordon.CordonTarget(node="node-a"), None)
+    if withdraws:
+        withdraw_requests(store, "node-a")
+
+
+def node_of(shell: Shell) -> str:
+    return str(stored(shell)["status"]["nodeName"])
+
+
+class TestMigrate:
+    def test_from_the_command_to_the_end(self, fleet: Shell) -> None:
+        with working(fleet):
+            result = fleet("migrate", "vm/web", "--timeout", "20s")
+        assert (result.code, result.err) == (0, "")
+        lines = result.out.splitlines()
+        assert lines[0].startswith("virtualmachinemigration/web-move-")
+        assert lines[-1] == "virtualmachine default/web has moved to node node-b"
+        assert node_of(fleet) == "node-b"
+        shown = fleet("get", "migrations").out.splitlines()
+        assert shown[0].split() == ["NAME", "MACHINE", "PHASE", "FROM", "TO", "REASON", "AGE"]
+        assert shown[1].split()[1:5] == ["web", "Succeeded", "node-a", "node-b"]
+        name = MigrationView(stored(fleet, KIND)).key[1]
+        described = fleet("describe", f"migration/{name}").out
+        assert "To node:" in described
+        assert "Progress:" in described
+        assert fleet("wait", f"migration/{name}").out == f"virtualmachinemigration/{name} succeeded\n"
+        assert fleet("delete", "migration", name).code == 0
+        assert "no virtualmachinemigrations in" in fleet("get", "migrations").err
+
+    def test_to_a_node_that_was_named(self, fleet: Shell) -> None:
+        fleet("apply", "-f", "-", stdin=text(host("node-c", cpus=4)))
+        with working(fleet):
+            assert fleet("migrate", "vm/web", "--to", "node-c", "--timeout", "20s").code == 0
+        assert node_of(fleet) == "node-c"
+
+    def test_one_that_fails_stays_and_the_reason_is_shown(self, fleet: Shell) -> None:
+        with working(fleet, partial(play, until="Failed")):
+            result = fleet("migrate", "vm/web", "--timeout", "20s")
+        assert result.code == 1
+        assert "has not moved: MigrationFailed: the connection was cut" in result.err
+        assert node_of(fleet) == "node-a"
+        name = MigrationView(stored(fleet, KIND)).key[1]
+        assert fleet("explain", f"migration/{name}").code == 1
+        waited = fleet("wait", f"migration/{name}", "--timeout", "20s")
+        assert waited.code == 1
+        assert "has not succeeded and will not, because it is over" in waited.err
+        assert "the connection was cut" in waited.err
+
+    def test_words_of_its_nodes_do_nothing_to_the_terminal(self, fleet: Shell) -> None:
+        """Whoever has the token of its target writes them."""
+        with working(fleet, partial(play, until="Failed", reason="\x1b[2JX\nerror: forged")):
+            results = [fleet("migrate", "vm/web", "--timeout", "20s")]
+            name = MigrationView(stored(fleet, KIND)).key[1]
+            for words in (["explain"], ["wait", "--timeout", "9s"], ["describe"], ["get", "-o", "wide"]):
+                results.append(fleet(words[0], f"migration/{name}", *words[1:]))
+            results.append(fleet("drain", "node/node-a", "--timeout", "20s"))
+        for result in results:
+            text = result.out + result.err
+            assert r"\x1b[2JX" in text or "is over" in text, "waiting shows the message alone"
+            assert "\x1b" not in text
+            assert "\nerror: forged" not in text
+
+    def test_what_cannot_move_is_refused_at_once(self, fleet: Shell) -> None:
+        with working(fleet):
+            result = fleet("migrate", "web", "--to", "node-a", "--timeout", "20s")
+        assert result.code == 1
+        assert "MachineNotMovable: the machine is on node node-a already" in result.err
+
+    def test_a_node_that_does_not_exist_is_refused_before_anything_is_written(self, fleet: Shell) -> None:
+        result = fleet("migrate", "vm/web", "--to", "nothere")
+        assert (result.code, result.out) == (1, "")
+        assert result.err == "error: there is no node nothere with pools; `devalloc get nodes` lists all nodes\n"
+        assert "no virtualmachinemigrations in" in fleet("get", "migrations").err
+
+    def test_when_the_time_is_up_it_is_withdrawn_and_the_reason_why_it_waits_was_shown(self, fleet: Shell) -> None:
+        fleet("cordon", "node/node-b", "--reason", "test")
+        with working(fleet):
+            result = fleet("migrate", "vm/web", "--timeout", "2s")
+        assert result.code == 1
+        assert "  waits: " in result.out
+        assert "not moved within 2 s; virtualmachinemigration/web-move-" in result.err
+        assert "is withdrawn; the machine is on node node-a" in result.err
+        assert "migrationState" not in stored(fleet)["status"]
+        assert "no virtualmachinemigrations in" in fleet("get", "migrations").err
+
+    def test_ctrl_c_withdraws_it(self, fleet: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+        def interrupt(self: verb.Follower, timeout: float) -> int:
+            until(lambda: "migrationState" in stored(fleet)["status"], "a target is reserved")
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(verb.Follower, "run", interrupt)
+        with working(fleet, partial(play, until="TargetReady")):
+            result = fleet("migrate", "vm/web")
+        assert result.code != 0
+        assert "interrupted; virtualmachinemigration/web-move-" in result.err
+        assert "the machine is on node node-a" in result.err
+        assert "migrationState" not in stored(fleet)["status"]
+
+    def test_one_that_others_delete(self, fleet: Shell) -> None:
+        def delete(store: Store) -> None:
+            for one in store.list(KIND).objects:
+                store.delete(KIND, "default", one["metadata"]["name"])
+
+        with working(fleet, delete):
+            result = fleet("migrate", "vm/web", "--timeout", "20s")
+        assert result.code == 1
+        assert "was deleted by others; the machine is on node node-a" in result.err
+
+    def test_without_waiting(self, fleet: Shell) -> None:
+        result = fleet("migrate", "vm/web", "--no-wait")
+        assert result.code == 0
+        assert result.out.endswith(" created\n")
+        assert MigrationView(stored(fleet, KIND)).machine == ("default", "web")
+
+    @pytest.mark.parametrize(("name", "words"), [("vm/wob", "did you mean web"), ("claim/web", "moves machines, not")])
+    def test_a_wrong_name(self, fleet: Shell, name: str, words: str) -> None:
+        result = fleet("migrate", name)
+        assert result.code == 2 if "claim" in name else result.code != 0
+        assert words in result.err
+        with closing(SQLiteStore(fleet.store)) as store:
+            assert store.list(KIND).objects == []
+
+    def test_a_deadline_of_the_controller_is_a_failure(self, fleet: Shell) -> None:
+        fleet("apply", "-f", "-", stdin=text(migration("move", "web")))
+        fleet.allocate()
+        fleet.allocate()
+        with closing(SQLiteStore(fleet.store)) as store:
+            late = store.get(KIND, "default", "move")
+            store.replace_status({**late, "status": {**late["status"], "startTime": "2020-01-01T00:00:00Z"}})
+            MigrationCleanup(store).look()
+        fleet.allocate()
+        result = fleet("explain", "migration/move")
+        assert result.code == 1
+        assert "MigrationTimedOut" in result.out
+
+    def test_its_spec_cannot_change(self, fleet: Shell) -> None:
+        fleet("apply", "-f", "-", stdin=text(migration("move", "web")))
+        result = fleet("apply", "-f", "-", stdin=text(migration("move", "web", "node-b")))
+        assert result.code != 0
+        assert "its spec cannot change; delete it and create another" in result.err
+
+
+class TestExplain:
+    def test_why_one_waits(self, fleet: Shell) -> None:
+        fleet("apply", "-f", "-", stdin=text(machine("big", "4", "1Gi", nodeName="node-b")))
+        fleet.allocate()
+        fleet("apply", "-f", "-", stdin=text(migration("move", "web")))
+        fleet.allocate()
+        result = fleet("explain", "migration/move")
+        assert result.code == 1
+        assert "without machine default/big there would be room" in result.out
+        assert fleet("explain", "migration/move", "-o", "json").json["reason"] == "NoRoom"
+
+    def test_what_it_would_get(self, fleet: Shell) -> None:
+        fleet("apply", "-f", "-", stdin=text(migration("move", "web")))
+        result = fleet("explain", "migration/move")
+        assert (result.code, result.out) == (
+            0,
+            "default/move: node node-b has room for the machine, and would be its target\n",
+        )
+
+    def test_how_far_one_is(self, fleet: Shell) -> None:
+        fleet("apply", "-f", "-", stdin=text(migration("move", "web")))
+        for _ in range(2):
+            fleet.allocate()
+        result = fleet("explain", "migration/move")
+        assert (result.code, result.out) == (0, "default/move is Scheduled\n")
+        assert "Moving to:" in fleet("describe", "vm/web").out
+        assert "web (cpu 1, memory 1Gi, moving here)" in fleet("describe", "pool/node-b-host").out
+
+    def test_a_wrong_name(self, fleet: Shell) -> None:
+        fleet("apply", "-f", "-", stdin=text(migration("move", "web")))
+        result = fleet("explain", "migration/mov")
+        assert result.code != 0
+        assert "there is no migration default/mov; did you mean move?" in result.err
+
+
+class TestDrain:
+    def test_what_runs_moves_while_it_runs(self, fleet: Shell) -> None:
+        assert "will move to another node while it runs" in fleet("drain", "node/node-a", "--dry-run").out
+        with working(fleet):
+            result = fleet("drain", "node/node-a", "--timeout", "20s")
+        assert (result.code, result.err) == (0, "")
+        lines = result.out.splitlines()
+        assert "virtualmachine default/web asked to move to another node while it runs" in lines
+        assert "virtualmachine default/web left node node-a" in lines
+        assert lines[-1] == "virtualmachine default/web placed on node node-b"
+        assert node_of(fleet) == "node-b"
+
+    @pytest.mark.parametrize("is_handed_over", [False, True])
+    def test_nothing_moves_to_a_node_that_is_drained(self, fleet: Shell, is_handed_over: bool) -> None:
+        fleet("apply", "-f", "-", stdin=text(migration(target="node-b")))
+        fleet.allocate()
+
+        def nodes(store: Store) -> None:
+            with suppress(NotFound, Conflict):
+                if MachineView(stored(fleet)).arrives_on("node-b") and is_handed_over:
+                    ScriptedNodes(store).take("node-b")
+            play(store, until="Succeeded" if is_handed_over else "TargetReady")
+
+        with closing(SQLiteStore(fleet.store)) as store:
+            if is_handed_over:
+                ScriptedNodes(store).hand_over()
+        shown = fleet("drain", "node/node-b", "--dry-run").out
+        assert "virtualmachine default/web: its migration to the node will be withdrawn" in shown
+        with working(fleet, nodes):
+            result = fleet("drain", "node/node-b", "--timeout", "20s")
+        assert (result.code, result.err, node_of(fleet)) == (0, "", "node-a")
+        words = "asked to move to another node" if is_handed_over else "its migration to the node is withdrawn"
+        assert words in result.out
+
+    def test_one_whose_migration_fails_meanwhile_is_asked_then(self, fleet: Shell) -> None:
+        """A user began it before the drain, which must not wait for a machine that does not leave any more."""
+        fleet("apply", "-f", "-", stdin=text(migration("move")))
+        for _ in range(2):
+            fleet.allocate()
+
+        def nodes(store: Store) -> None:
+            if MigrationView(store.get(KIND, "default", "move")).is_over:
+                play(store)
+            elif cordon.is_node_cordoned(store, "node-a"):
+                ScriptedNodes(store).fail()
+
+        with working(fleet, nodes):
+            result = fleet("drain", "node/node-a", "--timeout", "20s")
+        lines = result.out.splitlines()
+        assert "virtualmachine default/web: leaves: it is moving to node node-b" in lines
+        assert "virtualmachine default/web asked to move to another node while it runs" in lines
+        assert (result.code, result.err, node_of(fleet)) == (0, "", "node-b")
+
+    def test_one_that_was_killed_is_repeated_and_moves_each_machine_once(self, fleet: Shell) -> None:
+        name = left_by_a_drain(fleet)
+        with working(fleet):
+            result = fleet("drain", "node/node-a", "--timeout", "20s")
+        assert (result.code, result.err, node_of(fleet)) == (0, "", "node-b")
+        assert MigrationView(stored(fleet, KIND)).key[1] == name
+
+    def test_one_that_a_user_asked_for_and_that_waits_moves_the_machine(self, fleet: Shell) -> None:
+        fleet("apply", "-f", "-", stdin=text(migration("move")))
+        name = left_by_a_drain(fleet)
+        with working(fleet):
+            result = fleet("drain", "node/node-a", "--timeout", "20s")
+        assert (result.code, node_of(fleet)) == (0, "node-b")
+        assert f"its migration default/{name} is withdrawn" in result.err, "else it would move the machine once more"
+        assert MigrationView(stored(fleet, KIND)).key[1] == "move"
+
+    def test_so_does_one_that_is_under_way(self, fleet: Shell) -> None:
+        fleet("apply", "-f", "-", stdin=text(migration("move")))
+        fleet.allocate()
+        left_by_a_drain(fleet)
+        with working(fleet):
+            result = fleet("drain", "node/node-a", "--timeout", "20s")
+        assert (result.code, node_of(fleet)) == (0, "node-b")
+        assert MigrationView(stored(fleet, KIND)).key[1] == "move"
+
+    @pytest.mark.parametrize("words", [(), ("--force",)])
+    def test_one_to_a_node_that_cannot_take_it_gives_way(self, fleet: Shell, words: tuple[str, ...]) -> None:
+        fleet("apply", "-f", "-", stdin=text(host("node-c", cpus=4)))
+        fleet("cordon", "node/node-c")
+        fleet("apply", "-f", "-", stdin=text(migration("move", target="node-c")))
+        for _ in range(2):
+            fleet.allocate()
+        with working(fleet):
+            result = fleet("drain", "node/node-a", *words, "--timeout", "20s")
+        assert (result.code, node_of(fleet)) == (0, "node-b")
+        assert "virtualmachine default/web: its migration default/move is withdrawn" in result.err
+        assert "asked to leave" not in result.out
+
+    def test_uncordon_withdraws_the_migrations_of_drains_alone(self, fleet: Shell) -> None:
+        fleet("cordon", "node/node-a")
+        left_by_a_drain(fleet)
+        fleet("apply", "-f", "-", stdin=text(migration("move"), machine("my-drain-box", "1", "1Gi", nodeName="node-a")))
+        fleet("migrate", "my-drain-box", "--no-wait")
+        assert fleet("uncordon", "node/node-b").out == "node node-b was not cordoned\n"
+        result = fleet("uncordon", "node/node-a")
+        assert result.out == "node node-a uncordoned\nvirtualmachine default/web is no longer asked to leave\n"
+        with closing(SQLiteStore(fleet.store)) as store:
+            names = [MigrationView(one).key[1] for one in store.list(KIND).objects]
+        assert (len(names), "move" in names, names[-1].startswith("my-drain-box-move-")) == (2, True, True)
+
+    def test_one_that_others_uncordon_meanwhile_stays(self, fleet: Shell) -> None:
+        fleet("apply", "-f", "-", stdin=text(migration("move")))
+        for _ in range(2):
+            fleet.allocate()
+
+        def nodes(store: Store) -> None:
+            if cordon.is_node_cordoned(store, "node-a"):
+                uncordon(store)
+                ScriptedNodes(store).fail()
+
+        with working(fleet, nodes):
+            result = fleet("drain", "node/node-a", "--timeout", "20s")
+        assert (result.code, node_of(fleet)) == (1, "node-a")
+        assert "virtualmachine default/web stays on node node-a, which was uncordoned meanwhile" in result.err
+
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_uncordon_ends_it_and_no_guest_is_powered_down(self, fleet: Shell, fails: bool) -> None:
+        was_uncordoned = Event()
+
+        def nodes(store: Store) -> None:
+            play(store, until="Failed" if was_uncordoned.is_set() and fails else "TargetReady")
+            if any(MigrationView(one).phase == "TargetReady" for one in store.list(KIND).objects):
+                uncordon(store, withdraws=not fails)
+                was_uncordoned.set()
+
+        with working(fleet, nodes):
+            result = fleet("drain", "node/node-a", "--force", "--timeout", "20s")
+            until(lambda: "migrationState" not in stored(fleet)["status"], "the reservation is removed")
+        assert (result.code, node_of(fleet)) == (1, "node-a")
+        assert "virtualmachine default/web stays on node node-a, which was uncordoned meanwhile" in result.err
+        assert meta.EVICT not in stored(fleet)["metadata"]["annotations"]
+        assert all(MigrationView(one).is_over for one in stored_migrations(fleet))
+
+    def test_uncordon_ends_it_while_a_machine_powers_down(self, fleet: Shell) -> None:
+        fleet("delete", "pool", "node-b-host")
+
+        def nodes(store: Store) -> None:
+            if stored(fleet)["metadata"]["annotations"].get(meta.EVICT):
+                uncordon(store)
+
+        with working(fleet, nodes):
+            result = fleet("drain", "node/node-a", "--force", "--timeout", "20s")
+        assert result.code == 1
+        assert "virtualmachine default/web stays on node node-a, which was uncordoned meanwhile" in result.err
+        assert "later" not in result.err
+
+    @pytest.mark.parametrize("is_deleted", [False, True])
+    def test_one_that_its_user_stops_or_deletes_meanwhile_leaves_then(self, fleet: Shell, is_deleted: bool) -> None:
+        def nodes(store: Store) -> None:
+            play(store, until="TargetReady")
+            with suppress(Conflict, NotFound):
+                vm = store.get("VirtualMachine", "default", "web")
+                if any(MigrationView(one).phase == "TargetReady" for one in store.list(KIND).objects):
+                    if is_deleted:
+                        store.delete("VirtualMachine", "default", "web")
+                    else:
+                        store.replace({**vm, "spec": {**vm["spec"], "running": False}})
+                elif MachineView(vm).must_leave("node-a") or (MachineView(vm).is_deleting and vm["status"]):
+                    let_go(store, "web")
+                elif vm["spec"].get("running") is False and vm["status"].get("phase") == "Running":
+                    store.replace_status({**vm, "status": {**vm["status"], "phase": "Stopped"}})
+
+        with working(fleet, nodes):
+            result = fleet("drain", "node/node-a", "--timeout", "20s")
+        assert (result.code, result.err) == (0, "")
+        assert f"virtualmachine default/web {'is gone' if is_deleted else 'left node node-a'}\n" in result.out
+
+    def test_what_fails_stays(self, fleet: Shell) -> None:
+        with working(fleet, partial(play, until="Failed")):
+            result = fleet("drain", "node/node-a", "--timeout", "20s")
+        assert result.code == 1
+        assert "did not move while it ran: MigrationFailed: the connection was cut" in result.err
+        assert node_of(fleet) == "node-a"
+
+    def test_and_is_powered_down_with_force(self, fleet: Shell) -> None:
+        with working(fleet, partial(play, until="Failed")):
+            result = fleet("drain", "node/node-a", "--force", "--timeout", "3s")
+        assert "virtualmachine default/web asked to leave" in result.out
+        assert stored(fleet)["metadata"]["annotations"]["devalloc.io/evict"] == "node-a"
+
+    def test_unless_it_was_handed_over(self, fleet: Shell) -> None:
+        """The other node has not taken it yet: a request to leave this one would stay with it there."""
+
+        def hand_over(store: Store) -> None:
+            play(store, until="Running")
+            with suppress(NotFound, LookupError, Conflict):
+                for migration in store.list(KIND).objects:
+                    if MigrationView(migration).phase == "Running":
+                        ScriptedNodes(store, "web", migration["metadata"]["name"]).hand_over()
+
+        with working(fleet, hand_over):
+            result = fleet("drain", "node/node-a", "--force", "--timeout", "2s")
+        assert (node_of(fleet), result.code) == ("node-b", 1)
+        assert "devalloc.io/evict" not in stored(fleet)["metadata"]["annotations"]
+        assert "has not left within 2 s" in result.err
+
+    def test_when_the_time_is_up_the_migration_is_withdrawn(self, fleet: Shell) -> None:
+        with working(fleet, partial(play, until="TargetReady")):
+            result = fleet("drain", "node/node-a", "--timeout", "3s")
+            until(lambda: "migrationState" not in stored(fleet)["status"], "the reservation is removed")
+        assert result.code == 1
+        assert "has not moved within 3 s, and stays on the node" in result.err
+        assert "no virtualmachinemigrations in" in fleet("get", "migrations").err

@@ -1,0 +1,209 @@
+"""NeonVM's webhook is down: its machines get no permits, and devalloc's own get theirs, and no node gives more than it
+has whatever becomes of the writes that were under way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from devalloc.controller.cluster_process import ObjectClient
+from devalloc.controller.permits import decider, server
+from devalloc.controller.permits.leader_server import LeaderPermitServer, PermitListenAddress
+from devalloc.controller.permits.leadership import ProcessLeadership
+from devalloc.controller.permits.neon_vms import NEON_MACHINES, PERMIT
+from devalloc.scaling.resources import Resources
+from devalloc.store.kubernetes import ApiError, KubernetesStore, object_writer
+from devalloc_node.agent.http_client import new_session
+from devalloc_node.errors import NodeError
+from tests.support.fake_kube import FakeClient, FakeKube
+from tests.support.neon_installation import MACHINES, vm
+from tests.support.permit_bench import amounts
+from tests.support.waiting import until
+from tests.unit.controller.permits.test_leader import NAMESPACE, ask, kube, server_of
+
+__all__ = ["kube"]
+POD = "vm1-x7k2p"
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_writer, "PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(server, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(server, "MAX_SETTLE_SECONDS", 0.05)
+    monkeypatch.setattr(server, "NEON_SECONDS", 0.2)
+
+
+@pytest.fixture
+def both(kube: FakeKube) -> FakeKube:
+    """The node of 8 CPUs and 16 GiB with a machine of NeonVM of at most 4 CPUs and 8 GiB, beside two of devalloc."""
+    obj = vm("vm1", ("250m", "4", "250m"), (1, 8, 1))
+    status = {"phase": "Running", "node": "node-a", "podName": POD, "cpus": "250m", "memorySize": "1Gi"}
+    metadata = {**obj["metadata"], "namespace": "default"}
+    put(kube, "vm1", {**obj, "metadata": metadata, "status": status})
+    return kube
+
+
+def put(kube: FakeKube, name: str, obj: dict[str, Any]) -> None:
+    with kube.changed:
+        kube._put(f"{MACHINES}/{name}", obj, "ADDED")
+
+
+class Leading:
+    """One process, whose writes of NeonVM's machines pass ``webhook``."""
+
+    def __init__(self, kube: FakeKube, name: str, webhook: Callable[[], None]) -> None:
+        self.client = FakeClient(kube)
+        self.webhook = webhook
+        self.client.before = lambda number, what: self.webhook() if "vm.neon.tech" in what else None
+        self.is_led = True
+        self.store = KubernetesStore(
+            self.client,  # type: ignore[arg-type]
+            resources=(NEON_MACHINES,),
+            may_write=lambda: self.is_led,
+        )
+        self.urls: list[str] = []
+        self.permits = LeaderPermitServer(
+            self.store,
+            ProcessLeadership(name, lambda: self.is_led),
+            self.client.create,
+            ObjectClient(self.client, NAMESPACE, lambda: self.is_led),  # type: ignore[arg-type]
+            NAMESPACE,
+            PermitListenAddress("127.0.0.1", 0, "127.0.0.1", neon=True),
+            stamp=f"1 {name}",
+            on_serving=lambda url, plain: self.urls.append(url),
+        )
+
+
+@contextmanager
+def leading(kube: FakeKube, name: str, webhook: Callable[[], None] = lambda: None) -> Iterator[Leading]:
+    process, stop = Leading(kube, name, webhook), threading.Event()
+    thread = threading.Thread(target=process.permits.run, args=(stop,), daemon=True)
+    thread.start()
+    try:
+        until(lambda: process.urls, "it serves, and says where")
+        yield process
+    finally:
+        stop.set()
+        thread.join(60)
+        assert not thread.is_alive()
+        process.store.close()
+
+
+def down() -> None:
+    raise ApiError(500, "InternalError", 'failed calling webhook "vvirtualmachine.kb.io": connection refused')
+
+
+def neon_permit(kube: FakeKube) -> Any:
+    text = kube.get(f"{MACHINES}/vm1")["metadata"].get("annotations", {}).get(PERMIT)
+    return text and json.loads(text)
+
+
+async def granted(kube: FakeKube, name: str, wanted: Resources, last: Resources | None = None) -> Resources | None:
+    """The permit; None if the server cannot answer."""
+    async with new_session() as session:
+        try:
+            return await ask(session, server_of(kube, "node-a"), name, wanted, last)
+        except NodeError as error:
+            if "503" not in error.message:
+                raise
+            return None
+
+
+def answered(kube: FakeKube, name: str, wanted: Resources, last: Resources | None = None) -> Resources:
+    """The permit, as soon as the server can answer."""
+    permit = until(lambda: asyncio.run(granted(kube, name, wanted, last)), f"{name} is answered")
+    assert permit is not None
+    return permit
+
+
+def begin(kube: FakeKube, b: Resources) -> None:
+    """The first requests of all machines; until then they count for their most."""
+    assert answered(kube, "a", amounts(250, 1)) == amounts(250, 1)
+    assert answered(kube, "b", b) == b
+    assert answered(kube, POD, amounts(1000, 2)) == amounts(1000, 2)
+
+
+def test_devallocs_machines_get_permits_and_neonvms_do_when_its_webhook_is_back(both: FakeKube) -> None:
+    with leading(both, "one") as process:
+        begin(both, amounts(1000, 2))
+        process.webhook = down
+        assert asyncio.run(granted(both, POD, amounts(2000, 4), amounts(1000, 2))) is None
+        for _ in range(3):
+            assert asyncio.run(granted(both, POD, amounts(3000, 4), amounts(1000, 2))) is None
+            assert asyncio.run(granted(both, "b", amounts(250, 1))) == amounts(250, 1)
+            assert asyncio.run(granted(both, "b", amounts(1000, 2))) == amounts(1000, 2)
+        # The write of 2 CPUs may still be done, so they count: 8 - 2 - 1.
+        assert asyncio.run(granted(both, "a", amounts(8000, 4), amounts(250, 1))) == amounts(5000, 4)
+        process.webhook = lambda: None
+        assert answered(both, "a", amounts(1000, 4), amounts(5000, 4)) == amounts(1000, 4)
+        assert answered(both, POD, amounts(3000, 4), amounts(1000, 2)) == amounts(3000, 4)
+        assert neon_permit(both)["cpus"] == "3"
+        assert answered(both, "a", amounts(8000, 4), amounts(1000, 4)) == amounts(4000, 4)
+
+
+def test_a_webhook_that_hangs_holds_up_its_own_machines_only(both: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decider, "NEON_SECONDS", 0.1)
+    go_on = threading.Event()
+    with leading(both, "one") as process:
+        begin(both, amounts(1000, 2))
+        process.webhook = lambda: go_on.wait(60) and None  # type: ignore[func-returns-value]
+        try:
+            assert asyncio.run(granted(both, POD, amounts(2000, 4), amounts(1000, 2))) is None
+            assert asyncio.run(granted(both, "a", amounts(8000, 4), amounts(250, 1))) == amounts(5000, 4)
+            assert not go_on.is_set()
+            assert neon_permit(both)["cpus"] == "1"
+        finally:
+            go_on.set()
+        until(lambda: neon_permit(both)["cpus"] == "2", "the write is done after all")
+        assert asyncio.run(granted(both, "a", amounts(8000, 4), amounts(5000, 4))) == amounts(5000, 4)
+        assert answered(both, POD, amounts(2000, 4), amounts(1000, 2)) == amounts(2000, 4)
+
+
+def test_a_leader_that_comes_while_it_is_down_serves_devallocs_machines_and_counts_neonvms_for_their_most(
+    both: FakeKube,
+) -> None:
+    with leading(both, "one"):
+        begin(both, amounts(250, 1))
+    with leading(both, "two", down) as process:
+        assert answered(both, "a", amounts(8000, 4), amounts(250, 1)) == amounts(3750, 4), "8 - 4 - 0.25"
+        assert asyncio.run(granted(both, POD, amounts(1000, 2), amounts(1000, 2))) is None
+        assert process.permits.failing is None
+        process.webhook = lambda: None
+        assert answered(both, POD, amounts(1000, 2), amounts(1000, 2)) == amounts(1000, 2)
+        assert answered(both, "a", amounts(8000, 4), amounts(3750, 4)) == amounts(6750, 4)
+
+
+def test_a_write_of_which_the_answer_is_lost_counts(both: FakeKube) -> None:
+    with leading(both, "one") as process:
+        begin(both, amounts(250, 1))
+        process.webhook = down
+        at = len(process.client.writes)
+        assert asyncio.run(granted(both, POD, amounts(4000, 8), amounts(1000, 2))) is None
+        assert len(process.client.writes) > at
+        # It is done late, as it was sent: nothing of the node is left for another.
+        late = both.get(f"{MACHINES}/vm1")
+        content = {**neon_permit(both), "cpus": "4", "memory": "8Gi"}
+        late["metadata"]["annotations"][PERMIT] = json.dumps(content)
+        both.replace(f"{MACHINES}/vm1", late)
+        assert answered(both, "a", amounts(8000, 4), amounts(250, 1)) == amounts(3750, 4)
+
+
+def test_machines_without_number_are_written_a_few_at_a_time(both: FakeKube) -> None:
+    template = both.get(f"{MACHINES}/vm1")
+    for number in range(11):
+        metadata = {"name": f"w{number}", "namespace": "default", "labels": template["metadata"]["labels"]}
+        status = {**template["status"], "podName": f"w{number}-p"}
+        put(both, f"w{number}", {**template, "metadata": metadata, "status": status})
+
+    async def course() -> list[Resources | None]:
+        return list(await asyncio.gather(*(granted(both, f"w{n}-p", amounts(500, 1)) for n in range(11))))
+
+    with leading(both, "one"):
+        begin(both, amounts(250, 1))
+        assert asyncio.run(course()) == [amounts(500, 1)] * 11

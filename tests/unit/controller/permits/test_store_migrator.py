@@ -1,0 +1,204 @@
+"""Permits and migrations: the permit server has machines migrated, and counts those that move on both nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from devalloc.controller.migrations import begin_migration
+from devalloc.controller.permits.hosts import Host
+from devalloc.controller.permits.ledgers import PermitLedgers
+from devalloc.controller.permits.migration import NO_MIGRATION, MigrationEnd
+from devalloc.controller.permits.settings import Settings
+from devalloc.controller.permits.store_migrator import MovableMachines, StoreMigrator
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
+from devalloc.scaling.resources import Resources
+from devalloc.store.sqlite import SQLiteStore
+from devalloc_solver import solve_manifests
+from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool
+from tests.support.host_pools import host, machine
+from tests.support.migration_nodes import KIND, handed_over, migration, movable
+from tests.support.permit_bench import amounts
+
+Object = dict[str, Any]
+KEY = ("default", "web")
+LONG_AGO = "2026-01-01T00:00:00Z"
+
+
+def created(store: SQLiteStore) -> Object:
+    (one,) = store.list(KIND).objects
+    return one
+
+
+class TestStoreMigrator:
+    def test_it_creates_one_migration_for_a_machine(self, store: SQLiteStore) -> None:
+        migrator = StoreMigrator(store)
+        assert migrator.begin(KEY, "a")
+        assert created(store)["spec"] == {"vmName": "web"}
+        assert not migrator.begin(KEY, "a")
+        assert migrator.ended(KEY, LONG_AGO) is None
+        migrator.withdraw(KEY)
+        assert store.list(KIND).objects == []
+        migrator.withdraw(KEY)
+
+    @pytest.mark.parametrize("machine_name", ["web", "a-pressure-test"])
+    def test_what_others_created_is_theirs(self, store: SQLiteStore, machine_name: str) -> None:
+        key = ("default", machine_name)
+        begin_migration(store, key)
+        migrator = StoreMigrator(store)
+        assert not migrator.begin(key, "a")
+        migrator.withdraw(key)
+        assert created(store)["metadata"]["name"].startswith(f"{machine_name}-move-")
+
+    @pytest.mark.parametrize(
+        ("status", "end"),
+        [
+            ({"phase": "Succeeded", "targetNode": "b"}, MigrationEnd(True, "Migrated", "it has moved to node b")),
+            ({"phase": "Failed", "reason": "NoRoom", "message": "full"}, MigrationEnd(False, "NoRoom", "full")),
+            ({"phase": "Failed"}, MigrationEnd(False, "MigrationFailed", "")),
+            ({"phase": "Running"}, None),
+        ],
+    )
+    def test_it_says_how_the_migration_ended(
+        self, store: SQLiteStore, status: Object, end: MigrationEnd | None
+    ) -> None:
+        migrator = StoreMigrator(store)
+        migrator.begin(KEY, "a")
+        store.replace_status({**created(store), "status": status})
+        assert migrator.ended(KEY, LONG_AGO) == end
+        assert migrator.ended(KEY, "2100-01-01T00:00:00Z") == (end and NO_MIGRATION), "that was another one"
+
+    def test_it_has_ended_if_a_user_deletes_it(self, store: SQLiteStore) -> None:
+        migrator = StoreMigrator(store)
+        migrator.begin(KEY, "a")
+        store.delete(KIND, "default", created(store)["metadata"]["name"])
+        assert migrator.ended(KEY, LONG_AGO) == NO_MIGRATION
+
+    def test_while_one_of_others_moves_the_machine_that_one_counts(self, store: SQLiteStore) -> None:
+        fill(store, migration("move", "web"), migration("another", "db"))
+        migrator = StoreMigrator(store)
+        migrator.begin(KEY, "a")
+        assert migrator.ended(KEY, LONG_AGO) is None
+        status = {"phase": "Succeeded", "targetNode": "b", "completionTime": "2026-01-01T00:10:00Z"}
+        stored = store.replace_status({**store.get(KIND, "default", "move"), "status": status})
+        end = MigrationEnd(True, "Migrated", "it has moved to node b")
+        assert migrator.ended(KEY, LONG_AGO) == end
+        store.replace_status({**stored, "status": {**status, "completionTime": "2100-01-02T00:00:00Z"}})
+        assert migrator.ended(KEY, "2100-01-01T00:00:00Z") == end, "it began before, and ended after that"
+        store.delete(KIND, "default", "move")
+        assert migrator.ended(KEY, LONG_AGO) == NO_MIGRATION
+
+    def test_its_own_end_counts_although_one_of_others_waits(self, store: SQLiteStore) -> None:
+        migrator = StoreMigrator(store)
+        migrator.begin(KEY, "a")
+        store.replace_status({**created(store), "status": {"phase": "Failed", "reason": "Why", "message": "full"}})
+        fill(store, migration("move", "web"))
+        assert migrator.ended(KEY, LONG_AGO) == MigrationEnd(False, "Why", "full")
+
+
+class TestMovableMachines:
+    @pytest.mark.parametrize(("says", "moves"), [(None, False), ("True", True), ("False", False)])
+    def test_with_devices_of_its_node_it_moves_if_that_says_so(
+        self, store: SQLiteStore, says: str | None, moves: bool
+    ) -> None:
+        fill(store, *map(host, "ab"), gpu_class(), gpu_pool("p", node="a"), gpu_claim("card"))
+        fill(store, machine("web", "1", "1Gi", "card"))
+        DeviceClaimAllocator(store, solve=solve_manifests).round()
+        stored = store.get("VirtualMachine", "default", "web")
+        conditions = [] if says is None else movable(says)
+        stored = store.replace_status({**stored, "status": {**stored["status"], "conditions": conditions}})
+        assert MovableMachines(store)(stored) == moves
+
+    @pytest.mark.parametrize(
+        ("spec", "moves"),
+        [
+            ({}, True),
+            ({"nodeName": "a"}, False),
+            ({"start": {"disks": [{"path": "/srv/web.raw", "format": "raw"}]}}, True),
+            ({"start": {"disks": [{"path": "/var/web.raw", "format": "raw"}]}}, False),
+            ({"start": {"kernel": "/k", "tpm": True}}, True),
+        ],
+    )
+    def test_what_is_on_its_node_alone_keeps_it_there(self, store: SQLiteStore, spec: Object, moves: bool) -> None:
+        fill(store, *(host(node, shared_storage=["/srv"]) for node in "ab"))
+        obj = {**machine("web", **spec), "status": {"nodeName": "a"}}
+        assert MovableMachines(store)(obj) is moves
+
+    @pytest.mark.parametrize(
+        ("other", "moves"),
+        [
+            (None, False),
+            ({"live_migration": False, "shared_storage": ["/srv"]}, False),
+            ({"shared_storage": ["/x"]}, False),
+            ({"shared_storage": ["/x", "/srv"]}, True),
+        ],
+    )
+    def test_without_a_node_that_receives_it_it_stays(
+        self, store: SQLiteStore, other: Object | None, moves: bool
+    ) -> None:
+        fill(store, host("a", shared_storage=["/srv"]), *([] if other is None else [host("b", **other)]))
+        disks = [{"path": "/srv/web.raw", "format": "raw"}]
+        obj = {**machine("web", start={"disks": disks}), "status": {"nodeName": "a"}}
+        assert MovableMachines(store)(obj) is moves
+
+
+def moving(phase: str = "Running") -> Object:
+    def entries(node: str, cpu: str) -> list[Object]:
+        parts = [{"name": "cpu", "allocation": cpu}, {"name": "memory", "allocation": "2Gi"}]
+        return [{"devicePoolName": f"{node}-host", "deviceName": "numa0", "allocations": parts}]
+
+    booking = {
+        "migrationName": "move",
+        "migrationUID": "u",
+        "sourceNode": "a",
+        "targetNode": "b",
+        "allocations": entries("b", "2"),
+    }
+    obj = machine("web", "1", "1Gi")
+    notes = {"devalloc.io/prepared-on": "a"}
+    metadata = {**obj["metadata"], "uid": "1", "resourceVersion": "1", "annotations": notes}
+    status = {"phase": phase, "nodeName": "a", "allocations": entries("a", "2"), "migrationState": booking}
+    return {**obj, "metadata": {**metadata, "finalizers": ["devalloc.io/node"]}, "status": status}
+
+
+class TestLedgers:
+    @staticmethod
+    def book(node: str | None = None) -> PermitLedgers:
+        book = PermitLedgers(Settings(), node=node)
+        book.begin({name: Host(amounts(8000, 8)) for name in "ab"})
+        return book
+
+    def test_a_machine_that_moves_counts_on_both_nodes(self) -> None:
+        book = self.book()
+        book.put(moving())
+        assert book.nodes["b"].counted == Resources(2000, 2 << 30)
+        assert book.nodes["a"].counted.cpu >= 1000
+        assert book.nodes["a"].machines[KEY].migrating, "it gets nothing else meanwhile"
+
+    def test_it_counts_on_its_target_alone_as_of_the_handover(self) -> None:
+        book = self.book()
+        book.put(moving())
+        after = handed_over(moving())
+        book.put({**after, "metadata": {**after["metadata"], "resourceVersion": "2"}})
+        assert KEY not in book.nodes["a"].machines
+        assert book.records[KEY].node == "b"
+        assert not book.nodes["b"].machines[KEY].migrating
+
+    def test_what_was_reserved_is_free_when_the_migration_is_withdrawn_or_the_machine_is_gone(self) -> None:
+        for gone in (False, True):
+            book = self.book()
+            book.put(moving())
+            if gone:
+                book.drop(KEY)
+            else:
+                obj = moving()
+                del obj["status"]["migrationState"]
+                book.put({**obj, "metadata": {**obj["metadata"], "resourceVersion": "2"}})
+            assert book.nodes["b"].counted == Resources(0, 0)
+
+    def test_a_server_of_the_target_alone_counts_it(self) -> None:
+        book = self.book(node="b")
+        book.put(moving())
+        assert book.nodes["b"].counted == Resources(2000, 2 << 30)
+        assert book.records == {}

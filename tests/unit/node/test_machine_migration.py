@@ -1,0 +1,411 @@
+"""What of a machine's migration needs no QEMU: records, keys, and what is believed of the other node."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import stat
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from decimal import Decimal, localcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from cryptography import x509
+
+from devalloc.api import meta
+from devalloc.api.virtual_machine import VirtualMachine
+from devalloc.store.sqlite import SQLiteStore
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed
+from devalloc_node.machine import firmware, migrated_firmware, migration, migration_tls
+from devalloc_node.machine.command_line import StartContext, qemu_arguments
+from devalloc_node.machine.firmware import FirmwareIdentity
+from devalloc_node.machine.launch import TLS_FOLDER, IncomingPlatform
+from devalloc_node.machine.machine_files import FirmwareFiles, MachineConfig
+from devalloc_node.machine.migration import Destination
+from devalloc_node.machine.migration_offer import Offer
+from devalloc_node.machine.pci import WindowReserve
+from devalloc_node.machine.records import (
+    MachineAmounts,
+    MachineMigration,
+    MachineRecord,
+    MachineView,
+    content_of,
+    record_of,
+)
+from devalloc_node.machine.registry import record_after_end
+from devalloc_node.machine.spec import machine_id, spec_of
+from devalloc_node.operations.change_feed import ChangeNotifier
+from devalloc_node.settings import MigrationSettings
+from devalloc_node.vms.migration_objects import offer_status, write_firmware_stored
+from devalloc_node.vms.migrations import MigrationLoop, _Move
+from devalloc_node.vms.reconciler import with_numa_node
+from tests.support.deadlines import soon
+from tests.support.machines import MIB, plugin, virtual_machine
+
+
+def toy_config(folder: Path) -> MachineConfig:
+    return MachineConfig(state=folder / "state", run=folder / "run", binary="/none", accel="tcg", users=None)
+
+
+RUN = "8b0e9a6e-0000-4000-8000-000000000001"
+
+
+def test_a_machine_that_is_received_is_started_like_the_one_that_is_sent() -> None:
+    spec = spec_of(virtual_machine("m", pciSlots=2))
+    reserves = (WindowReserve(prefetchable=1 << 30), WindowReserve())
+    plain = StartContext(binary="/qemu", accel="kvm", uuid=RUN, kernel="/k", reserves=reserves)
+    here = qemu_arguments(spec, replace(plain, machine_type="pc-q35-7.2", is_incoming=True))
+    there = qemu_arguments(spec, plain)
+    assert "-incoming" not in there
+    at = here.index("-incoming")
+    assert here[at + 1] == "defer"
+    assert [word.replace("pc-q35-7.2", "q35") for word in here[:at] + here[at + 2 :]] == there
+
+
+def test_a_record_keeps_its_migration_and_no_policy_starts_it(tmp_path: Path) -> None:
+    machine = virtual_machine("m")
+    for role in ("source", "target"):
+        record = MachineRecord(machine.to_manifest(), "stopped", RUN, firmware="ab" * 32, reason="MachineEnded")
+        assert record.will_restart
+        moving = replace(record, migration=MachineMigration("u", role, "PEM"))
+        assert record_of("default/m", content_of(moving)) == moving
+        assert not moving.will_restart
+    assert record_of("default/m", content_of(record)).migration is None
+    without = {name: value for name, value in content_of(record).items() if name not in ("migration", "firmware")}
+    assert record_of("default/m", without) == replace(record, firmware=""), "as the release before wrote it"
+    ended = record_after_end(replace(moving, state="incoming"), toy_config(tmp_path))
+    assert (ended.state, ended.reason, ended.will_restart) == ("failed", "MigrationFailed", False)
+
+
+def test_each_key_is_certified_by_an_authority_that_is_gone() -> None:
+    client, server = migration_tls.make_identity("client"), migration_tls.make_identity("server")
+    for identity in (client, server):
+        authority = x509.load_pem_x509_certificate(identity.authority.encode())
+        certificate = x509.load_pem_x509_certificate(identity.certificate.encode())
+        certificate.verify_directly_issued_by(authority)
+        assert authority.public_key() != certificate.public_key()
+        assert migration_tls.check_authority(identity.authority + "more") == identity.authority
+    with pytest.raises(ValueError, match="issuer"):
+        x509.load_pem_x509_certificate(client.certificate.encode()).verify_directly_issued_by(
+            x509.load_pem_x509_certificate(server.authority.encode())
+        )
+
+
+def test_the_group_is_that_of_the_rfc() -> None:
+    with localcontext(prec=800):
+        e = Decimal(1).exp()
+        prime = 2**2048 - 2**1984 + (int(e * 2**1918) + 560316) * 2**64 - 1
+    inside = base64.b64decode("".join(migration_tls.GROUP.splitlines()[1:-1]))
+    assert inside == bytes.fromhex("30820108 0282010100") + prime.to_bytes(256) + bytes.fromhex("020102")
+    server = migration_tls.files_of(migration_tls.make_identity("server"), "server")
+    assert server[migration_tls.GROUP_FILE] == migration_tls.GROUP
+
+
+@pytest.mark.parametrize("text", ["", "no certificate", "-----BEGIN CERTIFICATE-----\nAA\n-----END CERTIFICATE-----\n"])
+def test_what_is_no_certificate_is_refused(text: str) -> None:
+    with pytest.raises(Denied, match="certificate of the other node is unreadable"):
+        migration_tls.check_authority(text)
+    with pytest.raises(Denied, match="maximum"):
+        migration_tls.check_authority(text + "x" * (1 << 20))
+
+
+def test_keys_are_for_one_user_and_are_written_where_no_link_leads(tmp_path: Path) -> None:
+    folder, away = tmp_path / "m", tmp_path / "away"
+    folder.mkdir()
+    away.mkdir()
+    (folder / TLS_FOLDER).symlink_to(away)  # as a QEMU may that was taken over
+    files = migration_tls.files_of(migration_tls.make_identity("client"), "client")
+    migration_tls.write_files(folder, None, files)
+    assert list(away.iterdir()) == []
+    inside = folder / TLS_FOLDER
+    assert (inside.is_symlink(), stat.S_IMODE(inside.stat().st_mode)) == (False, 0o700)
+    assert {each.name: stat.S_IMODE(each.stat().st_mode) for each in inside.iterdir()} == dict.fromkeys(files, 0o600)
+    assert {each.name: each.read_text() for each in inside.iterdir()} == files
+
+    (inside / migration_tls.AUTHORITIES).unlink()
+    (inside / migration_tls.AUTHORITIES).symlink_to(away / "taken")
+    assert migration_tls.replace_authorities(folder, None, "both")
+    assert (inside / migration_tls.AUTHORITIES).read_text() == "both"
+    assert list(away.iterdir()) == []
+
+    migration_tls.remove_files(folder)
+    migration_tls.remove_files(folder)
+    assert os.listdir(folder) == []
+    assert not migration_tls.replace_authorities(folder, None, "both"), "the key is lost"
+
+
+def offer(**other: Any) -> Offer:
+    platform = IncomingPlatform("pc-q35-7.2", (WindowReserve(),) * 4)
+    certificate = migration_tls.make_identity("client").authority
+    return replace(Offer(RUN, platform, "tcg", MachineAmounts(2000, 2, 512 * MIB), certificate), **other)
+
+
+def platform(**other: Any) -> dict[str, Any]:
+    return {"platform": replace(offer().platform, **other)}
+
+
+def amounts(**other: Any) -> dict[str, Any]:
+    return {"amounts": replace(offer().amounts, **other)}
+
+
+@pytest.mark.parametrize(
+    ("fault", "what"),
+    [
+        (platform(machine_type="pc-q35-7.2,dump-guest-core=on"), "machine type"),
+        (platform(machine_type="microvm"), "machine type"),
+        (platform(reserves=()), "number of root ports"),
+        (platform(reserves=(WindowReserve(-1),) * 4), "PCI windows"),
+        ({"run": f"{RUN} -S"}, "run"),
+        ({"accel": "tcg,thread=single"}, "accelerator"),
+        (amounts(vcpus=None), "number of vCPUs"),
+        (amounts(vcpus=5), "number of vCPUs"),
+        (amounts(cpu_milli=-1), "CPU time"),
+        (amounts(memory_bytes=511 * MIB), "memory"),
+        (amounts(memory_bytes=512 * MIB + 4096), "memory"),
+    ],
+)
+def test_an_offer_that_contradicts_the_spec_is_refused(tmp_path: Path, fault: dict[str, Any], what: str) -> None:
+    machine = virtual_machine("m", pciSlots=4)
+    with plugin(toy_config(tmp_path)) as machines:
+        with pytest.raises(Denied, match=f"offers another {what} than its spec allows"):
+            migration.receive(machines, machine, "u", offer(**fault), "127.0.0.1", soon())
+        assert machines.list() == []
+
+
+@pytest.mark.parametrize(
+    ("start", "what"),
+    [
+        ({"disks": [{"path": "/i", "format": "raw", "clone": "overlay"}], "disk": "1Gi"}, "its clone of /i"),
+        ({"disks": [{"path": "/i", "format": "raw", "clone": "copy"}], "disk": "1Gi"}, "its clone of /i"),
+        ({"disks": [{"path": "/i", "format": "raw", "device": "nvme"}]}, "device nvme"),
+    ],
+)
+def test_what_lies_on_one_node_is_not_received_and_what_is_here_stays(
+    tmp_path: Path, start: dict[str, Any], what: str
+) -> None:
+    """Whatever the source says: a copy that a failure removed would be the machine's only one."""
+    disk = {"disk": start.pop("disk")} if "disk" in start else {}
+    machine = virtual_machine("m", pciSlots=4, start={"kernel": "/k", **start}, **disk)
+    config = toy_config(tmp_path)
+    here = config.disks(machine_id("default/m")) / "a.overlay"
+    here.parent.mkdir(parents=True)
+    here.write_text("all that it has written")
+    with plugin(config) as machines:
+        with pytest.raises(Denied, match=what) as denied:
+            migration.receive(machines, machine, "u", offer(), "127.0.0.1", soon())
+        assert (denied.value.code, machines.list()) == ("MachineNotMovable", [])
+    assert [path.name for path in here.parent.iterdir()] == ["a.overlay"]
+
+
+CODE, VARIABLES = b"code" * 1024, bytes(40) + b"_FVH" + b"v" * 4052
+UEFI = {"kernel": "/k", "firmware": {"type": "uefi"}}
+
+
+def uefi_config(folder: Path) -> MachineConfig:
+    files = FirmwareFiles(folder / "CODE", folder / "VARS")
+    files.code.write_bytes(CODE)
+    files.variables.write_bytes(VARIABLES)
+    return replace(toy_config(folder), uefi=files)
+
+
+def identity(**other: Any) -> dict[str, Any]:
+    same = FirmwareIdentity(hashlib.sha256(CODE).hexdigest(), len(VARIABLES))
+    return platform(firmware=replace(same, **other))
+
+
+@pytest.mark.parametrize(
+    ("start", "offered", "code"),
+    [
+        (UEFI, {}, "OfferInvalid"),
+        ({"kernel": "/k"}, identity(), "OfferInvalid"),
+        (UEFI, identity(code="0" * 64), "FirmwareDiffers"),
+        (UEFI, identity(variables_size=len(VARIABLES) + 1), "FirmwareDiffers"),
+        (UEFI, identity(), "QemuMissing"),
+    ],
+)
+def test_the_target_has_the_same_firmware(
+    tmp_path: Path, start: dict[str, Any], offered: dict[str, Any], code: str
+) -> None:
+    machine = virtual_machine("m", pciSlots=4, start=start)
+    with plugin(uefi_config(tmp_path)) as machines:
+        with pytest.raises(Denied) as denied:
+            migration.receive(machines, machine, "u", offer(**offered), "127.0.0.1", soon())
+        assert (denied.value.code, machines.list()) == (code, [])
+
+
+@pytest.mark.parametrize("of", ["firmware", "tpm"])
+def test_what_of_the_firmware_is_here_is_not_overwritten(tmp_path: Path, of: str) -> None:
+    config = uefi_config(tmp_path)
+    folder = getattr(config, of)(machine_id("default/m"))
+    folder.mkdir(parents=True)
+    (folder / "content").write_text("keys")
+    machine = virtual_machine("m", pciSlots=4, start={**UEFI, "tpm": True})
+    with plugin(config) as machines:
+        with pytest.raises(Denied, match=f"remove {folder}") as denied:
+            migration.receive(machines, machine, "u", offer(**identity()), "127.0.0.1", soon())
+        assert (denied.value.code, machines.list()) == ("FirmwareRemains", [])
+    assert (folder / "content").read_text() == "keys"
+
+
+@dataclass(frozen=True)
+class FlashMonitor:
+    """A QEMU that says what is in its flash chips."""
+
+    folder: Path
+    write: Callable[[Path, dict[str, Any]], None]
+
+    def execute(self, command: str, what: dict[str, Any], deadline: Deadline) -> None:
+        assert command == "pmemsave"
+        self.write(self.folder / what["filename"], what)
+
+
+def arrived(tmp_path: Path, **start: Any) -> tuple[MachineConfig, MachineRecord]:
+    """A machine that waits for its CPUs to run, with what a target has before it gets anything."""
+    config = uefi_config(tmp_path)
+    record = MachineRecord(virtual_machine("m", start={**UEFI, **start}).to_manifest(), "incoming", RUN)
+    firmware.make_store(record.spec, config, firmware.firmware_files(record.spec, config))
+    config.folder(record.spec.id).mkdir(parents=True)
+    return config, record
+
+
+def store_received(config: MachineConfig, record: MachineRecord, write: Callable[[Path, dict[str, Any]], None]) -> None:
+    monitor: Any = FlashMonitor(config.folder(record.spec.id), write)
+    migrated_firmware.store(record, config, monitor, soon())
+
+
+def test_the_variables_that_came_are_stored_before_the_cpus_run(tmp_path: Path) -> None:
+    config, record = arrived(tmp_path)
+    own = VARIABLES[:44] + b"w" * (len(VARIABLES) - 44)
+    stored = firmware.variable_store(record.spec, config)
+    before = stored.stat().st_ino
+
+    def write(path: Path, what: dict[str, Any]) -> None:
+        assert (what["val"], what["size"]) == ((1 << 32) - len(CODE) - len(VARIABLES), len(VARIABLES))
+        path.write_bytes(own)
+
+    for _ in range(2):
+        store_received(config, record, write)
+        assert stored.read_bytes() == own
+        assert stored.stat().st_ino == before, "QEMU has it open"
+        assert list(config.folder(record.spec.id).iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["short", "long", "link", "pipe", "other", "nothing"])
+def test_what_a_taken_over_qemu_writes_instead_is_not_stored(tmp_path: Path, kind: str) -> None:
+    config, record = arrived(tmp_path)
+    secret = tmp_path / "secret"
+    secret.write_bytes(VARIABLES)
+
+    def write(path: Path, what: dict[str, Any]) -> None:
+        if kind == "link":
+            path.symlink_to(secret)
+        elif kind == "pipe":
+            os.mkfifo(path)
+        elif kind != "nothing":
+            path.write_bytes({"short": VARIABLES[:-1], "long": VARIABLES + b"1"}.get(kind, bytes(len(VARIABLES))))
+
+    with pytest.raises(Failed) as failed:
+        store_received(config, record, write)
+    assert failed.value.code in ("MigrationFailed", "HostUnwritable")
+    assert firmware.variable_store(record.spec, config).read_bytes() == VARIABLES
+    assert list(config.folder(record.spec.id).iterdir()) == []
+
+
+def test_a_tpm_that_has_nothing_on_its_disk_has_not_arrived(tmp_path: Path) -> None:
+    config, record = arrived(tmp_path, firmware={"type": "bios"}, tpm=True)
+    folder = config.tpm(record.spec.id)
+    folder.mkdir()
+    for content in (None, b""):
+        if content is not None:
+            (folder / "tpm2-00.permall").write_bytes(content)
+        with pytest.raises(Failed, match="the TPM did not write"):
+            store_received(config, record, lambda path, what: pytest.fail("it has no UEFI variables"))
+    (folder / "tpm2-00.permall").write_bytes(b"seeds")
+    store_received(config, record, lambda path, what: pytest.fail("it has no UEFI variables"))
+
+
+def test_a_source_hands_a_machine_over_when_its_firmware_is_stored(tmp_path: Path) -> None:
+    content = virtual_machine("m", start={**UEFI, "tpm": True}).to_manifest()
+    record = MachineRecord(content, "running", RUN, migration=MachineMigration("u", "source", "PEM"))
+    move = {"apiVersion": meta.DEVALLOC, "kind": "VirtualMachineMigration", "spec": {"vmName": "m"}}
+    with plugin(toy_config(tmp_path)) as machines, closing(SQLiteStore(tmp_path / "store.db")) as store:
+        moving = store.create({**move, "metadata": {"name": "move", "namespace": "default"}})
+        uid = moving["metadata"]["uid"]
+        destination = {"address": "10.0.0.2", "port": 4000, "certificate": "PEM"}
+        moving = store.replace_status({**moving, "status": {"phase": "Running", "destination": destination}})
+        spec = {name: value for name, value in content["spec"].items() if name != "nodeName"}
+        metadata = {"name": "m", "namespace": "default"}
+        machine = store.create({**content, "metadata": metadata, "spec": spec})
+        state = {"migrationName": "move", "migrationUID": uid, "sourceNode": "a", "targetNode": "b"}
+        machine = store.replace_status({**machine, "status": {"nodeName": "a", "migrationState": state}})
+        operations: Any = SimpleNamespace(node_name="a")
+        loop = MigrationLoop(store, operations, machines, ChangeNotifier(), MigrationSettings())
+        loop._machines = SimpleNamespace(process_of=lambda record: 1)  # type: ignore[assignment]
+        leaving = _Move("default/m", uid, record, machine, moving)
+        loop._hand_over(leaving)
+        assert store.get("VirtualMachine", "default", "m")["status"]["nodeName"] == "a"
+        write_firmware_stored(store, moving)
+        assert store.get("VirtualMachineMigration", "default", "move")["status"]["phase"] == "Running"
+        loop._hand_over(leaving)
+        assert store.get("VirtualMachine", "default", "m")["status"]["nodeName"] == "b"
+
+
+def test_a_machine_that_was_placed_on_a_numa_node_is_as_it_was_started(tmp_path: Path) -> None:
+    machine = virtual_machine("m").to_manifest()
+    machine["metadata"]["uid"] = "u1"
+    machine["status"] = {"nodeName": "a", "numaNode": 1}
+    placed = with_numa_node(VirtualMachine.model_validate(machine), machine)
+    here = MachineView("default/m", "u1", "Running", started=spec_of(placed))
+    assert here.started is not None
+    assert here.started.numa_node == 1
+    machines: Any = SimpleNamespace(get=lambda key: here)
+    operations: Any = SimpleNamespace(node_name="a")
+    with closing(SQLiteStore(tmp_path / "store.db")) as store:
+        loop = MigrationLoop(store, operations, machines, ChangeNotifier(), MigrationSettings())
+        loop._check_unchanged(_Move("default/m", "u", None, machine, None))
+        changed = {**machine, "spec": {**machine["spec"], "start": {**machine["spec"]["start"], "append": "other"}}}
+        with pytest.raises(Denied, match=r"changes of start\.append"):
+            loop._check_unchanged(_Move("default/m", "u", None, changed, None))
+
+
+@pytest.mark.parametrize(("pages", "seconds"), [(None, 50.0), ("2Mi", 178.0)])
+def test_a_target_has_the_time_that_huge_pages_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages: str | None, seconds: float
+) -> None:
+    given: list[float] = []
+
+    def receive(*arguments: Any, **devices: Any) -> Destination:
+        given.append(arguments[-1].seconds)
+        return Destination("127.0.0.1", 1, "PEM")
+
+    monkeypatch.setattr(migration, "receive", receive)
+    memory = dict.fromkeys(("min", "use", "max"), "128Gi") | ({} if pages is None else {"hugePages": pages})
+    machine = virtual_machine("m", start={"kernel": "/k"}, memory=memory).to_manifest()
+    machine["metadata"]["uid"] = "u1"
+    state = {"migrationName": "move", "migrationUID": "u", "sourceNode": "a", "targetNode": "b"}
+    machine["status"] = {"nodeName": "a", "migrationState": state}
+    move = {"apiVersion": meta.DEVALLOC, "kind": "VirtualMachineMigration", "metadata": {"name": "move"}}
+    offered = {"phase": "PreparingTarget", "sourceNode": "a", "targetNode": "b", "offer": offer_status(offer())}
+    with plugin(toy_config(tmp_path)) as machines, closing(SQLiteStore(tmp_path / "store.db")) as store:
+        made = store.create({**move, "spec": {"vmName": "m"}, "metadata": {"name": "move", "namespace": "default"}})
+        made = store.replace_status({**made, "status": offered})
+        operations: Any = SimpleNamespace(node_name="b")
+        loop = MigrationLoop(store, operations, machines, ChangeNotifier(), MigrationSettings("127.0.0.1"))
+        loop._receive(_Move("default/m", "u", None, machine, made))
+        assert store.get("VirtualMachineMigration", "default", "move")["status"]["phase"] == "TargetReady"
+    assert given == [pytest.approx(seconds, abs=5)]
+
+
+@pytest.mark.parametrize("address", ["", "localhost", "127.0.0.1:22", "::1]:5,x", "0x7f.1"])
+def test_an_address_is_one_of_ip(tmp_path: Path, address: str) -> None:
+    with plugin(toy_config(tmp_path)) as machines:
+        with pytest.raises(Denied, match="not an address"):
+            migration.receive(machines, virtual_machine("m", pciSlots=4), "u", offer(), address, soon())
+        with pytest.raises(Denied, match="machine default/m not found"):
+            migration.send(machines, "default/m", "u", Destination("::1", 1, offer().certificate), soon())

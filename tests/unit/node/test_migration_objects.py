@@ -1,0 +1,202 @@
+"""What a live migration leaves in the store: one write decides whose the machine is, and nothing is taken on trust."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from devalloc.api import meta
+from devalloc.store import Conflict, Object
+from devalloc.store.sqlite import SQLiteStore
+from devalloc_node.errors import Denied
+from devalloc_node.machine.firmware import FirmwareIdentity
+from devalloc_node.machine.launch import IncomingPlatform
+from devalloc_node.machine.migration import Destination
+from devalloc_node.machine.migration_offer import MovedDevice, Offer
+from devalloc_node.machine.pci import WindowReserve
+from devalloc_node.machine.records import MachineAmounts
+from devalloc_node.operations.change_feed import ChangeNotifier
+from devalloc_node.settings import MigrationSettings
+from devalloc_node.vms import MigrationLoop, objects
+from devalloc_node.vms import migration_objects as moves
+from tests.support.migration_nodes import migration
+
+RUN = "7d3c2f3e-0000-4000-8000-00000000a001"
+SIZE = st.integers(0, 2**40)
+
+
+@st.composite
+def offers(draw: st.DrawFn) -> Offer:
+    count = draw(st.integers(0, 3))
+    row = st.tuples(*[st.integers(10, 254)] * count)
+    platform = IncomingPlatform(
+        machine_type=draw(st.sampled_from(["pc-q35-7.2", "pc-q35-10.0"])),
+        reserves=tuple(draw(st.lists(st.builds(WindowReserve, SIZE, SIZE), max_size=4))),
+        queues=draw(st.dictionaries(st.integers(0, 7), st.integers(1, 16), max_size=3)),
+        cells=tuple(draw(st.tuples(*[st.tuples(st.integers(0, 64000), SIZE)] * count))),
+        distances=tuple(draw(st.tuples(*[row] * count))) if draw(st.booleans()) and count else (),
+        address_bits=draw(st.none() | st.integers(32, 64)),
+        cpu_flags=tuple(draw(st.lists(st.sampled_from(["avx2", "sse4_1", "3dnow"]), unique=True))),
+        firmware=draw(st.none() | st.builds(FirmwareIdentity, st.sampled_from(["0f" * 32, "a1" * 32]), SIZE)),
+    )
+    amounts = MachineAmounts(draw(st.none() | st.integers(0, 4000)), draw(st.integers(1, 64)), draw(SIZE))
+    device = st.builds(
+        MovedDevice,
+        st.sampled_from(["uid-1", "uid-2"]),
+        st.integers(0, 255),
+        st.just("port-1"),
+        st.lists(st.just("vfio-pci vendor=0x10de"), min_size=1, max_size=8).map(tuple),
+    )
+    devices = tuple(draw(st.lists(device, max_size=3)))
+    return Offer(RUN, platform, draw(st.sampled_from(["kvm", "tcg"])), amounts, "PEM", devices)
+
+
+@given(offers())
+def test_the_target_reads_what_the_source_writes(offered: Offer) -> None:
+    assert moves.offer_of({"status": {"offer": moves.offer_status(offered)}}) == offered
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("run",), "../../etc/passwd"),
+        (("accel",), "xen"),
+        (("certificate",), "x" * 100_000),
+        (("platform", "machineType"), "pc-q35-7.2,kernel=/etc/shadow"),
+        (("platform", "cpuFlags"), ["avx2"] * 5000),
+        (("platform", "cpuFlags"), ["-o yes"]),
+        (("platform", "distances"), [10] * 5),
+        (("platform", "rootPorts"), [{"prefetchable": -1}]),
+        (("platform", "firmware", "codeDigest"), "AB" * 32),
+        (("platform", "firmware", "variablesSize"), -1),
+        (("amounts", "memoryBytes"), 2**70),
+        (("amounts",), None),
+        (("devices",), [{"claim": "c", "index": 0, "port": "../x y", "functions": ["a"]}]),
+        (("devices",), [{"claim": "c", "index": -1, "port": "p", "functions": ["a"]}]),
+        (("devices",), [{"claim": "c", "index": 0, "port": "p", "functions": ["x" * 300]}]),
+        (("devices",), [{"claim": "c", "index": 0, "port": "p", "functions": []}]),
+    ],
+)
+def test_an_offer_that_no_source_makes_is_refused(path: tuple[str, ...], value: Any) -> None:
+    amounts = MachineAmounts(1000, 1, 2**28)
+    platform = IncomingPlatform("pc-q35-7.2", (), firmware=FirmwareIdentity("0" * 64, 1))
+    offer = moves.offer_status(Offer(RUN, platform, "tcg", amounts, "PEM"))
+    part = offer
+    for name in path[:-1]:
+        part = part[name]
+    part[path[-1]] = value
+    with pytest.raises(Denied, match=path[-1]):
+        moves.offer_of({"status": {"offer": offer}})
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"address": "host; reboot"}, {"port": 0}, {"port": 70000}, {"certificate": "x" * 5000}, {"address": None}]
+)
+def test_a_destination_that_no_target_has_is_refused(wrong: dict[str, Any]) -> None:
+    to = moves.destination_status(Destination("10.0.0.7", 40000, "PEM"))
+    assert moves.destination_of({"status": {"destination": to}}) == Destination("10.0.0.7", 40000, "PEM")
+    with pytest.raises(Denied, match=next(iter(wrong))):
+        moves.destination_of({"status": {"destination": {**to, **wrong}}})
+
+
+UID = "uid-of-the-migration"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SQLiteStore]:
+    with closing(SQLiteStore(tmp_path / "store.db")) as opened:
+        made = opened.create(
+            {
+                "apiVersion": meta.DEVALLOC,
+                "kind": "VirtualMachine",
+                "metadata": {
+                    "name": "m",
+                    "namespace": "default",
+                    "annotations": {meta.PREPARED_ON: "a"},
+                    "finalizers": [meta.NODE_FINALIZER],
+                },
+                "spec": {"cpu": {"min": 1, "max": 1}, "memory": {"min": "64Mi", "max": "64Mi"}},
+            }
+        )
+        state = {"migrationName": "x", "migrationUID": UID, "sourceNode": "a", "targetNode": "b", "numaNode": 1}
+        there = [{"devicePoolName": "b-host", "deviceName": "numa1"}]
+        here = [{"devicePoolName": "a-host", "deviceName": "numa0"}]
+        placed = {"type": "Placed", "status": "True", "reason": "Placed", "message": "on node a"}
+        status: Object = {"phase": "Running", "nodeName": "a", "pid": 7, "machineID": RUN, "allocations": here}
+        status["conditions"] = [placed, {"type": "Served", "status": "True"}]
+        opened.replace_status({**made, "status": {**status, "migrationState": {**state, "allocations": there}}})
+        yield opened
+
+
+def machine(store: SQLiteStore) -> Object:
+    return store.get("VirtualMachine", "default", "m")
+
+
+def test_the_machine_is_its_targets_by_one_write_with_what_was_reserved_there(store: SQLiteStore) -> None:
+    moves.hand_over_object(store, machine(store))
+    status = machine(store)["status"]
+    assert (status["nodeName"], status["numaNode"], status["machineID"]) == ("b", 1, RUN)
+    assert [entry["devicePoolName"] for entry in status["allocations"]] == ["b-host"]
+    assert not {"migrationState", "pid"} & status.keys()
+    assert [one.get("message") for one in status["conditions"]] == ["on node b", None]
+
+
+def test_of_handing_over_and_withdrawing_only_the_first_takes_effect(store: SQLiteStore) -> None:
+    before = machine(store)
+    moves.withdraw(store, before, UID)
+    with pytest.raises(Conflict):
+        moves.hand_over_object(store, before)
+    assert machine(store)["status"]["nodeName"] == "a"
+
+
+def test_withdrawing_comes_too_late_for_a_machine_that_was_handed_over(store: SQLiteStore) -> None:
+    before = machine(store)
+    moves.hand_over_object(store, before)
+    now = moves.withdraw(store, before, UID)
+    assert now is not None
+    assert now["status"]["nodeName"] == "b"
+
+
+def test_a_node_takes_only_what_was_handed_over_to_it(store: SQLiteStore) -> None:
+    assert not moves.take_moved_object(store, machine(store), UID, "b"), "it is the source's"
+    moves.hand_over_object(store, machine(store))
+    assert not moves.take_moved_object(store, machine(store), UID, "c")
+    assert machine(store)["metadata"]["annotations"][meta.PREPARED_ON] == "a"
+    for _ in range(2):  # the answer of the first may be lost
+        assert moves.take_moved_object(store, machine(store), UID, "b")
+    assert machine(store)["metadata"]["annotations"][meta.PREPARED_ON] == "b"
+
+
+def test_what_a_node_writes_of_its_machine_leaves_the_reservation_on_the_target(store: SQLiteStore) -> None:
+    objects.write_status(store, machine(store), {"phase": "Running", "machineID": RUN}, at_rest=True)
+    assert machine(store)["status"]["migrationState"]["migrationUID"] == UID
+
+
+def test_a_migration_that_is_over_stays_so(store: SQLiteStore) -> None:
+    spec = {"vmName": "m"}
+    metadata = {"name": "x", "namespace": "default"}
+    made = store.create({"apiVersion": meta.DEVALLOC, "kind": moves.KIND, "metadata": metadata, "spec": spec})
+    moves.write_migration(store, made, "Running", progress={"total": 1})
+    moves.write_failed(store, made, "MigrationSlow", "x" * 10_000)
+    moves.write_succeeded(store, made)
+    status = store.get(moves.KIND, "default", "x")["status"]
+    assert (status["phase"], status["reason"], len(status["message"])) == ("Failed", "MigrationSlow", 4096)
+
+
+def test_a_plugin_remembers_only_migrations_that_are_there(store: SQLiteStore) -> None:
+    """Users create and delete any number of them."""
+    machines, operations = SimpleNamespace(moving=lambda: []), SimpleNamespace(node_name="a")
+    loop = MigrationLoop(store, operations, machines, ChangeNotifier(), MigrationSettings())  # type: ignore[arg-type]
+    for number in range(3):
+        store.create(migration(f"x{number}", "m"))
+        loop.concerned()
+        store.delete("VirtualMachineMigration", "default", f"x{number}")
+    loop.concerned()
+    assert loop._names == {}
