@@ -197,10 +197,11 @@ def test_a_guest_opens_connections_to_the_host_only_where_the_admin_says_so(prog
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """A network beyond the host, with one other host in it."""
+    """A network beyond the host, with one other host in it, which also has the metadata service of a cloud."""
 
     host: str = "192.0.2.1"
     other: str = "192.0.2.2"
+    metadata: str = "169.254.169.254"
 
     def make(self) -> None:
         from pyroute2 import netns
@@ -212,6 +213,8 @@ class Elsewhere:
                 (index,) = side.link_lookup(ifname=name)
                 side.addr("add", index=index, address=address, prefixlen=24)
                 side.link("set", index=index, state="up")
+            there.addr("add", index=index, address=self.metadata, prefixlen=32)
+            here.route("add", dst=f"{self.metadata}/32", gateway=self.other)
 
     def reaches(self, address: str, *, is_expected: bool) -> bool:
         """Whether the host there does: by way of ours."""
@@ -243,6 +246,9 @@ def test_what_leaves_the_subnet_is_what_the_admin_says(program: str, uplink: str
             assert elsewhere.reaches(setup.network.address, is_expected=is_open) == is_open
             guest.is_answered = uplink != "none"
             assert guest.pings(elsewhere.other, by="10.88.0.1") == (uplink != "none")
+            assert host_pings(elsewhere.metadata)
+            guest.is_answered = False
+            assert not guest.pings(elsewhere.metadata, by="10.88.0.1")
         pool.give_back(setup.id, soon())
         pool.close(soon())
 

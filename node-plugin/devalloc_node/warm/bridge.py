@@ -30,6 +30,8 @@ from devalloc_node.warm.setup import Setup
 _one_at_a_time = threading.Lock()
 """The bridge is made by who comes first, and removed while no thread makes one."""
 _TABLE_MARK = "warm setups of devalloc in"
+_LINK_LOCAL = "169.254.0.0/16"
+"""No router may forward it (RFC 3927, 2.7). There clouds answer with the credentials of the host."""
 _FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
 _MAX_BYTES = 1 << 16
 
@@ -192,6 +194,7 @@ def _rules(bridge: HostBridge) -> str:
         "}",
         "chain through_host { type filter hook forward priority filter; policy accept;",
         f'iifname "{name}" oifname "{name}" {between}',
+        f'iifname "{name}" ip daddr {_LINK_LOCAL} drop',
         f'iifname "{name}" {out}',
         f'oifname "{name}" {back}',
         f'oifname "{name}" drop' if network.uplink == "nat" else "",
