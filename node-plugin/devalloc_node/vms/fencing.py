@@ -15,7 +15,7 @@ from functools import partial
 from devalloc.api import meta
 from devalloc.api.fencing import fenced_from, fenced_from_note
 from devalloc.api.views import MachineView
-from devalloc.store import OBJECT_FAILURES, Key, NotFound, Object, Store, StoreError
+from devalloc.store import OBJECT_FAILURES, Key, Object, Store, StoreError
 from devalloc.store.metadata_rules import with_annotations
 from devalloc_node.claims.store_grants import KIND as CLAIM
 from devalloc_node.claims.store_grants import claim_ref
@@ -82,7 +82,7 @@ def has_machine(store: Store, operations: NodeOperations, key: str, uid: str, no
     """Whether a machine of the journal is still that of the node with this name, by its object; not if it was taken
     away. Raises Failed."""
     with _reading():
-        obj = _object_of(store, key, uid)
+        obj = objects.read_again(store, objects.KIND, key, uid)
         if obj is None:  # of another store nothing is gone
             return operations.claims.journal.setting(objects.IDENTITY) != store.identity()
     if objects.was_taken_away(obj, node_name):
@@ -103,15 +103,15 @@ def _machines(store: Store, operations: NodeOperations) -> Iterator[tuple[str, s
     """Keys and UIDs of the machines of the journal that were made for objects, and these; None where they are gone."""
     for key, uid in dict(operations.machines.owners()).items():
         if uid:
-            yield key, uid, _object_of(store, key, uid)
+            yield key, uid, objects.read_again(store, objects.KIND, key, uid)
 
 
 def _claims(store: Store, operations: NodeOperations) -> Iterator[tuple[ClaimRef, Object]]:
     """The DeviceClaims of the journal that exist."""
     for held in operations.claims.held():
         ref = held.record.ref
-        claim = _read(store, CLAIM, ref.namespace, ref.name) if held.record.kind == CLAIM else None
-        if claim is not None and claim["metadata"]["uid"] == ref.uid:
+        claim = objects.read_again(store, CLAIM, str(ref), ref.uid) if held.record.kind == CLAIM else None
+        if claim is not None:
             yield ref, claim
 
 
@@ -167,17 +167,3 @@ def _confirm(store: Store, operations: NodeOperations, obj: Object) -> None:
 def _confirmed(now: Object, node_name: str) -> Object:
     left = fenced_from(now) - {node_name}
     return with_annotations(now, {meta.FENCED_FROM: fenced_from_note(left)})
-
-
-def _object_of(store: Store, key: str, uid: str) -> Object | None:
-    """The VirtualMachine that a machine was made for; None where it is gone."""
-    namespace, _, name = key.partition("/")
-    obj = _read(store, objects.KIND, namespace, name)
-    return obj if obj is not None and obj["metadata"]["uid"] == uid else None
-
-
-def _read(store: Store, kind: str, namespace: str, name: str) -> Object | None:
-    try:
-        return store.get(kind, namespace, name)
-    except NotFound:
-        return None

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from devalloc.api import views
 from devalloc.api.views import ClaimView
 from devalloc.api.virtual_machine import VirtualMachine
-from devalloc.store import NotFound, Object, Store
+from devalloc.store import Object, Store
 from devalloc_node.claims import finalizers
+from devalloc_node.claims.store_grants import KIND as CLAIM
 from devalloc_node.claims.store_grants import claim_ref
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError
@@ -37,8 +37,8 @@ class DueUnprepare:
     force: bool
     """Even if it is in use: machines that do not release it are ended."""
     why: str
-    again: Callable[[Object, HeldClaim | None], DueUnprepare | None]
-    """Decides it once more, by the claim and what this node holds of it by then; None if it is not due."""
+    is_left: bool
+    """Whether it was in a machine that was made for an object, and no VirtualMachine of this node names it."""
     taken_away: Object | None = None
     """The claim, if it was taken away from this node, which was fenced: that is confirmed afterwards."""
 
@@ -144,29 +144,29 @@ def _due_unprepare(claim: Object, held: HeldClaim | None, node_name: str, is_lef
     """Why a claim is to be unprepared now; None if it is not. ``held``: what this node holds of it; ``is_left``: it was
     in a machine of ``owned``, and no VirtualMachine of this node names it."""
     view, ref = ClaimView(claim), claim_ref(claim)
-    again = partial(_due_unprepare, node_name=node_name, is_left=is_left)
     is_inside = held is not None and bool(held.plugs)
     if any(finalizers.claims_of_node([claim], node_name)):
         if view.wants_release:
-            return DueUnprepare(ref, True, "it is being reclaimed", again)
+            return DueUnprepare(ref, True, "it is being reclaimed", is_left)
         if view.is_deleting and not is_inside:
-            return DueUnprepare(ref, False, "it is being deleted, and no machine uses it", again)
+            return DueUnprepare(ref, False, "it is being deleted, and no machine uses it", is_left)
         if held is not None and not is_inside and is_left:
-            return DueUnprepare(ref, False, "its machine was deleted", again)
+            return DueUnprepare(ref, False, "its machine was deleted", is_left)
     if objects.was_taken_away(claim, node_name):
         why = "it was taken away from this node, which was fenced"
-        return DueUnprepare(ref, True, why, again, taken_away=claim)
+        return DueUnprepare(ref, True, why, is_left, taken_away=claim)
     if held is not None and not is_inside and not view.entries:
-        return DueUnprepare(ref, False, "it no longer has devices", again)
+        return DueUnprepare(ref, False, "it no longer has devices", is_left)
     return None
 
 
 def unprepare(store: Store, operations: NodeOperations, one: DueUnprepare) -> bool:
     """Do it, if the claim as the store has it now is still to be unprepared: the node may have heard of it before a
     machine arrived with it, or was given it again. False where it is to be tried again. Raises StoreError."""
-    claim = _read(store, one.ref)
+    claim = objects.read_again(store, CLAIM, str(one.ref), one.ref.uid)
     if claim is not None:
-        now = one.again(claim, next(iter(operations.claims.held(one.ref.uid)), None))
+        held = next(iter(operations.claims.held(one.ref.uid)), None)
+        now = _due_unprepare(claim, held, operations.node_name, one.is_left)
         if now is None:
             return True
         one = now
@@ -182,15 +182,6 @@ def unprepare(store: Store, operations: NodeOperations, one: DueUnprepare) -> bo
         log.warning("ended machine %s, because its guest did not release the devices of claim %s", key, one.ref)
     log.info("claim %s is unprepared: %s", one.ref, one.why)
     return True
-
-
-def _read(store: Store, ref: ClaimRef) -> Object | None:
-    """The claim as the store has it now; None if it is gone, or its name is that of another one."""
-    try:
-        claim = store.get("DeviceClaim", ref.namespace, ref.name)
-    except NotFound:
-        return None
-    return claim if claim["metadata"]["uid"] == ref.uid else None
 
 
 def unprepare_unplugged(operations: NodeOperations, machine: Object) -> None:

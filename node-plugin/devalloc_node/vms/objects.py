@@ -342,9 +342,15 @@ def _device(plug: PluggedDevice, address: str | None) -> dict[str, str]:
     return entry if address is None else entry | {"address": address}
 
 
-def read_again(store: Store, obj: Object) -> Object | None:
-    """The object as the store has it now; None if it is gone, or its name is that of another one. Raises Failed."""
-    return update_with_retry(store, obj, lambda now: now, store.replace)
+def read_again(store: Store, kind: str, key: str, uid: str | None = None) -> Object | None:
+    """An object as the store has it now, by its ``namespace/name``; None if it is gone, or if an object with another
+    UID has its name. ``uid``: None accepts any. Raises StoreError."""
+    namespace, _, name = key.partition("/")
+    try:
+        now = store.get(kind, namespace, name)
+    except NotFound:
+        return None
+    return now if uid in (None, now["metadata"]["uid"]) else None
 
 
 def update_with_retry(

@@ -117,7 +117,8 @@ class MachineReconciler:
         """Do what is to be done now, and write how things stand; None when the object is no more of this node's.
 
         That is decided by the object as the store has it now, and its claims (``claims_of``). What the loop has heard
-        of a machine may be older than its arrival on this node: by that, its guest would be ended.
+        of a machine may be older than its arrival on this node: by that, its guest would be ended. Raises NodeError,
+        StoreError.
         """
         here = self._operations.machines.get(objects.key_of(obj))
         if here is not None and here.is_moving:  # MigrationLoop alone changes it, and knows whose it is
@@ -125,7 +126,8 @@ class MachineReconciler:
             if (ready := readiness(_machine_of(obj), here, self._reports)) is not None:
                 objects.write_ready(self._store, obj, self._operations.node_name, here.id, ready)
             return Outcome()
-        now = objects.read_again(self._store, obj)  # only now: it is written before its machine ceases to move
+        # Only now: it is written before its machine ceases to move.
+        now = objects.read_again(self._store, objects.KIND, objects.key_of(obj), obj["metadata"]["uid"])
         if now is None:
             return None
         obj, decoded = now, decode(now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -196,9 +197,53 @@ def test_a_claim_that_was_another_nodes_is_read_again(own_world: World) -> None:
     assert own_world.reason() == "ClaimElsewhere"
     own_world.store.own.remove("data")  # type: ignore[attr-defined]
     own_world.allocate("data", "a/slot-0")
-    own_world.loop._hear([machine_change("default/web")])
+    own_world.now += 60  # its next try: no event says so
     own_world.loop.round(everything=False)
     assert runs(own_world)
+
+
+def test_one_look_at_a_machine_reads_each_claim_of_another_node_once(own_world: World) -> None:
+    names = ("data", "more", "none")
+    for name in names[:2]:
+        own_world.claim(name)
+    own_world.apply(vm("web", *names))
+    reads = count_claim_reads(own_world)
+    own_world.round()
+    assert own_world.reason() == "ClaimNotAllocated"
+    assert reads == Counter(names)
+
+
+def test_a_change_that_does_not_concern_the_machine_reads_no_claim(own_world: World) -> None:
+    """Users can change labels, and guests can cause events, as often as they like."""
+    names = ("data", "none")
+    own_world.claim("data")
+    made = own_world.apply(vm("web", *names))
+    own_world.round()
+    reads = count_claim_reads(own_world)
+    for change in range(5):
+        made = own_world.store.get(*Key.of(made))
+        labels = {"edition": str(change)}
+        made = own_world.store.replace({**made, "metadata": {**made["metadata"], "labels": labels}})
+        own_world.loop._hear([Event(EventType.MODIFIED, made, "1"), machine_change("default/web")])
+        own_world.loop.round(everything=False)
+    assert not reads
+    own_world.now += 60
+    own_world.loop.round(everything=False)
+    assert reads == Counter(names), "its next try reads them"
+
+
+def count_claim_reads(world: World) -> Counter[str]:
+    """How often each claim is read from now on, by its name."""
+    reads: Counter[str] = Counter()
+    get = world.store.get
+
+    def counted(kind: str, namespace: str | None, name: str) -> Object:
+        if kind == "DeviceClaim":
+            reads[name] += 1
+        return get(kind, namespace, name)
+
+    world.store.get = counted  # type: ignore[method-assign]
+    return reads
 
 
 def test_a_machine_whose_label_is_lost_runs_on_and_is_looked_after(own_world: World) -> None:
