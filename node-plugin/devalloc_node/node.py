@@ -109,7 +109,7 @@ class ClaimSource:
     """``DeviceClaim`` or ``ResourceClaim``."""
     grants: Grants
     uid_of: Callable[[str, str], str | None]
-    """Of the claim that has a namespace and name now; None where there is none. Raises Failed."""
+    """Of the claim that has this namespace and name now; None if there is none. Raises Failed."""
     tell: Callable[[Iterable[Prepared], HealthSnapshot], None] = lambda prepared, checkup: None
     """Says on claims how their devices are; called again and again, from one thread."""
     permitted: Callable[[], Mapping[str, MachineAmounts]] = dict
@@ -117,14 +117,13 @@ class ClaimSource:
     settle: Callable[[NodeOperations], None] = lambda operations: None
     """Ends what was taken away from this node while it was fenced. Called before anything is published or prepared, and
     again until it does not raise NodeError."""
-    has_claim: Callable[[ClaimRef, str], bool] = lambda ref, node_name: True
-    """Whether a claim exists and is that of the node with a name, which this node had before. Raises Failed."""
     has_machine: Callable[[NodeOperations, str, str, str], bool] = lambda operations, key, uid, node_name: True
-    """As ``has_claim``, of the machine with a key that was made for the object with a UID."""
+    """Whether the machine with this key, which was made for the object with this UID, belongs to the node with this
+    name, which this node had before. Raises Failed."""
     settle_previous_name: Callable[[NodeOperations, str], None] = lambda operations, previous: None
     """Ends what was taken away from this node when it had another name. Raises NodeError."""
     rename_advice: str = RENAME_ADVICE
-    """What a user can do about machines and claims of ``{node}``, which this node's name was."""
+    """What a user can do about machines and claims of ``{node}``, the previous name of this node."""
 
 
 class Node:

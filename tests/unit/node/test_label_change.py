@@ -10,11 +10,17 @@ import pytest
 
 from devalloc.api import meta
 from devalloc.api.pool import Attribute, Device, DevicePool, DevicePoolSpec
-from devalloc.cli.node_wiring import warn_of_previous_name
 from devalloc.inventory import DeviceRecords, Discovery
 from devalloc.store.kubernetes.api_error import ApiError
 from devalloc.store.kubernetes.client import Client
-from devalloc_node.kube.label_change import OF_POOLS, OF_SLICES, POOLS, DialectMigration, PublishDialect
+from devalloc_node.kube.label_change import (
+    OF_POOLS,
+    OF_SLICES,
+    POOLS,
+    DialectMigration,
+    PublishDialect,
+    warn_of_previous_name,
+)
 from tests.support.fake_kube import FakeClient, FakeKube
 
 SLICES = OF_SLICES.objects
@@ -108,7 +114,7 @@ def test_what_was_published_is_gone_before_the_devices_are_looked_at(bed: Bed) -
     assert bed.looks == [[]]
 
 
-def test_what_has_the_previous_name_of_the_node_stays_and_is_logged(bed: Bed, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_node_logs_what_it_published_under_its_previous_name(bed: Bed, caplog: pytest.LogCaptureFixture) -> None:
     warn_of_previous_name(cast(Client, bed.client), bed.dialect.objects, "node-a")
     assert not caplog.messages
     bed.publishes("of-node-a")
@@ -116,7 +122,7 @@ def test_what_has_the_previous_name_of_the_node_stays_and_is_logged(bed: Bed, ca
     warn_of_previous_name(cast(Client, bed.client), bed.dialect.objects, "node-a")
     (message,) = caplog.messages
     assert f"still has {bed.dialect.plural.lower()} of node node-a" in message
-    assert message.endswith("of-node-a. If their devices are this node's, delete the Node node-a, or them")
+    assert message.endswith("of-node-a. If this host has their devices, delete them or the Node node-a")
     assert bed.published() == ["of-node-a", "of-node-b"]
 
 

@@ -268,7 +268,7 @@ def test_a_claim_is_of_the_node_that_holds_it_or_has_its_devices(store: SQLiteSt
     ref = claim_ref(claim)
 
     def of() -> set[str]:
-        return {node for node in (NODE, "m") if StoreGrants(store, "new").is_of(ref, node)}
+        return {node for node in (NODE, "m") if StoreGrants(store, "new").belongs_to_node(ref, node)}
 
     assert of() == {NODE}, "it has devices there"
     grants.get(ref)
