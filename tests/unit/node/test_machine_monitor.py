@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from devalloc_node.errors import Denied, Failed, Unknown
+from devalloc_node.machine import hotplug
 from devalloc_node.machine.qmp import QmpMonitor, QmpRefused, SocketPeer, checked_text
 from tests.support.deadlines import soon
 from tests.support.fake_qmp import FakeQemu, Trouble
@@ -49,6 +50,34 @@ def test_a_device_may_take_as_long_as_its_caller_waits(qemu: FakeQemu) -> None:
     with pytest.raises(Unknown, match="no answer to query-status"):
         monitor.execute("query-status", deadline=soon())
     monitor.close()
+
+
+@pytest.mark.parametrize("command_seconds", [10.0, 0.2], ids=["one-answer", "several-questions"])
+def test_a_bar_that_the_kernel_maps_slowly_gets_its_address(
+    qemu: FakeQemu, command_seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the kernel maps it, QEMU answers nothing: not within the time of one answer, and not at the next try."""
+    monkeypatch.setattr(hotplug, "ADDRESS_ANSWER_SECONDS", 0.2)
+    monitor = QmpMonitor("default/m", str(qemu.path), command_seconds=command_seconds)
+    monitor.execute("device_add", {"driver": "vfio-pci", "id": "x", "host": "card", "bus": "port0"}, deadline=soon())
+    qemu.trouble = {"query-pci": "late"}
+    mapped = threading.Timer(1.2, qemu.trouble.clear)
+    mapped.start()
+    hotplug.await_addresses(monitor, "default/m", {"x": "card"}, soon())
+    mapped.join()
+    assert (qemu.connections > 1) == (command_seconds < 1), "a line without an answer is dropped"
+    monitor.close()
+
+
+def test_a_qemu_that_hangs_is_not_waited_for_beyond_the_deadline(
+    qemu: FakeQemu, line: QmpMonitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hotplug, "ADDRESS_ANSWER_SECONDS", 0.2)
+    line.execute("device_add", {"driver": "vfio-pci", "id": "x", "host": "card", "bus": "port0"}, deadline=soon())
+    qemu.trouble = {"query-pci": "hang"}
+    with pytest.raises(Unknown) as unknown:
+        hotplug.await_addresses(line, "default/m", {"x": "card"}, soon(0.5))
+    assert unknown.value.code == "MonitorSilent"
 
 
 def test_after_a_broken_line_the_next_command_opens_another(qemu: FakeQemu, line: QmpMonitor) -> None:
