@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import shutil
+import socket
 import sys
 import threading
 import time
@@ -92,7 +94,26 @@ def make_host(settings: NodeSettings, *, dry_run: bool, say: Say) -> Host:
     for option, path in named:
         if not path.is_dir():
             say(f"there is no folder {path} (--{option}-folder)")
+    address = settings.migrations.address
+    if address is not None and not _has_address(address):
+        say(
+            f"no interface of this host has the address {address} (--migration-address), so machines that run cannot "
+            "move here; use an address of this host"
+        )
     return DryRun(host, say) if dry_run else host
+
+
+def _has_address(address: str) -> bool:
+    """Whether a program of this host can listen on the address."""
+    family, kind, protocol, _, place = socket.getaddrinfo(
+        address, 0, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+    )[0]
+    with socket.socket(family, kind, protocol) as listener:
+        try:
+            listener.bind(place)
+        except OSError as error:
+            return error.errno != errno.EADDRNOTAVAIL
+    return True
 
 
 def store_source(store: Store, node_name: str) -> ClaimSource:

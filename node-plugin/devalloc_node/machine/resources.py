@@ -260,6 +260,13 @@ _COUNTED_STATES = ("starting", "running", "stopping", "incoming")
 """States in which a machine has what it was given: from before QEMU is started until it is known to have ended."""
 
 
+_LIMIT_HINTS = {
+    "disk": "name a folder (--data-dir), or configure a limit (--disk-limit)",
+    "network": "configure a limit (--network-limit)",
+}
+"""What to do if the capacity of a resource is unknown."""
+
+
 class CapacityCheck:
     """Asked under the lock that starts take turns by, across processes, so that who is admitted is recorded before the
     next one is looked at."""
@@ -284,9 +291,11 @@ class CapacityCheck:
         self._admission = Admission(host, self._uses, DiskUsageSources(*self._counts) if self._counts else None)
         for resource in RESOURCES:
             if host.of(resource).source == "unknown":
+                hint = _LIMIT_HINTS.get(resource, "`devalloc capacity --host` shows why")
                 LOG.warning(
-                    "the capacity of this host for machines is not known, so %s is not checked when a machine starts",
+                    "the capacity of this host for machines is unknown, so %s is not checked when a machine starts; %s",
                     resource,
+                    hint,
                 )
 
     def count_stored(self, spec: MachineSpec) -> None:

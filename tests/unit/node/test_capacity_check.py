@@ -155,7 +155,7 @@ def test_what_is_not_known_of_the_host_bounds_nothing_and_is_said(caplog: pytest
     machine = machine_with(disk=1 << 40, bandwidth=10**12)
     rooms.check(machine, spec_of(machine))
     assert "so disk is not checked when a machine starts" in caplog.text
-    assert "so network is not checked when a machine starts" in caplog.text
+    assert "so network is not checked when a machine starts; configure a limit (--network-limit)" in caplog.text
     assert "so cpu is not" not in caplog.text
 
 
