@@ -3,7 +3,7 @@
 Machines and prepared claims outlive it. It may be killed at any moment: what was begun is in the journal, and the next
 start undoes it before any request is served.
 
-Where a node is served: its own service, the kubelet's, and metrics, each at its place.
+It serves the node's own service, the kubelet's, and metrics, each at its own address.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Announce = Callable[[str], None]
 
 @contextmanager
 def serving(node: Node, say: Announce) -> Iterator[None]:
-    """While inside, serve all that the settings name. Raises Denied, Failed where that cannot be."""
+    """While inside, serve all that the settings name. Raises Denied and Failed if it cannot."""
     kubelet = node.settings.kubelet
     with ExitStack() as stack:
         if (pool := node.warm) is not None:  # first, so that it closes last, after all requests

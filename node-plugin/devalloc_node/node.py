@@ -79,7 +79,7 @@ class InventoryCache:
         return discovery
 
     def look(self, deadline: Deadline) -> list[DevicePool]:
-        """Look at the devices, publish them, and return them. Raises Failed where that was not done in time."""
+        """Look at the devices, publish them, and return them. Raises Failed if that was not done in time."""
         if self.rescan is None:
             return self.discover(DeviceRecords()).pools
         with self._looked:
@@ -260,7 +260,7 @@ class Node:
     # What one part asks of the others.
 
     def boot_id(self) -> str:
-        """The kernel's: another one after each boot. Raises Failed where the tree is not that of a running host."""
+        """The kernel's: another one after each boot. Raises Failed if the tree is not that of a running host."""
         tree = self.host.tree()
         folder = tree.proc.folder("sys", "kernel", "random") if tree.proc is not None else None
         text = folder.text("boot_id") if folder is not None else None
@@ -293,6 +293,6 @@ class Node:
 
 @contextmanager
 def open_node(settings: NodeSettings, host: Host, source: ClaimSource) -> Iterator[Node]:
-    """The plugin with its state folder open. Raises StoreError where that cannot be used."""
+    """The plugin with its state folder open. Raises StoreError if that cannot be used."""
     with closing(open_journal(settings.state)) as journal:
         yield Node(settings, host, journal, source)

@@ -188,7 +188,7 @@ def test_a_node_that_comes_back_ends_its_old_machine_and_leaves_the_new_one_alon
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_a_node_that_comes_back_under_another_name_ends_what_was_taken_away_from_its_previous_one(kind: Kind) -> None:
+def test_a_node_with_a_new_name_ends_what_was_taken_away_under_its_previous_name(kind: Kind) -> None:
     with cluster(kind) as made:
         made.is_word_true = False
         uid, operations = made.machine()["metadata"]["uid"], made.a.operations

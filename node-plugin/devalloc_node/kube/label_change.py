@@ -92,7 +92,7 @@ class DialectMigration:
         self._reported: dict[str, str] = {}
 
     def look(self, devices: DeviceRecords) -> Discovery:
-        """The node's devices as they may be published now. Raises ApiError where that cannot be told."""
+        """The node's devices as they may be published now. Raises ApiError if that cannot be read."""
         if not self._is_back:
             self._take_back()
             self._is_back = True

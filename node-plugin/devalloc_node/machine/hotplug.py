@@ -388,7 +388,7 @@ def await_addresses(
         return
     began, since, reach = time.monotonic(), None, None
     while True:
-        asked = time.monotonic()
+        look_began = time.monotonic()
         due = deadline.at_least(ADDRESS_ANSWER_SECONDS)  # at the deadline, QEMU is still asked how far the guest came
         try:
             reach = _first_unreachable_address(monitor, due) if reach is None else reach
@@ -405,7 +405,7 @@ def await_addresses(
         now = time.monotonic()
         is_partial = any(function.is_enumerated for function in all_functions)
         # A guest whose QEMU was silent could not go on meanwhile.
-        since = (since or now) if is_partial and now - asked < SETTLE_SECONDS else None
+        since = (since or now) if is_partial and now - look_began < SETTLE_SECONDS else None
         if (since is not None and now - since > SETTLE_SECONDS) or deadline.passed:
             raise _problem(machine, lacking, devices, is_partial, now - began, at_start)
         time.sleep(min(_ADDRESS_POLL_SECONDS, max(0.0, deadline.seconds)))

@@ -131,7 +131,7 @@ class VirtualMachineLoop:
         reports: ReportReader | None = None,
         settle: Callable[[], None] = lambda: None,
     ) -> None:
-        """``pulse`` says which machines and claims changed. ``removed`` is called with ``machine`` when one whose
+        """``notifier`` reports which machines and claims changed. ``removed`` is called with ``machine`` when one whose
         object is gone was removed, for the metrics. ``spawn`` has something done in another thread. ``settle``: called
         before the first round, again until it does not raise: it ends what was taken away from this node
         (``fencing``)."""
@@ -392,7 +392,7 @@ class VirtualMachineLoop:
             self._look_at_orphans(self._operations.machines.owners())
 
     def _look_at_host_pool(self) -> None:
-        """Where this node begins or ceases to say what it has for machines, all that wait are due: one may have waited
+        """If this node begins or ceases to publish what it has for machines, all that wait are due: one may have waited
         to be placed."""
         try:
             pool = self._store.get(_POOL, None, self._host_pool)
@@ -695,8 +695,9 @@ class VirtualMachineLoop:
         return bool(self._operations.machines.owner(objects.key_of(obj)) == obj["metadata"]["uid"])
 
     def _is_same_store(self, gone: Collection[str]) -> bool:
-        """Whether the objects come from where they came from before: of another store nothing is gone. Once nothing is
-        left that has no object in it, it is the one that counts. ``gone``: keys of machines without an object."""
+        """Whether the objects come from the same store as before: another store does not show that an object is gone.
+        Once every machine has an object in the other store, that store counts. ``gone``: keys of machines without an
+        object."""
         identity, journal = self._store.identity(), self._operations.claims.journal
         previous = journal.setting(objects.IDENTITY)
         if previous is None or (previous != identity and not gone):

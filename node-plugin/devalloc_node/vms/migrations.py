@@ -218,7 +218,7 @@ class MigrationLoop:
     # One machine.
 
     def step(self, key: str) -> float | None:
-        """Do what is to be done now; seconds until there may be more, None where nothing is. Raises NodeError,
+        """Do what is to be done now; seconds until there may be more, None if there is nothing. Raises NodeError,
         StoreError."""
         record = self._machines.find(key)
         own = None if record is None else record.migration
@@ -233,7 +233,7 @@ class MigrationLoop:
         return self._begin(_Move(key, MigrationView(there).uid, None, machine, there))
 
     def _migration(self, uid: str, machine: Object | None) -> Object | None:
-        """The migration with this UID, as it is now; None where it is gone."""
+        """The migration with this UID, as it is now; None if it is gone."""
         state = {} if machine is None else MachineView(machine).migration_state
         if state.get("migrationUID") == uid and machine is not None:
             self._names[uid] = (objects.namespace_of(machine), str(state.get("migrationName")))
@@ -333,7 +333,7 @@ class MigrationLoop:
         return 0.0
 
     def _check_unchanged(self, move: _Move) -> None:
-        """Raises Denied (``MachineNotMovable``) where the target would start another machine than runs here."""
+        """Raises Denied (``MachineNotMovable``) if the target would start another machine than runs here."""
         vm = None if move.machine is None else decode(move.machine).object
         here = self._machines.get(move.key)
         if here is None or here.uid != (move.machine or {"metadata": {}})["metadata"].get("uid"):
@@ -424,7 +424,7 @@ class MigrationLoop:
         return 0.0
 
     def _let_go_on(self, move: _Move) -> None:
-        """Without the store's word: only where none was given."""
+        """Let its CPUs run without an answer of the store, but only if the store was not asked to hand it over."""
         if move.uid in self._undecided:
             migration.cancel(self._machines, move.key, move.uid, Deadline.after(STEP_SECONDS))
             self._changed(move.key)

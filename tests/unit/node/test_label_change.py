@@ -107,7 +107,7 @@ def in_use(bed: Bed, claim: str = "") -> dict[str, Sequence[str]]:
     return ALL_OFFERED | {CARDS[0]: [why, f"{RESERVED}; {why}"]}
 
 
-def test_what_was_published_is_gone_before_the_devices_are_looked_at(bed: Bed) -> None:
+def test_pools_of_the_other_dialect_are_withdrawn_before_a_look_at_the_devices(bed: Bed) -> None:
     for name in CARDS:
         bed.publishes(name)
     assert bed.offered() == ALL_OFFERED
@@ -126,7 +126,7 @@ def test_the_node_logs_what_it_published_under_its_previous_name(bed: Bed, caplo
     assert bed.published() == ["of-node-a", "of-node-b"]
 
 
-def test_what_is_somebody_elses_stays(bed: Bed) -> None:
+def test_pools_and_slices_of_others_stay(bed: Bed) -> None:
     bed.publishes("of-node-b", "node-b")
     bed.publishes("of-no-node", None)
     expected = {"of-node-b", "of-no-node"}
@@ -172,7 +172,7 @@ def test_a_claim_of_the_same_name_is_another_one(bed: Bed) -> None:
     assert bed.offered() == ALL_OFFERED, "nothing of this node is there that it could have been given"
 
 
-def test_claims_on_other_nodes_are_of_no_interest(bed: Bed) -> None:
+def test_claims_on_other_nodes_hold_nothing_here(bed: Bed) -> None:
     bed.allocates("node-b-0000-01-00")
     assert bed.offered() == ALL_OFFERED
     requests_before = bed.client.requests()
@@ -222,7 +222,9 @@ def test_a_cluster_that_does_not_know_or_show_the_other_dialect_is_no_obstacle(b
 
 
 @pytest.mark.parametrize("which", [lambda dialect: dialect.objects, lambda dialect: dialect.claims])
-def test_nothing_is_offered_while_the_api_server_cannot_tell(bed: Bed, which: Callable[[PublishDialect], str]) -> None:
+def test_nothing_is_offered_while_the_api_server_does_not_answer(
+    bed: Bed, which: Callable[[PublishDialect], str]
+) -> None:
     bed.publishes(CARDS[0])
     bed.allocates(CARDS[0])
     client = Refusing(bed.kube, ApiError(503, "", "not now"), which(bed.dialect))

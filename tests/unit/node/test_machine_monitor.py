@@ -90,7 +90,9 @@ def test_after_a_broken_line_the_next_command_opens_another(qemu: FakeQemu, line
 
 
 @pytest.mark.parametrize("trouble", ["garbage", "huge"])
-def test_who_does_not_greet_as_qemu_does_was_asked_nothing(qemu: FakeQemu, line: QmpMonitor, trouble: Trouble) -> None:
+def test_a_listener_that_does_not_greet_as_qemu_gets_no_command(
+    qemu: FakeQemu, line: QmpMonitor, trouble: Trouble
+) -> None:
     qemu.trouble["greeting"] = trouble
     with pytest.raises(Failed) as failed:
         line.execute("cont", deadline=soon())
@@ -98,7 +100,7 @@ def test_who_does_not_greet_as_qemu_does_was_asked_nothing(qemu: FakeQemu, line:
     assert qemu.commands == []
 
 
-def test_what_qemu_had_to_say_to_its_last_client_is_not_taken_for_who_it_is(qemu: FakeQemu, line: QmpMonitor) -> None:
+def test_events_for_the_last_client_before_the_greeting_do_no_harm(qemu: FakeQemu, line: QmpMonitor) -> None:
     qemu.left_over = [{"event": "DEVICE_DELETED", "data": {}, "timestamp": {"seconds": 1, "microseconds": 0}}]
     assert line.execute("query-status", deadline=soon())["running"]
     assert qemu.connections == 2
@@ -129,13 +131,13 @@ def test_a_qemu_whose_queue_is_full_is_waited_for_and_then_unknown(tmp_path: Pat
         each.close()
 
 
-def test_nobody_listening_is_failed(tmp_path: Path) -> None:
+def test_a_socket_without_a_listener_is_failed(tmp_path: Path) -> None:
     with pytest.raises(Failed) as failed:
         QmpMonitor("default/m", str(tmp_path / "none")).execute("cont", deadline=soon())
     assert failed.value.code == "MonitorUnreachable"
 
 
-def test_a_stranger_is_told_nothing(qemu: FakeQemu) -> None:
+def test_a_stranger_gets_no_command(qemu: FakeQemu) -> None:
     seen: list[SocketPeer] = []
 
     def check(peer: SocketPeer) -> None:
@@ -163,7 +165,7 @@ def test_events_are_heard_from_before_the_command_that_causes_them(qemu: FakeQem
         assert events.next(soon(0.05)) is None, "an event from before is not one of this wait"
 
 
-def test_who_waits_for_an_event_is_told_when_the_line_breaks(qemu: FakeQemu, line: QmpMonitor) -> None:
+def test_a_wait_for_an_event_ends_when_the_line_breaks(qemu: FakeQemu, line: QmpMonitor) -> None:
     qemu.trouble["cont"] = "die"
     with line.expect("DEVICE_DELETED") as events:
         line.execute("query-status", deadline=soon())
@@ -213,9 +215,7 @@ def test_a_line_that_is_given_back_is_free_for_another_client(qemu: FakeQemu, li
     other.close()
 
 
-def test_who_waits_behind_a_command_that_hangs_waits_no_longer_than_its_own_deadline(
-    qemu: FakeQemu, line: QmpMonitor
-) -> None:
+def test_a_wait_behind_a_command_that_hangs_ends_at_its_own_deadline(qemu: FakeQemu, line: QmpMonitor) -> None:
     qemu.trouble["cont"] = "hang"
 
     def hang() -> None:
@@ -233,7 +233,7 @@ def test_who_waits_behind_a_command_that_hangs_waits_no_longer_than_its_own_dead
     other.join()
 
 
-def test_who_has_no_time_left_asks_nothing_and_leaves_the_line_to_others(qemu: FakeQemu, line: QmpMonitor) -> None:
+def test_a_command_without_time_left_is_not_sent_and_the_line_stays_open(qemu: FakeQemu, line: QmpMonitor) -> None:
     line.execute("query-status", deadline=soon())
     with line.expect("DEVICE_DELETED") as events:
         with pytest.raises(Unknown, match="cont to QEMU of machine default/m was not sent: no time is left"):

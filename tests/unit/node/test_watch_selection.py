@@ -136,7 +136,7 @@ def test_the_selection_can_change_while_it_watches() -> None:
         until(lambda: listed(node) == ["more", "n"])
 
 
-def test_what_a_node_writes_on_an_object_of_another_is_not_its_own() -> None:
+def test_an_object_of_another_node_stays_unwatched_after_a_read() -> None:
     with cluster() as (users, node):
         node.select(ALLOCATABLE_KINDS, f"{NODE_LABEL}=n")
         users.create(claim("a"))
@@ -180,7 +180,7 @@ def runs(world: World) -> bool:
     return machine is not None and machine.runs
 
 
-def test_a_machine_says_what_is_with_claims_that_are_not_its_nodes(own_world: World) -> None:
+def test_a_machine_reports_claims_that_do_not_belong_to_its_node(own_world: World) -> None:
     own_world.claim("data")
     own_world.apply(vm("web", "data", "none"))
     own_world.round()
@@ -188,7 +188,7 @@ def test_a_machine_says_what_is_with_claims_that_are_not_its_nodes(own_world: Wo
     assert "default/none does not exist" in own_world.status()["message"]
 
 
-def test_a_claim_that_was_another_nodes_is_read_again(own_world: World) -> None:
+def test_a_claim_that_belonged_to_another_node_is_read_again(own_world: World) -> None:
     """It watches no more what it has seen of it."""
     own_world.store.own.add("data")  # type: ignore[attr-defined]
     own_world.claim("data", "b/slot-0", node="node-b")
@@ -261,7 +261,7 @@ def test_a_machine_whose_label_is_lost_runs_on_and_is_looked_after(own_world: Wo
     assert own_world.phase() == "Stopped"
 
 
-def test_of_an_object_that_left_the_selection_it_is_asked_whether_it_is_gone(own_world: World) -> None:
+def test_the_node_checks_whether_an_object_that_left_the_selection_is_gone(own_world: World) -> None:
     made = own_world.apply(vm())
     event = Event(EventType.DELETED, made, "1")
     loop = own_world.loop
@@ -351,7 +351,7 @@ def test_a_machine_that_arrives_runs_on_whatever_the_node_heard_of_it_before(arr
     assert arrival.machine()["status"]["phase"] == "Running"
 
 
-def test_so_does_one_that_arrives_after_the_plugin_was_killed(arrival: Arrival) -> None:
+def test_a_machine_that_arrives_after_the_plugin_was_killed_runs_on(arrival: Arrival) -> None:
     arrival.world.restart()
     arrival.world.round()
     arrival.arrive()
@@ -377,7 +377,7 @@ def delete(arrival: Arrival) -> None:
 
 
 @pytest.mark.parametrize(("change", "is_done"), [(stop, stopped), (delete, gone)])
-def test_what_its_user_changes_then_is_done_at_once(
+def test_a_change_by_its_user_after_the_arrival_is_done_at_once(
     arrival: Arrival, change: Callable[[Arrival], None], is_done: Callable[[Arrival], bool]
 ) -> None:
     """Without the next look at everything: the controller labels it anew as soon as the node has taken it."""
