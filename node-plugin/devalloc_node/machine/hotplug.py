@@ -61,10 +61,10 @@ class SlotNeeds:
 def plug_device(
     monitor: Monitor, machine: str, device: PciDevice, deadline: Deadline, needs: SlotNeeds = SlotNeeds()
 ) -> str:
-    """Plug a device in; the root port that it is on then. Does nothing where it is plugged in already.
+    """Plug a device in; the root port that it is on then. Does nothing if it is plugged in already.
 
-    Raises Denied: ``NoFreePciSlot``, ``NoPciWindow``, ``QemuRefused`` (nothing is left of it then). Failed where QEMU
-    says yes and does not show it. Unknown where QEMU does not answer: it may be there.
+    Raises Denied: ``NoFreePciSlot``, ``NoPciWindow``, ``QemuRefused`` (nothing is left of it then). Failed if QEMU
+    says yes and does not show it. Unknown if QEMU does not answer: it may be there.
     """
     there = present_devices(monitor, deadline)
     ids = [device.function_id(number) for number in range(len(device.functions))]
@@ -92,9 +92,9 @@ def plug_device(
 
 
 def unplug_device(monitor: Monitor, machine: str, name: str, deadline: Deadline) -> None:
-    """Ask the guest to let a device go, and wait until QEMU has let it go too. Nothing to do where it is not there.
+    """Ask the guest to let a device go, and wait until QEMU has let it go too. Nothing to do if it is not there.
 
-    Raises Denied (``GuestRefused``, retryable): the guest says no, or nothing, until the deadline. Unknown where QEMU
+    Raises Denied (``GuestRefused``, retryable): the guest says no, or nothing, until the deadline. Unknown if QEMU
     does not answer.
     """
     ids = tuple(function_id(name, number) for number in range(8))
@@ -128,7 +128,7 @@ def unplug_device(monitor: Monitor, machine: str, name: str, deadline: Deadline)
 
 
 def request_unplug(monitor: Monitor, name: str, deadline: Deadline) -> None:
-    """device_del, where it is fine that it is under way (native hot-plug refuses then, ACPI does not) or done."""
+    """device_del; it is fine if it is under way (native hot-plug refuses then, ACPI does not) or done."""
     try:
         monitor.execute("device_del", {"id": name}, deadline=deadline)
     except QmpRefused as error:
@@ -301,7 +301,7 @@ _MOST_ADDRESS = 1 << 52
 
 @dataclass(frozen=True, slots=True)
 class AddressWindow:
-    """Addresses that a port hands on to what is behind it, both included; none where ``last`` is before ``first``."""
+    """Addresses that a port hands on to what is behind it, both included; none if ``last`` is before ``first``."""
 
     first: int = 0
     last: int = -1
