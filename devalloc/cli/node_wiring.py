@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import shutil
+import socket
 import sys
 import threading
 import time
@@ -43,10 +45,10 @@ MACHINE_START_SECONDS = 5.0
 """Seconds that a permit waits for a machine that is starting."""
 LISTEN_SECONDS, MAX_LISTEN_SECONDS = 5.0, 60.0
 """Seconds before the permit server tries its port again, doubled after each failure; the maximum."""
-_REJOIN_ADVICE = "Let this host join the cluster as node {node} again. If node {node} is gone for good, "
+_REJOIN_ADVICE = "Register this host as Node {node} again. If that Node will not come back, "
 _FENCE_ADVICE = (
-    f"{_REJOIN_ADVICE}restart this host, so that none of these machines runs, then take all of them away from that "
-    "node (`devalloc fence node/{node}`) or delete them"
+    f"{_REJOIN_ADVICE}restart this host, so that none of these machines runs, then take them away from that Node "
+    "(`devalloc fence node/{node}`) or delete them"
 )
 _DELETE_ADVICE = f"{_REJOIN_ADVICE}delete these claims and their pods"
 """``rename_advice`` of nodes of a cluster, whose plugins cannot choose their names."""
@@ -92,7 +94,26 @@ def make_host(settings: NodeSettings, *, dry_run: bool, say: Say) -> Host:
     for option, path in named:
         if not path.is_dir():
             say(f"there is no folder {path} (--{option}-folder)")
+    address = settings.migrations.address
+    if address is not None and not _has_address(address):
+        say(
+            f"no interface of this host has the address {address} (--migration-address), so machines that run cannot "
+            "move here; use an address of this host"
+        )
     return DryRun(host, say) if dry_run else host
+
+
+def _has_address(address: str) -> bool:
+    """Whether a program of this host can listen on the address."""
+    family, kind, protocol, _, place = socket.getaddrinfo(
+        address, 0, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+    )[0]
+    with socket.socket(family, kind, protocol) as listener:
+        try:
+            listener.bind(place)
+        except OSError as error:
+            return error.errno != errno.EADDRNOTAVAIL
+    return True
 
 
 def store_source(store: Store, node_name: str) -> ClaimSource:
@@ -122,7 +143,6 @@ def store_source(store: Store, node_name: str) -> ClaimSource:
         ClaimConditions(store, node_name).update,
         partial(permitted_on, store, node_name),
         settle=lambda operations: settle(store, operations, statement),
-        has_claim=grants.is_of,
         has_machine=partial(has_machine, store),
         settle_previous_name=partial(settle_previous_name, store),
         rename_advice=_FENCE_ADVICE if has_nodes(store) else RENAME_ADVICE,
@@ -146,7 +166,7 @@ def store_publishing(
     from devalloc.inventory.watch import UdevSource
     from devalloc.store.kubernetes import KubernetesStore
     from devalloc_node.daemon import Publisher
-    from devalloc_node.kube.label_change import POOLS
+    from devalloc_node.kube.label_change import POOLS, warn_of_previous_name
 
     settings = node.settings
     if isinstance(store, KubernetesStore):
@@ -184,30 +204,6 @@ def _withdraw_pools(
         raise Failed("StoreUnavailable", f"cannot withdraw the pools of node {previous}: {error}") from error
     if withdrawn:
         on_published(PublishResult(deleted=withdrawn))
-
-
-def warn_of_previous_name(client: Client, path: str, previous: str) -> None:
-    """Log which pools or slices (``path`` of their list) a cluster still has of this node's previous name: they go with
-    the Node of that name, and a node may delete only its own."""
-    from devalloc.store.kubernetes.api_error import ApiError
-
-    log = logging.getLogger(__name__)
-    kind = path.rpartition("/")[2]
-    try:
-        pages = client.list(path, {"fieldSelector": f"spec.nodeName={previous}"})
-        names = [one["metadata"]["name"] for page in pages for one in page["items"]]
-    except ApiError as error:
-        log.warning("cannot list the %s of node %s, which was this node's name: %s", kind, previous, error)
-        return
-    if names:
-        log.warning(
-            "the cluster still has %s of node %s, which was this node's name: %s. If their devices are this node's, "
-            "delete the Node %s, or them",
-            kind,
-            previous,
-            ", ".join(sorted(names)),
-            previous,
-        )
 
 
 def node_reference(client: Client, node_name: str) -> Mapping[str, Any] | None:
@@ -479,9 +475,7 @@ def cluster_source(client: Client, driver: str, node_name: str) -> ClaimSource:
             raise Failed("ApiUnavailable", f"ResourceClaim {namespace}/{name} has no UID in the answer") from None
 
     statuses, grants = ResourceClaimStatuses(client, driver), ResourceClaimGrants(client, driver, node_name)
-    return ClaimSource(
-        "ResourceClaim", grants, uid_of, statuses.update, has_claim=grants.is_of, rename_advice=_DELETE_ADVICE
-    )
+    return ClaimSource("ResourceClaim", grants, uid_of, statuses.update, rename_advice=_DELETE_ADVICE)
 
 
 def withdraw_other_dialect(client: Client, driver: str, node: Node) -> Callable[[DeviceRecords], Discovery]:
@@ -508,6 +502,7 @@ def cluster_publishing(
     from devalloc.inventory import DeviceRecords
     from devalloc.inventory.watch import UdevSource
     from devalloc_node.daemon import Publisher
+    from devalloc_node.kube.label_change import warn_of_previous_name
     from devalloc_node.kube.publisher import SLICES, NodeSlices
 
     name, resync = node.settings.node_name, node.settings.resync

@@ -3,7 +3,7 @@
 Machines and prepared claims outlive it. It may be killed at any moment: what was begun is in the journal, and the next
 start undoes it before any request is served.
 
-Where a node is served: its own service, the kubelet's, and metrics, each at its place.
+It serves the node's own service, the kubelet's, and metrics, each at its own address.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from devalloc.backoff import Backoff
 from devalloc.version import VERSION
 from devalloc_node.claims.cleanup import ReconcileReport
 from devalloc_node.deadline import Deadline
-from devalloc_node.errors import Denied, Failed, NodeError
+from devalloc_node.errors import Denied, Failed, NodeError, raise_first
 from devalloc_node.journal import audit_log
 from devalloc_node.journal.sqlite import NODE_NAME
 from devalloc_node.machine import lifecycle
@@ -50,7 +50,7 @@ Announce = Callable[[str], None]
 
 @contextmanager
 def serving(node: Node, say: Announce) -> Iterator[None]:
-    """While inside, serve all that the settings name. Raises Denied, Failed where that cannot be."""
+    """While inside, serve all that the settings name. Raises Denied and Failed if it cannot."""
     kubelet = node.settings.kubelet
     with ExitStack() as stack:
         if (pool := node.warm) is not None:  # first, so that it closes last, after all requests
@@ -148,7 +148,7 @@ class Publisher:
     """Discover the devices and publish them soon. From any thread. None: nothing publishes them."""
     withdraw: Callable[[str], None] = lambda previous: None
     """Withdraw what this node published under its previous name, before anything is published under the new one.
-    Raises Denied where that is in use, and Failed."""
+    Raises Denied if that is in use, and Failed."""
 
 
 def run_daemon(
@@ -156,7 +156,7 @@ def run_daemon(
 ) -> None:
     """Recover what a crash left, then serve until ``Node.stop``. ``extra_loops``: what else is to go on meanwhile.
 
-    Raises Denied and Failed where a socket cannot be served or the audit log not written, and what ended a loop.
+    Raises Denied and Failed if it cannot serve a socket or write the audit log, and the error that first ended a loop.
     """
     publishing = publishing or Publisher()
     _raise_file_limit()
@@ -181,7 +181,7 @@ def run_daemon(
         node.machines.recover()
         _refuse_another_name(node)
         _announce_report(node.reconciler.recover(), say)
-        _take_name(node, publishing)
+        _record_node_name(node, publishing)
         is_settled = _is_settled(node)
         stack.enter_context(serving(node, say))
         restarts = MachineRestarts(node.operations, node.notifier, node.machines.to_restart)
@@ -206,21 +206,20 @@ def run_daemon(
         until = Deadline.after(LOOP_SECONDS)
         for thread in threads:
             thread.join(until.seconds)
-    if failures:
-        raise failures[-1]
+    raise_first(failures)
 
 
 def _refuse_another_name(node: Node) -> None:
-    """Raises Denied if the journal has machines or claims that are still those of a node with another name.
+    """Raises Denied if the journal has machines or claims that still belong to a node with another name.
 
-    Their objects are placed on the node of that name. This plugin would end all of them, as what is elsewhere. Raises
-    Failed where it cannot be told what is still there.
+    Their objects are placed on the node of that name, so this plugin would end all of them. Raises Failed if it cannot
+    read whether they still exist.
     """
     name, journal = node.settings.node_name, node.journal
     previous = journal.setting(NODE_NAME)
     if previous == name:
         return
-    if previous is not None and (held := _held_as(node, previous)):
+    if previous is not None and (held := _objects_of_node(node, previous)):
         raise Denied(
             "NodeRenamed",
             f"{node.settings.state} has what belongs to node {previous}: {', '.join(held[:5])}"
@@ -229,22 +228,24 @@ def _refuse_another_name(node: Node) -> None:
         )
 
 
-def _held_as(node: Node, name: str) -> list[str]:
-    """The machines and claims of the journal that are still those of the node with this name. Raises NodeError."""
+def _objects_of_node(node: Node, name: str) -> list[str]:
+    """The machines and claims of the journal that still belong to the node with this name. Raises NodeError."""
     source, operations, claims = node.source, node.operations, node.journal.claims()
     machines = [(key, uid) for key, uid in sorted(operations.machines.owners().items()) if uid]
     held = [f"machine {key}" for key, uid in machines if source.has_machine(operations, key, uid, name)]
     identity = source.grants.identity() if claims else ""
     for claim in claims:
-        is_known = (claim.kind, claim.grant.get("source")) == (source.kind, identity)
-        if not is_known or source.has_claim(claim.ref, name):  # of another store nothing is gone
+        is_same_source = (claim.kind, claim.grant.get("source")) == (source.kind, identity)
+        # Another store or cluster does not show whether the claim is gone.
+        if not is_same_source or source.grants.belongs_to_node(claim.ref, name):
             held.append(f"claim {claim.ref}")
     return held
 
 
-def _take_name(node: Node, publishing: Publisher) -> None:
-    """Serve under the node's name from here on. After a crash the journal still has the previous one. Raises NodeError
-    where something of that cannot be withdrawn."""
+def _record_node_name(node: Node, publishing: Publisher) -> None:
+    """Record in the journal that the node has this name, after all that it published under its previous name is
+    withdrawn. After a crash the journal still has the previous name. Raises NodeError if something cannot be withdrawn.
+    """
     name, previous = node.settings.node_name, node.journal.setting(NODE_NAME)
     if previous == name or node.settings.machines.dry_run:
         return
@@ -255,7 +256,7 @@ def _take_name(node: Node, publishing: Publisher) -> None:
 
 
 def _is_settled(node: Node) -> bool:
-    """End what was taken away from this node; False if it cannot be known yet."""
+    """End what was taken away from this node; False if that is not possible yet."""
     if node.settings.machines.dry_run:
         return True
     try:

@@ -32,6 +32,10 @@ class Deadline:
         """This deadline less so many seconds, for what comes after the work; a quarter of what is left at most."""
         return replace(self, at=self.at - min(seconds, self.seconds / 4))
 
+    def at_least(self, seconds: float) -> Deadline:
+        """This deadline, or one in so many seconds if that is later."""
+        return replace(self, at=max(self.at, time.monotonic() + seconds))
+
     def capped(self, seconds: float) -> Deadline:
         """This deadline, or one in so many seconds where that is sooner."""
         return replace(self, at=min(self.at, time.monotonic() + seconds))

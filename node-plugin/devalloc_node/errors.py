@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+
+log = logging.getLogger(__name__)
+
 
 class NodeError(Exception):
     """Why something could not be done for one claim, device or machine; the text is a sentence for people."""
@@ -37,3 +42,12 @@ class Unknown(NodeError):
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(code, message, retryable=True)
+
+
+def raise_first(errors: Sequence[BaseException]) -> None:
+    """Raise the first of what went wrong, if anything did, and log the others: a caller handles one error."""
+    for error in errors[1:]:
+        is_expected = isinstance(error, NodeError | OSError)
+        log.error("%s", error, exc_info=None if is_expected else error)
+    if errors:
+        raise errors[0]

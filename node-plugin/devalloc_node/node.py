@@ -79,7 +79,7 @@ class InventoryCache:
         return discovery
 
     def look(self, deadline: Deadline) -> list[DevicePool]:
-        """Look at the devices, publish them, and return them. Raises Failed where that was not done in time."""
+        """Look at the devices, publish them, and return them. Raises Failed if that was not done in time."""
         if self.rescan is None:
             return self.discover(DeviceRecords()).pools
         with self._looked:
@@ -109,7 +109,7 @@ class ClaimSource:
     """``DeviceClaim`` or ``ResourceClaim``."""
     grants: Grants
     uid_of: Callable[[str, str], str | None]
-    """Of the claim that has a namespace and name now; None where there is none. Raises Failed."""
+    """Of the claim that has this namespace and name now; None if there is none. Raises Failed."""
     tell: Callable[[Iterable[Prepared], HealthSnapshot], None] = lambda prepared, checkup: None
     """Says on claims how their devices are; called again and again, from one thread."""
     permitted: Callable[[], Mapping[str, MachineAmounts]] = dict
@@ -117,14 +117,13 @@ class ClaimSource:
     settle: Callable[[NodeOperations], None] = lambda operations: None
     """Ends what was taken away from this node while it was fenced. Called before anything is published or prepared, and
     again until it does not raise NodeError."""
-    has_claim: Callable[[ClaimRef, str], bool] = lambda ref, node_name: True
-    """Whether a claim exists and is that of the node with a name, which this node had before. Raises Failed."""
     has_machine: Callable[[NodeOperations, str, str, str], bool] = lambda operations, key, uid, node_name: True
-    """As ``has_claim``, of the machine with a key that was made for the object with a UID."""
+    """Whether the machine with this key, which was made for the object with this UID, belongs to the node with this
+    name, which this node had before. Raises Failed."""
     settle_previous_name: Callable[[NodeOperations, str], None] = lambda operations, previous: None
     """Ends what was taken away from this node when it had another name. Raises NodeError."""
     rename_advice: str = RENAME_ADVICE
-    """What a user can do about machines and claims of ``{node}``, which this node's name was."""
+    """What a user can do about machines and claims of ``{node}``, the previous name of this node."""
 
 
 class Node:
@@ -261,7 +260,7 @@ class Node:
     # What one part asks of the others.
 
     def boot_id(self) -> str:
-        """The kernel's: another one after each boot. Raises Failed where the tree is not that of a running host."""
+        """The kernel's: another one after each boot. Raises Failed if the tree is not that of a running host."""
         tree = self.host.tree()
         folder = tree.proc.folder("sys", "kernel", "random") if tree.proc is not None else None
         text = folder.text("boot_id") if folder is not None else None
@@ -294,6 +293,6 @@ class Node:
 
 @contextmanager
 def open_node(settings: NodeSettings, host: Host, source: ClaimSource) -> Iterator[Node]:
-    """The plugin with its state folder open. Raises StoreError where that cannot be used."""
+    """The plugin with its state folder open. Raises StoreError if that cannot be used."""
     with closing(open_journal(settings.state)) as journal:
         yield Node(settings, host, journal, source)

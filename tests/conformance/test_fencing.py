@@ -188,31 +188,31 @@ def test_a_node_that_comes_back_ends_its_old_machine_and_leaves_the_new_one_alon
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_a_node_that_comes_back_under_another_name_ends_what_was_taken_away_from_its_previous_one(kind: Kind) -> None:
+def test_a_node_with_a_new_name_ends_what_was_taken_away_under_its_previous_name(kind: Kind) -> None:
     with cluster(kind) as made:
         made.is_word_true = False
         uid, operations = made.machine()["metadata"]["uid"], made.a.operations
         card = claim_ref(made.store.get("DeviceClaim", "default", "card"))
 
-        def are_of_node_a() -> list[bool]:
-            is_of = StoreGrants(made.store, "renamed").is_of(card, "node-a")
-            return [is_of, fencing.has_machine(made.store, operations, "default/web", uid, "node-a")]
+        def belong_to_node_a() -> list[bool]:
+            belongs = StoreGrants(made.store, "renamed").belongs_to_node(card, "node-a")
+            return [belongs, fencing.has_machine(made.store, operations, "default/web", uid, "node-a")]
 
         made.a.kill()
         operations.node_name = "renamed"
-        assert are_of_node_a() == [True, True]
+        assert belong_to_node_a() == [True, True]
         fencing.settle_previous_name(made.store, operations, "node-a")
         assert _running(made) == ["node-a"], "nothing was taken away"
         made.fence()
         made.go_on_until(lambda: len(_running(made)) == 2, "it runs elsewhere, too")
-        assert are_of_node_a() == [False, False]
+        assert belong_to_node_a() == [False, False]
         fencing.settle_previous_name(made.store, operations, "node-a")
         assert _running(made) == ["node-b"]
         assert made.a.machines.patience == {"default/web": 0.0}, "its guest is not asked: it would write to the disks"
         assert not operations.claims.held()
 
 
-def test_a_machine_is_of_no_node_when_its_store_says_that_it_is_gone() -> None:
+def test_a_machine_whose_object_is_deleted_belongs_to_no_node() -> None:
     with cluster() as made:
         operations = made.a.operations
         assert not fencing.has_machine(made.store, operations, "default/web", "its-previous-uid", "node-a")
@@ -243,7 +243,7 @@ def test_a_cut_off_plugin_that_never_stopped_ends_it_when_it_sees_the_store_agai
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_one_that_came_back_to_its_node_is_started_anew_and_not_taken_up(kind: Kind) -> None:
+def test_a_machine_that_is_placed_on_its_fenced_node_again_starts_anew(kind: Kind) -> None:
     """The old QEMU knows nothing of what was written to the disks meanwhile."""
     with cluster(kind) as made:
         made.is_word_true = False
@@ -267,7 +267,7 @@ def test_one_that_came_back_to_its_node_is_started_anew_and_not_taken_up(kind: K
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_one_whose_disks_only_the_lost_node_has_waits_for_it_and_says_so(kind: Kind) -> None:
+def test_a_machine_whose_disks_only_the_lost_node_has_waits_for_that_node(kind: Kind) -> None:
     disks = [{"path": "/srv/web.raw", "format": "raw"}]
     with cluster(kind, start={"kernel": "/images/vmlinuz", "disks": disks}) as made:
         made.a.power_off()
@@ -321,7 +321,7 @@ def test_claims_without_machines_are_released(kind: Kind) -> None:
         assert not now.get("status"), "its node has nothing to give"
 
 
-def test_on_a_cluster_the_taint_of_the_node_is_the_word() -> None:
+def test_on_a_cluster_the_taint_of_the_node_fences_it() -> None:
     with cluster(ClusterStores, has_node=True) as made:
         made.a.power_off()
         made.fence()
@@ -335,7 +335,7 @@ def test_on_a_cluster_the_taint_of_the_node_is_the_word() -> None:
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_a_deleted_machine_of_a_lost_node_goes(kind: Kind) -> None:
+def test_a_deleted_machine_of_a_fenced_node_goes(kind: Kind) -> None:
     with cluster(kind) as made:
         made.a.power_off()
         made.store.delete("VirtualMachine", "default", "web")
@@ -349,7 +349,7 @@ def test_a_deleted_machine_of_a_lost_node_goes(kind: Kind) -> None:
         assert _running(made) == []
 
 
-def test_what_changed_meanwhile_is_left_alone() -> None:
+def test_take_away_leaves_an_object_alone_that_changed_meanwhile() -> None:
     """A decision that comes late is based on an object that its node has changed since."""
     with cluster() as made:
         stale = made.store.list(("VirtualMachine", "DeviceClaim")).objects
@@ -360,7 +360,7 @@ def test_what_changed_meanwhile_is_left_alone() -> None:
         assert notes(made.machine())[meta.PREPARED_ON] == "node-a"
 
 
-def test_its_object_no_longer_says_that_it_is_ready_or_could_move() -> None:
+def test_a_machine_that_was_taken_away_loses_its_conditions_ready_and_migratable() -> None:
     with cluster(guestReports=True) as made:
         made.a.power_off()
         machine = made.machine()
@@ -371,7 +371,7 @@ def test_its_object_no_longer_says_that_it_is_ready_or_could_move() -> None:
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_a_machine_that_cannot_be_taken_away_stays_with_its_claims_and_keeps_no_other(kind: Kind) -> None:
+def test_a_machine_that_cannot_be_taken_away_keeps_its_claims_and_the_others_go(kind: Kind) -> None:
     with cluster(kind) as made:
         made.store.create(vm("worker"))
         made.go_on_until(lambda: _holder(made, "worker") == "node-a", "it runs")
@@ -390,7 +390,7 @@ def _holder(made: FencedCluster, name: str) -> str | None:
     return notes(made.store.get("VirtualMachine", "default", name)).get(meta.PREPARED_ON)
 
 
-def test_the_command_that_takes_away_by_itself_says_what_it_could_not() -> None:
+def test_the_command_reports_what_it_could_not_take_away() -> None:
     with cluster() as made:
         made.store.create(vm("worker"))
         made.go_on_until(lambda: _holder(made, "worker") == "node-a", "it runs")
@@ -402,7 +402,7 @@ def test_the_command_that_takes_away_by_itself_says_what_it_could_not() -> None:
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_a_node_that_cannot_confirm_one_end_goes_on_with_all_else(kind: Kind) -> None:
+def test_a_node_that_cannot_confirm_one_end_does_everything_else(kind: Kind) -> None:
     with cluster(kind) as made:
         made.is_word_true = False
         made.a.kill()
@@ -422,7 +422,7 @@ def test_a_node_that_cannot_confirm_one_end_goes_on_with_all_else(kind: Kind) ->
         made.go_on_until(lambda: not fenced_from(made.machine()), "it confirms that later")
 
 
-def test_a_machine_whose_qemu_cannot_be_ended_keeps_no_other_from_being_ended_and_the_node_from_all_else() -> None:
+def test_a_node_that_cannot_end_one_machine_ends_the_others_and_publishes_nothing() -> None:
     with cluster() as made:
         made.store.create(vm("worker"))
         made.go_on_until(lambda: _holder(made, "worker") == "node-a", "it runs")
@@ -443,6 +443,27 @@ def test_a_machine_whose_qemu_cannot_be_ended_keeps_no_other_from_being_ended_an
         assert not any(machine.runs for machine in machines.views.values())
 
 
+def test_a_node_that_cannot_end_two_machines_raises_one_error_and_logs_the_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with cluster() as made:
+        made.store.create(vm("worker"))
+        made.go_on_until(lambda: _holder(made, "worker") == "node-a", "it runs")
+        made.is_word_true = False
+        made.a.kill()
+        made.fence()
+        made.allocate()
+        for name in ("web", "worker"):
+            error = Failed("QemuFailed", f"QEMU of machine default/{name} does not end")
+            made.a.machines.refuse[f"stop default/{name}"] = error
+        with pytest.raises(Failed) as raised:
+            fencing.settle(made.store, made.a.operations, lambda: WHY)
+        assert {str(raised.value), *caplog.messages} >= {
+            "QEMU of machine default/web does not end",
+            "QEMU of machine default/worker does not end",
+        }
+
+
 def test_nothing_is_written_after_the_lease_is_lost() -> None:
     with cluster() as made:
         made.a.power_off()
@@ -458,7 +479,7 @@ ACTIONS = ("allocate", "allocate", "a", "b", "lose", "back", "fence", "unfence",
 
 @pytest.mark.parametrize("kind", STORES)
 @pytest.mark.parametrize("seed", range(8))
-def test_however_losses_fences_and_comebacks_interleave_no_two_nodes_run_it(seed: int, kind: Kind) -> None:
+def test_two_nodes_never_run_it_in_any_order_of_losses_fences_and_comebacks(seed: int, kind: Kind) -> None:
     """The admin's word is true: only a node that is off is fenced. At every write and every change of a machine, one
     node at most runs it; and in the end it runs."""
     choose = random.Random(seed)
@@ -494,7 +515,7 @@ def test_however_losses_fences_and_comebacks_interleave_no_two_nodes_run_it(seed
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_a_controller_killed_at_any_step_of_it_loses_nothing(kind: Kind) -> None:
+def test_a_controller_killed_at_any_step_of_a_fence_loses_nothing(kind: Kind) -> None:
     at, is_done = 0, False
     while not is_done:
         at += 1 if kind is EmbeddedStores else 3  # each step of a cluster's takes longer

@@ -77,7 +77,7 @@ class ListedGrants:
     def is_gone(self, ref: ClaimRef) -> bool:
         return ref.uid not in self.granted
 
-    def is_of(self, ref: ClaimRef, node_name: str) -> bool:
+    def belongs_to_node(self, ref: ClaimRef, node_name: str) -> bool:
         return ref.uid in self.granted
 
     def identity(self) -> str:
@@ -127,7 +127,7 @@ class Bed:
         )
 
     def opened(self, pod_uid: str | None = None) -> AbstractContextManager[Node]:
-        source = ClaimSource("ResourceClaim", self.grants, self.grants.uid_of, has_claim=self.grants.is_of)
+        source = ClaimSource("ResourceClaim", self.grants, self.grants.uid_of)
         return open_node(self.settings(pod_uid), LocalHost(self.host), source)
 
     @contextmanager

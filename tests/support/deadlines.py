@@ -41,6 +41,9 @@ class _Patience:
     def passed(self) -> bool:
         return time.monotonic() >= self.at
 
+    def at_least(self, seconds: float) -> Deadline:
+        return Deadline(max(self.at, time.monotonic() + seconds))
+
     def capped(self, seconds: float) -> Deadline:
         return Deadline(min(self.at, time.monotonic() + seconds))
 

@@ -165,6 +165,9 @@ class GatedStore:
     def is_gone(self, ref: ClaimRef) -> bool:
         return False
 
+    def belongs_to_node(self, ref: ClaimRef, node_name: str) -> bool:
+        return True
+
     def identity(self) -> str:
         return "store 1"
 

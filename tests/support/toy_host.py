@@ -174,6 +174,9 @@ class ToyGrants:
             raise self.fails
         return ref.uid not in self.grants
 
+    def belongs_to_node(self, ref: ClaimRef, node_name: str) -> bool:
+        return not self.is_gone(ref)
+
     def identity(self) -> str:
         return self.cluster
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from devalloc.cli.command import BadInput
 from devalloc.cli.options.common import EXISTING_FOLDER
 from devalloc.device_kinds import DEVICE_KINDS
 from devalloc.settings import setting
@@ -59,6 +60,22 @@ class InventoryOptions:
     def node(self) -> str:
         """The name of the node."""
         return self.node_name or socket.gethostname().lower()
+
+    def check_node_name(self, *, is_cluster: bool = False) -> None:
+        """Raises BadInput for a name that no node can have: the names of its pools begin with it."""
+        from devalloc.api.fields import is_subdomain_name, quote_value
+
+        if is_subdomain_name(self.node):
+            return
+        what = "the host name" if self.node_name is None else "--node-name"
+        if is_cluster:
+            advice = "use the name of the Node (--node-name)"
+        else:
+            advice = "name the node with --node-name" if self.node_name is None else "choose another name"
+        raise BadInput(
+            f"{what} {quote_value(self.node)} is not a valid name of a node (lower-case letters, digits, '-' and '.', "
+            f"at most 253 characters): {advice}"
+        )
 
     @property
     def policy(self) -> dict[str, Any]:

@@ -81,13 +81,13 @@ def kubeconfig(folder: Path, node_name: str, account_dir: Path) -> int:
     """
     import signal
 
+    from devalloc.api.fields import is_subdomain_name
     from devalloc_node.kube.credentials import ClusterCredentials
-    from devalloc_node.model.grant import is_subdomain
 
     host, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}", "") for part in ("HOST", "PORT"))
     if not host or not port.isdecimal():
         raise BadInput("KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT must be set; run this command in a pod")
-    if not is_subdomain(node_name):
+    if not is_subdomain_name(node_name):
         raise BadInput(f"--node-name: {node_name!r} is not a valid name of a node")
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -193,13 +193,8 @@ def node(options: NodeOptions) -> int:
 
 def _check(options: NodeOptions) -> None:
     """Raises BadInput for options that exclude each other."""
-    from devalloc_node.model.grant import is_subdomain
-
-    name, scaling = options.inventory.node, options.plugin.scaling
-    if options.is_cluster and not is_subdomain(name):
-        raise BadInput(
-            f"--node-name: {name!r} is not a valid name of a node; use the name that the node has in the cluster"
-        )
+    scaling = options.plugin.scaling
+    options.inventory.check_node_name(is_cluster=options.is_cluster)
     if not options.is_cluster and options.publish is not None:
         raise BadInput("--publish needs a cluster (--kubeconfig, --in-cluster); a store gets DevicePools")
     for option, is_given in (("--scaling", scaling.enabled), ("--host-capacity", options.host_capacity)):

@@ -104,6 +104,8 @@ def up(options: UpOptions) -> int:
     with open_display() as display, abandon_hung_threads(display.say):
         display.say(f"node {name}, store {path}; Ctrl-C stops")
         runs_node = _wants_node(options, display)
+        if runs_node or not options.no_inventory:
+            inventory.check_node_name()
         if not runs_node and (idle := _given_node_options(env=True)):
             why = "--no-inventory" if options.no_inventory else "--sysfs-root"
             because = f" ({why})" if options.with_node is None and _looks_elsewhere(options) else ""

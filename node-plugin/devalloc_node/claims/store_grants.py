@@ -91,9 +91,8 @@ class StoreGrants:
         except StoreError as error:
             raise _unavailable(ref, error) from error
 
-    def is_of(self, ref: ClaimRef, node_name: str) -> bool:
-        """Whether the claim exists and is that node's: held there, or with devices of it; not if it was taken away.
-        Raises Failed."""
+    def belongs_to_node(self, ref: ClaimRef, node_name: str) -> bool:
+        """See ``Grants``. A claim that was taken away from the node does not belong to it any more."""
         try:
             claim = self._store.get(KIND, ref.namespace, ref.name)
         except NotFound:

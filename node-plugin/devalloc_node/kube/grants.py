@@ -62,8 +62,8 @@ class ResourceClaimGrants:
         claim = self._read(ref)
         return claim is None or _at(claim, "metadata", "uid") != ref.uid
 
-    def is_of(self, ref: ClaimRef, node_name: str) -> bool:
-        """Whether the claim exists and is allocated on that node, or may be. Raises Failed."""
+    def belongs_to_node(self, ref: ClaimRef, node_name: str) -> bool:
+        """See ``Grants``. An allocation that names no node may be that node's."""
         claim = self._read(ref)
         if claim is None or _at(claim, "metadata", "uid") != ref.uid:
             return False

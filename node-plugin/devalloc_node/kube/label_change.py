@@ -1,6 +1,7 @@
 """Withdraw what this node published under its previous label, before publishing anything new (T1).
 
-So two allocators never allocate the same device.
+So two allocators never allocate the same device. What it published under its previous name, it cannot withdraw: it
+logs that.
 
 What claims of the other dialect still hold cannot be taken back. A card of which they hold anything is published with
 ``devalloc.io/unavailable`` until they have let go: as a whole, for what is left of it depends on what they have.
@@ -91,7 +92,7 @@ class DialectMigration:
         self._reported: dict[str, str] = {}
 
     def look(self, devices: DeviceRecords) -> Discovery:
-        """The node's devices as they may be published now. Raises ApiError where that cannot be told."""
+        """The node's devices as they may be published now. Raises ApiError if that cannot be read."""
         if not self._is_back:
             self._take_back()
             self._is_back = True
@@ -186,6 +187,27 @@ class DialectMigration:
             if held.get(pool) != self._reported.get(pool):
                 log.warning("pool %s is %s", pool, self._why(held[pool]) if pool in held else "free again")
         self._reported = held
+
+
+def warn_of_previous_name(client: Client, path: str, previous: str) -> None:
+    """Log which pools or slices (``path`` of their list) a cluster still has of this node's previous name: they go with
+    the Node of that name, and a node may delete only its own."""
+    kind = path.rpartition("/")[2]
+    try:
+        pages = client.list(path, {"fieldSelector": f"spec.nodeName={previous}"})
+        names = [one["metadata"]["name"] for page in pages for one in page["items"]]
+    except ApiError as error:
+        log.warning("cannot list the %s of node %s, the previous name of this node: %s", kind, previous, error)
+        return
+    if names:
+        log.warning(
+            "the cluster still has %s of node %s, the previous name of this node: %s. If this host has their devices, "
+            "delete them or the Node %s",
+            kind,
+            previous,
+            ", ".join(sorted(names)),
+            previous,
+        )
 
 
 def _unavailable(device: Device, common: list[Attribute], why: str) -> Device:

@@ -25,7 +25,7 @@ class AdoptedMachine:
 
     process: Process
     run: str
-    """Its UUID, or a name made of its process where it has none."""
+    """Its UUID, or a name made of its process if it has none."""
     amounts: MachineAmounts
     user: int | None
     """Whose process it is; None: the plugin's own user's."""
@@ -60,7 +60,7 @@ def owner_check(key: str, user: int, qemu: Process | None = None) -> Callable[[S
 def examine(spec: MachineSpec, config: MachineConfig, connect: Connect, deadline: Deadline) -> AdoptedMachine:
     """Prove that a machine may be adopted, and look at it.
 
-    Raises Denied: ``PathNotAllowed``, ``PathMissing``, ``SocketNotOurs``, ``MemlockTooLow``; Failed, Unknown where it
+    Raises Denied: ``PathNotAllowed``, ``PathMissing``, ``SocketNotOurs``, ``MemlockTooLow``; Failed, Unknown if it
     does not answer as QEMU.
     """
     if spec.adopt is None:
@@ -103,7 +103,7 @@ def examine(spec: MachineSpec, config: MachineConfig, connect: Connect, deadline
 
 
 def check_memlock(spec: MachineSpec, config: MachineConfig, qemu: Process) -> None:
-    """Raises Denied (``MemlockTooLow``) where devices cannot be passed through: VFIO locks all of its memory."""
+    """Raises Denied (``MemlockTooLow``) if devices cannot be passed through: VFIO locks all of its memory."""
     needed = launch.memlock_needed(spec, config)
     try:
         limit = memlock(qemu.pid)

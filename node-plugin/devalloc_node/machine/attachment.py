@@ -62,7 +62,7 @@ class AttachmentKind:
     def attachments(self, key: str, prepared: Prepared, deadline: Deadline) -> Sequence[tuple[str, Step]]:
         """A step for each device (``pool/device``) that puts it into the machine.
 
-        Raises Denied where they do not fit: ``NoFreePciSlot``, ``DeviceNotPluggable``, ``MemlockTooLow``; or where an
+        Raises Denied if they do not fit: ``NoFreePciSlot``, ``DeviceNotPluggable``, ``MemlockTooLow``; or if an
         option ROM of them may not be used: ``PathNotAllowed``, ``PathMissing``, ``RomInvalid``.
         """
         record, process = self._machines.running(key)
@@ -101,7 +101,7 @@ class AttachmentKind:
     # The kind of step.
 
     def read(self, target: str) -> Value:
-        """What is plugged in, as QEMU shows it; None where nothing is, or the machine does not run."""
+        """What is plugged in, as QEMU shows it; None if nothing is, or the machine does not run."""
         key, name = split(target)
         content = self._machines.records.record(PLUGS, target)
         if content is None or (machine := self._lives(key)) is None:
@@ -117,8 +117,8 @@ class AttachmentKind:
         """Plug it in and see the guest give it addresses, or (None) take it out and see QEMU let go of its nodes.
 
         Before its CPUs run, no guest assigns addresses: ``MachineLifecycle.resume`` sees to that. Raises Denied:
-        ``GuestRefused`` (retryable) where the guest keeps it, ``NoPciWindow``, ``GuestNotReady`` (retryable) where it
-        gives no addresses; Unknown where QEMU does not answer.
+        ``GuestRefused`` (retryable) if the guest keeps it, ``NoPciWindow``, ``GuestNotReady`` (retryable) if it
+        gives no addresses; Unknown if QEMU does not answer.
         """
         key, name = split(target)
         change = self._machines.lock if self._is_of_migration(key) else self._machines.hold
@@ -247,7 +247,7 @@ def _device(name: str, value: Mapping[str, Any]) -> pci.PciDevice:
 
 
 def _owners(target: str, nodes: Sequence[str], recorded: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Whose the nodes were before: what is known already is older than what a cut-off attempt left. Not so where it is
+    """Whose the nodes were before: what is known already is older than what a cut-off attempt left. Not so if it is
     of another run of the host, in which these nodes were those of other devices."""
     this = adoption.boot_id()
     older = recorded.get("owners", {}) if recorded.get("boot", this) == this else {}

@@ -79,7 +79,7 @@ def most_bytes(disk: Disk, image: Path) -> int:
 def check(spec: MachineSpec, config: MachineConfig) -> None:
     """Whether the machine can have its own disks, before any is made.
 
-    Raises Denied: ``DiskTooSmall`` where they can outgrow what the spec reserves; ``HostDiskFull`` (retryable) where
+    Raises Denied: ``DiskTooSmall`` if they can outgrow what the spec reserves; ``HostDiskFull`` (retryable) if
     what is still to be copied does not fit; ``ImageChanged``; as ``machine_files.disk_image``.
     """
     clones = _clones(spec, config)
@@ -202,7 +202,7 @@ def _write_file(path: Path, content: bytes) -> None:
 
 
 def _copy(spec: MachineSpec, disk: Disk, source: int, part: Path, deadline: Deadline) -> None:
-    """Copy what is still missing: at once where the file system can share blocks, else piece by piece; holes stay
+    """Copy what is still missing: at once if the file system can share blocks, else piece by piece; holes stay
     holes. The length of the unfinished file says how far it is."""
     target = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:

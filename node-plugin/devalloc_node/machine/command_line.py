@@ -64,7 +64,7 @@ def cpu_id(slot: int) -> str:
 def qemu_arguments(spec: MachineSpec, start: StartContext) -> list[str]:
     """The words that start the machine, paused: devices are plugged before its first instruction, then it goes on.
 
-    Raises Denied: ``TooFewPciSlots`` where claims outnumber the root ports, ``MachineInvalid``.
+    Raises Denied: ``TooFewPciSlots`` if claims outnumber the root ports, ``MachineInvalid``.
     """
     check_spec(spec)
     words = [start.binary, "-name", f"guest={spec.id},debug-threads=on", "-uuid", start.uuid, "-S"]

@@ -42,7 +42,7 @@ class CpuGroup:
 
 
 def make_group(root: Path, name: str) -> CpuGroup:
-    """The cgroup of a machine, made where it is not there. ``root``: the folder where cgroups are mounted.
+    """The cgroup of a machine, made if it is not there. ``root``: the folder where cgroups are mounted.
 
     Raises Failed (``CgroupUnavailable``).
     """
@@ -96,7 +96,7 @@ def _is_second(root: Path) -> bool:
 
 
 def _folder_of(root: Path, controller: str, name: str) -> Path:
-    """A machine's cgroup of a controller, made where it is not there. Raises OSError."""
+    """A machine's cgroup of a controller, made if it is not there. Raises OSError."""
     if not _is_second(root):
         (root / controller / "cgroup.procs").stat()
         folder = root / controller / OURS / name
@@ -164,7 +164,7 @@ def limit(cgroup: CpuGroup, thousandths: int | None) -> None:
 
 
 def limit_of(cgroup: CpuGroup) -> int | None:
-    """Thousandths of a CPU; None where there is no limit. Raises Failed (``CgroupUnavailable``)."""
+    """Thousandths of a CPU; None if there is no limit. Raises Failed (``CgroupUnavailable``)."""
     try:
         if cgroup.version == 2:
             quota, period = (cgroup.folder / "cpu.max").read_text().split()
@@ -177,7 +177,7 @@ def limit_of(cgroup: CpuGroup) -> int | None:
 
 
 def group_of(root: Path, pid: int, proc: Path = Path("/proc")) -> CpuGroup | None:
-    """The cgroup that a process is in; None where it is in none that can be limited alone (the root)."""
+    """The cgroup that a process is in; None if it is in none that can be limited alone (the root)."""
     try:
         lines = (proc / str(pid) / "cgroup").read_text().splitlines()
     except OSError:
@@ -195,7 +195,7 @@ def group_of(root: Path, pid: int, proc: Path = Path("/proc")) -> CpuGroup | Non
 
 
 def remove(cgroup: CpuGroup) -> None:
-    """Take it away where nothing is in it; it is no error that it is gone, or that something still ends in it."""
+    """Take it away if nothing is in it; it is no error that it is gone, or that something still ends in it."""
     with suppress(OSError):
         cgroup.folder.rmdir()
 

@@ -39,7 +39,7 @@ class CpuPinning:
     cpus: tuple[int, ...]
     """Of the host, one for each vCPU, ascending."""
     nodes: tuple[int, ...]
-    """The NUMA nodes of these, ascending; none where the host tells of no node that has them."""
+    """The NUMA nodes of these, ascending; none if the host tells of no node that has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def choose_cpus(
 
     ``loads``: how many vCPUs each CPU has already. ``most``: how many it may have; None for any number. ``one_node``:
     several nodes will not do; ``only``: that node, and no other. ``exclusive``: CPUs that others have for themselves.
-    No two vCPUs of a machine share a CPU. Raises Denied ``CpusTooFew`` where the host, or a node of it, could never
+    No two vCPUs of a machine share a CPU. Raises Denied ``CpusTooFew`` if the host, or a node of it, could never
     hold the machine, and NotEnoughCpus if it cannot now.
     """
     nodes = {node.id: node.cpus for node in host.nodes if node.cpus}

@@ -91,8 +91,8 @@ def plug_emulated(
     owner: str = "",
     is_starting: bool = False,
 ) -> EmulatedDevice:
-    """Plug it in; as it is in the machine then. Does nothing where it is plugged in already. ``owner``: see
-    ``MachineSpec``; the machine where nothing is said. ``namespace``: the machine's. ``is_starting``: its CPUs
+    """Plug it in; as it is in the machine then. Does nothing if it is plugged in already. ``owner``: see
+    ``MachineSpec``; the machine if nothing is said. ``namespace``: the machine's. ``is_starting``: its CPUs
     never ran, so that its firmware makes windows for the device, which has no addresses yet.
 
     Raises Denied: what a machine may not name (``PathNotAllowed``, ``DiskFormat``, ``TapMissing`` …), ``DeviceExists``,
@@ -145,7 +145,7 @@ def plug_emulated(
 
 
 def _await_addresses(monitor: Monitor, machine: str, device: EmulatedDevice, deadline: Deadline) -> None:
-    """Raises Denied where the guest does not get to the device, which is taken out then. Raises NodeError."""
+    """Raises Denied if the guest does not get to the device, which is taken out then. Raises NodeError."""
     where = "spec.start.disks" if isinstance(device.what, Disk) else "spec.nics"
     at_start = f"list it in {where} of the machine, so that its firmware reserves windows for it at start"
     try:
@@ -166,7 +166,7 @@ def unplug_emulated(monitor: Monitor, machine: str, name: str, deadline: Deadlin
     """Have the guest let it go, and QEMU close what it stood on. False: there was no such device.
 
     Raises Denied (``GuestRefused``, retryable) where the guest keeps it: it stays whole then. Unknown (``DeviceHeld``)
-    where QEMU does not let go of its file or interface.
+    if QEMU does not let go of its file or interface.
     """
     id_of = EmulatedDevice(name, Nic()).id
     seen = observe_emulated(monitor, deadline)
@@ -285,7 +285,7 @@ def _resolved(device: EmulatedDevice, config: MachineConfig, namespace: str) -> 
 
 @contextmanager
 def _opened(machine: str, device: EmulatedDevice) -> Iterator[int | None]:
-    """The descriptor of its image or interface; None where it needs none. Raises Denied, Failed."""
+    """The descriptor of its image or interface; None if it needs none. Raises Denied, Failed."""
     what, fd = device.what, None
     try:
         if isinstance(what, Disk):

@@ -31,11 +31,11 @@ _ANSWER_SECONDS = 5.0
 
 
 def power_down_all(machines: MachineRegistry, deadline: Deadline) -> Mapping[str, str]:
-    """What became of each machine that runs, by its key: "" where its guest has powered down, else why it has not.
+    """What became of each machine that runs, by its key: "" if its guest has powered down, else why it has not.
 
     Each has as long as its own spec says. Adopted machines are left alone, and those whose CPUs do not run yet or that
     are another node's until they have moved.
-    Raises Failed where the machines are not known.
+    Raises Failed if the machines are not known.
     """
     outcomes: dict[str, str] = {}
     pending: list[tuple[MachineRecord, Process]] = []
@@ -61,7 +61,7 @@ def power_down_all(machines: MachineRegistry, deadline: Deadline) -> Mapping[str
                     return None
                 if launch.power_down(monitor, process, seconds, deadline):
                     return ""
-        except NodeError as error:  # its guest is not even asked, as where its sockets are in another folder
+        except NodeError as error:  # its guest is not even asked, for example if its sockets are elsewhere
             return error.message
         return f"its guest did not power down within {seconds:.0f} s"
 

@@ -73,7 +73,7 @@ def cpu_places(
 
 
 def read_distances(cells: Sequence[NumaCell], nodes: Path) -> list[list[int]]:
-    """The host's distances between the nodes that the guest's stand for; empty where it tells none that QEMU takes.
+    """The host's distances between the nodes that the guest's stand for; empty if it tells none that QEMU takes.
 
     ``nodes``: the folder with one for each NUMA node of the host.
     """

@@ -61,10 +61,10 @@ class SlotNeeds:
 def plug_device(
     monitor: Monitor, machine: str, device: PciDevice, deadline: Deadline, needs: SlotNeeds = SlotNeeds()
 ) -> str:
-    """Plug a device in; the root port that it is on then. Does nothing where it is plugged in already.
+    """Plug a device in; the root port that it is on then. Does nothing if it is plugged in already.
 
-    Raises Denied: ``NoFreePciSlot``, ``NoPciWindow``, ``QemuRefused`` (nothing is left of it then). Failed where QEMU
-    says yes and does not show it. Unknown where QEMU does not answer: it may be there.
+    Raises Denied: ``NoFreePciSlot``, ``NoPciWindow``, ``QemuRefused`` (nothing is left of it then). Failed if QEMU
+    says yes and does not show it. Unknown if QEMU does not answer: it may be there.
     """
     there = present_devices(monitor, deadline)
     ids = [device.function_id(number) for number in range(len(device.functions))]
@@ -92,9 +92,9 @@ def plug_device(
 
 
 def unplug_device(monitor: Monitor, machine: str, name: str, deadline: Deadline) -> None:
-    """Ask the guest to let a device go, and wait until QEMU has let it go too. Nothing to do where it is not there.
+    """Ask the guest to let a device go, and wait until QEMU has let it go too. Nothing to do if it is not there.
 
-    Raises Denied (``GuestRefused``, retryable): the guest says no, or nothing, until the deadline. Unknown where QEMU
+    Raises Denied (``GuestRefused``, retryable): the guest says no, or nothing, until the deadline. Unknown if QEMU
     does not answer.
     """
     ids = tuple(function_id(name, number) for number in range(8))
@@ -128,7 +128,7 @@ def unplug_device(monitor: Monitor, machine: str, name: str, deadline: Deadline)
 
 
 def request_unplug(monitor: Monitor, name: str, deadline: Deadline) -> None:
-    """device_del, where it is fine that it is under way (native hot-plug refuses then, ACPI does not) or done."""
+    """device_del; it is fine if it is under way (native hot-plug refuses then, ACPI does not) or done."""
     try:
         monitor.execute("device_del", {"id": name}, deadline=deadline)
     except QmpRefused as error:
@@ -287,6 +287,7 @@ SETTLE_SECONDS = 2.0
 """A guest gives a device all of its addresses within milliseconds: one that has given some, and after this time not
 all, has no room for the others."""
 ADDRESS_ANSWER_SECONDS = 5.0
+"""The least that QEMU has for one answer."""
 _ADDRESS_POLL_SECONDS = 0.1
 _CLAIM_AT_START = (
     "start the machine with the claim in spec.claims, so that its firmware reserves windows for the device"
@@ -300,7 +301,7 @@ _MOST_ADDRESS = 1 << 52
 
 @dataclass(frozen=True, slots=True)
 class AddressWindow:
-    """Addresses that a port hands on to what is behind it, both included; none where ``last`` is before ``first``."""
+    """Addresses that a port hands on to what is behind it, both included; none if ``last`` is before ``first``."""
 
     first: int = 0
     last: int = -1
@@ -374,24 +375,37 @@ def await_addresses(
     monitor: Monitor, machine: str, devices: Mapping[str, str], deadline: Deadline, at_start: str = _CLAIM_AT_START
 ) -> None:
     """Wait until each BAR of functions has an address. ``devices``: what people call each of them, by QEMU's id;
-    ``at_start``: for people, how the machine has such a device when it starts, where its firmware makes windows for it.
+    ``at_start``: for people, how the machine can have such a device from its start, so that its firmware makes windows
+    for it.
 
-    Raises Denied: ``NoPciWindow`` where the guest has no room for one; ``GuestNotReady`` (retryable) where it has given
-    none until the deadline, as one does that still boots, or that knows no PCI hot-plug.
+    QEMU answers nothing while the host's kernel maps a BAR. For a large one that can take longer than one answer may:
+    until the deadline it is asked again.
+
+    Raises Denied: ``NoPciWindow`` if the guest has no room for one; ``GuestNotReady`` (retryable) if it has given none
+    until the deadline, as a guest that still boots, or that does not support PCI hot-plug. Raises NodeError.
     """
     if not devices:
         return
-    began, since = time.monotonic(), None
-    reach = _first_unreachable_address(monitor, deadline)
+    began, since, reach = time.monotonic(), None, None
     while True:
-        # At the deadline it is still to be told how far the guest came.
-        all_functions = guest_functions(monitor, machine, list(devices), Deadline.after(ADDRESS_ANSWER_SECONDS), reach)
+        look_began = time.monotonic()
+        due = deadline.at_least(ADDRESS_ANSWER_SECONDS)  # at the deadline, QEMU is still asked how far the guest came
+        try:
+            reach = _first_unreachable_address(monitor, due) if reach is None else reach
+            all_functions = guest_functions(monitor, machine, list(devices), due, reach)
+        except Unknown as error:
+            if error.code != "MonitorSilent" or deadline.passed:
+                raise
+            since = None
+            time.sleep(_ADDRESS_POLL_SECONDS)
+            continue
         lacking = [function for function in all_functions if not function.is_placed]
         if not lacking:
             return
         now = time.monotonic()
         is_partial = any(function.is_enumerated for function in all_functions)
-        since = (since or now) if is_partial else None
+        # A guest whose QEMU was silent could not go on meanwhile.
+        since = (since or now) if is_partial and now - look_began < SETTLE_SECONDS else None
         if (since is not None and now - since > SETTLE_SECONDS) or deadline.passed:
             raise _problem(machine, lacking, devices, is_partial, now - began, at_start)
         time.sleep(min(_ADDRESS_POLL_SECONDS, max(0.0, deadline.seconds)))

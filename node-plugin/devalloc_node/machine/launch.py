@@ -70,7 +70,7 @@ class IncomingPlatform:
     address_bits: int | None = None
     """Of its CPUs; None: that node does not tell."""
     cpu_flags: tuple[str, ...] = ()
-    """What its CPUs can do, where they are the host's own."""
+    """What its CPUs can do, if they are the host's own."""
     firmware: FirmwareIdentity | None = None
     """Of its UEFI firmware; None: it has none."""
 
@@ -90,7 +90,7 @@ class LaunchOptions:
     firmware: str = ""
     """The digest of the code of its UEFI firmware (``FirmwareIdentity.code``)."""
     incoming: IncomingPlatform | None = None
-    """What the machine is elsewhere, where it is to be received from there; None: it begins here."""
+    """What the machine is elsewhere, if it is to be received from there; None: it begins here."""
 
 
 def memlock_needed(spec: MachineSpec, config: MachineConfig) -> int:
@@ -139,7 +139,7 @@ def launch(
     """Start QEMU, paused. It is up when its monitor greets (``await_monitor``). ``deadline``: of copying disks; those
     of a caller without one have no time for that.
 
-    Raises Denied for what the spec may not name or the host has not; ``MachineRuns`` where it runs already. Raises
+    Raises Denied for what the spec may not name or the host has not; ``MachineRuns`` if it runs already. Raises
     Failed (``MachineDidNotStart``).
     """
     spec = with_address(spec, home.network)
@@ -260,8 +260,8 @@ def seconds_to_answer(spec: MachineSpec, config: MachineConfig, memory: int) -> 
 def await_monitor(spec: MachineSpec, config: MachineConfig, monitor: Monitor, deadline: Deadline) -> None:
     """Wait until QEMU of a machine that was just started answers.
 
-    Raises Failed (``MachineDidNotStart``) with QEMU's last words where it ended, not retryable where they say that no
-    such machine can be; Unknown where it does not answer.
+    Raises Failed (``MachineDidNotStart``) with QEMU's last words if it ended, not retryable if they say that no
+    such machine can be; Unknown if it does not answer.
     """
     while True:
         try:

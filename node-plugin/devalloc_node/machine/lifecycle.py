@@ -114,7 +114,7 @@ class MachineLifecycle(MachineRegistry):
         """Start it with its CPUs stopped, so that devices can be plugged in before its first instruction.
 
         ``as_it_was``: with the amounts that were last asked of it, and not those that its spec begins with. One that
-        lives already stays as it is. Where it fails, nothing of it is left. Raises Denied for what it may not name or
+        lives already stays as it is. If it fails, nothing of it is left. Raises Denied for what it may not name or
         cannot be, Failed (``MachineDidNotStart``), Unknown.
         """
         spec = spec_of(machine)
@@ -216,7 +216,7 @@ class MachineLifecycle(MachineRegistry):
     def take_up(self, key: str, machine: VirtualMachine | None, run: str, deadline: Deadline) -> None:
         """Keep one that is ``orphans`` again, as ``machine``, if it is the ``run`` that this was last seen as.
 
-        Nothing to do where none is lost. Raises Denied (``MachineRuns``) where it is another run; Failed, Unknown.
+        Nothing to do if none is lost. Raises Denied (``MachineRuns``) if it is another run; Failed, Unknown.
         """
         if self.lost(key) is None:
             return
@@ -228,10 +228,10 @@ class MachineLifecycle(MachineRegistry):
                 self._settling.watch(key, process)
 
     def resume(self, key: str, deadline: Deadline) -> None:
-        """Let its CPUs run, and be wanted to. Nothing to do where that is so.
+        """Let its CPUs run, and be wanted to. Nothing to do if that is so.
 
         One that starts counts as running when each device of its claims has its addresses. Raises Denied
-        (``NoPciWindow``, ``GuestNotReady``) where one has not.
+        (``NoPciWindow``, ``GuestNotReady``) if one has not.
         """
         with self.hold(key, deadline, "resume"):
             record, _ = self.running(key)
@@ -307,8 +307,8 @@ class MachineLifecycle(MachineRegistry):
     def stop(self, key: str, seconds: float | None, force: bool, deadline: Deadline) -> None:
         """Have its guest power down within ``seconds`` (None: as its spec says); with ``force`` end it then.
 
-        One whose CPUs never ran is ended at once, if QEMU says so. Success where it does not run. Raises Denied
-        (``GuestRefused``, retryable) where the guest goes on and there is no ``force``; Unknown.
+        One whose CPUs never ran is ended at once, if QEMU says so. Success if it does not run. Raises Denied
+        (``GuestRefused``, retryable) if the guest goes on and there is no ``force``; Unknown.
         """
         with self.hold(key, deadline, "stop"):
             record = self.record_for(key)
@@ -401,7 +401,7 @@ class MachineLifecycle(MachineRegistry):
         """Change one amount: ``vcpus``, ``cpu`` (thousandths of a CPU whose time it gets, 0 for no bound) or
         ``memory`` (bytes); it is observed to be so when this returns. Raises NodeError.
 
-        What is asked is on disk before the machine is changed: where it cannot be written nothing is changed."""
+        What is asked is on disk before the machine is changed: if it cannot be written, nothing is changed."""
         with self.hold(key, deadline, f"scale {what}"):
             record, process = self.running(key)
             with self.line(record) as monitor:
@@ -426,10 +426,10 @@ class MachineLifecycle(MachineRegistry):
                 ) from error
 
     def limit_rates(self, key: str, wanted: RateLimits, deadline: Deadline) -> tuple[str, ...]:
-        """Hold a machine that runs to these rates; what is not enforced, in sentences. Does nothing where it is held to
+        """Hold a machine that runs to these rates; what is not enforced, in sentences. Does nothing if it is held to
         them; what failed is tried again after RETRY_SECONDS, or with other rates.
 
-        Raises Denied (``HostFull``) where the host has no room for more; NodeError.
+        Raises Denied (``HostFull``) if the host has no room for more; NodeError.
         """
         record, _ = self.running(key)
         if not rates.are_of_concern(record, wanted):
@@ -493,7 +493,7 @@ class MachineLifecycle(MachineRegistry):
                 return plugged
 
     def unplug(self, key: str, name: str, deadline: Deadline) -> bool:
-        """Take it out again, as ``emulated_devices.unplug``; False where there is no such device. Raises NodeError."""
+        """Take it out again, as ``emulated_devices.unplug``; False if there is no such device. Raises NodeError."""
         with self.hold(key, deadline, f"unplug {name}"):
             record, _ = self.running(key)
             with self.line(record) as monitor:
@@ -507,7 +507,7 @@ class MachineLifecycle(MachineRegistry):
         return {name: host_device_of(plug.get("value") or {}) or name for name, plug in plugs.items()}
 
     def _put_asked(self, before: MachineRecord, record: MachineRecord, deadline: Deadline) -> None:
-        """Note what is asked of one that runs, where there is room for that."""
+        """Note what is asked of one that runs, if there is room for that."""
         if self._room is None:
             self.put(record)
             return
@@ -570,7 +570,7 @@ class MachineLifecycle(MachineRegistry):
 
     def end_moving(self, key: str, deadline: Deadline) -> None:
         """End one that changes its node, on either side, without asking its guest, and keep nothing of it. Only if the
-        store says that another node may run it. Nothing to do where it does not change its node. Raises NodeError."""
+        store says that another node may run it. Nothing to do if it does not change its node. Raises NodeError."""
         with self.lock(key, deadline, "end it"):
             record = self.find(key)
             if record is not None and record.migration is not None:

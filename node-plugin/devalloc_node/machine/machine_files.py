@@ -89,14 +89,14 @@ class MachineConfig:
     swtpm: str = "swtpm"
     """The program that is the TPM of a machine."""
     users: range | None = field(default=USERS)
-    """User ids, one for each machine, where the plugin is root. None: QEMU runs as the plugin's own user."""
+    """User ids, one for each machine, if the plugin is root. None: QEMU runs as the plugin's own user."""
     visible: tuple[Path, ...] = ()
     """Folders that QEMU sees, as they are, beside what it needs by its nature."""
     rom_folders: tuple[Path, ...] = ()
     """Where the option ROMs of passed-through devices may lie, which QEMU sees too. Empty: none can be used."""
     cgroups: Path = Path("/sys/fs/cgroup")
     systemd: bool | None = None
-    """Whether machines are services of systemd; None: where systemd runs this host."""
+    """Whether machines are services of systemd; None: if systemd runs this host."""
     start_seconds: float = 20.0
     """How long QEMU may take until its monitor answers."""
     command_seconds: float = 10.0
@@ -131,13 +131,13 @@ class MachineConfig:
         return self.state / f"{machine_id}.tpm"
 
     def group(self, machine_id: str) -> str:
-        """What its cgroup is called on this host, where a plugin with another state folder may have one of its name."""
+        """What its cgroup is called on this host, if a plugin with another state folder may have one of its name."""
         if self.state == type(self)().state:
             return machine_id
         return f"{machine_id}-{hashlib.sha256(bytes(self.state.absolute())).hexdigest()[:8]}"
 
     def unit(self, machine_id: str) -> str:
-        """Its service, where systemd runs this host."""
+        """Its service, if systemd runs this host."""
         return f"devalloc-{self.group(machine_id)}.service"
 
     def disks(self, machine_id: str) -> Path:
@@ -289,7 +289,7 @@ def disk_image(disk: Disk, folders: Sequence[AllowedFolder], namespace: str) -> 
     """The file or block device of a disk.
 
     Raises Denied: as ``boot_image``; ``DeviceReserved`` for a block device that the host uses in whole or in part,
-    ``InUseUnknown`` where that cannot be told; ``DiskFormat`` for a format that is not raw or qcow2, or that the file
+    ``InUseUnknown`` if that cannot be told; ``DiskFormat`` for a format that is not raw or qcow2, or that the file
     does not have; ``DiskNamesOthers`` for a qcow2 whose header names another file, which was not checked.
     """
     if disk.format not in ("raw", "qcow2"):
@@ -343,7 +343,7 @@ def check_image_free(fd: int, path: str, *, writable: bool) -> None:
 
 
 def check_image_held(fd: int, path: str, *, writable: bool) -> None:
-    """That a QEMU has an image open, and writes to it where it may: the proof that a machine of another node has the
+    """That a QEMU has an image open, and writes to it if it may: the proof that a machine of another node has the
     same image under the same path. Raises Denied (``DiskNotShared``).
     """
     query = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _WRITES if writable else _READS, 1, 0)
@@ -426,13 +426,13 @@ _ENDING_SECONDS = 0.2
 
 
 def process_of(machine_id: str, config: MachineConfig, seconds: float = 2.0) -> Process | None:
-    """The process of a machine that runs; None where none does.
+    """The process of a machine that runs; None if none does.
 
     Its lock of its life file proves that it lives. Without the lock it may still be ending, and holds devices until
     the kernel is done with them: it has ended when its process has.
 
-    Raises Unknown where it lives and its process cannot be told within ``seconds``: it is only just being started;
-    Failed where nothing can be told.
+    Raises Unknown if it lives and its process cannot be told within ``seconds``: it is only just being started;
+    Failed if nothing can be told.
     """
     try:
         life = FileLock.existing(config.life(machine_id))

@@ -81,7 +81,7 @@ def virtio_mems(monitor: Monitor, deadline: Deadline) -> list[VirtioMem]:
 
 
 def requested_total(monitor: Monitor, deadline: Deadline) -> int | None:
-    """How many bytes there will be when the guest has done all that QEMU asks of it; None where it is asked for
+    """How many bytes there will be when the guest has done all that QEMU asks of it; None if it is asked for
     nothing."""
     devices = virtio_mems(monitor, deadline)
     if not devices:
@@ -108,8 +108,8 @@ def scale(
     """Have ``goal`` bytes of memory, or the next more that blocks allow; how many there are then.
 
     ``spec``: what the machine was started as, whose guest nodes and pages of the host it keeps to. Raises Denied:
-    ``MemoryRoomExhausted``, ``MemoryBuiltIn``; ``GuestRefused`` (retryable) where the guest takes or
-    gives back no more before the deadline: then what there is is also what is asked of it (T15). Unknown where QEMU
+    ``MemoryRoomExhausted``, ``MemoryBuiltIn``; ``GuestRefused`` (retryable) if the guest takes or
+    gives back no more before the deadline: then what there is is also what is asked of it (T15). Unknown if QEMU
     does not answer.
     """
     now = observe_memory(monitor, deadline)

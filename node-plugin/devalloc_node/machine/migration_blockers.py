@@ -61,7 +61,8 @@ def run_state(monitor: Monitor, deadline: Deadline) -> str:
 
 def _blockers(monitor: Monitor, deadline: Deadline) -> str | None:
     """QEMU's own words: each device whose VFIO driver has no migration adds some, such as "0000:81:00.0: VFIO migration
-    is not supported in kernel"."""
+    is not supported in kernel". A kernel that cannot pass on which memory a device has written is not among them: that
+    shows when a migration starts."""
     blocked = monitor.execute("query-migrate", deadline=deadline).get("blocked-reasons") or []
     return "; ".join(checked_text(reason) for reason in blocked[:_MOST_BLOCKERS]) or None
 

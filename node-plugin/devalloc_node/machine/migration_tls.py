@@ -178,7 +178,7 @@ def _write(folder: int, name: str, text: str, user: int | None) -> None:
 
 def _remove(parent: int) -> None:
     try:
-        os.unlink(TLS_FOLDER, dir_fd=parent)  # where it is a link or a file
+        os.unlink(TLS_FOLDER, dir_fd=parent)  # if it is a link or a file
     except FileNotFoundError:
         return
     except IsADirectoryError:

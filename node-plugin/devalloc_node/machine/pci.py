@@ -50,12 +50,12 @@ def port_reserves(
 ) -> tuple[WindowReserve, ...]:
     """What each root port reserves, in the order of ``port_places``.
 
-    Where its spec says nothing, as much as any of ``devices`` needs, on as many ports as its CPUs, which address memory
+    If its spec says nothing, as much as any of ``devices`` needs, on as many ports as its CPUs, which address memory
     with ``address_bits`` (None: unknown), have addresses for: that many one after the other, or, with UEFI firmware,
     as ``_aperture_fits`` has it. If any of ``devices`` has prefetchable memory of 32 bits, the last port of each bus
     reserves none of 64 bits, so that a machine can start with it (``hotplug.plug_device``).
 
-    Raises Denied (``NoPciWindow``) where its CPUs have not enough addresses for as many windows as the machine has PCI
+    Raises Denied (``NoPciWindow``) if its CPUs have not enough addresses for as many windows as the machine has PCI
     slots, of the size that its spec says.
     """
     places = port_places(spec, node_ports)
@@ -210,7 +210,7 @@ def device_id(claim_uid: str, pool: str, device: str, share: str | None = None) 
 
 
 def checked_id(name: str) -> str:
-    """``name`` where QEMU takes it as an id. Raises Denied."""
+    """``name`` if QEMU takes it as an id. Raises Denied."""
     if _ID.fullmatch(name) is None:
         raise Denied("DeviceIdInvalid", f"invalid QEMU id {name!r}: a letter, then letters, digits, -._")
     return name
@@ -308,7 +308,7 @@ def present_devices(monitor: Monitor, deadline: Deadline) -> dict[str, str]:
 
 
 def bus_of(monitor: Monitor, name: str, deadline: Deadline) -> str | None:
-    """The path of the bus that a device is on; None where there is no such device."""
+    """The path of the bus that a device is on; None if there is no such device."""
     try:
         where = monitor.execute(
             "qom-get", {"path": f"{PERIPHERAL}/{name}", "property": "parent_bus"}, deadline=deadline

@@ -53,7 +53,7 @@ class PortPlace:
 
     @property
     def window_order(self) -> tuple[int, bool, int]:
-        """Which port gets a window before others, where not all can have one: those of all buses in turn, and ports of
+        """Which port gets a window before others, if not all can have one: those of all buses in turn, and ports of
         nodes first. The least is the first."""
         return self.number, self.node is None, self.node or 0
 

@@ -34,7 +34,7 @@ from devalloc_node.model.step import NUMA_NODE, Prepared
 
 
 def check_slots(machine: VirtualMachine, claims: Sequence[Prepared]) -> None:
-    """Raises Denied (``TooFewPciSlots``) where a machine that is to be started can never have all devices: it is not to
+    """Raises Denied (``TooFewPciSlots``) if a machine that is to be started can never have all devices: it is not to
     be started for that, and ended again."""
     needed = sum(not device.admin for claim in claims for device in claim.devices)
     there = machine.spec.slots
@@ -51,7 +51,7 @@ _CHANGED_BY_OBJECTS = ("scaling", "runner", "disk", "disk_io", "network", "reser
 
 
 def check_numa(machine: VirtualMachine, claims: Sequence[Prepared]) -> None:
-    """Raises Denied (``NumaNodeMismatch``) where a machine without an object, which no allocator placed, is to be on
+    """Raises Denied (``NumaNodeMismatch``) if a machine without an object, which no allocator placed, is to be on
     one NUMA node and a device of its claims is on another one."""
     start = machine.spec.start
     if machine.metadata.uid or start is None or machine.spec.numa_policy != "single-numa-node":
@@ -67,7 +67,7 @@ def check_numa(machine: VirtualMachine, claims: Sequence[Prepared]) -> None:
 
 
 def refuse_other_spec(there: MachineView, requested: VirtualMachine) -> None:
-    """Raises Denied (``MachineExists``) where a machine that runs was started as something else than is asked for: only
+    """Raises Denied (``MachineExists``) if a machine that runs was started as something else than is asked for: only
     its claims, and with them its slots, come and go while it runs, and its rates change."""
     if there.started is None:
         return
@@ -107,7 +107,7 @@ _DISK_BYTES = 1 << 20
 def choose_accelerator(config: MachineConfig, kvm: Path = Path("/dev/kvm")) -> Literal["kvm", "tcg"]:
     """How machines of this host are run. With ``auto`` the verdict is kept until the host or QEMU changes.
 
-    Raises Denied (``KvmUnusable``) where KVM is demanded and does not boot a guest.
+    Raises Denied (``KvmUnusable``) if KVM is demanded and does not boot a guest.
     """
     if config.accel == "tcg":
         return "tcg"
@@ -245,7 +245,7 @@ def _check_free_pages(spec: MachineSpec, size: int, node: int | None, more: int,
 
 
 def cpus_of(*numa_nodes: int) -> tuple[int, ...]:
-    """CPUs of NUMA nodes that machines may run on; none where they may run on any, or nothing tells which they are."""
+    """CPUs of NUMA nodes that machines may run on; none if they may run on any, or nothing tells which they are."""
     cpus: set[int] = set()
     for number in numa_nodes:
         with suppress(OSError):
@@ -267,7 +267,7 @@ def _bytes_of_host(proc: Path) -> int | None:
 
 
 def cpu_flags(proc: Path = Path("/proc")) -> tuple[str, ...]:
-    """What the host's CPUs can do, by name; none where the host does not tell."""
+    """What the host's CPUs can do, by name; none if the host does not tell."""
     try:
         match = _FLAGS.search((proc / "cpuinfo").read_text())
     except OSError:
@@ -276,7 +276,7 @@ def cpu_flags(proc: Path = Path("/proc")) -> tuple[str, ...]:
 
 
 def address_bits(accel: Literal["kvm", "tcg"], proc: Path = Path("/proc")) -> int | None:
-    """Bits of a physical address of the machine's CPUs; None where the host does not tell."""
+    """Bits of a physical address of the machine's CPUs; None if the host does not tell."""
     if accel == "tcg":
         return EMULATED_BITS
     try:

@@ -29,9 +29,9 @@ class Process:
 
 
 def process(pid: int) -> Process | None:
-    """The process that has the number now; None where none has, or where it has ended and waits to be collected.
+    """The process that has the number now; None if none has, or if it has ended and waits to be collected.
 
-    Raises Failed where that cannot be told: of a machine that only seems to have ended devices would be taken.
+    Raises Failed if that cannot be told: of a machine that only seems to have ended devices would be taken.
     """
     try:
         text = (_PROC / str(pid) / "stat").read_bytes()
@@ -52,7 +52,7 @@ def alive(target: Process) -> bool:
 
 
 def pidfd(target: Process) -> int | None:
-    """A descriptor that becomes readable when the process ends; None where it has ended. The caller closes it.
+    """A descriptor that becomes readable when the process ends; None if it has ended. The caller closes it.
 
     Raises Failed.
     """
@@ -89,7 +89,7 @@ def wait(target: Process, seconds: float) -> bool:
 
 
 def kill(target: Process, signal: int) -> None:
-    """Send a signal to exactly this process; nothing happens where it has ended. Raises Failed."""
+    """Send a signal to exactly this process; nothing happens if it has ended. Raises Failed."""
     fd = pidfd(target)
     if fd is not None:
         try:
@@ -128,7 +128,7 @@ class NetworkTraffic:
 
 
 def traffic(pid: int, interfaces: Collection[str], proc: Path = _PROC) -> dict[str, NetworkTraffic]:
-    """Of the interfaces that there are in the network that a process lives in; of none where it is gone."""
+    """Of the interfaces that there are in the network that a process lives in; of none if it is gone."""
     try:
         lines = (proc / str(pid) / "net" / "dev").read_text().splitlines()
     except (OSError, UnicodeDecodeError):
@@ -144,9 +144,9 @@ def traffic(pid: int, interfaces: Collection[str], proc: Path = _PROC) -> dict[s
 
 
 def memlock(pid: int) -> int | None:
-    """Bytes that a process may lock; None where there is no limit (or it has the capability that lifts it).
+    """Bytes that a process may lock; None if there is no limit (or it has the capability that lifts it).
 
-    Raises OSError where the process is gone.
+    Raises OSError if the process is gone.
     """
     status = (_PROC / str(pid) / "status").read_text()
     if (match := _CAPABILITIES.search(status)) and int(match[1], 16) >> _CAP_IPC_LOCK & 1:
@@ -163,7 +163,7 @@ def memlock_of(limits: str) -> int | None:
 
 
 def open_nodes(pid: int, nodes: Collection[str]) -> list[str]:
-    """Which of these device nodes the process has open; none where it is gone. Raises Failed."""
+    """Which of these device nodes the process has open; none if it is gone. Raises Failed."""
     folder = _PROC / str(pid) / "fd"
     opened = set()
     try:
@@ -181,7 +181,7 @@ def open_nodes(pid: int, nodes: Collection[str]) -> list[str]:
 
 
 def with_removed_file(file: Path, words: bytes) -> Process | None:
-    """The process that has a file open which is not there any more, and these ``words`` on its command line; None where
+    """The process that has a file open which is not there any more, and these ``words`` on its command line; None if
     there is none. Raises Failed."""
     removed = f"{os.path.realpath(file.parent)}/{file.name} (deleted)"
     for name in filter(str.isdecimal, os.listdir(_PROC)):

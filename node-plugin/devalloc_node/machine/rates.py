@@ -99,7 +99,7 @@ def _changed(before: int | None, wanted: int | None, is_admitted: bool) -> int |
 
 
 def unmet_rates(record: MachineRecord, config: MachineConfig, monitor: Monitor, deadline: Deadline) -> UnmetRates:
-    """What is to be changed. Raises NodeError where QEMU does not answer."""
+    """What is to be changed. Raises NodeError if QEMU does not answer."""
     wanted, spec = record.wanted_rates, record.spec
     disks, problems = _unmet_disks(monitor, wanted.disk_io, deadline)
     taps, namespace = [], _namespace_of(record, config)
@@ -138,7 +138,7 @@ def enforce(
 ) -> tuple[MachineRecord, tuple[str, ...]]:
     """Hold a machine to its rates; its record by then, and what is not enforced. For the holder of its lock.
 
-    Raises NodeError where QEMU does not answer, or what is to be recorded cannot be.
+    Raises NodeError if QEMU does not answer, or what is to be recorded cannot be.
     """
     unmet = unmet_rates(record, machines.config, monitor, deadline)
     problems = list(unmet.problems)

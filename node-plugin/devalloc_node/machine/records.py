@@ -61,11 +61,11 @@ class MachineView:
     qmp_socket: str = ""
     adopted: bool = False
     started: MachineSpec | None = None
-    """What it was started as, where that can be read: amounts change while it runs, the rest with its next start."""
+    """What it was started as, if that can be read: amounts change while it runs, the rest with its next start."""
     created_as: VirtualMachine | None = None
     """The object, or the request, that it was started from."""
     is_paused: bool = False
-    """Its start has not come to its end, as far as is known: its CPUs do not run yet, or, where the plugin was killed
+    """Its start has not come to its end, as far as is known: its CPUs do not run yet, or, if the plugin was killed
     meanwhile, its guest may still be giving its devices addresses."""
     is_moving: bool = False
     """It is about to change its node; until then nothing else changes it."""
@@ -203,7 +203,7 @@ class MachineRecord:
 
     @property
     def will_restart(self) -> bool:
-        """Whether its policy has it started again where it does not live."""
+        """Whether its policy has it started again if it does not live."""
         is_over = self.state == "stopping" or self.reason in ("StoppedOnRequest", "StopWanted")
         is_over = is_over or self.migration is not None  # perhaps it runs on another node
         return self.spec.restart == "Always" and self.spec.running and self.spec.adopt is None and not is_over

@@ -57,7 +57,7 @@ from devalloc_node.model.step import Value
 LOOK_SECONDS = 2.0
 """What one look at a machine may take: it is answered from, and a hung QEMU must not hold up the others."""
 _FRESH_SECONDS, _HUNG_SECONDS = 1.0, 10.0
-"""How long a look counts; longer where QEMU did not answer."""
+"""How long a look counts; longer if QEMU did not answer."""
 _SLACK_SECONDS = 0.5
 """For those that hang to be told as what they are."""
 _TOGETHER = 32
@@ -81,7 +81,7 @@ class MachineObservation:
     status: str = "running"
     """QEMU's word for what its CPUs do."""
     told_memory: int | None = None
-    """Bytes that QEMU was told to have, where its word counts more than what is noted."""
+    """Bytes that QEMU was told to have, if its word counts more than what is noted."""
     problem: NodeError | None = None
 
 
@@ -312,7 +312,7 @@ class MachineRegistry:
         return [machine for key in self.records.records(MACHINES) if (machine := self.get(key)) is not None]
 
     def get(self, key: str) -> MachineView | None:
-        """One machine as it is now, or as it was last seen where it does not answer; None where none is known."""
+        """One machine as it is now, or as it was last seen if it does not answer; None if none is known."""
         content = self.records.record(MACHINES, key)
         if content is None:
             return None
@@ -401,7 +401,7 @@ class MachineRegistry:
         return {key: str(move.get("uid", "")) for key, move in moves.items() if isinstance(move, Mapping)}
 
     def process_of(self, record: MachineRecord) -> Process | None:
-        """The machine's QEMU; None where it has ended. Raises Unknown, Failed."""
+        """The machine's QEMU; None if it has ended. Raises Unknown, Failed."""
         if record.spec.adopt is None:
             return machine_files.process_of(record.spec.id, self.config)
         if record.process is None or record.boot != adoption.boot_id() or not alive(record.process):
@@ -417,7 +417,7 @@ class MachineRegistry:
                     yield record, process
 
     def find(self, key: str) -> MachineRecord | None:
-        """Its record; None where none is known. Raises Failed."""
+        """Its record; None if none is known. Raises Failed."""
         content = self.records.record(MACHINES, key)
         return None if content is None else record_of(key, content)
 
@@ -446,7 +446,7 @@ class MachineRegistry:
         return record is not None and record.run == run and record.state not in ("stopped", "failed")
 
     def lost(self, key: str) -> Process | None:
-        """The process of a machine that lives and has no record; None where there is none. Raises NodeError."""
+        """The process of a machine that lives and has no record; None if there is none. Raises NodeError."""
         return (
             None
             if self.records.record(MACHINES, key) is not None

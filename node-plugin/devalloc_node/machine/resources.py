@@ -55,7 +55,7 @@ def wanted_while_running(record: MachineRecord) -> MachineAmounts:
 
 def resources_at_start(record: MachineRecord) -> MachineAmounts:
     """What it is started with: what was asked of it before it ended, as far as it may have that; else what its spec
-    asks for. ``cpu_milli`` is None where its CPU time is not to be bounded."""
+    asks for. ``cpu_milli`` is None if its CPU time is not to be bounded."""
     spec, requested = record.spec, record.requested
     vcpus, milli, memory_bytes = whole_cpus(spec.cpus.use), spec.cpus.use, spec.memory.use
     if requested.vcpus is not None:
@@ -91,7 +91,7 @@ def observe_resources(
 def pending_memory_bytes(
     record: MachineRecord, monitor: Monitor, seen: MachineAmounts, deadline: Deadline
 ) -> int | None:
-    """Bytes of memory that QEMU was told to have, by its own word, where that is not settled: a plugin that ended in
+    """Bytes of memory that QEMU was told to have, by its own word, if that is not settled: a plugin that ended in
     the middle of a change could not note what it told, and the guest goes on with it. None: as it is noted."""
     requested, applied = record.requested.memory_bytes, record.applied.memory_bytes
     if requested is None or requested == applied == seen.memory_bytes:
@@ -150,7 +150,7 @@ def apply_change(
 
 
 def amounts_reached(record: MachineRecord, monitor: Monitor, what: str) -> MachineAmounts:
-    """What QEMU was told in sum where it went no further with one amount. Raises NodeError."""
+    """What QEMU was told in sum if it went no further with one amount. Raises NodeError."""
     applied, due = record.applied, Deadline.after(_ANSWER_SECONDS)
     if what == "cpu":
         return applied
@@ -160,7 +160,7 @@ def amounts_reached(record: MachineRecord, monitor: Monitor, what: str) -> Machi
 
 
 def cpu_limit_of(spec: MachineSpec, config: MachineConfig, process: Process) -> int | None:
-    """Thousandths of a CPU that its cgroup bounds it to; None where nothing but its vCPUs does."""
+    """Thousandths of a CPU that its cgroup bounds it to; None if nothing but its vCPUs does."""
     group = _group(spec, config, process)
     return None if group is None else confinement.limit_of(group)
 
@@ -191,7 +191,7 @@ def _group(spec: MachineSpec, config: MachineConfig, process: Process) -> confin
     if group is None:
         return None
     if spec.adopt is None:
-        # Where it could not be given one, it is in the plugin's own, which is not to be slowed down.
+        # If it could not be given one, it is in the plugin's own, which is not to be slowed down.
         return group if group.folder.name in (config.group(spec.id), config.unit(spec.id)) else None
     try:
         return group if group.procs.read_text().split() == [str(process.pid)] else None
@@ -239,7 +239,7 @@ def _clamped(amount: int, least: int, most: int) -> int:
 
 
 def check_adopted(spec: MachineSpec, now: MachineAmounts) -> None:
-    """Raises Denied (``OutOfBounds``) where a machine that is to be adopted has other amounts than it may have."""
+    """Raises Denied (``OutOfBounds``) if a machine that is to be adopted has other amounts than it may have."""
     where = str(spec.adopt)
     if now.vcpus is not None:
         least, most = whole_cpus(spec.cpus.least), whole_cpus(spec.cpus.most)
@@ -258,6 +258,13 @@ _FIELDS: Mapping[Resource, tuple[str, ...]] = {
 """The fields of a request that ask for a resource."""
 _COUNTED_STATES = ("starting", "running", "stopping", "incoming")
 """States in which a machine has what it was given: from before QEMU is started until it is known to have ended."""
+
+
+_LIMIT_HINTS = {
+    "disk": "name a folder (--data-dir), or configure a limit (--disk-limit)",
+    "network": "configure a limit (--network-limit)",
+}
+"""What to do if the capacity of a resource is unknown."""
 
 
 class CapacityCheck:
@@ -284,9 +291,11 @@ class CapacityCheck:
         self._admission = Admission(host, self._uses, DiskUsageSources(*self._counts) if self._counts else None)
         for resource in RESOURCES:
             if host.of(resource).source == "unknown":
+                hint = _LIMIT_HINTS.get(resource, "`devalloc capacity --host` shows why")
                 LOG.warning(
-                    "the capacity of this host for machines is not known, so %s is not checked when a machine starts",
+                    "the capacity of this host for machines is unknown, so %s is not checked when a machine starts; %s",
                     resource,
+                    hint,
                 )
 
     def count_stored(self, spec: MachineSpec) -> None:
@@ -300,7 +309,7 @@ class CapacityCheck:
         """Whether there is room for a machine as it is to be started by ``spec``, and for what it reserves. After
         ``count_stored``.
 
-        Raises Denied (``HostFull``), which may pass; Failed where the records cannot be read."""
+        Raises Denied (``HostFull``), which may pass; Failed if the records cannot be read."""
         cpu, memory = resources_taken(machine, spec)
         network = sum(filter(None, spec.rates.nics))
         disk = max(0, spec.disk_bytes - stored_of_machine(self._host, machine))
@@ -434,7 +443,7 @@ def _elementwise_max(floor: tuple[int, int], *amounts: MachineAmounts) -> tuple[
     """Thousandths of a CPU and bytes: the largest of each."""
     cpus, memory = floor
     for each in amounts:
-        # All of its vCPUs' time where nothing bounds that.
+        # All of its vCPUs' time if nothing bounds that.
         cpus = max(cpus, each.cpu_milli or (each.vcpus or 0) * CPU)
         memory = max(memory, each.memory_bytes or 0)
     return cpus, memory

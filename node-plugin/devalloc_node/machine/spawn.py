@@ -335,7 +335,7 @@ def _as(fd: int, number: int) -> None:
 
 
 def _limit(what: int, value: int) -> None:
-    """As much as is allowed, where it is not all."""
+    """As much as is allowed, if it is not all."""
     hard = resource.getrlimit(what)[1]
     wanted = resource.RLIM_INFINITY if value < 0 else value
     try:

@@ -81,7 +81,7 @@ class Nic:
 
     @property
     def host(self) -> str:
-        """What of the host it stands on; empty where that is nothing of its own."""
+        """What of the host it stands on; empty if that is nothing of its own."""
         return self.interface or ""
 
 
@@ -166,7 +166,7 @@ class MachineSpec:
     They stay as they are while it runs, whatever is reserved for it by then."""
     page_node: int | None = None
     """The host's NUMA node whose huge pages it takes first, because they are reserved for it: others belong to machines
-    that must be on another node. None where its memory is bound to nodes, or comes from ordinary pages."""
+    that must be on another node. None if its memory is bound to nodes, or comes from ordinary pages."""
     pinned: bool = False
     """Its CPUs run on those of the host that are chosen when it starts, each on one of its own."""
     guest_reports: bool = False
@@ -199,7 +199,7 @@ class MachineSpec:
     @property
     def locking_seconds(self) -> float:
         """How long it may take to have all of its memory at once: locked, as VFIO does with the first device, or in
-        huge pages, which QEMU clears before it answers. 0 where neither is so."""
+        huge pages, which QEMU clears before it answers. 0 if neither is so."""
         return locking_seconds(self.memory.use) if self.claims or self.huge_page_bytes else 0.0
 
     @property

@@ -78,6 +78,6 @@ def free_user(
 
 
 def listener_uid(record: MachineRecord) -> int:
-    """Whose process listens on the machine's socket. Where that is a user of its own no other will do, for it can put
+    """Whose process listens on the machine's socket. If that is a user of its own, no other will do, for it can put
     a link there, that leads to another QEMU of ours."""
     return adoption.own_user() if record.user is None else record.user

@@ -30,7 +30,7 @@ _MARK = "devalloc-cpus-left"
 _PLACE = ("socket-id", "die-id", "cluster-id", "module-id", "core-id", "thread-id")
 
 Slot = Mapping[str, Any]
-"""An entry of query-hotpluggable-cpus: taken where it has a ``qom-path``."""
+"""An entry of query-hotpluggable-cpus: taken if it has a ``qom-path``."""
 
 
 def slots(monitor: Monitor, deadline: Deadline) -> list[Slot]:
@@ -105,8 +105,8 @@ def _is_marked(monitor: Monitor, deadline: Deadline) -> bool:
 def scale(monitor: Monitor, machine: str, goal: int, deadline: Deadline) -> int:
     """Have ``goal`` vCPUs; how many there are then, which is ``goal``.
 
-    Raises Denied: ``CpuSlotsExhausted``; ``GuestRefused`` (retryable) where the guest keeps some, and the message says
-    how many there are. Unknown where QEMU does not answer.
+    Raises Denied: ``CpuSlotsExhausted``; ``GuestRefused`` (retryable) if the guest keeps some, and the message says
+    how many there are. Unknown if QEMU does not answer.
     """
     while (taken := _plugged_slots(all_slots := slots(monitor, deadline))) < goal:
         _add(monitor, machine, all_slots, deadline)

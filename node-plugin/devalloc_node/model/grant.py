@@ -87,6 +87,10 @@ class Grants(Protocol):
     def is_gone(self, ref: ClaimRef) -> bool:
         """True only when the store answered that no object of this UID exists (T16). Raises Failed when it cannot."""
 
+    def belongs_to_node(self, ref: ClaimRef, node_name: str) -> bool:
+        """Whether the claim exists and belongs to the node with this name: it has devices of that node, or is prepared
+        there. Raises Failed when the store cannot answer."""
+
     def identity(self) -> str:
         """Which cluster or store is asked: the same text as long as it is the same one, with the same objects (T16).
         Raises Failed when it cannot answer."""

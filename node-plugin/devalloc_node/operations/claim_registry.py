@@ -98,13 +98,13 @@ class MachineControl(Protocol):
         that were last asked of it."""
 
     def lost(self, key: str) -> object | None:
-        """What lives as the machine though nothing is known of it; None where nothing does."""
+        """What lives as the machine though nothing is known of it; None if nothing does."""
 
     def all_lost(self) -> Sequence[MachineView]:
         """Those that are lost, as far as it is known what they are called: with the reason ``MachineLost``."""
 
     def take_up(self, key: str, machine: VirtualMachine | None, run: str, deadline: Deadline) -> None:
-        """Keep one that is lost again, if it is that run. Raises Denied (``MachineRuns``) where it is another."""
+        """Keep one that is lost again, if it is that run. Raises Denied (``MachineRuns``) if it is another."""
 
     def resume(self, key: str, deadline: Deadline) -> None: ...
 
@@ -131,13 +131,13 @@ class MachineControl(Protocol):
         """No longer in care: a stopped one is gone, an adopted one goes on."""
 
     def remove_remains(self, key: str, deadline: Deadline) -> None:
-        """Remove what a deleted machine left of which nothing is known; nothing to do where one is known, or lives."""
+        """Remove what a deleted machine left of which nothing is known; nothing to do if one is known, or lives."""
 
     def scale(self, key: str, what: str, amount: int, deadline: Deadline) -> None:
         """``what``: vcpus, cpu (thousandths of a core, 0 for no bound) or memory (bytes)."""
 
     def limit_rates(self, key: str, wanted: RateLimits, deadline: Deadline) -> Sequence[str]:
-        """Hold one that runs to these rates; what is not enforced, in sentences. Free where nothing changed."""
+        """Hold one that runs to these rates; what is not enforced, in sentences. Free if nothing changed."""
 
     def why_not_movable(self, key: str) -> str | None:
         """What keeps a machine on this node while it runs; empty: nothing. None: that is not known."""
@@ -169,7 +169,7 @@ class AttachmentControl(Protocol):
 
 
 UNDO_SECONDS = 10.0
-"""What undoing gets when something failed, also where that used up all of the time."""
+"""What undoing gets when something failed, also if that used up all of the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +200,7 @@ class ClaimRegistry:
         exclusive: Callable[[str, Deadline, str], AbstractContextManager[None]],
         plan: Callable[[ClaimRef, Deadline], Sequence[Step]],
     ) -> None:
-        """``uid_of``: of the claim that has a namespace and name now, None where there is none (raises Failed).
+        """``uid_of``: of the claim that has a namespace and name now, None if there is none (raises Failed).
         ``exclusive``: a lock between threads and processes, by name, and what it is held for. ``plan``: what preparing
         a claim would do.
         """
@@ -256,7 +256,7 @@ class ClaimRegistry:
         return False
 
     def only_in(self, ref: ClaimRef, key: str) -> None:
-        """Raises Denied (``ClaimAttached``) where another machine has any of the claim's devices."""
+        """Raises Denied (``ClaimAttached``) if another machine has any of the claim's devices."""
         elsewhere = {plug.machine for plug in self.plugs_of(ref)} - {key}
         if elsewhere:
             raise Denied(
@@ -306,7 +306,7 @@ class ClaimRegistry:
 
 
 def undo_problem(undo: Callable[[], object]) -> str | None:
-    """What went wrong with it; None where nothing did."""
+    """What went wrong with it; None if nothing did."""
     try:
         undo()
     except NodeError as error:

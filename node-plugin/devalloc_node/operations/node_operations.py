@@ -90,7 +90,7 @@ class NodeOperations:
     def attach(
         self, ref: ClaimRef, key: str, due: Deadline, *, owner: str = "", caller: str = ""
     ) -> list[PluggedDevice]:
-        """Put all devices of a claim into a machine that runs, or none; prepares it where need be. Raises NodeError."""
+        """Put all devices of a claim into a machine that runs, or none; prepares it if need be. Raises NodeError."""
         with self._changing(key, due, f"attach claim {ref}", caller), self._notifying(_claim_change_of(ref)):
             self._started(key, owner)
             self.claims.only_in(ref, key)
@@ -277,7 +277,7 @@ class NodeOperations:
     ) -> bool:
         """Stop it, give back what its claims hold, forget it. An adopted one only loses its devices. Raises NodeError.
 
-        False where there is no such machine.
+        False if there is no such machine.
         """
         with self._changing(key, due, "delete", caller):
             if self.machines.get(key) is None:
@@ -328,7 +328,7 @@ class NodeOperations:
         return there
 
     def unplug(self, key: str, name: str, due: Deadline, *, owner: str = "", caller: str = "") -> bool:
-        """Take it out again; False where the machine has none of that name. Raises NodeError."""
+        """Take it out again; False if the machine has none of that name. Raises NodeError."""
         with self._changing(key, due, f"unplug {name}", caller):
             machine = self._owned(key, owner)
             removed = machine.runs and self.machines.unplug(key, name, due)
@@ -346,7 +346,7 @@ class NodeOperations:
     # Within.
 
     def _started(self, key: str, owner: str) -> MachineView:
-        """The machine, where it runs and the caller may change it. Raises Denied."""
+        """The machine, if it runs and the caller may change it. Raises Denied."""
         machine = self._owned(key, owner)
         if not machine.runs:
             raise Denied(
@@ -371,7 +371,7 @@ class NodeOperations:
         return machine is not None and machine.runs
 
     def _owned(self, key: str, owner: str) -> MachineView:
-        """The machine, where the caller may change it: through the service what it made, the loop its objects'."""
+        """The machine, if the caller may change it: through the service what it made, the loop its objects'."""
         machine = self.machine(key)
         if machine.uid == owner or (not owner and machine.uid in self.without_object):
             return machine
@@ -387,7 +387,7 @@ class NodeOperations:
 
     def _finished(self, key: str, due: Deadline) -> bool:
         """Whether a machine whose start was cut off runs now. False: it is to be ended, and started again. Raises
-        NodeError where its guest may still come up: it is kept, however little time the caller has."""
+        NodeError if its guest may still come up: it is kept, however little time the caller has."""
         # What is left is for starting it again.
         is_full, patience = due.seconds >= FIRMWARE_SECONDS, max(FIRMWARE_SECONDS, due.seconds / 2)
         try:

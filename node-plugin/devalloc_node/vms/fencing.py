@@ -1,8 +1,9 @@
-"""A fenced node that comes back: it ends what may be on another node by now, before it publishes or prepares (T34).
+"""End what was taken away from this node, which was fenced, before the node publishes or prepares anything (T34).
 
-An object that the controller took away from this node says so (``devalloc.io/fenced-from``) until this node has ended
-its QEMU and unprepared its claims. QEMU is killed and its guest not asked: another node may write to the same disks.
-While the node itself is still stated to be off, that also holds for machines whose objects are gone.
+The controller notes on an object that it took the object away from this node (``devalloc.io/fenced-from``). The note
+stays until this node has ended the object's QEMU and unprepared its claims. The node kills QEMU and does not ask the
+guest: another node may write to the same disks. While the fence statement stands, the node also ends machines whose
+objects are gone.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from functools import partial
 from devalloc.api import meta
 from devalloc.api.fencing import fenced_from, fenced_from_note
 from devalloc.api.views import MachineView
-from devalloc.store import OBJECT_FAILURES, Key, NotFound, Object, Store, StoreError
+from devalloc.store import OBJECT_FAILURES, Key, Object, Store, StoreError
 from devalloc.store.metadata_rules import with_annotations
 from devalloc_node.claims.store_grants import KIND as CLAIM
 from devalloc_node.claims.store_grants import claim_ref
 from devalloc_node.deadline import Deadline
-from devalloc_node.errors import Failed, NodeError
+from devalloc_node.errors import Failed, NodeError, raise_first
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.operations.node_operations import NodeOperations
 from devalloc_node.vms import objects
@@ -32,14 +33,17 @@ WORK_SECONDS = 30.0
 
 
 class NotConfirmed(Failed):
-    """What was taken away has ended here, and the store does not take the note that says so."""
+    """What was taken away has ended on this node, but the store refuses the write that confirms it."""
 
 
 def settle(store: Store, operations: NodeOperations, statement: Callable[[], str | None]) -> None:
     """End all that was taken away from this node. ``statement``: who states that this node is off, as
-    ``fence_statement`` of the store. Raises NodeError if the store or QEMU does not answer: then it is not known what
-    may run, and it must be called again. One that cannot be ended does not keep the others. What the store refuses to
-    have confirmed is logged: the loops of machines and claims confirm it later."""
+    ``fence_statement`` of the store.
+
+    Raises NodeError if the store or a QEMU does not answer: something that was taken away may still run, so call it
+    again. It ends all others before it raises. If the store refuses a confirmation, that is logged: the loops of
+    machines and claims confirm it later.
+    """
     failures: list[NodeError] = []
     with _reading():
         is_fenced = statement() is not None
@@ -53,11 +57,11 @@ def settle(store: Store, operations: NodeOperations, statement: Callable[[], str
                 _attempt(partial(settle_machine, store, operations, obj), failures)
         for _, claim in _claims(store, operations):
             _attempt(partial(settle_claim, store, operations, claim), failures)
-    for failure in failures:
-        raise failure
+    raise_first(failures)
 
 
 def _attempt(work: Callable[[], None], failures: list[NodeError]) -> None:
+    """Do it. Log a refused confirmation, and add any other error to ``failures``."""
     try:
         work()
     except NotConfirmed as error:
@@ -67,8 +71,8 @@ def _attempt(work: Callable[[], None], failures: list[NodeError]) -> None:
 
 
 def settle_previous_name(store: Store, operations: NodeOperations, previous: str) -> None:
-    """End all that was taken away from this node when it had another name. Nothing confirms that: on a cluster a node
-    may not write for another one. Raises as ``settle``."""
+    """End all that was taken away from this node when it had another name. Nothing confirms that: a node of a cluster
+    may not write for another node. Raises as ``settle``."""
     with _reading():
         for key, uid, obj in _machines(store, operations):
             if obj is not None and objects.was_taken_away(obj, previous):
@@ -79,11 +83,11 @@ def settle_previous_name(store: Store, operations: NodeOperations, previous: str
 
 
 def has_machine(store: Store, operations: NodeOperations, key: str, uid: str, node_name: str) -> bool:
-    """Whether a machine of the journal is still that of the node with this name, by its object; not if it was taken
-    away. Raises Failed."""
+    """Whether a machine of the journal still belongs to the node with this name, by its object. One that was taken away
+    does not. Raises Failed."""
     with _reading():
-        obj = _object_of(store, key, uid)
-        if obj is None:  # of another store nothing is gone
+        obj = objects.read_again(store, objects.KIND, key, uid)
+        if obj is None:  # another store does not show whether the object is gone
             return operations.claims.journal.setting(objects.IDENTITY) != store.identity()
     if objects.was_taken_away(obj, node_name):
         return False
@@ -93,6 +97,7 @@ def has_machine(store: Store, operations: NodeOperations, key: str, uid: str, no
 
 @contextmanager
 def _reading() -> Iterator[None]:
+    """Inside, an error of the store is raised as Failed."""
     try:
         yield
     except StoreError as error:
@@ -100,23 +105,23 @@ def _reading() -> Iterator[None]:
 
 
 def _machines(store: Store, operations: NodeOperations) -> Iterator[tuple[str, str, Object | None]]:
-    """Keys and UIDs of the machines of the journal that were made for objects, and these; None where they are gone."""
+    """Keys, UIDs and objects of the machines of the journal that were made for objects; None if the object is gone."""
     for key, uid in dict(operations.machines.owners()).items():
         if uid:
-            yield key, uid, _object_of(store, key, uid)
+            yield key, uid, objects.read_again(store, objects.KIND, key, uid)
 
 
 def _claims(store: Store, operations: NodeOperations) -> Iterator[tuple[ClaimRef, Object]]:
     """The DeviceClaims of the journal that exist."""
     for held in operations.claims.held():
         ref = held.record.ref
-        claim = _read(store, CLAIM, ref.namespace, ref.name) if held.record.kind == CLAIM else None
-        if claim is not None and claim["metadata"]["uid"] == ref.uid:
+        claim = objects.read_again(store, CLAIM, str(ref), ref.uid) if held.record.kind == CLAIM else None
+        if claim is not None:
             yield ref, claim
 
 
 def settle_machine(store: Store, operations: NodeOperations, obj: Object) -> None:
-    """End what of a machine that was taken away is left on this node, then confirm that. Raises NodeError."""
+    """End what this node still has of a machine that was taken away, then confirm that. Raises NodeError."""
     end_at_once(operations, objects.key_of(obj), obj["metadata"]["uid"])
     _confirm(store, operations, obj)
 
@@ -135,12 +140,12 @@ def _unprepare(operations: NodeOperations, ref: ClaimRef) -> None:
 
 
 def end_at_once(operations: NodeOperations, key: str, uid: str) -> None:
-    """End the QEMU of a machine without asking its guest, and give its claims back. Raises NodeError."""
+    """End the QEMU of a machine without asking its guest, and unprepare its claims. Raises NodeError."""
     machine = operations.machines.get(key)
     if machine is None or machine.uid != uid or machine.adopted:  # an adopted one does not go to other nodes
         return
     due = Deadline.after(WORK_SECONDS)
-    if machine.is_moving:  # its guest stands still, or goes on here: nothing but this ends it
+    if machine.is_moving:  # its guest stands still, or goes on here: nothing else ends it
         operations.end_moving(key, due, owner=uid, caller=CALLER)
         log.warning("ended machine %s, which was moving: it was taken away from this node, which was fenced", key)
         return
@@ -151,7 +156,7 @@ def end_at_once(operations: NodeOperations, key: str, uid: str) -> None:
 
 
 def _confirm(store: Store, operations: NodeOperations, obj: Object) -> None:
-    """Raises NotConfirmed if the store refuses it, and Failed if it does not answer."""
+    """Remove this node from the note. Raises NotConfirmed if the store refuses it, and Failed if it does not answer."""
 
     def write(now: Object) -> Object:
         try:
@@ -167,17 +172,3 @@ def _confirm(store: Store, operations: NodeOperations, obj: Object) -> None:
 def _confirmed(now: Object, node_name: str) -> Object:
     left = fenced_from(now) - {node_name}
     return with_annotations(now, {meta.FENCED_FROM: fenced_from_note(left)})
-
-
-def _object_of(store: Store, key: str, uid: str) -> Object | None:
-    """The VirtualMachine that a machine was made for; None where it is gone."""
-    namespace, _, name = key.partition("/")
-    obj = _read(store, objects.KIND, namespace, name)
-    return obj if obj is not None and obj["metadata"]["uid"] == uid else None
-
-
-def _read(store: Store, kind: str, namespace: str, name: str) -> Object | None:
-    try:
-        return store.get(kind, namespace, name)
-    except NotFound:
-        return None

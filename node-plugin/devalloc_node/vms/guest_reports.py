@@ -195,7 +195,7 @@ class GuestReports:
         return self._dropped
 
     def hear(self, changed: Sequence[str]) -> None:
-        """As ``ChangeNotifier.follow`` tells it."""
+        """Take changes as ``ChangeNotifier.follow`` reports them."""
         keys = [one.removeprefix("machine ") for one in changed if one.startswith("machine ")]
         if keys:
             with self._mutex:

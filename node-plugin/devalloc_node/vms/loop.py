@@ -27,6 +27,7 @@ from devalloc.backoff import Backoff, backoff_delay
 from devalloc.inventory.capacity import host_pool_name
 from devalloc.store import Event, EventType, Expired, NotFound, Object, Store, StoreError, Unusable
 from devalloc_node.claims import finalizers
+from devalloc_node.claims.store_grants import KIND as CLAIM
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
 from devalloc_node.machine.records import MachineView
@@ -130,7 +131,7 @@ class VirtualMachineLoop:
         reports: ReportReader | None = None,
         settle: Callable[[], None] = lambda: None,
     ) -> None:
-        """``pulse`` says which machines and claims changed. ``removed`` is called with ``machine`` when one whose
+        """``notifier`` reports which machines and claims changed. ``removed`` is called with ``machine`` when one whose
         object is gone was removed, for the metrics. ``spawn`` has something done in another thread. ``settle``: called
         before the first round, again until it does not raise: it ends what was taken away from this node
         (``fencing``)."""
@@ -305,10 +306,8 @@ class VirtualMachineLoop:
         obj = event.object
         if event.type is not EventType.DELETED or obj["kind"] not in ALLOCATABLE_KINDS or not self._concerns(obj):
             return event
-        now = self._read(obj["kind"], (objects.namespace_of(obj), obj["metadata"]["name"]))
-        if now is None or now["metadata"]["uid"] != obj["metadata"]["uid"]:
-            return event
-        return replace(event, type=EventType.MODIFIED, object=now)
+        now = objects.read_again(self._store, obj["kind"], objects.key_of(obj), obj["metadata"]["uid"])
+        return event if now is None else replace(event, type=EventType.MODIFIED, object=now)
 
     def _concerns(self, obj: Object) -> bool:
         node = self._operations.node_name
@@ -317,20 +316,14 @@ class VirtualMachineLoop:
             return name in self._work or node in (views.MachineView(obj).node, objects.holder_of(obj))
         return node in (ClaimView(obj).holder, ClaimView(obj).node)
 
-    def _read(self, kind: str, key: ClaimKey) -> Object | None:
-        """An object by its name; None if it does not exist. Raises StoreError."""
-        try:
-            return self._store.get(kind, *key)
-        except NotFound:
-            return None
-
     def _named_claims(self, obj: Object) -> Claims:
-        """The claims that a machine names, also those that are not this node's, which it does not watch."""
+        """The claims that a machine names, also those that are not this node's, which it does not watch. Raises
+        StoreError."""
         claims: dict[ClaimKey, Object] = {}
         for key in _claims_of(obj):
             claim = self._claims.get(key)
             if claim is None or not self._concerns(claim):
-                claim = self._read("DeviceClaim", key)
+                claim = objects.read_again(self._store, CLAIM, "/".join(key))
             if claim is not None:
                 claims[key] = claim
         return claims
@@ -346,14 +339,16 @@ class VirtualMachineLoop:
         self._look_at_host_pool()
         owners = self._operations.machines.owners()
         for machine, owner in owners.items():
-            namespace, _, name = machine.partition("/")
-            if owner and owner not in machines and (there := self._read(objects.KIND, (namespace, name))) is not None:
-                machines[there["metadata"]["uid"]] = there  # its label is missing
+            if not owner or owner in machines:
+                continue
+            if (there := objects.read_again(self._store, objects.KIND, machine, owner)) is not None:
+                machines[owner] = there  # its label is missing
         held = self._operations.claims.held()
-        for record in (one.record for one in held if one.record.kind == "DeviceClaim"):
+        for record in (one.record for one in held if one.record.kind == CLAIM):
             key = (record.ref.namespace, record.ref.name)
-            there = self._read("DeviceClaim", key) if key not in claims else None
-            if there is not None and there["metadata"]["uid"] == record.ref.uid:
+            if key in claims:
+                continue
+            if (there := objects.read_again(self._store, CLAIM, str(record.ref), record.ref.uid)) is not None:
                 claims[key] = there  # the same
         for uid in self._machines.keys() - machines.keys():
             self._machine_gone(self._machines[uid])
@@ -397,7 +392,7 @@ class VirtualMachineLoop:
             self._look_at_orphans(self._operations.machines.owners())
 
     def _look_at_host_pool(self) -> None:
-        """Where this node begins or ceases to say what it has for machines, all that wait are due: one may have waited
+        """If this node begins or ceases to publish what it has for machines, all that wait are due: one may have waited
         to be placed."""
         try:
             pool = self._store.get(_POOL, None, self._host_pool)
@@ -660,7 +655,6 @@ class VirtualMachineLoop:
         obj, now = self._machines.get(uid), self._clock()
         if obj is None:
             return
-        claims = self._named_claims(obj)
         key = objects.key_of(obj)
         machine = self._operations.machines.get(key)
         runs = machine is not None and machine.runs
@@ -669,7 +663,7 @@ class VirtualMachineLoop:
                 self._is_room = True
         turn.runs = runs
         depends = (
-            _depends(obj, claims, machine, self._operations.node_name),
+            _depends(obj, self._claims, machine, self._operations.node_name),
             self._keeper.scaling(key),
         )
         reported = self._keeper.guest_status(machine)
@@ -701,8 +695,9 @@ class VirtualMachineLoop:
         return bool(self._operations.machines.owner(objects.key_of(obj)) == obj["metadata"]["uid"])
 
     def _is_same_store(self, gone: Collection[str]) -> bool:
-        """Whether the objects come from where they came from before: of another store nothing is gone. Once nothing is
-        left that has no object in it, it is the one that counts. ``gone``: keys of machines without an object."""
+        """Whether the objects come from the same store as before: another store does not show that an object is gone.
+        Once every machine has an object in the other store, that store counts. ``gone``: keys of machines without an
+        object."""
         identity, journal = self._store.identity(), self._operations.claims.journal
         previous = journal.setting(objects.IDENTITY)
         if previous is None or (previous != identity and not gone):
@@ -737,11 +732,7 @@ class VirtualMachineLoop:
 
     def _remove(self, key: str, uid: str, turn: _WorkItem) -> None:
         """Only when the store says, asked for that very object, that it is gone (T16)."""
-        namespace, _, name = key.partition("/")
-        try:
-            is_there = self._store.get(objects.KIND, namespace, name)["metadata"]["uid"] == uid
-        except NotFound:
-            is_there = False
+        is_there = objects.read_again(self._store, objects.KIND, key, uid) is not None
         machine = self._operations.machines.get(key)
         if not is_there and machine is not None and machine.uid == uid:
             log.warning("removing machine %s (uid %s): its VirtualMachine was deleted", key, uid)
@@ -780,7 +771,8 @@ def _in_thread(work: Callable[[], None]) -> None:
 
 
 def _depends(obj: Object, claims: Claims, machine: MachineView | None, node_name: str) -> Hashable:
-    """What must change for a machine to be worth another look before its time."""
+    """What must change for a machine to be worth another look before its time. ``claims``: as the loop last heard of
+    them. It reads none of them for this: a tenant's machines can name many, and their changes can be many."""
     metadata = obj["metadata"]
     versions = [
         (

@@ -1,17 +1,17 @@
-"""The claims of machines: which are ready on this node, which must be unprepared, and which machines use them."""
+"""Claims of machines: which of them are ready on this node, which ones to unprepare, and which machines use them."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from devalloc.api import views
 from devalloc.api.views import ClaimView
 from devalloc.api.virtual_machine import VirtualMachine
-from devalloc.store import NotFound, Object, Store
+from devalloc.store import Object, Store
 from devalloc_node.claims import finalizers
+from devalloc_node.claims.store_grants import KIND as CLAIM
 from devalloc_node.claims.store_grants import claim_ref
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError
@@ -31,28 +31,28 @@ Claims = Mapping[tuple[str, str], Object]
 
 @dataclass(frozen=True, slots=True)
 class DueUnprepare:
-    """A claim to be unprepared."""
+    """A claim that this node has to unprepare."""
 
     ref: ClaimRef
     force: bool
-    """Even if it is in use: machines that do not release it are ended."""
+    """Unprepare it even if it is in use, and end machines that do not release it."""
     why: str
-    again: Callable[[Object, HeldClaim | None], DueUnprepare | None]
-    """Decides it once more, by the claim and what this node holds of it by then; None if it is not due."""
+    is_left: bool
+    """Whether it was in a machine that was made for an object, and no VirtualMachine of this node names it any more."""
     taken_away: Object | None = None
-    """The claim, if it was taken away from this node, which was fenced: that is confirmed afterwards."""
+    """The claim, if it was taken away from this node, which was fenced: the node confirms when it is unprepared."""
 
     @property
     def depends(self) -> Hashable:
-        """What must change for it to be worth another try before its time."""
+        """What must change before another try is worth it sooner than the pause says."""
         return self.ref, self.force
 
 
 def ready_claims(
     vm: VirtualMachine, claims: Claims, node_name: str, moved_here: Container[str] = ()
 ) -> tuple[list[ClaimRef], Outcome | None]:
-    """Those of a machine's claims whose devices are on this node, and what is waited for. ``moved_here``: UIDs of those
-    that came along with the machine, and do not say so themselves yet."""
+    """Those of a machine's claims whose devices are on this node, and what the machine waits for. ``moved_here``: UIDs
+    of claims that moved here with the machine, but still have the devices of its previous node in their status."""
     refs, waits = [], []
     for name in vm.spec.claims:
         claim = claims.get((vm.namespace, name))
@@ -88,17 +88,17 @@ def _not_ready(claim: Object, node_name: str) -> Outcome | None:
 
 
 def is_no_longer_claimed(ref: ClaimRef, vm: VirtualMachine, claims: Claims) -> bool:
-    """Whether a claim whose devices are in the machine is not meant to be there any more."""
+    """Whether the machine no longer names a claim whose devices are in it."""
     now = claims.get((ref.namespace, ref.name))
     if ref.namespace != vm.namespace or ref.name not in vm.spec.claims:
         return True
-    # One that is gone without its node's leave may be there again: reconcile waits before it takes that for granted.
+    # A claim that was deleted without its node's consent may come back: the claims' reconciler waits before it acts.
     return now is not None and now["metadata"]["uid"] != ref.uid
 
 
 def lost_claims(vm: VirtualMachine, moved_here: Mapping[str, Object], claims: Claims) -> list[ClaimRef]:
-    """Claims that came along with a machine, and that it has no more: they were deleted, or left its spec, before they
-    got their devices here. The node that they came from had given them up by then, so that nothing holds them any more.
+    """Claims that moved here with a machine and that it has lost: they were deleted, or left its spec, before they got
+    their devices here. The node that they came from had unprepared them by then, so that no node holds them any more.
 
     ``moved_here``: as of ``store_grants``.
     """
@@ -118,12 +118,13 @@ def due_unprepares(
     node_name: str,
     owned: Container[str],
 ) -> list[DueUnprepare]:
-    """The claims of this node that are to be unprepared now. ``owned``: keys of machines that were made for objects.
+    """The claims that this node has to unprepare now. ``owned``: keys of machines that were made for objects.
 
-    Those that are wanted back; those that are being deleted and in no machine; and those that were in a machine of
-    ``owned``, are in none, and that no VirtualMachine of this node names any more: the plugin was killed before it gave
-    them back. (Who detaches a claim from a machine of their own making may want it for the next.) So are those in no
-    machine that hold nothing any more: their devices were released without this node.
+    These are: claims that the controller reclaims; claims that are being deleted and are in no machine; claims that
+    were in a machine of ``owned``, are in no machine now, and that no VirtualMachine of this node names (the plugin was
+    killed before it unprepared them); and claims in no machine whose devices were released without this node. A user
+    who detaches a claim from a machine that was not made for an object may want it for the next one: such a claim stays
+    prepared.
     """
     here = {one.record.ref.uid: one for one in held}
     wanted = {
@@ -141,32 +142,32 @@ def due_unprepares(
 
 
 def _due_unprepare(claim: Object, held: HeldClaim | None, node_name: str, is_left: bool) -> DueUnprepare | None:
-    """Why a claim is to be unprepared now; None if it is not. ``held``: what this node holds of it; ``is_left``: it was
-    in a machine of ``owned``, and no VirtualMachine of this node names it."""
+    """Why this node has to unprepare a claim now; None if it does not. ``held``: what this node holds of it;
+    ``is_left``: as of ``DueUnprepare``."""
     view, ref = ClaimView(claim), claim_ref(claim)
-    again = partial(_due_unprepare, node_name=node_name, is_left=is_left)
     is_inside = held is not None and bool(held.plugs)
     if any(finalizers.claims_of_node([claim], node_name)):
         if view.wants_release:
-            return DueUnprepare(ref, True, "it is being reclaimed", again)
+            return DueUnprepare(ref, True, "it is being reclaimed", is_left)
         if view.is_deleting and not is_inside:
-            return DueUnprepare(ref, False, "it is being deleted, and no machine uses it", again)
+            return DueUnprepare(ref, False, "it is being deleted, and no machine uses it", is_left)
         if held is not None and not is_inside and is_left:
-            return DueUnprepare(ref, False, "its machine was deleted", again)
+            return DueUnprepare(ref, False, "its machine was deleted", is_left)
     if objects.was_taken_away(claim, node_name):
         why = "it was taken away from this node, which was fenced"
-        return DueUnprepare(ref, True, why, again, taken_away=claim)
+        return DueUnprepare(ref, True, why, is_left, taken_away=claim)
     if held is not None and not is_inside and not view.entries:
-        return DueUnprepare(ref, False, "it no longer has devices", again)
+        return DueUnprepare(ref, False, "it no longer has devices", is_left)
     return None
 
 
 def unprepare(store: Store, operations: NodeOperations, one: DueUnprepare) -> bool:
-    """Do it, if the claim as the store has it now is still to be unprepared: the node may have heard of it before a
-    machine arrived with it, or was given it again. False where it is to be tried again. Raises StoreError."""
-    claim = _read(store, one.ref)
+    """Unprepare a claim if that is still due for the claim as the store has it now: since the node heard of it, a
+    machine may have arrived with it, or got it again. False if it must be tried again. Raises StoreError."""
+    claim = objects.read_again(store, CLAIM, str(one.ref), one.ref.uid)
     if claim is not None:
-        now = one.again(claim, next(iter(operations.claims.held(one.ref.uid)), None))
+        held = next(iter(operations.claims.held(one.ref.uid)), None)
+        now = _due_unprepare(claim, held, operations.node_name, one.is_left)
         if now is None:
             return True
         one = now
@@ -184,15 +185,6 @@ def unprepare(store: Store, operations: NodeOperations, one: DueUnprepare) -> bo
     return True
 
 
-def _read(store: Store, ref: ClaimRef) -> Object | None:
-    """The claim as the store has it now; None if it is gone, or its name is that of another one."""
-    try:
-        claim = store.get("DeviceClaim", ref.namespace, ref.name)
-    except NotFound:
-        return None
-    return claim if claim["metadata"]["uid"] == ref.uid else None
-
-
 def unprepare_unplugged(operations: NodeOperations, machine: Object) -> None:
     """Unprepare those claims of a VirtualMachine that are in no machine. Raises NodeError."""
     names = {(objects.namespace_of(machine), name) for name in views.MachineView(machine).claim_names}
@@ -203,7 +195,7 @@ def unprepare_unplugged(operations: NodeOperations, machine: Object) -> None:
 
 
 def write_users(store: Store, claims: Iterable[Object], held: Iterable[HeldClaim], node_name: str) -> None:
-    """Write on the claims of this node which machines their devices are in (``status.podNames``)."""
+    """Write on the claims of this node which machines have their devices (``status.podNames``)."""
     users = {one.record.ref.uid: sorted({plug.machine for plug in one.plugs}) for one in held}
     for claim in claims:
         node = ClaimView(claim).node

@@ -1,6 +1,6 @@
 """Read and write what a live migration leaves in the store: the VirtualMachineMigration, and the machine's status.
 
-Which node has a machine is decided by one write of one object: ``hand_over_object`` makes the target its node, where
+One write of one object decides which node has a machine: ``hand_over_object`` makes the target its node, and
 ``withdraw`` makes that impossible. Each is based on the object as it was read, so only one of them can take effect.
 Before its CPUs run on the target, the target takes the object (``take_moved_object``).
 """
@@ -39,7 +39,7 @@ def has_booking(machine: Object, uid: str) -> bool:
 def hand_over_object(store: Store, machine: Object) -> Object:
     """Make the target the machine's node, with what was reserved there, by one write that is based on ``machine``.
 
-    Raises StoreError: Conflict where it has changed meanwhile; after any other one it may be done, and is to be read.
+    Raises StoreError: Conflict if it has changed meanwhile; after any other error it may be done, so read it again.
     """
     status = dict(machine["status"])
     state = as_mapping(status.pop("migrationState"))
@@ -65,7 +65,7 @@ def _placed_on(node: str, condition: Any) -> Any:
 
 def withdraw(store: Store, machine: Object, uid: str) -> Object | None:
     """See to it that the machine does not move by this migration any more; the object by then, in which it may have
-    moved before. None where the object is gone. Raises Failed."""
+    moved before. None if the object is gone. Raises Failed."""
 
     def without(now: Object) -> Object:
         if not has_booking(now, uid):

@@ -218,11 +218,11 @@ class MigrationLoop:
     # One machine.
 
     def step(self, key: str) -> float | None:
-        """Do what is to be done now; seconds until there may be more, None where nothing is. Raises NodeError,
+        """Do what is to be done now; seconds until there may be more, None if there is nothing. Raises NodeError,
         StoreError."""
         record = self._machines.find(key)
         own = None if record is None else record.migration
-        machine = self._read(objects.KIND, *_names_of(key))
+        machine = objects.read_again(self._store, objects.KIND, key)
         if record is not None and machine is not None and machine["metadata"]["uid"] != record.spec.uid:
             machine = None if own is not None else machine
         if own is not None:
@@ -232,14 +232,8 @@ class MigrationLoop:
             return None
         return self._begin(_Move(key, MigrationView(there).uid, None, machine, there))
 
-    def _read(self, kind: str, namespace: str, name: str) -> Object | None:
-        try:
-            return self._store.get(kind, namespace, name)
-        except NotFound:
-            return None
-
     def _migration(self, uid: str, machine: Object | None) -> Object | None:
-        """The migration with this UID, as it is now; None where it is gone."""
+        """The migration with this UID, as it is now; None if it is gone."""
         state = {} if machine is None else MachineView(machine).migration_state
         if state.get("migrationUID") == uid and machine is not None:
             self._names[uid] = (objects.namespace_of(machine), str(state.get("migrationName")))
@@ -247,8 +241,7 @@ class MigrationLoop:
             for obj in self._store.list([moves.KIND]).objects:
                 self._names[MigrationView(obj).uid] = MigrationView(obj).key
         name = self._names.get(uid)
-        there = None if name is None else self._read(moves.KIND, *name)
-        return there if there is not None and MigrationView(there).uid == uid else None
+        return None if name is None else objects.read_again(self._store, moves.KIND, "/".join(name), uid)
 
     def _booked(self, key: str, machine: Object) -> Object | None:
         """The migration by which a machine can move; else the one that is not over and may have moved it."""
@@ -340,7 +333,7 @@ class MigrationLoop:
         return 0.0
 
     def _check_unchanged(self, move: _Move) -> None:
-        """Raises Denied (``MachineNotMovable``) where the target would start another machine than runs here."""
+        """Raises Denied (``MachineNotMovable``) if the target would start another machine than runs here."""
         vm = None if move.machine is None else decode(move.machine).object
         here = self._machines.get(move.key)
         if here is None or here.uid != (move.machine or {"metadata": {}})["metadata"].get("uid"):
@@ -394,7 +387,7 @@ class MigrationLoop:
                 return
             due = time.monotonic() + _REPORT_SECONDS
             with suppress(NodeError, StoreError):
-                machine = self._read(objects.KIND, *_names_of(move.key))
+                machine = objects.read_again(self._store, objects.KIND, move.key)
                 there = self._migration(move.uid, machine)
                 latest = _Move(move.key, move.uid, move.record, machine, there)
                 if machine is None or self._why_withdrawn(latest) or not moves.has_booking(machine, move.uid):
@@ -412,7 +405,7 @@ class MigrationLoop:
         """The store's word. Whatever becomes of it, the next step reads whose the machine is."""
         for _ in range(_ATTEMPTS):
             try:
-                machine = self._read(objects.KIND, *_names_of(move.key))
+                machine = objects.read_again(self._store, objects.KIND, move.key)
             except StoreError:
                 self._let_go_on(move)  # and not wait for the store while its guest stands still
                 raise
@@ -431,7 +424,7 @@ class MigrationLoop:
         return 0.0
 
     def _let_go_on(self, move: _Move) -> None:
-        """Without the store's word: only where none was given."""
+        """Let its CPUs run without an answer of the store, but only if the store was not asked to hand it over."""
         if move.uid in self._undecided:
             migration.cancel(self._machines, move.key, move.uid, Deadline.after(STEP_SECONDS))
             self._changed(move.key)
@@ -637,8 +630,3 @@ def _is_firmware_awaited(move: _Move) -> bool:
 def _clearing_seconds(spec: MachineSpec) -> float:
     """How long a QEMU that is to receive the machine may take to clear its huge pages before it answers."""
     return locking_seconds(spec.memory.most) if spec.huge_page_bytes else 0.0
-
-
-def _names_of(key: str) -> tuple[str, str]:
-    namespace, _, name = key.partition("/")
-    return namespace, name

@@ -72,12 +72,12 @@ def namespace_of(obj: Object) -> str:
 
 
 def reserved_entries(obj: Object, node_name: str) -> list[Any]:
-    """The entries of what this node keeps for it; empty where it keeps nothing."""
+    """The entries of what this node reserves for it; empty if it reserves nothing."""
     return reserved(obj) if (obj.get("status") or {}).get("nodeName") == node_name else []
 
 
 def is_admitted(obj: Object, node_name: str, spec: VirtualMachineSpec) -> bool:
-    """Whether this node keeps for it what it needs."""
+    """Whether this node reserves for it what it needs."""
     entries = reserved_entries(obj, node_name)
     return bool(entries) and not missing_amounts(spec, entries) and not views.MachineView(obj).is_unsettled
 
@@ -95,9 +95,9 @@ def why_not_admitted(obj: Object) -> str:
 def announce_amounts(
     store: Store, obj: Object, node_name: str, spec: VirtualMachineSpec, amounts: MachineAmounts
 ) -> bool:
-    """Say what the machine is about to be told to have, so that it counts from now on; raises Failed.
+    """Write what the machine is about to get, so that it counts from now on; raises Failed.
 
-    False where nothing was said, because this node does not keep as much for it any more as the spec asks for.
+    False if nothing was written, because this node does not reserve as much for it any more as the spec asks for.
     """
     admitted = False
 
@@ -125,7 +125,7 @@ def must_leave(obj: Object, node_name: str) -> bool:
 
 
 def take_object(store: Store, obj: Object, node_name: str) -> Object | None:
-    """Make the object this node's; None where it is gone, another's, or being deleted. Raises Failed."""
+    """Make the object this node's; None if it is gone, another node's, or being deleted. Raises Failed."""
 
     def held(now: Object) -> Object | None:
         metadata, holder = now["metadata"], holder_of(now)
@@ -148,7 +148,7 @@ def take_object(store: Store, obj: Object, node_name: str) -> Object | None:
 
 
 def release_object(store: Store, obj: Object, node_name: str) -> None:
-    """This node has nothing of the object any more. Raises Failed."""
+    """Write that this node has nothing of the object any more. Raises Failed."""
 
     def free(now: Object) -> Object | None:
         if holder_of(now) != node_name:
@@ -176,7 +176,7 @@ def write_status(
     ready: Mapping[str, str] | None = None,
     movable: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write what is known of the machine, where that is something else than what is there. Raises Failed.
+    """Write the status of the machine, if it differs from what is there. Raises Failed.
 
     ``at_rest``: nothing of it runs here, and is not about to; what is kept for it is given back with the same write.
     ``uses``: what it has, if no agent scales it that would give back the rest of its permit: that is done then.
@@ -282,7 +282,7 @@ def permitted_on(store: Store, node_name: str) -> dict[str, MachineAmounts]:
 
 
 def permit_of(obj: Object, run: str) -> MachineAmounts | None:
-    """What a server of permits has given to this run of the machine; None where none has."""
+    """What a permit server has given to this run of the machine; None if none has."""
     status = obj.get("status") or {}
     if not _is_permitted_run(status, {"machineID": run}):
         return None
@@ -291,7 +291,7 @@ def permit_of(obj: Object, run: str) -> MachineAmounts | None:
 
 
 def in_use(machine: MachineView) -> dict[str, str]:
-    """What it has or was told to have, where both can be told."""
+    """What it has, or what QEMU was asked to give it: the larger of each amount that is known."""
     return _most(_amounts(machine.observed), _amounts(machine.applied.usable))
 
 
@@ -342,15 +342,22 @@ def _device(plug: PluggedDevice, address: str | None) -> dict[str, str]:
     return entry if address is None else entry | {"address": address}
 
 
-def read_again(store: Store, obj: Object) -> Object | None:
-    """The object as the store has it now; None if it is gone, or its name is that of another one. Raises Failed."""
-    return update_with_retry(store, obj, lambda now: now, store.replace)
+def read_again(store: Store, kind: str, key: str, uid: str | None = None) -> Object | None:
+    """An object as the store has it now, by its ``namespace/name``; None if it is gone, or if an object with another
+    UID has its name. ``uid``: None accepts any. Raises StoreError."""
+    namespace, _, name = key.partition("/")
+    try:
+        now = store.get(kind, namespace, name)
+    except NotFound:
+        return None
+    return now if uid in (None, now["metadata"]["uid"]) else None
 
 
 def update_with_retry(
     store: Store, obj: Object, change: Callable[[Object], Object | None], write: Callable[[Object], Object]
 ) -> Object | None:
-    """Change the object as it is now, until no other writer comes in between; None where there is nothing to change."""
+    """Change the object as the store has it now, again if another writer came in between. None if it is gone, if
+    another object has its name, or if ``change`` returns None. Raises Failed."""
     key = key_of(obj)
     try:
         for _ in range(_ATTEMPTS):

@@ -1,4 +1,4 @@
-"""Reconcile one machine with its VirtualMachine object: start it, attach its claims, scale it, stop it, undo it."""
+"""Reconcile one machine with its VirtualMachine object: start it, attach its claims, scale it, stop it, remove it."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ from devalloc_node.vms.scaling import (
 
 CALLER = "virtualmachine"
 WORK_SECONDS = 30.0
-"""For one change; powering down has its own time beside it."""
+"""For one change, without the time that a guest has to power down."""
 SCALE_SECONDS = 10.0
-"""For one amount: a guest that boots, or does not want to, is asked again later."""
+"""For one amount: a guest that boots, or refuses, is asked again later."""
 _AMOUNTS = {"vcpus": "vcpus", "cpu": "cpu_milli", "memory": "memory_bytes"}
-"""What is scaled, in order, and what it is called among amounts."""
+"""What is scaled, in order, and the field of MachineAmounts for it."""
 _OF_HOST_FILES = frozenset(
     {
         "DeviceReserved",
@@ -72,9 +72,9 @@ _OF_HOST_FILES = frozenset(
         "TapMissing",
     }
 )
-"""Why a machine is not started that needs another program, file or interface of the host."""
+"""Codes for a machine that cannot start as long as a program, file or interface of the host is as it is."""
 _RUN = ("machineID", "pid")
-"""Parts of the status that tell which run of a machine there is."""
+"""Parts of the status that identify the run of a machine."""
 
 
 class MachineReconciler:
@@ -91,19 +91,20 @@ class MachineReconciler:
         reports: ReportReader | None = None,
         aside: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """``scaling``: who scales machines by what their guests do; ``runners``: who has controllers decide what time
-        their CPUs get; ``reports``: who reads what guests report. None: nothing does. Inside ``aside`` guests are
-        waited for, which may take an hour."""
+        """``scaling`` scales machines by the load of their guests; ``runners`` lets controllers decide on the CPU time
+        of machines; ``reports`` reads what guests report. None: nothing does that. Inside ``aside`` it waits for a
+        guest, which may take an hour."""
         self._store = store
         self._operations = operations
         self._backoff = RestartBackoff(clock)
         self._scaling, self._runners, self._reports = scaling, runners, reports
         self._aside = aside
         self._no_window: dict[tuple[str, str], tuple[tuple[str, frozenset[str]], Outcome]] = {}
-        """Claims (key of the machine, UID) that found no window in it: in which run, and beside which other claims."""
+        """Claims (key of the machine, UID of the claim) for which a machine had no window: in which run, and beside
+        which other claims."""
 
     def scaling(self, key: str) -> ScalingReport | None:
-        """How far a machine is that is scaled; None for others."""
+        """The report about a machine that is scaled by its load; None for others."""
         return None if self._scaling is None else self._scaling.report(key)
 
     def guest_status(self, machine: MachineView | None) -> tuple[str | None, str] | None:
@@ -114,10 +115,10 @@ class MachineReconciler:
         return None if report is None else (report.status, report.message)
 
     def keep(self, obj: Object, claims_of: Callable[[Object], Claims]) -> Outcome | None:
-        """Do what is to be done now, and write how things stand; None when the object is no more of this node's.
+        """Do what is to be done now, and write the status; None if the object does not belong to this node any more.
 
-        That is decided by the object as the store has it now, and its claims (``claims_of``). What the loop has heard
-        of a machine may be older than its arrival on this node: by that, its guest would be ended.
+        The object as the store has it now decides, with its claims (``claims_of``). What the loop has heard of a
+        machine may be older than its arrival on this node, and would end its guest. Raises NodeError, StoreError.
         """
         here = self._operations.machines.get(objects.key_of(obj))
         if here is not None and here.is_moving:  # MigrationLoop alone changes it, and knows whose it is
@@ -125,7 +126,8 @@ class MachineReconciler:
             if (ready := readiness(_machine_of(obj), here, self._reports)) is not None:
                 objects.write_ready(self._store, obj, self._operations.node_name, here.id, ready)
             return Outcome()
-        now = objects.read_again(self._store, obj)  # only now: it is written before its machine ceases to move
+        # Only now: it is written before its machine ceases to move.
+        now = objects.read_again(self._store, objects.KIND, objects.key_of(obj), obj["metadata"]["uid"])
         if now is None:
             return None
         obj, decoded = now, decode(now)
@@ -220,7 +222,7 @@ class MachineReconciler:
         return Outcome(problems[0].reason, "; ".join(dict.fromkeys(one.message for one in problems)), problems[0].after)
 
     def _create(self, vm: VirtualMachine, refs: list[ClaimRef], deadline: Deadline) -> Outcome | None:
-        """Start it. What is in the way where that is something of the host, which has no event when it changes.
+        """Start it. Returns what is in the way if that is something of the host, which causes no event when it changes.
         Raises NodeError."""
         machines, spec = self._operations.machines, spec_of(vm)
         files = machines.host_files(spec)
@@ -235,7 +237,7 @@ class MachineReconciler:
         return None
 
     def _rest(self, obj: Object, vm: VirtualMachine) -> Outcome:
-        """It is to be stopped, and its claims free."""
+        """Stop it, and unprepare its claims."""
         key, uid = "/".join(vm.key), vm.metadata.uid or ""
         machine = self._own_machine(key, uid)
         if machine is None:
@@ -251,7 +253,8 @@ class MachineReconciler:
         return Outcome(at_rest=True)
 
     def _undo(self, obj: Object, vm: VirtualMachine | None) -> None:
-        """It is deleted, or of another node now: nothing of it stays here. Where that fails it stays held."""
+        """Remove everything of a machine that is deleted or belongs to another node now. If that fails, this node still
+        holds the object. Raises NodeError."""
         key, uid = objects.key_of(obj), obj["metadata"]["uid"]
         self.leave(key)
         try:
@@ -281,8 +284,9 @@ class MachineReconciler:
         objects.release_object(self._store, obj, self._operations.node_name)
 
     def _leave_node(self, obj: Object, vm: VirtualMachine | None) -> None:
-        """It was evicted: it is stopped, and its claims are free. Its UEFI variables and TPM stay, in case it comes
-        back; they go when it is on another node. Where that fails it stays held."""
+        """Stop a machine that was evicted, and unprepare its claims. Its UEFI variables and TPM stay, in case it comes
+        back; they are removed when it is on another node. If that fails, this node still holds the object. Raises
+        NodeError."""
         key, uid = objects.key_of(obj), obj["metadata"]["uid"]
         self.leave(key)
         is_held = objects.holder_of(obj) == self._operations.node_name
@@ -321,7 +325,7 @@ class MachineReconciler:
         return float(vm.spec.powerdown_seconds) if vm is not None else 30.0
 
     def _free(self, obj: Object) -> None:
-        """Unprepare claims of the object that are in no machine: a start may have been cut off before it got there."""
+        """Unprepare claims of the object that are in no machine: a start may have ended before it attached them."""
         if objects.holder_of(obj) == self._operations.node_name:
             claimed.unprepare_unplugged(self._operations, obj)
 
@@ -339,16 +343,16 @@ class MachineReconciler:
     # Within.
 
     def _take_up(self, obj: Object, vm: VirtualMachine | None) -> None:
-        """After a journal was lost, or an older one put back: its machine may run though nothing is known of it.
+        """Record its machine again after a journal was lost, or an older one restored: it may run without a record.
 
-        Raises Denied (``MachineRuns``) where what runs as it is not the run that the object tells of.
+        Raises Denied (``MachineRuns``) if another run than the one in the object's status runs under its name.
         """
         run = obj.get("status", {}).get("machineID", "")
         vm = None if vm is None else with_numa_node(vm, obj)  # as it was started
         self._operations.machines.take_up(objects.key_of(obj), vm, run, Deadline.after(WORK_SECONDS))
 
     def _own_machine(self, key: str, uid: str) -> MachineView | None:
-        """The object's machine. Raises Denied (``MachineExists``) where another one has its name."""
+        """The object's machine. Raises Denied (``MachineExists``) if another one has its name."""
         machine = self._operations.machines.get(key)
         if machine is not None and machine.uid != uid:
             raise Denied(
@@ -379,15 +383,15 @@ class MachineReconciler:
         return node_of_host_pool(pool) == node
 
     def _is_announced(self, held: Object, vm: VirtualMachine) -> bool:
-        """Whether what it is about to have counts from now on, where this node keeps something for it: what is not
-        needed of that is given to others as soon as its object says less."""
+        """Whether what it is about to have counts from now on. If this node reserves something for it, it must: as soon
+        as the object asks for less, others get the rest."""
         node = self._operations.node_name
         if not objects.reserved_entries(held, node):
             return True
         return objects.announce_amounts(self._store, held, node, vm.spec, requested_in_spec(spec_of(vm)))
 
     def _too_early(self, vm: VirtualMachine, machine: MachineView | None) -> Outcome | None:
-        """Where it ends again and again."""
+        """The pause before the next start of a machine that ends again and again; None if it may start."""
         if machine is None or machine.is_paused:
             return None
         if not (left := self._backoff.left("/".join(vm.key), vm.metadata.generation)):
@@ -396,7 +400,7 @@ class MachineReconciler:
         return Outcome(machine.reason or "MachineEnded", f"{why}; it restarts in {left:.0f} s", left)
 
     def _match(self, vm: VirtualMachine, refs: list[ClaimRef], claims: Claims) -> list[Outcome]:
-        """Take out what left, put in what came; what did not work."""
+        """Unplug the claims that left its spec, and plug in those that came; what did not work."""
         key, uid = "/".join(vm.key), vm.metadata.uid or ""
         plugged = dict.fromkeys(plug.ref for plug in self._operations.claims.plugs(key))
         gone = [ref for ref in plugged if claimed.is_no_longer_claimed(ref, vm, claims)]
@@ -410,7 +414,7 @@ class MachineReconciler:
         return problems
 
     def _take_out(self, refs: list[ClaimRef], key: str, uid: str) -> list[Outcome]:
-        """Unplug claims from a machine, where they are in it, and unprepare them; what did not work."""
+        """Unplug claims from a machine if they are in it, and unprepare them; what did not work."""
         problems = []
         for ref in refs:
             try:
@@ -442,8 +446,8 @@ class MachineReconciler:
         return problems
 
     def _attach(self, vm: VirtualMachine, ref: ClaimRef) -> list[Outcome]:
-        """Put a claim in, unless this run of the machine has shown that it has no window for it: its guest would see a
-        device come and go again and again. Raises NodeError."""
+        """Plug a claim in, unless this run of the machine had no window for it: its guest would see a device come and
+        go again and again. Raises NodeError."""
         key, uid = "/".join(vm.key), vm.metadata.uid or ""
         others = frozenset(plug.ref.uid for plug in self._operations.claims.plugs(key))
         circumstances = (self._operations.machine(key).id, others)
@@ -461,7 +465,7 @@ class MachineReconciler:
         return [outcome]
 
     def _resize(self, vm: VirtualMachine, held: Object, machine: MachineView) -> list[Outcome]:
-        """Have it come to what its spec says, or to what its guest needs; why it is not there."""
+        """Scale it to what its spec says, or to what its guest needs; why it does not have that yet."""
         key = machine.key
         if vm.spec.scaling is None:
             return self._scale(vm, held, machine)
@@ -486,13 +490,13 @@ class MachineReconciler:
         return [] if why_not is None else [Outcome(why_not.code, why_not.message)]
 
     def leave(self, key: str) -> None:
-        """Stop scaling it, and decide nothing about it."""
+        """Stop scaling it."""
         for others in (self._scaling, self._runners):
             if others is not None:
                 others.drop(key)
 
     def _scale(self, vm: VirtualMachine, held: Object, machine: MachineView) -> list[Outcome]:
-        """Each amount on its own; what did not work. It gets no more than what its node keeps for it."""
+        """Scale each amount on its own, to no more than its node reserves for it; what did not work."""
         if machine.phase != "Running":
             return []
         key, uid = machine.key, machine.uid
@@ -520,7 +524,7 @@ class MachineReconciler:
         return problems
 
     def _limit(self, vm: VirtualMachine, held: Object, machine: MachineView) -> list[Outcome]:
-        """Hold it to the rates of its spec, and of those that its node has no room for to what it had."""
+        """Limit it to the rates of its spec; if its node has no room for a rate, to the rate that it had."""
         running, now = machine.started, spec_of(vm)
         if machine.phase != "Running" or running is None:
             return []
@@ -536,7 +540,7 @@ class MachineReconciler:
         return [Outcome("LimitNotEnforced", "; ".join(missing))] if missing else []
 
     def _go_on(self, machine: MachineView, uid: str) -> list[Outcome]:
-        """After its disk failed: where it still does, its CPUs stop again at once."""
+        """Let its CPUs run after its disk failed. If the disk still fails, they stop again at once."""
         try:
             self._operations.go_on(machine.key, Deadline.after(SCALE_SECONDS), owner=uid, caller=CALLER)
         except NodeError as error:
@@ -544,7 +548,8 @@ class MachineReconciler:
         return []
 
     def _tell_stopping(self, obj: Object, vm: VirtualMachine | None, machine: MachineView) -> None:
-        """Before a guest is given its time to power down. It is stopped also where that cannot be written."""
+        """Write that it stops, before its guest gets its time to power down. If that cannot be written, it stops all
+        the same."""
         if machine.runs and not machine.adopted and objects.holder_of(obj) == self._operations.node_name:
             stopping = replace(machine, phase="Stopping")
             with suppress(NodeError):
@@ -645,7 +650,7 @@ def pending_changes(vm: VirtualMachine, machine: MachineView) -> list[Outcome]:
         "memory.min and max": ((now.memory.least, now.memory.most), (then.memory.least, then.memory.most)),
         "memory.slotSize": (now.dimm_bytes, then.dimm_bytes),
         "memory.hugePages": (now.huge_page_bytes, then.huge_page_bytes),
-        # Where nothing is said there are spare ones, whatever claims come and go.
+        # If the spec does not say how many, there are spare ones, whatever claims come and go.
         "pciSlots": (then.pci_slots if vm.spec.pci_slots is None else vm.spec.pci_slots, then.pci_slots),
     }
     changed = [name for name, (wanted, has) in pairs.items() if wanted != has]

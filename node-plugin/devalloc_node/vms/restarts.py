@@ -139,7 +139,7 @@ class MachineRestarts:
 
     def round(self) -> None:
         """Begin to start what is due: one that takes its time, such as for an image on a file system that hangs, holds
-        up no other. Raises NodeError where that cannot be told."""
+        up no other. Raises NodeError if that cannot be read."""
         ended = {"/".join(machine.key): machine for machine in self._to_restart()}
         self._backoff.only(ended)
         self._logged = {key: why for key, why in dict(self._logged).items() if key in ended}

@@ -80,7 +80,7 @@ class ScalingControl(Protocol):
     def settings(self) -> ScalingSettings: ...
 
     def keep(self, scaled: ScaledMachine) -> None:
-        """Scale this machine, from now on or as before. Raises Denied (``GuestAddressInUse``) where an older one has
+        """Scale this machine, from now on or as before. Raises Denied (``GuestAddressInUse``) if an older one has
         its guest's address."""
 
     def drop(self, key: str) -> None:
@@ -198,7 +198,7 @@ def guest_amounts(report: ScalingReport) -> MachineAmounts | None:
 
 
 def scaling_reason(report: ScalingReport) -> StuckReason | None:
-    """Why it has not what it should have; None where it has."""
+    """Why it does not have what it should have; None if it has."""
     reasons = [reason for reason in (report.reason, *report.stuck) if reason is not None]
     return (
         StuckReason(reasons[0].code, "; ".join(dict.fromkeys(reason.message for reason in reasons)))

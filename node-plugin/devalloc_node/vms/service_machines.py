@@ -136,7 +136,7 @@ class ServiceMachines:
         return [] if why_not is None else [Outcome(why_not.code, why_not.message)]
 
     def _limit(self, machine: MachineView) -> list[Outcome]:
-        """Hold it to its rates, also where others have removed a limit since it was started."""
+        """Limit it to its rates, also if another program has removed a limit since its start."""
         if not is_limited(machine.rates):
             return []
         try:

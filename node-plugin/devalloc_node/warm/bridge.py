@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from devalloc_node.errors import Denied, Failed
+from devalloc_node.errors import Denied, Failed, raise_first
 from devalloc_node.host import firewall
 from devalloc_node.host.network_namespace import has_interface, in_a_thread, netlink
 from devalloc_node.model.network_address import NetworkAddress
@@ -133,8 +133,7 @@ def remove_unused_bridges(run: Path, nft: str) -> None:
                 in_a_thread(partial(_remove_unused, path, run, nft))
             except (OSError, Failed) as error:
                 errors.append(error)
-    if errors:
-        raise errors[0]
+    raise_first(errors)
 
 
 def _remove_unused(path: Path, run: Path, nft: str) -> None:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from devalloc_node.errors import raise_first
 from devalloc_node.host.network_namespace import has_interface, inside, interface_index, netlink
 from devalloc_node.model.network_address import NetworkAddress
 from devalloc_node.warm import cni
@@ -88,8 +89,7 @@ def delete_all_but(cache: Path, ids: Collection[str]) -> None:
                 delete(cache, replace(attachment, namespace=""))
         except OSError as error:
             errors.append(error)
-    if errors:
-        raise errors[0]
+    raise_first(errors)
 
 
 def address_of(attachment: Attachment, setup: Setup) -> NetworkAddress:

@@ -124,6 +124,9 @@ class Given:
     def is_gone(self, ref: ClaimRef) -> bool:
         return False
 
+    def belongs_to_node(self, ref: ClaimRef, node_name: str) -> bool:
+        return True
+
     def identity(self) -> str:
         return "the test"
 

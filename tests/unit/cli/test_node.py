@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
+from devalloc.api.fields import quote_value
 from devalloc.cli.command import BadInput
 from devalloc.cli.node_wiring import make_host
 from devalloc.cli.options.common import settings_options
@@ -20,7 +22,7 @@ from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import ProtocolEra
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.machine.machine_files import AllowedFolder, MachineConfig
-from devalloc_node.settings import NodeSettings, ServerPorts
+from devalloc_node.settings import MigrationSettings, NodeSettings, ServerPorts
 from tests.support.cli_shell import Shell, node_folder
 from tests.support.cli_shell import node_arguments as arguments
 
@@ -120,6 +122,38 @@ def test_what_machines_need_and_is_not_there_is_told_at_the_start(folder: Path) 
         f"there is no folder {folder}/qmp (--qmp-folder)",
         f"there is no folder {folder}/roms (--rom-folder)",
     ]
+
+
+@pytest.mark.parametrize(("address", "is_there"), [("127.0.0.1", True), ("192.0.2.7", False), ("2001:db8::7", False)])
+def test_the_start_warns_if_no_interface_has_the_migration_address(
+    folder: Path, address: str, *, is_there: bool
+) -> None:
+    lines: list[str] = []
+    settings = NodeSettings(
+        "node-a", BindingConfig("node-a"), root=folder / "host", migrations=MigrationSettings(address)
+    )
+    make_host(settings, dry_run=True, say=lines.append)
+    warnings = [line for line in lines if "--migration-address" in line]
+    assert len(warnings) == (not is_there)
+    assert is_there or f"no interface of this host has the address {address}" in warnings[0]
+
+
+@pytest.mark.parametrize("verb", ["node", "up"])
+@pytest.mark.parametrize("name", ["a b", "Node-A", "-a", "a" * 254])
+def test_a_name_that_no_node_can_have_is_refused(folder: Path, devalloc: Shell, verb: str, name: str) -> None:
+    words = arguments(folder) if verb == "node" else ["up", "--store", f"{folder}/store.db", "--no-node"]
+    result = devalloc(*words, "--node-name", name)
+    assert result.code == 2
+    assert f"--node-name {quote_value(name)} is not a valid name of a node" in result.err
+    assert result.err.rstrip().endswith("choose another name")
+
+
+def test_a_host_name_that_no_node_can_have_is_refused_with_what_to_do(
+    folder: Path, devalloc: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "my_host")
+    result = devalloc("up", "--store", f"{folder}/store.db", "--no-node")
+    assert (result.code, "host name" in result.err, "name the node with --node-name" in result.err) == (2, True, True)
 
 
 def settings_of(folder: Path, *words: str) -> NodeSettings:

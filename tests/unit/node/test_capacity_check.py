@@ -150,12 +150,12 @@ def test_disk_network_and_disk_io_are_checked_as_well_and_what_runs_counts(field
     stopped.check(machine_with(**{field: most}), spec_of(machine_with(**{field: most})))
 
 
-def test_what_is_not_known_of_the_host_bounds_nothing_and_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_capacity_limits_nothing_and_the_log_names_the_option(caplog: pytest.LogCaptureFixture) -> None:
     rooms = CapacityCheck(host(cpu=8), MemoryRecords())  # type: ignore[arg-type]
     machine = machine_with(disk=1 << 40, bandwidth=10**12)
     rooms.check(machine, spec_of(machine))
     assert "so disk is not checked when a machine starts" in caplog.text
-    assert "so network is not checked when a machine starts" in caplog.text
+    assert "so network is not checked when a machine starts; configure a limit (--network-limit)" in caplog.text
     assert "so cpu is not" not in caplog.text
 
 

@@ -73,7 +73,7 @@ def allocated_on(*nodes: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("uid", "status", "is_of"),
+    ("uid", "status", "belongs"),
     [
         ("uid", allocated_on("n"), True),
         ("uid", allocated_on("m"), False),
@@ -83,7 +83,7 @@ def allocated_on(*nodes: str) -> dict[str, Any]:
         ("another", allocated_on("n"), False),
     ],
 )
-def test_a_claim_is_of_the_node_that_it_is_allocated_on(uid: str, status: dict[str, Any], *, is_of: bool) -> None:
+def test_a_claim_belongs_to_the_node_of_its_devices(uid: str, status: dict[str, Any], *, belongs: bool) -> None:
     server = Server({})
     server.claim = {"metadata": {"uid": uid}, "status": status}
-    assert ResourceClaimGrants(cast(Client, server), "devalloc.io", "m").is_of(REF, "n") is is_of
+    assert ResourceClaimGrants(cast(Client, server), "devalloc.io", "m").belongs_to_node(REF, "n") is belongs

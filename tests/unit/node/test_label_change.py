@@ -10,11 +10,17 @@ import pytest
 
 from devalloc.api import meta
 from devalloc.api.pool import Attribute, Device, DevicePool, DevicePoolSpec
-from devalloc.cli.node_wiring import warn_of_previous_name
 from devalloc.inventory import DeviceRecords, Discovery
 from devalloc.store.kubernetes.api_error import ApiError
 from devalloc.store.kubernetes.client import Client
-from devalloc_node.kube.label_change import OF_POOLS, OF_SLICES, POOLS, DialectMigration, PublishDialect
+from devalloc_node.kube.label_change import (
+    OF_POOLS,
+    OF_SLICES,
+    POOLS,
+    DialectMigration,
+    PublishDialect,
+    warn_of_previous_name,
+)
 from tests.support.fake_kube import FakeClient, FakeKube
 
 SLICES = OF_SLICES.objects
@@ -101,14 +107,14 @@ def in_use(bed: Bed, claim: str = "") -> dict[str, Sequence[str]]:
     return ALL_OFFERED | {CARDS[0]: [why, f"{RESERVED}; {why}"]}
 
 
-def test_what_was_published_is_gone_before_the_devices_are_looked_at(bed: Bed) -> None:
+def test_pools_of_the_other_dialect_are_withdrawn_before_a_look_at_the_devices(bed: Bed) -> None:
     for name in CARDS:
         bed.publishes(name)
     assert bed.offered() == ALL_OFFERED
     assert bed.looks == [[]]
 
 
-def test_what_has_the_previous_name_of_the_node_stays_and_is_logged(bed: Bed, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_node_logs_what_it_published_under_its_previous_name(bed: Bed, caplog: pytest.LogCaptureFixture) -> None:
     warn_of_previous_name(cast(Client, bed.client), bed.dialect.objects, "node-a")
     assert not caplog.messages
     bed.publishes("of-node-a")
@@ -116,11 +122,11 @@ def test_what_has_the_previous_name_of_the_node_stays_and_is_logged(bed: Bed, ca
     warn_of_previous_name(cast(Client, bed.client), bed.dialect.objects, "node-a")
     (message,) = caplog.messages
     assert f"still has {bed.dialect.plural.lower()} of node node-a" in message
-    assert message.endswith("of-node-a. If their devices are this node's, delete the Node node-a, or them")
+    assert message.endswith("of-node-a. If this host has their devices, delete them or the Node node-a")
     assert bed.published() == ["of-node-a", "of-node-b"]
 
 
-def test_what_is_somebody_elses_stays(bed: Bed) -> None:
+def test_pools_and_slices_of_others_stay(bed: Bed) -> None:
     bed.publishes("of-node-b", "node-b")
     bed.publishes("of-no-node", None)
     expected = {"of-node-b", "of-no-node"}
@@ -166,7 +172,7 @@ def test_a_claim_of_the_same_name_is_another_one(bed: Bed) -> None:
     assert bed.offered() == ALL_OFFERED, "nothing of this node is there that it could have been given"
 
 
-def test_claims_on_other_nodes_are_of_no_interest(bed: Bed) -> None:
+def test_claims_on_other_nodes_hold_nothing_here(bed: Bed) -> None:
     bed.allocates("node-b-0000-01-00")
     assert bed.offered() == ALL_OFFERED
     requests_before = bed.client.requests()
@@ -216,7 +222,9 @@ def test_a_cluster_that_does_not_know_or_show_the_other_dialect_is_no_obstacle(b
 
 
 @pytest.mark.parametrize("which", [lambda dialect: dialect.objects, lambda dialect: dialect.claims])
-def test_nothing_is_offered_while_the_api_server_cannot_tell(bed: Bed, which: Callable[[PublishDialect], str]) -> None:
+def test_nothing_is_offered_while_the_api_server_does_not_answer(
+    bed: Bed, which: Callable[[PublishDialect], str]
+) -> None:
     bed.publishes(CARDS[0])
     bed.allocates(CARDS[0])
     client = Refusing(bed.kube, ApiError(503, "", "not now"), which(bed.dialect))

@@ -66,7 +66,7 @@ def waiting(world: World) -> list[Any]:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_its_devices_are_unplugged_and_free(world: World, change: Callable[[World], None]) -> None:
+def test_devices_of_a_lost_claim_are_unplugged_and_free(world: World, change: Callable[[World], None]) -> None:
     arrived(world)
     change(world)
     world.round(times=2)
@@ -80,7 +80,9 @@ def test_its_devices_are_unplugged_and_free(world: World, change: Callable[[Worl
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_they_are_free_too_where_the_machine_has_ended(world: World, change: Callable[[World], None]) -> None:
+def test_devices_of_a_lost_claim_are_free_if_the_machine_has_ended(
+    world: World, change: Callable[[World], None]
+) -> None:
     arrived(world)
     world.machines.fail.add("start")
     world.machines.end(MACHINE)
@@ -89,7 +91,7 @@ def test_they_are_free_too_where_the_machine_has_ended(world: World, change: Cal
     assert prepared(world) == []
 
 
-def test_one_that_another_machine_has_by_now_stays(world: World) -> None:
+def test_a_lost_claim_that_another_machine_has_by_now_stays(world: World) -> None:
     """Its claim got the device, and left the spec, before the controller had taken note of both."""
     claim = arrived(world)
     out_of_its_spec(world)
@@ -106,7 +108,7 @@ def test_one_that_another_machine_has_by_now_stays(world: World) -> None:
 
 @pytest.mark.parametrize("is_given", [False, True])
 @pytest.mark.parametrize("runs", [True, False])
-def test_one_that_is_released_leaves_the_machine_and_is_free(world: World, is_given: bool, runs: bool) -> None:
+def test_a_claim_that_is_released_leaves_the_machine_and_is_free(world: World, is_given: bool, runs: bool) -> None:
     """Its release was asked of the node that the machine left, or of none: no node had marked it."""
     arrived(world)
     controller = DeviceClaimAllocator(world.store, solve=solve_manifests)

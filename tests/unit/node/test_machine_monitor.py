@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from devalloc_node.errors import Denied, Failed, Unknown
+from devalloc_node.machine import hotplug
 from devalloc_node.machine.qmp import QmpMonitor, QmpRefused, SocketPeer, checked_text
 from tests.support.deadlines import soon
 from tests.support.fake_qmp import FakeQemu, Trouble
@@ -51,6 +52,34 @@ def test_a_device_may_take_as_long_as_its_caller_waits(qemu: FakeQemu) -> None:
     monitor.close()
 
 
+@pytest.mark.parametrize("command_seconds", [10.0, 0.2], ids=["one-answer", "several-questions"])
+def test_a_bar_that_the_kernel_maps_slowly_gets_its_address(
+    qemu: FakeQemu, command_seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the kernel maps it, QEMU answers nothing: not within the time of one answer, and not at the next try."""
+    monkeypatch.setattr(hotplug, "ADDRESS_ANSWER_SECONDS", 0.2)
+    monitor = QmpMonitor("default/m", str(qemu.path), command_seconds=command_seconds)
+    monitor.execute("device_add", {"driver": "vfio-pci", "id": "x", "host": "card", "bus": "port0"}, deadline=soon())
+    qemu.trouble = {"query-pci": "late"}
+    mapped = threading.Timer(1.2, qemu.trouble.clear)
+    mapped.start()
+    hotplug.await_addresses(monitor, "default/m", {"x": "card"}, soon())
+    mapped.join()
+    assert (qemu.connections > 1) == (command_seconds < 1), "a line without an answer is dropped"
+    monitor.close()
+
+
+def test_a_qemu_that_hangs_is_not_waited_for_beyond_the_deadline(
+    qemu: FakeQemu, line: QmpMonitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hotplug, "ADDRESS_ANSWER_SECONDS", 0.2)
+    line.execute("device_add", {"driver": "vfio-pci", "id": "x", "host": "card", "bus": "port0"}, deadline=soon())
+    qemu.trouble = {"query-pci": "hang"}
+    with pytest.raises(Unknown) as unknown:
+        hotplug.await_addresses(line, "default/m", {"x": "card"}, soon(0.5))
+    assert unknown.value.code == "MonitorSilent"
+
+
 def test_after_a_broken_line_the_next_command_opens_another(qemu: FakeQemu, line: QmpMonitor) -> None:
     qemu.trouble["cont"] = "garbage"
     with pytest.raises(Unknown):
@@ -61,7 +90,9 @@ def test_after_a_broken_line_the_next_command_opens_another(qemu: FakeQemu, line
 
 
 @pytest.mark.parametrize("trouble", ["garbage", "huge"])
-def test_who_does_not_greet_as_qemu_does_was_asked_nothing(qemu: FakeQemu, line: QmpMonitor, trouble: Trouble) -> None:
+def test_a_listener_that_does_not_greet_as_qemu_gets_no_command(
+    qemu: FakeQemu, line: QmpMonitor, trouble: Trouble
+) -> None:
     qemu.trouble["greeting"] = trouble
     with pytest.raises(Failed) as failed:
         line.execute("cont", deadline=soon())
@@ -69,7 +100,7 @@ def test_who_does_not_greet_as_qemu_does_was_asked_nothing(qemu: FakeQemu, line:
     assert qemu.commands == []
 
 
-def test_what_qemu_had_to_say_to_its_last_client_is_not_taken_for_who_it_is(qemu: FakeQemu, line: QmpMonitor) -> None:
+def test_events_for_the_last_client_before_the_greeting_do_no_harm(qemu: FakeQemu, line: QmpMonitor) -> None:
     qemu.left_over = [{"event": "DEVICE_DELETED", "data": {}, "timestamp": {"seconds": 1, "microseconds": 0}}]
     assert line.execute("query-status", deadline=soon())["running"]
     assert qemu.connections == 2
@@ -100,13 +131,13 @@ def test_a_qemu_whose_queue_is_full_is_waited_for_and_then_unknown(tmp_path: Pat
         each.close()
 
 
-def test_nobody_listening_is_failed(tmp_path: Path) -> None:
+def test_a_socket_without_a_listener_is_failed(tmp_path: Path) -> None:
     with pytest.raises(Failed) as failed:
         QmpMonitor("default/m", str(tmp_path / "none")).execute("cont", deadline=soon())
     assert failed.value.code == "MonitorUnreachable"
 
 
-def test_a_stranger_is_told_nothing(qemu: FakeQemu) -> None:
+def test_a_stranger_gets_no_command(qemu: FakeQemu) -> None:
     seen: list[SocketPeer] = []
 
     def check(peer: SocketPeer) -> None:
@@ -134,7 +165,7 @@ def test_events_are_heard_from_before_the_command_that_causes_them(qemu: FakeQem
         assert events.next(soon(0.05)) is None, "an event from before is not one of this wait"
 
 
-def test_who_waits_for_an_event_is_told_when_the_line_breaks(qemu: FakeQemu, line: QmpMonitor) -> None:
+def test_a_wait_for_an_event_ends_when_the_line_breaks(qemu: FakeQemu, line: QmpMonitor) -> None:
     qemu.trouble["cont"] = "die"
     with line.expect("DEVICE_DELETED") as events:
         line.execute("query-status", deadline=soon())
@@ -184,9 +215,7 @@ def test_a_line_that_is_given_back_is_free_for_another_client(qemu: FakeQemu, li
     other.close()
 
 
-def test_who_waits_behind_a_command_that_hangs_waits_no_longer_than_its_own_deadline(
-    qemu: FakeQemu, line: QmpMonitor
-) -> None:
+def test_a_wait_behind_a_command_that_hangs_ends_at_its_own_deadline(qemu: FakeQemu, line: QmpMonitor) -> None:
     qemu.trouble["cont"] = "hang"
 
     def hang() -> None:
@@ -204,7 +233,7 @@ def test_who_waits_behind_a_command_that_hangs_waits_no_longer_than_its_own_dead
     other.join()
 
 
-def test_who_has_no_time_left_asks_nothing_and_leaves_the_line_to_others(qemu: FakeQemu, line: QmpMonitor) -> None:
+def test_a_command_without_time_left_is_not_sent_and_the_line_stays_open(qemu: FakeQemu, line: QmpMonitor) -> None:
     line.execute("query-status", deadline=soon())
     with line.expect("DEVICE_DELETED") as events:
         with pytest.raises(Unknown, match="cont to QEMU of machine default/m was not sent: no time is left"):

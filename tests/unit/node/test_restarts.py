@@ -194,7 +194,7 @@ def test_one_gets_the_time_to_lock_its_memory_also_for_what_was_attached_while_i
     assert world.machines.given["default/web"] > 600
 
 
-def test_one_that_ends_again_and_again_is_started_ever_more_rarely(world: World) -> None:
+def test_a_machine_that_ends_again_and_again_starts_after_growing_pauses(world: World) -> None:
     world.create(machine_of(vm("web")))
     starts = []
     for _ in range(3000):

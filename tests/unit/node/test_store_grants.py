@@ -168,7 +168,7 @@ def test_a_configuration_for_all_devices_needs_no_more_words(store: SQLiteStore)
     assert [names(each)[0] for each in granted(store, claim)] == [["one"], ["one"]]
 
 
-def test_a_configuration_of_which_nobody_can_tell_whose_it_is(store: SQLiteStore) -> None:
+def test_a_configuration_whose_class_is_unclear_is_refused(store: SQLiteStore) -> None:
     fill(store, gpu_pool("p", devices=2, node=NODE), config("one", 1), class_with("first", "one"), class_with("plain"))
     claim = allocated(store, {"deviceClass": "first"}, {"deviceClass": "plain"})
     indexes = claim["status"]["classConfigAllocations"]
@@ -262,13 +262,13 @@ def test_a_store_is_told_from_another_at_the_same_place(tmp_path: Path) -> None:
         assert StoreGrants(store, NODE).identity() == identity
 
 
-def test_a_claim_is_of_the_node_that_holds_it_or_has_its_devices(store: SQLiteStore) -> None:
+def test_a_claim_belongs_to_the_node_that_holds_it_or_has_its_devices(store: SQLiteStore) -> None:
     fill(store, gpu_pool("p", devices=1, node=NODE), gpu_class())
     claim, grants = allocated(store, {"deviceClass": "gpu"}), StoreGrants(store, NODE)
     ref = claim_ref(claim)
 
     def of() -> set[str]:
-        return {node for node in (NODE, "m") if StoreGrants(store, "new").is_of(ref, node)}
+        return {node for node in (NODE, "m") if StoreGrants(store, "new").belongs_to_node(ref, node)}
 
     assert of() == {NODE}, "it has devices there"
     grants.get(ref)

@@ -280,13 +280,13 @@ class TestPluginEnds:
         world.store.delete("VirtualMachine", "default", "web")
         assert not world.exists("VirtualMachine", "web")
 
-    def test_it_does_not_of_one_that_runs_or_may(self, world: World) -> None:
+    def test_a_plugin_that_ends_does_not_release_machines_that_run_or_may_run(self, world: World) -> None:
         world.apply(vm())
         world.round()
         world.loop.leave_idle()
         assert world.store.get("VirtualMachine", "default", "web")["metadata"]["finalizers"] == [meta.NODE_FINALIZER]
 
-    def test_a_plugin_that_ends_says_so_by_itself(self, world: World) -> None:
+    def test_a_plugin_that_ends_releases_its_idle_machines_by_itself(self, world: World) -> None:
         world.machines.fail.add("start")
         world.apply(vm())
         world.round()
@@ -319,7 +319,7 @@ class TestStart:
         assert status["observed"]["memory"] == "1Gi"
         assert world.store.get("DeviceClaim", "default", "gpu")["status"]["podNames"] == ["default/web"]
 
-    def test_what_a_server_of_permits_says_stays_as_long_as_it_is_for_this_run(self, world: World) -> None:
+    def test_a_permit_stays_as_long_as_it_is_for_this_run(self, world: World) -> None:
         world.apply(vm("web"))
         world.round(times=2)
         run = world.status()["machineID"]
@@ -346,14 +346,16 @@ class TestStart:
             ),
         ],
     )
-    def test_what_it_waits_for_is_said(self, world: World, prepare: Callable[[World], object], reason: str) -> None:
+    def test_the_status_names_what_a_machine_waits_for(
+        self, world: World, prepare: Callable[[World], object], reason: str
+    ) -> None:
         prepare(world)
         world.apply(vm("web", "gpu"))
         world.round(times=2)
         assert (world.status()["phase"], world.status()["reason"]) == ("Pending", reason)
         assert world.machines.calls == []
 
-    def test_a_machine_that_the_journal_lost_runs_on_and_is_its_objects(self, world: World) -> None:
+    def test_a_machine_that_the_journal_lost_runs_on_and_belongs_to_its_object(self, world: World) -> None:
         world.apply(vm("web"))
         world.round(times=2)
         before = world.status()
@@ -405,7 +407,7 @@ class TestStart:
         assert not world.exists("VirtualMachine", "web")
         assert world.machines.forgotten == world.machines.views == {}
 
-    def test_a_start_that_fails_leaves_nothing_and_is_tried_again_ever_more_rarely(self, world: World) -> None:
+    def test_a_start_that_fails_leaves_nothing_and_is_tried_again_after_growing_pauses(self, world: World) -> None:
         world.claim("gpu", "a/slot-0", "b/slot-1")
         world.apply(vm("web", "gpu"))
         world.machines.fail.add("b/slot-1")
@@ -426,7 +428,7 @@ class TestStart:
         world.round()
         assert world.status()["phase"] == "Running"
 
-    def test_an_object_that_makes_no_sense_gets_its_reason_and_harms_nobody(self, world: World) -> None:
+    def test_an_invalid_object_gets_a_reason_and_harms_no_other(self, world: World) -> None:
         wrong = vm("wrong")
         wrong["spec"]["cpu"]["max"] = "many"
         world.apply(wrong)
@@ -439,7 +441,7 @@ class TestStart:
         world.round(times=2)
         assert not world.exists("VirtualMachine", "wrong")
 
-    def test_machines_of_other_nodes_are_theirs(self, world: World) -> None:
+    def test_a_node_leaves_machines_of_other_nodes_alone(self, world: World) -> None:
         world.apply(vm("web", nodeName="node-b"))
         world.round()
         assert world.machines.calls == []
@@ -473,7 +475,7 @@ class TestStart:
         assert not world.exists("VirtualMachine", "web"), "nothing of it is here"
         assert machines["default/web"].runs
 
-    def test_adopts_what_runs_already(self, world: World) -> None:
+    def test_the_loop_adopts_a_qemu_that_runs_already(self, world: World) -> None:
         world.claim("gpu", "a/slot-0")
         world.apply(vm("web", "gpu", adopt={"qmpSocket": "/run/vms/web.qmp"}))
         world.round(times=2)
@@ -486,7 +488,9 @@ class TestStart:
 
 
 class TestChange:
-    def test_a_claim_that_could_not_be_plugged_in_and_is_not_wanted_any_more_is_free(self, world: World) -> None:
+    def test_a_claim_that_could_not_be_plugged_in_is_free_when_its_machine_no_longer_names_it(
+        self, world: World
+    ) -> None:
         world.apply(vm("web"))
         world.round(times=2)
         world.claim("gpu", "a/slot-0")
@@ -498,7 +502,7 @@ class TestChange:
         world.round(times=2)
         assert world.is_free("gpu")
 
-    def test_a_device_that_the_guest_let_go_unasked_is_plugged_in_again(self, world: World) -> None:
+    def test_a_device_that_the_guest_released_by_itself_is_plugged_in_again(self, world: World) -> None:
         world.claim("gpu", "a/slot-0", "a/slot-1")
         world.apply(vm("web", "gpu"))
         world.round(times=2)
@@ -509,7 +513,7 @@ class TestChange:
         assert world.machines.devices == before
         assert "reason" not in world.status()
 
-    def test_it_says_of_a_machine_that_runs_whether_it_could_move(self, world: World) -> None:
+    def test_the_status_of_a_running_machine_shows_whether_it_can_move(self, world: World) -> None:
         def condition() -> Object | None:
             stored = world.store.get("VirtualMachine", "default", "web")["status"].get("conditions", [])
             return next((one for one in stored if one["type"] == "LiveMigratable"), None)
@@ -540,7 +544,7 @@ class TestChange:
         world.round(times=2)
         assert condition() is None
 
-    def test_scales_when_use_changes(self, world: World) -> None:
+    def test_a_machine_scales_when_its_load_changes(self, world: World) -> None:
         world.apply(vm("web"))
         world.round()
         changed = vm("web")
@@ -581,7 +585,7 @@ class TestChange:
         assert (status["phase"], status["reason"]) == ("Running", "LimitNotEnforced")
         assert status["message"] == "the bandwidth of TAP tap1 is not limited"
 
-    def test_what_the_guest_refuses_is_told_and_the_rest_is_done(self, world: World) -> None:
+    def test_the_status_shows_what_the_guest_refuses_and_the_rest_is_done(self, world: World) -> None:
         world.apply(vm("web"))
         world.round()
         world.machines.stubborn.add("default/web")
@@ -607,7 +611,7 @@ class TestChange:
         assert world.is_free("gpu")
         assert world.machines.calls.count("start default/web") == 1
 
-    def test_what_is_just_being_given_with_others_does_not_count_yet(self, world: World) -> None:
+    def test_a_claim_that_is_being_allocated_with_others_does_not_count_yet(self, world: World) -> None:
         """On a cluster, where that is several writes: it may be put back."""
         world.claim("gpu", "a/slot-0")
         obj = vm("web", "gpu")
@@ -623,7 +627,7 @@ class TestChange:
         world.round(times=2, pause=0.0)  # that the mark goes is news: it waits for no turn
         assert world.status()["phase"] == "Running"
 
-    def test_a_machine_is_placed_when_that_is_written_whole(self, world: World) -> None:
+    def test_a_machine_starts_when_its_placement_is_complete(self, world: World) -> None:
         placed = {**vm("web"), "status": {"nodeName": NODE}}
         del placed["spec"]["nodeName"]
         unsettled = {**placed, "metadata": {**placed["metadata"], "annotations": {meta.TRANSACTION: "t"}}}
@@ -680,7 +684,7 @@ class TestEnd:
         assert world.status()["phase"] == "Running"
         assert len(world.machines.devices) == 1
 
-    def test_deleting_stops_undoes_and_then_the_object_goes(self, world: World) -> None:
+    def test_a_deleted_machine_stops_and_is_removed_before_its_object(self, world: World) -> None:
         world.claim("gpu", "a/slot-0")
         world.apply(vm("web", "gpu"))
         world.round()
@@ -693,7 +697,7 @@ class TestEnd:
         assert world.bench.host.state == {}
 
     @pytest.mark.parametrize("why", ["deleted", "moved", "rests"])
-    def test_while_its_guest_powers_down_it_is_said_to_be_stopping(self, world: World, why: str) -> None:
+    def test_a_machine_is_stopping_while_its_guest_powers_down(self, world: World, why: str) -> None:
         world.apply(vm("web"))
         world.round()
         seen = []
@@ -707,7 +711,7 @@ class TestEnd:
         assert (phase, observed) == ("Stopping", True)
         assert world.machines.get("default/web") is None or world.status()["phase"] == "Stopped"
 
-    def test_it_is_stopped_though_the_store_cannot_be_told_that_it_stops(
+    def test_a_machine_stops_even_if_its_status_cannot_be_written(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         world.apply(vm("web"))
@@ -733,7 +737,7 @@ class TestEnd:
         world.round()
         assert not world.exists("VirtualMachine", "web")
 
-    def test_it_moves_to_another_node_only_after_it_ended_here(self, world: World) -> None:
+    def test_a_machine_starts_on_another_node_only_after_it_ended_here(self, world: World) -> None:
         world.apply(vm("web"))
         world.round()
         world.apply(vm("web", nodeName="node-b"))
@@ -750,7 +754,7 @@ class TestEnd:
         world.round(times=2)
         assert world.status()["phase"] == "Running"
 
-    def test_it_is_undone_though_somebody_took_the_name_of_its_node_off(self, world: World) -> None:
+    def test_a_machine_is_removed_even_if_a_user_removed_the_name_of_its_node(self, world: World) -> None:
         world.claim("gpu", "a/slot-0")
         world.apply(vm("web", "gpu"))
         world.round()
@@ -763,7 +767,7 @@ class TestEnd:
         assert not world.exists("VirtualMachine", "web")
         assert world.bench.host.state == {}
 
-    def test_ended_by_itself_it_is_started_again_with_its_devices(self, world: World) -> None:
+    def test_a_machine_that_ended_by_itself_starts_again_with_its_devices(self, world: World) -> None:
         world.claim("gpu", "a/slot-0")
         world.apply(vm("web", "gpu"))
         world.round()
@@ -773,7 +777,9 @@ class TestEnd:
         assert world.status()["phase"] == "Running"
         assert len(world.machines.devices) == 1
 
-    def test_what_its_policy_left_stopped_is_started_when_it_was_not_wanted_for_a_while(self, world: World) -> None:
+    def test_a_machine_that_its_policy_left_stopped_starts_after_running_was_false_for_a_while(
+        self, world: World
+    ) -> None:
         world.apply(vm("web", restartPolicy="Never"))
         world.round()
         world.machines.end("default/web")
@@ -784,7 +790,7 @@ class TestEnd:
             world.round(times=2)
         assert world.status()["phase"] == "Running"
 
-    def test_one_whose_claims_have_more_devices_than_it_has_slots_is_not_even_started(self, world: World) -> None:
+    def test_a_machine_whose_claims_have_more_devices_than_it_has_slots_does_not_start(self, world: World) -> None:
         world.claim("gpu", "a/slot-0", "a/slot-1")
         world.apply(vm("web", "gpu", pciSlots=1))
         world.round(times=2)
@@ -795,9 +801,7 @@ class TestEnd:
         world.round(times=2)
         assert world.status()["phase"] == "Running"
 
-    def test_a_device_without_a_window_is_told_and_not_plugged_in_again_until_the_machine_is_another(
-        self, world: World
-    ) -> None:
+    def test_a_device_without_a_window_is_plugged_in_again_only_in_another_run(self, world: World) -> None:
         world.claim("gpu", "a/slot-0")
         world.claim("nic", "b/slot-0")
         world.apply(vm("web"))
@@ -820,7 +824,7 @@ class TestEnd:
         assert "reason" not in world.status()
         assert len(world.machines.devices) == 2
 
-    def test_one_whose_disk_failed_is_told_and_goes_on(self, world: World) -> None:
+    def test_a_machine_whose_disk_failed_says_so_and_goes_on(self, world: World) -> None:
         world.apply(vm("web"))
         world.round()
         machines = world.machines.views
@@ -832,7 +836,7 @@ class TestEnd:
         world.round(times=2)
         assert "reason" not in world.status()
 
-    def test_one_whose_cpus_somebody_stopped_is_told_and_left_so(self, world: World) -> None:
+    def test_a_machine_whose_cpus_a_user_stopped_says_so_and_stays_stopped(self, world: World) -> None:
         world.apply(vm("web"))
         world.round()
         machines = world.machines.views
@@ -842,7 +846,7 @@ class TestEnd:
         assert world.status()["reason"] == "CpusStopped"
         assert world.machines.calls == []
 
-    def test_one_with_much_memory_and_devices_has_the_time_to_lock_it(self, world: World) -> None:
+    def test_a_large_machine_with_devices_has_the_time_to_lock_its_memory(self, world: World) -> None:
         memory = {"min": "512Gi", "max": "512Gi"}
         world.apply(vm("none", memory=memory))
         world.apply(vm("one", "gpu", memory=memory))
@@ -851,7 +855,7 @@ class TestEnd:
         assert world.machines.given["default/none"] < 60
         assert world.machines.given["default/one"] > 500
 
-    def test_by_policy_it_is_not(self, world: World) -> None:
+    def test_a_machine_that_ended_by_itself_stays_stopped_if_its_policy_says_so(self, world: World) -> None:
         world.apply(vm("web", restartPolicy="Never"))
         world.round()
         world.machines.end("default/web")
@@ -861,7 +865,7 @@ class TestEnd:
         assert (world.status()["phase"], world.status()["reason"]) == ("Stopped", "MachineEnded")
         assert world.machines.calls.count("start default/web") == 1
 
-    def test_one_that_ends_again_and_again_is_started_ever_more_rarely(self, world: World) -> None:
+    def test_a_machine_that_ends_again_and_again_starts_after_growing_pauses(self, world: World) -> None:
         world.apply(vm("web"))
         starts = []
         for _ in range(600):
@@ -874,7 +878,7 @@ class TestEnd:
         assert len(starts) < 15
         assert max(pauses) > 50
 
-    def test_one_that_ran_and_cannot_be_started_again_is_tried_ever_more_rarely(self, world: World) -> None:
+    def test_a_machine_that_cannot_be_started_again_is_tried_after_growing_pauses(self, world: World) -> None:
         """Each try is another run of it, and none of them is news."""
         world.claim("gpu", "a/slot-0")
         world.apply(vm("web", "gpu"))
@@ -930,7 +934,7 @@ class TestClaims:
         assert world.bench.claims.prepared() == []
         assert not world.exists("DeviceClaim", "gpu")
 
-    def test_a_claim_that_is_wanted_back_is_taken_from_whoever_has_it(self, world: World) -> None:
+    def test_a_claim_that_is_reclaimed_is_taken_from_its_machine(self, world: World) -> None:
         world.claim("gpu", "a/slot-0")
         world.apply(vm("web", "gpu"))
         world.round()
@@ -941,7 +945,7 @@ class TestClaims:
         assert world.machines.devices == {}
         assert (world.status()["phase"], world.status()["reason"]) == ("Stopped", "ClaimReleased")
 
-    def test_what_a_killed_plugin_did_not_give_back_is_given_back(self, world: World) -> None:
+    def test_the_next_plugin_unprepares_what_a_killed_plugin_did_not(self, world: World) -> None:
         world.claim("gpu", "a/slot-0")
         world.apply(vm("web", "gpu"))
         world.round(times=2)
@@ -970,7 +974,7 @@ class TestClaims:
         ("annotations", "is_held"),
         [({}, False), ({meta.RELEASE: "true"}, True), ({meta.FENCED_FROM: NODE, meta.PREPARED_ON: "node-b"}, True)],
     )
-    def test_but_not_one_that_the_store_has_otherwise_by_then(
+    def test_a_claim_that_has_changed_in_the_store_by_then_stays_prepared(
         self, world: World, annotations: Mapping[str, str], is_held: bool
     ) -> None:
         """It was prepared again for a machine after the node heard that it was given away, wanted back, or taken away
@@ -987,13 +991,13 @@ class TestClaims:
         assert len(world.bench.claims.prepared()) == 1
         assert world.machines.devices, "its guest has the device"
 
-    def test_what_somebody_prepared_by_hand_stays(self, world: World) -> None:
+    def test_a_claim_that_a_user_prepared_by_hand_stays_prepared(self, world: World) -> None:
         claim = world.claim("gpu", "a/slot-0")
         world.loop._operations.prepare(world.loop._operations.claims.named(_ref(claim), prepared=False), _due())
         world.round(times=3)
         assert len(world.bench.claims.prepared()) == 1
 
-    def test_what_somebody_took_out_of_a_machine_by_hand_stays_for_the_next(self, world: World) -> None:
+    def test_a_claim_that_a_user_detached_by_hand_stays_prepared_for_the_next_machine(self, world: World) -> None:
         ref = _ref(world.claim("gpu", "a/slot-0"))
         operations = world.loop._operations
         for name in ("web", "db"):
@@ -1010,7 +1014,7 @@ class TestClaims:
 
 
 class TestCrash:
-    def test_after_a_kill_at_any_change_the_next_rounds_get_there(self, world: World) -> None:
+    def test_after_a_kill_at_any_change_the_next_rounds_finish_the_work(self, world: World) -> None:
         """Killed in the place of each change of the host and of QEMU in turn, on the way up and on the way down."""
 
         class Killed(BaseException):
@@ -1082,7 +1086,7 @@ class TestCrash:
 
 
 class TestNextStart:
-    def test_what_counts_from_the_next_start_is_told(self, world: World) -> None:
+    def test_the_status_shows_what_applies_at_the_next_start(self, world: World) -> None:
         world.apply(vm("web"))
         world.round(times=2)
         assert "reason" not in world.status()
@@ -1096,7 +1100,7 @@ class TestNextStart:
         world.round(times=2)
         assert (world.status()["phase"], "reason" in world.status()) == ("Running", False)
 
-    def test_claims_and_amounts_count_at_once(self, world: World) -> None:
+    def test_changes_of_claims_and_amounts_apply_at_once(self, world: World) -> None:
         world.apply(vm("web"))
         world.round(times=2)
         world.claim("gpu", "a/slot-0")
@@ -1104,7 +1108,7 @@ class TestNextStart:
         world.round(times=2)
         assert "reason" not in world.status()
 
-    def test_its_guest_is_given_the_time_that_the_spec_says_now(self, world: World) -> None:
+    def test_a_guest_gets_the_time_to_power_down_that_the_spec_says_now(self, world: World) -> None:
         world.apply(vm("web"))
         world.round(times=2)
         world.apply(vm("web", powerdownSeconds=7, running=False))
@@ -1113,7 +1117,7 @@ class TestNextStart:
 
 
 class TestLoop:
-    def test_what_is_gone_is_never_due_again(self, world: World) -> None:
+    def test_a_machine_that_is_gone_is_never_due_again(self, world: World) -> None:
         world.claim("gpu", "a/slot-0")
         world.apply(vm("web", "gpu"))
         world.round(times=2)
@@ -1123,7 +1127,7 @@ class TestLoop:
         world.now += 1000
         assert world.loop.round() == 5
 
-    def test_who_waits_for_a_worker_is_not_looked_at_until_one_is_free(self, world: World) -> None:
+    def test_a_machine_that_waits_for_a_worker_is_not_looked_at_until_one_is_free(self, world: World) -> None:
         begun: list[Callable[[], None]] = []
         operations = platform_of(world.bench, world.machines)
         settings = LoopSettings(resync=5, workers=1)
@@ -1177,7 +1181,7 @@ class TestLoop:
             world.notifier.beat()
             thread.join()
 
-    def test_who_waits_for_a_worker_comes_before_those_that_are_due_later(self, world: World) -> None:
+    def test_a_machine_that_waits_for_a_worker_comes_before_those_that_are_due_later(self, world: World) -> None:
         begun: list[Callable[[], None]] = []
         operations = platform_of(world.bench, world.machines)
         settings = LoopSettings(resync=5, workers=2)
@@ -1195,7 +1199,7 @@ class TestLoop:
             world.now += 5
         assert set(world.machines.views) == {f"default/{name}" for name in names}
 
-    def test_a_round_looks_at_what_changed_and_not_at_what_there_is(self, world: World) -> None:
+    def test_a_round_looks_only_at_what_changed(self, world: World) -> None:
         notifier, looked = ChangeNotifier(), []
         operations = platform_of(world.bench, world.machines, notifier)
         loop = VirtualMachineLoop(
@@ -1222,7 +1226,7 @@ class TestLoop:
             world.store.list = lists  # type: ignore[method-assign]
         assert set(looked) == {"default/b"}
 
-    def test_what_changed_on_the_node_while_the_store_failed_is_looked_at_when_it_answers_again(
+    def test_a_change_on_the_node_while_the_store_fails_counts_when_it_answers_again(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         notifier = ChangeNotifier()
@@ -1285,7 +1289,7 @@ class TestLoop:
         assert {world.phase(name) for name in names}.isdisjoint({"Running"}), "each was seen to have ended"
 
     @pytest.mark.parametrize("work", ["_do", "_glance", "_look_at_host"])
-    def test_what_no_thread_could_be_had_for_is_done_when_one_can(
+    def test_work_that_got_no_thread_is_done_when_there_is_one(
         self, world: World, monkeypatch: pytest.MonkeyPatch, work: str
     ) -> None:
         done: list[str] = []
@@ -1374,7 +1378,7 @@ class TestLoop:
         world.round(times=2)
         assert get("default/web").runs, "it was seen to have ended, and started again"  # type: ignore[union-attr]
 
-    def test_what_a_machine_gave_back_is_there_at_once_for_one_that_failed_for_want_of_it(self, world: World) -> None:
+    def test_a_machine_that_failed_for_lack_of_room_starts_as_soon_as_another_gives_it_back(self, world: World) -> None:
         world.apply(vm("db"))
         world.round(times=2)
         world.machines.fail.add("start")
@@ -1389,7 +1393,7 @@ class TestLoop:
         world.round(times=3, pause=0)
         assert world.status("web")["phase"] == "Running"
 
-    def test_one_that_moves_here_begins_as_soon_as_the_other_node_lets_go(self, world: World) -> None:
+    def test_a_machine_from_another_node_starts_as_soon_as_that_node_releases_it(self, world: World) -> None:
         world.apply(vm("web"))
         obj = world.store.get("VirtualMachine", "default", "web")
         metadata = {
@@ -1418,7 +1422,7 @@ class TestLoop:
         world.round(times=2, pause=0)
         assert world.machines.views["default/web"].runs
 
-    def test_runs_by_itself_and_stops(self, world: World) -> None:
+    def test_the_loop_runs_by_itself_and_stops(self, world: World) -> None:
         notifier, stop = ChangeNotifier(), threading.Event()
         operations = platform_of(world.bench, world.machines, notifier)
         loop = VirtualMachineLoop(world.store, operations, notifier)
@@ -1499,7 +1503,7 @@ class TestPlaced:
         del made["spec"]["nodeName"]
         return made
 
-    def test_a_machine_runs_on_the_node_that_was_chosen_for_it_and_not_before(self, world: World) -> None:
+    def test_a_machine_starts_only_when_a_node_is_chosen_and_there(self, world: World) -> None:
         world.store.create(host(NODE))
         world.apply(self.free())
         world.round(times=2)
@@ -1509,7 +1513,7 @@ class TestPlaced:
         assert (world.status()["phase"], world.status()["nodeName"]) == ("Running", NODE)
         assert world.status()["allocations"]
 
-    def test_one_that_names_the_node_waits_for_room_there_too(self, world: World) -> None:
+    def test_a_machine_that_names_its_node_waits_for_room_there(self, world: World) -> None:
         world.store.create(host(NODE, cpus=2, numa=1))
         world.apply(vm("web", cpu={"min": "3", "max": "4"}))
         for _ in range(3):
@@ -1524,9 +1528,7 @@ class TestPlaced:
         assert world.status()["phase"] == "Running"
         assert "reason" not in world.status()
 
-    def test_its_room_and_its_claims_are_free_once_it_is_stopped_and_taken_again_when_it_starts(
-        self, world: World
-    ) -> None:
+    def test_a_stopped_machine_gives_back_its_room_and_claims_until_it_starts(self, world: World) -> None:
         world.store.create(host(NODE))
         world.claim("gpu", "a/slot-0")
         world.apply(vm("web", "gpu"))
@@ -1543,7 +1545,7 @@ class TestPlaced:
         world.round()
         assert world.status()["phase"] == "Running"
 
-    def test_one_that_ended_for_good_keeps_nothing(self, world: World) -> None:
+    def test_a_machine_that_ended_for_good_keeps_nothing(self, world: World) -> None:
         world.store.create(host(NODE))
         world.apply(vm("web", restartPolicy="Never"))
         self.allocate(world)
@@ -1556,7 +1558,7 @@ class TestPlaced:
             self.allocate(world)
         assert (world.status()["reason"], world.status().get("allocations")) == ("MachineEnded", None)
 
-    def test_one_that_is_started_again_keeps_what_it_had(self, world: World) -> None:
+    def test_a_machine_that_starts_again_keeps_what_it_had(self, world: World) -> None:
         world.store.create(host(NODE))
         world.apply(vm("web"))
         self.allocate(world)
@@ -1571,7 +1573,7 @@ class TestPlaced:
             "web", cpu={"min": "1", "max": "4", "use": cpus}, memory={"min": "512Mi", "max": "2Gi", "use": memory}
         )
 
-    def test_more_is_given_to_it_once_it_is_kept_for_it_and_not_before(self, world: World) -> None:
+    def test_a_machine_grows_only_when_its_node_reserves_the_room(self, world: World) -> None:
         world.store.create(host(NODE, cpus=3, numa=1))
         world.apply(self.use("2"))
         self.allocate(world)
@@ -1596,7 +1598,7 @@ class TestPlaced:
         self.allocate(world)
         assert [one["allocations"][0]["allocation"] for one in world.status()["allocations"]] == ["1"]
 
-    def test_bandwidth_that_its_node_has_not_leaves_it_as_it_is_and_is_told(self, world: World) -> None:
+    def test_a_machine_keeps_its_rate_and_says_so_if_its_node_has_no_bandwidth(self, world: World) -> None:
         world.store.create(host(NODE, network=1000))
         world.apply(vm("web"))
         self.allocate(world)
@@ -1607,7 +1609,7 @@ class TestPlaced:
         assert (world.status()["phase"], world.status()["reason"]) == ("Running", "NoRoomToGrow")
         assert "1k/s bandwidth, 2k/s more wanted" in world.status()["message"]
 
-    def test_it_counts_for_more_before_it_gets_it(self, world: World) -> None:
+    def test_what_a_machine_is_about_to_get_counts_before_it_gets_it(self, world: World) -> None:
         """Lowered again while it is being raised: what its node was about to give it is nobody else's."""
         world.store.create(host(NODE, cpus=4, numa=1))
         world.apply(self.use("1"))
@@ -1638,7 +1640,7 @@ class TestPlaced:
         assert world.machines.views["default/web"].observed.vcpus == 1
         assert world.status("other").get("allocations")
 
-    def test_it_is_not_started_with_more_than_what_is_kept_for_it(self, world: World) -> None:
+    def test_a_machine_does_not_start_with_more_than_its_reservation(self, world: World) -> None:
         world.store.create(host(NODE, cpus=3, numa=1))
         world.apply(self.use("1"))
         self.allocate(world)
@@ -1655,9 +1657,7 @@ class TestPlaced:
         world.round()
         assert world.machines.views["default/web"].observed.vcpus == 3
 
-    def test_one_that_nobody_began_is_placed_anew_where_there_is_room_for_what_it_asks_for_now(
-        self, world: World
-    ) -> None:
+    def test_a_machine_that_never_started_is_placed_again_when_it_asks_for_more(self, world: World) -> None:
         world.store.create(host("node-b", cpus=2, numa=1))
         world.apply(self.free(cpu={"min": "1", "max": "4"}))
         self.allocate(world)
@@ -1668,7 +1668,7 @@ class TestPlaced:
         world.round()
         assert (world.status()["phase"], world.status()["nodeName"]) == ("Running", NODE)
 
-    def test_one_that_runs_and_was_raised_is_not_started_again_with_more(self, world: World) -> None:
+    def test_a_machine_that_ended_does_not_start_with_more_than_its_node_has(self, world: World) -> None:
         world.store.create(host(NODE, cpus=2, numa=1))
         world.apply(self.use("1"))
         self.allocate(world)
@@ -1681,7 +1681,7 @@ class TestPlaced:
         assert (world.status()["phase"], world.status()["reason"]) == ("Stopped", "NotPlaced")
         assert "2 CPU, 3 more wanted" in world.status()["message"]
 
-    def test_a_claim_that_comes_while_it_runs_and_finds_nothing_leaves_it_as_it_is(self, world: World) -> None:
+    def test_a_running_machine_stays_as_it_is_if_a_new_claim_gets_nothing(self, world: World) -> None:
         world.store.create(host(NODE))
         world.apply(vm("web"))
         self.allocate(world)
@@ -1693,7 +1693,7 @@ class TestPlaced:
         assert (world.status()["phase"], world.status()["reason"]) == ("Running", "ClaimNotAllocated")
         assert world.machines.calls.count("start default/web") == 1
 
-    def test_its_memory_comes_from_the_numa_node_that_was_chosen(self, world: World) -> None:
+    def test_the_memory_of_a_machine_comes_from_the_chosen_numa_node(self, world: World) -> None:
         world.store.create(host(NODE))
         world.apply(self.free(numaPolicy="single-numa-node"))
         self.allocate(world)
@@ -1702,7 +1702,9 @@ class TestPlaced:
         assert started is not None
         assert started.numa_node == world.status()["numaNode"] == 0
 
-    def test_one_that_runs_when_the_node_begins_to_say_what_it_has_goes_on_and_counts(self, world: World) -> None:
+    def test_a_running_machine_goes_on_and_counts_when_its_node_begins_to_publish_its_capacity(
+        self, world: World
+    ) -> None:
         world.apply(vm("web"))
         world.round()
         world.store.create(host(NODE))
@@ -1723,7 +1725,7 @@ class TestPlaced:
         assert world.status()["phase"] == "Running"
         assert len(world.status()["allocations"]) == 1
 
-    def test_one_that_moves_gives_its_room_back_before_it_begins_elsewhere(self, world: World) -> None:
+    def test_a_machine_gives_its_room_back_before_it_starts_elsewhere(self, world: World) -> None:
         for node in (NODE, "node-b"):
             world.store.create(host(node))
         world.apply(vm("web"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -135,7 +136,7 @@ def test_the_selection_can_change_while_it_watches() -> None:
         until(lambda: listed(node) == ["more", "n"])
 
 
-def test_what_a_node_writes_on_an_object_of_another_is_not_its_own() -> None:
+def test_an_object_of_another_node_stays_unwatched_after_a_read() -> None:
     with cluster() as (users, node):
         node.select(ALLOCATABLE_KINDS, f"{NODE_LABEL}=n")
         users.create(claim("a"))
@@ -179,7 +180,7 @@ def runs(world: World) -> bool:
     return machine is not None and machine.runs
 
 
-def test_a_machine_says_what_is_with_claims_that_are_not_its_nodes(own_world: World) -> None:
+def test_a_machine_reports_claims_that_do_not_belong_to_its_node(own_world: World) -> None:
     own_world.claim("data")
     own_world.apply(vm("web", "data", "none"))
     own_world.round()
@@ -187,7 +188,7 @@ def test_a_machine_says_what_is_with_claims_that_are_not_its_nodes(own_world: Wo
     assert "default/none does not exist" in own_world.status()["message"]
 
 
-def test_a_claim_that_was_another_nodes_is_read_again(own_world: World) -> None:
+def test_a_claim_that_belonged_to_another_node_is_read_again(own_world: World) -> None:
     """It watches no more what it has seen of it."""
     own_world.store.own.add("data")  # type: ignore[attr-defined]
     own_world.claim("data", "b/slot-0", node="node-b")
@@ -196,9 +197,53 @@ def test_a_claim_that_was_another_nodes_is_read_again(own_world: World) -> None:
     assert own_world.reason() == "ClaimElsewhere"
     own_world.store.own.remove("data")  # type: ignore[attr-defined]
     own_world.allocate("data", "a/slot-0")
-    own_world.loop._hear([machine_change("default/web")])
+    own_world.now += 60  # its next try: no event says so
     own_world.loop.round(everything=False)
     assert runs(own_world)
+
+
+def test_one_look_at_a_machine_reads_each_claim_of_another_node_once(own_world: World) -> None:
+    names = ("data", "more", "none")
+    for name in names[:2]:
+        own_world.claim(name)
+    own_world.apply(vm("web", *names))
+    reads = count_claim_reads(own_world)
+    own_world.round()
+    assert own_world.reason() == "ClaimNotAllocated"
+    assert reads == Counter(names)
+
+
+def test_a_change_that_does_not_concern_the_machine_reads_no_claim(own_world: World) -> None:
+    """Users can change labels, and guests can cause events, as often as they like."""
+    names = ("data", "none")
+    own_world.claim("data")
+    made = own_world.apply(vm("web", *names))
+    own_world.round()
+    reads = count_claim_reads(own_world)
+    for change in range(5):
+        made = own_world.store.get(*Key.of(made))
+        labels = {"edition": str(change)}
+        made = own_world.store.replace({**made, "metadata": {**made["metadata"], "labels": labels}})
+        own_world.loop._hear([Event(EventType.MODIFIED, made, "1"), machine_change("default/web")])
+        own_world.loop.round(everything=False)
+    assert not reads
+    own_world.now += 60
+    own_world.loop.round(everything=False)
+    assert reads == Counter(names), "its next try reads them"
+
+
+def count_claim_reads(world: World) -> Counter[str]:
+    """How often each claim is read from now on, by its name."""
+    reads: Counter[str] = Counter()
+    get = world.store.get
+
+    def counted(kind: str, namespace: str | None, name: str) -> Object:
+        if kind == "DeviceClaim":
+            reads[name] += 1
+        return get(kind, namespace, name)
+
+    world.store.get = counted  # type: ignore[method-assign]
+    return reads
 
 
 def test_a_machine_whose_label_is_lost_runs_on_and_is_looked_after(own_world: World) -> None:
@@ -216,7 +261,7 @@ def test_a_machine_whose_label_is_lost_runs_on_and_is_looked_after(own_world: Wo
     assert own_world.phase() == "Stopped"
 
 
-def test_of_an_object_that_left_the_selection_it_is_asked_whether_it_is_gone(own_world: World) -> None:
+def test_the_node_checks_whether_an_object_that_left_the_selection_is_gone(own_world: World) -> None:
     made = own_world.apply(vm())
     event = Event(EventType.DELETED, made, "1")
     loop = own_world.loop
@@ -306,7 +351,7 @@ def test_a_machine_that_arrives_runs_on_whatever_the_node_heard_of_it_before(arr
     assert arrival.machine()["status"]["phase"] == "Running"
 
 
-def test_so_does_one_that_arrives_after_the_plugin_was_killed(arrival: Arrival) -> None:
+def test_a_machine_that_arrives_after_the_plugin_was_killed_runs_on(arrival: Arrival) -> None:
     arrival.world.restart()
     arrival.world.round()
     arrival.arrive()
@@ -332,7 +377,7 @@ def delete(arrival: Arrival) -> None:
 
 
 @pytest.mark.parametrize(("change", "is_done"), [(stop, stopped), (delete, gone)])
-def test_what_its_user_changes_then_is_done_at_once(
+def test_a_change_by_its_user_after_the_arrival_is_done_at_once(
     arrival: Arrival, change: Callable[[Arrival], None], is_done: Callable[[Arrival], bool]
 ) -> None:
     """Without the next look at everything: the controller labels it anew as soon as the node has taken it."""
