@@ -371,7 +371,7 @@ def test_its_object_no_longer_says_that_it_is_ready_or_could_move() -> None:
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_a_machine_that_cannot_be_taken_away_stays_with_its_claims_and_keeps_no_other(kind: Kind) -> None:
+def test_a_machine_that_cannot_be_taken_away_stays_with_its_claims_and_does_not_block_the_others(kind: Kind) -> None:
     with cluster(kind) as made:
         made.store.create(vm("worker"))
         made.go_on_until(lambda: _holder(made, "worker") == "node-a", "it runs")
@@ -422,7 +422,7 @@ def test_a_node_that_cannot_confirm_one_end_goes_on_with_all_else(kind: Kind) ->
         made.go_on_until(lambda: not fenced_from(made.machine()), "it confirms that later")
 
 
-def test_a_machine_whose_qemu_cannot_be_ended_keeps_no_other_from_being_ended_and_the_node_from_all_else() -> None:
+def test_a_machine_whose_qemu_cannot_be_ended_does_not_block_the_others_or_the_rest_of_the_node() -> None:
     with cluster() as made:
         made.store.create(vm("worker"))
         made.go_on_until(lambda: _holder(made, "worker") == "node-a", "it runs")
