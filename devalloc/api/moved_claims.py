@@ -160,7 +160,7 @@ def _why_bound(
         return f"is also that of {others[0]}; only a claim that one machine has moves with it"
     if any(entry.get("devicePoolName") in network_pools for entry in as_mappings(view.entries)):
         return "has devices of a node and of the network; make two claims of it"
-    if view.annotation(meta.ADMIN_CLASSES) is not None:
+    if view.has_admin_access:
         return "has admin access to devices of its node"
     if (node := view.annotation(meta.NODE)) is not None and node == view.node:
         return f"must have devices of node {node}; remove its annotation {meta.NODE}"

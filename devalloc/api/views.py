@@ -101,6 +101,15 @@ class ClaimView(ObjectView):
         """The node that put its finalizer on it."""
         return self.annotation(meta.PREPARED_ON)
 
+    def is_on(self, node: str) -> bool:
+        """Whether it has devices of a node, or the node has it prepared."""
+        return (self.is_held and self.holder == node) or (bool(self.entries) and self.node == node)
+
+    @property
+    def has_admin_access(self) -> bool:
+        """Whether it got devices by admin access: then it gets them also if they are unavailable."""
+        return self.annotation(meta.ADMIN_CLASSES) is not None
+
     @property
     def wants_release(self) -> bool:
         """Whether its devices must be released, even if they are in use."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -60,10 +60,10 @@ def find_target(store: Store, word: str) -> CordonTarget:
             f"node {name} publishes ResourceSlices and no DevicePools: `kubectl cordon {name}` keeps new pods from it, "
             "a DeviceTaintRule from devices of it"
         )
-    raise TargetNotFound(
-        f"there is no node, pool or device {word}; {_similar_names(pools, kind, name)}"
-        "`devalloc get pools -o wide` lists them all"
-    )
+    what, listed = ("node, pool or device", "`devalloc get pools -o wide` lists them all")
+    if kind == "node":
+        what, word, listed = "node", name, "`devalloc get nodes` lists them"
+    raise TargetNotFound(f"there is no {what} {word}; {_similar_names(pools, kind, name)}{listed}")
 
 
 def _similar_names(pools: Sequence[Object], kind: str, name: str) -> str:
@@ -116,10 +116,10 @@ def set_cordon(store: Store, target: CordonTarget, why: str | None, *, keep: boo
     return _commit(store, meant, annotations)
 
 
-def is_node_cordoned(store: Store, node: str) -> bool:
-    """Whether all pools of a node state that it is cordoned. Reads one of them anew: a list from a cache may be older
-    than what others did after they uncordoned the node. Raises StoreError."""
-    pools = [pool for pool in store.list("DevicePool").objects if pool_node(pool) == node]
+def is_node_cordoned(store: Store, node: str, objects: Iterable[Object]) -> bool:
+    """Whether all pools of a node among objects state that it is cordoned. Reads one of them anew: a list from a cache
+    may be older than what others did after they uncordoned the node. Raises StoreError."""
+    pools = [one for one in objects if one["kind"] == "DevicePool" and pool_node(one) == node]
     with suppress(NotFound):
         pools[-1:] = [store.get(*Key.of(pool)) for pool in pools[-1:]]
     return bool(pools) and all(CORDONED_NODE in (pool["metadata"].get("annotations") or {}) for pool in pools)

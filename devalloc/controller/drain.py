@@ -25,13 +25,12 @@ from devalloc.api.machine_location import (
     why_no_target,
 )
 from devalloc.api.moved_claims import claim_users
-from devalloc.api.reasons import Reason
 from devalloc.api.views import ClaimKey, ClaimView, MachineKey, MachineView, MigrationView
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.controller.migrations import has_purpose, pending_migrations, withdraw_migration
 from devalloc.controller.reconcile.vm_scheduling.machines import KIND, claims_of, has_ended, is_running
 from devalloc.controller.reconcile.vm_scheduling.migrations import KIND as MIGRATION_KIND
-from devalloc.controller.reconcile.vm_scheduling.migrations import was_refused
+from devalloc.controller.reconcile.vm_scheduling.migrations import is_refused_by_target, waits_for_other_migration
 from devalloc.store import Conflict, Key, NotFound, Object, Store
 from devalloc.store.metadata_rules import with_annotations
 
@@ -48,8 +47,10 @@ class Fate(Enum):
     """It leaves, and starts on another node if it is to run."""
     STOP = "stop"
     """It leaves, and waits until it can start on this node again."""
+    STOPPING = "stopping"
+    """It is to be stopped, and still runs: the drain waits for that, and then looks at it again."""
     LEAVING = "leaving"
-    """It leaves already."""
+    """It leaves already, also without the drain."""
     STAY = "stay"
 
 
@@ -60,9 +61,9 @@ class DrainedMachine:
     machine: Object
     fate: Fate
     why: str
-    """Why it is not moved; empty if it is."""
+    """Why it stays, stops or leaves without the drain; empty if the drain moves it."""
     runs: bool
-    """Whether it runs there, or would be started there."""
+    """Whether it runs on the node, or is to run there."""
 
     @property
     def key(self) -> Key:
@@ -70,7 +71,7 @@ class DrainedMachine:
 
     @property
     def leaves(self) -> bool:
-        """Whether nothing of it runs on the node afterwards."""
+        """Whether the drain waits until it has left the node."""
         return self.fate is not Fate.STAY
 
 
@@ -90,17 +91,12 @@ def plan_drain(
 ) -> list[DrainedMachine]:
     """The same, from all machines, pools and claims. ``failed``: machines that did not move while they ran, and why."""
     pools = {name: pool for pool in listed if (name := node_of_host_pool(pool)) is not None}
-    machines = [one for one in listed if one["kind"] == KIND and is_on(one, node)]
+    machines = [one for one in listed if one["kind"] == KIND and MachineView(one).is_on(node)]
     claims = {ClaimView(one).key: one for one in listed if one["kind"] == "DeviceClaim"}
     users = claim_users(one for one in listed if one["kind"] == KIND)
     fleet = _Fleet(pools, claims, users, network_pool_names(listed), live, failed or {})
     planned = [_fate(one, node, fleet, force) for one in sorted(machines, key=lambda one: MachineView(one).key)]
     return _with_shared_claims(planned, claims, node)
-
-
-def is_on(machine: Object, node: str) -> bool:
-    """Whether a node has the machine, or it is to run there."""
-    return MachineView(machine).is_on(node)
 
 
 def evict(store: Store, machine: Object, node: str) -> None:
@@ -116,36 +112,15 @@ def sort_migrations(
 ) -> tuple[MigrationView | None, list[MigrationView]]:
     """Of the migrations of a machine that are not over, the one by which it leaves, and those to withdraw. The first
     moves it already, or can do so; None if a drain must create it. The others are those of drains, which would move the
-    machine once more, and those that wait for a node that cannot take it, because they keep others from moving it."""
+    machine once more, and those that name a node that cannot take it, because other migrations wait for them."""
     booked = [view for view in pending if view.is_booked_on(MachineView(one.machine))]
     waiting = [view for view in pending if one.fate is Fate.MIGRATE and not booked]
-    blocking = [view for view in waiting if _waits_for_target(view)]
-    usable = sorted((view for view in waiting if view not in blocking and not _is_behind(view)), key=_is_of_drain)
+    blocking = [view for view in waiting if is_refused_by_target(view)]
+    usable = [view for view in waiting if view not in blocking and not waits_for_other_migration(view)]
+    usable.sort(key=_is_of_drain)
     chosen = next(iter([*booked, *usable]), None)
     others = [view for view in pending if view is not chosen and view.phase == "Pending"]
     return chosen, [view for view in others if _is_of_drain(view) or view in blocking]
-
-
-_OF_MACHINE = (
-    Reason.ALREADY_MIGRATING,
-    Reason.CLAIM_MOVING,
-    Reason.CLAIM_NOT_ALLOCATED,
-    Reason.MACHINE_INVALID,
-    Reason.MACHINE_NOT_FOUND,
-    Reason.MACHINE_NOT_RUNNING,
-    Reason.MIGRATABILITY_UNKNOWN,
-)
-"""Why a migration waits, whatever its target is."""
-
-
-def _waits_for_target(view: MigrationView) -> bool:
-    """Whether a migration names a node that was not able to take the machine."""
-    return bool(view.spec.get("targetNode")) and was_refused(view) and view.status.get("reason") not in _OF_MACHINE
-
-
-def _is_behind(view: MigrationView) -> bool:
-    """Whether a migration to one node waits for another one of the same machine."""
-    return bool(view.spec.get("targetNode")) and view.status.get("reason") == Reason.ALREADY_MIGRATING
 
 
 def _is_of_drain(view: MigrationView) -> bool:
@@ -248,7 +223,7 @@ def _fate(machine: Object, node: str, fleet: _Fleet, force: bool) -> DrainedMach
         why = "it was adopted: the one who started its QEMU must stop it, and then delete the machine"
         return DrainedMachine(machine, Fate.STAY, why, wanted)
     if runs and not vm.spec.running and not force:
-        return DrainedMachine(machine, Fate.LEAVING, _TO_BE_STOPPED, runs)
+        return DrainedMachine(machine, Fate.STOPPING, _TO_BE_STOPPED, runs)
     pinned = ["spec.nodeName names the node"] if vm.spec.node_name == node else []
     if pinned and node not in pools:
         return DrainedMachine(machine, Fate.STAY, f"{pinned[0]}; name another one, or set spec.running: false", wanted)
@@ -276,7 +251,7 @@ def _with_shared_claims(
     """A machine stays if a claim of it has devices of the node and is also that of one that stays."""
     planned = list(planned)
     while True:
-        staying = [one for one in planned if not one.leaves or one.why == _TO_BE_STOPPED]
+        staying = [one for one in planned if not one.leaves or one.fate is Fate.STOPPING]
         users = {claim: one for one in staying for claim in claims_of(one.machine)}
         here = {claim: one for claim, one in users.items() if claim in claims and ClaimView(claims[claim]).node == node}
         after = [_unless_claim_stays(one, here) for one in planned]

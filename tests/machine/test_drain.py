@@ -3,6 +3,8 @@ and a controller, each in a process of its own, and one of them killed on the wa
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -73,3 +75,27 @@ def test_a_machine_that_runs_leaves_its_node_without_a_stop(fleet: Fleet) -> Non
     waiting.until(lambda: fleet.status().get("pid") in fleet.qemus(target), "it is seen there", context=fleet.log)
     assert (fleet.status()["nodeName"], fleet.status()["machineID"]) == (target, before["machineID"])
     waiting.until(lambda: not fleet.qemus(source), "nothing of it is left", context=fleet.log)
+
+
+def test_a_machine_that_ends_while_it_moves_leaves_its_node_nevertheless(fleet: Fleet) -> None:
+    for node in ("a", "b"):
+        fleet.start_node(node, "--migration-address", "127.0.0.1")
+    fleet.start_controller()
+    manifest = fleet.manifest().replace("powerdownSeconds", "restartPolicy: Never\n  powerdownSeconds")
+    fleet.command("apply", "-f", "-", stdin=manifest)
+    waiting.until(lambda: fleet.status().get("phase") == "Running", "it runs", context=fleet.log)
+    source = fleet.status()["nodeName"]
+    target = "b" if source == "a" else "a"
+    fleet.processes[target].send_signal(signal.SIGSTOP)
+    try:
+        fleet.run("drain", "drain", f"node/{source}", "--timeout", "2m")
+        waiting.until(lambda: "PreparingTarget" in fleet.log(), "its target is waited for", context=fleet.log)
+        for pid in fleet.qemus(source):
+            os.kill(pid, signal.SIGTERM)
+        drained = fleet.processes.pop("drain")
+        assert drained.wait(120) == 0, fleet.log()
+    finally:
+        fleet.kill(target)
+    assert f"virtualmachine default/drained left node {source}" in fleet.log()
+    assert "did not move while it ran" not in fleet.log(), "its node says last that it has stopped"
+    assert fleet.status()["phase"] == "Stopped"

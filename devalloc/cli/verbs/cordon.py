@@ -71,7 +71,7 @@ def release(
                 waiting.append(key)
             else:
                 click.echo(f"{format_key(key)} {outcome}")
-        late = wait_for_nodes(objects, waiting, timeout) if waiting else []
+        late = _wait_for_nodes(objects, waiting, timeout) if waiting else []
     for key in waiting:
         if key in late:
             print_note(
@@ -84,7 +84,7 @@ def release(
     return 1 if late else 0
 
 
-def wait_for_nodes(store: Store, keys: list[Key], timeout: float) -> list[Key]:
+def _wait_for_nodes(store: Store, keys: list[Key], timeout: float) -> list[Key]:
     """Wait for the nodes; returns the claims that a node still has at the end. The others were released by the
     allocator or here."""
     until = time.monotonic() + timeout

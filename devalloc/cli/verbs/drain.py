@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from devalloc.api.kinds import find_kind
 from devalloc.api.moved_claims import moved_devices
 from devalloc.api.views import ClaimView, MachineView, MigrationView
 from devalloc.cli.command import BadInput, verb
 from devalloc.cli.render.output import print_line, print_note, show_spinner
 from devalloc.cli.target import StoreTarget, open_target, target_options
 from devalloc.cli.verbs.cordon import current_user, timeout_option
-from devalloc.store.errors import Conflict, NotFound
+from devalloc.store.errors import Conflict, NotFound, StoreError
 
 if TYPE_CHECKING:
     from devalloc.controller.drain import DrainedMachine
@@ -45,12 +46,12 @@ def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, pl
     them is on this node alone. Machines that do not run move if another node reaches their disks. With --force, so do
     those that run and cannot move while they do; their guests are powered down first. A machine that cannot start
     on another node stays; with --force it is stopped, and starts again after `devalloc uncordon`. The claims of a
-    machine move with it. Other claims are released and allocated again; those in use stay without --force. Migrations
-    of other machines to this node are withdrawn.
+    machine move with it. Other claims are released and allocated again; without --force, those in use stay. The
+    command withdraws migrations of other machines to this node.
 
-    If you stop the command, or the time is up, migrations of machines that run are withdrawn; machines that it has
-    asked to power down still do so. Repeat it to see what is left. `devalloc uncordon` reverses the cordon. Exit code
-    1 if something runs or is in use on the node.
+    If you stop the command, or the time is up, it withdraws migrations that are not over; machines that it has asked
+    to power down still do so. Repeat it to see what is left. `devalloc uncordon` reverses the cordon. Exit code 1 if
+    something runs or is in use on the node.
 
     \b
     devalloc drain node/node-a --dry-run
@@ -61,16 +62,15 @@ def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, pl
     from devalloc.controller.drain import plan_drain
 
     with open_target(place) as store:
-        target = cordons.find_target(store, name if "/" in name else f"node/{name}")
-        if target.node is None:
-            raise BadInput(f"cannot drain {target}, only nodes; to keep new claims off it: devalloc cordon {name}")
-        cordoned = cordons.is_node_cordoned(store, target.node)
+        node = _find_node(store, name)
+        target = cordons.CordonTarget(node=node)
         objects = store.list(_KINDS).objects
-        machines = plan_drain(objects, target.node, force=force)
-        click.echo(_plan_text(target.node, objects, machines, force=force, cordoned=cordoned))
+        cordoned = cordons.is_node_cordoned(store, node, objects)
+        machines = plan_drain(objects, node, force=force)
+        click.echo(_plan_text(node, objects, machines, force=force, cordoned=cordoned))
         for one in machines:
             print_line(_fate_text(one, force=force))
-        for machine in _arrivals(objects, target.node):
+        for machine in _arrivals(objects, node):
             click.echo(f"{_name_of_object(machine)}: its migration to the node will be withdrawn")
         if dry_run:
             return 0
@@ -78,7 +78,22 @@ def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, pl
         changed = cordons.set_cordon(store, target, why, keep=not reason)
         if changed:
             click.echo(f"{target} is cordoned for the new reason" if cordoned else f"{target} cordoned")
-        return _Drain(store, target.node, force, timeout).run()
+        return _Drain(store, node, force, timeout).run()
+
+
+def _find_node(store: Store, name: str) -> str:
+    """The node that the user means. Raises BadInput for a name of something else, and TargetNotFound."""
+    from devalloc.controller.cordon import find_target
+
+    kind, _, node = name.rpartition("/")
+    if kind in ("", "node") and node and find_target(store, f"node/{node}").node is not None:
+        return node
+    api_kind = find_kind(kind) or find_kind(f"device{kind}")
+    advice = {
+        "VirtualMachine": f"to move a machine while it runs: devalloc migrate {name}",
+        "DeviceClaim": f"to take back the devices of a claim: devalloc release {name}",
+    }.get(api_kind.kind if api_kind is not None else "", "to keep new claims off a pool or device: devalloc cordon")
+    raise BadInput(f"cannot drain {name}, only nodes: node/NAME; {advice}")
 
 
 _MIGRATION = "VirtualMachineMigration"
@@ -88,6 +103,8 @@ _LOOK_SECONDS = 1.0
 """How long to wait for a change, before the next look at what is not watched."""
 _PAUSE_SECONDS = 0.05
 """From one look to the next, at least: a look reads everything."""
+_SETTLE_SECONDS = 2.0
+"""How long to wait after a migration failed: if the guest has powered off, its node writes that last."""
 
 
 class _Drain:
@@ -103,8 +120,9 @@ class _Drain:
         self._since = "0"
         """The version of the store at the last look."""
         self._is_cordoned = True
-        self._has_acted = False
-        """Whether the last look changed something that was not asked for before."""
+        self._must_look_again = False
+        """Whether the next look may show something else although no other change comes: the last one released a claim,
+        noted a failure, or was out of date."""
         self._machines: list[DrainedMachine] = []
         """Those that were on the node at the last look."""
         self._arriving: list[Object] = []
@@ -115,6 +133,10 @@ class _Drain:
         """Those of them that have left."""
         self._migrations: dict[Key, Key] = {}
         """The migration of each machine that a drain created."""
+        self._failures: dict[Key, tuple[float, str]] = {}
+        """When this command first saw that such a migration had failed, and why; by migration."""
+        self._followed: dict[Key, Key] = {}
+        """The pending or running migration of each machine, also if a user created it."""
         self._failed: dict[Key, str] = {}
         """Why machines did not move while they ran."""
         self._reported: dict[Key, str] = {}
@@ -125,7 +147,6 @@ class _Drain:
         """Claims that may not be taken away, at the last look."""
         self._releasing: set[Key] = set()
         """Claims that the node is to release."""
-        self._released: set[Key] = set()
         self._given_up: set[Key] = set()
         """Claims whose machine has moved, and which the node is to give up."""
         self._held: list[Object] = []
@@ -135,23 +156,27 @@ class _Drain:
         try:
             with show_spinner(f"waiting for machines and claims to leave node {self._node}"):
                 self._wait()
-        except KeyboardInterrupt:
-            if self._requested.keys() - self._migrations.keys():
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and self._requested.keys() - self._migrations.keys():
                 print_note(
                     f"interrupted: machines that were asked to leave node {self._node} still do so; "
                     f"`devalloc drain node/{self._node} --dry-run` shows what is left"
                 )
+            try:
+                self._withdraw_migrations()
+            except StoreError as second:  # the first error is what the user must see
+                print_note(
+                    f"error: cannot withdraw the migrations of this drain: {second}; "
+                    f"`devalloc uncordon node/{self._node}` withdraws them, and reverses the cordon"
+                )
             raise
-        finally:
-            withdrawn = self._withdraw_migrations()
-        return self._report(withdrawn)
+        return self._report(self._withdraw_migrations())
 
     def _wait(self) -> None:
         while self._look():
-            if self._has_acted:
-                continue
             if (seconds := self._until - time.monotonic()) > 0:
-                next(self._store.watch(_WATCHED, self._since, timeout=min(seconds, _LOOK_SECONDS)), None)
+                if not self._must_look_again:
+                    next(self._store.watch(_WATCHED, self._since, timeout=min(seconds, _LOOK_SECONDS)), None)
                 time.sleep(_PAUSE_SECONDS)
             elif not self._power_down_late():
                 return
@@ -159,16 +184,17 @@ class _Drain:
     def _look(self) -> bool:
         """Ask what is to leave and was not asked before, and print what has left. Whether to wait and look again."""
         from devalloc.controller.cordon import is_node_cordoned
-        from devalloc.controller.drain import plan_drain, withdraw_requests
+        from devalloc.controller.drain import Fate, plan_drain, withdraw_requests
         from devalloc.controller.migrations import pending_migrations
         from devalloc.store.errors import Key
 
         listing = self._store.list(_KINDS)
         objects, self._since = listing.objects, listing.resource_version
         stored = {Key.of(obj): obj for obj in objects}
-        was_cordoned, self._is_cordoned = self._is_cordoned, is_node_cordoned(self._store, self._node)
-        self._has_acted = was_cordoned and not self._is_cordoned
-        if self._has_acted:  # what was asked for after that is not taken back yet
+        was_cordoned, self._is_cordoned = self._is_cordoned, is_node_cordoned(self._store, self._node, objects)
+        self._must_look_again = False
+        if was_cordoned and not self._is_cordoned:
+            self._must_look_again = True  # what was asked for after that is not taken back yet
             for key in withdraw_requests(self._store, self._node):
                 click.echo(f"{_name_of(key)} is no longer asked to leave")
             return True
@@ -176,16 +202,16 @@ class _Drain:
         pending = pending_migrations(objects)
         self._turn_back_arrivals(objects)
         for one in self._machines:
-            if self._is_to_leave(one) or (self._is_cordoned and not one.leaves):
+            if one.fate is Fate.LEAVING or self._is_cordoned:
                 self._ask_machine(one, pending[MachineView(one.machine).key], stored)
         for key, requested in list(self._requested.items()):
             if self._is_done(requested, stored.get(key)):
                 del self._requested[key]
         self._release_claims(objects)
-        return bool(self._has_acted or self._requested or self._arriving or self._releasing or self._given_up)
+        return bool(self._must_look_again or self._requested or self._arriving or self._releasing or self._given_up)
 
     def _turn_back_arrivals(self, objects: Sequence[Object]) -> None:
-        """Withdraw the migrations of machines that move to the node. What has come all the same leaves with the
+        """Withdraw the migrations of machines that move to the node. One that arrives nevertheless leaves with the
         others."""
         from devalloc.controller.migrations import withdraw_migration
         from devalloc.store.errors import Key
@@ -200,7 +226,7 @@ class _Drain:
                 click.echo(f"{_name_of_object(obj)}: its migration to the node is withdrawn")
 
     def _ask_machine(self, one: DrainedMachine, pending: Sequence[MigrationView], stored: Mapping[Key, Object]) -> None:
-        """Have a machine leave that is to, unless it does. ``pending``: its migrations that are not over."""
+        """Ask a machine to leave if it must and does not leave yet. ``pending``: its migrations that are not over."""
         from devalloc.controller.drain import Fate, evict, sort_migrations
 
         chosen, others = sort_migrations(one, pending)
@@ -209,31 +235,40 @@ class _Drain:
             if chosen is not None:
                 self._follow_migration(one, chosen)
             elif one.fate is Fate.MIGRATE:
-                why = self._migration_problem(one.key, stored)
-                if why and not self._has_changed(one):
-                    print_note(f"error: {_name_of(one.key)} did not move while it ran: {why}")
-                    self._failed[one.key] = why
-                if why:
-                    self._has_acted = True
-                    return
-                self._migrate(one)
+                if why := self._migration_problem(one.key, stored):
+                    self._note_failure(one, why)
+                else:
+                    self._migrate(one)
             elif one.fate in (Fate.MOVE, Fate.STOP):
                 evict(self._store, one.machine, self._node)
-                before = self._requested.get(one.key)
-                if before is None or before.fate not in (Fate.MOVE, Fate.STOP):
+                if not self._was_asked(one.key):
                     click.echo(f"{_name_of(one.key)} asked to leave")
         except (NotFound, Conflict):  # it changed meanwhile
-            self._has_acted = True
+            self._must_look_again = True
             return
         if one.leaves and (one.fate is not Fate.LEAVING or one.key not in self._requested):
             self._requested[one.key] = one
             self._left.discard(one.key)
 
-    def _has_changed(self, one: DrainedMachine) -> bool:
-        """Whether a machine is not any more as it was at this look: its migration may have failed for that. Raises
-        NotFound."""
-        read = self._store.get(*one.key)
-        return bool(read["metadata"]["resourceVersion"] != one.machine["metadata"]["resourceVersion"])
+    def _was_asked(self, machine: Key) -> bool:
+        """Whether this command has asked a machine to power down and leave."""
+        from devalloc.controller.drain import Fate
+
+        return machine in self._requested and self._requested[machine].fate in (Fate.MOVE, Fate.STOP)
+
+    def _note_failure(self, one: DrainedMachine, why: str) -> None:
+        """Note why a migration failed. If its machine can still move after a while, it is the migration's failure, and
+        not that the machine has stopped or left."""
+        since, _ = self._failures.setdefault(self._migrations[one.key], (time.monotonic(), why))
+        if time.monotonic() - since >= _SETTLE_SECONDS:
+            print_note(f"error: {_name_of(one.key)} did not move while it ran: {why}")
+            self._failed[one.key] = why
+            self._must_look_again = True
+
+    def _failure_of(self, machine: Key) -> str:
+        """Why the migration of a machine is over without a move; empty if it is not."""
+        migration = self._migrations.get(machine)
+        return self._failures[migration][1] if migration in self._failures else ""
 
     def _migrate(self, one: DrainedMachine) -> None:
         from devalloc.controller.drain import PURPOSE
@@ -245,17 +280,19 @@ class _Drain:
         click.echo(f"{_name_of(one.key)} asked to move to another node while it runs")
 
     def _follow_migration(self, one: DrainedMachine, view: MigrationView) -> None:
-        """Wait for a migration that is under way, or waits; say how far it is."""
+        """Print how far the migration is by which a machine leaves."""
         from devalloc.controller.drain import PURPOSE
         from devalloc.controller.migrations import has_purpose
         from devalloc.store.errors import Key
 
+        self._followed[one.key] = Key(_MIGRATION, *view.key)
+        self._failures.pop(self._followed[one.key], None)  # an older list may lack it
         if has_purpose(view, PURPOSE):
-            self._migrations[one.key] = Key(_MIGRATION, *view.key)
+            self._migrations[one.key] = self._followed[one.key]
         else:
             self._migrations.pop(one.key, None)
         if view.phase == "Pending" and one.key not in self._requested:
-            click.echo(f"{_name_of(one.key)} is to move by its migration {'/'.join(view.key)}, which waits already")
+            click.echo(f"{_name_of(one.key)} will move by its pending migration {'/'.join(view.key)}")
         words = _reason_of(view)
         text = "" if view.phase == "Pending" and not words else _progress_text(view, words)
         if text and self._reported.get(one.key) != text:
@@ -283,8 +320,8 @@ class _Drain:
             print_note(f"{_name_of(machine)}: its migration {'/'.join(view.key)} is withdrawn")
 
     def _withdraw_migrations(self) -> set[Key]:
-        """Take back those of drains that are not over, unless their machines have been handed over; the machines, which
-        stay where they are."""
+        """Withdraw the migrations of drains that are not over, unless their machines have been handed over. Returns the
+        machines, which stay where they are."""
         withdrawn = set()
         for one in self._machines:
             key = self._migrations.get(one.key)
@@ -298,7 +335,8 @@ class _Drain:
         return withdrawn
 
     def _power_down_late(self) -> bool:
-        """With --force: have machines that did not move in time leave otherwise; whether there were any."""
+        """With --force: power down the machines that did not move in time, so that they leave; whether there are
+        any."""
         from devalloc.controller.drain import Fate
 
         late = [
@@ -307,11 +345,11 @@ class _Drain:
             if one.fate is Fate.MIGRATE
             or (one.key in self._migrations and MachineView(one.machine).migration_target is not None)
         ]
-        late = [key for key in late if key not in self._failed]
-        if not (self._force and self._is_cordoned and late):
+        failed = {key: self._failure_of(key) or "it took too long" for key in late if key not in self._failed}
+        if not (self._force and self._is_cordoned and failed):
             return False
         self._withdraw_migrations()
-        self._failed |= dict.fromkeys(late, "it took too long")
+        self._failed |= failed
         self._until = time.monotonic() + self._timeout
         return True
 
@@ -335,7 +373,7 @@ class _Drain:
             click.echo(f"{name} left node {node}")
             if requested.fate is Fate.STOP:
                 click.echo(f"{name} starts again on node {node} after `devalloc uncordon node/{node}`")
-        if requested.fate in (Fate.LEAVING, Fate.STOP) or not requested.runs:
+        if requested.fate in (Fate.LEAVING, Fate.STOPPING, Fate.STOP) or not requested.runs:
             return True
         if (chosen := view.node) is not None:
             print_line(f"{name} placed on node {chosen}")
@@ -372,8 +410,7 @@ class _Drain:
                 if outcome == "asked":
                     requested.add(key)
                 elif outcome == "released":
-                    self._has_acted |= key not in self._released  # look again: it may have got others of the node
-                    self._released.add(key)
+                    self._must_look_again = True  # it may have got others of the node
                     self._releasing.discard(key)
                     click.echo(f"{key} released")
         for key in sorted(self._releasing - requested - in_use):
@@ -383,7 +420,7 @@ class _Drain:
 
     def _report(self, withdrawn: Collection[Key]) -> int:
         """Print what is left on the node, and why. The exit code."""
-        has_failed = bool(self._arriving or self._in_use or self._releasing or self._held)
+        has_failed = bool(self._arriving or self._in_use or self._releasing or self._given_up or self._held)
         within = f"within {self._timeout:g} s"
         for obj in self._arriving:
             print_note(
@@ -392,7 +429,7 @@ class _Drain:
             )
         for one in self._machines:
             if one.leaves:
-                print_note(f"error: {_name_of(one.key)} {self._why_there(one, withdrawn)}")
+                print_note(f"error: {_name_of(one.key)} {self._why_not_left(one, withdrawn)}")
             else:
                 print_note(f"{_name_of(one.key)} stays on the node: {one.why}")
             has_failed |= one.leaves or one.runs
@@ -403,21 +440,34 @@ class _Drain:
             else:
                 print_note(f"error: {_name_of(key)} has not left {within}; {_LATER}")
                 has_failed = True
-        for key in sorted(self._releasing | self._given_up):
+        for key in sorted(self._releasing):
             print_note(f"error: {key}: the node has not released the devices {within}; it will do so later")
+        for key in sorted(self._given_up):
+            print_note(
+                f"error: {key}: its machine has moved, but the claim still has devices of node {self._node} after "
+                f"{self._timeout:g} s; do the controller and the plugins of both nodes run?"
+            )
         return int(has_failed)
 
-    def _why_there(self, one: DrainedMachine, withdrawn: Collection[Key]) -> str:
-        """What is to be said of a machine that has not left the node, but was to."""
+    def _why_not_left(self, one: DrainedMachine, withdrawn: Collection[Key]) -> str:
+        """Why a machine is still on the node that the drain waited for, as the end of a sentence."""
         from devalloc.controller.drain import Fate
 
         within = f"within {self._timeout:g} s"
         if not self._is_to_leave(one):
-            return f"stays on node {self._node}, which was uncordoned meanwhile"
+            return f"stays on node {self._node}, which was uncordoned during the drain; to drain it, repeat the command"
         if one.key in withdrawn:
             return f"has not moved {within}, and stays on the node"
-        if one.fate is Fate.MIGRATE:
-            return f"has not moved {within}; its migration still waits"
+        if one.fate is Fate.MIGRATE and (why := self._failure_of(one.key)):
+            return f"did not move while it ran: {why}"
+        if one.fate is Fate.MIGRATE and (migration := self._followed.get(one.key)) is not None:
+            option = "" if migration.namespace == "default" else f" -n {migration.namespace}"
+            advice = f"see `devalloc explain migration/{migration.name}{option}`"
+            return f"has not moved {within}; its migration is still pending; {advice}"
+        if one.fate is Fate.STOPPING:
+            return f"has not stopped {within}; repeat the command when it has, or with --force"
+        if one.fate in (Fate.MOVE, Fate.STOP) and not self._was_asked(one.key):
+            return "changed while the drain asked it to leave; repeat the command"
         if one.fate is Fate.LEAVING and not MachineView(one.machine).must_leave(self._node):
             return f"has not left {within}: {one.why}"
         return f"has not left {within}; {_LATER}"
@@ -427,7 +477,7 @@ _LATER = "it will do so later, if the node's plugin and the controller run and a
 
 
 def _arrivals(objects: Sequence[Object], node: str) -> list[Object]:
-    """The machines that move to a node that has not taken them yet."""
+    """The machines that move to a node and are not its own yet."""
     return [obj for obj in objects if obj["kind"] == "VirtualMachine" and MachineView(obj).arrives_on(node)]
 
 
@@ -452,6 +502,7 @@ def _progress_text(view: MigrationView, words: str) -> str:
 def _plan_text(
     node: str, objects: Sequence[Object], machines: Collection[DrainedMachine], *, force: bool, cordoned: bool
 ) -> str:
+    """What the drain will do, except with machines, in one line."""
     claims = _other_claims(objects, node, machines)
     steps = [] if cordoned else [f"cordon node {node}"]
     used = [claim for claim in claims if ClaimView(claim).is_held]
@@ -464,6 +515,8 @@ def _plan_text(
     if moved := _moved_claims(objects, node):
         names = ", ".join("/".join(ClaimView(claim).key) for claim in moved)
         steps.append(f"wait until the node gives up what it has of claims that moved with their machines: {names}")
+    if not steps and not machines and not _arrivals(objects, node):
+        return f"node {node} is already cordoned, and nothing is left on it to drain"
     parts = [f"node {node} is already cordoned"] if cordoned else []
     return "; ".join([*parts, f"will {'; '.join(steps)}"] if steps else parts)
 
@@ -479,6 +532,8 @@ def _fate_text(one: DrainedMachine, *, force: bool) -> str:
         return f"{name}: will {'stop and move' if one.runs and force else 'move'} to another node"
     if one.fate is Fate.STOP:
         return f"{name}: will stop until the node is uncordoned: {one.why}"
+    if one.fate is Fate.STOPPING:
+        return f"{name}: {one.why}; the drain waits for that (--force asks it to leave)"
     if one.fate is Fate.LEAVING:
         return f"{name}: leaves: {one.why}"
     advice = " (--force stops it)" if one.runs and not force else ""
@@ -486,20 +541,19 @@ def _fate_text(one: DrainedMachine, *, force: bool) -> str:
 
 
 def _claims_on(objects: Sequence[Object], node: str) -> list[Object]:
-    """The claims that have devices of the node, or that the node still has prepared."""
+    """The claims that have devices of the node, or that the node has prepared, and that take something of it: one that
+    has admin access and is not prepared does not, and would get the same devices again."""
     return [
         claim
         for claim in objects
         if claim["kind"] == "DeviceClaim"
-        and (
-            (ClaimView(claim).entries and ClaimView(claim).node == node)
-            or (ClaimView(claim).is_held and ClaimView(claim).holder == node)
-        )
+        and (view := ClaimView(claim)).is_on(node)
+        and (view.is_held or not view.has_admin_access)
     ]
 
 
 def _moved_claims(objects: Sequence[Object], node: str) -> list[Object]:
-    """Those of them whose machine has moved: they get other devices when the node has given up theirs."""
+    """The claims on the node whose machine has moved: they get other devices when the node has given up theirs."""
     machines = (one for one in objects if one["kind"] == "VirtualMachine")
     moved = [devices for one in machines for devices in moved_devices(one) if devices.node != node]
     return [
@@ -510,7 +564,7 @@ def _moved_claims(objects: Sequence[Object], node: str) -> list[Object]:
 
 
 def _other_claims(objects: Sequence[Object], node: str, machines: Collection[DrainedMachine]) -> list[Object]:
-    """Those of them that neither move with a machine nor stay for one that does not run."""
+    """The claims on the node that neither move with a machine nor stay for one that does not run."""
     from devalloc.controller.reconcile.vm_scheduling.machines import claims_of
 
     moving = {claim for one in machines if one.leaves for claim in claims_of(one.machine)}

@@ -202,7 +202,7 @@ def _taken_claim(claim: Object, node: str, *, with_machine: bool) -> Object:
     """A claim after it was taken away. One of a machine is released together with it; others are released at once."""
     view = ClaimView(claim)
     notes: dict[str, str | None] = {}
-    is_observer = view.annotation(meta.ADMIN_CLASSES) is not None and not view.is_held  # it would get the same again
+    is_observer = view.has_admin_access and not view.is_held  # it would get the same again
     if view.entries and not (view.wants_release or with_machine or view.is_deleting or is_observer):
         notes[meta.RELEASE] = "forced"
     if view.holder != node or not view.is_held:
@@ -227,8 +227,7 @@ def _belongs(obj: Object, node: str) -> bool:
         return MachineView(obj).is_on(node) or MachineView(obj).arrives_on(node)
     if obj.get("kind") != "DeviceClaim" or obj.get("apiVersion") != meta.DEVMGMT:
         return False
-    view = ClaimView(obj)
-    return (view.is_held and view.holder == node) or (bool(view.entries) and view.node == node)
+    return ClaimView(obj).is_on(node)
 
 
 def _moves(machine: Object, node: str) -> bool:

@@ -102,8 +102,8 @@ class StoreGrants:
         if claim["metadata"]["uid"] != ref.uid or node_name in fenced_from(claim):
             return False
         view = ClaimView(claim)
-        holder = view.holder if view.is_held else None
-        return holder == node_name or (bool(view.entries) and (view.node or holder or node_name) == node_name)
+        is_anywhere = bool(view.entries) and not view.node and not (view.is_held and view.holder)
+        return view.is_on(node_name) or is_anywhere
 
     def identity(self) -> str:
         try:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, closing, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ import pytest
 from devalloc.api import meta
 from devalloc.api.views import ClaimView
 from devalloc.cli.verbs import drain as verb
-from devalloc.controller.cordon import is_node_cordoned
-from devalloc.store import Conflict, NotFound, Store
+from devalloc.controller import drain
+from devalloc.controller.cordon import CordonTarget, is_node_cordoned, set_cordon
+from devalloc.store import Conflict, Key, NotFound, Store, StoreError
+from devalloc.store.metadata_rules import with_annotations
 from devalloc.store.sqlite import SQLiteStore
 from tests.support import migration_nodes
 from tests.support.cli_shell import Shell, claim, device_class, pool, text
@@ -124,8 +127,12 @@ def test_one_that_can_move_with_its_devices_does_and_the_old_ones_are_given_up(f
     assert meta.RELEASE not in card["metadata"]["annotations"], "it was neither released nor taken away"
 
 
-@pytest.mark.parametrize("gives_up", [False, True])
-def test_the_devices_of_one_that_moved_before_are_waited_for(fleet: Shell, gives_up: bool) -> None:
+def is_cordoned(store: Store, node: str = "node-a") -> bool:
+    return is_node_cordoned(store, node, store.list("DevicePool").objects)
+
+
+@pytest.mark.parametrize(("gives_up", "is_marked"), [(False, True), (False, False), (True, True)])
+def test_the_devices_of_one_that_moved_before_are_waited_for(fleet: Shell, gives_up: bool, is_marked: bool) -> None:
     add_node_b(fleet)
     take(fleet)
     with closing(SQLiteStore(fleet.store)) as store:
@@ -136,17 +143,24 @@ def test_the_devices_of_one_that_moved_before_are_waited_for(fleet: Shell, gives
 
     def nodes(store: Store) -> None:
         play(store)
-        if gives_up and is_node_cordoned(store, "node-a"):
+        if gives_up and is_cordoned(store):
             settle(store)
 
     with controller(fleet, node=nodes):
         assert fleet("wait", "migration/move", "--timeout", "60s").code == 0
+    if not is_marked:  # the node has given them up, and no controller runs that gives the others to the claim
+        with closing(SQLiteStore(fleet.store)) as store:
+            mark(store, "card", None)
+    with controller(fleet, node=nodes) if gives_up else nullcontext():
         result = fleet("drain", "node/node-a", "--timeout", "60s" if gives_up else "0s")
     assert (
         "wait until the node gives up what it has of claims that moved with their machines: default/card" in result.out
     )
     assert result.code == (0 if gives_up else 1)
-    late = "error: DeviceClaim default/card: the node has not released the devices within 0 s; it will do so later\n"
+    late = (
+        "error: DeviceClaim default/card: its machine has moved, but the claim still has devices of node node-a after "
+        "0 s; do the controller and the plugins of both nodes run?\n"
+    )
     assert result.err == ("" if gives_up else late)
 
 
@@ -257,6 +271,81 @@ def test_ctrl_c_leaves_what_was_asked_to_go_on(fleet: Shell, monkeypatch: pytest
         )
 
 
+def test_the_time_limit_holds_if_each_look_finds_a_machine_that_has_changed(
+    fleet: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = 0
+
+    def others_are_faster(store: Store, listed: dict[str, Any], node: str) -> None:
+        nonlocal requests
+        requests += 1
+        assert requests < 100, "each look waits a little"
+        store.replace(with_annotations(listed, {"others": str(requests)}))
+        raise Conflict({Key.of(listed): "it changed"})
+
+    monkeypatch.setattr(drain, "evict", others_are_faster)
+    began = time.monotonic()
+    result = fleet("drain", "node/node-a", "--timeout", "1s")
+    assert (result.code, requests <= 1 / verb._PAUSE_SECONDS + 1, time.monotonic() - began < 30) == (1, True, True)
+    words = "changed while the drain asked it to leave; repeat the command"
+    assert result.err == f"error: virtualmachine default/web {words}\n"
+
+
+def test_a_second_error_of_the_store_does_not_replace_the_first(fleet: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(words: str) -> Callable[..., None]:
+        def failing(*_: object) -> None:
+            raise StoreError(words)
+
+        return failing
+
+    monkeypatch.setattr(verb._Drain, "_look", fail("the first"))
+    monkeypatch.setattr(verb._Drain, "_withdraw_migrations", fail("the second"))
+    result = fleet("drain", "node/node-a")
+    assert result.code == 1
+    assert result.err.splitlines() == [
+        "error: cannot withdraw the migrations of this drain: the second; `devalloc uncordon node/node-a` withdraws "
+        "them, and reverses the cordon",
+        "error: the first",
+    ]
+
+
+def test_a_claim_with_admin_access_keeps_its_devices(devalloc: Shell) -> None:
+    """It would get the same devices again, cordoned or not: it takes nothing of the node."""
+    watch = device_class("watch", driver="gpu.devalloc.io", adminAccess=True)
+    devalloc("apply", "-f", "-", stdin=text(pool(), device_class(), watch, claim("observer", deviceClass="watch")))
+    devalloc.allocate()
+    with controller(devalloc):
+        result = devalloc("drain", "node/node-a", "--timeout", "20s")
+    assert (result.code, result.err) == (0, "")
+    assert result.out == "will cordon node node-a\nnode node-a cordoned\n"
+    assert devalloc("get", "claims", "-o", "json").json["items"][0]["status"]["allocations"]
+    with closing(SQLiteStore(devalloc.store)) as store:
+        mark(store, "observer", "node-a")
+    result = devalloc("drain", "node/node-a", "--timeout", "20s")
+    assert (result.code, "is prepared on node-a" in result.err) == (1, True)
+
+
+@pytest.mark.parametrize("is_uncordoned", [False, True])
+def test_one_that_is_to_be_stopped_is_waited_for_while_the_node_is_cordoned(fleet: Shell, is_uncordoned: bool) -> None:
+    take(fleet)
+    with closing(SQLiteStore(fleet.store)) as store:
+        obj = store.get("VirtualMachine", "default", "web")
+        store.replace({**obj, "spec": {**obj["spec"], "running": False}})
+
+    def uncordon(store: Store) -> None:
+        if is_cordoned(store):
+            set_cordon(store, CordonTarget(node="node-a"), None)
+
+    with controller(fleet, node=uncordon) if is_uncordoned else nullcontext():
+        result = fleet("drain", "node/node-a", "--timeout", "30s" if is_uncordoned else "0s")
+    assert result.code == 1
+    text = "virtualmachine default/web: it is to be stopped; the drain waits for that (--force asks it to leave)"
+    assert text in result.out.splitlines()
+    late = "has not stopped within 0 s; repeat the command when it has, or with --force"
+    uncordoned = "stays on node node-a, which was uncordoned during the drain; to drain it, repeat the command"
+    assert result.err == f"error: virtualmachine default/web {uncordoned if is_uncordoned else late}\n"
+
+
 def test_one_that_is_deleted_meanwhile_is_waited_for(fleet: Shell) -> None:
     take(fleet)
     fleet("delete", "vm/web")
@@ -264,7 +353,7 @@ def test_one_that_is_deleted_meanwhile_is_waited_for(fleet: Shell) -> None:
     def removes(store: Store) -> None:
         with suppress(Conflict, NotFound):  # the controller writes it as well
             obj = store.get("VirtualMachine", "default", "web")
-            if is_node_cordoned(store, "node-a"):
+            if is_cordoned(store):
                 store.replace({**obj, "metadata": {**obj["metadata"], "finalizers": []}})
 
     with controller(fleet, node=removes):

@@ -432,7 +432,10 @@ class TestDrain:
         assert first.splitlines()[0].startswith("node node-a is already cordoned; will release 2 claims: ")
         assert "node node-a cordoned" not in first
         again = fleet("drain", "node/node-a", "--reason", "new firmware").out
-        assert again.splitlines() == ["node node-a is already cordoned", "node node-a is cordoned for the new reason"]
+        assert again.splitlines() == [
+            "node node-a is already cordoned, and nothing is left on it to drain",
+            "node node-a is cordoned for the new reason",
+        ]
         assert "new firmware" in fleet("cordon").out
 
     def test_it_cordons_and_releases(self, fleet: Shell) -> None:
@@ -474,8 +477,23 @@ class TestDrain:
         assert "new fan" in shown
         assert "broken fan" not in shown
 
-    def test_only_nodes_are_drained(self, fleet: Shell) -> None:
-        assert "cannot drain pool gpus, only nodes" in fleet("drain", "pool/gpus").err
+    @pytest.mark.parametrize(
+        ("name", "advice"),
+        [
+            ("vm/web", "to move a machine while it runs: devalloc migrate vm/web"),
+            ("claim/train", "to take back the devices of a claim: devalloc release claim/train"),
+            ("pool/gpus", "to keep new claims off a pool or device: devalloc cordon"),
+            ("gpus/gpu-0", "to keep new claims off a pool or device: devalloc cordon"),
+        ],
+    )
+    def test_only_nodes_are_drained(self, fleet: Shell, name: str, advice: str) -> None:
+        result = fleet("drain", name)
+        assert (result.code, result.err) == (2, f"error: cannot drain {name}, only nodes: node/NAME; {advice}\n")
+
+    @pytest.mark.parametrize("verb", ["drain", "cordon", "uncordon"])
+    def test_a_node_that_does_not_exist_is_named_as_a_node(self, fleet: Shell, verb: str) -> None:
+        result = fleet(verb, "node/nothere")
+        assert (result.code, result.err) == (1, "error: there is no node nothere; `devalloc get nodes` lists them\n")
 
     def _prepare(self, fleet: Shell) -> None:
         with closing(SQLiteStore(fleet.store)) as store:

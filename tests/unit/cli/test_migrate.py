@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, suppress
 from functools import partial
@@ -17,6 +18,7 @@ from devalloc.controller import cordon
 from devalloc.controller.drain import withdraw_requests
 from devalloc.controller.migration_cleanup import MigrationCleanup
 from devalloc.controller.migrations import begin_migration
+from devalloc.controller.reconcile.vm_scheduling.migration_decision import withdrawal_change
 from devalloc.store import Conflict, NotFound, Store
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.cli_shell import Shell, text
@@ -65,6 +67,10 @@ def uncordon(store: Store, *, withdraws: bool = True) -> None:
     cordon.set_cordon(store, cordon.CordonTarget(node="node-a"), None)
     if withdraws:
         withdraw_requests(store, "node-a")
+
+
+def is_cordoned(store: Store, node: str = "node-a") -> bool:
+    return cordon.is_node_cordoned(store, node, store.list("DevicePool").objects)
 
 
 def node_of(shell: Shell) -> str:
@@ -282,7 +288,7 @@ class TestDrain:
         def nodes(store: Store) -> None:
             if MigrationView(store.get(KIND, "default", "move")).is_over:
                 play(store)
-            elif cordon.is_node_cordoned(store, "node-a"):
+            elif is_cordoned(store):
                 ScriptedNodes(store).fail()
 
         with working(fleet, nodes):
@@ -330,6 +336,25 @@ class TestDrain:
         assert "virtualmachine default/web: its migration default/move is withdrawn" in result.err
         assert "asked to leave" not in result.out
 
+    @pytest.mark.parametrize(
+        ("reason", "stays"), [("NoRoom", False), ("MigrationOff", False), ("Refused", True), ("SearchLimit", True)]
+    )
+    def test_only_one_that_its_target_refuses_is_withdrawn(self, fleet: Shell, reason: str, stays: bool) -> None:
+        """One that the store refuses to book would be refused with another target, too."""
+        fleet("apply", "-f", "-", stdin=text(migration("move", target="node-b")))
+        with closing(SQLiteStore(fleet.store)) as store:
+            pending = {"phase": "Pending", "reason": reason, "message": "no"}
+            store.replace_status({**store.get(KIND, "default", "move"), "status": pending})
+        result = fleet("drain", "node/node-a", "--timeout", "0s")
+        names = [MigrationView(one).key[1] for one in stored_migrations(fleet)]
+        assert (result.code, names) == (1, ["move"] if stays else [])
+        if stays:
+            assert "virtualmachine default/web will move by its pending migration default/move" in result.out
+            words = "its migration is still pending; see `devalloc explain migration/move`"
+            assert f"virtualmachine default/web has not moved within 0 s; {words}" in result.err
+        else:
+            assert "virtualmachine default/web: its migration default/move is withdrawn" in result.err
+
     def test_uncordon_withdraws_the_migrations_of_drains_alone(self, fleet: Shell) -> None:
         fleet("cordon", "node/node-a")
         left_by_a_drain(fleet)
@@ -348,14 +373,14 @@ class TestDrain:
             fleet.allocate()
 
         def nodes(store: Store) -> None:
-            if cordon.is_node_cordoned(store, "node-a"):
+            if is_cordoned(store):
                 uncordon(store)
                 ScriptedNodes(store).fail()
 
         with working(fleet, nodes):
             result = fleet("drain", "node/node-a", "--timeout", "20s")
         assert (result.code, node_of(fleet)) == (1, "node-a")
-        assert "virtualmachine default/web stays on node node-a, which was uncordoned meanwhile" in result.err
+        assert "virtualmachine default/web stays on node node-a, which was uncordoned during the drain" in result.err
 
     @pytest.mark.parametrize("fails", [False, True])
     def test_uncordon_ends_it_and_no_guest_is_powered_down(self, fleet: Shell, fails: bool) -> None:
@@ -371,7 +396,7 @@ class TestDrain:
             result = fleet("drain", "node/node-a", "--force", "--timeout", "20s")
             until(lambda: "migrationState" not in stored(fleet)["status"], "the reservation is removed")
         assert (result.code, node_of(fleet)) == (1, "node-a")
-        assert "virtualmachine default/web stays on node node-a, which was uncordoned meanwhile" in result.err
+        assert "virtualmachine default/web stays on node node-a, which was uncordoned during the drain" in result.err
         assert meta.EVICT not in stored(fleet)["metadata"]["annotations"]
         assert all(MigrationView(one).is_over for one in stored_migrations(fleet))
 
@@ -385,7 +410,7 @@ class TestDrain:
         with working(fleet, nodes):
             result = fleet("drain", "node/node-a", "--force", "--timeout", "20s")
         assert result.code == 1
-        assert "virtualmachine default/web stays on node node-a, which was uncordoned meanwhile" in result.err
+        assert "virtualmachine default/web stays on node node-a, which was uncordoned during the drain" in result.err
         assert "later" not in result.err
 
     @pytest.mark.parametrize("is_deleted", [False, True])
@@ -409,9 +434,38 @@ class TestDrain:
         assert (result.code, result.err) == (0, "")
         assert f"virtualmachine default/web {'is gone' if is_deleted else 'left node node-a'}\n" in result.out
 
-    def test_what_fails_stays(self, fleet: Shell) -> None:
-        with working(fleet, partial(play, until="Failed")):
+    def test_one_whose_guest_powers_off_while_it_moves_leaves_then(self, fleet: Shell) -> None:
+        """Its node ends the migration, and only then writes that the machine has stopped."""
+        failed_at = 0.0
+        with closing(SQLiteStore(fleet.store)) as store:
+            vm = store.get("VirtualMachine", "default", "web")
+            store.replace({**vm, "spec": {**vm["spec"], "restartPolicy": "Never"}})
+
+        def nodes(store: Store) -> None:
+            nonlocal failed_at
+            play(store, until="TargetReady")
+            with suppress(Conflict, NotFound):
+                vm = store.get("VirtualMachine", "default", "web")
+                for one in store.list(KIND).objects:
+                    if MigrationView(one).phase == "TargetReady" and "migrationState" in vm["status"]:
+                        ScriptedNodes(store, "web", one["metadata"]["name"]).fail(message="QEMU has ended")
+                        store.commit([withdrawal_change(vm)])
+                        failed_at = time.monotonic()
+                if failed_at and vm["status"]["phase"] == "Running" and time.monotonic() - failed_at > 0.5:
+                    status = {**vm["status"], "phase": "Stopped", "reason": "GuestPoweredOff"}
+                    store.replace_status({**vm, "status": status})
+                elif MachineView(vm).must_leave("node-a") and MachineView(vm).is_held:
+                    let_go(store, "web")
+
+        with working(fleet, nodes):
             result = fleet("drain", "node/node-a", "--timeout", "20s")
+        assert (result.code, result.err) == (0, "")
+        assert result.out.endswith("virtualmachine default/web left node node-a\n")
+
+    @pytest.mark.parametrize("seconds", [1, 20])
+    def test_what_fails_stays(self, fleet: Shell, seconds: int) -> None:
+        with working(fleet, partial(play, until="Failed")):
+            result = fleet("drain", "node/node-a", "--timeout", f"{seconds}s")
         assert result.code == 1
         assert "did not move while it ran: MigrationFailed: the connection was cut" in result.err
         assert node_of(fleet) == "node-a"

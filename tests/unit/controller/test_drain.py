@@ -104,7 +104,7 @@ class TestWhatMoves:
         store.replace({**stored, "spec": {**spec, "running": False}})
         take(store)
         (one,) = drained_machines(store, "a", force=False)
-        assert (one.fate, one.why) == (Fate.LEAVING, "it is to be stopped")
+        assert (one.fate, one.why) == (Fate.STOPPING, "it is to be stopped")
         (one,) = drained_machines(store, "a", force=True)
         assert one.fate is Fate.MOVE
         take(store, phase="Stopped")
@@ -355,7 +355,7 @@ class TestWhatStays:
         store.replace({**twin, "spec": {**twin["spec"], "running": False}})
         take(store, "twin")
         planned = drained_machines(store, "a", force=False)
-        assert [each.fate for each in planned] == [Fate.LEAVING, Fate.STAY]
+        assert [each.fate for each in planned] == [Fate.STOPPING, Fate.STAY]
 
     def test_a_machine_that_changed_since_it_was_read_is_not_asked(self, store: SQLiteStore) -> None:
         fill(store, host("a"), machine("web"))

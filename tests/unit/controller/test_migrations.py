@@ -795,7 +795,7 @@ class TestTime:
         with pytest.raises(NotFound):
             two.get(KIND, "default", "move")
 
-    def test_one_that_cannot_be_deleted_keeps_no_other(self, two: SQLiteStore) -> None:
+    def test_one_that_cannot_be_deleted_does_not_block_the_others(self, two: SQLiteStore) -> None:
         fill(two, machine("web", running=False), migration("m1"), migration("m2"))
         rounds(two)
         store: Any = RefusingStore(two, m1=DENIED)
@@ -803,7 +803,7 @@ class TestTime:
         assert [one["metadata"]["name"] for one in two.list(KIND).objects] == ["m1"]
 
     @pytest.mark.parametrize("error", [DENIED, UnknownOutcome("failed calling webhook: no answer")])
-    def test_one_that_cannot_be_withdrawn_keeps_no_other(self, two: SQLiteStore, error: StoreError) -> None:
+    def test_one_that_cannot_be_withdrawn_does_not_block_the_others(self, two: SQLiteStore, error: StoreError) -> None:
         running(two)
         fill(two, migration("m1"), machine("worker"))
         rounds(two)

@@ -116,7 +116,7 @@ def test_a_store_that_fails_is_an_error(store: SQLiteStore, publisher: PoolPubli
         publisher.publish(device_pools(gpu_pool("a")))
 
 
-def test_a_pool_that_is_refused_keeps_no_other(store: SQLiteStore) -> None:
+def test_a_pool_that_is_refused_does_not_block_the_others(store: SQLiteStore) -> None:
     refusing: Any = RefusingStore(store, a=DENIED)
     publisher = PoolPublisher(refusing, "n")
     with pytest.raises(PoolsRefused, match="the label team is missing"):

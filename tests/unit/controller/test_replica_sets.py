@@ -256,7 +256,7 @@ def test_a_set_that_needs_no_more_machines_does_not_say_that_they_cannot_be_crea
 
 @pytest.mark.parametrize("error", [DENIED, UnknownOutcome("failed calling webhook: no answer")])
 @pytest.mark.parametrize("first", ["created", "deleted"])
-def test_a_machine_that_cannot_be_created_or_deleted_keeps_no_other_set(
+def test_a_machine_that_cannot_be_created_or_deleted_does_not_block_the_other_sets(
     world: World, error: StoreError, first: str
 ) -> None:
     """Neither where a policy refuses it, nor where a webhook for it fails."""

@@ -159,7 +159,7 @@ def test_a_process_that_begins_reads_what_is_there_and_follows_it(world: World) 
     assert not thread.is_alive()
 
 
-def test_a_machine_that_the_store_refuses_keeps_no_other_one_waiting(
+def test_a_machine_that_the_store_refuses_does_not_block_the_others(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.machine("a")

@@ -193,7 +193,7 @@ def test_the_disk_is_counted_before_the_lock_and_not_within_it(tmp_path: Path, m
         others.check(machine := virtual_machine("other", disk=3 << 20), spec_of(machine))
 
 
-def test_a_start_that_waits_for_a_slow_disk_keeps_no_other_from_starting(tmp_path: Path) -> None:
+def test_a_start_that_waits_for_a_slow_disk_does_not_block_the_others(tmp_path: Path) -> None:
     waits, go_on = threading.Event(), threading.Event()
     capacity = discover_capacity(config=CapacityConfig(disk=10 << 20, data_dir=tmp_path))
     with short_folder() as folder:

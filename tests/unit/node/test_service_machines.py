@@ -89,7 +89,7 @@ def test_it_is_scaled_as_it_was_created_from_its_start_to_its_end(
     assert scalers.by_key == {}
 
 
-def test_a_machine_that_cannot_be_looked_at_keeps_no_other_from_it(
+def test_a_machine_that_cannot_be_looked_at_does_not_block_the_others(
     plugin: Served, scalers: FakeScalers, created: ServiceMachines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("web", "zeb"):

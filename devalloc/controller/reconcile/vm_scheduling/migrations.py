@@ -264,6 +264,35 @@ def was_refused(view: MigrationView) -> bool:
     return view.phase == "Pending" and view.status.get("reason", "") not in ("", Reason.TOO_MANY_MIGRATIONS)
 
 
+_OF_TARGET = (
+    Reason.DEVICES_IN_USE,
+    Reason.GROUP_UNSATISFIABLE,
+    Reason.INSUFFICIENT_CAPACITY,
+    Reason.MACHINE_NOT_MOVABLE,
+    Reason.MATCH_ATTRIBUTES_CONFLICT,
+    Reason.MIGRATION_OFF,
+    Reason.NO_MATCHING_DEVICES,
+    Reason.NO_ROOM,
+    Reason.NODES_TOO_SMALL,
+    Reason.NODE_UNAVAILABLE,
+    Reason.NOT_ENOUGH_DEVICES,
+    Reason.POOL_RESOURCES_EXHAUSTED,
+)
+"""Why a migration that names its target is pending, if another node may be able to take the machine. All other reasons
+are of the machine, its claims or the store, or pass soon."""
+
+
+def is_refused_by_target(view: MigrationView) -> bool:
+    """Whether a migration is pending because the node that it names cannot take the machine."""
+    is_pinned = bool(view.spec.get("targetNode")) and view.phase == "Pending"
+    return is_pinned and view.status.get("reason") in _OF_TARGET
+
+
+def waits_for_other_migration(view: MigrationView) -> bool:
+    """Whether a migration that names its target waits until another one of the same machine is over."""
+    return bool(view.spec.get("targetNode")) and view.status.get("reason") == Reason.ALREADY_MIGRATING
+
+
 def relevant_part(migration: Object | None) -> Any:
     """All of a migration that a decision may depend on."""
     if migration is None:
