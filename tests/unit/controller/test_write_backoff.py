@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 
 from devalloc.api.meta import NODE_FINALIZER, PREPARED_ON, TRANSACTION
-from devalloc.controller.fencing import state_fence
+from devalloc.controller.fencing import state_fence, withdraw_fence
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.events import ObjectEvent, events_of_write
+from devalloc.controller.reconcile.fenced import take_from_fenced
 from devalloc.controller.reconcile.loop import AllocatorSettings
+from devalloc.controller.reconcile.write_backoff import WriteBackoff
+from devalloc.store import Key
 from devalloc.store.kubernetes import ApiError, KubernetesStore
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.fleet_manifests import annotations, fill, gpu_claim, gpu_class, gpu_pool, held
@@ -47,6 +50,17 @@ class Bed:
             self.allocator.round()
         return self.client.writes
 
+    def hold(self, name: str, node: str) -> None:
+        """As the node's plugin does that has the machine."""
+        obj = self.users.get("VirtualMachine", "default", name)
+        held_by = {"finalizers": [NODE_FINALIZER], "annotations": {PREPARED_ON: node}}
+        self.users.replace({**obj, "metadata": {**obj["metadata"], **held_by}})
+        self.store.refresh()
+
+    def fence(self, node: str) -> None:
+        state_fence(self.users, node, "by ada")
+        self.store.refresh()
+
     def annotate(self, name: str, **noted: str) -> None:
         """As a user does, of whom the controller has heard."""
         obj = self.users.get("DeviceClaim", "default", name)
@@ -77,11 +91,8 @@ def test_a_claim_that_cannot_be_given_devices_is_told_so_and_others_get_them(bed
 def test_a_machine_that_cannot_be_taken_from_a_fenced_node_is_tried_again_later(bed: Bed) -> None:
     fill(bed.users, host("a"), machine("web"))
     bed.rounds()
-    obj = bed.users.get("VirtualMachine", "default", "web")
-    held_by = {"finalizers": [NODE_FINALIZER], "annotations": {PREPARED_ON: "a"}}
-    bed.users.replace({**obj, "metadata": {**obj["metadata"], **held_by}})
-    state_fence(bed.users, "a", "by ada")
-    bed.store.refresh()
+    bed.hold("web", "a")
+    bed.fence("a")
     bed.refused = ["virtualmachines/web"]
     for tries in (1, 2):
         bed.rounds(5)
@@ -91,6 +102,40 @@ def test_a_machine_that_cannot_be_taken_from_a_fenced_node_is_tried_again_later(
     bed.now += 600
     bed.rounds()
     assert PREPARED_ON not in bed.users.get("VirtualMachine", "default", "web")["metadata"]["annotations"]
+
+
+def test_what_a_fenced_node_could_not_give_up_is_forgotten_when_the_fence_is_withdrawn(bed: Bed) -> None:
+    fill(bed.users, host("a"), machine("web"))
+    bed.rounds()
+    bed.hold("web", "a")
+    bed.refused = ["virtualmachines/web"]
+    for tries in (1, 2):
+        bed.fence("a")
+        bed.rounds()
+        assert len(bed.attempts) == tries, "a new fence tries again at once"
+        withdraw_fence(bed.users, "a")
+        bed.store.refresh()
+        bed.rounds()
+
+
+def test_refused_writes_of_a_fenced_node_do_not_look_at_all_other_objects(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 100,000 objects, 100 refused writes took 38 s, in each round of the allocator."""
+    names = [f"web-{number}" for number in range(5)]
+    fill(bed.users, host("a"), *map(machine, names))
+    for name in names:
+        bed.hold(name, "a")
+    bed.fence("a")
+    bed.refused = ["virtualmachines/web"]
+    objects = bed.store.list().objects
+    others = [{**machine(f"other-{number}"), "status": {"nodeName": "b"}} for number in range(1000)]
+    keys: list[Key] = []
+    key_of = Key.of
+    monkeypatch.setattr(Key, "of", lambda obj: keys.append(key_of(obj)) or keys[-1])
+    take_from_fenced(bed.store, [*objects, *others], WriteBackoff(lambda: 0.0))
+    assert len(bed.attempts) == len(names)
+    assert not {key.name for key in keys} & {one["metadata"]["name"] for one in others}
 
 
 def test_the_next_round_is_due_at_once(bed: Bed) -> None:
