@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import pytest
 
-from devalloc.controller.migrations import begin_migration
+from devalloc.api import machine_location
+from devalloc.controller.migrations import begin_migration, migrations_of
 from devalloc.controller.permits.hosts import Host
 from devalloc.controller.permits.ledgers import PermitLedgers
 from devalloc.controller.permits.migration import NO_MIGRATION, MigrationEnd
@@ -96,6 +98,22 @@ class TestStoreMigrator:
         fill(store, migration("move", "web"))
         assert migrator.ended(KEY, LONG_AGO) == MigrationEnd(False, "Why", "full")
 
+    def test_it_reads_only_the_migrations_of_the_namespace(self, store: SQLiteStore) -> None:
+        """Else each request of a machine takes as long as all migrations of the cluster."""
+        fill(store, migration("move", "web", namespace="other"), migration("another", "web"))
+        namespaces: list[str | None] = []
+
+        class Listing(SQLiteStore):
+            def list(self, kinds: Any = None, namespace: str | None = None) -> Any:
+                namespaces.append(namespace)
+                return super().list(kinds, namespace)
+
+        with closing(Listing(store.path)) as listing:
+            assert [view.key for view in migrations_of(listing, KEY)] == [("default", "another")]
+            assert StoreMigrator(listing).begin(KEY, "a") is False
+            StoreMigrator(listing).ended(KEY, LONG_AGO)
+        assert namespaces == ["default"] * 3
+
 
 class TestMovableMachines:
     @pytest.mark.parametrize(("says", "moves"), [(None, False), ("True", True), ("False", False)])
@@ -141,6 +159,20 @@ class TestMovableMachines:
         disks = [{"path": "/srv/web.raw", "format": "raw"}]
         obj = {**machine("web", start={"disks": disks}), "status": {"nodeName": "a"}}
         assert MovableMachines(store)(obj) is moves
+
+    def test_machines_that_cannot_move_do_not_each_look_at_all_nodes(
+        self, store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        nodes = [f"node-{number}" for number in range(10)]
+        fill(store, *(host(node, live_migration=False) for node in nodes))
+        read: list[object] = []
+        receives = machine_location.receives_machines
+        monkeypatch.setattr(
+            machine_location, "receives_machines", lambda pool: bool(read.append(pool)) or receives(pool)
+        )
+        can_move = MovableMachines(store)
+        assert not any(can_move({**machine(f"web-{node}"), "status": {"nodeName": node}}) for node in nodes)
+        assert len(read) == len(nodes)
 
 
 def moving(phase: str = "Running") -> Object:
