@@ -55,8 +55,9 @@ class PermitLedgers:
         self.nodes: dict[str, NodeLedger] = {}
         self.records: dict[MachineKey, VmState] = {}
         self.objects: dict[MachineKey, Object] = {}
-        self.resting: Mapping[MachineKey, float] = {}
-        """Machines whose migration failed, and until when they are left where they are, by the monotonic clock."""
+        self.backed_off: Mapping[MachineKey, float] = {}
+        """Machines whose migration failed, did not begin or was withdrawn, and until when they are left where they are
+        (by the monotonic clock)."""
         self._overhead = overhead
         self._can_move = can_move
         self._node = node
@@ -238,7 +239,7 @@ def machines_to_migrate(book: PermitLedgers) -> list[MachineKey]:
     """The newest form: the machines of all nodes that should be migrated now."""
     if book.settings.era is not ProtocolEra.NEWEST:
         return []
-    return [key for name in sorted(book.nodes) for key in all_to_migrate(book.nodes[name])]
+    return [key for name in sorted(book.nodes) for key in all_to_migrate(book.nodes[name], book.backed_off)]
 
 
 def _keep_run_amounts(record: VmState, old: VmState, machine: MachineAccount) -> VmState:

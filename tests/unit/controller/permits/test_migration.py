@@ -112,6 +112,18 @@ def test_one_that_cannot_be_begun_is_told() -> None:
     ]
 
 
+def test_a_machine_whose_migration_cannot_begin_is_left_for_a_while() -> None:
+    book, migrator = crowded(ProtocolEra.NEWEST, "a", "b"), Migrator(error=RuntimeError("no other node"))
+    looked(book, migrator, 3600, times=3)
+    assert migrator.calls == [("begin", "a"), ("begin", "b")], "another one leaves in its place"
+
+
+def test_a_machine_whose_migration_was_withdrawn_is_left_for_a_while() -> None:
+    book = crowded(ProtocolEra.V0_31, "a", since="2026-01-01T00:00:00Z")
+    looked(book, Migrator(), 3600)
+    assert set(book.backed_off) == {("default", "a")}
+
+
 @pytest.mark.parametrize("succeeded", [True, False])
 def test_one_that_has_ended_is_told_and_not_withdrawn(succeeded: bool) -> None:
     migrator = Migrator(end=MigrationEnd(succeeded, "Why", "as it was"))
@@ -123,9 +135,9 @@ def test_one_that_has_ended_is_told_and_not_withdrawn(succeeded: bool) -> None:
 def test_while_a_machine_stays_after_a_failure_another_one_leaves() -> None:
     book, keys = crowded(ProtocolEra.V0_31, "a", "b"), [("default", "a"), ("default", "b")]
     node = book.nodes["node-a"]
-    assert [should_migrate(node, key, book.resting) for key in keys] == [True, False]
-    book.resting = {keys[0]: 300.0}
-    assert [should_migrate(node, key, book.resting) for key in keys] == [False, True]
+    assert [should_migrate(node, key, book.backed_off) for key in keys] == [True, False]
+    book.backed_off = {keys[0]: 300.0}
+    assert [should_migrate(node, key, book.backed_off) for key in keys] == [False, True]
 
 
 def test_one_that_was_begun_and_is_gone_has_ended() -> None:
