@@ -17,10 +17,9 @@ from devalloc.api.machine_location import LIVE_MIGRATABLE
 from devalloc.api.moved_claims import MovedDevices, moved_devices
 from devalloc.api.reasons import Reason
 from devalloc.api.views import READY, ClaimKey, ClaimView, MachineView, ObjectView
-from devalloc.controller.reconcile.decision import WriteUnit
 from devalloc.controller.reconcile.vm_scheduling.machines import KIND, claims_of
-from devalloc.controller.reconcile.write_backoff import WriteBackoff
-from devalloc.store import OBJECT_FAILURES, REFUSALS, Change, Conflict, Key, NotFound, Object, Store, StoreError
+from devalloc.controller.reconcile.write_backoff import WriteBackoff, unit_of
+from devalloc.store import OBJECT_FAILURES, REFUSALS, Conflict, Key, NotFound, Object, Store, StoreError
 from devalloc.store.metadata_rules import with_annotations
 from devalloc.store.nodes import node_object, pools_of
 
@@ -130,7 +129,7 @@ class _Writer:
         """Whether the object is as wanted. Raises StoreError if the store does not answer."""
         if wanted == before:
             return True
-        unit = _unit(before)
+        unit = unit_of(before)
         if self._backoff is not None and self._backoff.is_backed_off(unit):
             return False
         try:
@@ -162,12 +161,6 @@ class _Writer:
         except Conflict:
             return False  # the next call reads it again
         return True
-
-
-def _unit(obj: Object) -> WriteUnit:
-    """A write of this object alone, as the backoff names it."""
-    change = Change(Key.of(obj), _version(obj), obj.get("status"))
-    return WriteUnit((change,), granted=False, released=True)
 
 
 def _taken_machine(machine: Object, node: str, why: str) -> Object:

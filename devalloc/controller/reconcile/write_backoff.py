@@ -22,7 +22,7 @@ from devalloc.backoff import backoff_delay
 from devalloc.controller.reconcile.decision import WriteUnit
 from devalloc.controller.reconcile.stored_claims import ALLOCATION_ANNOTATIONS
 from devalloc.controller.reconcile.vm_scheduling import KIND, MIGRATION_KIND, SchedulingInput
-from devalloc.store import Key, Object
+from devalloc.store import Change, Key, Object
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class _Documents:
 
 
 class WriteBackoff:
-    """Of one allocator. Use from one thread."""
+    """Of one loop. Use from one thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -141,6 +141,12 @@ class WriteBackoff:
         there = self._documents.by_key
         members = {key: _written_by_others(there.get(key), with_status=not which.gives) for key in which.keys}
         return (members, self._documents.copied) if which.gives else members
+
+
+def unit_of(obj: Object) -> WriteUnit:
+    """A write of this object alone that gives nothing, for loops beside the rounds of an allocator."""
+    change = Change(Key.of(obj), str(obj["metadata"]["resourceVersion"]), obj.get("status"))
+    return WriteUnit((change,), granted=False, released=True)
 
 
 def rejection_messages(

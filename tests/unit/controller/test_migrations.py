@@ -818,6 +818,30 @@ class TestTime:
         assert booking(two), "it is tried again"
         assert booking(two, "worker") == {}
 
+    def test_a_refused_write_is_logged_once_and_tried_again_later(
+        self, two: SQLiteStore, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        running(two)
+        fill(two, migration("late"), machine("stopped", running=False), migration("ended", "stopped"))
+        rounds(two)
+        refusing, seconds = RefusingStore(two, late=DENIED, ended=DENIED), 0.0
+        store: Any = refusing
+        cleanup = MigrationCleanup(store, now=lambda: datetime.now(UTC) + timedelta(hours=1.1), clock=lambda: seconds)
+        for _ in range(5):
+            cleanup.look()
+        logged = [record.getMessage() for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+        assert [text.rpartition("; ")[0] for text in logged] == [
+            f"the decision on {KIND} default/{name} was refused" for name in ("late", "ended")
+        ]
+        assert ["takes too long" in text for text in logged] == [True, False]
+        refusing.refused.clear()
+        cleanup.look()
+        assert booking(two), "it is not time yet"
+        seconds = 61
+        cleanup.look()
+        assert [one["metadata"]["name"] for one in two.list(KIND).objects] == ["late"]
+        assert booking(two) == {}
+
     def test_and_earlier_when_there_are_many(self, two: SQLiteStore) -> None:
         for number in range(MAX_ENDED + 3):
             stored = two.create(migration(f"m{number}"))
