@@ -382,6 +382,8 @@ def test_a_machine_that_cannot_be_taken_away_stays_with_its_claims_and_keeps_no_
         made.rounds()
         assert (_holder(made, "web"), made.where(), made.devices()) == ("node-a", "", ["cards-node-a"])
         assert fenced_from(made.machine()) == set(), "it may start nowhere else"
+        status = made.machine()["status"]
+        assert (status["phase"], status.get("reason", "")) == ("Running", ""), "it is not fenced while its node has it"
         made.dying.refused.clear()
         made.settled("node-b")
 
@@ -399,6 +401,7 @@ def test_the_command_that_takes_away_by_itself_says_what_it_could_not() -> None:
         with pytest.raises(Invalid, match="the label team is missing"):
             take_away(refusing, held_objects(made.store, "node-a"), "node-a", WHY)
         assert (_holder(made, "web"), _holder(made, "worker")) == ("node-a", None)
+        assert made.machine()["status"]["phase"] == "Running"
 
 
 @pytest.mark.parametrize("kind", STORES)

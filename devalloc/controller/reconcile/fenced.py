@@ -100,7 +100,7 @@ def take_from_fenced(
                 _take_away(writer, some, moved, node, nodes[node])
         except StoreError as error:
             log.error("cannot take machines and claims away from fenced node %s: %s", node, error)
-        for key in dict.fromkeys(writer.changed):
+        for key in dict.fromkeys(key for key in writer.changed if key not in writer.failed):
             log.warning("took %s away from node %s, which is fenced (%s)", key, node, nodes[node])
         changed += writer.changed
     return changed
@@ -143,18 +143,25 @@ class _Writer:
             return False
 
     def _write(self, before: Object, wanted: Object) -> bool:
-        """Write status, then metadata, as the mark may go last; whether the object is as wanted."""
+        """Write status, then metadata: without the mark, another node may take it at once. If the store refuses the
+        second write, the first is taken back: the node still has it. Whether the object is as wanted."""
         key = Key.of(before)
+        current = before
         try:
             if wanted.get("status") != before.get("status"):
                 if not self._may_write():
                     return False
-                written = self._store.replace_status({**before, "status": wanted["status"]})
-                wanted = {**wanted, "metadata": {**wanted["metadata"], "resourceVersion": _version(written)}}
+                current = self._store.replace_status({**before, "status": wanted["status"]})
+                wanted = {**wanted, "metadata": {**wanted["metadata"], "resourceVersion": _version(current)}}
                 self.changed.append(key)
             if not self._may_write():
                 return False
-            self._store.replace(wanted)
+            try:
+                self._store.replace(wanted)
+            except REFUSALS:
+                if current is not before and self._may_write():
+                    self._store.replace_status({**current, "status": before.get("status", {})})
+                raise
             self.changed.append(key)
         except NotFound:
             return True
