@@ -113,6 +113,19 @@ class TestFlow:
         assert reserved_for(two, "web") == {"numa0": {"cpu": "1", "memory": "1Gi"}}
         assert status(two, "web")["nodeName"] == "b"
 
+    def test_the_source_counts_the_machine_until_the_target_has_taken_it(self, two: SQLiteStore) -> None:
+        """Its paused guest has its memory there until then."""
+        nodes = running(two, cpu="2")
+        fill(two, migration())
+        rounds(two)
+        nodes.hand_over()
+        fill(two, machine("next", "3", "1Gi", nodeName="a"))
+        rounds(two)
+        assert status(two, "next")["reason"] == "NoRoom"
+        nodes.follow()
+        rounds(two)
+        assert node_by_machine(two) == {"web": "b", "next": "a"}
+
     def test_rounds_without_news_write_nothing(self, two: SQLiteStore) -> None:
         running(two)
         fill(two, migration(), migration("second"), migration("third", "nothing"))

@@ -208,14 +208,32 @@ class TestLedgers:
         assert book.nodes["a"].counted.cpu >= 1000
         assert book.nodes["a"].machines[KEY].migrating, "it gets nothing else meanwhile"
 
-    def test_it_counts_on_its_target_alone_as_of_the_handover(self) -> None:
-        book = self.book()
+    @pytest.mark.parametrize("node", [None, "a"])
+    def test_it_counts_on_its_source_until_its_target_takes_it(self, node: str | None) -> None:
+        """Until then, its paused guest has its memory there."""
+        book = self.book(node=node)
         book.put(moving())
-        after = handed_over(moving())
-        book.put({**after, "metadata": {**after["metadata"], "resourceVersion": "2"}})
+        handed = handed_over(moving())
+        metadata = handed["metadata"]
+        book.put({**handed, "metadata": {**metadata, "resourceVersion": "2"}})
+        assert book.nodes["a"].counted == Resources(2000, 2 << 30)
+        if node is None:
+            assert book.records[KEY].node == "b"
+            assert not book.nodes["b"].machines[KEY].migrating
+        notes = {"devalloc.io/prepared-on": "b"}
+        book.put({**handed, "metadata": {**metadata, "resourceVersion": "3", "annotations": notes}})
         assert KEY not in book.nodes["a"].machines
-        assert book.records[KEY].node == "b"
-        assert not book.nodes["b"].machines[KEY].migrating
+        assert (KEY in book.records) == (node is None)
+
+    def test_it_is_a_machine_of_its_source_again_if_its_target_is_fenced(self) -> None:
+        book = self.book()
+        handed = handed_over(moving())
+        book.put(handed)
+        back = {**handed["status"], "nodeName": "a"}
+        book.put({**handed, "status": back, "metadata": {**handed["metadata"], "resourceVersion": "2"}})
+        assert book.records[KEY].node == "a"
+        assert KEY in book.nodes["a"].machines
+        assert KEY not in book.nodes["b"].machines
 
     def test_what_was_reserved_is_free_when_the_migration_is_withdrawn_or_the_machine_is_gone(self) -> None:
         for gone in (False, True):
