@@ -225,7 +225,7 @@ def _running(made: FencedCluster) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_a_cut_off_plugin_that_never_stopped_ends_it_when_it_sees_the_store_again(kind: Kind) -> None:
+def test_a_plugin_that_was_cut_off_ends_the_machine_when_it_reaches_the_store_again(kind: Kind) -> None:
     with cluster(kind) as made:
         made.is_word_true = False
         made.a.is_cut = True
@@ -243,7 +243,7 @@ def test_a_cut_off_plugin_that_never_stopped_ends_it_when_it_sees_the_store_agai
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_one_that_came_back_to_its_node_is_started_anew_and_not_taken_up(kind: Kind) -> None:
+def test_a_machine_that_came_back_to_its_node_is_started_anew(kind: Kind) -> None:
     """The old QEMU knows nothing of what was written to the disks meanwhile."""
     with cluster(kind) as made:
         made.is_word_true = False
@@ -267,7 +267,7 @@ def test_one_that_came_back_to_its_node_is_started_anew_and_not_taken_up(kind: K
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_one_whose_disks_only_the_lost_node_has_waits_for_it_and_says_so(kind: Kind) -> None:
+def test_a_machine_whose_disks_only_the_lost_node_has_waits_for_it_and_says_so(kind: Kind) -> None:
     disks = [{"path": "/srv/web.raw", "format": "raw"}]
     with cluster(kind, start={"kernel": "/images/vmlinuz", "disks": disks}) as made:
         made.a.power_off()
@@ -321,7 +321,7 @@ def test_claims_without_machines_are_released(kind: Kind) -> None:
         assert not now.get("status"), "its node has nothing to give"
 
 
-def test_on_a_cluster_the_taint_of_the_node_is_the_word() -> None:
+def test_on_a_cluster_the_taint_of_the_node_fences_it() -> None:
     with cluster(ClusterStores, has_node=True) as made:
         made.a.power_off()
         made.fence()
@@ -335,7 +335,7 @@ def test_on_a_cluster_the_taint_of_the_node_is_the_word() -> None:
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_a_deleted_machine_of_a_lost_node_goes(kind: Kind) -> None:
+def test_a_deleted_machine_of_a_fenced_node_goes(kind: Kind) -> None:
     with cluster(kind) as made:
         made.a.power_off()
         made.store.delete("VirtualMachine", "default", "web")
@@ -360,7 +360,7 @@ def test_what_changed_meanwhile_is_left_alone() -> None:
         assert notes(made.machine())[meta.PREPARED_ON] == "node-a"
 
 
-def test_its_object_no_longer_says_that_it_is_ready_or_could_move() -> None:
+def test_a_machine_that_was_taken_away_no_longer_says_that_it_is_ready_or_could_move() -> None:
     with cluster(guestReports=True) as made:
         made.a.power_off()
         machine = made.machine()
@@ -371,7 +371,7 @@ def test_its_object_no_longer_says_that_it_is_ready_or_could_move() -> None:
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_a_machine_that_cannot_be_taken_away_stays_with_its_claims_and_keeps_no_other(kind: Kind) -> None:
+def test_a_machine_that_cannot_be_taken_away_keeps_its_claims_and_its_status(kind: Kind) -> None:
     with cluster(kind) as made:
         made.store.create(vm("worker"))
         made.go_on_until(lambda: _holder(made, "worker") == "node-a", "it runs")
@@ -392,7 +392,7 @@ def _holder(made: FencedCluster, name: str) -> str | None:
     return notes(made.store.get("VirtualMachine", "default", name)).get(meta.PREPARED_ON)
 
 
-def test_the_command_that_takes_away_by_itself_says_what_it_could_not() -> None:
+def test_the_command_reports_what_it_could_not_take_away() -> None:
     with cluster() as made:
         made.store.create(vm("worker"))
         made.go_on_until(lambda: _holder(made, "worker") == "node-a", "it runs")
@@ -405,7 +405,7 @@ def test_the_command_that_takes_away_by_itself_says_what_it_could_not() -> None:
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_a_node_that_cannot_confirm_one_end_goes_on_with_all_else(kind: Kind) -> None:
+def test_a_node_that_cannot_confirm_an_end_goes_on_with_everything_else(kind: Kind) -> None:
     with cluster(kind) as made:
         made.is_word_true = False
         made.a.kill()
@@ -425,7 +425,7 @@ def test_a_node_that_cannot_confirm_one_end_goes_on_with_all_else(kind: Kind) ->
         made.go_on_until(lambda: not fenced_from(made.machine()), "it confirms that later")
 
 
-def test_a_machine_whose_qemu_cannot_be_ended_keeps_no_other_from_being_ended_and_the_node_from_all_else() -> None:
+def test_a_node_that_cannot_end_one_qemu_ends_all_others_and_goes_on() -> None:
     with cluster() as made:
         made.store.create(vm("worker"))
         made.go_on_until(lambda: _holder(made, "worker") == "node-a", "it runs")

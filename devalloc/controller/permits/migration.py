@@ -41,8 +41,8 @@ class MigrationEnd:
     message: str
 
 
-NO_MIGRATION = MigrationEnd(False, Reason.MIGRATION_WITHDRAWN.value, "it has no migration any more")
-"""How it ended if no migration of the machine is there: a user deleted it, or it did not begin."""
+NO_MIGRATION = MigrationEnd(False, Reason.MIGRATION_WITHDRAWN.value, "its migration was deleted before it ended")
+"""How it ended if there is no migration of the machine: a user deleted it, or it did not begin."""
 
 
 class Migrator(Protocol):

@@ -762,7 +762,7 @@ class TestTime:
             store, MigrationLimits(**limits), now=lambda: datetime.now(UTC) + timedelta(hours=hours)
         ).look()
 
-    def test_one_that_takes_too_long_is_withdrawn(self, two: SQLiteStore) -> None:
+    def test_a_migration_that_takes_too_long_is_withdrawn(self, two: SQLiteStore) -> None:
         nodes = running(two)
         fill(two, migration())
         rounds(two)
@@ -777,7 +777,7 @@ class TestTime:
         assert "did not move within 3600 s, and stays on node a" in failed["message"]
         assert "completionTime" in failed
 
-    def test_unless_it_was_handed_over_meanwhile(self, two: SQLiteStore) -> None:
+    def test_a_machine_that_was_handed_over_meanwhile_has_moved(self, two: SQLiteStore) -> None:
         nodes = running(two)
         fill(two, migration())
         rounds(two)
@@ -792,14 +792,14 @@ class TestTime:
         ended = migration_status(two)
         assert (ended["phase"], ended.get("reason", "")) == ("Succeeded", "")
 
-    def test_one_that_only_waits_for_a_target_is_not(self, two: SQLiteStore) -> None:
+    def test_a_migration_that_only_waits_for_a_target_is_not_withdrawn(self, two: SQLiteStore) -> None:
         fill(two, migration())
         rounds(two)
         self.look(two, 100)
         rounds(two)
         assert migration_status(two)["phase"] == "Pending"
 
-    def test_those_that_ended_are_deleted_after_a_while(self, two: SQLiteStore) -> None:
+    def test_migrations_that_ended_are_deleted_after_a_while(self, two: SQLiteStore) -> None:
         fill(two, machine("web", running=False), migration())
         rounds(two)
         self.look(two, 0.5)
@@ -808,7 +808,7 @@ class TestTime:
         with pytest.raises(NotFound):
             two.get(KIND, "default", "move")
 
-    def test_one_that_cannot_be_deleted_keeps_no_other(self, two: SQLiteStore) -> None:
+    def test_a_migration_that_cannot_be_deleted_does_not_keep_another_one(self, two: SQLiteStore) -> None:
         fill(two, machine("web", running=False), migration("m1"), migration("m2"))
         rounds(two)
         store: Any = RefusingStore(two, m1=DENIED)
@@ -816,7 +816,9 @@ class TestTime:
         assert [one["metadata"]["name"] for one in two.list(KIND).objects] == ["m1"]
 
     @pytest.mark.parametrize("error", [DENIED, UnknownOutcome("failed calling webhook: no answer")])
-    def test_one_that_cannot_be_withdrawn_keeps_no_other(self, two: SQLiteStore, error: StoreError) -> None:
+    def test_a_migration_that_cannot_be_withdrawn_does_not_keep_another_one(
+        self, two: SQLiteStore, error: StoreError
+    ) -> None:
         running(two)
         fill(two, migration("m1"), machine("worker"))
         rounds(two)
@@ -855,7 +857,7 @@ class TestTime:
         assert [one["metadata"]["name"] for one in two.list(KIND).objects] == ["late"]
         assert booking(two) == {}
 
-    def test_and_earlier_when_there_are_many(self, two: SQLiteStore) -> None:
+    def test_the_oldest_migrations_that_ended_are_deleted_earlier_when_there_are_many(self, two: SQLiteStore) -> None:
         for number in range(MAX_ENDED + 3):
             stored = two.create(migration(f"m{number}"))
             seconds = f"2026-11-27T12:{number // 60:02d}:{number % 60:02d}Z"

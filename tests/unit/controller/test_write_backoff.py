@@ -79,7 +79,7 @@ def bed() -> Iterator[Bed]:
         yield made
 
 
-def test_a_claim_that_cannot_be_given_devices_is_told_so_and_others_get_them(bed: Bed) -> None:
+def test_a_claim_that_cannot_be_written_says_so_and_others_get_its_devices(bed: Bed) -> None:
     fill(bed.users, gpu_class(), gpu_pool(devices=1), gpu_claim("a", priority="9"), gpu_claim("b"))
     bed.rounds()
     assert annotations(bed.users, "a")["reason"] == "Refused"
@@ -157,7 +157,7 @@ def test_the_next_round_is_due_at_once(bed: Bed) -> None:
     assert due[-1] == ["p/d0"]
 
 
-def test_it_is_logged_once(bed: Bed, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refusal_is_logged_once(bed: Bed, caplog: pytest.LogCaptureFixture) -> None:
     fill(bed.users, gpu_class(), gpu_pool(), gpu_claim("a"))
     bed.refused = ["claims/a"]
     with caplog.at_level(logging.INFO):
@@ -168,7 +168,7 @@ def test_it_is_logged_once(bed: Bed, caplog: pytest.LogCaptureFixture) -> None:
     assert all("DeviceClaim default/a" in error for error in errors)
 
 
-def test_what_cannot_be_written_on_it_is_told_beside_it(bed: Bed) -> None:
+def test_an_event_reports_what_cannot_be_written_on_the_object(bed: Bed) -> None:
     """By an Event: an object that takes no more annotations would else wait without a word."""
     events: list[ObjectEvent] = []
     bed.allocator = DeviceClaimAllocator(
@@ -182,7 +182,7 @@ def test_what_cannot_be_written_on_it_is_told_beside_it(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize("change", ["annotation", "class", "time"])
-def test_it_is_asked_for_again_when_something_has_changed(bed: Bed, change: str) -> None:
+def test_a_refused_claim_is_tried_again_when_something_has_changed(bed: Bed, change: str) -> None:
     fill(bed.users, gpu_class(), gpu_pool(), gpu_claim("a"))
     bed.rounds()
     bed.refused = []
@@ -200,7 +200,7 @@ def test_it_is_asked_for_again_when_something_has_changed(bed: Bed, change: str)
     assert "reason" not in annotations(bed.users, "a")
 
 
-def test_it_is_tried_ever_more_seldom(bed: Bed) -> None:
+def test_a_refused_claim_is_tried_less_and_less_often(bed: Bed) -> None:
     fill(bed.users, gpu_class(), gpu_pool(), gpu_claim("a"))
     tried = []
     for second in range(0, 600, 10):
@@ -210,7 +210,7 @@ def test_it_is_tried_ever_more_seldom(bed: Bed) -> None:
     assert tried == [0, 60, 180, 420]
 
 
-def test_a_group_is_refused_as_one_and_asked_for_without_the_member_that_was_too_much(bed: Bed) -> None:
+def test_a_refused_group_is_tried_again_without_the_member_that_was_too_much(bed: Bed) -> None:
     fill(bed.users, gpu_class(), gpu_pool(devices=4), *(gpu_claim(name, group="g") for name in "ab"))
     bed.rounds()
     assert [held(bed.users, name) for name in "ab"] == [[], []]
@@ -236,7 +236,7 @@ def test_a_machine_whose_claim_is_refused_waits_with_it_and_another_has_its_room
     assert bed.rounds() == []
 
 
-def test_what_a_machine_cannot_be_given_more_another_has(bed: Bed) -> None:
+def test_another_machine_gets_what_a_refused_one_cannot_grow_by(bed: Bed) -> None:
     first = machine("first", "1", "1Gi")
     first["metadata"]["annotations"] = {"devalloc.io/priority": "9"}
     fill(bed.users, host("n", cpus=4), first)
@@ -257,7 +257,7 @@ def test_what_a_machine_cannot_be_given_more_another_has(bed: Bed) -> None:
     assert bed.rounds() == []
 
 
-def test_what_cannot_be_said_of_a_claim_that_holds_devices_is_not_tried_in_each_round(bed: Bed) -> None:
+def test_a_refused_message_on_an_allocated_claim_is_not_tried_in_each_round(bed: Bed) -> None:
     """Its annotations are written and put back, which makes another state of it."""
     bed.refused = []
     fill(bed.users, gpu_class(), gpu_pool(), gpu_claim("a"))
@@ -275,7 +275,7 @@ def test_what_cannot_be_said_of_a_claim_that_holds_devices_is_not_tried_in_each_
     assert device["conditions"][0]["type"] == "DeviceLost"
 
 
-def test_marks_that_could_not_be_taken_away_go_as_soon_as_they_can(bed: Bed) -> None:
+def test_marks_that_could_not_be_removed_go_as_soon_as_they_can(bed: Bed) -> None:
     """Nodes take nothing for given that has one, and on a quiet cluster nothing else is to be written."""
     quiet = AllocatorSettings(availability=1000)
     bed.allocator = DeviceClaimAllocator(bed.store, settings=quiet, clock=lambda: bed.now)
