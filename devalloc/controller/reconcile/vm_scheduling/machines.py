@@ -327,7 +327,8 @@ class _MachineSorter:
     def _count_on_source(self, key: MachineKey, doc: Object, taken: dict[tuple[str, str, str], int]) -> None:
         """A machine that was handed over has its memory on its source, too, until its target takes it."""
         view = MachineView(doc)
-        if view.handed_over_to is not None and (node := view.holder) in self.hosts:
+        node = view.holder
+        if view.handed_over_to is not None and node is not None and node in self.hosts:
             self.moving[key] = doc, self._count(_sum_by_resource(doc), node, taken)
 
     def _count(self, amounts: Mapping[str, int], node: str, taken: dict[tuple[str, str, str], int]) -> list[Any]:
