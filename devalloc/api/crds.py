@@ -313,13 +313,13 @@ RULES: dict[str, tuple[CrdRule, ...]] = {
         CrdRule(
             "!has(self.spec.nics) || "
             "self.spec.nics.all(nic, !has(nic.mac) && (!has(nic.backend) || nic.backend != 'tap'))",
-            "nics of a template cannot have a mac or backend tap: only one machine can have it",
+            "nics[].mac and backend tap cannot be in a template: only one machine can have them",
             ".spec.nics",
         ),
         CrdRule(
             "!has(self.spec.start) || !has(self.spec.start.disks) || "
             "self.spec.start.disks.all(disk, has(disk.clone) || (has(disk.readOnly) && disk.readOnly))",
-            "disks of a template must be readOnly or have clone: only one machine can write a disk",
+            "start.disks[] must be readOnly or have clone in a template: only one machine can write a disk",
             ".spec.start.disks",
         ),
     ),

@@ -6,7 +6,9 @@ Reads manifests tolerantly: what has another type than the API's is not there.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from devalloc.api.host_pool_names import (
@@ -21,6 +23,8 @@ from devalloc.api.views import ClaimKey, MachineKey, MachineView, as_mapping, as
 LIVE_MIGRATABLE = "LiveMigratable"
 """Condition of a machine that runs: whether QEMU could move it now, with the devices that it has, as its node says. If
 it is False, with the reason."""
+
+_NONE_RECEIVES = "no other node receives machines that run; start the plugin of another node with --migration-address"
 
 
 def shared_storage(host_pool: Mapping[str, Any] | None) -> str:
@@ -121,23 +125,41 @@ def why_none_receives(host_pools: Mapping[str, Mapping[str, Any]], source: str, 
     if not others or any(receives_machines(host_pools[node]) for node in others):
         return ""
     if target is None:
-        return "no other node receives machines that run; start the plugin of another node with --migration-address"
+        return _NONE_RECEIVES
     return f"node {target} receives no machines that run; start its plugin with --migration-address"
 
 
-def why_no_target(machine: Mapping[str, Any], host_pools: Mapping[str, Mapping[str, Any]], source: str) -> str:
-    """Why no other node can have a machine that runs, whatever there is room for; empty if one can. ``host_pools``: by
-    node."""
-    others = {node: pool for node, pool in host_pools.items() if node != source}
-    if not others:
-        return "no other node has published its capacity for machines"
-    if why := why_none_receives(host_pools, source):
-        return why
-    here = storage_folders(shared_storage(host_pools.get(source)))
-    receiving = (pool for pool in others.values() if receives_machines(pool))
-    if any(reaches_disks(machine, here, storage_folders(shared_storage(pool))) for pool in receiving):
-        return ""
-    return f"no other node that receives machines has the shared storage of node {source}, where its disks are"
+@dataclass(frozen=True, slots=True)
+class MigrationTargets:
+    """The nodes that can have machines that run, as their host pools say it. Made once for many machines, so that these
+    do not look at every node."""
+
+    folders: Mapping[str, frozenset[str]]
+    """The shared storage of each node that has published its capacity."""
+    receiving: Mapping[frozenset[str], Sequence[str]]
+    """The nodes that receive machines that run, by their shared storage."""
+
+    @classmethod
+    def of(cls, host_pools: Mapping[str, Mapping[str, Any]]) -> MigrationTargets:
+        """``host_pools``: by node."""
+        folders = {node: storage_folders(shared_storage(pool)) for node, pool in host_pools.items()}
+        receiving: dict[frozenset[str], list[str]] = defaultdict(list)
+        for node, pool in host_pools.items():
+            if receives_machines(pool):
+                receiving[folders[node]].append(node)
+        return cls(folders, dict(receiving))
+
+    def why_none(self, machine: Mapping[str, Any], source: str) -> str:
+        """Why no other node can have a machine that runs, whatever there is room for; empty if one can."""
+        if len(self.folders) == (source in self.folders):
+            return "no other node has published its capacity for machines"
+        others = [folders for folders, nodes in self.receiving.items() if nodes != [source]]
+        if not others:
+            return _NONE_RECEIVES
+        here = self.folders.get(source, frozenset())
+        if any(reaches_disks(machine, here, there) for there in others):
+            return ""
+        return f"no other node that receives machines has the shared storage of node {source}, where its disks are"
 
 
 def reaches_disks(machine: Mapping[str, Any], here: Iterable[str], there: Iterable[str]) -> bool:

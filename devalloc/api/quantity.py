@@ -139,6 +139,16 @@ class Quantity:
         return self.format if self.nano else other.format
 
 
+def count_text(amount: object) -> str:
+    """An amount of what people count, such as CPUs: 1000, not 1k. Anything else is as it is."""
+    text = str(amount)
+    try:
+        units = Quantity.parse(text).as_integer()
+    except QuantityError:
+        return text
+    return text if units is None else str(units)
+
+
 _READABLE_DIGITS = 4
 """Amounts with more digits are rounded for people."""
 

@@ -16,7 +16,9 @@ from pydantic import ValidationError
 
 from devalloc.api import meta
 from devalloc.api.claim import DeviceAllocation, DeviceClaimStatus
+from devalloc.api.host_pool_names import CPU
 from devalloc.api.json_content import ContentError, content_faults, escape_invalid_unicode
+from devalloc.api.quantity import count_text
 
 Object = dict[str, Any]
 
@@ -233,6 +235,11 @@ class MigrationView(ObjectView):
         return bool(self.uid) and machine.migration_state.get("migrationUID") == self.uid
 
 
+def amount_text(resource: str, amount: object) -> str:
+    """A resource and how much of it, for people: "memory 3Gi", "cpu 1000"."""
+    return f"{resource} {count_text(amount) if resource == CPU else amount}"
+
+
 def format_devices(entries: Sequence[Object] | Object, *, limit: int | None = 4) -> str:
     """Allocation entries, or those of an AllocationResult, as "pool/device (memory 3Gi)", at most ``limit`` of them.
 
@@ -244,7 +251,7 @@ def format_devices(entries: Sequence[Object] | Object, *, limit: int | None = 4)
     texts, last = [], None
     for entry in shown:
         pool = entry["devicePoolName"]
-        amounts = ", ".join(f"{amount['name']} {amount['allocation']}" for amount in entry.get("allocations", []))
+        amounts = ", ".join(amount_text(one["name"], one["allocation"]) for one in entry.get("allocations", []))
         name = entry["deviceName"] if pool == last else f"{pool}/{entry['deviceName']}"
         texts.append(f"{name} ({amounts})" if amounts else name)
         last = pool
@@ -318,9 +325,10 @@ def machine_phase(machine: Object) -> str:
 def machine_amount(machine: Object, name: str) -> str:
     """The actual and the wanted amount: "2/4"."""
     bounds = machine["spec"]["cpu" if name == "cpus" else name]
-    requested = str(bounds.get("use", bounds["min"]))
+    text = count_text if name == "cpus" else str
+    requested = text(bounds.get("use", bounds["min"]))
     observed = machine.get("status", {}).get("observed", {}).get(name)
-    return requested if observed is None or str(observed) == requested else f"{observed}/{requested}"
+    return requested if observed is None or text(observed) == requested else f"{text(observed)}/{requested}"
 
 
 def pool_model(pool: Object) -> str:

@@ -48,6 +48,10 @@ def ignored_warnings(documents: Sequence[Document], verb: ManifestVerb, stored: 
             if group != RESOURCE_CLAIMS or verb == "apply":
                 yield f"{about}: {ignored_reason(group)}"
             continue
+        if verb == "solve" and kind == "VirtualMachineReplicaSet":
+            why = "the controller creates its machines, so they are not part of the answer"
+            yield f"{about}: {why}; write a VirtualMachine with the spec of its template to place one"
+            continue
         if _is_read(api_version, kind) or (verb != "apply" and is_dra and not group):
             continue  # Nodes and Pods go with ResourceClaims
         if named is None:

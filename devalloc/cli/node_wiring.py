@@ -375,6 +375,7 @@ def store_permits(
         shown_to_all=scaling.has_own_token,
         era=scaling.compat or Settings.era,
         unit=scaling.unit,
+        migration_seconds=scaling.server.migration_seconds,
         **vars(scaling.server.arithmetic),
     )
     backoff = Backoff(LISTEN_SECONDS, MAX_LISTEN_SECONDS)

@@ -104,7 +104,8 @@ def keys_of(
         pairs = [[words[0], word] for word in words[1:]]
     for kind, name in pairs:
         if not kind or not name:
-            raise BadInput(f"invalid name {kind}/{name}; use KIND/NAME, such as dclaim/train")
+            example = "vm/web" if default == "virtualmachines" else "dclaim/train"
+            raise BadInput(f"invalid name {kind}/{name}; use KIND/NAME, such as {example}")
     return [key_of(kind_of(kind, store), name, namespace) for kind, name in pairs]
 
 

@@ -15,14 +15,12 @@ from devalloc.api import meta
 from devalloc.api.decode import decode
 from devalloc.api.host_pool_names import node_of_host_pool
 from devalloc.api.machine_location import (
+    MigrationTargets,
     is_migratability_unknown,
     local_disks,
     local_parts,
     migration_obstacle,
     network_pool_names,
-    shared_storage,
-    storage_folders,
-    why_no_target,
 )
 from devalloc.api.moved_claims import claim_users
 from devalloc.api.views import ClaimKey, ClaimView, MachineKey, MachineView, MigrationView
@@ -94,7 +92,7 @@ def plan_drain(
     machines = [one for one in listed if one["kind"] == KIND and MachineView(one).is_on(node)]
     claims = {ClaimView(one).key: one for one in listed if one["kind"] == "DeviceClaim"}
     users = claim_users(one for one in listed if one["kind"] == KIND)
-    fleet = _Fleet(pools, claims, users, network_pool_names(listed), live, failed or {})
+    fleet = _Fleet(MigrationTargets.of(pools), claims, users, network_pool_names(listed), live, failed or {})
     planned = [_fate(one, node, fleet, force) for one in sorted(machines, key=lambda one: MachineView(one).key)]
     return _with_shared_claims(planned, claims, node)
 
@@ -162,8 +160,7 @@ def _withdraw_eviction(store: Store, machine: Object, node: str) -> bool:
 class _Fleet:
     """What else counts for the fate of a machine."""
 
-    pools: Mapping[str, Object]
-    """What nodes have for machines, by node."""
+    targets: MigrationTargets
     claims: Mapping[ClaimKey, Object]
     users: Mapping[ClaimKey, Sequence[MachineKey]]
     """The machines that name each claim."""
@@ -186,11 +183,11 @@ class _Fleet:
         for claim in claims_of(machine):
             if claim not in self.claims or not ClaimView(self.claims[claim]).entries:
                 return f"its claim {'/'.join(claim)} is not allocated"
-        folders = storage_folders(shared_storage(self.pools.get(node)))
+        folders = self.targets.folders.get(node, frozenset())
         obstacle = migration_obstacle(machine, folders, self.claims, self.users, self.network_pools)
         if not obstacle and is_migratability_unknown(machine, self.claims, self.network_pools):
             obstacle = f"node {node} has not said yet whether QEMU can move it with its devices"
-        return obstacle or why_no_target(machine, self.pools, node)
+        return obstacle or self.targets.why_none(machine, node)
 
 
 _TO_BE_STOPPED = "it is to be stopped"
@@ -211,7 +208,7 @@ def _why_leaving(machine: Object, node: str) -> str:
 
 
 def _fate(machine: Object, node: str, fleet: _Fleet, force: bool) -> DrainedMachine:
-    pools = fleet.pools
+    shared_folders = fleet.targets.folders
     view, vm = MachineView(machine), decode(machine).object
     runs = is_running(machine)
     if not isinstance(vm, VirtualMachine):
@@ -225,13 +222,13 @@ def _fate(machine: Object, node: str, fleet: _Fleet, force: bool) -> DrainedMach
     if runs and not vm.spec.running and not force:
         return DrainedMachine(machine, Fate.STOPPING, _TO_BE_STOPPED, runs)
     pinned = ["spec.nodeName names the node"] if vm.spec.node_name == node else []
-    if pinned and node not in pools:
+    if pinned and node not in shared_folders:
         return DrainedMachine(machine, Fate.STAY, f"{pinned[0]}; name another one, or set spec.running: false", wanted)
     if pinned and view.holder is None and view.status.get("nodeName") != node:
         why = f"{pinned[0]}, so it waits until that is uncordoned; nothing of it is there"
         return DrainedMachine(machine, Fate.STAY, why, False)
     last = node if view.holder == node else view.annotation(meta.LAST_NODE)
-    folders = storage_folders(shared_storage(pools.get(last or "")))
+    folders = shared_folders.get(last or "", frozenset())
     local = [f"only node {last} has {part}" for part in local_parts(machine, folders)] if last else []
     ties = [*pinned, *local]
     if runs and not pinned and not local_disks(machine, folders):  # else the ties say all

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,6 +19,7 @@ from devalloc.api.views import MachineView, MigrationView
 from devalloc.controller.reconcile.vm_scheduling import KIND, MIGRATION_KIND
 from devalloc.controller.reconcile.vm_scheduling.migration_decision import explained_change, withdrawal_change
 from devalloc.controller.reconcile.vm_scheduling.migrations import MigrationLimits
+from devalloc.controller.reconcile.write_backoff import WriteBackoff, unit_of
 from devalloc.store import OBJECT_FAILURES, Conflict, Key, NotFound, Object, Store, StoreError
 
 log = logging.getLogger(__name__)
@@ -35,10 +37,12 @@ class MigrationCleanup:
         store: Store,
         limits: MigrationLimits | None = None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._limits = limits or MigrationLimits()
         self._now = now
+        self._backoff = WriteBackoff(clock)
 
     def run(self, stop: threading.Event) -> None:
         """Look again and again until ``stop`` is set. What cannot be written is tried again."""
@@ -50,16 +54,14 @@ class MigrationCleanup:
             stop.wait(INTERVAL_SECONDS)
 
     def look(self) -> None:
-        """End and delete what is due. What the store refuses to change is logged. Raises StoreError."""
+        """End and delete what is due. What the store refuses to change is logged once, and tried again later. Raises
+        StoreError."""
         migrations = self._store.list(MIGRATION_KIND).objects
+        self._backoff.look(migrations)
         for doc in migrations:
             since = _time(MigrationView(doc).status.get("startTime"))
             if not MigrationView(doc).is_over and self._is_past(since, self._limits.timeout):
-                with suppress(Conflict, NotFound):  # others were faster: it is looked at again
-                    try:
-                        self._end(doc)
-                    except OBJECT_FAILURES as error:
-                        log.warning("cannot end %s, which takes too long: %s", Key.of(doc), error)
+                self._try(self._end, doc, "it takes too long and cannot be ended")
         ended: dict[str, list[Object]] = defaultdict(list)
         for doc in migrations:
             if MigrationView(doc).is_over and not MigrationView(doc).is_deleting:
@@ -69,11 +71,21 @@ class MigrationCleanup:
             for number, doc in enumerate(some):
                 is_old = self._is_past(_time(MigrationView(doc).status.get("completionTime")), self._limits.ttl)
                 if is_old or number < len(some) - MAX_ENDED:
-                    self._delete(doc)
+                    self._try(self._delete, doc, "it ended long ago and cannot be deleted")
+
+    def _try(self, write: Callable[[Object], None], migration: Object, why: str) -> None:
+        unit = unit_of(migration)
+        if self._backoff.is_backed_off(unit):
+            return
+        with suppress(Conflict, NotFound):  # others were faster: it is looked at again
+            try:
+                write(migration)
+            except OBJECT_FAILURES as error:
+                self._backoff.note(unit, f"{why}: {error}")
 
     def _end(self, migration: Object) -> None:
         """Withdraw it: say why, and remove what its target reserves. If the machine was handed over before that, it has
-        moved, and the migration did not fail; in both cases a round says so. Raises Conflict, NotFound."""
+        moved, and the migration did not fail; in both cases a round says so. Raises StoreError."""
         view = MigrationView(migration)
         assert view.machine is not None
         machine = self._store.get(KIND, *view.machine)
@@ -87,12 +99,9 @@ class MigrationCleanup:
         log.warning("migration %s of machine %s: %s", "/".join(view.key), "/".join(view.machine), message)
 
     def _delete(self, migration: Object) -> None:
-        key, metadata = Key.of(migration), migration["metadata"]
-        with suppress(NotFound, Conflict):
-            try:
-                self._store.delete(*key, uid=metadata["uid"], resource_version=metadata["resourceVersion"])
-            except OBJECT_FAILURES as error:
-                log.warning("cannot delete %s, which ended long ago: %s", key, error)
+        """Raises StoreError."""
+        metadata = migration["metadata"]
+        self._store.delete(*Key.of(migration), uid=metadata["uid"], resource_version=metadata["resourceVersion"])
 
     def _is_past(self, since: datetime | None, seconds: float) -> bool:
         return since is not None and self._now() - since >= timedelta(seconds=seconds)

@@ -55,5 +55,12 @@ def pending_migrations(objects: Iterable[Object]) -> dict[MachineKey, list[Migra
 
 
 def migrations_of(store: Store, machine: MachineKey) -> list[MigrationView]:
-    """The migrations of a machine that are not over. Raises StoreError."""
-    return pending_migrations(store.list(KIND).objects)[machine]
+    """All migrations of a machine, also those that are over. Reads only those of its namespace, of which the controller
+    deletes old ones: their number is bounded. Raises StoreError."""
+    views = map(MigrationView, store.list(KIND, machine[0]).objects)
+    return [view for view in views if view.machine == machine]
+
+
+def pending_migrations_of(store: Store, machine: MachineKey) -> list[MigrationView]:
+    """Those of them that are not over. Raises StoreError."""
+    return [view for view in migrations_of(store, machine) if not view.is_over and not view.is_deleting]

@@ -84,8 +84,8 @@ class _Pace:
         self.due = now + backoff_delay(self.failures, FIRST_SECONDS, MOST_SECONDS)
         self.problem = problem or self.problem
 
-    def begin(self, now: float) -> bool:
-        """Whether it is not the time to wait now."""
+    def may_act(self, now: float) -> bool:
+        """Whether the wait after a failure is over, or there is none."""
         if self.due and self.due <= now:
             self.due = 0.0
         return not self.due
@@ -350,7 +350,7 @@ class ReplicaSets:
         machines = [self._machines[each] for each in sorted(self._owned.get(uid, ())) if each[0] == key[0]]
         now = self._clock()
         self._count_ended(paces, [m for m in machines if _has_ended(m)], now)
-        may_create, wanted = paces.create.begin(now), decoded.object.spec.replicas
+        may_create, wanted = paces.create.may_act(now), decoded.object.spec.replicas
         todo = plan(key[1], wanted, machines, lambda name: (key[0], name) in self._machines, may_create=may_create)
         deleted = self._delete_all(key, todo.delete, paces, now)
         left = [m for m in todo.delete if m["metadata"]["uid"] in paces.refused and not _has_ended(m)]
@@ -416,7 +416,7 @@ class ReplicaSets:
     def _delete_all(self, key: SetKey, machines: Sequence[Object], paces: _Paces, now: float) -> int:
         """How many were deleted. Those that the store refuses to delete wait, and no others. Raises StoreError if no
         store answers."""
-        if paces.delete.begin(now):
+        if paces.delete.may_act(now):
             paces.refused.clear()
         deleted, problem = 0, ""
         for machine in machines:

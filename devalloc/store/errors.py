@@ -112,8 +112,8 @@ REFUSALS = (Invalid, Forbidden)
 """The store has answered: it refuses this write of this object, because of a policy, a quota, a right or its content.
 Writes of other objects must not wait for it."""
 OBJECT_FAILURES = (*REFUSALS, UnknownOutcome)
-"""What a loop over many objects keeps to the object whose write has failed. An API server also gives no clear answer
-where a webhook for this object fails."""
+"""Errors that concern only the object whose write failed: a loop over many objects goes on with the next one. An API
+server also gives no clear answer if a webhook for this object fails."""
 
 
 def log_failure(log: logging.Logger, error: Exception, logged: str, what: str, delay: float) -> str:

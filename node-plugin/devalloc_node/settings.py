@@ -71,6 +71,8 @@ class ServerPorts:
     """Where it shows its ledgers: a unix socket, or a port of loopback; None: nowhere."""
     arithmetic: PermitArithmetic = DEFAULT_ARITHMETIC
     """How it counts."""
+    migration_seconds: float = 3600.0
+    """Time limit of a migration; then it withdraws the migration."""
 
 
 @dataclass(frozen=True, slots=True)

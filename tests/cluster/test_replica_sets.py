@@ -108,8 +108,8 @@ def test_the_controller_keeps_as_many_machines_as_the_set_and_its_scale_say(repl
     [
         ({"claims": ["gpu"]}, "claims cannot be in a template"),
         ({"runner": {"address": "10.0.0.2"}}, "runner cannot be in a template"),
-        ({"nics": [{"mac": "02:00:00:00:00:01"}]}, "nics of a template cannot have a mac"),
-        ({"start": {"disks": [{"path": "/a", "format": "raw"}]}}, "disks of a template must be readOnly or have clone"),
+        ({"nics": [{"mac": "02:00:00:00:00:01"}]}, "nics[].mac and backend tap cannot be in a template"),
+        ({"start": {"disks": [{"path": "/a", "format": "raw"}]}}, "start.disks[] must be readOnly or have clone"),
     ],
 )
 def test_the_api_server_refuses_what_only_one_machine_can_have(

@@ -650,7 +650,9 @@ def test_a_node_names_its_pools_after_itself(ruled: Cluster) -> None:
             f"{LONG[:200]}-01234567-0000-3b-00",
         ],
     }.items():
-        assert_refused(answers(node, names), f"the token of node {node} writes pools named {node}-host, ")
+        attempts = answers(node, names)
+        for name, answer in zip(names, attempts, strict=True):
+            assert_refused([answer], f"the token of node {node} must not write pool {name}; it may write {node}-host, ")
 
 
 def test_a_claim_leaves_room_for_the_mark_of_a_new_leader(ruled: Cluster) -> None:

@@ -225,7 +225,7 @@ def _running(made: FencedCluster) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_a_cut_off_plugin_that_never_stopped_ends_it_when_it_sees_the_store_again(kind: Kind) -> None:
+def test_a_plugin_that_was_cut_off_ends_the_machine_when_it_reaches_the_store_again(kind: Kind) -> None:
     with cluster(kind) as made:
         made.is_word_true = False
         made.a.is_cut = True
@@ -382,6 +382,8 @@ def test_a_machine_that_cannot_be_taken_away_keeps_its_claims_and_the_others_go(
         made.rounds()
         assert (_holder(made, "web"), made.where(), made.devices()) == ("node-a", "", ["cards-node-a"])
         assert fenced_from(made.machine()) == set(), "it may start nowhere else"
+        status = made.machine()["status"]
+        assert (status["phase"], status.get("reason", "")) == ("Running", ""), "it is not fenced while its node has it"
         made.dying.refused.clear()
         made.settled("node-b")
 
@@ -399,6 +401,7 @@ def test_the_command_reports_what_it_could_not_take_away() -> None:
         with pytest.raises(Invalid, match="the label team is missing"):
             take_away(refusing, held_objects(made.store, "node-a"), "node-a", WHY)
         assert (_holder(made, "web"), _holder(made, "worker")) == ("node-a", None)
+        assert made.machine()["status"]["phase"] == "Running"
 
 
 @pytest.mark.parametrize("kind", STORES)

@@ -17,6 +17,7 @@ import pytest
 
 from devalloc.cli import node_wiring
 from devalloc.cli.options.capacity import CapacityOptions
+from devalloc.controller import permits
 from devalloc.controller.permits import Settings, server
 from devalloc.scaling.resources import Resources
 from devalloc.store.sqlite import SQLiteStore
@@ -69,6 +70,16 @@ def test_a_port_that_is_taken_is_waited_for_and_told_once(tmp_path: Path, monkey
             thread.join(60)
         assert not thread.is_alive()
         assert "holderIdentity" not in lease(store)
+
+
+def test_the_server_gets_the_time_limit_of_migrations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
+    monkeypatch.setattr(permits, "PermitServer", lambda *args, **_: limits.append(args[2].migration_seconds))
+    scaling = ScalingSettings(server=ServerPorts(0, None, migration_seconds=7200.0))
+    node: Any = SimpleNamespace(settings=NodeSettings("n", BindingConfig("n"), state=tmp_path, scaling=scaling))
+    with closing(SQLiteStore(tmp_path / "store.db")) as store:
+        node_wiring.store_permits(store, node, CapacityOptions(), threading.Event(), alone=True, say=pytest.fail)
+    assert limits == [7200.0]
 
 
 @contextmanager

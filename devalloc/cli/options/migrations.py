@@ -38,3 +38,7 @@ class MigrationOptions:
         from devalloc.controller.reconcile.vm_scheduling.migrations import MigrationLimits
 
         return MigrationLimits(timeout=self.deadline, ttl=self.ttl)
+
+
+DEFAULT_MIGRATIONS = MigrationOptions()
+"""If another process runs the controller."""

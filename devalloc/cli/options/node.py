@@ -18,6 +18,7 @@ from devalloc.cli.node_client import DEFAULT_SOCKET as SOCKET
 from devalloc.cli.options.capacity import CapacityOptions, amount_parser, discover_or_fail
 from devalloc.cli.options.common import FOLDER
 from devalloc.cli.options.inventory import InventoryOptions
+from devalloc.cli.options.migrations import DEFAULT_MIGRATIONS, MigrationOptions
 from devalloc.cli.options.scaling import ScalingOptions, parse_networks, scaling_settings
 from devalloc.cli.render.output import print_note
 from devalloc.device_kinds import ALLOWABLE, DEFAULT_ALLOWED
@@ -457,9 +458,14 @@ def _home() -> Path:
 
 
 def node_settings(
-    inventory: InventoryOptions, options: PluginOptions, resync: float, kubelet: KubeletSettings | None = None
+    inventory: InventoryOptions,
+    options: PluginOptions,
+    resync: float,
+    kubelet: KubeletSettings | None = None,
+    migrations: MigrationOptions = DEFAULT_MIGRATIONS,
 ) -> NodeSettings:
-    """The node plugin's settings. ``resync``: seconds between looks. Raises BadInput, CommandFailed."""
+    """The node plugin's settings. ``resync``: seconds between looks. ``migrations``: those of the controller. Raises
+    BadInput, CommandFailed."""
     from devalloc_node.binding.binding import BindingConfig
     from devalloc_node.machine.machine_files import MachineConfig
     from devalloc_node.settings import NodeSettings
@@ -504,7 +510,7 @@ def node_settings(
         kubelet=kubelet,
         machines=machines,
         capacity=_capacity(options, root, home.parent),
-        scaling=scaling_settings(options.scaling, options.metrics, door),
+        scaling=scaling_settings(options.scaling, options.metrics, door, migrations),
         migrations=_migrations(options.machines),
         runners=parse_networks("--runner-network", options.scaling.runner_networks),
         warm=warm_settings(options.warm, inventory.node, door.parent, machines, waiting_users),

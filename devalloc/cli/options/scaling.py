@@ -17,6 +17,7 @@ import click
 
 from devalloc.cli.command import BadInput
 from devalloc.cli.options.common import EXISTING_FILE, PORT
+from devalloc.cli.options.migrations import DEFAULT_MIGRATIONS, MigrationOptions
 from devalloc.cli.options.permits import COMPAT, COMPUTE_UNIT, OF_PERMITS, PermitsOptions, amounts, permit_arithmetic
 from devalloc.settings import declared, given_options, group, setting
 
@@ -125,11 +126,13 @@ OF_PERMIT_SERVER = (*_OF_LOCAL_SERVER, "--permits-token-file")
 """Options that have no effect if a cluster's controller names the permit server."""
 
 
-def scaling_settings(options: ScalingOptions, metrics: str | None, door: Path) -> ScalingSettings | None:
+def scaling_settings(
+    options: ScalingOptions, metrics: str | None, door: Path, migrations: MigrationOptions = DEFAULT_MIGRATIONS
+) -> ScalingSettings | None:
     """The settings of the agent and its permit server; None without --scaling.
 
     ``metrics``: the address of the metrics; ``door``: the node plugin's own socket, beside which the sockets with the
-    agent's state are. Raises BadInput.
+    agent's state are; ``migrations``: those of the controller. Raises BadInput.
     """
     from devalloc.scaling.versions import ProtocolEra
     from devalloc_node.settings import ScalingSettings
@@ -141,7 +144,7 @@ def scaling_settings(options: ScalingOptions, metrics: str | None, door: Path) -
         return None
     plain, era = ScalingSettings(), None if options.compat is None else ProtocolEra(options.compat)
     agent = _agent(options.agent_config, era or plain.era)
-    server = _server_ports(options, door)
+    server = _server_ports(options, door, migrations.deadline)
     dump = _listen_place(options.dump_port, door, "agent")
     _check_ports({"--dump-port": dump, "--metrics": _port_of(metrics)}, server)
     secret = None if options.permits_token_file is None else _token(options.permits_token_file)
@@ -171,7 +174,7 @@ def _listen_place(port: int | None, door: Path, what: str) -> Path | int | None:
     return door.with_name(f"{door.stem}-{what}.sock") if port is None else port or None
 
 
-def _server_ports(options: ScalingOptions, door: Path) -> ServerPorts | None:
+def _server_ports(options: ScalingOptions, door: Path, migration_seconds: float) -> ServerPorts | None:
     """The local permit server; None if another one is used."""
     if options.permits is None:
         from devalloc.controller.permits.settings import PORT as DEFAULT_PORT
@@ -184,7 +187,7 @@ def _server_ports(options: ScalingOptions, door: Path) -> ServerPorts | None:
         requests = DEFAULT_PORT if options.permits_port is None else options.permits_port
         era = Settings.era if options.compat is None else ProtocolEra(options.compat)
         dump = _listen_place(options.permits_dump_port, door, "permits")
-        return ServerPorts(requests, dump, permit_arithmetic(options.arithmetic, era))
+        return ServerPorts(requests, dump, permit_arithmetic(options.arithmetic, era), migration_seconds)
     for name in reversed(given_options(options)):
         if name in _OF_LOCAL_SERVER:
             raise BadInput(f"{name} configures the local permit server, which does not run with --permits")

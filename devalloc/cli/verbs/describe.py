@@ -276,6 +276,7 @@ def _print_reason(store: Store, claim: Object) -> None:
 def _pool(store: Store, pool: Object) -> None:
     from devalloc.api.machine_reservation import booked_entries
     from devalloc.api.moved_claims import moved_claims_among
+    from devalloc.api.views import amount_text
     from devalloc.cli.render.host import effective_attribute
 
     users: dict[str, list[str]] = {}
@@ -289,7 +290,9 @@ def _pool(store: Store, pool: Object) -> None:
         coming = [(entry, ", moving here") for entry in booked_entries(owner)]
         for entry, state in [(entry, "") for entry in owner.get("status", {}).get("allocations", [])] + coming:
             if entry["devicePoolName"] == pool["metadata"]["name"]:
-                amounts = ", ".join(f"{part['name']} {part['allocation']}" for part in entry.get("allocations", []))
+                amounts = ", ".join(
+                    amount_text(part["name"], part["allocation"]) for part in entry.get("allocations", [])
+                )
                 who = f"{owner['metadata'].get('namespace', 'default')}/{owner['metadata']['name']}"
                 who = who if owner["kind"] == "DeviceClaim" else f"machine {who}"
                 users.setdefault(entry["deviceName"], []).append(f"{who} ({amounts}{state})" if amounts else who)
@@ -309,7 +312,7 @@ def _pool(store: Store, pool: Object) -> None:
         draws = ", ".join(f"{name} {amount}" for name, amount in device.get("requests", {}).items())
         state = effective_attribute(pool, device, "devalloc.io/unavailable") or ", ".join(users.get(device["name"], []))
         what = effective_attribute(pool, device, "profile") or effective_attribute(pool, device, "function")
-        shares = ", ".join(f"{entry['name']} {entry['capacity']}" for entry in device.get("resources", []))
+        shares = ", ".join(amount_text(entry["name"], entry["capacity"]) for entry in device.get("resources", []))
         rows.append([device["name"], what, draws, shares, state])
     print_table(["DEVICE", "WHAT", "DRAWS ON THE POOL", "SHARES", "USED BY"], rows)
 

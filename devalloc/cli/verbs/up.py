@@ -141,7 +141,7 @@ def up(options: UpOptions) -> int:
         )
         plugin = None
         if runs_node:
-            settings = partial(node_settings, inventory, plugin_options, options.resync)
+            settings = partial(node_settings, inventory, plugin_options, options.resync, migrations=options.migrations)
             settings()  # reports invalid options before anything starts
             plugin = StandaloneNode(
                 path,

@@ -8,6 +8,7 @@ from typing import Any
 
 from devalloc.api import meta, views
 from devalloc.api.dedicated_pools import ALLOCATOR_KEY, DEVALLOC
+from devalloc.api.quantity import count_text
 from devalloc.api.views import ClaimKey, ClaimView, MachineView, ObjectView, as_mapping, as_mappings
 from devalloc.controller.overview.model import (
     AmountTexts,
@@ -64,14 +65,14 @@ def _wanted_amounts(machine: Object) -> AmountTexts:
     spec = MachineView(machine).spec
     cpu, memory = as_mapping(spec.get("cpu")), as_mapping(spec.get("memory"))
     return AmountTexts(
-        reported.cpus or shorten(cpu.get("use", cpu.get("min", ""))),
+        reported.cpus or shorten(count_text(cpu.get("use", cpu.get("min", "")))),
         reported.memory or shorten(memory.get("use", memory.get("min", ""))),
     )
 
 
 def _amounts(content: object) -> AmountTexts:
     amounts = as_mapping(content)
-    return AmountTexts(*(shorten(amounts.get(name) or "") for name in ("cpus", "memory")))
+    return AmountTexts(shorten(count_text(amounts.get("cpus") or "")), shorten(amounts.get("memory") or ""))
 
 
 RESOURCE_CLAIM_SUFFIX = ".deviceclass.resource.k8s.io/devices"

@@ -406,7 +406,7 @@ def _supplies(one: CountedPool) -> tuple[CardSupply, ...]:
 
 
 def _holder(holding: HeldDevice, counted: FleetCounts, users: Mapping[ClaimKey, str]) -> DeviceHolder:
-    amounts = ", ".join(f"{part.name} {part.allocation}" for part in holding.entry.allocations)
+    amounts = ", ".join(views.amount_text(part.name, part.allocation) for part in holding.entry.allocations)
     machine = counted.machines.get(holding.claim)
     if machine is not None:
         return DeviceHolder("VirtualMachine", *machine, amounts)

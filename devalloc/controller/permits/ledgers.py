@@ -9,7 +9,7 @@ from devalloc.api.meta import parse_time
 from devalloc.controller.permits.hosts import CanMigrate, Host, OverheadFunction
 from devalloc.controller.permits.machine_objects import machine_key, read_machine
 from devalloc.controller.permits.settings import Settings
-from devalloc.controller.permits.vm_state import KIND, VmState, has_devices, read_booking
+from devalloc.controller.permits.vm_state import KIND, VmState, has_devices, read_second
 from devalloc.scaling.messages.permits import NO_POD, RequestError
 from devalloc.scaling.permits import ledger
 from devalloc.scaling.permits.ledger import (
@@ -55,15 +55,16 @@ class PermitLedgers:
         self.nodes: dict[str, NodeLedger] = {}
         self.records: dict[MachineKey, VmState] = {}
         self.objects: dict[MachineKey, Object] = {}
-        self.resting: Mapping[MachineKey, float] = {}
-        """Machines whose migration failed, and until when they are left where they are, by the monotonic clock."""
+        self.backed_off: Mapping[MachineKey, float] = {}
+        """Machines whose migration failed, did not begin or was withdrawn, and until when they are left where they are
+        (by the monotonic clock)."""
         self._overhead = overhead
         self._can_move = can_move
         self._node = node
         self._pods: dict[MachineKey, dict[MachineKey, None]] = {}
         """Runner pods, and the machines that name them: the last one to do so last. Each node says so of its own."""
         self._bookings: dict[MachineKey, str] = {}
-        """Machines that are moving to another node, which counts them as well."""
+        """Machines that move, and the second node that counts them."""
         self._others: dict[MachineKey, str] = {}
         """Pods that are no machines, and on which node they are."""
         self._doubts: Mapping[MachineKey, Resources] | None = {}
@@ -106,7 +107,11 @@ class PermitLedgers:
         before = self.objects.get(key)
         if before is not None and not starting and _version(obj) <= _version(before):
             return
+        self._unbook(key)  # it may be on the node that counts it second now
+        self._put(key, obj, before, starting)
         self._book(key, obj)
+
+    def _put(self, key: MachineKey, obj: Object, before: Object | None, starting: bool) -> None:
         record, old = read_machine(obj), self.records.get(key)
         if record is not None and self._node not in (None, record.node):
             record = None
@@ -138,7 +143,7 @@ class PermitLedgers:
         if version is not None and stored is not None and _number(version) < _version(stored):
             return
         self.objects.pop(key, None)
-        self._book(key, None)
+        self._unbook(key)
         if (old := self.records.get(key)) is not None:
             self._leave(key, old)
 
@@ -170,11 +175,13 @@ class PermitLedgers:
             raise RequestError(400, "pod is not a VM runner", f"{pod[0]}/{pod[1]} is a pod, not a machine")
         raise RequestError(404, NO_POD, f"there is no machine {pod[0]}/{pod[1]}")
 
-    def _book(self, key: MachineKey, obj: Object | None) -> None:
-        """Count what a migration of this machine reserves, on its target; of None nothing."""
-        if (before := self._bookings.pop(key, None)) is not None:
-            self.nodes[before] = self.nodes[before].without(key)
-        booking = None if obj is None or obj["kind"] != KIND else read_booking(obj)
+    def _unbook(self, key: MachineKey) -> None:
+        if (node := self._bookings.pop(key, None)) is not None:
+            self.nodes[node] = self.nodes[node].without(key)
+
+    def _book(self, key: MachineKey, obj: Object) -> None:
+        """Count a machine that moves on the second node that has it."""
+        booking = read_second(obj) if obj["kind"] == KIND else None
         if booking is not None and self._node in (None, booking[0]):
             node = self.nodes.get(booking[0]) or make_ledger(NO_RESOURCES, NO_RESOURCES)
             self.nodes[booking[0]] = ledger.replace_machine(node, key, _other_consumer(booking[1]))
@@ -238,7 +245,7 @@ def machines_to_migrate(book: PermitLedgers) -> list[MachineKey]:
     """The newest form: the machines of all nodes that should be migrated now."""
     if book.settings.era is not ProtocolEra.NEWEST:
         return []
-    return [key for name in sorted(book.nodes) for key in all_to_migrate(book.nodes[name])]
+    return [key for name in sorted(book.nodes) for key in all_to_migrate(book.nodes[name], book.backed_off)]
 
 
 def _keep_run_amounts(record: VmState, old: VmState, machine: MachineAccount) -> VmState:

@@ -28,7 +28,7 @@ WriteConditions = Callable[[MachineKey, Mapping[str, ConditionValue]], None]
 
 
 RETRY_SECONDS = 300.0
-"""How long a machine whose migration failed is left where it is."""
+"""How long a machine is left where it is whose migration failed, did not begin, or was withdrawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class MigrationEnd:
     message: str
 
 
-NO_MIGRATION = MigrationEnd(False, Reason.MIGRATION_WITHDRAWN.value, "it has no migration any more")
-"""How it ended if no migration of the machine is there: a user deleted it, or it did not begin."""
+NO_MIGRATION = MigrationEnd(False, Reason.MIGRATION_WITHDRAWN.value, "its migration was deleted before it ended")
+"""How it ended if there is no migration of the machine: a user deleted it, or it did not begin."""
 
 
 class Migrator(Protocol):
@@ -117,10 +117,10 @@ class MigrationTracker:
                 await self._withdraw(key)
             elif condition.reason == NODE_PRESSURE and key not in self._begun and self._migrator is not None:
                 await self._begin_here(key)
-        self._book.resting = {key: until for key, until in self._book.resting.items() if until > now}
+        self._book.backed_off = {key: until for key, until in self._book.backed_off.items() if until > now}
         for key in machines_to_migrate(self._book):
             record = self._book.records.get(key)
-            if record is None or key in self._book.resting:  # it has gone while another one was begun, or was tried
+            if record is None:  # it has gone while another one was begun
                 continue
             why = f"node {record.node} has too little room"
             if self._migrator is not None:
@@ -143,7 +143,7 @@ class MigrationTracker:
         if end is None or (end == NO_MIGRATION and not is_begun):
             return False
         if not end.succeeded:
-            self._book.resting = {**self._book.resting, key: now + RETRY_SECONDS}
+            self._back_off(key)
         self._metrics.migrations.labels("succeeded" if end.succeeded else "failed").inc()
         self._write(key, {MIGRATING: (False, end.reason, end.message[:1000])})
         return True
@@ -165,12 +165,17 @@ class MigrationTracker:
             begun = await _run_in_thread(partial(self._migrator.begin, key, node))
         except Exception as error:
             log.exception("could not begin the migration of %s/%s", *key)
+            self._back_off(key)
             self._metrics.migrations.labels("failed").inc()
             self._write(key, {MIGRATING: (False, "MigratorFailed", f"it could not begin: {error}"[:1000])})
             return None
         self._begun[key] = True
         self._metrics.migrations.labels("begun" if begun else "exists").inc()
         return begun
+
+    def _back_off(self, key: MachineKey) -> None:
+        """Leave the machine where it is for a time: what kept it from moving would most likely do so again."""
+        self._book.backed_off = {**self._book.backed_off, key: time.monotonic() + RETRY_SECONDS}
 
     async def _withdraw(self, key: MachineKey) -> None:
         log.warning("the migration of %s/%s took too long; withdrawing it", *key)
@@ -181,6 +186,7 @@ class MigrationTracker:
                 log.exception("could not withdraw the migration of %s/%s; trying again", *key)
                 self._metrics.migrations.labels("failed").inc()
                 return
+        self._back_off(key)
         self._metrics.migrations.labels("withdrawn").inc()
         self._write(key, {MIGRATING: (False, "TimedOut", "it took too long and was withdrawn")})
 

@@ -64,7 +64,7 @@ def dump_ledgers(book: PermitLedgers) -> dict[str, Any]:
 
 
 def _node(name: str, node: NodeLedger, book: PermitLedgers) -> dict[str, Any]:
-    first = next_to_migrate(node, book.resting)
+    first = next_to_migrate(node, book.backed_off)
     return {
         **{of: _amounts(getattr(node, of)) for of in _SUMS},
         "tooFull": is_under_pressure(node),

@@ -8,17 +8,21 @@ from datetime import UTC, datetime, timedelta
 
 from devalloc.api.host_pool_names import node_of_host_pool
 from devalloc.api.machine_location import (
+    MigrationTargets,
     is_migratability_unknown,
     migration_obstacle,
     network_pool_names,
-    shared_storage,
-    storage_folders,
-    why_no_target,
 )
 from devalloc.api.meta import parse_time
 from devalloc.api.moved_claims import claim_users
 from devalloc.api.views import ClaimKey, ClaimView, MachineView, MigrationView
-from devalloc.controller.migrations import begin_migration, has_purpose, migrations_of, withdraw_migration
+from devalloc.controller.migrations import (
+    begin_migration,
+    has_purpose,
+    migrations_of,
+    pending_migrations_of,
+    withdraw_migration,
+)
 from devalloc.controller.permits.migration import NO_MIGRATION, MigrationEnd
 from devalloc.controller.reconcile.vm_scheduling.migrations import KIND
 from devalloc.scaling.permits.ledger import MachineKey
@@ -39,20 +43,20 @@ class StoreMigrator:
 
     def begin(self, key: MachineKey, node: str) -> bool:
         """Create a migration; False if the machine has one already."""
-        if migrations_of(self._store, key):
+        if pending_migrations_of(self._store, key):
             return False
         begin_migration(self._store, key, purpose=PURPOSE)
         return True
 
     def withdraw(self, key: MachineKey) -> None:
         """Delete those that were created here. Others are their creators'."""
-        for view in migrations_of(self._store, key):
+        for view in pending_migrations_of(self._store, key):
             if _is_own(view):
                 withdraw_migration(self._store, Key(KIND, *view.key))
 
     def ended(self, key: MachineKey, since: str) -> MigrationEnd | None:
         """How the last one ended that began or ended after a moment, own or not; None while one goes on."""
-        views = [view for view in map(MigrationView, self._store.list(KIND).objects) if view.machine == key]
+        views = migrations_of(self._store, key)
         ended = [view for view in views if view.is_over and _last_time(view) >= _time(since) - _CLOCK_SLACK]
         unfinished = [view for view in views if not view.is_over and not view.is_deleting]
         if any(map(_is_own, unfinished)) or (unfinished and not ended):  # others' may wait for room for long
@@ -73,7 +77,7 @@ class MovableMachines:
         self._store = store
         self._clock = clock
         self._until = float("-inf")
-        self._pools: Mapping[str, Object] = {}
+        self._targets = MigrationTargets({}, {})
         self._claims: Mapping[ClaimKey, Object] = {}
         self._users: Mapping[ClaimKey, Sequence[MachineKey]] = {}
         self._networks: frozenset[str] = frozenset()
@@ -83,15 +87,16 @@ class MovableMachines:
             return False
         if self._clock() >= self._until:
             listed = self._store.list(("DevicePool", "DeviceClaim", "VirtualMachine")).objects
-            self._pools = {node: pool for pool in listed if (node := node_of_host_pool(pool)) is not None}
+            pools = {node: pool for pool in listed if (node := node_of_host_pool(pool)) is not None}
+            self._targets = MigrationTargets.of(pools)
             self._claims = {ClaimView(one).key: one for one in listed if one["kind"] == "DeviceClaim"}
             self._users = claim_users(one for one in listed if one["kind"] == "VirtualMachine")
             self._networks = network_pool_names(listed)
             self._until = self._clock() + _MAX_AGE_SECONDS
         node = MachineView(machine).node or ""
-        if why_no_target(machine, self._pools, node):
+        if self._targets.why_none(machine, node):
             return False
-        folders = storage_folders(shared_storage(self._pools.get(node)))
+        folders = self._targets.folders.get(node, frozenset())
         if is_migratability_unknown(machine, self._claims, self._networks):
             return False
         return not migration_obstacle(machine, folders, self._claims, self._users, self._networks)

@@ -103,7 +103,7 @@ class PermitTransaction:
         node = self._node(record.node)
         if node.machines[key].migrating:
             return self._while_migrating(request, record, node.machines[key])
-        leaves = settings.era is not ProtocolEra.NEWEST and should_migrate(node, key, book.resting)
+        leaves = settings.era is not ProtocolEra.NEWEST and should_migrate(node, key, book.backed_off)
         begins = leaves and book.migrates
         conditions = self._conditions_of(record, node, leaves)
         before = node.machines[key].counted

@@ -162,13 +162,17 @@ def read_vm(obj: Object) -> VmState | None:
     )
 
 
-def read_booking(obj: Object) -> tuple[str, Resources] | None:
-    """The node to which a machine is moving, and what is reserved for it there; None if it is moving to none."""
-    target = MachineView(obj).migration_target
-    if target is None:
+def read_second(obj: Object) -> tuple[str, Resources] | None:
+    """The other node on which a machine that moves counts, and what is kept for it there: its target, or once it is
+    handed over, its source, which has it paused until the target takes it. None for one that does not move."""
+    view = MachineView(obj)
+    if (node := view.migration_target) is not None:
+        entries = booked_entries(obj)
+    elif view.handed_over_to is not None and view.holder:
+        node, entries = view.holder, reserved_entries(obj)
+    else:
         return None
-    entries = booked_entries(obj)
-    return target, Resources(-(-sum_nano(entries, CPU) // (NANO // 1000)), -(-sum_nano(entries, MEMORY) // NANO))
+    return node, Resources(-(-sum_nano(entries, CPU) // (NANO // 1000)), -(-sum_nano(entries, MEMORY) // NANO))
 
 
 def has_devices(obj: Object) -> bool:

@@ -148,8 +148,8 @@ def count_pools(documents: Sequence[Object], memo: Memo) -> list[tuple[Object, i
 def _held_with_machines(
     documents: Sequence[Object], memo: Memo
 ) -> tuple[Sequence[HeldDevice], Mapping[ClaimKey, MachineKey]]:
-    """What claims hold, also those that stand for machines, and for which machine each of these stands. Not the pools:
-    the solver's input has them changed for machines that are to move."""
+    """What claims hold, also claims that stand for machines, and the machine for which each of these stands. Returns no
+    pools: the solver's input changes them for machines that are to move."""
     placed = vm_scheduling.scheduling_input(effective_documents(documents, memo), memo)
     classes = [decode(doc).object for doc in placed.documents if doc["kind"] == "DeviceClass"]
     by_name = {each.metadata.name: each for each in classes if isinstance(each, DeviceClass)}

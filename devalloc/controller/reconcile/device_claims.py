@@ -136,9 +136,9 @@ class DeviceClaimAllocator:
         self._clock = clock
         self._fence_backoff = WriteBackoff(clock)
         self._counted = -math.inf
+        """When it was counted last what is available, by ``clock``."""
         self._pools_then = 0
         """How many there were, those too that cannot be read, when they were counted."""
-        """When it was counted last what is available, by ``clock``."""
         self._numbers = 0, 0, 0
         """Of pools, devices and available devices then."""
         self._is_behind = False

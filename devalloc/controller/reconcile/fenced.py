@@ -8,7 +8,8 @@ machine in one commit with them, and places it anew where its disks are.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable
 
 from devalloc.api import meta
 from devalloc.api.fencing import fenced_from, fenced_from_note, fenced_nodes, without_holder
@@ -16,10 +17,9 @@ from devalloc.api.machine_location import LIVE_MIGRATABLE
 from devalloc.api.moved_claims import MovedDevices, moved_devices
 from devalloc.api.reasons import Reason
 from devalloc.api.views import READY, ClaimKey, ClaimView, MachineView, ObjectView
-from devalloc.controller.reconcile.decision import WriteUnit
 from devalloc.controller.reconcile.vm_scheduling.machines import KIND, claims_of
-from devalloc.controller.reconcile.write_backoff import WriteBackoff
-from devalloc.store import OBJECT_FAILURES, REFUSALS, Change, Conflict, Key, NotFound, Object, Store, StoreError
+from devalloc.controller.reconcile.write_backoff import WriteBackoff, unit_of
+from devalloc.store import OBJECT_FAILURES, REFUSALS, Conflict, Key, NotFound, Object, Store, StoreError
 from devalloc.store.metadata_rules import with_annotations
 from devalloc.store.nodes import node_object, pools_of
 
@@ -54,31 +54,32 @@ def take_away(
     Raises StoreError; if the store refuses some of the writes, after all others.
     """
     writer = _Writer(store, may_write)
-    _take_away(writer, objects, node, why)
+    _take_away(writer, [one for one in objects if _belongs(one, node)], _moved(objects), node, why)
     for error in writer.failed.values():
         raise error
     return writer.changed
 
 
-def _take_away(writer: _Writer, objects: Collection[Object], node: str, why: str) -> None:
-    """A machine goes first, then its claims: so both are placed together. Raises StoreError."""
-    held = sorted((one for one in objects if _belongs(one, node)), key=lambda one: ObjectView(one).key)
+def _take_away(writer: _Writer, objects: Iterable[Object], moved: Iterable[MovedDevices], node: str, why: str) -> None:
+    """A machine goes first, then its claims: so both are placed together. ``objects``: those of the node. ``moved``:
+    what waits for claims of machines that have moved; they get this instead of what they have. Raises StoreError."""
+    held = sorted(objects, key=lambda one: ObjectView(one).key)
     machines = [one for one in held if one["kind"] == KIND]
     staying: set[ClaimKey] = set()
     for machine in machines:
         if not writer.write(machine, _taken_machine(machine, node, why)):
             staying.update(claims_of(machine))
     moving = {claim for one in machines if _moves(one, node) for claim in claims_of(one)}
-    moving |= {devices.claim for one in objects if one.get("kind") == KIND for devices in _arriving(one, node)}
+    moving |= {devices.claim for devices in moved if devices.node != node}
     for claim in (one for one in held if one["kind"] != KIND):
         key = ClaimView(claim).key
         if key not in staying:
             writer.write(claim, _taken_claim(claim, node, with_machine=key in moving))
 
 
-def _arriving(machine: Object, node: str) -> list[MovedDevices]:
-    """What waits for claims of a machine that has moved to another node: they get this instead of what they have."""
-    return [devices for devices in moved_devices(machine) if devices.node != node]
+def _moved(objects: Iterable[Object]) -> list[MovedDevices]:
+    """What waits for claims of machines that have moved."""
+    return [devices for one in objects if one.get("kind") == KIND for devices in moved_devices(one)]
 
 
 def take_from_fenced(
@@ -88,20 +89,31 @@ def take_from_fenced(
     raises for one node what another one has nothing to do with: it logs errors. ``backoff``: for objects whose writes
     fail."""
     changed: list[Key] = []
-    nodes = {node: why for node, why in fenced_nodes(objects).items() if any(_belongs(one, node) for one in objects)}
-    if nodes:
-        backoff.look(objects)
-    for node, why in sorted(nodes.items()):
+    nodes = fenced_nodes(objects)
+    held = _held_by_node(objects, nodes)
+    backoff.look({Key.of(one): one for some in held.values() for one in some}.values())
+    moved = _moved(objects) if held else []
+    for node, some in sorted(held.items()):
         writer = _Writer(store, may_write, backoff)
         try:
             if is_fenced(store, node):
-                _take_away(writer, objects, node, why)
+                _take_away(writer, some, moved, node, nodes[node])
         except StoreError as error:
             log.error("cannot take machines and claims away from fenced node %s: %s", node, error)
-        for key in dict.fromkeys(writer.changed):
-            log.warning("took %s away from node %s, which is fenced (%s)", key, node, why)
+        for key in dict.fromkeys(key for key in writer.changed if key not in writer.failed):
+            log.warning("took %s away from node %s, which is fenced (%s)", key, node, nodes[node])
         changed += writer.changed
     return changed
+
+
+def _held_by_node(objects: Iterable[Object], nodes: Collection[str]) -> dict[str, list[Object]]:
+    """The objects to take away from each of these nodes; without the nodes that hold nothing."""
+    held: dict[str, list[Object]] = defaultdict(list)
+    for one in objects if nodes else ():
+        for node in _named_nodes(one):
+            if node in nodes and _belongs(one, node):
+                held[node].append(one)
+    return dict(held)
 
 
 class _Writer:
@@ -117,7 +129,7 @@ class _Writer:
         """Whether the object is as wanted. Raises StoreError if the store does not answer."""
         if wanted == before:
             return True
-        unit = _unit(before)
+        unit = unit_of(before)
         if self._backoff is not None and self._backoff.is_backed_off(unit):
             return False
         try:
@@ -131,30 +143,31 @@ class _Writer:
             return False
 
     def _write(self, before: Object, wanted: Object) -> bool:
-        """Write status, then metadata, as the mark may go last; whether the object is as wanted."""
+        """Write status, then metadata: without the mark, another node may take it at once. If the store refuses the
+        second write, the first is taken back: the node still has it. Whether the object is as wanted."""
         key = Key.of(before)
+        current = before
         try:
             if wanted.get("status") != before.get("status"):
                 if not self._may_write():
                     return False
-                written = self._store.replace_status({**before, "status": wanted["status"]})
-                wanted = {**wanted, "metadata": {**wanted["metadata"], "resourceVersion": _version(written)}}
+                current = self._store.replace_status({**before, "status": wanted["status"]})
+                wanted = {**wanted, "metadata": {**wanted["metadata"], "resourceVersion": _version(current)}}
                 self.changed.append(key)
             if not self._may_write():
                 return False
-            self._store.replace(wanted)
+            try:
+                self._store.replace(wanted)
+            except REFUSALS:
+                if current is not before and self._may_write():
+                    self._store.replace_status({**current, "status": before.get("status", {})})
+                raise
             self.changed.append(key)
         except NotFound:
             return True
         except Conflict:
             return False  # the next call reads it again
         return True
-
-
-def _unit(obj: Object) -> WriteUnit:
-    """A write of this object alone, as the backoff names it."""
-    change = Change(Key.of(obj), _version(obj), obj.get("status"))
-    return WriteUnit((change,), granted=False, released=True)
 
 
 def _taken_machine(machine: Object, node: str, why: str) -> Object:
@@ -213,11 +226,16 @@ def _taken_claim(claim: Object, node: str, *, with_machine: bool) -> Object:
 
 def holding_nodes(obj: Object) -> frozenset[str]:
     """The nodes that fencing would take a machine or claim away from; empty for objects of other kinds."""
+    return frozenset(name for name in _named_nodes(obj) if _belongs(obj, name))
+
+
+def _named_nodes(obj: Object) -> set[str]:
+    """The nodes that a machine or claim names as those that may have it."""
     if obj.get("kind") not in (KIND, "DeviceClaim"):
-        return frozenset()
+        return set()
     view = MachineView(obj)
     names = (view.holder, view.node, view.migration_target, view.status.get("nodeName"), ClaimView(obj).node)
-    return frozenset(name for name in names if isinstance(name, str) and name and _belongs(obj, name))
+    return {name for name in names if isinstance(name, str) and name}
 
 
 def _belongs(obj: Object, node: str) -> bool:

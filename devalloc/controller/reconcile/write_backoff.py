@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from devalloc.api import meta
@@ -21,7 +22,7 @@ from devalloc.backoff import backoff_delay
 from devalloc.controller.reconcile.decision import WriteUnit
 from devalloc.controller.reconcile.stored_claims import ALLOCATION_ANNOTATIONS
 from devalloc.controller.reconcile.vm_scheduling import KIND, MIGRATION_KIND, SchedulingInput
-from devalloc.store import Key, Object
+from devalloc.store import Change, Key, Object
 
 log = logging.getLogger(__name__)
 
@@ -63,13 +64,30 @@ class _RejectedUnit:
     """In a row, in this state."""
 
 
+class _Documents:
+    """The documents of one round, each index of them made once: many writes may be refused in one round."""
+
+    def __init__(self, documents: Iterable[Object]) -> None:
+        self._all = [*documents]
+
+    @cached_property
+    def by_key(self) -> Mapping[Key, Object]:
+        return {Key.of(doc): doc for doc in self._all}
+
+    @cached_property
+    def copied(self) -> list[tuple[Any, Any]]:
+        """The versions of those from which a claim's allocation is copied."""
+        around = [doc["metadata"] for doc in self._all if doc["kind"] not in UNRELATED_KINDS]
+        return sorted((each["uid"], each.get("generation", 0)) for each in around)
+
+
 class WriteBackoff:
-    """Of one allocator. Use from one thread."""
+    """Of one loop. Use from one thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._refused: dict[_UnitSignature, _RejectedUnit] = {}
-        self._documents: list[Object] = []
+        self._documents = _Documents(())
 
     def has_entries(self) -> bool:
         """Whether anything may have to be asked for again though nothing changes."""
@@ -81,12 +99,8 @@ class WriteBackoff:
 
     def look(self, documents: Iterable[Object]) -> dict[Key, str]:
         """What is not to be asked for in a round on these documents, and why."""
-        self._documents = [*documents]
-        if self._refused:
-            there = self._there()
-            self._refused = {
-                which: one for which, one in self._refused.items() if one.state == self._state(which, there)
-            }
+        self._documents = _Documents(documents)
+        self._refused = {which: one for which, one in self._refused.items() if one.state == self._state(which)}
         now = self._clock()
         return {
             key: one.why
@@ -104,7 +118,7 @@ class WriteBackoff:
         """That it was refused, in a round on the documents of the last ``look``; logged once. Whether something was set
         aside for it that is free again when it is kept out."""
         which = _UnitSignature.of(unit)
-        state, before = self._state(which, self._there()), self._refused.get(which)
+        state, before = self._state(which), self._refused.get(which)
         is_old = before is not None and before.state == state
         rejections = 1 + (before.rejections if before is not None and is_old else 0)
         pause = backoff_delay(rejections, MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS)
@@ -121,17 +135,18 @@ class WriteBackoff:
         self._refused[which] = _RejectedUnit(why, state, now + pause, rejections)
         return which.gives and not was_kept_out
 
-    def _there(self) -> dict[Key, Object]:
-        return {Key.of(doc): doc for doc in self._documents}
-
-    def _state(self, which: _UnitSignature, there: Mapping[Key, Object]) -> Any:
+    def _state(self, which: _UnitSignature) -> Any:
         """What it depends on. What is given is copied from classes and configurations; what is said is of the object's
         status. Not its resourceVersion: of two writes the first may have been done, and put back."""
+        there = self._documents.by_key
         members = {key: _written_by_others(there.get(key), with_status=not which.gives) for key in which.keys}
-        if not which.gives:
-            return members
-        around = [doc["metadata"] for doc in self._documents if doc["kind"] not in UNRELATED_KINDS]
-        return members, sorted((each["uid"], each.get("generation", 0)) for each in around)
+        return (members, self._documents.copied) if which.gives else members
+
+
+def unit_of(obj: Object) -> WriteUnit:
+    """A write of this object alone that gives nothing, for loops beside the rounds of an allocator."""
+    change = Change(Key.of(obj), str(obj["metadata"]["resourceVersion"]), obj.get("status"))
+    return WriteUnit((change,), granted=False, released=True)
 
 
 def rejection_messages(

@@ -18,7 +18,8 @@ OTHER = "(other)"
 MAX_ROWS = 20_000
 """Rows of a month; of more, the smallest lose their names."""
 MAX_LABELS = 200
-"""Combinations of kind, namespace and class with a counter of their own; later ones share one."""
+"""Combinations of kind, namespace and class with a counter of their own. A later one takes the place of one that was
+not held in this month, or shares a counter with other later ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class MonthRecord:
     """Up to when it is counted, in milliseconds since 1970."""
     rows: Mapping[UsageKey, UsageTotal] = field(default_factory=dict)
     counters: Mapping[CounterKey, UsageTotal] = field(default_factory=dict)
-    """Since the first month: they never go back."""
+    """Since the first month: they never go back, but one that is not held any more may give its place to another."""
     open: frozenset[str] = frozenset()
     """Digests of what was held at ``until`` and does not say itself since when."""
 
@@ -75,6 +76,8 @@ class UsageLedger:
         self._counters = {} if record is None else dict(record.counters)
         self._held: dict[str, tuple[Holding, int]] = {}
         """With the time up to which each is counted."""
+        self._in_use: set[CounterKey] = set(map(_counter_key, self._rows))
+        """What was held in this month."""
 
     def observe(self, holdings: Mapping[str, Holding], now: int) -> bool:
         """What is held now, instead of what was held before; whether that is anything else.
@@ -86,6 +89,7 @@ class UsageLedger:
         record, self._record = self._record, None
         if record is not None:
             self._held = {each.id: (each, self._since_restart(each, record, now)) for each in holdings.values()}
+            self._in_use |= self._held_now()
             self._close_months(now)
             self.until = now
             return True
@@ -132,7 +136,7 @@ class UsageLedger:
     def _close_months(self, now: int) -> None:
         while (end := month_end(self.month)) <= now:
             self.finished.append(self._record_at(end))
-            self.month, self._rows = month_of(end), {}
+            self.month, self._rows, self._in_use = month_of(end), {}, self._held_now()
 
     def _record_at(self, at: int) -> MonthRecord:
         for holding_id in self._held:
@@ -158,10 +162,22 @@ class UsageLedger:
             holding.memory * span,
         )
         self._rows[holding.key] = self._rows.get(holding.key, UsageTotal()).plus(more)
-        label: CounterKey = (holding.key.kind, holding.key.namespace, holding.key.device_class)
+        label = _counter_key(holding.key)
+        self._in_use.add(label)
         if label not in self._counters and len(self._counters) >= MAX_LABELS:
-            label = (holding.key.kind, OTHER, OTHER)
+            idle = next((one for one in self._counters if one not in self._in_use and OTHER not in one), None)
+            if idle is None:
+                label = (holding.key.kind, OTHER, OTHER)
+            else:
+                del self._counters[idle]
         self._counters[label] = self._counters.get(label, UsageTotal()).plus(more)
+
+    def _held_now(self) -> set[CounterKey]:
+        return {_counter_key(holding.key) for holding, _ in self._held.values()}
+
+
+def _counter_key(key: UsageKey) -> CounterKey:
+    return key.kind, key.namespace, key.device_class
 
 
 def folded(rows: Mapping[UsageKey, UsageTotal], most: int) -> dict[UsageKey, UsageTotal]:

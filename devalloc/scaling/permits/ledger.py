@@ -229,32 +229,33 @@ def is_under_pressure(node: NodeLedger) -> bool:
     return above.exceeds(slack)
 
 
-def next_to_migrate(node: NodeLedger, resting: Container[MachineKey] = ()) -> MachineKey | None:
+def next_to_migrate(node: NodeLedger, backed_off: Container[MachineKey] = ()) -> MachineKey | None:
     """The machine that is next to be migrated: that with the lowest load of all that can move; None without one.
 
-    ``resting``: machines that stay for now. A machine that cannot move never stands in the way of those that can. Where
-    the load of none is known, or two have the same, it is the first by name.
+    ``backed_off``: machines that stay for now, because they could not move. A machine that cannot move never stands in
+    the way of those that can. If the load of none is known, or two have the same, it is the first by name.
     """
-    movable = ((key, machine) for key, machine in node.machines.items() if _can_move(machine) and key not in resting)
+    movable = ((key, machine) for key, machine in node.machines.items() if _can_move(machine) and key not in backed_off)
     waiting = [(_load(machine), key) for key, machine in movable]
     return min(waiting)[1] if waiting else None
 
 
-def should_migrate(node: NodeLedger, key: MachineKey, resting: Container[MachineKey] = ()) -> bool:
-    """Whether the machine is to be migrated, seen before anything else of its request is done. ``resting``: machines
+def should_migrate(node: NodeLedger, key: MachineKey, backed_off: Container[MachineKey] = ()) -> bool:
+    """Whether the machine is to be migrated, seen before anything else of its request is done. ``backed_off``: machines
     that stay for now. Raises KeyError."""
     machine = node.machines[key]
-    if not _can_move(machine) or key in resting:
+    if not _can_move(machine) or key in backed_off:
         return False
     if machine.must_move and machine.load is not None:
         return True
-    return is_under_pressure(node) and next_to_migrate(node, resting) == key
+    return is_under_pressure(node) and next_to_migrate(node, backed_off) == key
 
 
-def all_to_migrate(node: NodeLedger) -> list[MachineKey]:
+def all_to_migrate(node: NodeLedger, backed_off: Container[MachineKey] = ()) -> list[MachineKey]:
     """The newest form: all that have to leave until the rest is below the watermark, the oldest first.
 
-    One that takes more than a watermark all by itself would find no other node, and stays.
+    One that takes more than a watermark all by itself would find no other node, and stays. ``backed_off``: as of
+    ``next_to_migrate``.
     """
     over = node.counted.excess_over(_migrating_resources(node)).excess_over(node.watermark)
     leaving: list[MachineKey] = []
@@ -262,7 +263,7 @@ def all_to_migrate(node: NodeLedger) -> list[MachineKey]:
         if over == NO_RESOURCES:
             break
         share = machine.counted + machine.overhead
-        if _can_move(machine) and not share.exceeds(node.watermark):
+        if _can_move(machine) and key not in backed_off and not share.exceeds(node.watermark):
             leaving.append(key)
             over = over.excess_over(share)
     return leaving

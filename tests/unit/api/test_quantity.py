@@ -15,6 +15,7 @@ from devalloc.api.quantity import (
     Quantity,
     QuantityError,
     ceil_blocks,
+    count_text,
     floor_blocks,
     readable_texts,
 )
@@ -245,3 +246,10 @@ def test_rates_with_a_unit_are_refused_with_what_to_write(text: str, words: str,
 def test_a_rate_beyond_the_range_is_refused_without_a_number() -> None:
     with pytest.raises(QuantityError, match="without a unit: an eighth of the number"):
         Quantity.parse(f"{'9' * 60}Tbps")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"), [("1k", "1000"), ("1000", "1000"), ("2", "2"), ("1500m", "1500m"), ("2000m", "2"), ("?", "?")]
+)
+def test_cpus_are_counted_without_suffixes(text: str, shown: str) -> None:
+    assert count_text(text) == shown

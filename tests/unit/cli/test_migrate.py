@@ -51,6 +51,12 @@ def stored(shell: Shell, kind: str = "VirtualMachine") -> Object:
         return one
 
 
+@pytest.mark.parametrize("word", ["vm/", "/web"])
+def test_half_a_name_is_an_error_that_shows_a_machine(fleet: Shell, word: str) -> None:
+    refused = fleet("migrate", word)
+    assert (refused.code, refused.err) == (2, f"error: invalid name {word}; use KIND/NAME, such as vm/web\n")
+
+
 def stored_migrations(shell: Shell) -> list[Object]:
     with closing(SQLiteStore(shell.store)) as store:
         return store.list(KIND).objects

@@ -13,10 +13,12 @@ import pytest
 from devalloc.cli import up_parts
 from devalloc.cli.options import capacity
 from devalloc.cli.up_parts import StandaloneNode
+from devalloc.cli.verbs import up
 from devalloc.controller import standalone
 from devalloc.store import Unavailable
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.model.step import Value
+from devalloc_node.settings import NodeSettings
 from tests.support.cli_shell import Shell
 from tests.support.toy_host import EngineBench
 from tests.support.waiting import until
@@ -45,6 +47,26 @@ def test_an_interval_of_nothing_is_refused(devalloc: Shell) -> None:
     for flag in ("--resync", "--migration-deadline"):
         refused = devalloc("up", "--no-node", flag, "0s")
         assert (refused.code, f"Invalid value for '{flag}': must be more than 0" in refused.err) == (2, True)
+
+
+def test_its_permit_server_gets_the_time_limit_of_migrations(
+    monkeypatch: pytest.MonkeyPatch, devalloc: Shell, tmp_path: Path
+) -> None:
+    """Else the server withdraws a migration after an hour, even if the controller allows more."""
+    loops = SimpleNamespace(run=lambda: None, stop=lambda: None, rescan=None, fail=None)
+    monkeypatch.setattr(standalone, "Standalone", lambda *_, **__: loops)
+    made: list[NodeSettings] = []
+
+    def started(*args: Any, **_: Any) -> Any:
+        made.append(args[3]())
+        return SimpleNamespace(stop=lambda: None)
+
+    monkeypatch.setattr(up, "StandaloneNode", started)
+    options = ("--node", "--state", str(tmp_path), "--scaling", "--migration-deadline", "2h")
+    assert devalloc("up", *options).code == 0
+    assert made[0].scaling is not None
+    assert made[0].scaling.server is not None
+    assert made[0].scaling.server.migration_seconds == 2 * 3600.0
 
 
 def test_what_only_it_does_is_not_asked_for_without_it(devalloc: Shell) -> None:

@@ -12,6 +12,7 @@ from devalloc.cli import target
 from devalloc.store.kubernetes.resources import CORE_KINDS, OWN_KINDS
 from tests.support.cli_shell import Shell, claim, device_class, pool, text
 from tests.support.fake_kube import FakeClient, FakeKube
+from tests.support.host_pools import machine
 
 Object = dict[str, Any]
 
@@ -67,6 +68,14 @@ def test_with_no_store_the_files_are_all_there_is(live: Shell) -> None:
 
     assert alone.code == 1
     assert "ClassNotFound" in alone.out
+
+
+@pytest.mark.parametrize("verb", [("solve",), ("explain", "claim/held"), ("capacity", "held")])
+def test_a_replica_set_in_the_files_is_said_to_be_left_out(live: Shell, verb: tuple[str, ...]) -> None:
+    spec = {"replicas": 2, "template": {"spec": machine("any")["spec"]}}
+    head = {"apiVersion": "devalloc.io/v1alpha1", "kind": "VirtualMachineReplicaSet", "metadata": {"name": "web"}}
+    warned = live(*verb, "-f", "-", stdin=text({**head, "spec": spec})).err
+    assert "warning: VirtualMachineReplicaSet web: the controller creates its machines" in warned
 
 
 def test_no_store_needs_files(live: Shell) -> None:

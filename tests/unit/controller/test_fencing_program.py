@@ -108,7 +108,7 @@ def test_a_node_is_powered_off_when_it_was_lost_for_the_whole_time_and_is_then_f
     assert fleet.fencer.counts.results == {"fenced": 1, "failed": 0, "withheld": 0}
 
 
-def test_one_that_answers_in_between_begins_anew(fleets: Fleets) -> None:
+def test_the_time_begins_anew_if_the_node_answers_in_between(fleets: Fleets) -> None:
     fleet = fleets(5)
     for value in ("Unknown", "True", "Unknown"):
         fleet.set_ready("node-1", value)
@@ -141,7 +141,7 @@ def test_the_only_node_is_not_powered_off(fleets: Fleets) -> None:
     assert (fleet.look(), fleet.look(10_000)) == ([], []), "no other node shows that the fault is not this cluster's"
 
 
-def test_a_node_that_holds_nothing_of_devalloc_is_none_of_its_business(fleets: Fleets) -> None:
+def test_a_node_that_holds_nothing_of_devalloc_is_not_powered_off(fleets: Fleets) -> None:
     fleet = fleets(5)
     fleet.store.delete("DeviceClaim", "default", "node-1")
     until(lambda: len(fleet.store.list("DeviceClaim").objects) == 4, "it is gone")
@@ -162,7 +162,7 @@ def test_a_program_that_fails_is_called_again_later_and_its_node_is_not_fenced(f
     assert fleet.fenced() == ["node-1"]
 
 
-def test_who_does_not_lead_calls_nothing(fleets: Fleets) -> None:
+def test_a_controller_that_does_not_lead_calls_nothing(fleets: Fleets) -> None:
     fleet = fleets(5)
     fleet.set_ready("node-1", "Unknown")
     fleet.look()
@@ -184,7 +184,7 @@ def test_a_leader_that_lost_its_lease_meanwhile_states_nothing(fleets: Fleets) -
     assert (fleet.look(300), fleet.fenced()) == (["node-1"], [])
 
 
-def test_what_the_cache_missed_counts(fleets: Fleets) -> None:
+def test_the_api_server_is_asked_once_more_before_a_node_is_powered_off(fleets: Fleets) -> None:
     """The API server is asked directly: the node may be back, and the watch late."""
     fleet = fleets(5)
     fleet.set_ready("node-1", "Unknown")

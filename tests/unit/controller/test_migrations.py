@@ -113,6 +113,19 @@ class TestFlow:
         assert reserved_for(two, "web") == {"numa0": {"cpu": "1", "memory": "1Gi"}}
         assert status(two, "web")["nodeName"] == "b"
 
+    def test_the_source_counts_the_machine_until_the_target_has_taken_it(self, two: SQLiteStore) -> None:
+        """Its paused guest has its memory there until then."""
+        nodes = running(two, cpu="2")
+        fill(two, migration())
+        rounds(two)
+        nodes.hand_over()
+        fill(two, machine("next", "3", "1Gi", nodeName="a"))
+        rounds(two)
+        assert status(two, "next")["reason"] == "NoRoom"
+        nodes.follow()
+        rounds(two)
+        assert node_by_machine(two) == {"web": "b", "next": "a"}
+
     def test_rounds_without_news_write_nothing(self, two: SQLiteStore) -> None:
         running(two)
         fill(two, migration(), migration("second"), migration("third", "nothing"))
@@ -749,7 +762,7 @@ class TestTime:
             store, MigrationLimits(**limits), now=lambda: datetime.now(UTC) + timedelta(hours=hours)
         ).look()
 
-    def test_one_that_takes_too_long_is_withdrawn(self, two: SQLiteStore) -> None:
+    def test_a_migration_that_takes_too_long_is_withdrawn(self, two: SQLiteStore) -> None:
         nodes = running(two)
         fill(two, migration())
         rounds(two)
@@ -764,7 +777,7 @@ class TestTime:
         assert "did not move within 3600 s, and stays on node a" in failed["message"]
         assert "completionTime" in failed
 
-    def test_unless_it_was_handed_over_meanwhile(self, two: SQLiteStore) -> None:
+    def test_a_machine_that_was_handed_over_meanwhile_has_moved(self, two: SQLiteStore) -> None:
         nodes = running(two)
         fill(two, migration())
         rounds(two)
@@ -779,14 +792,14 @@ class TestTime:
         ended = migration_status(two)
         assert (ended["phase"], ended.get("reason", "")) == ("Succeeded", "")
 
-    def test_one_that_only_waits_for_a_target_is_not(self, two: SQLiteStore) -> None:
+    def test_a_migration_that_only_waits_for_a_target_is_not_withdrawn(self, two: SQLiteStore) -> None:
         fill(two, migration())
         rounds(two)
         self.look(two, 100)
         rounds(two)
         assert migration_status(two)["phase"] == "Pending"
 
-    def test_those_that_ended_are_deleted_after_a_while(self, two: SQLiteStore) -> None:
+    def test_migrations_that_ended_are_deleted_after_a_while(self, two: SQLiteStore) -> None:
         fill(two, machine("web", running=False), migration())
         rounds(two)
         self.look(two, 0.5)
@@ -818,7 +831,31 @@ class TestTime:
         assert booking(two), "it is tried again"
         assert booking(two, "worker") == {}
 
-    def test_and_earlier_when_there_are_many(self, two: SQLiteStore) -> None:
+    def test_a_refused_write_is_logged_once_and_tried_again_later(
+        self, two: SQLiteStore, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        running(two)
+        fill(two, migration("late"), machine("stopped", running=False), migration("ended", "stopped"))
+        rounds(two)
+        refusing, seconds = RefusingStore(two, late=DENIED, ended=DENIED), 0.0
+        store: Any = refusing
+        cleanup = MigrationCleanup(store, now=lambda: datetime.now(UTC) + timedelta(hours=1.1), clock=lambda: seconds)
+        for _ in range(5):
+            cleanup.look()
+        logged = [record.getMessage() for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+        assert [text.rpartition("; ")[0] for text in logged] == [
+            f"the decision on {KIND} default/{name} was refused" for name in ("late", "ended")
+        ]
+        assert ["takes too long" in text for text in logged] == [True, False]
+        refusing.refused.clear()
+        cleanup.look()
+        assert booking(two), "it is not time yet"
+        seconds = 61
+        cleanup.look()
+        assert [one["metadata"]["name"] for one in two.list(KIND).objects] == ["late"]
+        assert booking(two) == {}
+
+    def test_the_oldest_migrations_that_ended_are_deleted_earlier_when_there_are_many(self, two: SQLiteStore) -> None:
         for number in range(MAX_ENDED + 3):
             stored = two.create(migration(f"m{number}"))
             seconds = f"2026-11-27T12:{number // 60:02d}:{number % 60:02d}Z"

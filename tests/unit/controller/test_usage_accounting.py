@@ -567,6 +567,21 @@ def test_counters_have_a_bound() -> None:
     assert counters["DeviceClaim", OTHER, OTHER].whole == 50_000
 
 
+def test_a_counter_whose_namespace_is_gone_makes_room_for_another_one() -> None:
+    ledger = UsageLedger(None, START)
+    old = [device_claim(f"u{n}", f"gpu-{n}", "", None, namespace=f"team-{n}") for n in range(MAX_LABELS)]
+    ledger.observe(holdings_of(old), START)
+    new = [device_claim(f"new{n}", f"gpu-{n}", "", None, namespace=f"new-{n}") for n in range(2)]
+    ledger.observe(holdings_of([old[0], new[0]]), START + 1000)
+    assert ("DeviceClaim", "new-0", "gpu") not in ledger.record(START + 2000).counters, "all were held in this month"
+    later = START + 40 * DAY
+    ledger.observe(holdings_of([old[0], new[1]]), later)
+    counters = ledger.record(later + 1000).counters
+    assert len(counters) == MAX_LABELS + 1
+    assert counters["DeviceClaim", "team-0", "gpu"].whole == later + 1000 - START, "one that is held stays"
+    assert counters["DeviceClaim", "new-1", "gpu"].whole == 1000
+
+
 # What is held.
 
 

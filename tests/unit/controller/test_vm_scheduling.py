@@ -164,6 +164,15 @@ class TestWhere:
         assert node_by_machine(store) == {"x": "a", "z": "a"}
         assert "node a: 400/s of 1k/s bandwidth free, 600/s wanted" in status(store, "y")["message"]
 
+    def test_a_thousand_cpus_are_written_as_a_number(self, store: SQLiteStore) -> None:
+        for name in "xy":
+            obj = machine(name)
+            obj["spec"]["cpu"] = {"min": "600", "max": "600"}
+            fill(store, obj)
+        fill(store, host("a", cpus=1000))
+        rounds(store)
+        assert "node a: 400 of 1000 CPU free, 600 wanted" in status(store, "y")["message"]
+
 
 class TestGoals:
     def test_a_machine_counts_as_one_claim_more(self, store: SQLiteStore) -> None:

@@ -114,21 +114,21 @@ def sum_entries(entries: Iterable[Any]) -> dict[tuple[str, str, str], int]:
     return usage
 
 
-def entries_of_running(machine: VirtualMachine, pool: Object, taken: TakenAmounts) -> list[Any]:
-    """What a machine that runs already counts for, whether it fits or not: no machine is ended for that.
+def entries_of_running(amounts: Mapping[str, int], pool: Object, taken: TakenAmounts) -> list[Any]:
+    """What a machine that is on a node already counts for there, whether it fits or not: no machine is ended for that.
+    ``amounts``: by resource, in nano units.
 
     Devices with the most room come first; what has room nowhere is on the first of them.
     """
     name, devices = pool["metadata"]["name"], pool["spec"].get("devices") or []
     given: dict[str, dict[str, int]] = defaultdict(dict)
-    for resource, amount in required_amounts(machine.spec).items():
+    for resource, left in amounts.items():
         rooms = {
             device["name"]: parse_nano(one.get("capacity")) - taken.get((name, device["name"], resource), 0)
             for device in devices
             for one in device.get("resources") or ()
             if one.get("name") == resource
         }
-        left = amount.nano
         order = sorted(rooms, key=lambda device: (-rooms[device], device))
         for device in order:
             part = max(0, min(left, rooms[device]))
@@ -138,6 +138,14 @@ def entries_of_running(machine: VirtualMachine, pool: Object, taken: TakenAmount
         if left and order:
             given[order[0]][resource] = given[order[0]].get(resource, 0) + left
     return _on_devices(name, given)
+
+
+def _sum_by_resource(machine: Object) -> dict[str, int]:
+    """What a placed machine counts for, by resource, in nano units."""
+    amounts: dict[str, int] = defaultdict(int)
+    for (_, _, resource), nano in sum_entries(counted_entries(machine)).items():
+        amounts[resource] += nano
+    return dict(amounts)
 
 
 def moved_entries(pool: Object, taken: TakenAmounts) -> list[Any]:
@@ -208,7 +216,8 @@ class MachineStates:
     unowned: Mapping[ClaimKey, MachineKey]
     """Claims that wait with their machine."""
     moving: Mapping[MachineKey, tuple[Object, list[Any]]]
-    """Those that are moving to another node that says what it has, and what is kept for them there."""
+    """Those that count on two nodes that say what they have, and what is kept for them on the second: their target, or
+    once they are handed over, their source, which has them paused until the target takes them."""
 
 
 def machine_states(
@@ -250,6 +259,7 @@ class _MachineSorter:
                 taken[place] = taken.get(place, 0) + nano
         for doc in docs:
             key = MachineView(doc).key
+            self._count_on_source(key, doc, taken)
             if key not in self.placed:
                 self._sort(key, doc, taken)
         for key, (doc, _) in self.placed.items():
@@ -314,6 +324,20 @@ class _MachineSorter:
         """What is kept for it on the node to which it is moving."""
         return booked_entries(doc) if MachineView(doc).migration_target in self.hosts else []
 
+    def _count_on_source(self, key: MachineKey, doc: Object, taken: dict[tuple[str, str, str], int]) -> None:
+        """A machine that was handed over has its memory on its source, too, until its target takes it."""
+        view = MachineView(doc)
+        node = view.holder
+        if view.handed_over_to is not None and node is not None and node in self.hosts:
+            self.moving[key] = doc, self._count(_sum_by_resource(doc), node, taken)
+
+    def _count(self, amounts: Mapping[str, int], node: str, taken: dict[tuple[str, str, str], int]) -> list[Any]:
+        """Entries for these amounts on a node that has the machine already; they are added to ``taken``."""
+        entries = entries_of_running(amounts, self.hosts[node], taken)
+        for place, nano in sum_entries(entries).items():
+            taken[place] = taken.get(place, 0) + nano
+        return entries
+
     def _keep_back_new_claims(self, key: MachineKey, doc: Object) -> None:
         """A claim that comes while its machine moves waits: the devices of neither node would be of use to it."""
         for claim in claims_of(doc):
@@ -341,11 +365,10 @@ class _MachineSorter:
             self.waiting[key] = Reason.MACHINE_INVALID.value, str(problem or "it cannot be read")
         elif is_running(doc):
             if (node := running_node(doc)) in self.hosts:
-                entries = entries_of_running(machine, self.hosts[node], taken)
+                amounts = {name: amount.nano for name, amount in required_amounts(machine.spec).items()}
+                entries = self._count(amounts, node, taken)
                 self.running[key] = entries
                 self.placed[key] = doc, entries
-                for place, nano in sum_entries(entries).items():
-                    taken[place] = taken.get(place, 0) + nano
         elif ObjectView(doc).is_deleting or not machine.spec.running or has_ended(machine):
             if not ObjectView(doc).is_deleting and MachineView(doc).annotation(meta.LAST_NODE) and machine.node is None:
                 self.resting[key] = doc

@@ -13,7 +13,7 @@ from typing import Any
 from devalloc.api import host_pool_names, meta
 from devalloc.api.decode import decode
 from devalloc.api.machine_reservation import missing_amounts, parse_nano, required_amounts
-from devalloc.api.quantity import Format, Quantity, readable_texts
+from devalloc.api.quantity import Format, Quantity, count_text, readable_texts
 from devalloc.api.reasons import Reason
 from devalloc.api.views import ClaimKey, ClaimView, MachineKey, MachineView, ObjectView
 from devalloc.api.virtual_machine import VirtualMachine
@@ -308,8 +308,9 @@ def _joined(lines: Sequence[str]) -> str:
 
 def _text(resource: str, total: int, free: int | None, wanted: int, is_whole: bool) -> str:
     word, per, form = _RESOURCE_NAMES[resource]
-    amounts = (total, wanted) if free is None else (total, wanted, free)
-    has, requested, *unused = (f"{each}{per}" for each in readable_texts(*(Quantity(nano, form) for nano in amounts)))
+    amounts = [Quantity(nano, form) for nano in ((total, wanted) if free is None else (total, wanted, free))]
+    texts = map(count_text, amounts) if resource == host_pool_names.CPU else readable_texts(*amounts)
+    has, requested, *unused = (f"{each}{per}" for each in texts)
     text = f"{unused[0]} of {has} {word} free" if unused else f"{has} {word}"
     return f"{text}, {requested}{'' if is_whole else ' more'} wanted"
 

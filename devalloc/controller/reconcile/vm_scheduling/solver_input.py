@@ -224,7 +224,8 @@ class _InputBuilder:
             self._hold(key, doc, entries, labels.get(("machine", *key)))
             self._resize(key, doc, entries)
         for key, (doc, entries) in standing.moving.items():
-            self._add(key, "move", doc, [{}], {meta.ALLOCATED_NODE: str(MachineView(doc).migration_target)}, entries)
+            second = MachineView(doc).migration_target or MachineView(doc).holder
+            self._add(key, "move", doc, [{}], {meta.ALLOCATED_NODE: str(second)}, entries)
         self._fill()
         for doc in self.machine_docs:
             self._hold_moved(doc)

@@ -91,19 +91,19 @@ def test_machines_that_go_meanwhile_are_no_longer_looked_at(era: ProtocolEra) ->
 
 
 @pytest.mark.parametrize("since", ["9999-12-31T23:59:59Z", "9999-12-31T23:59:59-14:00", "soon", ""])
-def test_a_clock_that_was_set_back_keeps_none_for_ever(since: str) -> None:
+def test_a_migration_times_out_although_the_clock_was_set_back(since: str) -> None:
     migrator = Migrator()
     (written,) = looked(crowded(ProtocolEra.V0_31, "a", since=since), migrator, 0.0)
     assert (migrator.calls, written[0], written[1]["Migrating"][:2]) == ([("withdraw", "a")], "a", (False, "TimedOut"))
 
 
-def test_one_that_cannot_be_withdrawn_stays_and_is_tried_again() -> None:
+def test_a_migration_that_cannot_be_withdrawn_is_tried_again() -> None:
     migrator = Migrator(error=RuntimeError("no"))
     assert looked(crowded(ProtocolEra.V0_31, "a", since="2026-01-01T00:00:00Z"), migrator, 3600, times=2) == []
     assert migrator.calls == [("withdraw", "a")] * 2
 
 
-def test_one_that_cannot_be_begun_is_told() -> None:
+def test_a_migration_that_cannot_begin_is_reported() -> None:
     migrator = Migrator(error=RuntimeError("no other node"))
     written = looked(crowded(ProtocolEra.NEWEST, "a", "b"), migrator, 3600)
     assert [conditions["Migrating"][:2] for name, conditions in written if name == "a"] == [
@@ -112,8 +112,20 @@ def test_one_that_cannot_be_begun_is_told() -> None:
     ]
 
 
+def test_a_machine_whose_migration_cannot_begin_is_left_for_a_while() -> None:
+    book, migrator = crowded(ProtocolEra.NEWEST, "a", "b"), Migrator(error=RuntimeError("no other node"))
+    looked(book, migrator, 3600, times=3)
+    assert migrator.calls == [("begin", "a"), ("begin", "b")], "another one leaves in its place"
+
+
+def test_a_machine_whose_migration_was_withdrawn_is_left_for_a_while() -> None:
+    book = crowded(ProtocolEra.V0_31, "a", since="2026-01-01T00:00:00Z")
+    looked(book, Migrator(), 3600)
+    assert set(book.backed_off) == {("default", "a")}
+
+
 @pytest.mark.parametrize("succeeded", [True, False])
-def test_one_that_has_ended_is_told_and_not_withdrawn(succeeded: bool) -> None:
+def test_a_migration_that_has_ended_is_reported_and_not_withdrawn(succeeded: bool) -> None:
     migrator = Migrator(end=MigrationEnd(succeeded, "Why", "as it was"))
     written = looked(crowded(ProtocolEra.V0_31, "a", since=LATE), migrator, 3600)
     assert written == [("a", {"Migrating": (False, "Why", "as it was")})]
@@ -123,20 +135,20 @@ def test_one_that_has_ended_is_told_and_not_withdrawn(succeeded: bool) -> None:
 def test_while_a_machine_stays_after_a_failure_another_one_leaves() -> None:
     book, keys = crowded(ProtocolEra.V0_31, "a", "b"), [("default", "a"), ("default", "b")]
     node = book.nodes["node-a"]
-    assert [should_migrate(node, key, book.resting) for key in keys] == [True, False]
-    book.resting = {keys[0]: 300.0}
-    assert [should_migrate(node, key, book.resting) for key in keys] == [False, True]
+    assert [should_migrate(node, key, book.backed_off) for key in keys] == [True, False]
+    book.backed_off = {keys[0]: 300.0}
+    assert [should_migrate(node, key, book.backed_off) for key in keys] == [False, True]
 
 
-def test_one_that_was_begun_and_is_gone_has_ended() -> None:
+def test_a_migration_that_was_begun_and_is_gone_has_ended() -> None:
     """A user has deleted it."""
     migrator = Migrator(end=NO_MIGRATION)
     written = looked(crowded(ProtocolEra.V0_31, "a", since=LATE), migrator, 3600, times=2)
     assert migrator.calls == [("begin", "a")], "what another server wrote down is begun first"
-    assert written == [("a", {"Migrating": (False, "MigrationWithdrawn", "it has no migration any more")})]
+    assert written == [("a", {"Migrating": (False, "MigrationWithdrawn", "its migration was deleted before it ended")})]
 
 
-def test_one_that_is_just_being_begun_has_not_ended() -> None:
+def test_a_migration_that_is_just_beginning_has_not_ended() -> None:
     is_asked, may_answer = threading.Event(), threading.Event()
 
     class Slow(Migrator):

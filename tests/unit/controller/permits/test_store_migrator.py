@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import pytest
 
-from devalloc.controller.migrations import begin_migration
+from devalloc.api import machine_location
+from devalloc.controller.migrations import begin_migration, migrations_of
 from devalloc.controller.permits.hosts import Host
 from devalloc.controller.permits.ledgers import PermitLedgers
 from devalloc.controller.permits.migration import NO_MIGRATION, MigrationEnd
@@ -96,6 +98,22 @@ class TestStoreMigrator:
         fill(store, migration("move", "web"))
         assert migrator.ended(KEY, LONG_AGO) == MigrationEnd(False, "Why", "full")
 
+    def test_it_reads_only_the_migrations_of_the_namespace(self, store: SQLiteStore) -> None:
+        """Else each request of a machine takes as long as all migrations of the cluster."""
+        fill(store, migration("move", "web", namespace="other"), migration("another", "web"))
+        namespaces: list[str | None] = []
+
+        class Listing(SQLiteStore):
+            def list(self, kinds: Any = None, namespace: str | None = None) -> Any:
+                namespaces.append(namespace)
+                return super().list(kinds, namespace)
+
+        with closing(Listing(store.path)) as listing:
+            assert [view.key for view in migrations_of(listing, KEY)] == [("default", "another")]
+            assert StoreMigrator(listing).begin(KEY, "a") is False
+            StoreMigrator(listing).ended(KEY, LONG_AGO)
+        assert namespaces == ["default"] * 3
+
 
 class TestMovableMachines:
     @pytest.mark.parametrize(("says", "moves"), [(None, False), ("True", True), ("False", False)])
@@ -142,6 +160,20 @@ class TestMovableMachines:
         obj = {**machine("web", start={"disks": disks}), "status": {"nodeName": "a"}}
         assert MovableMachines(store)(obj) is moves
 
+    def test_machines_that_cannot_move_do_not_each_look_at_all_nodes(
+        self, store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        nodes = [f"node-{number}" for number in range(10)]
+        fill(store, *(host(node, live_migration=False) for node in nodes))
+        read: list[object] = []
+        receives = machine_location.receives_machines
+        monkeypatch.setattr(
+            machine_location, "receives_machines", lambda pool: bool(read.append(pool)) or receives(pool)
+        )
+        can_move = MovableMachines(store)
+        assert not any(can_move({**machine(f"web-{node}"), "status": {"nodeName": node}}) for node in nodes)
+        assert len(read) == len(nodes)
+
 
 def moving(phase: str = "Running") -> Object:
     def entries(node: str, cpu: str) -> list[Object]:
@@ -176,14 +208,32 @@ class TestLedgers:
         assert book.nodes["a"].counted.cpu >= 1000
         assert book.nodes["a"].machines[KEY].migrating, "it gets nothing else meanwhile"
 
-    def test_it_counts_on_its_target_alone_as_of_the_handover(self) -> None:
-        book = self.book()
+    @pytest.mark.parametrize("node", [None, "a"])
+    def test_it_counts_on_its_source_until_its_target_takes_it(self, node: str | None) -> None:
+        """Until then, its paused guest has its memory there."""
+        book = self.book(node=node)
         book.put(moving())
-        after = handed_over(moving())
-        book.put({**after, "metadata": {**after["metadata"], "resourceVersion": "2"}})
+        handed = handed_over(moving())
+        metadata = handed["metadata"]
+        book.put({**handed, "metadata": {**metadata, "resourceVersion": "2"}})
+        assert book.nodes["a"].counted == Resources(2000, 2 << 30)
+        if node is None:
+            assert book.records[KEY].node == "b"
+            assert not book.nodes["b"].machines[KEY].migrating
+        notes = {"devalloc.io/prepared-on": "b"}
+        book.put({**handed, "metadata": {**metadata, "resourceVersion": "3", "annotations": notes}})
         assert KEY not in book.nodes["a"].machines
-        assert book.records[KEY].node == "b"
-        assert not book.nodes["b"].machines[KEY].migrating
+        assert (KEY in book.records) == (node is None)
+
+    def test_it_is_a_machine_of_its_source_again_if_its_target_is_fenced(self) -> None:
+        book = self.book()
+        handed = handed_over(moving())
+        book.put(handed)
+        back = {**handed["status"], "nodeName": "a"}
+        book.put({**handed, "status": back, "metadata": {**handed["metadata"], "resourceVersion": "2"}})
+        assert book.records[KEY].node == "a"
+        assert KEY in book.nodes["a"].machines
+        assert KEY not in book.nodes["b"].machines
 
     def test_what_was_reserved_is_free_when_the_migration_is_withdrawn_or_the_machine_is_gone(self) -> None:
         for gone in (False, True):
