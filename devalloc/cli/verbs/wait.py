@@ -13,7 +13,7 @@ from devalloc.cli.object_names import fetch_object, format_key, keys_of
 from devalloc.cli.options.common import namespace_option
 from devalloc.cli.render.output import print_note, show_spinner
 from devalloc.cli.shell_completion import complete_claims
-from devalloc.cli.target import StoreTarget, missing_controller_note, open_target, target_options
+from devalloc.cli.target import StoreTarget, missing_controller_note, missing_node_note, open_target, target_options
 
 if TYPE_CHECKING:
     from devalloc.store import Store
@@ -122,11 +122,10 @@ def _advice(store: Store, key: Key) -> str:
         if not status:
             if silence := missing_controller_note(store):
                 return f"; {silence}"
-            if (node := stored["spec"].get("nodeName")) is None:
+            if stored["spec"].get("nodeName") is None:
                 return "; it is not placed yet: is `devalloc up` running on this store?"
-            return f"; no node plugin runs it yet: is one running on node {node}?"
-        if status.get("phase") == "Pending" and status.get("allocations") and not status.get("message"):
-            return f"; it is placed on node {status.get('nodeName')}: is a node plugin running there?"
+        if silence := missing_node_note(stored):
+            return f"; {silence}"
         return f": it is {status.get('phase')}{': ' if status.get('message') else ''}{status.get('message', '')}"
     if key.kind == MIGRATION:
         return _migration_advice(stored)

@@ -175,7 +175,7 @@ def test_explain_of_a_machine_that_names_its_node_says_what_became_of_it(devallo
 
     assert result.code == 1
     assert "because its spec.nodeName is node-a" in result.out
-    assert "is one running on node node-a?" in result.out
+    assert "No node has taken the machine yet: is a node plugin running on node node-a?" in result.out
     assert "there is no machine" in devalloc("explain", "vm/wep").err
 
 
