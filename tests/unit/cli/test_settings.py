@@ -214,4 +214,4 @@ def test_no_process_of_a_host_takes_a_port_of_neons_agent_by_default() -> None:
     for name in ("up", "node", "controller"):
         for each in settings_of(PROCESSES[name]):
             ports = set(re.findall(r"\b\d{4,5}\b", f"{each.default} {each.unset}"))
-            assert not ports & NEONS_AGENT, (verb, each.flag)
+            assert not ports & NEONS_AGENT, (name, each.flag)
