@@ -7,7 +7,9 @@ import json
 import logging
 import math
 import re
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -319,6 +321,19 @@ def require_packages(*packages: str) -> None:
             importlib.import_module(package)
         except ModuleNotFoundError as error:
             raise translate_error(error) from error
+
+
+@contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """SIGTERM, as of `timeout` or systemd, ends what is inside as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():  # only that one receives signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def verb(name: str, **settings: Any) -> Callable[[Callable[..., int | None]], Verb]:

@@ -12,7 +12,7 @@ import click
 
 from devalloc.api.moved_claims import moved_devices
 from devalloc.api.views import ClaimView, MachineView, MigrationView
-from devalloc.cli.command import BadInput, verb
+from devalloc.cli.command import BadInput, ending_on_sigterm, verb
 from devalloc.cli.render.output import print_line, print_note, show_spinner
 from devalloc.cli.target import StoreTarget, open_target, target_options
 from devalloc.cli.verbs.cordon import current_user, timeout_option
@@ -78,7 +78,8 @@ def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, pl
         changed = cordons.set_cordon(store, target, why, keep=not reason)
         if changed:
             click.echo(f"{target} is cordoned for the new reason" if cordoned else f"{target} cordoned")
-        return _Drain(store, target.node, force, timeout).run()
+        with ending_on_sigterm():
+            return _Drain(store, target.node, force, timeout).run()
 
 
 _MIGRATION = "VirtualMachineMigration"

@@ -258,13 +258,14 @@ def _object_to_explain(words: tuple[str, ...], question: SolverInput, namespace:
         )
     if len(words) > 2 or (len(words) == 2 and "/" in "".join(words)):
         raise BadInput(f"name one claim or machine: NAME, KIND/NAME or KIND NAME, not {' '.join(words)}")
-    kind, _, name = "/".join(words).rpartition("/")
+    kind, _, name = "/".join(words).rstrip("/").rpartition("/")
     if kind.lower().partition(".")[0] in ("resourceclaim", "resourceclaims"):
         return RESOURCE_CLAIM, name
     if not kind:
-        if name not in names and _is_kind(name):
+        if name not in names and (named_kind := _kind_or_none(name)) is not None:
             fields = f"; for its fields: devalloc explain {name}.spec"
-            raise BadInput(f"which {name}? Write {name}/NAME{similar_names_hint('', names)}{fields}")
+            listed = similar_names_hint("", _names(question, named_kind, namespace))
+            raise BadInput(f"which {name}? Write {name}/NAME{listed}{fields}")
         return CLAIM, name
     kind_name = kind_of(kind).kind
     if kind_name not in (CLAIM, "VirtualMachine", MIGRATION):
@@ -273,13 +274,15 @@ def _object_to_explain(words: tuple[str, ...], question: SolverInput, namespace:
     return kind_name, name
 
 
-def _is_kind(word: str) -> bool:
+def _kind_or_none(word: str) -> str | None:
+    """The kind that a word means, if `explain` explains objects of it."""
     from devalloc.cli.object_names import kind_of
 
     try:
-        return kind_of(word).kind in (CLAIM, "VirtualMachine", MIGRATION)
+        kind = kind_of(word).kind
     except BadInput:
-        return False
+        return None
+    return kind if kind in (CLAIM, "VirtualMachine", MIGRATION) else None
 
 
 def _names(question: SolverInput, kind: str, namespace: str | None, *, of_files: bool = False) -> list[str]:
