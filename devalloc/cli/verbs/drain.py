@@ -15,7 +15,7 @@ from devalloc.api.views import ClaimView, MachineView, MigrationView
 from devalloc.cli.command import BadInput, ending_on_sigterm, verb
 from devalloc.cli.render.output import print_line, print_note, show_spinner
 from devalloc.cli.target import StoreTarget, open_target, target_options
-from devalloc.cli.verbs.cordon import current_user, timeout_option
+from devalloc.cli.verbs.cordon import current_user, find_target, timeout_option
 from devalloc.store.errors import Conflict, NotFound
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, pl
     from devalloc.controller.drain import plan_drain
 
     with open_target(place) as store:
-        target = cordons.find_target(store, name if "/" in name else f"node/{name}")
+        target = find_target(store, name if "/" in name else f"node/{name}", "drain")
         if target.node is None:
             raise BadInput(f"cannot drain {target}, only nodes; to keep new claims off it: devalloc cordon {name}")
         cordoned = cordons.is_node_cordoned(store, target.node)

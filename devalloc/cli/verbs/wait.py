@@ -102,6 +102,8 @@ def _state(keys: list[Key], requested: str | None) -> str:
     state = requested
     for key in keys:
         states = WAIT_STATES.get(key.kind, ("deleted",))
+        if state is None and key.kind not in WAIT_STATES:
+            raise BadInput(f"{format_key(key)}: a {key.kind} has no state to wait for, except --for=deleted")
         state = state or states[0]
         if state not in states:
             raise BadInput(f"a {key.kind} is never {state}; wait --for={'|'.join(states)}")

@@ -339,3 +339,37 @@ def test_a_map_with_names_of_the_user_has_no_fields_to_list(devalloc: Shell) -> 
         "metadata.labels: must be a map of fields, not a string"
         in devalloc("validate", "-f", "-", stdin=text(wrong)).err
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("cordon", "vm/web"),
+            "cannot cordon vm/web, a VirtualMachine, only nodes, pools and devices; to move a machine",
+        ),
+        (("uncordon", "claim/train"), "cannot uncordon claim/train, a DeviceClaim, only nodes, pools and devices\n"),
+        (
+            ("drain", "vm/web"),
+            "cannot drain vm/web, a VirtualMachine, only nodes; to move a machine: devalloc migrate vm/web",
+        ),
+        (("cordon", "gpus/gpu-9"), "there is no node, pool or device gpus/gpu-9"),
+        (("cordon", "pool/gpu"), "there is no node, pool or device pool/gpu; did you mean pool/gpus?"),
+    ],
+)
+def test_what_has_no_cordon_is_named_with_its_kind(devalloc: Shell, words: tuple[str, ...], message: str) -> None:
+    devalloc("apply", "-f", "-", stdin=text(pool(), device_class(), claim(), machine("web", "1", "1Gi")))
+
+    result = devalloc(*words)
+
+    assert result.code == 1
+    assert message in result.err
+
+
+def test_wait_does_not_wait_for_the_end_of_an_object_that_has_no_other_state(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=text(pool()))
+
+    result = devalloc("wait", "pool/gpus", "--timeout", "1h")
+
+    assert result.code == 2
+    assert "devicepool/gpus: a DevicePool has no state to wait for, except --for=deleted" in result.err
