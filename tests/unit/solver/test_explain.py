@@ -8,7 +8,7 @@ import pytest
 
 from devalloc.api.cordon import apply_all_cordons
 from devalloc.api.meta import CORDONED_NODE, UNAVAILABLE
-from devalloc_solver import solve_manifests
+from devalloc_solver import Fleet, solve_manifests
 from tests.support.manifests import allocated, claim, device, device_class, entry, pool
 
 GPU = device_class("gpu", driver="gpu", deviceType="gpu")
@@ -330,3 +330,19 @@ def test_a_broken_device_of_a_cordoned_node_needs_more_than_an_uncordon() -> Non
     refusal = answer("c", *cordoned([GPU, broken, claim("c", {"deviceClass": "gpu"})], "n1"))
     assert refusal["message"].startswith("impossible even on an empty fleet")
     assert [one.get("device") for one in refusal["blockers"]] == ["g0"]
+
+
+@pytest.mark.parametrize("count", [1, 3, 9])
+def test_a_warm_fleet_explains_a_cordon_in_the_same_words_and_lists_no_other_nodes(count: int) -> None:
+    wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": count}})
+    fleet = cordoned([GPU, *(gpus(4, f"n{number}") for number in range(6))], "n1", "n2", "n4")
+    holders = [
+        allocated(claim(f"of-{node}", {"deviceClass": "gpu", "requests": {"count": 4}}),
+                  [entry(f"{node}-gpus", f"g{i}") for i in range(4)], node=node)
+        for node in ("n0", "n3", "n5")
+    ]  # fmt: skip
+    cold = answer("c", *fleet, *holders, wanted)
+    warm = Fleet.from_manifests([*fleet, *holders]).allocate(wanted)
+    assert "once node n1 is uncordoned" in cold["message"] or count == 9
+    assert (warm["reason"], warm["message"]) == (cold["reason"], cold["message"])
+    assert warm["blockers"] == [{k: v for k, v in one.items() if k != "otherNodes"} for one in cold["blockers"]]
