@@ -97,7 +97,7 @@ _EDIT = (
 )
 _RUNNING = (
     "a VirtualMachine runs while its spec.running is true: change that and apply it. For machines without an object: "
-    "`devalloc vm start` and `devalloc vm stop`"
+    "`devalloc vm create` and `devalloc vm stop`"
 )
 _SCALE = (
     "change cpu, memory or replicas in the manifest and apply it. For machines without an object: `devalloc vm scale`"
