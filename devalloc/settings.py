@@ -7,6 +7,7 @@ a verb; the guest monitor, which runs without click, reads its class itself.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
@@ -94,12 +95,27 @@ def declarations(settings_class: type[Any]) -> Iterator[tuple[str, Setting | typ
         yield each.name, what
 
 
+def settings_with_classes(settings_class: type[Any]) -> list[tuple[Setting, type[Any]]]:
+    """The settings of a class and its groups, in order, each with the class that declares it."""
+    listed: list[tuple[Setting, type[Any]]] = []
+    for _, what in declarations(settings_class):
+        listed += [(what, settings_class)] if isinstance(what, Setting) else settings_with_classes(what)
+    return listed
+
+
 def settings_of(settings_class: type[Any]) -> list[Setting]:
     """The settings of a class and its groups, in order."""
-    listed: list[Setting] = []
-    for _, what in declarations(settings_class):
-        listed += [what] if isinstance(what, Setting) else settings_of(what)
-    return listed
+    return [each for each, _ in settings_with_classes(settings_class)]
+
+
+def title_of(settings_class: type[Any]) -> str:
+    """The heading of a group's settings, in the help and in docs/settings.md."""
+    return settings_class.__name__.removesuffix("Options")
+
+
+def summary_of(settings_class: type[Any]) -> str:
+    """What a group's settings are about: the first paragraph of its docstring."""
+    return inspect.cleandoc(settings_class.__doc__ or "").partition("\n\n")[0]
 
 
 def build(settings_class: type[_Settings], values: Mapping[str, Any]) -> _Settings:

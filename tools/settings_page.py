@@ -5,7 +5,6 @@ python -m tools.settings_page
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import click
 from devalloc.cli.verbs.controller import ControllerOptions
 from devalloc.cli.verbs.node import NodeOptions
 from devalloc.cli.verbs.up import UpOptions
-from devalloc.settings import Setting, declarations
+from devalloc.settings import Setting, declarations, summary_of, title_of
 from devalloc_node.guest.settings import MonitorSettings
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
@@ -60,7 +59,7 @@ def page() -> str:
         _note_user(settings_class, verb, users)
     titles = {each: f"devalloc {verb}" for verb, each in PROCESSES.items()}
     sections = [*PROCESSES.values(), *(each for each in users if each not in titles)]
-    return _HEAD + "".join(_section(each, titles.get(each) or _title(each), users[each]) for each in sections)
+    return _HEAD + "".join(_section(each, titles.get(each) or title_of(each), users[each]) for each in sections)
 
 
 def _note_user(settings_class: type[Any], verb: str, users: dict[type[Any], list[str]]) -> None:
@@ -70,14 +69,10 @@ def _note_user(settings_class: type[Any], verb: str, users: dict[type[Any], list
             _note_user(what, verb, users)
 
 
-def _title(settings_class: type[Any]) -> str:
-    return settings_class.__name__.removesuffix("Options")
-
-
 def _section(settings_class: type[Any], title: str, verbs: list[str]) -> str:
     listed = [what for _, what in declarations(settings_class)]
-    groups = [f"[{_title(each)}](#{_title(each).lower()})" for each in listed if not isinstance(each, Setting)]
-    lines = [f"\n## {title}\n", inspect.cleandoc(settings_class.__doc__ or "").partition("\n\n")[0]]
+    groups = [f"[{title_of(each)}](#{title_of(each).lower()})" for each in listed if not isinstance(each, Setting)]
+    lines = [f"\n## {title}\n", summary_of(settings_class)]
     if groups:
         lines.append(f"\nIt also has the settings of {', '.join(groups)}.")
     lines += ["\n| option | variable | value | default | meaning |", "|---|---|---|---|---|"]

@@ -9,7 +9,10 @@ so its readers leave them out (``NODE_KIND``).
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from devalloc.api import meta
@@ -20,6 +23,8 @@ NODE_KIND = "Node"
 CORDONED = "cordoned: "
 """Prefix of the reason why a cordoned device is unavailable."""
 NODE_CORDONED = "node is cordoned by kubectl"
+_NOT_READY = "node is not Ready ("
+_TAINTED = "node has taint "
 FENCED = "fenced: "
 """Prefix of the reason why the devices of a fenced node are unavailable (``fencing``)."""
 NODE_FENCED = f"{FENCED}node, taint {meta.OUT_OF_SERVICE}"
@@ -32,6 +37,48 @@ _OWN_TAINTS = "devalloc.io/"
 """Taints with such a key keep pods off nodes for machines."""
 _MIRRORED_TAINTS = frozenset(f"node.kubernetes.io/{name}" for name in ("unschedulable", "not-ready", "unreachable"))
 """Taints with which Kubernetes repeats, later, what the Node's own fields already say."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeClosure:
+    """Why a whole node gets nothing new."""
+
+    words: str
+    """Completes "it fits once node NAME ...": what opens the node again."""
+    advice: str
+    """A sentence with {node}: what an admin does."""
+    why: str
+
+
+_NODE_CLOSURES = (
+    (f"{FENCED}node, ", "is unfenced", "When the node is back, run `devalloc unfence node/{node}`."),
+    (f"{CORDONED}node, ", "is uncordoned", "Run `devalloc uncordon node/{node}`."),
+    (NODE_CORDONED, "is uncordoned", "Run `kubectl uncordon {node}`."),
+    (_NOT_READY, "is Ready", "`kubectl describe node {node}` shows why it is not Ready."),
+    (
+        _TAINTED,
+        "has no such taint",
+        f"Remove the taint from node {{node}}; if it is only for pods, set the annotation {meta.TOLERATED_TAINTS}.",
+    ),
+)
+"""Prefix of the reason, words and advice."""
+_NEXT_REASON = re.compile(rf"; (?={'|'.join(re.escape(prefix) for prefix, *_ in _NODE_CLOSURES)}|{CORDONED}|node, )")
+"""Between the parts of a reason. The text of a user may contain semicolons, too."""
+
+
+@lru_cache(maxsize=1024)
+def node_closures(why: str) -> tuple[NodeClosure, ...]:
+    """Why the device's whole node gets nothing new; empty if the device is also unavailable for a reason of its own, or
+    its pool."""
+    closures = []
+    for part in dict.fromkeys(_NEXT_REASON.split(why)):
+        row = next((row for row in _NODE_CLOSURES if part.startswith(row[0])), None)
+        if row is None:
+            return ()
+        closures.append(
+            NodeClosure(row[1], row[2], part.replace(": node, by ", " by ", 1).replace(": node, ", ": ", 1))
+        )
+    return tuple(closures)
 
 
 def unschedulable_nodes(documents: Iterable[Object]) -> dict[str, str]:
@@ -92,7 +139,7 @@ def _unschedulable_reason(node: Object) -> str | None:
     if spec.get("unschedulable"):
         return NODE_CORDONED
     if (lacks := not_ready_reason(node)) is not None:
-        return f"node is not Ready ({lacks})"
+        return f"{_NOT_READY}{lacks})"
     annotations = node["metadata"].get("annotations") or {}
     tolerated = {key.strip() for key in annotations.get(meta.TOLERATED_TAINTS, "").split(",")}
     for taint in spec.get("taints") or ():
@@ -103,7 +150,7 @@ def _unschedulable_reason(node: Object) -> str | None:
             and key not in tolerated | _MIRRORED_TAINTS
         ):
             value = f"={taint['value']}" if taint.get("value") else ""
-            return f"node has taint {key}{value}:{taint['effect']}"
+            return f"{_TAINTED}{key}{value}:{taint['effect']}"
     return None
 
 

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 IMPOSSIBLE_VERDICT = "impossible even on an empty fleet"
+IMPOSSIBLE_NOW_VERDICT = "impossible now"
 STILL_SEARCHING = "searching"
 """Key of an answer without a reason yet: the search for its claim goes on beside the loop of a controller."""
 
@@ -104,7 +105,8 @@ class Reason(StrEnum):
         (_SPECIAL, _RULES[1]),
         IMPOSSIBLE_VERDICT,
         "The node that the claim is pinned to lacks devices that other nodes have.",
-        "Remove the pin (annotation devalloc.io/node), or pin to a node that has such devices.",
+        "Remove the pin (annotation devalloc.io/node, or spec.nodeName of a machine), or pin to a node that has such "
+        "devices.",
     )
     NOT_ENOUGH_DEVICES = (
         "NotEnoughDevices",
@@ -137,7 +139,7 @@ class Reason(StrEnum):
     DEVICES_IN_USE = (
         "DevicesInUse",
         (_EXPLAINER,),
-        "impossible now",
+        IMPOSSIBLE_NOW_VERDICT,
         "It would fit, but claims that are already allocated hold the devices.",
         "Release or delete the claims that are in the way, or wait for them.",
     )

@@ -7,8 +7,10 @@ import json
 import logging
 import math
 import re
+import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -106,6 +108,14 @@ class BadInput(CommandFailed):
     exit_code = 2
 
 
+class SettingOption(click.Option):
+    """The option of a setting. ``settings_class``: the group that the help lists it with."""
+
+    def __init__(self, *args: Any, settings_class: type[Any] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.settings_class = settings_class
+
+
 class VerbGroup(click.Group):
     """A group of verbs, with advice for verbs that it does not have."""
 
@@ -171,11 +181,15 @@ class Verb(click.Command):
         ]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Without the defaults that are empty, for which click shows [default: ""]."""
+        """Those of each group of settings below its title. Without the defaults that are empty, for which click shows
+        [default: ""]."""
         for param in self.params:
             if isinstance(param, click.Option) and param.default == "":
                 param.show_default = False
-        super().format_options(ctx, formatter)
+        of_groups = [param for param in self.params if isinstance(param, SettingOption) and param.settings_class]
+        own = [param for param in self.params if param not in of_groups]
+        click.Command(self.name, params=own).format_options(ctx, formatter)
+        _format_groups(of_groups, ctx, formatter)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -237,6 +251,17 @@ class Verb(click.Command):
         return 0
 
 
+def _format_groups(options: Sequence[SettingOption], ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    from devalloc.settings import summary_of, title_of
+
+    for settings_class in filter(None, dict.fromkeys(each.settings_class for each in options)):
+        rows = [each.get_help_record(ctx) for each in options if each.settings_class is settings_class]
+        with formatter.section(title_of(settings_class)):
+            formatter.write_text(summary_of(settings_class))
+            formatter.write_paragraph()
+            formatter.write_dl([row for row in rows if row is not None])
+
+
 def is_path_parameter(param: click.Parameter) -> bool:
     """Whether the parameter is a path. One whose default is "" may be empty, which means none."""
     names_one = _PATH.search(param.metavar or "") is not None
@@ -296,6 +321,19 @@ def require_packages(*packages: str) -> None:
             importlib.import_module(package)
         except ModuleNotFoundError as error:
             raise translate_error(error) from error
+
+
+@contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """SIGTERM, as of `timeout` or systemd, ends what is inside as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():  # only that one receives signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def verb(name: str, **settings: Any) -> Callable[[Callable[..., int | None]], Verb]:

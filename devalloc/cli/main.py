@@ -95,6 +95,13 @@ _EDIT = (
     "change the manifest and apply it: devalloc get KIND/NAME -o yaml > object.yaml, edit it, "
     "devalloc apply -f object.yaml"
 )
+_RUNNING = (
+    "a VirtualMachine runs while its spec.running is true: change that and apply it. For machines without an object: "
+    "`devalloc vm create` and `devalloc vm stop`"
+)
+_SCALE = (
+    "change cpu, memory or replicas in the manifest and apply it. For machines without an object: `devalloc vm scale`"
+)
 _PODS = "devalloc does not manage Pods and Deployments; use kubectl for those of a cluster"
 _CLUSTER = "devalloc uses the cluster of --kubeconfig; for anything else about the cluster use kubectl"
 VERB_SYNONYMS = {
@@ -109,7 +116,6 @@ VERB_SYNONYMS = {
     "remove": "delete",
     "plan": "solve",
     "diff": "apply --dry-run",
-    "scale": "vm scale",
     "taint": "cordon",
     "why": "explain",
     "logs": "describe",
@@ -128,10 +134,12 @@ ADVICE = {
     "attach": "to plug a claim's devices into a machine: `devalloc vm attach`",
     **dict.fromkeys(("autoscale", "cp", "debug", "exec", "expose", "port-forward", "rollout", "run"), _PODS),
     **dict.fromkeys(("auth", "certificate", "cluster-info", "config", "proxy"), _CLUSTER),
+    **dict.fromkeys(("start", "stop", "restart"), _RUNNING),
+    "scale": _SCALE,
     "options": "`devalloc help COMMAND` shows the options of a command",
     "plugin": "devalloc has no plugins; `devalloc --help` lists the commands",
 }
-"""Verbs of kubectl that devalloc does not have, and what to use instead."""
+"""Verbs of kubectl and virtctl that devalloc does not have, and what to use instead."""
 BEFORE_THE_VERB = {"-n", "--namespace", "--store", "--kubeconfig", "--log-level", "--log-format"}
 """Options of verbs, with a value, that can also precede the verb, as with kubectl."""
 

@@ -186,6 +186,21 @@ def open_readable_target(place: StoreTarget, namespace: str) -> Iterator[Store]:
         yield part
 
 
+def missing_node_note(machine: dict[str, Any]) -> str:
+    """A sentence if no node has taken a machine that has its node; "" otherwise, or if its status says more."""
+    from devalloc.api.views import MachineView
+
+    view = MachineView(machine)
+    if (
+        view.node is None
+        or view.is_held
+        or view.status.get("message")
+        or view.status.get("phase", "Pending") != "Pending"
+    ):
+        return ""
+    return f"no node has taken the machine yet: is a node plugin running on node {view.node}?"
+
+
 def missing_controller_note(store: Store) -> str:
     """A sentence if no controller leads on the cluster; "" if one does, or if the user may not read the lease."""
 

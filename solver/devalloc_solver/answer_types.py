@@ -152,6 +152,8 @@ class Blocker(TypedDict):
 
     # the devices
     node: NotRequired[str | None]
+    otherNodes: NotRequired[list[str]]
+    """Nodes of which any will do instead of ``node``."""
     driver: NotRequired[str]
     pool: NotRequired[str]
     device: NotRequired[str]

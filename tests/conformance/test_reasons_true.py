@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from devalloc.api.meta import GROUP
+from devalloc.api.cordon import apply_all_cordons, pool_node
+from devalloc.api.meta import CORDONED_NODE, GROUP
 from devalloc_solver import solve_manifests
 from tests.conformance import case as cases
 from tests.support import oracle, random_fleets
@@ -48,6 +49,19 @@ def test_corpora(documents: list[Manifest]) -> None:
 def test_random_fleets(start: int) -> None:
     for seed in range(start, min(start + BATCH, EXAMPLES)):
         _judge(random_fleets.documents(Random(f"reasons {seed}")))
+
+
+@pytest.mark.parametrize("start", range(0, EXAMPLES, BATCH))
+def test_random_fleets_with_cordoned_nodes(start: int) -> None:
+    for seed in range(start, min(start + BATCH, EXAMPLES)):
+        random = Random(f"cordons {seed}")
+        documents = random_fleets.documents(random)
+        nodes = sorted({node for doc in documents if doc["kind"] == "DevicePool" and (node := pool_node(doc))})
+        cordoned = random.sample(nodes, min(len(nodes), random.choice([1, 2, len(nodes)])))
+        for doc in documents:
+            if doc["kind"] == "DevicePool" and pool_node(doc) in cordoned:
+                doc["metadata"].setdefault("annotations", {})[CORDONED_NODE] = "by root, 2026-11-28: fan; disk"
+        _judge(apply_all_cordons(documents))
 
 
 def _judge(documents: Sequence[Manifest]) -> None:

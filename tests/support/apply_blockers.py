@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
+from devalloc.api.cordon import node_closures
 from devalloc.api.meta import COMPATIBILITY_GROUP, GROUP, GROUP_MATCH, NODE, UNAVAILABLE
 from devalloc.api.quantity import Quantity
 from tests.support.manifests import Manifest
@@ -33,6 +35,8 @@ def with_blockers_applied(documents: Iterable[Manifest], key: Key, blockers: Seq
                 _unpin(changed, claims, claim, blocker)
             case "matchAttribute" if GROUP_MATCH in blocker["path"]:
                 _disagree(claims, claim, blocker["attribute"])
+            case "unavailable" if "device" not in blocker:
+                _open_node(changed, blocker["node"])
             case "poolResource" | "compatibilityGroup" | "unavailable" | "undefinedResource":
                 _supply(changed, blocker)
             case _:
@@ -127,14 +131,28 @@ def _supply(documents: Sequence[Manifest], blocker: Blocker) -> None:
             spec.setdefault("resources", []).append({"name": blocker["resource"], "capacity": "1000"})
 
 
+def _open_node(documents: Sequence[Manifest], node: str) -> None:
+    """What is unavailable because of the whole node is available."""
+    for document in documents:
+        if document["kind"] == "DevicePool" and document["spec"].get("nodeName") == node:
+            _strip(document["spec"], UNAVAILABLE, partial(_is_closed_with_node, document["spec"]))
+
+
+def _is_closed_with_node(spec: Manifest, device: Manifest) -> bool:
+    attributes = [*device.get("attributes", []), *spec.get("attributes", [])]
+    why = next((str(one["stringValue"]) for one in attributes if one["name"] == UNAVAILABLE), "")
+    return bool(node_closures(why))
+
+
 def _strip(spec: Manifest, attribute: str, which: Callable[[Manifest], bool]) -> None:
     """Take an attribute from some devices of a pool; what was the pool's is the other devices' own from then on."""
+    chosen = [which(device) for device in spec["devices"]]
     common = [a for a in spec.get("attributes", []) if a["name"] == attribute]
     spec["attributes"] = [a for a in spec.get("attributes", []) if a["name"] != attribute]
-    for device in spec["devices"]:
+    for device, is_chosen in zip(spec["devices"], chosen, strict=True):
         own = device.get("attributes", [])
         named = any(a["name"] == attribute for a in own)
-        if which(device):
+        if is_chosen:
             device["attributes"] = [a for a in own if a["name"] != attribute]
         elif common and not named:
             device["attributes"] = [*own, *common]

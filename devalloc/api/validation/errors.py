@@ -27,6 +27,7 @@ from devalloc.api.validation.schema import (
     model_schema,
     path_sort_key,
 )
+from devalloc.api.virtual_machine import MachineStart
 
 MAX_ROUNDS = 6
 MAX_FINDINGS = 1000
@@ -44,6 +45,7 @@ _HINTS: dict[type[ApiModel], dict[str, str]] = {
         "distinctAttributes": "this API has no such constraint; request the devices one by one and distinguish them in "
         "constraints",
     },
+    MachineStart: dict.fromkeys(("image", "rootDisk", "volumes"), "write disks, such as [{path: /images/web.qcow2}]"),
     DeviceClaimSpec: dict.fromkeys(
         {*json_names(DeviceClaimInstance), "count"} - {*json_names(DeviceClaimSpec)},
         "it belongs to an entry of spec.claims",
@@ -169,7 +171,8 @@ def _message(error: ErrorDetails, value: Any, parent: SchemaNode, loc: Loc, word
     if (own := wording.own(error)) is not None:
         return own
     if form is not None:
-        return f"must be {wording.wanted[form]}, not {wording.describe(form, value)}"
+        fields = _shown_fields(child_schema(parent, loc[-1])) if form == "map" and loc else ""
+        return f"must be {wording.wanted[form]}{fields}, not {wording.describe(form, value)}"
     match error["type"]:
         case "missing":
             return "is required"
@@ -196,6 +199,16 @@ def _message(error: ErrorDetails, value: Any, parent: SchemaNode, loc: Loc, word
             return f"must be at most {context['le']}, not {quote_value(value)}"
         case _:
             return f"{error['msg'][:1].lower()}{error['msg'][1:]}, not {_describe(value)}"
+
+
+_FIELDS_SHOWN = 4
+
+
+def _shown_fields(shape: SchemaNode) -> str:
+    """The first fields of a map, in brackets; "" for one with names of the user's own."""
+    names = [] if shape.model is None else [*field_schemas(shape.model)]
+    more = ", …" if len(names) > _FIELDS_SHOWN else ""
+    return f" ({', '.join(names[:_FIELDS_SHOWN])}{more})" if names else ""
 
 
 def _unknown_field(name: str, fields: list[str], model: type | None) -> str:

@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from devalloc.cli.command import _RECURSIVE, parse_duration, parse_interval
+from devalloc.cli.command import _RECURSIVE, SettingOption, parse_duration, parse_interval
 from devalloc.cli.render.output import FORMATS
-from devalloc.settings import Setting, build, settings_of
+from devalloc.settings import Setting, build, settings_of, settings_with_classes
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -21,16 +21,16 @@ def settings_options(settings_class: type[Any], name: str = "settings") -> Decor
     """The options of a settings class, passed together as ``name: settings_class``."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        listed = settings_of(settings_class)
+        listed = settings_with_classes(settings_class)
 
         @wraps(function)
         def with_settings(**values: Any) -> Any:
-            given = {each.parameter: values.pop(each.parameter) for each in listed}
+            given = {each.parameter: values.pop(each.parameter) for each, _ in listed}
             return function(**{name: build(settings_class, given)}, **values)
 
         decorated: Callable[..., Any] = with_settings
-        for each in reversed(listed):
-            decorated = option(each)(decorated)
+        for each, declaring in reversed(listed):
+            decorated = option(each, None if declaring is settings_class else declaring)(decorated)
         return decorated
 
     return decorate
@@ -41,8 +41,8 @@ def option_of(settings_class: type[Any], parameter: str) -> Decorator:
     return option(next(each for each in settings_of(settings_class) if each.parameter == parameter))
 
 
-def option(setting: Setting) -> Decorator:
-    """The option of a setting, passed under the name of its parameter."""
+def option(setting: Setting, settings_class: type[Any] | None = None) -> Decorator:
+    """The option of a setting, passed under the name of its parameter. The help lists it with those of its class."""
     kind: dict[str, Any] = {"is_flag": True} if setting.is_switch else {"multiple": setting.is_repeatable}
     return click.option(
         setting.flag,
@@ -53,6 +53,8 @@ def option(setting: Setting) -> Decorator:
         envvar=setting.env or None,
         help=setting.full_help,
         show_default=False if setting.unset else None,  # the help has it
+        cls=SettingOption,
+        settings_class=settings_class,
         **kind,
     )
 

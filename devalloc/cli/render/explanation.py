@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import click
 
+from devalloc.api.cordon import is_cordon_reason, node_closures
 from devalloc.api.host_pool_names import HUGE_PAGES
 from devalloc.api.quantity import Quantity, readable_texts
-from devalloc.api.reasons import find_reason
+from devalloc.api.reasons import Reason, find_reason
 from devalloc.api.views import format_devices
 from devalloc.cli.render.output import Cell, StyledText, print_heading, print_table
-
-if TYPE_CHECKING:
-    pass
 
 Answer = Mapping[str, Any]
 
@@ -75,9 +73,41 @@ def print_explanation(claim: Answer, *, only_would: bool = False, machine: bool 
     if funnels and not any(funnel["devices"] for funnel in funnels):  # no change of the claim would help
         click.echo(f"\nWhat to do: {_PUBLISH}")
         return
-    print_blockers(claim.get("blockers", []))
-    if (reason := find_reason(claim["reason"])) is not None and reason.advice:
-        click.echo(f"\nWhat to do: {reason.advice}")
+    blockers = claim.get("blockers", [])
+    print_blockers(blockers)
+    if advice := " ".join(_advice(claim["reason"], blockers)):
+        click.echo(f"\nWhat to do: {advice}")
+
+
+def _advice(code: str | None, blockers: Sequence[Answer]) -> Iterator[str]:
+    """How to take back cordons that are in the way, and then the advice of the reason, if it is about anything else."""
+    cordons = [one for one in blockers if _is_cordon(one)]
+    yield from dict.fromkeys(sentence for one in cordons for sentence in _cordon_advice(one))
+    rest = [one["kind"] for one in blockers if not _is_cordon(one)]
+    reason = find_reason(code)
+    if cordons and rest and {*rest} <= {"claim", "machine"}:
+        reason = Reason.DEVICES_IN_USE
+    if reason is not None and reason.advice and (rest or not cordons):
+        yield reason.advice
+
+
+def _is_cordon(blocker: Answer) -> bool:
+    """Whether it is a node that gets nothing new, or a cordoned device."""
+    return blocker["kind"] == "unavailable" and ("device" not in blocker or is_cordon_reason(blocker["why"]))
+
+
+def _cordon_advice(blocker: Answer) -> Iterator[str]:
+    if "device" in blocker:
+        yield "`devalloc cordon` lists what is cordoned, and `devalloc uncordon NAME` allows it again."
+        return
+    yield from (closure.advice.format(node=blocker["node"]) for closure in node_closures(blocker["why"]))
+    if others := blocker.get("otherNodes"):
+        more = f" or {len(others) - _NODES_SHOWN} more" if len(others) > _NODES_SHOWN else ""
+        which = f"One of these nodes ({', '.join(others[:_NODES_SHOWN])}{more})" if others[1:] else f"Node {others[0]}"
+        yield f"{which} would do instead."
+
+
+_NODES_SHOWN = 3
 
 
 _PUBLISH = (
@@ -107,7 +137,12 @@ def _blocker(blocker: Answer) -> tuple[str, str]:
             return kind, f"{blocker['node']}, which does not reach pool {blocker['driver']}/{blocker['pool']}"
         case "node":
             bound = ", ".join(f"{one['namespace']}/{one['name']}" for one in blocker.get("boundBy", ()))
-            return kind, f"{blocker['node']}, where {bound} is" if bound else f"{blocker['node']} (devalloc.io/node)"
+            return (
+                kind,
+                f"{blocker['node']}, where {bound} is"
+                if bound
+                else f"{blocker['node']} ({path or 'devalloc.io/node'})",
+            )
         case "poolResource":
             return (
                 "pool resource",
@@ -115,8 +150,11 @@ def _blocker(blocker: Answer) -> tuple[str, str]:
             )
         case "compatibilityGroup":
             return "compatibility group", _pool(blocker)
+        case "unavailable" if "device" not in blocker:
+            return "unavailable node", f"{blocker['node']}: {blocker['why']}"
         case "unavailable":
-            return "unavailable device", f"{_pool(blocker)}/{blocker['device']}: {blocker['why']}"
+            where = f" of node {blocker['node']}" if blocker["node"] else ""
+            return "unavailable device", f"{blocker['pool']}/{blocker['device']}{where}: {blocker['why']}"
         case "undefinedResource":
             return (
                 "undefined resource",

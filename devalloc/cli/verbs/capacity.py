@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from devalloc.cli.command import BadInput, CommandFailed, verb
 from devalloc.cli.options.capacity import CapacityOptions, amount_parser
@@ -19,7 +20,7 @@ from devalloc.cli.shell_completion import complete_claims
 from devalloc.cli.solver_input import load_solver_input, with_store_option
 from devalloc.cli.storage import store_path
 from devalloc.cli.target import StoreTarget, open_target, target_options
-from devalloc.settings import group, setting
+from devalloc.settings import group, setting, settings_of
 
 if TYPE_CHECKING:
     from devalloc_solver.pipeline.remaining_capacity import Capacity
@@ -125,6 +126,8 @@ def capacity(
         if name is not None or files:
             raise BadInput("--host shows the host's capacity and counts no claims: leave the claim out")
         return _host(host, place.store, output)
+    if idle := _given_host_options():
+        raise BadInput(f"{' and '.join(idle)}: only with --host, which shows what this host offers to machines")
     from devalloc.controller.reconcile.stored_claims import is_foreign
     from devalloc_solver import capacity as count
 
@@ -149,6 +152,13 @@ def capacity(
     else:
         _show(counted, claim)
     return question.code
+
+
+def _given_host_options() -> list[str]:
+    """Options for --host on the command line; variables may be set for other verbs, too."""
+    context = click.get_current_context()
+    sources = ((each.flag, context.get_parameter_source(each.parameter)) for each in settings_of(HostOptions))
+    return [flag for flag, source in sources if source is ParameterSource.COMMANDLINE]
 
 
 def _host(options: HostOptions, store: Path | None, output: str) -> int:

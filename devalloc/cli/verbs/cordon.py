@@ -5,13 +5,14 @@ from __future__ import annotations
 import getpass
 import os
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
 
 from devalloc.api.views import ClaimView
-from devalloc.cli.command import BadInput, parse_duration, verb
+from devalloc.cli.command import BadInput, CommandFailed, parse_duration, verb
 from devalloc.cli.object_names import fetch_object, format_key, keys_of
 from devalloc.cli.options.common import namespace_option
 from devalloc.cli.render.output import print_note, print_table, show_spinner
@@ -19,6 +20,7 @@ from devalloc.cli.shell_completion import complete_claims
 from devalloc.cli.target import StoreTarget, open_target, target_options
 
 if TYPE_CHECKING:
+    from devalloc.controller.cordon import CordonTarget
     from devalloc.store import Store
     from devalloc.store.errors import Key
 
@@ -128,7 +130,7 @@ def uncordon(names: tuple[str, ...], place: StoreTarget) -> int:
     from devalloc.controller.drain import withdraw_requests
 
     with open_target(place) as objects:
-        targets = [cordons.find_target(objects, name) for name in names]
+        targets = [find_target(objects, name, "uncordon") for name in names]
         for target in targets:
             changed = cordons.set_cordon(objects, target, None)
             click.echo(f"{target} {'uncordoned' if changed else 'was not cordoned'}")
@@ -164,7 +166,7 @@ def cordon(names: tuple[str, ...], reason: str, place: StoreTarget) -> int:
                 click.echo("nothing is cordoned")
             return 0
         why = f"by {current_user()}, {datetime.now(UTC):%Y-%m-%d}" + (f": {reason}" if reason else "")
-        targets = [cordons.find_target(objects, name) for name in names]
+        targets = [find_target(objects, name, "cordon") for name in names]
         for target in targets:
             was_changed = cordons.set_cordon(objects, target, why, keep=not reason)
             click.echo(f"{target} cordoned" if was_changed else f"{target} is already cordoned")
@@ -175,6 +177,25 @@ def cordon(names: tuple[str, ...], reason: str, place: StoreTarget) -> int:
                     err=True,
                 )
     return 0
+
+
+def find_target(store: Store, word: str, verb_name: str) -> CordonTarget:
+    """What a word names. Raises BadInput for an object of a kind that cannot be cordoned, TargetNotFound."""
+    from devalloc.cli.object_names import kind_of
+    from devalloc.controller import cordon as cordons
+
+    try:
+        return cordons.find_target(store, word)
+    except cordons.TargetNotFound:
+        with suppress(BadInput):  # it names no kind
+            if (kind := kind_of(word.partition("/")[0]).kind) != "DevicePool" and "/" in word:
+                hint = {
+                    "VirtualMachine": f"; to move a machine: devalloc migrate {word}",
+                    "DeviceClaim": f"; to take back its devices: devalloc release {word}",
+                }.get(kind, "")
+                which = "nodes" if verb_name == "drain" else "nodes, pools and devices"
+                raise CommandFailed(f"cannot {verb_name} {word}, a {kind}, only {which}{hint}") from None
+        raise
 
 
 def current_user() -> str:

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from devalloc.api.kinds import find_kind
 from devalloc.api.moved_claims import moved_devices
 from devalloc.api.views import ClaimView, MachineView, MigrationView
-from devalloc.cli.command import BadInput, verb
+from devalloc.cli.command import BadInput, ending_on_sigterm, verb
 from devalloc.cli.render.output import print_line, print_note, show_spinner
 from devalloc.cli.target import StoreTarget, open_target, target_options
-from devalloc.cli.verbs.cordon import current_user, timeout_option
+from devalloc.cli.verbs.cordon import current_user, find_target, timeout_option
 from devalloc.store.errors import Conflict, NotFound, StoreError
 
 if TYPE_CHECKING:
@@ -62,8 +61,9 @@ def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, pl
     from devalloc.controller.drain import plan_drain
 
     with open_target(place) as store:
-        node = _find_node(store, name)
-        target = cordons.CordonTarget(node=node)
+        target = find_target(store, name if "/" in name else f"node/{name}", "drain")
+        if (node := target.node) is None:
+            raise BadInput(f"cannot drain {target}, only nodes; to keep new claims off it: devalloc cordon {name}")
         objects = store.list(_KINDS).objects
         cordoned = cordons.is_node_cordoned(store, node, objects)
         machines = plan_drain(objects, node, force=force)
@@ -78,22 +78,8 @@ def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, pl
         changed = cordons.set_cordon(store, target, why, keep=not reason)
         if changed:
             click.echo(f"{target} is cordoned for the new reason" if cordoned else f"{target} cordoned")
-        return _Drain(store, node, force, timeout).run()
-
-
-def _find_node(store: Store, name: str) -> str:
-    """The node that the user means. Raises BadInput for a name of something else, and TargetNotFound."""
-    from devalloc.controller.cordon import find_target
-
-    kind, _, node = name.rpartition("/")
-    if kind in ("", "node") and node and find_target(store, f"node/{node}").node is not None:
-        return node
-    api_kind = find_kind(kind) or find_kind(f"device{kind}")
-    advice = {
-        "VirtualMachine": f"to move a machine while it runs: devalloc migrate {name}",
-        "DeviceClaim": f"to take back the devices of a claim: devalloc release {name}",
-    }.get(api_kind.kind if api_kind is not None else "", "to keep new claims off a pool or device: devalloc cordon")
-    raise BadInput(f"cannot drain {name}, only nodes: node/NAME; {advice}")
+        with ending_on_sigterm():
+            return _Drain(store, node, force, timeout).run()
 
 
 _MIGRATION = "VirtualMachineMigration"

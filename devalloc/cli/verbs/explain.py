@@ -5,7 +5,7 @@ field of a kind means.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -22,7 +22,7 @@ from devalloc.cli.options.common import (
 from devalloc.cli.render.output import print_content, print_line, show_spinner
 from devalloc.cli.shell_completion import complete_claims
 from devalloc.cli.solver_input import SolverInput, load_solver_input, with_store_option
-from devalloc.cli.target import StoreTarget, open_target, target_options
+from devalloc.cli.target import StoreTarget, missing_node_note, open_target, target_options
 from devalloc.store.errors import Key
 
 
@@ -172,6 +172,9 @@ def explain(
         print_explanation(
             claim, only_would=waiting and not is_machine and claim["allocated"], machine=is_machine, then=then
         )
+        if is_machine and claim["allocated"] and question.is_of_store:
+            for silence in filter(None, map(missing_node_note, _stored_machines(question.all, namespace, name))):
+                click.echo(_capitalized(silence))
     if question.code or question.has_errors(answer):
         return 2
     return 0 if claim["allocated"] else 1
@@ -255,13 +258,14 @@ def _object_to_explain(words: tuple[str, ...], question: SolverInput, namespace:
         )
     if len(words) > 2 or (len(words) == 2 and "/" in "".join(words)):
         raise BadInput(f"name one claim or machine: NAME, KIND/NAME or KIND NAME, not {' '.join(words)}")
-    kind, _, name = "/".join(words).rpartition("/")
+    kind, _, name = "/".join(words).rstrip("/").rpartition("/")
     if kind.lower().partition(".")[0] in ("resourceclaim", "resourceclaims"):
         return RESOURCE_CLAIM, name
     if not kind:
-        if name not in names and _is_kind(name):
+        if name not in names and (named_kind := _kind_or_none(name)) is not None:
             fields = f"; for its fields: devalloc explain {name}.spec"
-            raise BadInput(f"which {name}? Write {name}/NAME{similar_names_hint('', names)}{fields}")
+            listed = similar_names_hint("", _names(question, named_kind, namespace))
+            raise BadInput(f"which {name}? Write {name}/NAME{listed}{fields}")
         return CLAIM, name
     kind_name = kind_of(kind).kind
     if kind_name not in (CLAIM, "VirtualMachine", MIGRATION):
@@ -270,13 +274,15 @@ def _object_to_explain(words: tuple[str, ...], question: SolverInput, namespace:
     return kind_name, name
 
 
-def _is_kind(word: str) -> bool:
+def _kind_or_none(word: str) -> str | None:
+    """The kind that a word means, if `explain` explains objects of it."""
     from devalloc.cli.object_names import kind_of
 
     try:
-        return kind_of(word).kind in (CLAIM, "VirtualMachine", MIGRATION)
+        kind = kind_of(word).kind
     except BadInput:
-        return False
+        return None
+    return kind if kind in (CLAIM, "VirtualMachine", MIGRATION) else None
 
 
 def _names(question: SolverInput, kind: str, namespace: str | None, *, of_files: bool = False) -> list[str]:
@@ -334,26 +340,33 @@ def _why_not_placed(objects: list[Any], answer: dict[str, Any], namespace: str, 
 
     if any((one["namespace"], one["name"]) == (namespace, name) for one in answer.setdefault("machines", [])):
         return ""
-    for obj in objects:
-        metadata = obj.get("metadata") if isinstance(obj, dict) else None
-        if not isinstance(metadata, dict) or obj.get("kind") != "VirtualMachine" or metadata.get("name") != name:
-            continue
-        if (metadata.get("namespace") or "default") != namespace or not isinstance(obj.get("spec"), dict):
-            continue
+    for obj in _stored_machines(objects, namespace, name):
         status = obj.get("status") or {}
         words = printable(": ".join(str(status[part]) for part in ("reason", "message") if status.get(part)))
         node, where = machine_node(obj), "" if namespace == "default" else f" -n {namespace}"
-        state = (
-            f"It is {machine_phase(obj)}{'; ' + words if words else ''}."
-            if status
-            else (f"No node plugin runs it yet: is one running on node {node}?")
-        )
+        state = f"It is {machine_phase(obj)}{'; ' + words if words else ''}."
+        if silence := missing_node_note(obj):
+            state = _capitalized(silence)
         return (
             f"devalloc does not place {namespace}/{name}, because its spec.nodeName is {node}.\n{state}\n\n"
             f"What to do: see `devalloc describe vm/{name}{where}`; without spec.nodeName, devalloc chooses a node "
             "with enough room."
         )
     return ""
+
+
+def _capitalized(sentence: str) -> str:
+    return sentence[0].upper() + sentence[1:]
+
+
+def _stored_machines(objects: list[Any], namespace: str, name: str) -> Iterator[dict[str, Any]]:
+    """The machine of that name; none if it cannot be read."""
+    for obj in objects:
+        metadata = obj.get("metadata") if isinstance(obj, dict) else None
+        if not isinstance(metadata, dict) or obj.get("kind") != "VirtualMachine" or metadata.get("name") != name:
+            continue
+        if (metadata.get("namespace") or "default") == namespace and isinstance(obj.get("spec"), dict):
+            yield obj
 
 
 def _has_devices(objects: list[Any], namespace: str, name: str) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from devalloc.api.views import MachineView, MigrationView
-from devalloc.cli.command import BadInput, CommandFailed, parse_duration, verb
+from devalloc.cli.command import BadInput, CommandFailed, ending_on_sigterm, parse_duration, verb
 from devalloc.cli.object_names import fetch_object, format_key, keys_of
 from devalloc.cli.options.common import namespace_option
 from devalloc.cli.render.migration import progress_text
@@ -69,11 +69,12 @@ def migrate(name: str, target: str | None, timeout: float, no_wait: bool, namesp
         if no_wait:
             return 0
         follower = Follower(store, machine, key)
-        try:
-            return follower.run(timeout)
-        except KeyboardInterrupt:
-            follower.withdraw("interrupted")
-            raise
+        with ending_on_sigterm():
+            try:
+                return follower.run(timeout)
+            except KeyboardInterrupt:
+                follower.withdraw("interrupted")
+                raise
 
 
 def _check_target(store: Store, target: str | None) -> None:

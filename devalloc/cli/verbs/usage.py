@@ -84,10 +84,10 @@ def usage(
     ]
     names = {"device": ["MACHINE", "CLASS", "DEVICE"], "machine": ["MACHINE"], "class": ["CLASS"], "namespace": []}
     print_table(["NAMESPACE", *names[by], "HOURS", "SHARES", "CPU-HOURS", "GIB-HOURS"], rows, no_headers=no_headers)
-    if report.until is None:
-        print_note(f"nothing was counted in {wanted}")
-    else:
-        print_note(f"{wanted}, counted until {report_json(report)['until']}")
+    whose = "" if namespace is None else f" for namespace {namespace}"
+    what = wanted if report.rows else f"nothing was counted in {wanted}{whose}"
+    until = "" if report.until is None else f", counted until {report_json(report)['until']}"
+    print_note(f"{what}{until}")
     return 0
 
 

@@ -13,7 +13,7 @@ from devalloc.cli.object_names import fetch_object, format_key, keys_of
 from devalloc.cli.options.common import namespace_option
 from devalloc.cli.render.output import print_note, show_spinner
 from devalloc.cli.shell_completion import complete_claims
-from devalloc.cli.target import StoreTarget, missing_controller_note, open_target, target_options
+from devalloc.cli.target import StoreTarget, missing_controller_note, missing_node_note, open_target, target_options
 
 if TYPE_CHECKING:
     from devalloc.store import Store
@@ -102,6 +102,8 @@ def _state(keys: list[Key], requested: str | None) -> str:
     state = requested
     for key in keys:
         states = WAIT_STATES.get(key.kind, ("deleted",))
+        if state is None and key.kind not in WAIT_STATES:
+            raise BadInput(f"{format_key(key)}: a {key.kind} has no state to wait for, except --for=deleted")
         state = state or states[0]
         if state not in states:
             raise BadInput(f"a {key.kind} is never {state}; wait --for={'|'.join(states)}")
@@ -122,11 +124,10 @@ def _advice(store: Store, key: Key) -> str:
         if not status:
             if silence := missing_controller_note(store):
                 return f"; {silence}"
-            if (node := stored["spec"].get("nodeName")) is None:
+            if stored["spec"].get("nodeName") is None:
                 return "; it is not placed yet: is `devalloc up` running on this store?"
-            return f"; no node plugin runs it yet: is one running on node {node}?"
-        if status.get("phase") == "Pending" and status.get("allocations") and not status.get("message"):
-            return f"; it is placed on node {status.get('nodeName')}: is a node plugin running there?"
+        if silence := missing_node_note(stored):
+            return f"; {silence}"
         return f": it is {status.get('phase')}{': ' if status.get('message') else ''}{status.get('message', '')}"
     if key.kind == MIGRATION:
         return _migration_advice(stored)

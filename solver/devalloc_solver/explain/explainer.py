@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-from devalloc.api.reasons import IMPOSSIBLE_VERDICT, Reason
+from devalloc.api.reasons import IMPOSSIBLE_NOW_VERDICT, IMPOSSIBLE_VERDICT, Reason
 from devalloc_solver.cel.budget import OutOfTime
 from devalloc_solver.explain.blocking_claims import BlockingClaimFinder, BlockingClaims
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion, Undecided
@@ -30,7 +30,7 @@ from devalloc_solver.explain.relaxations import (
     unmatched_requests,
     without_redundant,
 )
-from devalloc_solver.explain.supply_relaxations import shares_limits
+from devalloc_solver.explain.supply_relaxations import MAX_NODES, shares_limits
 from devalloc_solver.explain.typos import UnitTypos
 from devalloc_solver.problem.allocations import Allocation, Key
 from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
@@ -67,6 +67,11 @@ class Finding:
     def is_impossible(self) -> bool:
         """Whether it would not fit an empty fleet either."""
         return self.reason.verdict == IMPOSSIBLE_VERDICT
+
+    @property
+    def verdict(self) -> str:
+        """How final it is. What is cordoned is there, and needs no other claim or fleet."""
+        return IMPOSSIBLE_NOW_VERDICT if are_uncordons(self.edits) else self.reason.verdict
 
 
 SEARCH_LIMIT_FINDING = Finding(Reason.SEARCH_LIMIT, "the search ended before it found the reason")
@@ -166,6 +171,10 @@ class Explainer(ABC):
     def shared_limits(self) -> Sequence[Relaxation]:
         """What the devices of a pool share."""
 
+    def node_openings(self, unit: PlacementUnit) -> Sequence[Relaxation]:
+        """Each opens a node that gets nothing new."""
+        return ()
+
     @abstractmethod
     def request_shortage(self, unit: PlacementUnit, demand: Demand, request: Request, *, is_empty: bool) -> str:
         """What the best node lacks, as far as counting tells; "" if it does not. ``is_empty``: if nothing is in use."""
@@ -248,7 +257,9 @@ class Explainer(ABC):
         tiers = chain(offers.special_tiers(), offers.others)
         sufficient = None if self.is_brief else first_sufficient(question, tiers, self.finder)
         if sufficient is not None:
-            return sufficient
+            own = offers.own_node if sufficient[0] is Reason.NODE_UNAVAILABLE else None
+            does = own is not None and self.finder.works(apply_relaxations(question, [own]))
+            return (sufficient[0], [own]) if own is not None and does else sufficient
         if self.is_brief or self.finder.is_cut_short:
             for reason, edits in offers.special_tiers():
                 if edits and self.fits(apply_relaxations(question, edits)):
@@ -259,6 +270,7 @@ class Explainer(ABC):
         """The finding for a unit that fits an empty fleet after these edits; claims may be in the way even then."""
         marked = tuple(self.typos.marked(edit, unit) for edit in edits)
         claims: tuple[Key, ...] = ()
+        lack = lack or self.lack(unit, reason, edits)
         try:
             blocking = self._blocking_edited(unit, edits)
             claims, note = blocking.claims, "" if blocking.smallest else NOT_PROVEN
@@ -268,8 +280,28 @@ class Explainer(ABC):
         if self.finder.is_cut_short and not note:
             note = NOT_PROVEN if remedy else CUT_SHORT
         typos = self.typos.of_unit(unit, self.ends)
-        text = join_sentences(lack or self.lack(unit, reason), *typos, remedy, note)
-        return Finding(reason, text, marked, claims)
+        text = join_sentences(lack, *typos, remedy, note)
+        return Finding(reason, text, self._with_other_nodes(unit, marked, claims), claims)
+
+    def _with_other_nodes(
+        self, unit: PlacementUnit, edits: tuple[Relaxation, ...], claims: Sequence[Key]
+    ) -> tuple[Relaxation, ...]:
+        """The edits, with the other nodes that do as well if one node is to be opened. A part of a fleet does not have
+        them all."""
+        if len(edits) != 1 or not edits[0].instead or self.fleet.nodes is not None:
+            return edits
+        (edit,) = edits
+        question = self.question(unit, self.in_use).without(frozenset(claims))
+        self.finder.refill()
+        try:
+            working = [
+                str(other.entry["node"])
+                for other in edit.instead[:MAX_NODES]
+                if self.finder.works(apply_relaxations(question, [other]))
+            ]
+        except Undecided:
+            return edits
+        return (replace(edit, entry={**edit.entry, "otherNodes": working}),) if working else edits
 
     def _blocking_edited(self, unit: PlacementUnit, edits: Sequence[Relaxation]) -> BlockingClaims:
         """Claims in the way of the edited unit."""
@@ -295,8 +327,21 @@ class Explainer(ABC):
         if in_batch and any(self.priorities[key] > own_priority for key in blocking.claims):
             reason = Reason.LOST_TO_HIGHER_PRIORITY
         note = "" if blocking.smallest else NOT_PROVEN
-        text = join_sentences(lack, self.describe_remedy((), blocking.claims), note)
+        opened = "" if self.is_brief else self._other_node(unit)
+        text = join_sentences(lack, self.describe_remedy((), blocking.claims), note, opened)
         return Finding(reason, text, (), blocking.claims)
+
+    def _other_node(self, unit: PlacementUnit) -> str:
+        """Such as "it also fits once node n2 is uncordoned"; "" if no such node is known."""
+        question = self.question(unit, self.in_use)
+        self.finder.refill()
+        try:
+            for edit in self.node_openings(unit)[:MAX_NODES]:
+                if self.finder.works(apply_relaxations(question, [edit])):
+                    return f"it also fits {edit.words}"
+        except Undecided:
+            pass
+        return ""
 
     def blocking_unit(self, unit: PlacementUnit) -> BlockingClaims:
         """Who must go so that the unit fits. It does not fit beside them."""
@@ -371,7 +416,9 @@ class Explainer(ABC):
         common = self.structural(unit, Reason.GROUP_UNSATISFIABLE, edits, others)
         findings = dict.fromkeys(alone, common)
         for key, reason in reasons.items():
-            tail = join_sentences(self.lack(alone[key], reason), self.describe_remedy(common.edits, common.claims))
+            tail = join_sentences(
+                self.lack(alone[key], reason, edits), self.describe_remedy(common.edits, common.claims)
+            )
             findings[key] = replace(common, reason=reason, text=tail)
         return findings
 
@@ -379,14 +426,16 @@ class Explainer(ABC):
         """Each member fits some node, and no node has room for all: as the member ``key`` sees it."""
         question = self.question(unit, ())
         reason, edits = self.why_impossible(question, self.relaxations(question, key))
-        message = f"group {unit.group} is all-or-nothing and shares a node: {self.lack(unit, reason)}"
+        message = f"group {unit.group} is all-or-nothing and shares a node: {self.lack(unit, reason, edits)}"
         return self.structural(unit, Reason.GROUP_UNSATISFIABLE, edits, message)
 
     # -- words ---------------------------------------------------------------------------------------------------------
 
-    def lack(self, unit: PlacementUnit, reason: Reason) -> str:
-        """What a node would need and none has, in an empty fleet."""
+    def lack(self, unit: PlacementUnit, reason: Reason, edits: Sequence[Relaxation] = ()) -> str:
+        """What a node would need and none has, in an empty fleet; "" if all that matches is cordoned (``edits``)."""
         if unmatched := unmatched_requests(self.question(unit, ()).unit):
+            if are_uncordons(edits):
+                return ""
             several = sum(len(d.details) for d in unit.demands) > 1
             return "no device matches" + (f" request {self.request_name(unmatched[0])}" if several else "")
         short = self.shortage(unit, is_empty=True)
@@ -435,7 +484,7 @@ class Explainer(ABC):
             label = f"request {numbers['request']}: " if len(funnels) > 1 else ""
             users = NO_USERS if finding.is_impossible else self.users(worst)
             counted = label + describe_funnel(numbers, users, is_empty=finding.is_impossible)
-        return f"{finding.reason.verdict}: {join_sentences(counted, finding.text)}"
+        return f"{finding.verdict}: {join_sentences(counted, finding.text)}"
 
     def users(self, funnel: Funnel) -> Users:
         """(the first of the claims that hold devices for a request, how many hold any)"""
@@ -452,6 +501,11 @@ class Explainer(ABC):
             for key in finding.claims
         )
         return [*(dict(edit.entry) for edit in finding.edits), *claims]
+
+
+def are_uncordons(edits: Sequence[Relaxation]) -> bool:
+    """Whether nothing needs to change but what is cordoned."""
+    return bool(edits) and all(edit.is_uncordon for edit in edits)
 
 
 def describe_remedy(edits: Sequence[Relaxation], claims: Sequence[Key]) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
+from devalloc.api.cordon import is_cordon_reason
 from devalloc.api.reasons import Reason
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
 from devalloc_solver.problem.allocations import Key
@@ -30,15 +32,27 @@ class Relaxation:
     order: int = 0
     """edits of the source (-1) come first, since the problem is decoded anew; edits of a claim's spec (0) come before
     those of the supply (1), which look at the requests that come out"""
-    narrow: Callable[[FeasibilityQuestion, FeasibilityChecker], Sequence[Relaxation]] | None = None
-    """Of an edit that takes away more than it needs to: given the question with all else applied, what it takes."""
+    narrow: Callable[[RelaxedQuestion, FeasibilityChecker], Sequence[Relaxation]] | None = None
+    """Of an edit that takes away more than it needs to: what it takes once all else is taken away."""
 
     alike: object | None = None
     """equal for edits of which one is as good as the other; None: like no other"""
 
+    instead: Sequence[Relaxation] = ()
+    """edits that may do as well: other nodes to open"""
+
     @property
     def kind(self) -> str:
         return str(self.entry["kind"])
+
+    @property
+    def is_uncordon(self) -> bool:
+        """Whether it opens a node that gets nothing new, or uncordons a device: neither claim nor fleet need change."""
+        return self.kind == "unavailable" and ("device" not in self.entry or is_cordon_reason(self.entry["why"]))
+
+
+RelaxedQuestion = Callable[[Sequence[Relaxation]], FeasibilityQuestion]
+"""The question once all else is taken away, and these edits, each in its order."""
 
 
 def apply_relaxations(question: FeasibilityQuestion, edits: Sequence[Relaxation]) -> FeasibilityQuestion:
@@ -141,9 +155,15 @@ def narrow_relaxations(
     while vague:
         edit = vague.pop(0)
         assert edit.narrow is not None
-        exact += edit.narrow(apply_relaxations(question, [*exact, *vague]), finder)
+        exact += edit.narrow(partial(_relaxed, question, [*exact, *vague]), finder)
     # What one edit was narrowed to, others that were still too generous had a part in.
     return drop_unneeded(question, exact, finder) if several else exact
+
+
+def _relaxed(
+    question: FeasibilityQuestion, others: Sequence[Relaxation], edits: Sequence[Relaxation]
+) -> FeasibilityQuestion:
+    return apply_relaxations(question, [*others, *edits])
 
 
 # -- all that a unit offers --------------------------------------------------------------------------------------------
@@ -165,6 +185,8 @@ class RelaxationSet:
     """that devices agree on attributes, or differ"""
     shared: Sequence[Relaxation] = ()
     """what the devices of a pool share"""
+    own_node: Relaxation | None = None
+    """opens the node that the unit is bound to, if that gets nothing new"""
 
     def special_tiers(self) -> Iterator[RelaxationTier]:
         """Those with a reason of their own."""
@@ -305,14 +327,14 @@ def reduce_amount(
 ) -> Relaxation:
     """An amount reduced to the ``least`` there is; narrowed to the most that fits, in steps of ``granularity``."""
 
-    def narrow(question: FeasibilityQuestion, finder: FeasibilityChecker) -> Sequence[Relaxation]:
-        step = granularity(question)
+    def narrow(relaxed: RelaxedQuestion, finder: FeasibilityChecker) -> Sequence[Relaxation]:
+        step = granularity(relaxed([]))
         fits, fails = 1, -(-requested // step)
         for _ in range(MAX_HALVINGS):
             if fails - fits <= 1:
                 break
             middle = (fits + fails) // 2
-            is_enough = finder.works(reduced_to(middle * step).apply(question))
+            is_enough = finder.works(relaxed([reduced_to(middle * step)]))
             fits, fails = (middle, fails) if is_enough else (fits, middle)
         return [reduced_to(fits * step)]
 

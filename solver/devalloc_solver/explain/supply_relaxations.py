@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from devalloc.api.cordon import node_closures
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
 from devalloc.api.quantity import Format, Quantity
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
-from devalloc_solver.explain.relaxations import Relaxation, drop_unneeded
+from devalloc_solver.explain.relaxations import Relaxation, RelaxedQuestion, drop_unneeded
 from devalloc_solver.problem.allocations import AllocatedDevice, Allocation, Key, Usage
 from devalloc_solver.problem.demand import AllocationMode, Candidates, Demand, Request
 from devalloc_solver.problem.placement import Placement
@@ -251,8 +252,9 @@ def relax_shared_limits(limits: SharedLimits) -> Relaxation:
         last[:] = [(question.snapshot, free.snapshot)]
         return free
 
-    def narrow(question: FeasibilityQuestion, finder: FeasibilityChecker) -> Sequence[Relaxation]:
+    def narrow(relaxed: RelaxedQuestion, finder: FeasibilityChecker) -> Sequence[Relaxation]:
         """Which pools have too little of what, or would have to mix groups, where that is least."""
+        question = relaxed([])
         return fewest_on_nodes(
             question,
             finder,
@@ -393,11 +395,13 @@ def release_withheld(devices: Sequence[Device], accepts: AcceptsDevice) -> Relax
         return None
     offered = partial(_with_devices_offered, devices=devices, accepts=accepts, change=_usable_device)
 
-    def narrow(question: FeasibilityQuestion, finder: FeasibilityChecker) -> Sequence[Relaxation]:
+    def narrow(relaxed: RelaxedQuestion, finder: FeasibilityChecker) -> Sequence[Relaxation]:
+        question = relaxed([])
+
         def used(_: FeasibilityQuestion, placements: Sequence[Placement]) -> list[Relaxation]:
             taken = {e.device.index for p in placements for e in p.entries}
             needed_devices = [d for d in devices if d.index in taken]
-            edits = [_offer_device(question.snapshot, d, accepts) for d in needed_devices if d.unavailable is not None]
+            edits = _offer_devices(question.snapshot, needed_devices, devices, accepts)
             lacking = dict.fromkeys((d.pool, d.undefined) for d in needed_devices if d.undefined is not None)
             return edits + [_define_resource(question.snapshot, pool, name, devices, accepts) for pool, name in lacking]
 
@@ -434,6 +438,43 @@ def _make_available(device: Device) -> Device:
 
 def _define_resources(device: Device) -> Device:
     return replace(device, undefined=None)
+
+
+def _offer_devices(
+    snapshot: Snapshot, needed: Sequence[Device], withheld: Sequence[Device], accepts: AcceptsDevice
+) -> list[Relaxation]:
+    """What makes the needed devices available: nodes to open, and devices that are unavailable on their own."""
+    unavailable = [device for device in needed if device.unavailable is not None]
+    nodes = dict.fromkeys(node for device in unavailable if (node := _closed_node(snapshot, device)) is not None)
+    alone = [device for device in unavailable if _closed_node(snapshot, device) is None]
+    opened = open_nodes(snapshot, withheld, accepts) if nodes else {}
+    edits = [replace(opened[node], instead=[opened[other] for other in opened if other not in nodes]) for node in nodes]
+    return edits + [_offer_device(snapshot, device, accepts) for device in alone]
+
+
+def _closed_node(snapshot: Snapshot, device: Device) -> str | None:
+    """The node of a device that is unavailable only because its whole node gets nothing new."""
+    is_closed = device.unavailable is not None and node_closures(device.unavailable)
+    return snapshot.pools[device.pool].node if is_closed else None
+
+
+def open_nodes(snapshot: Snapshot, withheld: Sequence[Device], accepts: AcceptsDevice) -> dict[str, Relaxation]:
+    """For each node that gets nothing new: an edit that opens it."""
+    by_node: dict[str, list[Device]] = defaultdict(list)
+    for device in withheld:
+        if (node := _closed_node(snapshot, device)) is not None:
+            by_node[node].append(device)
+    return {node: _open_node(snapshot, node, devices, accepts) for node, devices in by_node.items()}
+
+
+def _open_node(snapshot: Snapshot, node: str, devices: Sequence[Device], accepts: AcceptsDevice) -> Relaxation:
+    pool, why = snapshot.pools[devices[0].pool], str(devices[0].unavailable)
+    closures = node_closures(why)
+    opened = " and ".join(dict.fromkeys(closure.words for closure in closures))
+    words = f"once node {node} {opened} ({'; '.join(closure.why for closure in closures)})"
+    change = partial(_with_devices_offered, devices=devices, accepts=accepts, change=_make_available)
+    entry = {"kind": "unavailable", "node": node, "why": why}
+    return Relaxation(entry, words, lambda question: change(question).touching(pool), order=1)
 
 
 def _offer_device(snapshot: Snapshot, device: Device, accepts: AcceptsDevice) -> Relaxation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from devalloc.version import VERSION
 from devalloc_solver import solve_manifests
 from tests.support.cli_shell import Shell, claim, device_class, pool, text
+from tests.support.host_pools import host, machine
 
 FLEET = (pool(), device_class())
 
@@ -94,6 +96,70 @@ def test_explain_tells_reason_funnel_blockers_and_what_to_do(devalloc: Shell) ->
     assert ["2", "of", "those", "are", "in", "use", "default/first", "(2)"] in table
     assert ["claim", "default/first", "(priority", "0)"] in table
     assert "What to do: Release or delete" in output.out
+
+
+def test_explain_advises_to_uncordon_the_node(devalloc: Shell) -> None:
+    objects = [pool(devices=3), *(pool(name, node=name) for name in "bcdef"), device_class(), claim(count=2)]
+    devalloc("apply", "-f", "-", stdin=text(*objects))
+    devalloc("cordon", *(f"node/{name}" for name in ("node-a", *"bcdef")), "--reason", "new fans")
+
+    output = devalloc("explain", "train").out
+
+    assert "impossible now: 13 of 13 devices are unavailable; it fits once node b is uncordoned (cordoned by" in output
+    (row,) = [line for line in output.splitlines() if line.startswith("unavailable")]
+    assert re.fullmatch(r"unavailable node   b: cordoned: node, by .*: new fans", row)
+    advice = "What to do: Run `devalloc uncordon node/b`. One of these nodes (c, d, e or 2 more) would do instead.\n"
+    assert output.endswith(advice)
+
+
+def test_explain_advises_to_uncordon_a_node_and_to_release_a_claim(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=text(pool(), device_class(), claim("first")))
+    devalloc.allocate()
+    devalloc("cordon", "node/node-a")
+    devalloc("apply", "-f", "-", stdin=text(claim(count=2)))
+
+    output = devalloc("explain", "train").out
+
+    assert "uncordoned" in output
+    assert "and once default/first is released" in output
+    assert output.endswith(
+        "Run `devalloc uncordon node/node-a`. Release or delete the claims that are in the way, or wait for them.\n"
+    )
+
+
+def test_explain_names_a_cordoned_device_before_its_node(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=text(pool(devices=1), device_class(), claim()))
+    devalloc("cordon", "gpus/gpu-0")
+
+    output = devalloc("explain", "train").out
+
+    assert output.count("impossible now: ") == 1
+    assert "unavailable device   gpus/gpu-0 of node node-a: cordoned: by" in output
+    assert "What to do: `devalloc cordon` lists what is cordoned, and `devalloc uncordon NAME`" in output
+
+
+@pytest.mark.parametrize("claims", [(), ("card",)])
+def test_explain_of_a_machine_advises_to_uncordon_its_node(devalloc: Shell, claims: tuple[str, ...]) -> None:
+    objects = [host("node-a"), pool(), device_class(), *(claim(name) for name in claims)]
+    devalloc("apply", "-f", "-", stdin=text(*objects))
+    devalloc("cordon", "node/node-a")
+    devalloc("apply", "-f", "-", stdin=text(machine("web", "1", "1Gi", *claims)))
+
+    output = devalloc("explain", "vm/web").out
+
+    assert output.count("it fits once node node-a is uncordoned") == 1
+    assert output.endswith("What to do: Run `devalloc uncordon node/node-a`.\n")
+
+
+def test_explain_of_a_machine_names_the_field_that_pins_it(devalloc: Shell) -> None:
+    objects = [host("node-a"), pool(devices=1), host("node-b"), pool("others", node="node-b"), device_class()]
+    machines = [claim("card", count=2), machine("web", "1", "1Gi", "card", nodeName="node-a")]
+    devalloc("apply", "-f", "-", stdin=text(*objects, *machines))
+
+    (blocker,) = devalloc("explain", "vm/web", "-o", "json").json["blockers"]
+
+    assert blocker == {"kind": "node", "node": "node-a", "path": "spec.nodeName"}
+    assert "node   node-a (spec.nodeName)" in devalloc("explain", "vm/web").out
 
 
 def test_explain_of_an_allocated_claim_says_what_it_holds(devalloc: Shell) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, suppress
@@ -159,10 +160,12 @@ class TestMigrate:
         assert "migrationState" not in stored(fleet)["status"]
         assert "no virtualmachinemigrations in" in fleet("get", "migrations").err
 
-    def test_ctrl_c_withdraws_it(self, fleet: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+    def test_a_signal_withdraws_it(self, fleet: Shell, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
         def interrupt(self: verb.Follower, timeout: float) -> int:
             until(lambda: "migrationState" in stored(fleet)["status"], "a target is reserved")
-            raise KeyboardInterrupt
+            signal.raise_signal(number)
+            raise AssertionError("the signal did not end it")
 
         monkeypatch.setattr(verb.Follower, "run", interrupt)
         with working(fleet, partial(play, until="TargetReady")):

@@ -14,6 +14,7 @@ from devalloc.cli import node_client
 from devalloc_node.machine import preflight
 from devalloc_node.machine.machine_files import MachineConfig
 from tests.support.cli_shell import Shell, claim, device_class, pool, text
+from tests.support.host_pools import machine
 
 FULL_NAME = "A100 SXM4 80GB"
 Object = dict[str, Any]
@@ -175,7 +176,7 @@ def test_explain_of_a_machine_that_names_its_node_says_what_became_of_it(devallo
 
     assert result.code == 1
     assert "because its spec.nodeName is node-a" in result.out
-    assert "is one running on node node-a?" in result.out
+    assert "No node has taken the machine yet: is a node plugin running on node node-a?" in result.out
     assert "there is no machine" in devalloc("explain", "vm/wep").err
 
 
@@ -280,3 +281,98 @@ def test_what_was_applied_is_applied_whole_before_it_is_told(devalloc: Shell, mo
     with pytest.raises(OutputClosed):
         devalloc("apply", "-f", "-", stdin=fleet(claim("a"), claim("b")))
     assert seen == [4]
+
+
+def test_capacity_refuses_options_of_the_host_without_host(devalloc: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    devalloc("apply", "-f", "-", stdin=text(pool(), device_class(), claim()))
+
+    result = devalloc("capacity", "train", "--node-name", "x", "--oversub-cpu", "2")
+
+    assert result.code == 2
+    assert "--node-name and --oversub-cpu: only with --host" in result.err
+    monkeypatch.setenv("DEVALLOC_NODE_SOCKET", "/run/devalloc/node.sock")
+    assert devalloc("capacity", "train").code == 0
+
+
+@pytest.mark.parametrize("word", ["vms", "vm/"])
+def test_explain_of_a_kind_without_a_name_lists_the_objects_of_that_kind(devalloc: Shell, word: str) -> None:
+    devalloc("apply", "-f", "-", stdin=text(claim(), machine("web", "1", "1Gi")))
+
+    result = devalloc("explain", word)
+
+    assert result.code == 2
+    assert f"which {word.rstrip('/')}? Write {word.rstrip('/')}/NAME; the only one is web;" in result.err
+
+
+def test_usage_says_that_nothing_was_counted_for_a_namespace(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=text(claim()))
+
+    assert (
+        "nothing was counted in 2026-11 for namespace nope"
+        in devalloc("usage", "--month", "2026-11", "--of", "nope").err
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"cpu": 2}, "spec.cpu: must be a map of fields (min, max, use), not a number"),
+        ({"memory": "2Gi"}, "spec.memory: must be a map of fields (min, max, use, method, …), not a string"),
+        ({"labels": "x"}, "spec.labels: unknown field; known fields: "),
+        ({"start": {"image": "web.qcow2"}}, "spec.start.image: unknown field; write disks, such as"),
+    ],
+)
+def test_a_wrong_field_of_a_machine_is_answered_with_how_to_write_it(
+    devalloc: Shell, spec: Object, message: str
+) -> None:
+    wrong = machine("web", "1", "1Gi")
+    wrong["spec"] |= spec
+
+    assert message in devalloc("validate", "-f", "-", stdin=text(wrong)).err
+
+
+def test_a_map_with_names_of_the_user_has_no_fields_to_list(devalloc: Shell) -> None:
+    wrong = claim()
+    wrong["metadata"]["labels"] = "a=b"
+
+    assert (
+        "metadata.labels: must be a map of fields, not a string"
+        in devalloc("validate", "-f", "-", stdin=text(wrong)).err
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("cordon", "vm/web"),
+            "cannot cordon vm/web, a VirtualMachine, only nodes, pools and devices; to move a machine",
+        ),
+        (
+            ("uncordon", "claim/train"),
+            "cannot uncordon claim/train, a DeviceClaim, only nodes, pools and devices; to take back its devices",
+        ),
+        (
+            ("drain", "vm/web"),
+            "cannot drain vm/web, a VirtualMachine, only nodes; to move a machine: devalloc migrate vm/web",
+        ),
+        (("cordon", "gpus/gpu-9"), "there is no node, pool or device gpus/gpu-9"),
+        (("cordon", "pool/gpu"), "there is no node, pool or device pool/gpu; did you mean pool/gpus?"),
+    ],
+)
+def test_what_has_no_cordon_is_named_with_its_kind(devalloc: Shell, words: tuple[str, ...], message: str) -> None:
+    devalloc("apply", "-f", "-", stdin=text(pool(), device_class(), claim(), machine("web", "1", "1Gi")))
+
+    result = devalloc(*words)
+
+    assert result.code == 1
+    assert message in result.err
+
+
+def test_wait_does_not_wait_for_the_end_of_an_object_that_has_no_other_state(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=text(pool()))
+
+    result = devalloc("wait", "pool/gpus", "--timeout", "1h")
+
+    assert result.code == 2
+    assert "devicepool/gpus: a DevicePool has no state to wait for, except --for=deleted" in result.err

@@ -108,7 +108,9 @@ class TestOnACluster:
         assert "node is cordoned by kubectl" in json.dumps(one)
         assert "node is cordoned by kubectl" in devalloc("describe", "claim/waiting").out
         assert devalloc("capacity", "-f", "-", stdin=wanted).out.startswith("0 more like default/new")
-        assert "node is cordoned by kubectl" in devalloc("explain", "new", "-f", "-", stdin=wanted).out
+        explained = devalloc("explain", "new", "-f", "-", stdin=wanted).out
+        assert "it fits once node node-a is uncordoned (node is cordoned by kubectl)" in explained
+        assert explained.endswith("What to do: Run `kubectl uncordon node-a`.\n")
 
     @pytest.mark.parametrize("wrong", [{"metadata": {"name": "n", "annotations": ["x"]}}, {"spec": ["x"]}])
     def test_a_node_of_a_file_does_not_count(self, devalloc: Shell, cluster: FakeKube, wrong: Object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,20 @@ def test_a_claim_that_waits_with_its_machine_says_so(devalloc: Shell) -> None:
     assert output.code == 1
     assert "placed with machine default/web, which waits: claim default/nic does not exist" in output.out
     assert "which waits: claim default/nic does not exist" in devalloc("describe", "dclaim/gpu").out
+
+
+def test_wait_and_explain_ask_for_the_plugin_of_a_placed_machine_that_no_node_takes(devalloc: Shell) -> None:
+    assert devalloc("apply", "-f", "-", stdin=text(host("a", cpus=4), machine("web", "1", "1Gi"))).code == 0
+    placed(devalloc)
+
+    silence = "o node has taken the machine yet: is a node plugin running on node a?"
+    assert devalloc("explain", "vm/web").out.endswith(f"\nN{silence}\n")
+    assert f"; n{silence}" in devalloc("wait", "vm/web", "--timeout", "10ms").err
+
+    with closing(SQLiteStore(devalloc.store)) as store:
+        web = store.get("VirtualMachine", "default", "web")
+        store.replace_status({**web, "status": {**web["status"], "phase": "Running"}})
+    assert "has taken" not in devalloc("explain", "vm/web").out
 
 
 def test_a_machine_that_is_to_have_more_and_does_not_get_it_is_explained(devalloc: Shell) -> None:

@@ -12,7 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from devalloc.cli.command import parse_duration
+from devalloc.cli.command import parse_duration, verb
 from devalloc.cli.main import cli
 from devalloc.cli.options.common import PLACEMENT, option_of, settings_options
 from devalloc.inventory.capacity import parse_bandwidth, parse_ratio, parse_size
@@ -40,6 +40,31 @@ class Room:
     cabinet: Cabinet = group(Cabinet)
     is_open: bool = setting("Whether it is open.", flag="--open", default=False)
     lamp: bool | None = setting("The lamp.", flag="--lamp/--no-lamp", unset="if it is dark")
+
+
+def test_the_help_lists_the_options_of_a_group_below_its_title() -> None:
+    @verb("look")
+    @settings_options(Room, "room")
+    def look(room: Room) -> int:
+        return 0
+
+    lines = CliRunner().invoke(look, ["--help"]).output.splitlines()
+    headings = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
+    assert headings == ["Options:", "Cabinet:"]
+    own, of_group = "\n".join(lines).split("Cabinet:")
+    assert "--open" in own
+    assert "--debug" in own
+    assert "--width" not in own
+    assert of_group.startswith("\n  A group.\n\n  --width DURATION")
+
+
+@pytest.mark.parametrize("name", ["up", "node", "controller"])
+def test_the_help_of_a_process_has_the_headings_of_the_page_of_settings(name: str) -> None:
+    lines = CliRunner().invoke(cli, [name, "--help"]).output.splitlines()
+    headings = [line.removesuffix(":") for line in lines if re.fullmatch(r"[A-Z][a-z]+:", line)]
+    assert headings[0] == "Options"
+    assert len(headings) > 2
+    assert {*headings[1:]} <= {*re.findall(r"^## (\w+)$", settings_page.page(), re.MULTILINE)}
 
 
 def parsed(*words: str, env: dict[str, str] | None = None) -> Room:
@@ -186,7 +211,7 @@ NEONS_AGENT = {"7777", "9100", "9101", "10300"}
 
 
 def test_no_process_of_a_host_takes_a_port_of_neons_agent_by_default() -> None:
-    for verb in ("up", "node", "controller"):
-        for each in settings_of(PROCESSES[verb]):
+    for name in ("up", "node", "controller"):
+        for each in settings_of(PROCESSES[name]):
             ports = set(re.findall(r"\b\d{4,5}\b", f"{each.default} {each.unset}"))
-            assert not ports & NEONS_AGENT, (verb, each.flag)
+            assert not ports & NEONS_AGENT, (name, each.flag)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from devalloc.api.cordon import apply_cordons, cordon_reasons
+from devalloc.api.cordon import apply_cordons, cordon_reasons, node_closures
 from devalloc.api.decode import decode
 from devalloc.api.pool import DevicePool
 from devalloc.controller.cordon import TargetNotFound, find_target, list_cordons, set_cordon
@@ -274,3 +274,21 @@ class TestNames:
         assert find_target(store, "p/d0").pool == "p"
         with pytest.raises(TargetNotFound, match="there is no node, pool or device nobody"):
             find_target(store, "nobody")
+
+
+@pytest.mark.parametrize(
+    ("why", "words"),
+    [
+        ("cordoned: node, by root: old; loud", ["is uncordoned"]),
+        ("cordoned: node, by root; node is cordoned by kubectl", ["is uncordoned", "is uncordoned"]),
+        ("fenced: node, by root; cordoned: node, by root", ["is unfenced", "is uncordoned"]),
+        ("fenced: node, by root; cordoned: by root", []),
+        ("cordoned: node, by root; cordoned: node, by root; node is not Ready (Gone)", ["is uncordoned", "is Ready"]),
+        ("node has taint a=b:NoSchedule", ["has no such taint"]),
+        ("cordoned: by root", []),
+        ("cordoned: by root; node, by root", []),
+        ("unhealthy: Xid 79; cordoned: node, by root", []),
+    ],
+)
+def test_a_node_is_closed_if_no_reason_is_of_the_device_alone(why: str, words: list[str]) -> None:
+    assert [closure.words for closure in node_closures(why)] == words

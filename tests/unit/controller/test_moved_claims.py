@@ -172,7 +172,7 @@ class TestWhichDevices:
         waits = migration_status(store)
         assert (waits["phase"], booked(store)) == ("Pending", {})
         assert waits["message"].startswith("its claims need devices of the same kind there: ")
-        assert "pc/d0 is available (cordoned: node, not yet)" in waits["message"]
+        assert "once node c is uncordoned (cordoned: not yet)" in waits["message"]
         set_cordon(store, CordonTarget(node="c"), None)
         rounds(store)
         assert booked(store) == {"card": ["pc/d0"]}

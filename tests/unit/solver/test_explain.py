@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from devalloc.api.meta import UNAVAILABLE
-from devalloc_solver import solve_manifests
+from devalloc.api.cordon import apply_all_cordons
+from devalloc.api.meta import CORDONED_NODE, UNAVAILABLE
+from devalloc_solver import Fleet, solve_manifests
 from tests.support.manifests import allocated, claim, device, device_class, entry, pool
 
 GPU = device_class("gpu", driver="gpu", deviceType="gpu")
@@ -277,3 +278,71 @@ def test_a_member_that_leaves_takes_its_pin_with_it() -> None:
     one = claim("c", {"deviceClass": "gpu"}, annotations=vm)
     refusal = answer("b", GPU, gpus(3), gpus(2, node="n2"), pinned, two, one)
     assert [(b["kind"], b["name"]) for b in refusal["blockers"]] == [("member", "a")]
+
+
+def cordoned(documents: list[dict[str, Any]], *nodes: str) -> list[dict[str, Any]]:
+    for one in documents:
+        if one["kind"] == "DevicePool" and one["spec"].get("nodeName") in nodes:
+            one["metadata"]["annotations"] = {CORDONED_NODE: "by root: new fan; soon"}
+    return apply_all_cordons(documents)
+
+
+def test_a_cordoned_node_is_one_blocker_and_the_other_nodes_that_would_do_are_listed() -> None:
+    wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": 3}})
+    fleet = [GPU, gpus(4), gpus(4, "n2"), gpus(2, "n3"), gpus(4, "n4"), wanted]
+    refusal = answer("c", *cordoned(fleet, "n1", "n2", "n3", "n4"))
+    assert refusal["reason"] == "NoMatchingDevices"
+    assert refusal["message"] == (
+        "impossible now: 14 of 14 devices are unavailable; "
+        "it fits once node n1 is uncordoned (cordoned by root: new fan; soon)"
+    )
+    why = "cordoned: node, by root: new fan; soon"
+    assert refusal["blockers"] == [{"kind": "unavailable", "node": "n1", "why": why, "otherNodes": ["n2", "n4"]}]
+
+
+def test_a_node_is_opened_and_the_amount_is_the_most_that_fits_then() -> None:
+    wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": 9}})
+    refusal = answer("c", *cordoned([GPU, gpus(4), wanted], "n1"))
+    assert refusal["message"].startswith("impossible even on an empty fleet")
+    assert refusal["message"].endswith(
+        "is uncordoned (cordoned by root: new fan; soon) and with at most 4 devices in request 0"
+    )
+
+
+def test_a_claim_pinned_to_a_cordoned_node_waits_for_that_node() -> None:
+    wanted = claim("c", {"deviceClass": "gpu"}, annotations={"devalloc.io/node": "n1"})
+    refusal = answer("c", *cordoned([GPU, gpus(1), gpus(1, "n2"), wanted], "n1"))
+    assert refusal["reason"] == "NodeUnavailable"
+    assert [(one["kind"], one["node"]) for one in refusal["blockers"]] == [("unavailable", "n1")]
+    assert refusal["message"].startswith("impossible now")
+
+
+def test_if_claims_are_in_the_way_a_cordoned_node_that_has_room_is_named_too() -> None:
+    holder = allocated(claim("holder", {"deviceClass": "gpu"}), [entry("n2-gpus", "g0")], node="n2")
+    wanted = claim("c", {"deviceClass": "gpu"})
+    refusal = answer("c", *cordoned([GPU, gpus(1), gpus(1, "n2"), holder, wanted], "n1"))
+    assert refusal["reason"] == "DevicesInUse"
+    assert refusal["message"].endswith("; it also fits once node n1 is uncordoned (cordoned by root: new fan; soon)")
+
+
+def test_a_broken_device_of_a_cordoned_node_needs_more_than_an_uncordon() -> None:
+    broken = pool("n1-gpus", devices=[device("g0", attributes={UNAVAILABLE: "unhealthy"})])
+    refusal = answer("c", *cordoned([GPU, broken, claim("c", {"deviceClass": "gpu"})], "n1"))
+    assert refusal["message"].startswith("impossible even on an empty fleet")
+    assert [one.get("device") for one in refusal["blockers"]] == ["g0"]
+
+
+@pytest.mark.parametrize("count", [1, 3, 9])
+def test_a_warm_fleet_explains_a_cordon_in_the_same_words_and_lists_no_other_nodes(count: int) -> None:
+    wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": count}})
+    fleet = cordoned([GPU, *(gpus(4, f"n{number}") for number in range(6))], "n1", "n2", "n4")
+    holders = [
+        allocated(claim(f"of-{node}", {"deviceClass": "gpu", "requests": {"count": 4}}),
+                  [entry(f"{node}-gpus", f"g{i}") for i in range(4)], node=node)
+        for node in ("n0", "n3", "n5")
+    ]  # fmt: skip
+    cold = answer("c", *fleet, *holders, wanted)
+    warm = Fleet.from_manifests([*fleet, *holders]).allocate(wanted)
+    assert "once node n1 is uncordoned" in cold["message"] or count == 9
+    assert (warm["reason"], warm["message"]) == (cold["reason"], cold["message"])
+    assert warm["blockers"] == [{k: v for k, v in one.items() if k != "otherNodes"} for one in cold["blockers"]]

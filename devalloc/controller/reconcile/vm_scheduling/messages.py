@@ -171,6 +171,9 @@ class MachineMessages:
     def _in_words_of_machine(self, key: MachineKey, code: str, blocker: Mapping[str, Any]) -> list[dict[str, Any]]:
         """A machine has no requests, but amounts: each of those that no node has."""
         own = "claim" not in blocker or self._placing.names.get(tuple(blocker["claim"].split("/", 1))) == key
+        wish = self._placing.wishes.get(key)
+        if blocker["kind"] == "node" and wish is not None and "nodeName" in MachineView(wish.machine).spec:
+            return [{"kind": "node", "node": blocker["node"], "path": "spec.nodeName"}]
         if not own or blocker["kind"] not in ("amount", "request"):
             return [self._blocker(blocker)]
         more = {name: value for name, value in blocker.items() if name != "claim"}

@@ -78,11 +78,16 @@ class DeviceClaimExplainer(Explainer):
         return Explainer.fits(self, question)
 
     def relaxations(self, question: FeasibilityQuestion, key: Key | None) -> RelaxationSet:
+        offers = self._offers(question.unit)
+        return offers.in_order(question, self.finder, () if key is None else offers.members(key))
+
+    def node_openings(self, unit: PlacementUnit) -> Sequence[Relaxation]:
+        return [*self._offers(unit).node_openings(self.snapshot).values()]
+
+    def _offers(self, unit: PlacementUnit) -> DeviceClaimRelaxations:
         if self.held_back is None:
             self.held_back = withheld_devices(self.snapshot)
-        unit, group = question.unit, self.explained or question.unit
-        offers = DeviceClaimRelaxations(unit, group, self.eligibility, self.held_back, self.limits)
-        return offers.in_order(question, self.finder, () if key is None else offers.members(key))
+        return DeviceClaimRelaxations(unit, self.explained or unit, self.eligibility, self.held_back, self.limits)
 
     def shared_limits(self) -> Sequence[Relaxation]:
         return [self.limits]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import gcd
@@ -27,7 +27,7 @@ from devalloc_solver.explain.relaxations import (
 )
 from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
-from devalloc_solver.problem.snapshot import Device
+from devalloc_solver.problem.snapshot import Device, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,9 @@ class DeviceClaimRelaxations(UnitRelaxations):
         if unmatched := {str(request.detail) for request in unmatched_requests(question.unit)}:
             return RelaxationSet(Reason.NO_MATCHING_DEVICES, self._without_match(unmatched))
         others = self._rules_and_requests(question, finder, members)
-        return RelaxationSet(short_reason(question.unit), others, self.pins(), self.matches(), self.shared())
+        pin = question.unit.pin
+        own_node = None if pin is None else self.node_openings(question.snapshot).get(pin)
+        return RelaxationSet(short_reason(question.unit), others, self.pins(), self.matches(), self.shared(), own_node)
 
     def _rules_and_requests(
         self, question: FeasibilityQuestion, finder: FeasibilityChecker, members: Sequence[Relaxation]
@@ -189,10 +191,15 @@ class DeviceClaimRelaxations(UnitRelaxations):
 
     def withheld(self) -> list[Relaxation]:
         """Devices that are withheld and would do (S6a, S12)."""
-        edit = supply_relaxations.release_withheld(
-            self.held_back, lambda request, device: self.eligibility.accepts(request.spec, device)
-        )
+        edit = supply_relaxations.release_withheld(self.held_back, self._accepts)
         return [] if edit is None else [edit]
+
+    def node_openings(self, snapshot: Snapshot) -> Mapping[str, Relaxation]:
+        """Nodes that get nothing new, and what opens each."""
+        return supply_relaxations.open_nodes(snapshot, self.held_back, self._accepts)
+
+    def _accepts(self, request: Request, device: Device) -> bool:
+        return self.eligibility.accepts(request.spec, device)
 
     def shared(self) -> list[Relaxation]:
         """Also where the candidates share nothing: other rules taken away may bring in devices that do."""

@@ -23,6 +23,7 @@ from devalloc_solver.explain.relaxations import (
     Relaxation,
     RelaxationSet,
     RelaxationTier,
+    RelaxedQuestion,
     UnitRelaxations,
     reduce_amount,
     unmatched_requests,
@@ -215,7 +216,8 @@ class ResourceClaimRelaxations(UnitRelaxations):
         """All taints at once, narrowed to those of the devices that are needed."""
         without = _changing_devices(_without_taints)
 
-        def narrow(question: FeasibilityQuestion, finder: FeasibilityChecker) -> Sequence[Relaxation]:
+        def narrow(relaxed: RelaxedQuestion, finder: FeasibilityChecker) -> Sequence[Relaxation]:
+            question = relaxed([])
             return fewest_on_nodes(question, finder, without(question), _taints_of, nodes=0)
 
         return [Relaxation({"kind": "taint"}, "without the taints", without, narrow=narrow)]
