@@ -48,7 +48,7 @@ def kubelet_paths(kubelet: Path, driver: str, pod_uid: str | None = None) -> Kub
     """The sockets of a driver; with ``pod_uid`` (of the pod that this instance runs in) its own, so that the old and
     the new instance of a rolling update serve side by side.
 
-    Raises Denied ``DriverNameInvalid``, ``PodUidInvalid``, and ``SocketPathTooLong`` where no allowed name is short
+    Raises Denied ``DriverNameInvalid``, ``PodUidInvalid``, and ``SocketPathTooLong`` if no allowed name is short
     enough for the kubelet's folder.
     """
     if len(driver) > 63 or not is_subdomain_name(driver):
