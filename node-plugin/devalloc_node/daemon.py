@@ -14,7 +14,7 @@ import resource
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from devalloc_node.journal.sqlite import NODE_NAME
 from devalloc_node.machine import lifecycle
 from devalloc_node.metrics import gauges
 from devalloc_node.metrics.registry import NodeMetrics, metrics_served
-from devalloc_node.node import Node
+from devalloc_node.node import Node, NodeCommand
 from devalloc_node.service.kubelet_sockets import KubeletPaths, KubeletSockets, kubelet_paths
 from devalloc_node.service.node_service import NodeService, ServiceInfo
 from devalloc_node.service.peer_credentials import open_proxy
@@ -137,6 +137,9 @@ SETTLE_SECONDS, MAX_SETTLE_SECONDS = 1.0, 30.0
 """The pauses before it is asked again what was taken away from this node."""
 LOOP_SECONDS = 2.0
 """How long a stop waits for all loops. What they leave unfinished is in the journal, or was not begun."""
+_SIGNAL_SECONDS = 1.0
+"""How long the main thread sleeps at most. Only it runs Python's signal handlers, but the kernel may wake another
+thread for a signal, for example if SIGTERM comes right after SIGSTOP and SIGCONT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,13 +291,10 @@ def _reconcile(node: Node, say: Announce) -> None:
     """Look at the claims now, now and then, and when asked to, until ``stop``."""
     pause = 0.0
     while True:
-        try:
-            message = node.messages.get(timeout=pause)
-        except Empty:
-            pass
-        else:
-            if message == "stop":
-                return
+        message = _next_message(node, Deadline.after(pause))
+        if message == "stop":
+            return
+        if message == "rescan":
             node.health.poke()
             node.inventory.republish()
         pause = node.settings.resync
@@ -310,6 +310,15 @@ def _reconcile(node: Node, say: Announce) -> None:
             log.error("cannot reconcile claims; trying again in %.0f s: %s", node.settings.resync, error)
         except Exception:
             log.exception("cannot reconcile claims; trying again in %.0f s", node.settings.resync)
+
+
+def _next_message(node: Node, deadline: Deadline) -> NodeCommand | None:
+    """None if there is none before the deadline."""
+    while True:
+        with suppress(Empty):
+            return node.messages.get(timeout=deadline.capped(_SIGNAL_SECONDS).seconds)
+        if deadline.passed:
+            return None
 
 
 def _announce_report(report: ReconcileReport, say: Announce) -> None:

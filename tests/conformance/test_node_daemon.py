@@ -75,6 +75,16 @@ def test_it_serves_until_it_is_told_to_stop(folder: Path, devalloc: Shell) -> No
     assert not (folder / "node.sock").exists()
 
 
+def test_it_stops_though_the_kernel_gives_the_signal_to_another_thread(folder: Path) -> None:
+    """As it may after SIGSTOP and SIGCONT: Python runs the handler in the main thread, once that wakes."""
+    with running(folder, "--dry-run", "--resync", "1h") as process:
+        lines_until(process, "pools: created node-a-0000-01-00")
+        others = {int(entry.name) for entry in Path(f"/proc/{process.pid}/task").iterdir()} - {process.pid}
+        os.kill(min(others), signal.SIGTERM)  # the first one lasts
+        process.communicate(timeout=30)
+        assert process.returncode == 0
+
+
 HANGING = """
 import threading, time
 from devalloc.cli.node_wiring import abandon_hung_threads

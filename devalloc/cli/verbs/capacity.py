@@ -38,6 +38,7 @@ def discover(inventory: InventoryOptions, output: str) -> int:
     """
     from devalloc.inventory import discover as look
 
+    inventory.check_node_name()
     discovery = look(inventory.sysfs_root, node_name=inventory.node, config=inventory.config)
     for problem in discovery.problems:
         print_note(f"error: {problem}" if problem.is_error else str(problem))
@@ -162,18 +163,17 @@ def _given_host_options() -> list[str]:
 
 
 def _host(options: HostOptions, store: Path | None, output: str) -> int:
-    import socket
-
     from devalloc.cli import node_machines
     from devalloc.cli.render.host import print_status
     from devalloc.inventory.capacity.stored import pull_refusal
 
+    inventory = InventoryOptions(node_name=options.node_name)
+    inventory.check_node_name()
     where, root = store_path(store), options.sysfs_root
     is_here = root == Path("/")  # a recorded host's disk is not on this machine
     config = options.limits.config(where.absolute().parent if is_here else None)
     plugin = node_machines.plugin_socket(where) if options.socket is None and is_here else options.socket
-    node_name = options.node_name or socket.gethostname().lower()
-    status = node_machines.capacity_status(root, node_name, where, config, plugin)
+    status = node_machines.capacity_status(root, inventory.node, where, config, plugin)
     if output in ("json", "yaml"):
         print_content(status.to_dict(), output)
     else:

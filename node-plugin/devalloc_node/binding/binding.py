@@ -37,12 +37,12 @@ class HealthState:
 
     state: Literal["healthy", "unhealthy", "unknown"]
     message: str = ""
-    """Why, where it is not healthy."""
+    """Why, if it is not healthy."""
 
 
 Steps = Generator[Step, None, PreparedDevice]
 """Yields each step before it is done and is resumed when it is; returns what the device is then. Reading the host
-between steps sees their effect. Raises NodeError (by itself, or thrown in where a step failed)."""
+between steps sees their effect. Raises NodeError (by itself, or thrown in, if a step failed)."""
 
 
 class Binding(Protocol):
@@ -54,7 +54,7 @@ class Binding(Protocol):
 
     @property
     def shares(self) -> bool:
-        """Whether a share of a device (S10) can be prepared. Where not, the engine refuses it: ``ShareUnsupported``."""
+        """Whether a share of a device (S10) can be prepared. If not, the engine refuses it: ``ShareUnsupported``."""
 
     def keys(self, granted: GrantedDevice, owner: str, held: Collection[str]) -> tuple[str, ...]:
         """What the device will hold to itself, so that no other claim can: ``pci/0000:41:00.0`` for each function that
@@ -63,7 +63,7 @@ class Binding(Protocol):
         ``owner``: the UID of the claim; the same claim gets the same UUIDs again. ``held``: keys that other claims
         have; a device that may be backed by any of several things gets one that is not among them. Reads only.
 
-        Raises Denied where the device cannot be had at all: ``DeviceUnknown``, ``DeviceGone``, ``DeviceExhausted`` (all
+        Raises Denied if the device cannot be had at all: ``DeviceUnknown``, ``DeviceGone``, ``DeviceExhausted`` (all
         that could back it are held).
         """
 

@@ -72,7 +72,7 @@ def refuse_open(tree: Tree, nodes: Iterable[str], what: str, *, certain: bool) -
 
 
 def refuse_kernel_use(tree: Tree, block: str, what: str) -> None:
-    """Raises Denied ``DeviceReserved`` when the kernel keeps a disk for itself, ``InUseUnknown`` where it cannot be
+    """Raises Denied ``DeviceReserved`` when the kernel keeps a disk for itself, ``InUseUnknown`` if it cannot be
     asked."""
     try:
         is_reserved = linux.is_used_by_host(tree.root / "dev" / block)
@@ -97,7 +97,7 @@ def current_nodes(tree: Tree, device: PreparedDevice) -> set[str]:
 
 
 def process_using(tree: Tree, device: PreparedDevice) -> str | None:
-    """Who has a prepared device open, such as ``qemu (1234)``. Where others' processes cannot be seen, kernel and
+    """Who has a prepared device open, such as ``qemu (1234)``. If others' processes cannot be seen, kernel and
     bindings have the last word."""
     nodes = current_nodes(tree, device)
     if tree.proc is None or not nodes:
@@ -138,7 +138,7 @@ def refuse_kind(config: BindingConfig, port: PciPort, offer: str) -> None:
 
 
 def refuse_offer(config: BindingConfig, what: str, offer: str) -> None:
-    """Raises Denied ``KindNotAllowed`` where the admin does not allow such devices; ``what`` is on the host."""
+    """Raises Denied ``KindNotAllowed`` if the admin does not allow such devices; ``what`` is on the host."""
     if offer not in config.allowed:
         raise Denied(
             "KindNotAllowed",
@@ -205,14 +205,14 @@ def _refuse_users(port: PciPort, function: PciFunction, holders: DeviceUsers) ->
 
 
 def refuse_without_reset(config: BindingConfig, function: PciFunction) -> None:
-    """Raises Denied ``NoReset`` where what one owner leaves in the function could not be removed for the next (T7)."""
+    """Raises Denied ``NoReset`` if what one owner leaves in the function could not be removed for the next (T7)."""
     problem = None if config.allow_no_reset else reset_problem(function)
     if problem is not None:
         raise Denied("NoReset", f"{problem}, so the next owner would get it as the last one left it")
 
 
 def refuse_vgpus(function: PciFunction) -> None:
-    """Raises Denied ``DeviceInUse`` where vGPUs live on the function: they would go with its driver."""
+    """Raises Denied ``DeviceInUse`` if vGPUs live on the function: they would go with its driver."""
     parent = vgpu.read_parent(function)
     if parent is not None and parent.live:
         names = ", ".join(live.uuid or live.profile_id or "one" for live in parent.live[:3])
@@ -222,7 +222,7 @@ def refuse_vgpus(function: PciFunction) -> None:
 def refuse_group(
     tree: Tree, config: BindingConfig, functions: Collection[PciFunction], together: Iterable[Address] = ()
 ) -> None:
-    """Raises Denied where the IOMMU group cannot be taken whole. ``together``: what comes and goes with the device."""
+    """Raises Denied if the IOMMU group cannot be taken whole. ``together``: what comes and goes with the device."""
     # A known function is as it was when this look at the host began; its peers are looked at now.
     members = {function.address: function for function in functions}
     for function in functions:

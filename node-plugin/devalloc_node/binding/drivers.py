@@ -1,7 +1,7 @@
 """Steps of kind ``driver``: which driver has a function, and what overrides the choice of one.
 
 A value is ``{"driver": name or None, "override": name or None}``. Between two drivers it may have ``next``, too: the
-drivers that this function and those that go with it had before, and get next where the steps are undone.
+drivers that this function and those that go with it had before, and get next if the steps are undone.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ _UNCHANGED = {"class": slice(8, 12), "header type": slice(14, 15), "BARs": slice
 
 
 def _config_header(function: PciFunction) -> bytes:
-    """The first 64 bytes of its configuration space; nothing where they cannot be read, or the function does not
+    """The first 64 bytes of its configuration space; nothing if they cannot be read, or the function does not
     respond."""
     config = function.folder.raw("config", 4096) or b""
     return config[:64] if len(config) >= 64 and is_responsive(function) else b""
@@ -185,7 +185,7 @@ def _ids(function: PciFunction) -> bytes:
 
 
 def _reset_of_slot(tree: Tree, function: PciFunction) -> str:
-    """The file that resets all below the bridge above a function. Raises Failed where that would reset something else,
+    """The file that resets all below the bridge above a function. Raises Failed if that would reset something else,
     too."""
     impossible = f"{function.address} cannot be reset: the kernel has no reset method for it"
     slot = slot_reset(function)
@@ -207,8 +207,8 @@ def _reset_of_slot(tree: Tree, function: PciFunction) -> str:
 
 
 def _reset_by_vfio(tree: Tree, function: PciFunction) -> list[PciFunction]:
-    """The functions of a card that VFIO can reset together, this one first; none where the bridge above has to do it.
-    Raises Failed where neither can now."""
+    """The functions of a card that VFIO can reset together, this one first; none if the bridge above has to do it.
+    Raises Failed if neither can now."""
     together = hot_reset(function)
     others = [read_function(tree, address) for address in together if address != function.address]
     functions = [function, *(other for other in others if other is not None)]

@@ -28,7 +28,7 @@ def refuse_unanswered(host: Host, device: str) -> None:
 
 
 def number(folder: Folder, name: str) -> int | None:
-    """The number in a file of a device's; None where it has no such file. Raises Failed ``HostUnreadable`` where it has
+    """The number in a file of a device's; None if it has no such file. Raises Failed ``HostUnreadable`` if it has
     one that cannot be read, or says something else: that is no reason to believe that nothing is there."""
     value = folder.number(name)
     if value is None and name in folder.names():

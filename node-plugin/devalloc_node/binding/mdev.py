@@ -83,7 +83,7 @@ class Mdev:
         return self._prepared(self.host.tree(), granted, own)
 
     def _checked_parent(self, tree: Tree, granted: GrantedDevice, device: ProfileDevice, keys: Collection[str]) -> str:
-        """The function that was chosen for a vGPU; raises Denied where it must not be used."""
+        """The function that was chosen for a vGPU; raises Denied if it must not be used."""
         parent = recorded_parent(tree, device, keys)
         refuse_other_profile(granted, read_parent(parent, device.profile_id), device.profile_id)
         if parent.physfn is not None:

@@ -39,7 +39,7 @@ def shared_name(pf: PciFunction) -> str:
 
 
 def autoprobe_step(pf: PciFunction) -> Step:
-    """Its VFs are to get no drivers; where the kernel has no switch for that, they do."""
+    """Its VFs are to get no drivers; if the kernel has no switch for that, they do."""
     before = _autoprobe(pf.folder)
     return Step("vf-autoprobe", str(pf.address), before, None if before is None else 0, shared_name(pf))
 
@@ -52,7 +52,7 @@ def count_step(pf: PciFunction, after: int | None) -> Step:
 
 @dataclass(frozen=True, slots=True)
 class VfAutoprobeKind:
-    """0: VFs get no driver when they are made. None where the kernel has no such switch (before 4.12)."""
+    """0: VFs get no driver when they are made. None if the kernel has no such switch (before 4.12)."""
 
     host: Host
 

@@ -96,7 +96,7 @@ def settings_step(host: Host, vf: VirtualFunction, wanted: Mapping[str, Value]) 
             f"{vf.pf.address}: its driver {vf.pf.driver} does not support {', '.join(unknown)} for VFs",
         )
     after = {**before, **wanted}
-    # Also where it is so already, for its user may change some of it: a trusted VF its MAC.
+    # Also if it is so already, for its user may change some of it: a trusted VF its MAC.
     return Step("vf-settings", target, before, after, noted=after == before)
 
 

@@ -43,7 +43,7 @@ def vfio_driver(tree: Tree, function: PciFunction) -> str:
     """The name of the driver's folder below ``bus/pci/drivers``.
 
     Modules are not loaded by the plugin, and a lesser driver is never taken instead of the right one: raises Denied
-    ``DriverMissing``, which names the module to load; ``DriverUnknown`` where the list of modules is not there.
+    ``DriverMissing``, which names the module to load; ``DriverUnknown`` if the list of modules is not there.
     """
     module = _module(tree, (function.folder.text("modalias") or "").removeprefix("pci:"))
     drivers = set(tree.sys.names("bus", "pci", "drivers")) if tree.sys else set()
@@ -94,7 +94,7 @@ def _has_modules(tree: Tree) -> bool:
 
 
 def _identity(path: str) -> tuple[int, ...] | None:
-    """Another one for another content; None where there is none."""
+    """Another one for another content; None if there is none."""
     try:
         info = os.stat(path)
     except OSError:
@@ -167,7 +167,7 @@ def handover_steps(tree: Tree, functions: Sequence[PciFunction]) -> Generator[St
 
 
 def describe_passed_through(host: Host, granted: GrantedDevice, functions: Sequence[PciFunction]) -> PreparedDevice:
-    """What functions are that were handed over, as they are read now. Raises Failed where they are not."""
+    """What functions are that were handed over, as they are read now. Raises Failed if they are not."""
     tree = host.tree()
     now = [host_changes.function(tree, str(function.address)) for function in functions]
     for function in now:
@@ -187,7 +187,7 @@ def describe_passed_through(host: Host, granted: GrantedDevice, functions: Seque
 
 
 def with_network(device: PreparedDevice, mac: object, vlan: object = None) -> PreparedDevice:
-    """The device with its hardware address and its VLAN among its attributes, where there are any: a VF may have no
+    """The device with its hardware address and its VLAN among its attributes, if there are any: a VF may have no
     address yet, and 0 is no VLAN."""
     attributes: dict[str, Attribute] = {}
     if isinstance(mac, str) and mac.strip("0:"):
@@ -199,7 +199,7 @@ def with_network(device: PreparedDevice, mac: object, vlan: object = None) -> Pr
 
 def rom_file(granted: GrantedDevice) -> str | None:
     """The option ROM that a class asks for; of several the weightier one. Raises Denied ``ConfigInvalid``;
-    ``ConfigForbidden`` where a claim asks for one: it runs in the machine's firmware, and names a file of the host."""
+    ``ConfigForbidden`` if a claim asks for one: it runs in the machine's firmware, and names a file of the host."""
     if any(_rom_files(granted.claim_configs)):
         raise Denied("ConfigForbidden", "a claim must not set romFile of a device; a class can")
     return next(_rom_files(granted.class_configs), None)
@@ -218,6 +218,6 @@ def _rom_files(configs: Configs) -> Iterator[str]:
 
 
 def refuse_rom_file(granted: GrantedDevice) -> None:
-    """Raises Denied ``ConfigUnsupported`` where a config asks for an option ROM of a vGPU, which has none."""
+    """Raises Denied ``ConfigUnsupported`` if a config asks for an option ROM of a vGPU, which has none."""
     if rom_file(granted) is not None:
         raise Denied("ConfigUnsupported", f"{granted.device} is not a PCI function of its own, so it takes no romFile")

@@ -18,7 +18,7 @@ from devalloc_node.model.grant import GrantedDevice
 
 
 def refuse_other_profile(granted: GrantedDevice, parent: vgpu.VgpuParent | None, profile_id: str) -> None:
-    """Raises Denied ``ConfigInvalid`` where a config asks for another profile than was allocated, on that parent."""
+    """Raises Denied ``ConfigInvalid`` if a config asks for another profile than was allocated, on that parent."""
     configs = [
         config for config in (*granted.class_configs, *granted.claim_configs) if config.get("kind") == "VgpuConfig"
     ]

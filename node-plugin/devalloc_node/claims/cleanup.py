@@ -30,7 +30,7 @@ class ClaimExistence:
     not_served: list[tuple[ClaimRecord, str]] = field(default_factory=list)
     """Of a kind that this node does not serve, and why."""
     moved: Failed | None = None
-    """Said where a claim is of another store or cluster; this one may know it all the same, with the same devices, as
+    """Said if a claim is of another store or cluster; this one may know it all the same, with the same devices, as
     one that was restored does."""
 
     @property
@@ -41,7 +41,7 @@ class ClaimExistence:
 
 
 def check_existence(journal: JournalReader, grants: Mapping[str, Grants]) -> ClaimExistence:
-    """``grants``: by kind of claim. Raises NodeError where of any claim it cannot be told."""
+    """``grants``: by kind of claim. Raises NodeError if that cannot be told of a claim."""
     existence = ClaimExistence()
     prepared = [record for record in journal.claims() if record.state is ClaimState.PREPARED]
     identities = {kind: grants[kind].identity() for kind in {record.kind for record in prepared} & grants.keys()}
@@ -69,7 +69,7 @@ def check_existence(journal: JournalReader, grants: Mapping[str, Grants]) -> Cla
 
 
 def _holds_the_same(record: ClaimRecord, grants: Grants) -> bool:
-    """Whether a claim that exists holds what it was prepared with. Raises Failed where that cannot be told."""
+    """Whether a claim that exists holds what it was prepared with. Raises Failed if that cannot be told."""
     try:
         return grants.look(record.ref).identities() == grant_of(record.ref, record.grant).identities()
     except Denied:  # it holds nothing, or nothing here
@@ -90,7 +90,7 @@ _CALLER = "reconcile"
 
 @dataclass(slots=True)
 class ReconcileReport:
-    """What one pass did, in words; empty where all is well."""
+    """What one pass did, in words; empty if all is well."""
 
     finished: list[str] = field(default_factory=list)
     """What had been begun or could not be undone before, and is undone now."""
@@ -120,7 +120,7 @@ class Reconciler:
     ) -> None:
         """``doubts``: given all keys that are held, what the host has of the kind that devalloc makes, in words. Asked
         after a journal was lost, for as long as that one lies beside the new one. ``blind``: why it cannot be seen what
-        all processes have open; None where it can."""
+        all processes have open; None if it can."""
         self._claims = claims
         self._boot_id = boot_id
         self._doubts = doubts

@@ -122,7 +122,7 @@ class Claims:
     ) -> Prepared:
         """Make everything ready that the claim holds on this node; the same answer each time until it is unprepared.
 
-        ``kind``: of claim; not needed where there is one. ``caller``: who asks, for the audit log. Raises NodeError:
+        ``kind``: of claim; not needed if there is one. ``caller``: who asks, for the audit log. Raises NodeError:
         then nothing is left of it on the host, or the message says what, and a later call tries to undo that first.
         """
         due = self._due(deadline).before(self.options.undo_seconds)
@@ -164,7 +164,7 @@ class Claims:
     ) -> None:
         """Put everything back as it was before the claim; success also for a claim that nothing is known of (T9).
 
-        ``force``: end whatever holds on to a device (T14). Raises NodeError, retryable, where something is left.
+        ``force``: end whatever holds on to a device (T14). Raises NodeError, retryable, if something is left.
         """
         due = self._due(deadline)
         check_ref(ref)
@@ -215,7 +215,7 @@ class Claims:
         force: bool = False,
         caller: str = "",
     ) -> None:
-        """Undo a step that was added; success where there is none. Raises NodeError where it stays."""
+        """Undo a step that was added; success if there is none. Raises NodeError if it stays."""
         due = self._due(deadline)
         check_ref(ref)
         with self._locked(ref.uid, due, f"undo {kind} of claim {ref}", caller):
@@ -237,7 +237,7 @@ class Claims:
         return {withheld.device: withheld.reason for withheld in self.journal.withheld()}
 
     def refuse_remains(self, ref: ClaimRef) -> None:
-        """Of a claim that is not in the journal. Raises Failed ``ClaimRemains`` where the host has something of it."""
+        """Of a claim that is not in the journal. Raises Failed ``ClaimRemains`` if the host has something of it."""
         if remains := list(self._remains(ref.uid)):
             raise Failed(
                 "ClaimRemains",
@@ -251,7 +251,7 @@ class Claims:
     # Preparing.
 
     def _steadily(self, grant: Grant, source: str, due: Deadline, caller: str) -> Prepared:
-        """As ``_prepare``, again where the host was looked at while another claim changed what they share: while a
+        """As ``_prepare``, again if the host was looked at while another claim changed what they share: while a
         card's VFs are made or removed, some of them seem not to exist."""
         quiet = 0
         while True:
@@ -344,7 +344,7 @@ class Claims:
         )
 
     def _give_up(self, ref: ClaimRef, grants: Grants) -> None:
-        """After a prepare that failed: the claim counts as held only where something of it is left."""
+        """After a prepare that failed: the claim counts as held only if something of it is left."""
         try:
             if self.journal.claim(ref.uid) is None:
                 grants.let_go(ref)
@@ -360,7 +360,7 @@ class Claims:
     def clear(
         self, record: ClaimRecord, due: Deadline, caller: str, *, force: bool = False, unused: bool = False
     ) -> None:
-        """Undo a claim of the journal, whose lock the caller holds. Raises NodeError where something is left.
+        """Undo a claim of the journal, whose lock the caller holds. Raises NodeError if something is left.
 
         ``unused``: do not begin while a process has one of its devices open.
         """
@@ -405,7 +405,7 @@ class Claims:
     # Answers.
 
     def _again(self, record: ClaimRecord, answer: Mapping[str, Any], ref: ClaimRef, grants: Grants) -> Prepared:
-        """The answer of last time, where the claim is still what it was then."""
+        """The answer of last time, if the claim is still what it was then."""
         if record.ref != ref:
             raise Denied("ClaimUidMismatch", f"uid {ref.uid} belongs to claim {record.ref} on this node, not to {ref}")
         try:

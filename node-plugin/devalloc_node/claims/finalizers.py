@@ -67,7 +67,7 @@ def add_finalizer(store: Store, node_name: str, ref: ClaimRef) -> Object:
 
 
 def claim_as_is(store: Store, node_name: str, ref: ClaimRef) -> Object:
-    """The claim as it is, where it could be marked. Writes nothing, promises nothing. Raises as ``add_finalizer``."""
+    """The claim as it is, if it could be marked. Writes nothing, promises nothing. Raises as ``add_finalizer``."""
 
     def checked(claim: Object) -> Object:
         _check(claim, node_name, ref)
@@ -97,7 +97,7 @@ def _check(claim: Object, node_name: str, ref: ClaimRef) -> None:
 
 
 def remove_finalizer(store: Store, node_name: str, ref: ClaimRef) -> None:
-    """Remove this node's mark, where it has one; a claim that is being deleted then goes.
+    """Remove this node's mark, if it has one; a claim that is being deleted then goes.
 
     Raises Failed (``StoreUnavailable``).
     """
@@ -128,7 +128,7 @@ def set_device_statuses(
     Conditions of other types stay; of a condition that says what it said before ``lastTransitionTime`` stays too.
     ``info``: what ``deviceInfo`` says of devices that are prepared, which then have the amounts of their shares in
     ``allocations``, too. A device that is not in it loses both, and the addresses that a network wrote. None: all that
-    stays. Writes nothing where that changes nothing. Raises as ``add_finalizer``.
+    stays. Writes nothing if that changes nothing. Raises as ``add_finalizer``.
     """
     text = (now or datetime.now(UTC)).isoformat(timespec="seconds").replace("+00:00", "Z")
 
@@ -216,7 +216,7 @@ def _with_info(device: Object, status: Object, info: DeviceInfo) -> Object:
 
 
 def _amounts(status: Object, device: tuple[Any, Any]) -> list[Object]:
-    """The amounts of the claim's shares of a device together; none where it has it whole."""
+    """The amounts of the claim's shares of a device together; none if it has it whole."""
     total: dict[str, Quantity] = {}
     for entry in status.get("allocations", ()):
         if _key(entry) == device:

@@ -80,7 +80,7 @@ def grant_content(grant: Grant, source: str) -> dict[str, Any]:
 
 
 def grant_of(ref: ClaimRef, content: Mapping[str, Any]) -> Grant:
-    """Raises Failed (``JournalDamaged``) where it is none."""
+    """Raises Failed (``JournalDamaged``) if it is none."""
     try:
         devices = tuple(_decoded(GrantedDevice, device) for device in content["devices"])
         pods = tuple(content.get("pods", ()))
@@ -96,7 +96,7 @@ def prepared_content(prepared: Prepared) -> dict[str, Any]:
 
 
 def prepared_of(ref: ClaimRef, content: Mapping[str, Any]) -> Prepared:
-    """Raises Failed (``JournalDamaged``) where it is none."""
+    """Raises Failed (``JournalDamaged``) if it is none."""
     try:
         devices = tuple(_decoded(PreparedDevice, device) for device in content["devices"])
         return Prepared(ref, devices, {name: tuple(ids) for name, ids in content.get("cdi_ids", {}).items()})

@@ -30,10 +30,10 @@ def planned_steps(
     due: Deadline,
 ) -> Sequence[Step]:
     """The steps of preparing a claim, as far as they can be told without taking them: a binding looks at the host
-    between steps, and where it needs to see what an earlier step does, its plan ends there. Writes nothing.
+    between steps, and if it needs to see what an earlier step does, its plan ends there. Writes nothing.
 
     ``look``: what a claim holds, without counting it as held. For a claim that is prepared: the steps that it has.
-    Raises NodeError where preparing would be refused.
+    Raises NodeError if preparing would be refused.
     """
     recorded = [record.step for record in journal.steps(ref.uid)]
     if recorded:
@@ -103,7 +103,7 @@ class PrepareOptions:
     prepare_seconds: float = 40.0
     """What preparing or unpreparing gets whose caller does not say by when it wants an answer."""
     undo_seconds: float = 10.0
-    """What undoing gets when preparing failed: of the caller's time, a quarter of it at most, and beyond it where that
+    """What undoing gets when preparing failed: of the caller's time, a quarter of it at most, and beyond it if that
     is all used up."""
     grace_seconds: float = 300.0
     """How long a claim is seen to be gone before reconcile unprepares it."""
@@ -112,14 +112,14 @@ class PrepareOptions:
     persistent_kinds: frozenset[str] = frozenset({"file"})
     """Kinds of steps that a reboot does not undo. None of them stands in the way of undoing another."""
     cleaning: frozenset[str] = frozenset({"vf-settings", "mdev", "vgpu"})
-    """Kinds of steps which, where they cannot be undone, leave traces of an owner who has let go: the device is
+    """Kinds of steps which, if they cannot be undone, leave traces of an owner who has let go: the device is
     withheld."""
     outer: frozenset[str] = frozenset({ATTACHMENT})
     """Kinds of steps that may be undone while the device is in use: they are what ends its use."""
 
 
 InUseCheck = Callable[[str], None]
-"""Raises NodeError where a device (``pool/device``) is in use, so that it is not taken apart under its user."""
+"""Raises NodeError if a device (``pool/device``) is in use, so that it is not taken apart under its user."""
 
 
 @dataclass(slots=True)
@@ -242,7 +242,7 @@ class StepRunner:
     def undo_one(
         self, record: StepRecord, deadline: Deadline, *, force: bool = False, caller: str = ""
     ) -> list[NodeError]:
-        """One step of a claim. Raises NodeError where it stays; returns what stays of what it shared."""
+        """One step of a claim. Raises NodeError if it stays; returns what stays of what it shared."""
         try:
             return self._undo_one(record, deadline, force=force, caller=caller)
         except _Withheld:
@@ -345,7 +345,7 @@ class StepRunner:
     def _as_it_is(self, step: Step) -> Step:
         """The step with what is there now, under the lock of what it hangs on: the binding looked before.
 
-        Raises Denied where that makes it another step than the binding meant.
+        Raises Denied if that makes it another step than the binding meant.
         """
         if step.noted:
             return step
@@ -360,7 +360,7 @@ class StepRunner:
         return replace(step, before=now, shared=None)
 
     def _refuse_other(self, step: Step, existing: StepRecord, others: set[str]) -> None:
-        """Raises Denied where others rely on another value."""
+        """Raises Denied if others rely on another value."""
         if others:
             first = ", ".join(sorted(others)[:3])
             raise Denied(

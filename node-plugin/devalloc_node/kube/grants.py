@@ -7,11 +7,12 @@ from typing import Any
 
 from devalloc.api.decode import decode
 from devalloc.api.device_class import VfConfig, VfioConfig, VgpuConfig
+from devalloc.api.fields import is_subdomain_name
 from devalloc.store.kubernetes.api_error import ApiError, Object
 from devalloc.store.kubernetes.client import Client, path_segment
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.model.grant import ClaimRef, Configs, Grant, GrantedDevice, is_subdomain, shown
+from devalloc_node.model.grant import ClaimRef, Configs, Grant, GrantedDevice, shown
 
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims/{}"
 POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
@@ -102,7 +103,7 @@ class ResourceClaimGrants:
 
     def _read(self, ref: ClaimRef) -> Object | None:
         """The object of that name; None when the server says that there is none."""
-        if not (is_subdomain(ref.namespace) and is_subdomain(ref.name)):
+        if not (is_subdomain_name(ref.namespace) and is_subdomain_name(ref.name)):
             return None  # no object has such a name
         path = CLAIMS.format(path_segment(ref.namespace), path_segment(ref.name))
         try:

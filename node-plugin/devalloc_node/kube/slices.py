@@ -28,12 +28,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from devalloc.api.dedicated_pools import DEVALLOC, TAINT, is_dedicated
+from devalloc.api.fields import is_subdomain_name
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
 from devalloc.api.pool import AttributeValue, Device, DevicePool
 from devalloc.api.problems import Problem
 from devalloc.api.quantity import Quantity, ceil_blocks, floor_blocks
 from devalloc.api.semver import SemVer
-from devalloc_node.model.grant import is_label, is_subdomain
+from devalloc_node.model.grant import is_label
 
 MAX_LABEL = 63
 MAX_SUBDOMAIN = 253
@@ -50,7 +51,7 @@ _NOT_IN_LABEL_VALUES = re.compile(r"[^A-Za-z0-9_.]+", re.ASCII)
 def is_qualified(name: str) -> bool:
     """Whether it can name an attribute: an identifier, with or without ``domain/`` before it."""
     domain, slash, short = name.rpartition("/")
-    if slash and not (len(domain) <= MAX_LABEL and is_subdomain(domain)):
+    if slash and not (len(domain) <= MAX_LABEL and is_subdomain_name(domain)):
         return False
     return len(short) <= MAX_ID and _ID.fullmatch(short) is not None
 

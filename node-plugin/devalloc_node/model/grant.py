@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from devalloc.api.fields import is_subdomain_name
 from devalloc_node.errors import Denied
 
 Configs = tuple[Mapping[str, Any], ...]
@@ -105,18 +106,12 @@ class Grants(Protocol):
 
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _UID = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9]{0,62}[A-Za-z0-9])?")
 
 
 def is_label(text: str) -> bool:
     """A DNS label: namespaces, requests, devices."""
     return _LABEL.fullmatch(text) is not None
-
-
-def is_subdomain(text: str) -> bool:
-    """DNS labels with dots between them, at most 253 characters: claims, drivers."""
-    return len(text) <= 253 and _SUBDOMAIN.fullmatch(text) is not None
 
 
 def is_uid(text: str) -> bool:
@@ -133,7 +128,7 @@ def check_ref(ref: ClaimRef) -> None:
     """Raises Denied ``ClaimNameInvalid`` for names that no claim can have."""
     for what, text, fits, rule in (
         ("namespace", ref.namespace, is_label(ref.namespace), "a DNS label in lower case"),
-        ("name", ref.name, is_subdomain(ref.name), "a DNS name in lower case of at most 253 characters"),
+        ("name", ref.name, is_subdomain_name(ref.name), "a DNS name in lower case of at most 253 characters"),
         ("UID", ref.uid, is_uid(ref.uid), "at most 64 letters, digits and dashes"),
     ):
         if not fits:

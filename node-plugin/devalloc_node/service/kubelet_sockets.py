@@ -17,9 +17,10 @@ from pathlib import Path
 
 import grpc
 
+from devalloc.api.fields import is_subdomain_name
 from devalloc_node.errors import Denied
 from devalloc_node.health.watch import HealthFeed
-from devalloc_node.model.grant import is_subdomain, is_uid, shown
+from devalloc_node.model.grant import is_uid, shown
 from devalloc_node.net.unix_sockets import MAX_PATH_BYTES
 from devalloc_node.pb import registration_pb2 as pb
 from devalloc_node.pb import registration_pb2_grpc as pb_grpc
@@ -47,10 +48,10 @@ def kubelet_paths(kubelet: Path, driver: str, pod_uid: str | None = None) -> Kub
     """The sockets of a driver; with ``pod_uid`` (of the pod that this instance runs in) its own, so that the old and
     the new instance of a rolling update serve side by side.
 
-    Raises Denied ``DriverNameInvalid``, ``PodUidInvalid``, and ``SocketPathTooLong`` where no allowed name is short
+    Raises Denied ``DriverNameInvalid``, ``PodUidInvalid``, and ``SocketPathTooLong`` if no allowed name is short
     enough for the kubelet's folder.
     """
-    if len(driver) > 63 or not is_subdomain(driver):
+    if len(driver) > 63 or not is_subdomain_name(driver):
         raise Denied(
             "DriverNameInvalid",
             f"invalid driver name {shown(driver)}: it must be a DNS name in lower case of at most 63 characters",

@@ -48,7 +48,7 @@ class ServiceInfo:
     boot_id: str
     started_ms: int
     journal: Callable[[], pb.Journal]
-    """Raises Failed where it cannot be read."""
+    """Raises Failed if it cannot be read."""
     pools: Callable[[], list[DevicePool]]
     """What this node publishes."""
     rescan: Callable[[Deadline], list[DevicePool]]

@@ -60,7 +60,7 @@ class CallingProcess:
 
 
 UNKNOWN_CALLER = CallingProcess(-1, 0)
-"""Who calls where the kernel was not asked: a server without a door."""
+"""Who calls if the kernel was not asked: a server without a door."""
 
 
 def caller_of(context: grpc.ServicerContext) -> CallingProcess:

@@ -124,7 +124,7 @@ def emulated_device(one: EmulatedDevice) -> pb.MachineDevice:
 
 
 def amounts(of: MachineAmounts) -> pb.Amounts | None:
-    """None where nothing is known."""
+    """None if nothing is known."""
     if of == MachineAmounts():
         return None
     return pb.Amounts(cpu_milli=of.cpu_milli, vcpus=of.vcpus, memory_bytes=of.memory_bytes)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from devalloc.api.decode import decode
+from devalloc.api.fields import is_subdomain_name
 from devalloc.api.meta import DEVALLOC
 from devalloc.api.virtual_machine import (
     MAX_CLAIMS,
@@ -19,7 +20,7 @@ from devalloc.api.virtual_machine import (
     VirtualMachineSpec,
 )
 from devalloc_node.machine.spec import MAX_EMULATED_NAME, EmulatedDevice, spec_of
-from devalloc_node.model.grant import ClaimRef, is_label, is_subdomain, is_uid, shown
+from devalloc_node.model.grant import ClaimRef, is_label, is_uid, shown
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.service.spec_messages import content_of
 
@@ -83,7 +84,7 @@ def _namespace(text: str, path: str) -> str:
 def _name(text: str, path: str) -> str:
     if not text:
         raise BadField(f"{path}.name", "is required")
-    if not is_subdomain(text):
+    if not is_subdomain_name(text):
         raise BadField(f"{path}.name", f"must be a DNS name in lower case of at most 253 characters, not {shown(text)}")
     return text
 

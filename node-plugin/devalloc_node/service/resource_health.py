@@ -87,7 +87,7 @@ class ResourceHealth:
 
 
 def _listed(messages: ModuleType, devices: tuple[DeviceHealth, ...], most_bytes: int) -> Any:
-    """The list; where there are so many devices that it would not pass, with shorter messages."""
+    """The list; if there are so many devices that it would not pass, with shorter messages."""
     for length in (MESSAGE_BYTES, 128, 0):
         response = messages.NodeWatchResourcesResponse(
             devices=[

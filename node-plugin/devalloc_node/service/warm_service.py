@@ -24,7 +24,7 @@ class WarmService(warm_pb2_grpc.WarmPoolServicer):
     """Safe for threads."""
 
     def __init__(self, pool: Pool | None, metrics: NodeMetrics) -> None:
-        """``pool``: None where this node keeps none."""
+        """``pool``: None if this node keeps none."""
         self._pool = pool
         self._calls = calls.CallHandler(metrics)
 

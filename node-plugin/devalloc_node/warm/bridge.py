@@ -275,7 +275,7 @@ def make_veth(bridge: HostBridge, setup: Setup) -> None:
 
 
 def remove_veth(setup: Setup) -> None:
-    """Both ends. Nothing to do where there is none. Raises OSError, ForeignNameError."""
+    """Both ends. Nothing to do if there is none. Raises OSError, ForeignNameError."""
 
     def act() -> None:
         name = host_interface(setup)
@@ -316,7 +316,7 @@ def _check_free(route: Any, network: BridgeNetwork) -> None:
 
 
 def _link(route: Any, name: str) -> Any:
-    """None where there is no interface of that name."""
+    """None if there is no interface of that name."""
     indices = route.link_lookup(ifname=name)
     if not indices:
         return None
@@ -359,7 +359,7 @@ def _folder(run: Path) -> Path:
 
 
 def _read_record(path: Path) -> Mapping[str, Any] | None:
-    """None where it is not there or cannot be read."""
+    """None if it is not there or cannot be read."""
     try:
         with open(path, "rb") as file:
             content = json.loads(file.read(_MAX_BYTES))

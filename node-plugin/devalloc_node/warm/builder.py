@@ -46,7 +46,7 @@ class SetupPart(Protocol):
         """Stable: it is in records."""
 
     def make(self, setup: Setup) -> Setup:
-        """Make it; the setup with what is known of it now. Raises OSError, FileExistsError where something has its
+        """Make it; the setup with what is known of it now. Raises OSError, FileExistsError if something has its
         place already, which then has another owner; NodeError."""
 
     def remove(self, setup: Setup) -> None:
@@ -76,7 +76,7 @@ class FolderPart:
         with suppress(FileNotFoundError):
             if not stat.S_ISDIR(os.lstat(setup.folder).st_mode):
                 raise network.ForeignNameError(errno.EPERM, "is not a folder", str(setup.folder))
-            shutil.rmtree(setup.folder)  # follows no link, also where its owner makes some meanwhile
+            shutil.rmtree(setup.folder)  # follows no link, also if its owner makes some meanwhile
 
     def is_whole(self, setup: Setup) -> bool:
         """A folder that is empty, because the setup had no owner yet."""
@@ -250,7 +250,7 @@ class SetupBuilder:
         return setup, record
 
     def _admitted(self, setup: Setup, record: SetupRecord) -> SetupRecord:
-        """The record with what its machine takes of the host, written down where the host has room for that. Raises
+        """The record with what its machine takes of the host, written down if the host has room for that. Raises
         TryAgain, Failed."""
         if (machine := self._config.machine) is None:
             return record
@@ -356,7 +356,7 @@ class SetupBuilder:
             return user
 
     def _addressed(self, setup: Setup) -> Setup:
-        """With an address that no other setup has, where the built-in network gives them. Raises NotEnoughSetups."""
+        """With an address that no other setup has, if the built-in network gives them. Raises NotEnoughSetups."""
         network = self._config.network
         if not isinstance(network, BridgeNetwork):
             return setup
@@ -378,7 +378,7 @@ class SetupBuilder:
         return all(part.lives(setup) for part in self._parts)
 
     def process_of(self, record: SetupRecord) -> int | None:
-        """The process of the machine that waits in it, or has been used since; None where there is none."""
+        """The process of the machine that waits in it, or has been used since; None if there is none."""
         with suppress(OSError):
             if self._machine.name in record.parts and (process := self._machine.process(self.setup_of(record))):
                 return process.pid
@@ -441,7 +441,7 @@ def occupants(setups: Collection[Setup], own: Mapping[str, int] | None = None) -
     """By id, for people: the processes in its namespace, and who has its TAP interface open though he is elsewhere.
 
     Setups without users are left out. One look at all processes, however many setups. ``own``: by id, the
-    process of a setup itself, which does not count. Raises Failed (``ProcessesUnseen``) where that cannot be told:
+    process of a setup itself, which does not count. Raises Failed (``ProcessesUnseen``) if that cannot be told:
     nothing counts as empty then.
     """
     own = own or {}

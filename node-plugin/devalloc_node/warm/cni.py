@@ -138,7 +138,7 @@ def write_attachment(cache: Path, attachment: Attachment) -> None:
 
 
 def read_attachment(cache: Path, name: str) -> Attachment | None:
-    """None where there is none. Raises OSError where it cannot be read."""
+    """None if there is none. Raises OSError if it cannot be read."""
     path = cache / f"{name}.json"
     try:
         content = json.loads(_read(path))
@@ -273,7 +273,7 @@ def _program(kind: str, bin_dirs: Sequence[str]) -> str:
 
 
 def _environment(command: CniCommand, attachment: Attachment) -> dict[str, str]:
-    """Where the namespace is gone, DEL gets none, as the specification has it."""
+    """If the namespace is gone, DEL gets none, as the specification has it."""
     is_there = os.path.exists(attachment.namespace)
     return {
         "PATH": os.environ.get("PATH", os.defpath),

@@ -28,7 +28,7 @@ CPU, MEMORY = "com.openfaas.cpu", "com.openfaas.memory"
 KEY_ID, SECRET = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"
 IMAGE_SUFFIX = ":latest"
 _NUMBERS = {MIN_REPLICAS: (0, 0), MAX_REPLICAS: (1, 20), ENVIRONMENTS: (1, 5), CPU: (1, 1), MEMORY: (1, 512)}
-"""By label, the least that it may say, and what holds where it says no such number. Memory is in MiB."""
+"""By label, the least that it may say, and what holds if it says no such number. Memory is in MiB."""
 _MOST = (1 << 31) - 1
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
 _INTERFACE = re.compile(r"[^/\s:]{1,15}")
@@ -95,7 +95,7 @@ def replica_request(labels: Mapping[str, str], environment: Mapping[str, str], i
 
 
 def number(labels: Mapping[str, str], label: str) -> tuple[int, str]:
-    """What a label says, or its default, and why that holds though there is the label: empty where it does not."""
+    """What a label says, or its default, and why that holds though there is the label: empty if it does not."""
     least, default = _NUMBERS[label]
     text = labels.get(label)
     if text is None:
@@ -106,7 +106,7 @@ def number(labels: Mapping[str, str], label: str) -> tuple[int, str]:
 
 
 def image_name(image: str) -> str:
-    """Without the tag that kubelets add where there is none: once, and no other tag."""
+    """Without the tag that kubelets add if there is none: once, and no other tag."""
     return image.removesuffix(IMAGE_SUFFIX)
 
 
@@ -139,7 +139,7 @@ def _label_text(
     expected: str,
     wrong: list[str],
 ) -> str:
-    """The label's text; its default where it is not there or empty."""
+    """The label's text; its default if it is not there or empty."""
     text = labels.get(label) or default
     if text != default and not fits(text):
         wrong.append(f"label {label} must be {expected}, not {shown(text)}")
@@ -208,9 +208,9 @@ class OwnDisk:
 
 def number_of(request: ReplicaRequest, *, replicas: int | None = None, requests: int | None = None) -> int:
     """How many replicas there are to be: those that are asked for, or as many as ``requests`` at the same time need,
-    each having so many execution environments, within the bounds; the least where neither is said.
+    each having so many execution environments, within the bounds; the least if neither is said.
 
-    Raises Denied ``ReplicaInvalid`` where more or fewer are asked for than there may be.
+    Raises Denied ``ReplicaInvalid`` if more or fewer are asked for than there may be.
     """
     least, most = request.min_replicas, request.max_replicas
     if requests is not None:
@@ -233,7 +233,7 @@ def replicas_of(
     node: str = "",
     guest_reports: bool = False,
 ) -> Replicas:
-    """The set of ``number`` machines that is called like the function. Where there is an initrd the image is a disk
+    """The set of ``number`` machines that is called like the function. If there is an initrd, the image is a disk
     that all of them read; else each has a disk of its own that begins as the image. ``guest_reports``: each is ready
     when its guest reports so. Raises Denied ``ReplicaInvalid``.
     """

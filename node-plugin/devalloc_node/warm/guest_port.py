@@ -73,7 +73,7 @@ def join(setup: Setup, network: NetworkAddress, nft: str) -> None:
 
 
 def leave(setup: Setup) -> None:
-    """Disconnect it. The filter goes with the namespace. Nothing to do where it is not connected. Raises OSError."""
+    """Disconnect it. The filter goes with the namespace. Nothing to do if it is not connected. Raises OSError."""
 
     def act() -> None:
         if has_interface(JOINT):

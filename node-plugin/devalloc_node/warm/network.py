@@ -45,7 +45,7 @@ def make_namespace(name: Path) -> Inode:
 
 
 def namespace_inode(name: Path) -> Inode:
-    """Which namespace a file keeps. Raises OSError; EINVAL where it keeps none."""
+    """Which namespace a file keeps. Raises OSError; EINVAL if it keeps none."""
     there = os.stat(name, follow_symlinks=False)
     if not _is_namespace(there):
         raise OSError(errno.EINVAL, "is not the mount of a namespace", str(name))
@@ -53,7 +53,7 @@ def namespace_inode(name: Path) -> Inode:
 
 
 def remove_namespace(name: Path, inode: Inode | None) -> None:
-    """Let go of a namespace; it ends with the last process in it. Nothing to do where there is no such file.
+    """Let go of a namespace; it ends with the last process in it. Nothing to do if there is no such file.
 
     ``inode``: which it must be, None for one that was being made. Raises OSError, and ForeignNameError if it is another
     one or if the file is not that of a namespace.
@@ -91,7 +91,7 @@ def make_tap(name: Path, tap: str, user: int | None) -> None:
 
 
 def remove_tap(name: Path, tap: str) -> None:
-    """Nothing to do where there is none. Raises OSError."""
+    """Nothing to do if there is none. Raises OSError."""
 
     def act() -> None:
         if _has(tap):
@@ -124,6 +124,6 @@ def _is_namespace(there: os.stat_result) -> bool:
 
 
 def _is_mounted(name: Path) -> bool:
-    """Whether something is mounted there, also where it cannot be seen. Raises OSError."""
+    """Whether something is mounted there, also if it cannot be seen. Raises OSError."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as lines:
         return any(line.split(" ", 5)[4] == str(name) for line in lines)

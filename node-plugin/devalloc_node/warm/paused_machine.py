@@ -106,7 +106,7 @@ class MachinePart:
         return False
 
     def process(self, setup: Setup) -> Process | None:
-        """Raises OSError where that cannot be told."""
+        """Raises OSError if that cannot be told."""
         try:
             return machine_files.process_of(machine_id(_key(setup)), self.config)
         except NodeError as error:

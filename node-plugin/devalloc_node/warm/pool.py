@@ -82,7 +82,7 @@ class PoolRefill:
             with ThreadPoolExecutor(min(self._config.workers, number), thread_name_prefix="warm") as workers:
                 for done in as_completed([workers.submit(work) for _ in range(min(self._config.workers, number))]):
                     first = first or done.exception()
-        finally:  # also where no thread can be had
+        finally:  # also if no thread can be had
             with self._pool_state.mutex:
                 self._pool_state.making -= number - begun
                 self._pool_state.mutex.notify_all()
@@ -99,7 +99,7 @@ class PoolRefill:
             self.fill(min(missing, room))
 
     def make_one(self, *, bare: bool = False) -> SetupRecord | None:
-        """One of those that room was made for, still counted as being made; None where it is not wanted any more.
+        """One of those that room was made for, still counted as being made; None if it is not wanted any more.
         ``bare``: no machine is to wait in it. Without the lock. Raises Failed, NotEnoughSetups."""
         pool_state = self._pool_state
         try:
@@ -169,7 +169,7 @@ class Pool:
         """Take up what an earlier run has left: what is taken stays so, what is ready and whole is ready, and the rest
         is removed. Nothing else in these folders is touched.
 
-        Raises Denied ``PoolInUse`` (retryable) where another plugin has it, ``ProcessesUnseen`` if it could not see
+        Raises Denied ``PoolInUse`` (retryable) if another plugin has it, ``ProcessesUnseen`` if it could not see
         who lives in a setup; Failed ``RecordsUnavailable``.
         """
         if (why := self._blind()) is not None:
@@ -263,8 +263,8 @@ class Pool:
         node: int | None = None,
         bare: bool = False,
     ) -> TakenSetup:
-        """Give a setup to ``owner``: one that is ready, the oldest first, or where there is none and the config allows
-        it one that is made for him.
+        """Give a setup to ``owner``: one that is ready, the oldest first, or, if there is none and the config allows
+        it, one that is made for him.
 
         When this returns, the owner has it, even if the plugin crashes. ``request``: a name for this call; a repeated
         call with the same name gets the same setup. ``vcpus``: choose so many CPUs, with ``one_node`` on one NUMA node,
@@ -583,7 +583,7 @@ class WarmSandboxes:
         self._pool = pool
 
     def give(self, spec: MachineSpec, run: str) -> MachineSandbox:
-        """A setup, with the CPUs that it was given where it is to be pinned. Raises NotEnoughSetups, Denied, Failed."""
+        """A setup, with the CPUs that it was given if it is to be pinned. Raises NotEnoughSetups, Denied, Failed."""
         owner = f"{OWNER}{spec.key}"
         for left in self._of(owner):
             if left.request != run:  # of a start that was cut off

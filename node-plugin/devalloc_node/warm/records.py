@@ -48,7 +48,7 @@ class SetupRecord:
     nodes: tuple[int, ...] = ()
     """The NUMA nodes of these."""
     cpu_milli: int = 0
-    """Thousandths of a CPU that the machine in it takes of the host; 0 where there is none, as for the next."""
+    """Thousandths of a CPU that the machine in it takes of the host; 0 if there is none, as for the next."""
     memory_bytes: int = 0
     network: NetworkAddress | None = None
     """Who its guest is in the network of setups: no other setup has the address while this is there."""
@@ -77,7 +77,7 @@ class SetupRecords:
 
     def keep_spare(self) -> None:
         """Reserve space to record that a setup is removed, even on a full file system: perhaps its owner filled it,
-        and only removing it makes room. Nothing to do where there is none now."""
+        and only removing it makes room. Nothing to do if there is none now."""
         with suppress(OSError):
             if not self._spare.exists():
                 self._spare.write_bytes(bytes(_SPARE_BYTES))
@@ -101,7 +101,7 @@ class SetupRecords:
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
             with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
-                file.write(_text(record))  # all of it: where space runs out a part of it would be written
+                file.write(_text(record))  # all of it: if space runs out, a part of it would be written
             os.rename(temporary, place)
         except OSError:
             with suppress(OSError):  # which takes space

@@ -84,7 +84,7 @@ class Setup:
     user: int | None = None
     """Whose the folder, the TAP interface and the machine are, and no other setup's; None: the plugin's own."""
     qmp: Path | None = None
-    """The socket of the monitor of the machine that waits there; None where none does."""
+    """The socket of the monitor of the machine that waits there; None if none does."""
     network: NetworkAddress | None = None
     """Who its guest is in the network of setups; None: there is none, or the address is not chosen yet."""
 
@@ -183,7 +183,7 @@ class TakenSetup:
     request: str = ""
     """What he called the taking."""
     pin: CpuPinning | None = None
-    """Where his vCPUs are to run; None where he has not said how many he has."""
+    """Where his vCPUs are to run; None if he has not said how many he has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,10 +138,10 @@ def test_the_start_warns_if_no_interface_has_the_migration_address(
     assert is_there or f"no interface of this host has the address {address}" in warnings[0]
 
 
-@pytest.mark.parametrize("verb", ["node", "up"])
+@pytest.mark.parametrize("verb", ["node", "up --no-node", "discover", "capacity --host"])
 @pytest.mark.parametrize("name", ["a b", "Node-A", "-a", "a" * 254])
 def test_a_name_that_no_node_can_have_is_refused(folder: Path, devalloc: Shell, verb: str, name: str) -> None:
-    words = arguments(folder) if verb == "node" else ["up", "--store", f"{folder}/store.db", "--no-node"]
+    words = arguments(folder) if verb == "node" else [*verb.split(), "--sysfs-root", f"{folder}/host"]
     result = devalloc(*words, "--node-name", name)
     assert result.code == 2
     assert f"--node-name {quote_value(name)} is not a valid name of a node" in result.err

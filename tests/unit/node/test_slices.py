@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from devalloc.api.fields import is_subdomain_name
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE, ObjectMeta
 from devalloc.api.pool import Attribute, AttributeValue, Device, DevicePool, DevicePoolSpec, ResourceCapacity
 from devalloc.api.quantity import Quantity
@@ -24,7 +25,7 @@ from devalloc_node.kube.slices import (
     slices_of_pool,
     text_value,
 )
-from devalloc_node.model.grant import is_label, is_subdomain
+from devalloc_node.model.grant import is_label
 from tests.support import pci_cards
 from tests.support.discovery_view import DiscoveredPools
 from tests.support.fake_sysfs import FakeSysfs
@@ -288,7 +289,7 @@ def test_different_names_stay_different() -> None:
 
 def test_names_of_slices_have_room() -> None:
     long = object_name("n" * 200 + "." + "m" * 52, "devalloc.io", "000")
-    assert is_subdomain(long)
+    assert is_subdomain_name(long)
     assert long.endswith("-000")
     assert object_name("node-a-0000-08-00", "devalloc.io", "001") == "node-a-0000-08-00-devalloc.io-001"
 
