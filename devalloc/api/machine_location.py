@@ -115,9 +115,11 @@ def is_migratability_unknown(
 
 
 def why_none_receives(host_pools: Mapping[str, Mapping[str, Any]], source: str, target: str | None = None) -> str:
-    """Why no node receives machines that run on ``source``, in words; empty if one does, or if none publishes what it
-    has for machines. ``host_pools``: by node. ``target``: the only node that will do."""
+    """Why no node receives machines that run on ``source``, in words; empty if one does, or if ``target``, the only
+    node that will do, has not published its capacity. ``host_pools``: by node."""
     others = {node for node in host_pools if node != source and target in (None, node)}
+    if not others and target is None:
+        return "no other node has published its capacity for machines"
     if not others or any(receives_machines(host_pools[node]) for node in others):
         return ""
     if target is None:
@@ -128,11 +130,9 @@ def why_none_receives(host_pools: Mapping[str, Mapping[str, Any]], source: str, 
 def why_no_target(machine: Mapping[str, Any], host_pools: Mapping[str, Mapping[str, Any]], source: str) -> str:
     """Why no other node can have a machine that runs, whatever there is room for; empty if one can. ``host_pools``: by
     node."""
-    others = {node: pool for node, pool in host_pools.items() if node != source}
-    if not others:
-        return "no other node has published its capacity for machines"
     if why := why_none_receives(host_pools, source):
         return why
+    others = {node: pool for node, pool in host_pools.items() if node != source}
     here = storage_folders(shared_storage(host_pools.get(source)))
     receiving = (pool for pool in others.values() if receives_machines(pool))
     if any(reaches_disks(machine, here, storage_folders(shared_storage(pool))) for pool in receiving):
