@@ -107,9 +107,10 @@ class MachineMessages:
         is_of_claim = not is_own and answer["reason"] == Reason.NO_MATCHING_DEVICES  # which says what it matches
         is_of_room = answer["reason"] in _REPLACED_REASONS and not is_of_claim
         short = self._short(target, code) if target is not None and is_of_room else None
-        if short is None:
+        blockers = [one for one in answer.get("blockers", ()) if not is_own or one["kind"] != "constraint"]
+        if target is None or short is None:
             if "blockers" in details:
-                details["blockers"] = self._blockers(key, code, details["blockers"])
+                details["blockers"] = self._blockers(key, code, blockers)
             text = answer["message"]
             if target is not None and target.is_on_one_numa_node:
                 text = text.replace(f"metadata.annotations[{meta.GROUP_MATCH}]", "spec.numaPolicy")
@@ -117,7 +118,7 @@ class MachineMessages:
                 text, details = self._without_expressions(part, text, details)
             return answer["reason"], with_machine_names(text, self._placing), details
         details.pop("funnel", None)
-        blockers = self._blockers(key, code, answer.get("blockers", ()))
+        blockers = self._blockers(key, code, blockers) or self._lacks(target, code)
         if code == Reason.NODES_TOO_SMALL:  # no one need leave: it fits no empty node either
             blockers = [one for one in blockers if one["kind"] not in _HOLDERS]
         if "blockers" in details:
@@ -239,22 +240,25 @@ class MachineMessages:
     def _in_words_of_machine(self, key: MachineKey, code: str, blocker: Mapping[str, Any]) -> list[dict[str, Any]]:
         """A machine has no requests, but amounts: each of those that no node has."""
         own = "claim" not in blocker or self._placing.names.get(tuple(blocker["claim"].split("/", 1))) == key
-        target = self._target(key)
-        if not own or target is None or blocker["kind"] not in ("amount", "request", "constraint"):
+        if not own or blocker["kind"] not in ("amount", "request"):
             return [self._blocker(blocker)]
         more = {name: value for name, value in blocker.items() if name != "claim"}
+        target = self._target(key)
+        if target is None:
+            return [self._blocker(blocker)]
         if blocker["kind"] == "amount" and not target.by_numa:
             return [{**more, "path": _FIELDS.get(str(blocker.get("resource")), blocker["path"])}]
-        if missing := [*self._missing(target, code)]:
-            return [{**more, **amount, "kind": "amount"} for amount in missing]
-        if target.by_numa:
-            return [{"kind": "matchAttribute", "attribute": "numa", "path": _numa_field(target.machine)}]
-        if blocker["kind"] == "constraint":
-            return []  # its user wrote none
-        return [
+        return [{**more, **one} for one in self._lacks(target, code)] or [
             {**more, "resource": name, "path": _FIELDS[name], "requested": str(amount)}
             for name, amount in target.amounts.items()
         ]
+
+    def _lacks(self, target: _Target, code: str) -> list[dict[str, Any]]:
+        """The fields of a machine that ask for more than any node has, or for NUMA nodes."""
+        if missing := [{"kind": "amount", **one} for one in self._missing(target, code)]:
+            return missing
+        numa = {"kind": "matchAttribute", "attribute": "numa", "path": _numa_field(target.machine)}
+        return [numa] if target.by_numa else []
 
     def _missing(self, target: _Target, code: str) -> Iterator[dict[str, Any]]:
         """What a machine asks for of which every node that it may be on has too little, and the most of it on one."""
