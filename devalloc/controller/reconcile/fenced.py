@@ -8,9 +8,10 @@ machine in one commit with them, and places it anew where its disks are.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from devalloc.api import meta
+from devalloc.api.cordon import pool_node
 from devalloc.api.fencing import fenced_from, fenced_from_note, fenced_nodes, without_holder
 from devalloc.api.machine_location import LIVE_MIGRATABLE
 from devalloc.api.moved_claims import MovedDevices, moved_devices
@@ -218,6 +219,15 @@ def holding_nodes(obj: Object) -> frozenset[str]:
     view = MachineView(obj)
     names = (view.holder, view.node, view.migration_target, view.status.get("nodeName"), ClaimView(obj).node)
     return frozenset(name for name in names if isinstance(name, str) and name and _belongs(obj, name))
+
+
+def existing_nodes(objects: Iterable[Object]) -> set[str]:
+    """The nodes that exist for devalloc: those with pools, machines or claims among the objects."""
+    nodes: set[str] = set()
+    for obj in objects:
+        pool = pool_node(obj) if obj.get("kind") == "DevicePool" else None
+        nodes |= holding_nodes(obj) if pool is None else {pool}
+    return nodes
 
 
 def _belongs(obj: Object, node: str) -> bool:
