@@ -69,8 +69,9 @@ def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, pl
         cordoned = cordons.is_node_cordoned(store, node, objects)
         machines = plan_drain(objects, node, force=force)
         click.echo(_plan_text(node, objects, machines, force=force, cordoned=cordoned))
+        forcible = {one.key for one in plan_drain(objects, node, force=True) if one.leaves}
         for one in machines:
-            print_line(_fate_text(one, force=force))
+            print_line(_fate_text(one, force=force, is_forcible=one.key in forcible))
         for machine in _arrivals(objects, node):
             click.echo(f"{_name_of_object(machine)}: its migration to the node will be withdrawn")
         if dry_run:
@@ -161,7 +162,7 @@ class _Drain:
         """Writes that failed, and why: by machine or claim, or by the migration to the node. What the store refused is
         not tried again."""
         self._is_slow = False
-        """Whether the store did not answer clearly since the last look."""
+        """Whether a write had no clear answer at this look: it is tried again, and others may take as long."""
 
     def run(self) -> int:
         try:
@@ -188,7 +189,7 @@ class _Drain:
             if (seconds := self._until - time.monotonic()) > 0:
                 if not self._must_look_again:
                     next(self._store.watch(_WATCHED, self._since, timeout=min(seconds, _LOOK_SECONDS)), None)
-                time.sleep(_PAUSE_SECONDS)
+                time.sleep(_LOOK_SECONDS if self._is_slow else _PAUSE_SECONDS)
             elif not self._power_down_late():
                 return
 
@@ -286,7 +287,7 @@ class _Drain:
         except OBJECT_FAILURES as error:
             self._note_problem(one.key, "cannot be asked to leave", error)
             if one.fate is not Fate.LEAVING:
-                if self._is_refused(one.key):
+                if self._is_refused(one.key):  # nothing changes that
                     self._requested.pop(one.key, None)
                 return
         else:
@@ -613,8 +614,8 @@ def _plan_text(
     return "; ".join([*parts, f"will {'; '.join(steps)}"] if steps else parts)
 
 
-def _fate_text(one: DrainedMachine, *, force: bool) -> str:
-    """What happens to a machine, in one line."""
+def _fate_text(one: DrainedMachine, *, force: bool, is_forcible: bool) -> str:
+    """What happens to a machine, in one line. ``is_forcible``: with --force it leaves."""
     from devalloc.controller.drain import Fate
 
     name = _name_of(one.key)
@@ -628,7 +629,7 @@ def _fate_text(one: DrainedMachine, *, force: bool) -> str:
         return f"{name}: {one.why}; the drain waits for that (--force asks it to leave)"
     if one.fate is Fate.LEAVING:
         return f"{name}: leaves: {one.why}"
-    advice = " (--force stops it)" if one.runs and not force else ""
+    advice = " (--force stops it)" if one.runs and is_forcible and not force else ""
     return f"{name}: stays: {one.why}{advice}"
 
 

@@ -433,6 +433,17 @@ def test_a_machine_that_the_store_does_not_let_ask_keeps_no_other_one_there(
     ]
 
 
+def test_a_request_that_got_an_answer_later_is_not_reported_as_failed(
+    two_machines: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take(two_machines, "app")
+    refuse(monkeypatch, "create", lambda obj: obj["kind"] == migration_nodes.KIND, UnknownOutcome("no answer"), times=1)
+    result = two_machines("drain", "node/node-a", "--timeout", "3s")
+    assert result.code == 1
+    assert "error: virtualmachine default/app has not moved within 3 s, and stays on the node\n" in result.err
+    assert result.err.count("no answer") == 1
+
+
 def test_a_request_without_a_clear_answer_is_tried_again(two_machines: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse(monkeypatch, "replace", is_request_to("app"), UnknownOutcome("no answer"), times=2)
     with controller(two_machines):
@@ -548,14 +559,23 @@ def without_pools(two_machines: Shell) -> Shell:
 
 def test_machines_leave_a_node_without_pools(without_pools: Shell) -> None:
     assert without_pools("get", "nodes").out.splitlines()[1].split() == ["node-a", "Ready", "0", "2", "0"]
-    said = "node node-a has no pools: it gets nothing new, and a cordon of it cannot be recorded"
-    assert without_pools("drain", "node/node-a", "--dry-run").out.splitlines()[0] == said
+    words = "node node-a has no pools: it gets nothing new, and a cordon of it cannot be recorded"
+    assert without_pools("drain", "node/node-a", "--dry-run").out.splitlines()[0] == words
     with controller(without_pools, node=play):
         result = without_pools("drain", "node/node-a", "--timeout", "50s")
     assert (result.code, result.err) == (0, "")
-    assert result.out.splitlines()[0] == said
+    assert result.out.splitlines()[0] == words
     for name in ("app", "web"):
         assert f"virtualmachine default/{name} placed on node node-b" in result.out
+
+
+def test_force_is_not_advised_for_a_machine_that_it_does_not_stop(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=text(a_machine(nodeName="node-a", running=True)))
+    take(devalloc)
+    for options in ((), ("--force",)):
+        lines = devalloc("drain", "node/node-a", "--dry-run", *options).out.splitlines()
+        why = "spec.nodeName names the node; name another one, or set spec.running: false"
+        assert lines[-1] == f"virtualmachine default/web: stays: {why}"
 
 
 def test_a_node_that_gets_pools_while_it_is_drained_is_not_cordoned(
