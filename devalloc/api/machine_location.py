@@ -118,17 +118,6 @@ def is_migratability_unknown(
     return has_devices and MachineView(machine).condition(LIVE_MIGRATABLE).get("status") not in ("True", "False")
 
 
-def why_none_receives(host_pools: Mapping[str, Mapping[str, Any]], source: str, target: str | None = None) -> str:
-    """Why no node receives machines that run on ``source``, in words; empty if one does, or if none publishes what it
-    has for machines. ``host_pools``: by node. ``target``: the only node that will do."""
-    others = {node for node in host_pools if node != source and target in (None, node)}
-    if not others or any(receives_machines(host_pools[node]) for node in others):
-        return ""
-    if target is None:
-        return _NONE_RECEIVES
-    return f"node {target} receives no machines that run; start its plugin with --migration-address"
-
-
 @dataclass(frozen=True, slots=True)
 class MigrationTargets:
     """The nodes that can have machines that run, as their host pools say it. Made once for many machines, so that these
@@ -149,14 +138,25 @@ class MigrationTargets:
                 receiving[folders[node]].append(node)
         return cls(folders, dict(receiving))
 
+    def why_none_receives(self, source: str, target: str | None = None) -> str:
+        """Why no node receives machines that run on ``source``, in words; empty if one does, or if ``target``, the only
+        node that will do, has not published its capacity."""
+        if target is not None:
+            if target == source or target not in self.folders or target in self.receiving.get(self.folders[target], ()):
+                return ""
+            return f"node {target} receives no machines that run; start its plugin with --migration-address"
+        if not self.folders.keys() - {source}:
+            return "no other node has published its capacity for machines"
+        if all(nodes == [source] for nodes in self.receiving.values()):
+            return _NONE_RECEIVES
+        return ""
+
     def why_none(self, machine: Mapping[str, Any], source: str) -> str:
         """Why no other node can have a machine that runs, whatever there is room for; empty if one can."""
-        if len(self.folders) == (source in self.folders):
-            return "no other node has published its capacity for machines"
-        others = [folders for folders, nodes in self.receiving.items() if nodes != [source]]
-        if not others:
-            return _NONE_RECEIVES
+        if why := self.why_none_receives(source):
+            return why
         here = self.folders.get(source, frozenset())
+        others = (folders for folders, nodes in self.receiving.items() if nodes != [source])
         if any(reaches_disks(machine, here, there) for there in others):
             return ""
         return f"no other node that receives machines has the shared storage of node {source}, where its disks are"

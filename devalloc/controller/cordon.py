@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +10,15 @@ from typing import Any
 from devalloc.api.cordon import ALL_DEVICES, cordon_annotations, cordon_reasons, pool_node
 from devalloc.api.meta import CORDONED_NODE
 from devalloc.api.problems import closest_match
-from devalloc.store import Change, Conflict, Key, NotFound, Object, Store, StoreError
+from devalloc.store import Change, Conflict, Forbidden, Key, KindNotServed, NotFound, Object, Store, StoreError
 
 
 class TargetNotFound(StoreError):
     """No node, pool or device of that name, or several."""
+
+
+class NoPools(TargetNotFound):
+    """The node exists, but a cordon of it cannot be recorded: it has no pools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +38,13 @@ class CordonTarget:
 
 
 def find_target(store: Store, word: str) -> CordonTarget:
-    """What is meant by ``node/NAME``, ``pool/NAME``, ``POOL/DEVICE`` or a name alone. Raises NotThere."""
+    """What is meant by ``node/NAME``, ``pool/NAME``, ``POOL/DEVICE`` or a name alone. Raises TargetNotFound."""
     pools = store.list("DevicePool").objects
     kind, _, name = word.rpartition("/")
     targets: list[CordonTarget] = []
-    if kind in ("", "node"):
-        targets += [CordonTarget(node=name)] if any(pool_node(pool) == name for pool in pools) else []
+    nodes = _nodes(store, pools, name) if kind in ("", "node") else set()
+    if name in nodes:
+        targets.append(CordonTarget(node=name))
     if kind in ("", "pool", "devicepool"):
         targets += [CordonTarget(pool=name, devices=(None,)) for pool in pools if pool["metadata"]["name"] == name]
     for pool in pools:
@@ -63,12 +68,22 @@ def find_target(store: Store, word: str) -> CordonTarget:
     what, listed = ("node, pool or device", "`devalloc get pools -o wide` lists them all")
     if kind == "node":
         what, word, listed = "node", name, "`devalloc get nodes` lists them"
-    raise TargetNotFound(f"there is no {what} {word}; {_similar_names(pools, kind, name)}{listed}")
+    raise TargetNotFound(f"there is no {what} {word}; {_similar_names(pools, nodes, kind, name)}{listed}")
 
 
-def _similar_names(pools: Sequence[Object], kind: str, name: str) -> str:
+def _nodes(store: Store, pools: Sequence[Object], name: str) -> set[str]:
+    """The nodes that exist: those with pools, and, if none of these has this name, those with machines or claims."""
+    from devalloc.controller.reconcile.fenced import existing_nodes
+
+    nodes = existing_nodes(pools)
+    for kind in ("VirtualMachine", "DeviceClaim") if name not in nodes else ():
+        with suppress(Forbidden, KindNotServed):  # some users may cordon, and read no claims
+            nodes |= existing_nodes(store.list(kind).objects)
+    return nodes
+
+
+def _similar_names(pools: Sequence[Object], nodes: Collection[str], kind: str, name: str) -> str:
     """What may be meant by a name that nothing has, as the beginning of a sentence."""
-    nodes = {f"node/{node}" for pool in pools if (node := pool_node(pool)) and kind in ("", "node")}
     named = {f"pool/{pool['metadata']['name']}" for pool in pools if kind in ("", "pool", "devicepool")}
     parts = {
         f"{pool['metadata']['name']}/{each['name']}"
@@ -76,7 +91,8 @@ def _similar_names(pools: Sequence[Object], kind: str, name: str) -> str:
         for each in _devices(pool)
         if kind in ("", pool["metadata"]["name"]) and isinstance(each.get("name"), str)
     }
-    words = {word.partition("/")[2]: word for word in sorted(parts) + sorted(named) + sorted(nodes)}
+    words = {word.partition("/")[2]: word for word in sorted(parts) + sorted(named)}
+    words |= {node: f"node/{node}" for node in sorted(nodes)}
     near = closest_match(name, words)
     return f"did you mean {words[near]}? " if near is not None else ""
 
@@ -93,7 +109,7 @@ def set_cordon(store: Store, target: CordonTarget, why: str | None, *, keep: boo
     """Keep it from being allocated, by whom and for what ``why`` says; None: no more. Whether that changed anything.
     ``keep``: what is cordoned already stays so for the reason that it has.
 
-    Raises NotThere where it has gone meanwhile.
+    Raises NoPools for a node without pools, and TargetNotFound if the target has gone meanwhile.
     """
 
     def annotations(pool: Object) -> Mapping[str, str | None]:
@@ -113,7 +129,18 @@ def set_cordon(store: Store, target: CordonTarget, why: str | None, *, keep: boo
     def meant(pool: Object) -> bool:
         return pool_node(pool) == target.node if target.node is not None else pool["metadata"]["name"] == target.pool
 
-    return _commit(store, meant, annotations)
+    try:
+        return _commit(store, meant, annotations)
+    except TargetNotFound as error:
+        raise error if target.node is None else NoPools(_no_pools_message(store, target.node)) from None
+
+
+def _no_pools_message(store: Store, node: str) -> str:
+    kubernetes = f"; `kubectl cordon {node}` keeps new pods from it" if publishes_slices(store, node) else ""
+    return (
+        f"node {node} cannot be cordoned: devalloc records a cordon on the pools of a node, and it has none. Without "
+        f"pools, nothing is allocated there; repeat the command if its plugin publishes pools again{kubernetes}"
+    )
 
 
 def is_node_cordoned(store: Store, node: str, objects: Iterable[Object]) -> bool:

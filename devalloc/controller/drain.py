@@ -7,7 +7,7 @@ controller releases its claims and takes its node away in one commit, and places
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -29,7 +29,7 @@ from devalloc.controller.migrations import has_purpose, pending_migrations, with
 from devalloc.controller.reconcile.vm_scheduling.machines import KIND, claims_of, has_ended, is_running
 from devalloc.controller.reconcile.vm_scheduling.migrations import KIND as MIGRATION_KIND
 from devalloc.controller.reconcile.vm_scheduling.migrations import is_refused_by_target, waits_for_other_migration
-from devalloc.store import Conflict, Key, NotFound, Object, Store
+from devalloc.store import OBJECT_FAILURES, Conflict, Key, NotFound, Object, Store, StoreError
 from devalloc.store.metadata_rules import with_annotations
 
 PURPOSE = "drain"
@@ -125,19 +125,30 @@ def _is_of_drain(view: MigrationView) -> bool:
     return has_purpose(view, PURPOSE)
 
 
-def withdraw_requests(store: Store, node: str) -> list[Key]:
-    """Take back the requests of drains to leave a node; the machines that had not left yet. Raises StoreError."""
+def withdraw_requests(
+    store: Store, node: str, note_failure: Callable[[Key, StoreError], None] | None = None
+) -> list[Key]:
+    """Take back the requests of drains to leave a node; the machines that had not left yet. ``note_failure``: called
+    with each machine for which the store refuses it. Raises StoreError; without ``note_failure``, also if the store
+    refuses it for some of the machines, after all others."""
     objects = store.list((KIND, MIGRATION_KIND)).objects
     pending = pending_migrations(objects)
-    withdrawn = []
+    withdrawn, failures = [], dict[Key, StoreError]()
     for machine in (one for one in objects if one["kind"] == KIND):
         view = MachineView(machine)
         is_there = view.is_on(node) and view.node == node  # and has not been handed over
         migrations = [one for one in pending[view.key] if is_there and _is_of_drain(one)]
-        for one in migrations:
-            withdraw_migration(store, Key(MIGRATION_KIND, *one.key))
-        if _withdraw_eviction(store, machine, node) or migrations:
-            withdrawn.append(Key.of(machine))
+        try:
+            for one in migrations:
+                withdraw_migration(store, Key(MIGRATION_KIND, *one.key))
+            if _withdraw_eviction(store, machine, node) or migrations:
+                withdrawn.append(Key.of(machine))
+        except OBJECT_FAILURES as error:
+            failures[Key.of(machine)] = error
+    for key, failure in failures.items():
+        if note_failure is None:
+            raise failure
+        note_failure(key, failure)
     return withdrawn
 
 

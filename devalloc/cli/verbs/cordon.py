@@ -22,7 +22,7 @@ from devalloc.cli.target import StoreTarget, open_target, target_options
 if TYPE_CHECKING:
     from devalloc.controller.cordon import CordonTarget
     from devalloc.store import Store
-    from devalloc.store.errors import Key
+    from devalloc.store.errors import Key, StoreError
 
 
 _force_option = click.option(
@@ -129,14 +129,23 @@ def uncordon(names: tuple[str, ...], place: StoreTarget) -> int:
     from devalloc.controller import cordon as cordons
     from devalloc.controller.drain import withdraw_requests
 
+    failures: list[Key] = []
+
+    def note_failure(key: Key, error: StoreError) -> None:
+        failures.append(key)
+        print_note(f"error: virtualmachine {key.namespace}/{key.name} is still asked to leave: {error}")
+
     with open_target(place) as objects:
         targets = [find_target(objects, name, "uncordon") for name in names]
         for target in targets:
-            changed = cordons.set_cordon(objects, target, None)
+            try:
+                changed = cordons.set_cordon(objects, target, None)
+            except cordons.NoPools:  # nothing records a cordon of it
+                changed = False
             click.echo(f"{target} {'uncordoned' if changed else 'was not cordoned'}")
-            for key in withdraw_requests(objects, target.node) if target.node is not None else ():
+            for key in withdraw_requests(objects, target.node, note_failure) if target.node is not None else ():
                 click.echo(f"virtualmachine {key.namespace}/{key.name} is no longer asked to leave")
-    return 0
+    return 1 if failures else 0
 
 
 @verb("cordon")

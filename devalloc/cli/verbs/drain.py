@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from devalloc.api.cordon import pool_node
 from devalloc.api.moved_claims import moved_devices
 from devalloc.api.views import ClaimView, MachineView, MigrationView
 from devalloc.cli.command import BadInput, ending_on_sigterm, verb
 from devalloc.cli.render.output import print_line, print_note, show_spinner
 from devalloc.cli.target import StoreTarget, open_target, target_options
 from devalloc.cli.verbs.cordon import current_user, find_target, timeout_option
-from devalloc.store.errors import Conflict, NotFound, StoreError
+from devalloc.store.errors import OBJECT_FAILURES, REFUSALS, Conflict, NotFound, StoreError
 
 if TYPE_CHECKING:
     from devalloc.controller.drain import DrainedMachine
@@ -68,16 +69,17 @@ def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, pl
         cordoned = cordons.is_node_cordoned(store, node, objects)
         machines = plan_drain(objects, node, force=force)
         click.echo(_plan_text(node, objects, machines, force=force, cordoned=cordoned))
+        forcible = {one.key for one in plan_drain(objects, node, force=True) if one.leaves}
         for one in machines:
-            print_line(_fate_text(one, force=force))
+            print_line(_fate_text(one, force=force, is_forcible=one.key in forcible))
         for machine in _arrivals(objects, node):
             click.echo(f"{_name_of_object(machine)}: its migration to the node will be withdrawn")
         if dry_run:
             return 0
         why = f"by {current_user()}, {datetime.now(UTC):%Y-%m-%d}: {reason or 'draining'}"
-        changed = cordons.set_cordon(store, target, why, keep=not reason)
-        if changed:
-            click.echo(f"{target} is cordoned for the new reason" if cordoned else f"{target} cordoned")
+        with suppress(cordons.NoPools):  # it gets nothing new, and what is there can leave
+            if cordons.set_cordon(store, target, why, keep=not reason):
+                click.echo(f"{target} is cordoned for the new reason" if cordoned else f"{target} cordoned")
         with ending_on_sigterm():
             return _Drain(store, node, force, timeout).run()
 
@@ -106,6 +108,9 @@ class _Drain:
         self._since = "0"
         """The version of the store at the last look."""
         self._is_cordoned = True
+        """Whether the node gets nothing new, as at the last look: it is cordoned, or has no pools."""
+        self._had_pools = True
+        """Whether it had pools when it last got nothing new."""
         self._must_look_again = False
         """Whether the next look may show something else although no other change comes: the last one released a claim,
         noted a failure, or was out of date."""
@@ -133,10 +138,17 @@ class _Drain:
         """Claims that may not be taken away, at the last look."""
         self._releasing: set[Key] = set()
         """Claims that the node is to release."""
+        self._unreleased: set[Key] = set()
+        """Claims that the store did not let this command release, at the last look."""
         self._given_up: set[Key] = set()
         """Claims whose machine has moved, and which the node is to give up."""
         self._held: list[Object] = []
         """Claims that the node had prepared at the last look."""
+        self._problems: dict[Key, tuple[str, StoreError]] = {}
+        """Writes that failed, and why: by machine or claim, or by the migration to the node. What the store refused is
+        not tried again."""
+        self._is_slow = False
+        """Whether a write had no clear answer at this look: it is tried again, and others may take as long."""
 
     def run(self) -> int:
         try:
@@ -163,7 +175,7 @@ class _Drain:
             if (seconds := self._until - time.monotonic()) > 0:
                 if not self._must_look_again:
                     next(self._store.watch(_WATCHED, self._since, timeout=min(seconds, _LOOK_SECONDS)), None)
-                time.sleep(_PAUSE_SECONDS)
+                time.sleep(_LOOK_SECONDS if self._is_slow else _PAUSE_SECONDS)
             elif not self._power_down_late():
                 return
 
@@ -177,47 +189,73 @@ class _Drain:
         listing = self._store.list(_KINDS)
         objects, self._since = listing.objects, listing.resource_version
         stored = {Key.of(obj): obj for obj in objects}
-        was_cordoned, self._is_cordoned = self._is_cordoned, is_node_cordoned(self._store, self._node, objects)
-        self._must_look_again = False
+        was_cordoned = self._is_cordoned
+        has_pools = _has_pools(objects, self._node)
+        self._is_cordoned = not has_pools or is_node_cordoned(self._store, self._node, objects)
+        self._had_pools = has_pools if self._is_cordoned else self._had_pools
+        self._must_look_again = self._is_slow = False
         if was_cordoned and not self._is_cordoned:
             self._must_look_again = True  # what was asked for after that is not taken back yet
-            for key in withdraw_requests(self._store, self._node):
+            for key in withdraw_requests(self._store, self._node, self._note_withdrawal_problem):
                 click.echo(f"{_name_of(key)} is no longer asked to leave")
             return True
         self._machines = plan_drain(objects, self._node, force=self._force, failed=self._failed)
         pending = pending_migrations(objects)
         self._turn_back_arrivals(objects)
         for one in self._machines:
+            if self._is_slow and time.monotonic() >= self._until:  # the next ones may take as long
+                break
             if one.fate is Fate.LEAVING or self._is_cordoned:
                 self._ask_machine(one, pending[MachineView(one.machine).key], stored)
         for key, requested in list(self._requested.items()):
             if self._is_done(requested, stored.get(key)):
                 del self._requested[key]
         self._release_claims(objects)
-        return bool(self._must_look_again or self._requested or self._arriving or self._releasing or self._given_up)
+        arriving = [one for one in self._arriving if not self._is_refused(_migration_of(one))]
+        return bool(self._must_look_again or self._requested or arriving or self._releasing or self._given_up)
+
+    def _note_problem(self, key: Key, what: str, error: StoreError) -> None:
+        """Note, and print once, that a write of one object failed: the others are not concerned."""
+        _, before = self._problems.get(key, ("", None))
+        self._problems[key] = what, error
+        if str(before) != str(error):
+            print_note(f"error: {_name_of(key)} {what}: {error}")
+        if not isinstance(error, REFUSALS):  # it may have been done
+            self._must_look_again = self._is_slow = True
+
+    def _note_withdrawal_problem(self, machine: Key, error: StoreError) -> None:
+        self._note_problem(machine, _STILL_ASKED, error)
+
+    def _is_refused(self, key: Key | None) -> bool:
+        return key in self._problems and isinstance(self._problems[key][1], REFUSALS)
 
     def _turn_back_arrivals(self, objects: Sequence[Object]) -> None:
         """Withdraw the migrations of machines that move to the node. One that arrives nevertheless leaves with the
         others."""
         from devalloc.controller.migrations import withdraw_migration
-        from devalloc.store.errors import Key
 
         self._arriving = _arrivals(objects, self._node) if self._is_cordoned else []
         for obj in self._arriving:
-            view = MachineView(obj)
-            name = view.migration_state.get("migrationName")
-            if isinstance(name, str) and (key := Key(_MIGRATION, view.key[0], name)) not in self._withdrawn:
+            key = _migration_of(obj)
+            if key is None or key in self._withdrawn or self._is_refused(key):
+                continue
+            try:
                 withdraw_migration(self._store, key)
-                self._withdrawn.add(key)
-                click.echo(f"{_name_of_object(obj)}: its migration to the node is withdrawn")
+            except OBJECT_FAILURES as error:
+                self._note_problem(key, f"of machine {'/'.join(MachineView(obj).key)} cannot be withdrawn", error)
+                continue
+            self._withdrawn.add(key)
+            click.echo(f"{_name_of_object(obj)}: its migration to the node is withdrawn")
 
     def _ask_machine(self, one: DrainedMachine, pending: Sequence[MigrationView], stored: Mapping[Key, Object]) -> None:
         """Ask a machine to leave if it must and does not leave yet. ``pending``: its migrations that are not over."""
         from devalloc.controller.drain import Fate, evict, sort_migrations
 
+        if self._is_refused(one.key) and one.fate is not Fate.LEAVING:
+            return
         chosen, others = sort_migrations(one, pending)
-        self._withdraw(one.key, others)
         try:
+            self._withdraw(one.key, [] if self._is_refused(one.key) else others)
             if chosen is not None:
                 self._follow_migration(one, chosen)
             elif one.fate is Fate.MIGRATE:
@@ -232,6 +270,15 @@ class _Drain:
         except (NotFound, Conflict):  # it changed meanwhile
             self._must_look_again = True
             return
+        except OBJECT_FAILURES as error:
+            self._note_problem(one.key, "cannot be asked to leave", error)
+            if one.fate is not Fate.LEAVING:
+                if self._is_refused(one.key):  # nothing changes that
+                    self._requested.pop(one.key, None)
+                return
+        else:
+            if not self._is_refused(one.key):
+                self._problems.pop(one.key, None)
         if one.leaves and (one.fate is not Fate.LEAVING or one.key not in self._requested):
             self._requested[one.key] = one
             self._left.discard(one.key)
@@ -315,9 +362,14 @@ class _Drain:
                 continue
             with suppress(NotFound):
                 view = MigrationView(self._store.get(*key))
-                if not view.is_over:
+                if view.is_over:
+                    continue
+                try:
                     self._withdraw(one.key, [view])
-                    withdrawn.add(one.key)
+                except OBJECT_FAILURES as error:
+                    self._note_problem(one.key, f"may still move by migration {'/'.join(view.key)}", error)
+                    continue
+                withdrawn.add(one.key)
         return withdrawn
 
     def _power_down_late(self) -> bool:
@@ -328,7 +380,7 @@ class _Drain:
         late = [
             one.key
             for one in self._machines
-            if one.fate is Fate.MIGRATE
+            if (one.fate is Fate.MIGRATE and not self._is_refused(one.key))
             or (one.key in self._migrations and MachineView(one.machine).migration_target is not None)
         ]
         failed = {key: self._failure_of(key) or "it took too long" for key in late if key not in self._failed}
@@ -381,9 +433,12 @@ class _Drain:
 
         self._held = [claim for claim in _claims_on(objects, self._node) if ClaimView(claim).is_held]
         moved = _moved_claims(objects, self._node)
-        others = map(Key.of, _other_claims(objects, self._node, self._machines))
-        in_use, requested = set[Key](), set[Key]()
+        others = [Key.of(claim) for claim in _other_claims(objects, self._node, self._machines)]
+        in_use, requested, failed = set[Key](), set[Key](), set[Key]()
         for key in (key for key in others if self._is_cordoned or key in self._releasing):
+            if self._is_refused(key) or (self._is_slow and time.monotonic() >= self._until):
+                failed.add(key)
+                continue
             try:
                 outcome = release_claim(self._store, key.namespace or "default", key.name, force=self._force)
             except InUse as error:
@@ -392,23 +447,31 @@ class _Drain:
                     print_note(f"error: {error}")
             except NotFound:
                 continue
+            except OBJECT_FAILURES as error:
+                self._note_problem(key, "cannot be released", error)
+                failed.add(key)
             else:
+                self._problems.pop(key, None)
                 if outcome == "asked":
                     requested.add(key)
                 elif outcome == "released":
                     self._must_look_again = True  # it may have got others of the node
                     self._releasing.discard(key)
                     click.echo(f"{key} released")
-        for key in sorted(self._releasing - requested - in_use):
+        for key in sorted(self._releasing - requested - in_use - failed):
             click.echo(f"{key} released")
-        self._in_use, self._releasing = in_use, requested
+        self._in_use, self._releasing, self._unreleased = in_use, requested, failed
         self._given_up = {Key.of(claim) for claim in moved}
 
     def _report(self, withdrawn: Collection[Key]) -> int:
         """Print what is left on the node, and why. The exit code."""
         has_failed = bool(self._arriving or self._in_use or self._releasing or self._given_up or self._held)
+        has_failed |= bool(self._unreleased)
         within = f"within {self._timeout:g} s"
         for obj in self._arriving:
+            if (problem := self._problem_of(_migration_of(obj))) is not None:
+                print_note(f"error: {_name_of_object(obj)} still moves to the node: its migration {problem}")
+                continue
             print_note(
                 f"error: {_name_of_object(obj)} still moves to the node after {self._timeout:g} s; do the controller "
                 f"and the plugin of node {MachineView(obj).holder} run?"
@@ -428,6 +491,8 @@ class _Drain:
                 has_failed = True
         for key in sorted(self._releasing):
             print_note(f"error: {key}: the node has not released the devices {within}; it will do so later")
+        for key in sorted(self._unreleased):
+            print_note(f"error: {key} still has devices of node {self._node}: it {self._problem_of(key) or _NO_TIME}")
         for key in sorted(self._given_up):
             print_note(
                 f"error: {key}: its machine has moved, but the claim still has devices of node {self._node} after "
@@ -435,13 +500,23 @@ class _Drain:
             )
         return int(has_failed)
 
+    def _problem_of(self, key: Key | None) -> str | None:
+        """Which write of an object failed, and why, as the end of a sentence; None without one."""
+        if key not in self._problems:
+            return None
+        what, error = self._problems[key]
+        return f"{what}: {error}"
+
     def _why_not_left(self, one: DrainedMachine, withdrawn: Collection[Key]) -> str:
         """Why a machine is still on the node that the drain waited for, as the end of a sentence."""
         from devalloc.controller.drain import Fate
 
         within = f"within {self._timeout:g} s"
         if not self._is_to_leave(one):
-            return f"stays on node {self._node}, which was uncordoned during the drain; to drain it, repeat the command"
+            change = "was uncordoned" if self._had_pools else "got pools that are not cordoned"
+            return f"stays on node {self._node}, which {change} during the drain; to drain it, repeat the command"
+        if (problem := self._problem_of(one.key)) is not None:
+            return f"is still on node {self._node}: it {problem}"
         if one.key in withdrawn:
             return f"has not moved {within}, and stays on the node"
         if one.fate is Fate.MIGRATE and (why := self._failure_of(one.key)):
@@ -459,7 +534,13 @@ class _Drain:
         return f"has not left {within}; {_LATER}"
 
 
+_STILL_ASKED = "is still asked to leave"
+_NO_TIME = "was not released in time; repeat the command"
 _LATER = "it will do so later, if the node's plugin and the controller run and are of this version"
+
+
+def _has_pools(objects: Iterable[Object], node: str) -> bool:
+    return any(one["kind"] == "DevicePool" and pool_node(one) == node for one in objects)
 
 
 def _arrivals(objects: Sequence[Object], node: str) -> list[Object]:
@@ -467,8 +548,17 @@ def _arrivals(objects: Sequence[Object], node: str) -> list[Object]:
     return [obj for obj in objects if obj["kind"] == "VirtualMachine" and MachineView(obj).arrives_on(node)]
 
 
+def _migration_of(machine: Object) -> Key | None:
+    """The migration that has a target for a machine; None without one."""
+    from devalloc.store.errors import Key
+
+    name = MachineView(machine).migration_state.get("migrationName")
+    return Key(_MIGRATION, MachineView(machine).key[0], name) if isinstance(name, str) else None
+
+
 def _name_of(key: Key) -> str:
-    return f"virtualmachine {key.namespace}/{key.name}"
+    """As output names a machine, or an object of another kind."""
+    return f"virtualmachine {key.namespace}/{key.name}" if key.kind == "VirtualMachine" else str(key)
 
 
 def _name_of_object(machine: Object) -> str:
@@ -490,7 +580,8 @@ def _plan_text(
 ) -> str:
     """What the drain will do, except with machines, in one line."""
     claims = _other_claims(objects, node, machines)
-    steps = [] if cordoned else [f"cordon node {node}"]
+    has_pools = _has_pools(objects, node)
+    steps = [] if cordoned or not has_pools else [f"cordon node {node}"]
     used = [claim for claim in claims if ClaimView(claim).is_held]
     for word, some in (("release", [one for one in claims if not ClaimView(one).is_held]), ("take away from", used)):
         names = ", ".join("/".join(ClaimView(claim).key) for claim in some)
@@ -504,11 +595,13 @@ def _plan_text(
     if not steps and not machines and not _arrivals(objects, node):
         return f"node {node} is already cordoned, and nothing is left on it to drain"
     parts = [f"node {node} is already cordoned"] if cordoned else []
+    if not has_pools:
+        parts.append(f"node {node} has no pools: it gets nothing new, and a cordon of it cannot be recorded")
     return "; ".join([*parts, f"will {'; '.join(steps)}"] if steps else parts)
 
 
-def _fate_text(one: DrainedMachine, *, force: bool) -> str:
-    """What happens to a machine, in one line."""
+def _fate_text(one: DrainedMachine, *, force: bool, is_forcible: bool) -> str:
+    """What happens to a machine, in one line. ``is_forcible``: with --force it leaves."""
     from devalloc.controller.drain import Fate
 
     name = _name_of(one.key)
@@ -522,7 +615,7 @@ def _fate_text(one: DrainedMachine, *, force: bool) -> str:
         return f"{name}: {one.why}; the drain waits for that (--force asks it to leave)"
     if one.fate is Fate.LEAVING:
         return f"{name}: leaves: {one.why}"
-    advice = " (--force stops it)" if one.runs and not force else ""
+    advice = " (--force stops it)" if one.runs and is_forcible and not force else ""
     return f"{name}: stays: {one.why}{advice}"
 
 

@@ -9,7 +9,7 @@ from devalloc.api import meta
 from devalloc.api.cordon import is_node, not_ready_reason, pool_node, unschedulable_nodes
 from devalloc.api.fencing import fenced_nodes, is_lost
 from devalloc.controller.overview.model import NodeState, NodeStatus, short_annotation, shorten
-from devalloc.controller.reconcile.fenced import holding_nodes
+from devalloc.controller.reconcile.fenced import existing_nodes, holding_nodes
 from devalloc.store import Object
 from devalloc_solver.problem.ordering import natural_key
 
@@ -42,7 +42,7 @@ def node_statuses(documents: Iterable[Object]) -> tuple[NodeStatus, ...]:
         return "Ready", ""
 
     result = []
-    for name in sorted(pools.keys() | machines.keys() | claims.keys(), key=natural_key):
+    for name in sorted(existing_nodes(documents), key=natural_key):
         kind, reason = state(name)
         result.append(NodeStatus(shorten(name), kind, shorten(reason), pools[name], machines[name], claims[name]))
     return tuple(result)

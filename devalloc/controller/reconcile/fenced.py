@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 
 from devalloc.api import meta
+from devalloc.api.cordon import pool_node
 from devalloc.api.fencing import fenced_from, fenced_from_note, fenced_nodes, without_holder
 from devalloc.api.machine_location import LIVE_MIGRATABLE
 from devalloc.api.moved_claims import MovedDevices, moved_devices
@@ -236,6 +237,15 @@ def _named_nodes(obj: Object) -> set[str]:
     view = MachineView(obj)
     names = (view.holder, view.node, view.migration_target, view.status.get("nodeName"), ClaimView(obj).node)
     return {name for name in names if isinstance(name, str) and name}
+
+
+def existing_nodes(objects: Iterable[Object]) -> set[str]:
+    """The nodes that exist for devalloc: those with pools, machines or claims among the objects."""
+    nodes: set[str] = set()
+    for obj in objects:
+        pool = pool_node(obj) if obj.get("kind") == "DevicePool" else None
+        nodes |= holding_nodes(obj) if pool is None else {pool}
+    return nodes
 
 
 def _belongs(obj: Object, node: str) -> bool:

@@ -15,7 +15,7 @@ from devalloc.api.views import ClaimView
 from devalloc.cli.verbs import drain as verb
 from devalloc.controller import drain
 from devalloc.controller.cordon import CordonTarget, is_node_cordoned, set_cordon
-from devalloc.store import Conflict, Key, NotFound, Store, StoreError
+from devalloc.store import Conflict, Forbidden, Invalid, Key, NotFound, Store, StoreError, UnknownOutcome
 from devalloc.store.metadata_rules import with_annotations
 from devalloc.store.sqlite import SQLiteStore
 from tests.support import migration_nodes
@@ -387,3 +387,225 @@ def test_that_it_receives_machines_is_what_the_capacity_says(devalloc: Shell, ve
     result = devalloc(*verb_words, "--migration-address", "10.0.0.7")
     assert result.code == 2
     assert "--migration-address needs --host-capacity" in result.err
+
+
+def refuse(
+    monkeypatch: pytest.MonkeyPatch, method: str, concerns: Callable[..., bool], error: StoreError, times: int = 10**6
+) -> None:
+    """Have stores refuse some writes: those for whose first argument ``concerns`` is true, so many times."""
+    original, left = getattr(SQLiteStore, method), [times]
+
+    def refusing(store: SQLiteStore, *args: Any, **options: Any) -> Any:
+        if left[0] > 0 and concerns(*args):
+            left[0] -= 1
+            raise error
+        return original(store, *args, **options)
+
+    monkeypatch.setattr(SQLiteStore, method, refusing)
+
+
+def is_request_to(name: str) -> Callable[..., bool]:
+    """Whether an object is a machine of this name that is asked to leave."""
+    return lambda obj, *_: obj["metadata"]["name"] == name and meta.EVICT in obj["metadata"].get("annotations", {})
+
+
+@pytest.fixture
+def two_machines(devalloc: Shell) -> Shell:
+    """The machines app and web on node-a; node-b has room."""
+    devalloc("apply", "-f", "-", stdin=text(host("node-a"), a_machine("app"), a_machine("web")))
+    devalloc.allocate()
+    devalloc("apply", "-f", "-", stdin=text(host("node-b")))
+    return devalloc
+
+
+@pytest.mark.parametrize("error", [Invalid("the policy says no"), Forbidden("the policy says no")])
+def test_a_machine_that_the_store_does_not_let_ask_keeps_no_other_one_there(
+    two_machines: Shell, monkeypatch: pytest.MonkeyPatch, error: StoreError
+) -> None:
+    refuse(monkeypatch, "replace", is_request_to("app"), error)
+    with controller(two_machines):
+        result = two_machines("drain", "node/node-a", "--timeout", "50s")
+    assert result.code == 1
+    assert "virtualmachine default/web placed on node node-b" in result.out
+    assert result.err.splitlines() == [
+        "error: virtualmachine default/app cannot be asked to leave: the policy says no",
+        "error: virtualmachine default/app is still on node node-a: it cannot be asked to leave: the policy says no",
+    ]
+
+
+def test_a_request_that_got_an_answer_later_is_not_reported_as_failed(
+    two_machines: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take(two_machines, "app")
+    refuse(monkeypatch, "create", lambda obj: obj["kind"] == migration_nodes.KIND, UnknownOutcome("no answer"), times=1)
+    result = two_machines("drain", "node/node-a", "--timeout", "3s")
+    assert result.code == 1
+    assert "error: virtualmachine default/app has not moved within 3 s, and stays on the node\n" in result.err
+    assert result.err.count("no answer") == 1
+
+
+def test_a_request_without_a_clear_answer_is_tried_again(two_machines: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse(monkeypatch, "replace", is_request_to("app"), UnknownOutcome("no answer"), times=2)
+    with controller(two_machines):
+        result = two_machines("drain", "node/node-a", "--timeout", "50s")
+    assert result.code == 0
+    assert result.err == "error: virtualmachine default/app cannot be asked to leave: no answer\n"
+    for name in ("app", "web"):
+        assert f"virtualmachine default/{name} placed on node node-b" in result.out
+
+
+@pytest.mark.parametrize("options", [(), ("--force",)])
+def test_a_migration_that_the_store_refuses_keeps_no_other_machine_there(
+    two_machines: Shell, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    """With --force the machine is not powered down either: it could move."""
+    take(two_machines, "app")
+    take(two_machines, "web")
+    of_app: Callable[..., bool] = lambda obj: obj["spec"].get("vmName") == "app"  # noqa: E731
+    refuse(monkeypatch, "create", of_app, Forbidden("too many migrations"))
+    with controller(two_machines, node=play):
+        result = two_machines("drain", "node/node-a", "--timeout", "50s", *options)
+    assert result.code == 1
+    assert "virtualmachine default/web placed on node node-b" in result.out
+    words = "cannot be asked to leave: too many migrations"
+    assert result.err.splitlines() == [
+        f"error: virtualmachine default/app {words}",
+        f"error: virtualmachine default/app is still on node node-a: it {words}",
+    ]
+    with closing(SQLiteStore(two_machines.store)) as store:
+        assert meta.EVICT not in store.get("VirtualMachine", "default", "app")["metadata"].get("annotations", {})
+
+
+def test_a_migration_to_the_node_that_the_store_does_not_let_withdraw_keeps_no_machine_there(
+    two_machines: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(SQLiteStore(two_machines.store)) as store:
+        late = store.create(a_machine("late"))
+        store.replace_status({**late, "status": {"nodeName": "node-b"}})
+        migration_nodes.take(store, "late", "node-b")
+        store.create(migration_nodes.migration("in", "late", "node-a"))
+    for _ in range(2):  # places it, and reserves its target
+        two_machines.allocate()
+    refuse(monkeypatch, "delete", lambda *key: key[-1] == "in", Forbidden("the policy says no"))
+    with controller(two_machines):
+        result = two_machines("drain", "node/node-a", "--timeout", "50s")
+    assert result.code == 1
+    for name in ("app", "web"):
+        assert f"virtualmachine default/{name} left node node-a" in result.out
+    words = "of machine default/late cannot be withdrawn: the policy says no"
+    assert result.err.splitlines() == [
+        f"error: VirtualMachineMigration default/in {words}",
+        f"error: virtualmachine default/late still moves to the node: its migration {words}",
+    ]
+
+
+def test_a_claim_that_the_store_does_not_let_release_keeps_no_other_one_there(
+    devalloc: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devalloc("apply", "-f", "-", stdin=text(pool(), device_class(), claim("first"), claim("second")))
+    devalloc.allocate()
+    error = Invalid("the policy says no")
+    refuse(monkeypatch, "commit", lambda changes, *_: changes[0].key.name == "first", error)
+    refuse(monkeypatch, "replace", lambda obj: obj["metadata"]["name"] == "first", error)
+    result = devalloc("drain", "node/node-a", "--timeout", "50s")
+    assert result.code == 1
+    assert "DeviceClaim default/second released" in result.out
+    assert "DeviceClaim default/first released" not in result.out
+    words = "cannot be released: the policy says no"
+    assert result.err.splitlines() == [
+        f"error: DeviceClaim default/first {words}",
+        f"error: DeviceClaim default/first still has devices of node node-a: it {words}",
+    ]
+
+
+def test_a_migration_that_the_store_does_not_let_withdraw_in_the_end_keeps_no_other_one(
+    two_machines: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take(two_machines, "app")
+    take(two_machines, "web")
+    refuse(monkeypatch, "delete", lambda *key: key[-1].startswith("app-drain-"), Invalid("the policy says no"))
+    result = two_machines("drain", "node/node-a", "--timeout", "0s")
+    assert result.code == 1
+    assert "virtualmachine default/web: its migration default/web-drain-" in result.err
+    assert re.search(
+        r"error: virtualmachine default/app is still on node node-a: it may still move by migration "
+        r"default/app-drain-\w+: the policy says no\n",
+        result.err,
+    )
+
+
+def test_uncordon_takes_back_what_the_store_allows(two_machines: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    take(two_machines, "app")
+    take(two_machines, "web")
+    with closing(SQLiteStore(two_machines.store)) as store:
+        for name in ("app", "web"):
+            drain.evict(store, store.get("VirtualMachine", "default", name), "node-a")
+    refuse(monkeypatch, "replace", lambda obj: obj["metadata"]["name"] == "app", Forbidden("the policy says no"))
+    result = two_machines("uncordon", "node/node-a")
+    assert result.code == 1
+    assert "virtualmachine default/web is no longer asked to leave" in result.out
+    assert result.err == "error: virtualmachine default/app is still asked to leave: the policy says no\n"
+
+
+@pytest.fixture
+def without_pools(two_machines: Shell) -> Shell:
+    """Machines on node-a, whose pools are gone."""
+    take(two_machines, "app")
+    take(two_machines, "web")
+    with closing(SQLiteStore(two_machines.store)) as store:
+        store.delete("DevicePool", None, "node-a-host")
+    return two_machines
+
+
+def test_machines_leave_a_node_without_pools(without_pools: Shell) -> None:
+    assert without_pools("get", "nodes").out.splitlines()[1].split() == ["node-a", "Ready", "0", "2", "0"]
+    words = "node node-a has no pools: it gets nothing new, and a cordon of it cannot be recorded"
+    assert without_pools("drain", "node/node-a", "--dry-run").out.splitlines()[0] == words
+    with controller(without_pools, node=play):
+        result = without_pools("drain", "node/node-a", "--timeout", "50s")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.splitlines()[0] == words
+    for name in ("app", "web"):
+        assert f"virtualmachine default/{name} placed on node node-b" in result.out
+
+
+def test_force_is_not_advised_for_a_machine_that_it_does_not_stop(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=text(a_machine(nodeName="node-a", running=True)))
+    take(devalloc)
+    for options in ((), ("--force",)):
+        lines = devalloc("drain", "node/node-a", "--dry-run", *options).out.splitlines()
+        why = "spec.nodeName names the node; name another one, or set spec.running: false"
+        assert lines[-1] == f"virtualmachine default/web: stays: {why}"
+
+
+def test_a_node_that_gets_pools_while_it_is_drained_is_not_cordoned(
+    without_pools: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(SQLiteStore(without_pools.store)) as store:
+        for name in ("app", "web"):
+            drain.evict(store, store.get("VirtualMachine", "default", name), "node-a")
+    original = verb._Drain._release_claims
+
+    def publish(self: verb._Drain, objects: Any) -> None:
+        original(self, objects)
+        with suppress(StoreError):
+            self._store.create(host("node-a"))
+
+    monkeypatch.setattr(verb._Drain, "_release_claims", publish)
+    result = without_pools("drain", "node/node-a", "--timeout", "20s")
+    assert result.code == 1
+    assert "virtualmachine default/web is no longer asked to leave" in result.out
+    words = "stays on node node-a, which got pools that are not cordoned during the drain; to drain it, repeat"
+    assert f"error: virtualmachine default/web {words}" in result.err
+
+
+def test_a_cordon_of_a_node_without_pools_cannot_be_recorded(without_pools: Shell) -> None:
+    result = without_pools("cordon", "node/node-a")
+    assert result.code == 1
+    assert result.err == (
+        "error: node node-a cannot be cordoned: devalloc records a cordon on the pools of a node, and it has none. "
+        "Without pools, nothing is allocated there; repeat the command if its plugin publishes pools again\n"
+    )
+    result = without_pools("uncordon", "node/node-a")
+    assert (result.code, result.out) == (0, "node node-a was not cordoned\n")
+    assert "there is no node node-z; did you mean" in without_pools("cordon", "node/node-z").err

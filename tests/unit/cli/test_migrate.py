@@ -219,6 +219,105 @@ class TestMigrate:
         assert "its spec cannot change; delete it and create another" in result.err
 
 
+def run_on_both_numa_nodes(shell: Shell, cpu: tuple[int, int], **spec: Any) -> None:
+    """The machine web runs on node-a, which has 8 CPUs; its guest has two NUMA nodes with so many of them."""
+    host_a = host("node-a", cpus=8, shared_storage=["/srv/vms"])
+    shell("apply", "-f", "-", stdin=text(host_a, machine("web", str(sum(cpu)), "2Gi", **spec)))
+    shell.allocate()
+    with closing(SQLiteStore(shell.store)) as store:
+        cells = [{"hostNode": number, "cpus": str(count), "memory": "1Gi"} for number, count in enumerate(cpu)]
+        entry = store.get("VirtualMachine", "default", "web")["status"]["allocations"][0]
+        entries = [
+            {
+                **entry,
+                "deviceName": f"numa{number}",
+                "allocations": [
+                    {"name": "cpu", "allocation": str(count)},
+                    {"name": "memory", "allocation": "1Gi"},
+                ],
+            }
+            for number, count in enumerate(cpu)
+        ]
+        ScriptedNodes(store).take("node-a", numaNodes=cells, allocations=entries)
+
+
+def explain_move(shell: Shell, target: str | None = None) -> tuple[str, list[Object]]:
+    """What `devalloc explain` prints of a migration of the machine web, and the blockers."""
+    shell("apply", "-f", "-", stdin=text(migration("move", "web", target)))
+    shell.allocate()
+    result = shell("explain", "migration/move")
+    assert result.code == 1
+    for internal in ("impossible", "device.", "spec.claims", "Request 0"):
+        assert internal not in result.out
+    return result.out, shell("explain", "migration/move", "-o", "json").json["blockers"]
+
+
+class TestExplainNumaNodes:
+    """The solver is asked for devices; users read of nodes, NUMA nodes and machines only."""
+
+    def test_a_numa_node_is_full(self, devalloc: Shell) -> None:
+        run_on_both_numa_nodes(devalloc, (1, 1))
+        big = machine("big", "2", "1Gi", nodeName="node-b", start={"kernel": "/k", "numaNode": 0})
+        devalloc("apply", "-f", "-", stdin=text(host("node-b", cpus=4), big))
+        devalloc.allocate()
+        printed, blockers = explain_move(devalloc)
+        assert printed.startswith(
+            "default/move is not placed: NoRoom\nthere is no room for it: node node-b, NUMA node 0: 0 of 2 CPU free, "
+            "1 wanted; without machine default/big there would be room\n"
+        )
+        assert [(one["kind"], one["name"]) for one in blockers] == [("machine", "big")]
+
+    def test_a_numa_node_is_too_small_and_no_machine_needs_to_leave(self, devalloc: Shell) -> None:
+        run_on_both_numa_nodes(devalloc, (1, 3))
+        big = machine("big", "1", "1Gi", nodeName="node-b", start={"kernel": "/k", "numaNode": 0})
+        devalloc("apply", "-f", "-", stdin=text(host("node-b", cpus=4), big))
+        devalloc.allocate()
+        printed, blockers = explain_move(devalloc)
+        assert "NodesTooSmall\nno node is large enough: node node-b, NUMA node 1: 2 CPU, 3 wanted\n" in printed
+        assert "released" not in printed
+        assert [(one["kind"], one["path"]) for one in blockers] == [("matchAttribute", "status.numaNodes")]
+
+    def test_a_node_has_too_few_numa_nodes(self, devalloc: Shell) -> None:
+        run_on_both_numa_nodes(devalloc, (1, 1))
+        devalloc("apply", "-f", "-", stdin=text(host("node-b", cpus=4, numa=1)))
+        printed, _ = explain_move(devalloc)
+        assert "no node is large enough: node node-b: it has no NUMA node 1\n" in printed
+
+    def test_no_other_node(self, devalloc: Shell) -> None:
+        run_on_both_numa_nodes(devalloc, (1, 1))
+        devalloc("apply", "-f", "-", stdin=text(migration("move", "web")))
+        printed = devalloc("explain", "migration/move").out
+        words = "default/move waits: MigrationOff: no other node has published its capacity for machines\n"
+        assert printed.startswith(words)
+
+    @pytest.mark.parametrize(
+        ("target", "why"), [(None, "there is no other such node"), ("node-b", "node node-b is not one of them")]
+    )
+    def test_no_other_node_reaches_its_disks(self, devalloc: Shell, target: str | None, why: str) -> None:
+        disk = {"path": "/srv/vms/web.raw", "format": "raw"}
+        run_on_both_numa_nodes(devalloc, (1, 1), start={"kernel": "/k", "disks": [disk]})
+        devalloc("apply", "-f", "-", stdin=text(host("node-b", cpus=4)))
+        printed, blockers = explain_move(devalloc, target)
+        assert f"only nodes with the shared storage of node node-a have its disks: {why}\n" in printed
+        assert blockers == []
+
+    def test_a_cordoned_node(self, devalloc: Shell) -> None:
+        run_on_both_numa_nodes(devalloc, (1, 1))
+        devalloc("apply", "-f", "-", stdin=text(host("node-b", cpus=4)))
+        devalloc("cordon", "node/node-b")
+        devalloc("apply", "-f", "-", stdin=text(migration("move", "web")))
+        printed = devalloc("explain", "migration/move").out
+        assert "5 of 6 devices are not those of a node that may take it, 1 is unavailable" in printed
+        assert "device.function" not in printed
+
+    def test_a_numa_node_that_a_machine_names_and_no_node_has(self, devalloc: Shell) -> None:
+        web = machine("web", start={"kernel": "/k", "numaNode": 5})
+        devalloc("apply", "-f", "-", stdin=text(host("node-a"), web))
+        printed = devalloc("explain", "vm/web").out
+        assert "no node is large enough: node node-a: it has no NUMA node 5\n" in printed
+        assert "match attribute   numa in spec.start.numaNode" in printed
+
+
 class TestExplain:
     def test_why_one_waits(self, fleet: Shell) -> None:
         fleet("apply", "-f", "-", stdin=text(machine("big", "4", "1Gi", nodeName="node-b")))

@@ -10,13 +10,13 @@ import pytest
 from devalloc.api.cordon import apply_cordons, cordon_reasons, node_closures
 from devalloc.api.decode import decode
 from devalloc.api.pool import DevicePool
-from devalloc.controller.cordon import TargetNotFound, find_target, list_cordons, set_cordon
+from devalloc.controller.cordon import NoPools, TargetNotFound, find_target, list_cordons, set_cordon
 from devalloc.controller.overview import build_overview
 from devalloc.controller.pool_publisher import PoolPublisher, PublishResult
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.stored_claims import solver_documents
 from devalloc.inventory import discover
-from devalloc.store import Event, EventType
+from devalloc.store import Event, EventType, Forbidden
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests
 from tests.support import pci_cards
@@ -274,6 +274,32 @@ class TestNames:
         assert find_target(store, "p/d0").pool == "p"
         with pytest.raises(TargetNotFound, match="there is no node, pool or device nobody"):
             find_target(store, "nobody")
+
+    def test_a_node_with_machines_or_claims_alone_is_one_but_records_no_cordon(self, store: SQLiteStore) -> None:
+        web = store.create(machine("web", nodeName="of-machine"))
+        store.replace_status({**web, "status": {"nodeName": "of-machine", "phase": "Running"}})
+        fill(store, gpu_pool("p", node="of-claim"), gpu_class(), gpu_claim("a"))
+        DeviceClaimAllocator(store).round()
+        store.delete("DevicePool", None, "p")
+        assert {one.name for one in build_overview(store.list().objects).node_statuses} == {"of-machine", "of-claim"}
+        for name in ("of-machine", "of-claim"):
+            assert find_target(store, f"node/{name}").node == find_target(store, name).node == name
+            with pytest.raises(NoPools, match=f"node {name} cannot be cordoned: .* and it has none"):
+                put(store, name)
+
+    def test_a_user_who_reads_no_claims_may_cordon(self, store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        fill(store, gpu_pool("p", node="n"))
+        original = store.list
+
+        def list_pools(kinds: Any = None) -> Any:
+            if kinds != "DevicePool":
+                raise Forbidden(f"you may not list {kinds}")
+            return original(kinds)
+
+        monkeypatch.setattr(store, "list", list_pools)
+        assert put(store, "node/n")
+        with pytest.raises(TargetNotFound, match="there is no node m"):
+            find_target(store, "node/m")
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,10 @@ Only where every node that it may be on is short of something in all: else the s
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from devalloc.api import host_pool_names, meta
@@ -18,16 +19,19 @@ from devalloc.api.reasons import Reason
 from devalloc.api.views import ClaimKey, ClaimView, MachineKey, MachineView, ObjectView
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.controller.reconcile.vm_scheduling import machines
+from devalloc.controller.reconcile.vm_scheduling.resize import AmountsByNuma
 from devalloc.controller.reconcile.vm_scheduling.solver_input import MACHINE_SUFFIX, SchedulingInput
 
 _CODES = {
     Reason.DEVICES_IN_USE: Reason.NO_ROOM,
     Reason.INSUFFICIENT_CAPACITY: Reason.NODES_TOO_SMALL,
     Reason.NOT_ENOUGH_DEVICES: Reason.NODES_TOO_SMALL,
+    Reason.NO_MATCHING_DEVICES: Reason.NODES_TOO_SMALL,
 }
 """What the solver's reasons mean for a machine."""
 _REPLACED_REASONS = {*_CODES, Reason.LOST_TO_HIGHER_PRIORITY, Reason.LOST_TO_COMPETITION, Reason.NODE_UNAVAILABLE}
-"""Reasons that are about what there is of devices, and not about what was asked for."""
+"""Reasons that are about what there is of devices, and not about what was asked for: the expressions in a claim that
+stands for a machine are not its user's."""
 _RESOURCE_NAMES = {
     host_pool_names.CPU: ("CPU", "", Format.DECIMAL_SI),
     host_pool_names.MEMORY: ("memory", "", Format.BINARY_SI),
@@ -36,6 +40,9 @@ _RESOURCE_NAMES = {
     host_pool_names.DISK: ("disk", "", Format.BINARY_SI),
     host_pool_names.DISK_IO: ("disk bandwidth", "/s", Format.DECIMAL_SI),
 }
+_CONSTRAINTS = re.compile(r"without spec\.claims\[\d+\]\.constraints")
+_FAILS = "are not those of a node that may take it"
+"""What is said of devices that an expression of devalloc excludes."""
 _MAX_NODES = 3
 """Nodes that a message names, and machines that block it."""
 Room = dict[str, tuple[int, int]]
@@ -49,6 +56,23 @@ class NodeRoom:
     whole: Room
     by_numa: Mapping[int, Room]
     """What each of its NUMA nodes has, and with it what belongs to none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What is asked for for a machine."""
+
+    machine: Mapping[str, Any]
+    parts: tuple[ClaimKey, ...]
+    """The claims that stand for it in the solver's input."""
+    amounts: Mapping[str, Quantity]
+    excluded: frozenset[str] = frozenset()
+    """Nodes on which it must not be."""
+    by_numa: AmountsByNuma = field(default_factory=dict)
+    """Of the amounts, what must come from NUMA nodes of certain numbers."""
+    is_growth: bool = False
+    """Whether it has more already, on its node."""
+    is_on_one_numa_node: bool = False
 
 
 class MachineMessages:
@@ -72,17 +96,29 @@ class MachineMessages:
 
     def _why(self, key: MachineKey, answer: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
         code = str(_CODES.get(answer["reason"], answer["reason"]))
-        short = self._short(key, code) if answer["reason"] in _REPLACED_REASONS else None
+        target = self._target(key)
+        part = answer["namespace"], answer["name"]
+        is_own = target is not None and part in target.parts
         details = {name: value for name, value in answer.items() if name in ("warnings", "funnel", "blockers")}
-        if short is None:
+        if target is not None and is_own and target.excluded and not self._nodes(target):
+            pin = self._pins.get(target.parts[0])
+            text = "there is no other such node" if pin is None else f"node {pin} is not one of them"
+            return answer["reason"], text, {name: [] for name in details if name == "blockers"}
+        is_of_claim = not is_own and answer["reason"] == Reason.NO_MATCHING_DEVICES  # which says what it matches
+        is_of_room = answer["reason"] in _REPLACED_REASONS and not is_of_claim
+        short = self._short(target, code) if target is not None and is_of_room else None
+        blockers = [one for one in answer.get("blockers", ()) if not is_own or one["kind"] != "constraint"]
+        if target is None or short is None:
             if "blockers" in details:
-                details["blockers"] = self._blockers(key, code, details["blockers"])
+                details["blockers"] = self._blockers(key, code, blockers)
             text = answer["message"]
-            if (wish := self._placing.wishes.get(key)) is not None and _is_on_one_numa_node(wish.machine):
+            if target is not None and target.is_on_one_numa_node:
                 text = text.replace(f"metadata.annotations[{meta.GROUP_MATCH}]", "spec.numaPolicy")
+            if is_own:
+                text, details = self._without_expressions(part, text, details)
             return answer["reason"], with_machine_names(text, self._placing), details
         details.pop("funnel", None)
-        blockers = self._blockers(key, code, answer.get("blockers", ()))
+        blockers = self._blockers(key, code, blockers) or self._lacks(target, code)
         if code == Reason.NODES_TOO_SMALL:  # no one need leave: it fits no empty node either
             blockers = [one for one in blockers if one["kind"] not in _HOLDERS]
         if "blockers" in details:
@@ -95,38 +131,68 @@ class MachineMessages:
             text += f"; without {', '.join(freeing[:_MAX_NODES])}{more} there would be room"
         return code, text, details
 
-    def _short(self, key: MachineKey, code: str) -> str | None:
-        """Of what there is too little on each node that it may be on; None where one has enough of everything."""
-        target = self._target(key)
-        if target is None:
-            return None
-        part, wanted, excluded = target
-        growth, wish = self._placing.growing.get(key), self._placing.wishes.get(key)
+    def _without_expressions(self, part: ClaimKey, text: str, details: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """With words for the expressions of a claim that stands for a machine: its user wrote none."""
+        doc = next((one for one in self._placing.documents if _is_claim(one, part)), None)
+        expressions = [] if doc is None else [str(one.get("constraints", "")) for one in doc["spec"]["claims"]]
+        words = {f"fail {expression}": _FAILS for expression in expressions if expression}
+
+        def worded(what: str) -> str:
+            for expression, each in words.items():
+                what = what.replace(expression, each)
+            return what
+
+        funnel = [
+            {**one, "steps": [{**step, "what": worded(step["what"])} for step in one["steps"]]}
+            for one in details.get("funnel", ())
+        ]
+        text = _CONSTRAINTS.sub("on nodes that may not take it", worded(text))
+        return text, {**details, "funnel": funnel} if "funnel" in details else details
+
+    def _short(self, target: _Target, code: str) -> str | None:
+        """Of what there is too little on each node that it may be on; None if one has enough of everything, or if it
+        may be on none."""
         rooms = self._node_rooms()
-        pin = self._pins.get(part)
-        on_one_node = wish is not None and growth is None and _is_on_one_numa_node(wish.machine)
-        amounts = ((name, amount.nano) for name, amount in wanted.items())
-        cache_key = (code, pin, growth is None, excluded, on_one_node, *amounts)
+        pin = self._pins.get(target.parts[0])
+        cache_key = (
+            code,
+            pin,
+            target.excluded,
+            target.is_growth,
+            target.is_on_one_numa_node,
+            *((name, amount.nano) for name, amount in target.amounts.items()),
+            *((n, name, one.nano) for n, part in target.by_numa.items() for name, one in part.items()),
+        )
         if cache_key not in self._shortages:
-            nodes = sorted(rooms.keys() - excluded) if pin is None else [pin]
-            lines = _shortages(
-                {node: rooms.get(node, NodeRoom({}, {})) for node in nodes}, wanted, code, growth is None
-            )
-            if lines is None and on_one_node:
-                lines = _numa_shortages({node: rooms[node] for node in nodes}, wanted, code)
-            self._shortages[cache_key] = None if lines is None else _joined(lines)
+            of_nodes = {node: rooms.get(node, NodeRoom({}, {})) for node in self._nodes(target)}
+            lines = _shortages(of_nodes, target, code)
+            if lines is None and target.is_on_one_numa_node:
+                lines = _numa_shortages(of_nodes, target.amounts, code)
+            self._shortages[cache_key] = _joined(lines) if lines else None
         return self._shortages[cache_key]
 
-    def _target(self, key: MachineKey) -> tuple[ClaimKey, Mapping[str, Quantity], frozenset[str]] | None:
-        """The claim that stands for a machine, what it asks for, and nodes on which it must not be; None if unknown."""
+    def _nodes(self, target: _Target) -> list[str]:
+        """The nodes on which a machine may be, whatever there is room for."""
+        rooms = self._node_rooms()
+        pin = self._pins.get(target.parts[0])
+        return sorted((rooms.keys() if pin is None else {pin}) - target.excluded)
+
+    def _target(self, key: MachineKey) -> _Target | None:
+        """What is asked for for a machine; None if unknown."""
         growth, wish = self._placing.growing.get(key), self._placing.wishes.get(key)
         move = self._placing.moves.get(key)
         if move is not None:
-            return move.parts[0], move.amounts, move.excluded
+            one_node = not move.by_numa or _is_on_one_numa_node(move.machine)
+            return _Target(
+                move.machine, move.parts, move.amounts, move.excluded, move.by_numa, is_on_one_numa_node=one_node
+            )
         if growth is not None:
-            return growth.part, missing_amounts(growth.spec, growth.entries), frozenset()
+            missing = missing_amounts(growth.spec, growth.entries)
+            return _Target(growth.machine, (growth.part,), missing, by_numa=growth.by_numa, is_growth=True)
         if wish is not None and isinstance(machine := decode(wish.machine).object, VirtualMachine):
-            return wish.parts[0], required_amounts(machine.spec), frozenset()
+            one_node = _is_on_one_numa_node(wish.machine)
+            amounts = required_amounts(machine.spec)
+            return _Target(wish.machine, wish.parts, amounts, wish.excluded, wish.by_numa, is_on_one_numa_node=one_node)
         return None
 
     def _node_rooms(self) -> dict[str, NodeRoom]:
@@ -164,7 +230,10 @@ class MachineMessages:
     def _blockers(self, key: MachineKey, code: str, blockers: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         unique: dict[object, dict[str, Any]] = {}
         for each in (one for blocker in blockers for one in self._in_words_of_machine(key, code, blocker)):
-            resource = each.get("resource") if each.get("path") in _FIELDS.values() else None
+            if each["kind"] == "matchAttribute":
+                resource = each.get("path")
+            else:
+                resource = each.get("resource") if each.get("path") in _FIELDS.values() else None
             unique.setdefault(len(unique) if resource is None else resource, each)
         return [*unique.values()]
 
@@ -177,28 +246,28 @@ class MachineMessages:
         if not own or blocker["kind"] not in ("amount", "request"):
             return [self._blocker(blocker)]
         more = {name: value for name, value in blocker.items() if name != "claim"}
-        if blocker["kind"] == "amount":
-            return [{**more, "path": _FIELDS.get(str(blocker.get("resource")), blocker["path"])}]
-        return [{**more, **amount, "kind": "amount"} for amount in self._missing(key, code)] or [
-            {**more, "resource": name, "path": _FIELDS[name], "requested": str(amount)}
-            for name, amount in self._amounts(key).items()
-        ]
-
-    def _amounts(self, key: MachineKey) -> Mapping[str, Quantity]:
-        """What a machine asks for."""
-        target = self._target(key)
-        return {} if target is None else target[1]
-
-    def _missing(self, key: MachineKey, code: str) -> Iterator[dict[str, Any]]:
-        """What a machine asks for of which every node that it may be on has too little, and the most of it on one."""
         target = self._target(key)
         if target is None:
-            return
-        part, wanted, excluded = target
+            return [self._blocker(blocker)]
+        if blocker["kind"] == "amount" and not target.by_numa:
+            return [{**more, "path": _FIELDS.get(str(blocker.get("resource")), blocker["path"])}]
+        return [{**more, **one} for one in self._lacks(target, code)] or [
+            {**more, "resource": name, "path": _FIELDS[name], "requested": str(amount)}
+            for name, amount in target.amounts.items()
+        ]
+
+    def _lacks(self, target: _Target, code: str) -> list[dict[str, Any]]:
+        """The fields of a machine that ask for more than any node has, or for NUMA nodes."""
+        if missing := [{"kind": "amount", **one} for one in self._missing(target, code)]:
+            return missing
+        numa = {"kind": "matchAttribute", "attribute": "numa", "path": _numa_field(target.machine)}
+        return [numa] if target.by_numa else []
+
+    def _missing(self, target: _Target, code: str) -> Iterator[dict[str, Any]]:
+        """What a machine asks for of which every node that it may be on has too little, and the most of it on one."""
         rooms = self._node_rooms()
-        pin = self._pins.get(part)
-        places = [rooms[node].whole for node in rooms.keys() - excluded if pin in (None, node)]
-        for resource, amount in wanted.items():
+        places = [rooms[node].whole for node in self._nodes(target) if node in rooms]
+        for resource, amount in target.amounts.items():
             rows = (place.get(resource, (0, 0)) for place in places)
             most = max((total if code == Reason.NODES_TOO_SMALL else free for total, free in rows), default=0)
             if most < amount.nano:
@@ -261,17 +330,39 @@ def _sum_of_rooms(rooms: Iterable[Room]) -> Room:
     return total
 
 
-def _shortages(
-    rooms: Mapping[str, NodeRoom], wanted: Mapping[str, Quantity], code: str, is_whole: bool
-) -> list[str] | None:
+def _shortages(rooms: Mapping[str, NodeRoom], target: _Target, code: str) -> list[str] | None:
     """Of what each node has too little, a line for each; None if one has enough of everything."""
     lines = []
     for node, room in rooms.items():
-        short = _lacking(room.whole, wanted, code, is_whole)
-        if not short:
+        if short := _lacking(room.whole, target.amounts, code, not target.is_growth):
+            lines.append(f"node {node}: {' and '.join(short)}")
+        elif (line := _numa_line(node, room, target, code)) is not None:
+            lines.append(line)
+        else:
             return None
-        lines.append(f"node {node}: {' and '.join(short)}")
     return lines
+
+
+def _numa_line(node: str, room: NodeRoom, target: _Target, code: str) -> str | None:
+    """The first NUMA node that a machine must be on and that a node lacks, or that has too little; None if all do."""
+    for number, amounts in target.by_numa.items():
+        if (part := room.by_numa.get(number)) is None:
+            return f"node {node}: it has no NUMA node {number}"
+        if short := _lacking(part, amounts, code, not target.is_growth):
+            return f"node {node}, NUMA node {number}: {' and '.join(short)}"
+    return None
+
+
+def _numa_field(machine: Mapping[str, Any]) -> str:
+    """The field by which a machine must be on NUMA nodes of certain numbers."""
+    view = MachineView(machine)
+    if (view.spec.get("start") or {}).get("numaNode") is not None:
+        return "spec.start.numaNode"
+    return "spec.numaPolicy" if _is_on_one_numa_node(machine) else "status.numaNodes"
+
+
+def _is_claim(doc: Mapping[str, Any], key: ClaimKey) -> bool:
+    return doc.get("kind") == "DeviceClaim" and ClaimView(doc).key == key
 
 
 def _numa_shortages(rooms: Mapping[str, NodeRoom], wanted: Mapping[str, Quantity], code: str) -> list[str] | None:

@@ -16,11 +16,9 @@ from typing import Any
 from devalloc.api import meta
 from devalloc.api.decode import decode
 from devalloc.api.machine_location import (
+    MigrationTargets,
     is_migratability_unknown,
     migration_obstacle,
-    shared_storage,
-    storage_folders,
-    why_none_receives,
 )
 from devalloc.api.machine_reservation import parse_nano, required_amounts
 from devalloc.api.moved_claims import booked_devices, claim_users, has_local_devices, local_claims, moved_devices
@@ -110,7 +108,7 @@ class _MigrationSorter:
         network_pools: Container[str],
     ) -> None:
         self.machines = {MachineView(doc).key: doc for doc in machines}
-        self.hosts = hosts
+        self.targets = MigrationTargets.of(hosts)
         self.claims = claims
         self.users = claim_users(machines)
         self.network_pools = network_pools
@@ -216,7 +214,7 @@ class _MigrationSorter:
             return None  # it is not placed yet, or its target has not taken it
         if view.spec.get("targetNode") == source:
             return Reason.MACHINE_NOT_MOVABLE.value, f"the machine is on node {source} already"
-        folders = storage_folders(shared_storage(self.hosts.get(source)))
+        folders = self.targets.folders.get(source, frozenset())
         obstacle = migration_obstacle(machine, folders, self.claims, self.users, self.network_pools)
         return (Reason.MACHINE_NOT_MOVABLE.value, obstacle) if obstacle else None
 
@@ -232,7 +230,7 @@ class _MigrationSorter:
             self.waiting[view.key] = Reason.MIGRATABILITY_UNKNOWN.value, why_none
         elif not isinstance(vm, VirtualMachine):
             self.waiting[view.key] = Reason.MACHINE_INVALID.value, "its machine cannot be read"
-        elif why_none := why_none_receives(self.hosts, source, view.spec.get("targetNode")):
+        elif why_none := self.targets.why_none_receives(source, view.spec.get("targetNode")):
             self.waiting[view.key] = Reason.MIGRATION_OFF.value, why_none
         elif others >= MAX_PER_NODE:
             self.waiting[view.key] = Reason.TOO_MANY_MIGRATIONS.value, too_many_message(source)

@@ -33,6 +33,8 @@ _BLOCKS = {host_pool_names.HUGE_PAGES["1Gi"]: GIB}
 """Bytes of a block of memory, where it is not MEMORY_BLOCK."""
 FORMATS = dict.fromkeys((*host_pool_names.MEMORY_RESOURCES, host_pool_names.DISK), Format.BINARY_SI)
 """How amounts of a resource are written, where not as decimal ones."""
+AmountsByNuma = Mapping[int, Mapping[str, Quantity]]
+"""Amounts of each resource, by the number of a NUMA node of the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,8 @@ class MachineGrowth:
     """The claim that stands for what it lacks in the solver's input."""
     entries: Sequence[Any]
     """What it counts for now."""
+    by_numa: AmountsByNuma
+    """What it lacks that must come from NUMA nodes of certain numbers."""
 
     def grown_entries(self, more: Iterable[Any]) -> list[Any]:
         """The entries with what it was given."""

@@ -52,6 +52,7 @@ from devalloc.controller.reconcile.vm_scheduling.migrations import (
     migration_states,
     migrations_in,
 )
+from devalloc.controller.reconcile.vm_scheduling.resize import AmountsByNuma
 from devalloc.store import Object
 
 _FUNCTION_EXPRESSION = "device.function == '{}'"
@@ -81,6 +82,10 @@ class MachineRequest:
     """The group that it is in with its claims; None for a machine without any."""
     tie: str = ""
     """Why it cannot be on any node, if it left one; in words."""
+    excluded: frozenset[str] = frozenset()
+    """Nodes that do not reach its disks."""
+    by_numa: AmountsByNuma = field(default_factory=dict)
+    """What must come from NUMA nodes of certain numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +100,12 @@ class MigrationRequest:
     amounts: Mapping[str, Quantity]
     """What the target is to reserve."""
     excluded: frozenset[str]
-    """Nodes that cannot be its target: its own, and those that receive no machines that run."""
+    """Nodes that cannot be its target: its own, and those that receive no machines that run or do not reach its disks.
+    """
     tie: str = ""
     """Why it cannot go to any node, in words."""
+    by_numa: AmountsByNuma = field(default_factory=dict)
+    """What must come from NUMA nodes of certain numbers."""
     claims: Mapping[ClaimKey, ClaimKey] = field(default_factory=dict)
     """Its claims with devices of a node, and for each the claim that asks for the same on the target."""
 
@@ -341,19 +349,22 @@ class _InputBuilder:
         compute, *io = _machine_details(required_amounts(machine.spec))
         if key in self.standing.agree:
             compute["limits"] = {"count": "1"}
+        by_numa: AmountsByNuma = {}
         if (start := machine.spec.start) is not None and start.numa_node is not None:
             _restrict_to_numa(compute, start.numa_node)
+            by_numa = {start.numa_node: _compute_amounts(required_amounts(machine.spec))}
         notes = {} if label is None else {meta.GROUP: label}
         if (node := self._pin(doc, machine)) is not None:
             notes[meta.NODE] = node
-        tie = self._restrict_to_reach(doc, machine, compute, notes)
+        tie, excluded = self._restrict_to_reach(doc, machine, compute, notes)
         notes |= _priority_annotation(doc)
         if label is None or key not in self.standing.agree:
             parts = [self._add(key, "", doc, [compute, *io], notes)]
         else:
             parts = [self._add(key, "", doc, [compute], notes | {meta.GROUP_MATCH: "numa"})]
             parts += [self._add(key, "io", doc, io, notes)] if io else []
-        return MachineRequest(doc, tuple(parts), None if label is None else (key[0], label), tie)
+        group = None if label is None else (key[0], label)
+        return MachineRequest(doc, tuple(parts), group, tie, excluded, by_numa)
 
     def _move(self, migration: Object, doc: Object, machine: VirtualMachine) -> tuple[MachineKey, MigrationRequest]:
         """Ask for another node for a machine that runs. Each NUMA node of its guest stays one; a guest that sees none
@@ -361,11 +372,12 @@ class _InputBuilder:
         key, source = MachineView(doc).key, str(MachineView(doc).holder)
         amounts = migrated_amounts(doc, machine)
         details = _machine_details(amounts)
-        if by_node := amounts_by_numa_node(doc):
+        by_numa: AmountsByNuma = amounts_by_numa_node(doc)
+        if by_numa:
             others = {name: amount for name, amount in amounts.items() if name not in host_pool_names.COMPUTE}
             io = _machine_details(others)
             details = []
-            for number, on_node in by_node.items():
+            for number, on_node in by_numa.items():
                 (detail,) = _machine_details(on_node)
                 _restrict_to_numa(detail, number)
                 details.append(detail)
@@ -374,6 +386,7 @@ class _InputBuilder:
             details[0]["limits"] = {"count": "1"}
             if (start := machine.spec.start) is not None and start.numa_node is not None:
                 _restrict_to_numa(details[0], start.numa_node)
+                by_numa = {start.numa_node: _compute_amounts(amounts)}
         place = f"'{SOURCE_ATTRIBUTE}'"
         details[0]["constraints"] += f" && (!({place} in device) || device[{place}] != {json.dumps(source)})"
         receives = json.dumps(host_pool_names.LIVE_MIGRATION_ON)
@@ -383,11 +396,13 @@ class _InputBuilder:
             notes[meta.NODE] = target
         excluded = frozenset(node for node, pool in self.hosts.items() if not receives_machines(pool)) | {source}
         ties = [] if excluded == {source} else ["only nodes with --migration-address receive machines that run"]
-        ties += filter(None, [self._restrict_to_storage(doc, source, details[0])])
+        of_storage, out_of_reach = self._restrict_to_storage(doc, source, details[0])
+        ties += filter(None, [of_storage])
         local = [dict(claim) for claim in local_claims(doc, self.claims, self.networks)]
         ties += ["its claims need devices of the same kind there"] if local else []
         parts, targets = self._move_parts(doc, machine, details, notes, local)
-        return key, MigrationRequest(migration, doc, parts, source, amounts, excluded, "; ".join(ties), targets)
+        tie, excluded = "; ".join(ties), excluded | out_of_reach
+        return key, MigrationRequest(migration, doc, parts, source, amounts, excluded, tie, by_numa, targets)
 
     def _move_parts(
         self,
@@ -425,27 +440,32 @@ class _InputBuilder:
             return doc
         return self.memo.of("source", doc, partial(_with_source, doc, str(node)))
 
-    def _restrict_to_reach(self, doc: Object, machine: VirtualMachine, compute: Object, notes: dict[str, str]) -> str:
-        """Have a machine that left a node be placed there again, or where its disks are; why, in words."""
+    def _restrict_to_reach(
+        self, doc: Object, machine: VirtualMachine, compute: Object, notes: dict[str, str]
+    ) -> tuple[str, frozenset[str]]:
+        """Have a machine that left a node be placed there again, or where its disks are; why, in words, and the nodes
+        that do not reach them."""
         last = MachineView(doc).annotation(meta.LAST_NODE)
         if not last or machine.spec.node_name is not None:
-            return ""
+            return "", frozenset()
         here = storage_folders(shared_storage(self.hosts.get(last)))
         if parts := local_parts(doc, here):
             notes[meta.NODE] = last
-            return f"only node {last} has {' and '.join(parts)}"
+            return f"only node {last} has {' and '.join(parts)}", frozenset()
         return self._restrict_to_storage(doc, last, compute)
 
-    def _restrict_to_storage(self, doc: Object, last: str, compute: Object) -> str:
-        """Have a machine be placed where the disks are that it writes on a node; why, in words."""
+    def _restrict_to_storage(self, doc: Object, last: str, compute: Object) -> tuple[str, frozenset[str]]:
+        """Have a machine be placed where the disks are that it writes on a node; why, in words, and the nodes that do
+        not reach them."""
         here = storage_folders(shared_storage(self.hosts.get(last)))
         if writable_disks(doc):
             named = {shared_storage(pool) for pool in self.hosts.values()}
             values = sorted(one for one in named if reaches_disks(doc, here, storage_folders(one)))
             listed = json.dumps(values, ensure_ascii=False)
             compute["constraints"] += f" && device.{host_pool_names.SHARED_STORAGE} in {listed}"
-            return f"only nodes with the shared storage of node {last} have its disks"
-        return ""
+            why = f"only nodes with the shared storage of node {last} have its disks"
+            return why, frozenset(node for node, pool in self.hosts.items() if shared_storage(pool) not in values)
+        return "", frozenset()
 
     def _resize(self, key: MachineKey, doc: Object, entries: Sequence[Any]) -> None:
         """What is to become of what is kept for a placed machine, where its spec says something else by now."""
@@ -465,18 +485,20 @@ class _InputBuilder:
             return
         if short := missing_amounts(machine.spec, entries):
             details = _machine_details(short)
-            if by_node := resize.growth_by_node(doc, machine.spec, entries):
+            by_numa: AmountsByNuma = resize.growth_by_node(doc, machine.spec, entries)
+            if by_numa:
                 others = {name: amount for name, amount in short.items() if name not in host_pool_names.COMPUTE}
                 details = _machine_details(others)
-                for number, amounts in by_node.items():
+                for number, amounts in by_numa.items():
                     (detail,) = _machine_details(amounts)
                     _restrict_to_numa(detail, number)
                     details.append(detail)
             elif (numa := resize.required_numa(doc, entries, self.pools)) is not None:
                 for detail in details:
                     _restrict_to_numa(detail, numa)
+                by_numa = {numa: _compute_amounts(short)}
             part = self._add(key, "more", doc, details, {meta.NODE: str(node)} | _priority_annotation(doc))
-            self.growing[key] = resize.MachineGrowth(doc, machine.spec, part, entries)
+            self.growing[key] = resize.MachineGrowth(doc, machine.spec, part, entries, by_numa)
         elif (settled := resize.resized_entries(doc, machine.spec, entries)) is not None:
             self.fitted[key] = settled
 
@@ -550,12 +572,17 @@ def _resource_names(entry: Mapping[str, Any]) -> set[str]:
     return {amount.get("name") for amount in entry.get("allocations", ())}
 
 
-def _machine_details(amounts: Mapping[str, Any]) -> list[Object]:
+def _machine_details(amounts: Mapping[str, Quantity]) -> list[Object]:
     """What is asked for of NUMA nodes, and of the node as a whole."""
-    compute = {name: amounts[name] for name in host_pool_names.COMPUTE if name in amounts}
+    compute = _compute_amounts(amounts)
     others = {name: amount for name, amount in amounts.items() if name not in compute}
     entries = [_detail(host_pool_names.FUNCTION_COMPUTE, compute)] if compute else []
     return [*entries, _detail(host_pool_names.FUNCTION_IO, others)] if others else entries
+
+
+def _compute_amounts(amounts: Mapping[str, Quantity]) -> dict[str, Quantity]:
+    """Of the amounts, those that NUMA nodes have."""
+    return {name: amounts[name] for name in host_pool_names.COMPUTE if name in amounts}
 
 
 def _restrict_to_numa(detail: Object, number: int) -> None:
