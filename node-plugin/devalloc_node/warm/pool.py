@@ -129,7 +129,18 @@ log = logging.getLogger(__name__)
 
 MOST_TEXT = 400
 """Characters of an owner, and of a request."""
+LOCK = "lock"
+"""Name of the file that a pool locks while it is open."""
 _POLL_SECONDS = 0.05
+
+
+def is_served(run: Path) -> bool:
+    """Whether a process has opened the pool in this folder. Raises OSError."""
+    try:
+        with FileLock.existing(run / LOCK) as lock:
+            return lock.is_locked_elsewhere()
+    except FileNotFoundError:
+        return False
 
 
 class Pool:
@@ -239,7 +250,7 @@ class Pool:
             log.warning("%s", error)
 
     def _locked(self) -> FileLock:
-        path = self.config.run / "lock"
+        path = self.config.run / LOCK
         try:
             lock = FileLock(path)
         except OSError as error:
