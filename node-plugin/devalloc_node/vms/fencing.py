@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 
 from devalloc.api import meta
 from devalloc.api.fencing import fenced_from, fenced_from_note

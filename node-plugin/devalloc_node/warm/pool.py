@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from devalloc.inventory.sysfs import Tree
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.journal.audit_log import audit
-from devalloc_node.machine.cpu_pinning import CpuPinning, NotEnoughCpus, choose_cpus
+from devalloc_node.machine.cpu_pinning import CpuHolder, CpuPinning, NotEnoughCpus, choose_cpus
 from devalloc_node.machine.spec import MachineSandbox, MachineSpec, whole_cpus
 from devalloc_node.model.grant import shown
 from devalloc_node.model.network_address import NetworkAddress
@@ -310,7 +310,11 @@ class Pool:
                             most=most, one_node=one_node, only=node, exclusive=self._exclusive(),
                         )  # fmt: skip
                     except NotEnoughCpus as error:
-                        raise NotEnoughSetups("cpus", error.message) from None
+                        raise NotEnoughSetups(
+                            "cpus",
+                            f"{error.message}; return a setup that is no longer used (devalloc warm list shows them), "
+                            "or stop a pinned machine",
+                        ) from None
 
                 return self._taken_of(self._given(owner, request, chosen, bare))
             finally:
@@ -481,10 +485,10 @@ class Pool:
         return [self._taken_of(record) for record in taken if record.id not in lived_in]
 
     @contextmanager
-    def choosing_cpus(self) -> Iterator[Mapping[int, int]]:
-        """Inside, no setup is given CPUs; how many vCPUs of setups each CPU of the host has."""
+    def choosing_cpus(self) -> Iterator[Sequence[TakenSetup]]:
+        """Inside, no setup is given CPUs; all that are taken."""
         with self._pool_state.mutex:
-            yield self._pool_state.loads()
+            yield self.taken()
 
     def uses(self) -> Iterator[MachineUsage]:
         """What the machines in setups take of the host, taken setups included. Also of a pool that another
@@ -609,8 +613,16 @@ class WarmSandboxes:
         owner = f"{OWNER}{key}"
         return next((taken.setup.network for taken in self._of(owner) if taken.request == run), None)
 
-    def choosing_cpus(self) -> AbstractContextManager[Mapping[int, int]]:
-        return self._pool.choosing_cpus()
+    @contextmanager
+    def choosing_cpus(self) -> Iterator[Mapping[int, Sequence[CpuHolder]]]:
+        holders: dict[int, list[CpuHolder]] = {}
+        with self._pool.choosing_cpus() as setups:
+            for taken in setups:
+                is_machine = taken.owner.startswith(OWNER)
+                holder = CpuHolder(taken.owner.removeprefix(OWNER)) if is_machine else CpuHolder(setup=taken.setup.id)
+                for cpu in () if taken.pin is None else taken.pin.cpus:
+                    holders.setdefault(cpu, []).append(holder)
+            yield holders
 
     def take_back(self, key: str) -> None:
         for taken in self._of(f"{OWNER}{key}"):
