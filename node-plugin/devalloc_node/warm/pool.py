@@ -92,6 +92,12 @@ class PoolRefill:
     def refill(self) -> None:
         """As ``Pool.refill``."""
         with self._pool_state.mutex:
+            surplus = len(self._pool_state.ready) - self._config.target if self._pool_state.is_open else 0
+            for _ in range(surplus):  # of an earlier run that kept more
+                self._pool_state.discard(self._pool_state.ready.pop())
+        if surplus > 0:
+            self._clearing.remove_all()
+        with self._pool_state.mutex:
             room = self._config.most - self._pool_state.total
             ready = len(self._pool_state.ready) + self._pool_state.making
             missing = self._config.target - ready if self._pool_state.is_open else 0
@@ -426,7 +432,8 @@ class Pool:
         self._filling.fill(number)
 
     def refill(self) -> None:
-        """Make as many as are missing. Raises NodeError for the first that cannot be made."""
+        """Make as many as are missing, and remove what is ready beyond the target. Raises NodeError for the first that
+        cannot be made."""
         self._filling.refill()
 
     def look(self) -> None:
