@@ -231,8 +231,8 @@ class MachineLog:
         self._say = say
         self._seen: dict[str, tuple[str, str]] = {}
         """Phase and node of each machine, by the UID of its object."""
-        self._said: dict[str, set[str]] = {}
-        """Reasons why a machine has not started, as far as they were said since it ran last, by the same UID."""
+        self._logged_reasons: dict[str, set[str]] = {}
+        """Reasons why a machine has not started, as far as the log has them since it ran last, by the same UID."""
 
     def run(self, store: Store, stop: threading.Event) -> None:
         """Follow the store until ``stop`` is set. Raises Unusable."""
@@ -246,7 +246,9 @@ class MachineLog:
                     since = listed.resource_version
                     uids = {machine["metadata"]["uid"] for machine in listed.objects}
                     self._seen = {uid: state for uid, state in self._seen.items() if uid in uids}
-                    self._said = {uid: reasons for uid, reasons in self._said.items() if uid in uids}
+                    self._logged_reasons = {
+                        uid: reasons for uid, reasons in self._logged_reasons.items() if uid in uids
+                    }
                     for machine in listed.objects:
                         self.note(machine, is_new=machine["metadata"]["uid"] not in self._seen)
                 for event in store.watch(_MACHINE, since, timeout=_LOG_SECONDS, stop=stop):
@@ -275,7 +277,7 @@ class MachineLog:
         if not is_gone:
             self._seen[uid] = (phase, node)
         if runs or is_gone:
-            self._said.pop(uid, None)
+            self._logged_reasons.pop(uid, None)
         else:
             self._note_wait(name, uid, view, has_just_stopped=ran and not is_new)
         if is_new:
@@ -291,11 +293,11 @@ class MachineLog:
     def _note_wait(self, name: Key, uid: str, view: MachineView, *, has_just_stopped: bool) -> None:
         """``has_just_stopped``: the line about that has the reason."""
         reason = str(view.status.get("reason") or "")
-        said = self._said.setdefault(uid, set())
+        reported = self._logged_reasons.setdefault(uid, set())
         is_waiting = view.status.get("phase") == "Pending" and not view.metadata.get("deletionTimestamp")
-        if not (is_waiting and reason) or reason in said or len(said) >= _MAX_REASONS:
+        if not (is_waiting and reason) or reason in reported or len(reported) >= _MAX_REASONS:
             return
-        said.add(reason)
+        reported.add(reason)
         if not has_just_stopped:
             message = view.status.get("message")
             self._say(f"{name} cannot start ({reason}){f': {message}' if message else ''}")
