@@ -276,10 +276,10 @@ class MachineLog:
         name, ran, runs = Key.of(machine), before == "Running", phase == "Running" and not is_gone
         if not is_gone:
             self._seen[uid] = (phase, node)
-        if runs or is_gone:
+        if is_gone or view.status.get("phase") == "Running":
             self._logged_reasons.pop(uid, None)
         else:
-            self._note_wait(name, uid, view, has_just_stopped=ran and not is_new)
+            self._note_wait(name, uid, view, has_just_stopped=ran and not runs)
         if is_new:
             return
         if runs and not ran:

@@ -96,6 +96,9 @@ def test_each_reason_why_a_machine_cannot_start_is_said_once_until_it_runs() -> 
     assert note("Pending", "QemuMissing") == []
     assert note("Starting") == []
     assert note("Running", "CpuControlUnavailable") == ["VirtualMachine default/web started on node a"]
+    assert note("Pending", "HostFull") == ["VirtualMachine default/web cannot start (HostFull): HostFull is so"]
+    assert note("Pending", "HostFull") == [], "its node tries to start it again"
+    assert note("Running") == []
     assert note("Stopped", "StoppedOnRequest") == ["VirtualMachine default/web stopped: StoppedOnRequest is so"]
     assert note("Pending", "HostFull", deletionTimestamp="2026-01-01T00:00:00Z") == []
     assert note("Pending", "QemuMissing") == [no_qemu], "it ran in between"
