@@ -74,6 +74,7 @@ def abandon_hung_threads(say: Say) -> Iterator[None]:
 
 def make_host(settings: NodeSettings, *, dry_run: bool, say: Say) -> Host:
     """This machine, or in a dry run one that only reports changes. Reports what the plugin will not be able to do."""
+    from devalloc.cli.options.node import warn_of_setups
     from devalloc.inventory.device_users import visibility_problem
     from devalloc_node.host.boundary import DryRun
     from devalloc_node.host.files import Files
@@ -88,12 +89,15 @@ def make_host(settings: NodeSettings, *, dry_run: bool, say: Say) -> Host:
     machines = settings.machines
     if machines.binary != MachineConfig().binary and shutil.which(machines.binary) is None:
         say(f"there is no program {machines.binary} (--qemu); machines cannot start until it exists")
-    named = [("image", folder.path) for folder in machines.folders]
-    named += [("qmp", folder.path) for folder in machines.socket_folders]
-    named += [("rom", folder) for folder in machines.rom_folders]
+    named = [("--image-folder", folder.path) for folder in machines.folders]
+    named += [("--qmp-folder", folder.path) for folder in machines.socket_folders]
+    named += [("--rom-folder", folder) for folder in machines.rom_folders]
+    named += [("--shared-storage", folder) for folder in settings.shared_storage]
     for option, path in named:
         if not path.is_dir():
-            say(f"there is no folder {path} (--{option}-folder)")
+            say(f"there is no folder {path} ({option})")
+    if settings.warm is None and settings.socket is not None and not dry_run:
+        warn_of_setups(settings.socket.parent, say)
     address = settings.migrations.address
     if address is not None and not _has_address(address):
         say(
@@ -108,11 +112,11 @@ def _has_address(address: str) -> bool:
     family, kind, protocol, _, place = socket.getaddrinfo(
         address, 0, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
     )[0]
-    with socket.socket(family, kind, protocol) as listener:
-        try:
+    try:
+        with socket.socket(family, kind, protocol) as listener:
             listener.bind(place)
-        except OSError as error:
-            return error.errno != errno.EADDRNOTAVAIL
+    except OSError as error:  # EAFNOSUPPORT: the kernel has no IPv6
+        return error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
     return True
 
 

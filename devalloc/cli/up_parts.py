@@ -22,10 +22,11 @@ from devalloc_node.errors import NodeError
 if TYPE_CHECKING:
     import threading
 
+    from devalloc.api.views import MachineView
     from devalloc.cli.options.capacity import CapacityOptions
     from devalloc.controller.standalone import Standalone
     from devalloc.inventory import DeviceRecords
-    from devalloc.store import Store
+    from devalloc.store import Key, Store
     from devalloc_node.node import Node
     from devalloc_node.settings import NodeSettings
 
@@ -38,6 +39,8 @@ RETRY_SECONDS, MAX_RETRY_SECONDS = 5.0, 300.0
 _MACHINE = "VirtualMachine"
 _LOG_SECONDS = 60.0
 """How long one watch of the machines lasts."""
+_MAX_REASONS = 20
+"""Reasons why one machine cannot start that the log has at most, until the machine runs."""
 _SETTLED_PHASES = ("Running", "Stopped", "Failed")
 STOP_SECONDS = 5.0
 """How long a stop waits for it, in seconds. Unfinished work is in its journal."""
@@ -221,12 +224,15 @@ def _recorded(state: Path, store: Path, node_name: str) -> DeviceRecords:
 
 
 class MachineLog:
-    """Says once of each machine of the store that it started, stopped or moved; not what was so before."""
+    """Says once of each machine of the store that it started, stopped or moved, not what was so before; and once for
+    each reason why it cannot start."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._seen: dict[str, tuple[str, str]] = {}
         """Phase and node of each machine, by the UID of its object."""
+        self._logged_reasons: dict[str, set[str]] = {}
+        """Reasons why a machine has not started, as far as the log has them since it ran last, by the same UID."""
 
     def run(self, store: Store, stop: threading.Event) -> None:
         """Follow the store until ``stop`` is set. Raises Unusable."""
@@ -240,6 +246,9 @@ class MachineLog:
                     since = listed.resource_version
                     uids = {machine["metadata"]["uid"] for machine in listed.objects}
                     self._seen = {uid: state for uid, state in self._seen.items() if uid in uids}
+                    self._logged_reasons = {
+                        uid: reasons for uid, reasons in self._logged_reasons.items() if uid in uids
+                    }
                     for machine in listed.objects:
                         self.note(machine, is_new=machine["metadata"]["uid"] not in self._seen)
                 for event in store.watch(_MACHINE, since, timeout=_LOG_SECONDS, stop=stop):
@@ -264,11 +273,15 @@ class MachineLog:
         has_left = phase == "Pending" and not view.is_held  # else it is on its way from one phase to another
         if phase not in _SETTLED_PHASES and not has_left and not is_gone:
             phase, node = before, before_node
+        name, ran, runs = Key.of(machine), before == "Running", phase == "Running" and not is_gone
         if not is_gone:
             self._seen[uid] = (phase, node)
+        if is_gone or view.status.get("phase") == "Running":
+            self._logged_reasons.pop(uid, None)
+        else:
+            self._note_wait(name, uid, view, has_just_stopped=ran and not runs)
         if is_new:
             return
-        name, ran, runs = Key.of(machine), before == "Running", phase == "Running" and not is_gone
         if runs and not ran:
             self._say(f"{name} started on node {node}")
         elif runs and node != before_node:
@@ -276,6 +289,18 @@ class MachineLog:
         elif ran and not runs:
             why = "it was deleted" if is_gone else view.status.get("message") or view.status.get("reason")
             self._say(f"{name} stopped{f': {why}' if why else ''}")
+
+    def _note_wait(self, name: Key, uid: str, view: MachineView, *, has_just_stopped: bool) -> None:
+        """``has_just_stopped``: the line about that has the reason."""
+        reason = str(view.status.get("reason") or "")
+        reported = self._logged_reasons.setdefault(uid, set())
+        is_waiting = view.status.get("phase") == "Pending" and not view.metadata.get("deletionTimestamp")
+        if not (is_waiting and reason) or reason in reported or len(reported) >= _MAX_REASONS:
+            return
+        reported.add(reason)
+        if not has_just_stopped:
+            message = view.status.get("message")
+            self._say(f"{name} cannot start ({reason}){f': {message}' if message else ''}")
 
 
 TOKEN_FILE = "page-token"

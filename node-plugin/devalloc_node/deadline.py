@@ -37,5 +37,5 @@ class Deadline:
         return replace(self, at=max(self.at, time.monotonic() + seconds))
 
     def capped(self, seconds: float) -> Deadline:
-        """This deadline, or one in so many seconds where that is sooner."""
+        """This deadline, or one in so many seconds if that is sooner."""
         return replace(self, at=min(self.at, time.monotonic() + seconds))

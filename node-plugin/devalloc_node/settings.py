@@ -195,6 +195,8 @@ class NodeSettings:
     """How machines move between nodes while they run."""
     runners: tuple[Network, ...] = ()
     """Networks in which runners of machines may listen, for every client there. Empty: no runners."""
+    shared_storage: tuple[Path, ...] = ()
+    """Folders that have the same files on every node that names them."""
     warm: WarmConfig | None = None
     """The pool of warm setups. None: no pool."""
     metrics: str | None = None

@@ -446,6 +446,55 @@ def test_a_node_that_cannot_end_one_machine_ends_the_others_and_publishes_nothin
         assert not any(machine.runs for machine in machines.views.values())
 
 
+@pytest.mark.parametrize("previous", [False, True], ids=["settle", "settle_previous_name"])
+@pytest.mark.parametrize("cause", ["QEMU", "store"])
+def test_what_does_not_end_or_cannot_be_read_keeps_no_other_machine_running(previous: bool, cause: str) -> None:
+    with cluster() as made:
+        made.store.create(vm("worker"))
+        made.go_on_until(lambda: _holder(made, "worker") == "node-a", "it runs")
+        made.is_word_true = False
+        made.a.kill()
+        made.fence()
+        made.allocate()
+        machines, operations = made.a.machines, made.a.operations
+        first, *others = [key for key, uid in operations.machines.owners().items() if uid]
+        assert others
+        store = _UnreadableStore(made.store, first.partition("/")[2] if cause == "store" else "")
+        if cause == "QEMU":
+            machines.refuse[f"stop {first}"] = Failed("QemuFailed", "QEMU does not end")
+        if previous:
+            operations.node_name = "renamed"
+
+        def settle() -> None:
+            if previous:
+                fencing.settle_previous_name(store, operations, "node-a")
+            else:
+                fencing.settle(store, operations, lambda: WHY)
+
+        with pytest.raises(Failed, match="QEMU does not end" if cause == "QEMU" else "web is damaged"):
+            settle()
+        assert {key for key, machine in machines.views.items() if machine.runs} == {first}
+        machines.refuse.clear()
+        store.unreadable = ""
+        settle()
+        assert not any(machine.runs for machine in machines.views.values())
+
+
+class _UnreadableStore:
+    """A store that cannot read the objects of one name."""
+
+    def __init__(self, store: Any, unreadable: str) -> None:
+        self._store, self.unreadable = store, unreadable
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def get(self, kind: str, namespace: str | None, name: str) -> Object:
+        if name == self.unreadable:
+            raise Unavailable(f"{name} is damaged")
+        return self._store.get(kind, namespace, name)  # type: ignore[no-any-return]
+
+
 def test_a_node_that_cannot_end_two_machines_raises_one_error_and_logs_the_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

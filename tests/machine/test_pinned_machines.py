@@ -65,7 +65,10 @@ def test_pinned_machines_have_cpus_for_themselves_until_they_end_also_after_a_re
                     start(machines, micro, "b", cpu="3")
                 assert (never.value.code, never.value.retryable) == ("CpusTooFew", False)
             with plugin(made) as machines:  # what the journal says is all that this plugin knows
-                with pytest.raises(Denied, match="fewer than 1 vCPUs for 1 vCPUs; available: none"):
+                with pytest.raises(
+                    Denied,
+                    match="not enough free CPUs for 1 vCPU; available: none; CPUs are in use by machine default/a;",
+                ):
                     start(machines, micro, "c", numaNode=0)
                 start(machines, micro, "b")
                 assert vcpus(machines, "b") == [{SECOND}]
@@ -76,7 +79,7 @@ def test_pinned_machines_have_cpus_for_themselves_until_they_end_also_after_a_re
                 machines.resume("default/c", soon())
                 machines.scale("default/c", "vcpus", 2, soon())
                 assert vcpus(machines, "c") == [{FIRST}, {SECOND}]
-                assert machines.exclusive_cpus() == {FIRST, SECOND}
+                assert machines.exclusive_cpus().keys() == {FIRST, SECOND}
                 for thread in threads(machines, "c").values():  # as those of vCPUs are that were just added
                     os.sched_setaffinity(thread, {FIRST, SECOND})
             with plugin(made) as machines:

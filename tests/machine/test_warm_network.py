@@ -74,6 +74,15 @@ def run_nft(program: str, rules: str) -> None:
     subprocess.run([program, "-f", "-"], input=rules, text=True, check=True)
 
 
+def redirect(program: str, address: str, target: str) -> None:
+    """As hosts redirect the metadata address of their cloud."""
+    run_nft(
+        program,
+        "table ip kube2iam { chain metadata { type nat hook prerouting priority dstnat; policy accept;\n"
+        f"ip daddr {address} dnat to {target}\n}}\n}}\n",
+    )
+
+
 def test_the_guest_of_a_setup_is_reached_and_reaches_others_by_the_address_of_its_setup(program: str) -> None:
     def body() -> None:
         before = snapshot(program)
@@ -202,6 +211,8 @@ class Elsewhere:
     host: str = "192.0.2.1"
     other: str = "192.0.2.2"
     metadata: str = "169.254.169.254"
+    redirected: str = "169.254.170.2"
+    """A metadata address that a host redirects."""
 
     def make(self) -> None:
         from pyroute2 import netns
@@ -249,8 +260,29 @@ def test_what_leaves_the_subnet_is_what_the_admin_says(program: str, uplink: str
             assert host_pings(elsewhere.metadata)
             guest.is_answered = False
             assert not guest.pings(elsewhere.metadata, by="10.88.0.1")
+            redirect(program, elsewhere.redirected, elsewhere.other)
+            assert not guest.pings(elsewhere.redirected, by="10.88.0.1"), "the host sends it elsewhere"
         pool.give_back(setup.id, soon())
         pool.close(soon())
+
+    in_a_bed(body)
+
+
+@pytest.mark.parametrize("reach_host", [False, True])
+def test_no_link_local_address_of_the_host_answers_a_guest(program: str, reach_host: bool) -> None:
+    def body() -> None:
+        own, redirected, ordinary = "169.254.7.7", "169.254.170.2", "192.0.2.9"
+        with IPRoute() as kernel:
+            for address in (own, ordinary):
+                kernel.addr("add", index=interface_index("lo"), address=address, prefixlen=32)
+        redirect(program, redirected, ordinary)
+        pool = opened(program, reach_host=reach_host)
+        setup = pool.take("a").setup
+        with tap_guest(setup) as guest:
+            assert guest.pings(ordinary, by="10.88.0.1")
+            guest.is_answered = False
+            assert not guest.pings(own, by="10.88.0.1")
+            assert not guest.pings(redirected, by="10.88.0.1"), "the host redirects it to itself"
 
     in_a_bed(body)
 

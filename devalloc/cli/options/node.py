@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -177,8 +178,6 @@ def warm_settings(
             raise BadInput("--warm-machine needs --warm, the number of paused machines")
         if options.warm_vcpus_per_cpu is not None:
             raise BadInput("--warm-vcpus-per-cpu needs --warm: it limits the CPUs of warm setups")
-        if not machines.dry_run:
-            warn_of_setups(run_dir)
     if options.ready is None or machines.dry_run:
         return None
     if options.ready > most:
@@ -206,17 +205,19 @@ def _setups_folder(run_dir: Path) -> Path:
     return run_dir / "warm"
 
 
-def warn_of_setups(run_dir: Path) -> None:
+def warn_of_setups(run_dir: Path, say: Callable[[str], None]) -> None:
     """Warn about setups that outlive the plugin that made them: without --warm nothing manages them."""
+    from devalloc_node.warm.pool import is_served
     from devalloc_node.warm.records import SetupRecords
 
-    records, left = SetupRecords(_setups_folder(run_dir) / "records"), 0
+    folder = _setups_folder(run_dir)
+    records, left = SetupRecords(folder / "records"), 0
     with suppress(OSError, NodeError):  # they belong to another user, who alone can manage them
-        if records.are_kept:
+        if records.are_kept and not is_served(folder):
             left = sum(map(len, records.all()))
     if left:
-        print_note(
-            f"warning: {left} warm setups of another run are in {_setups_folder(run_dir)}; they cannot be taken or "
+        say(
+            f"warning: {left} warm setups of another run are in {folder}; they cannot be taken or "
             "returned without --warm; --warm 0 keeps those that are taken and removes the others"
         )
 
@@ -513,6 +514,7 @@ def node_settings(
         scaling=scaling_settings(options.scaling, options.metrics, door, migrations),
         migrations=_migrations(options.machines),
         runners=parse_networks("--runner-network", options.scaling.runner_networks),
+        shared_storage=tuple(Path(folder) for folder in options.access.shared_storage),
         warm=warm_settings(options.warm, inventory.node, door.parent, machines, waiting_users),
         metrics=options.metrics,
         resync=resync,

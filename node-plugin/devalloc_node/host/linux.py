@@ -46,7 +46,7 @@ NO_ROUTE = Route(None)
 
 
 def route_to(address: str) -> Route:
-    """The way to an address; NO_WAY where the kernel knows none. Raises OSError where it does not say."""
+    """The way to an address; NO_WAY if the kernel knows none. Raises OSError if it does not say."""
     from pyroute2 import IPRoute  # 0.2 s, which only hosts with machines that are scaled need
     from pyroute2.netlink.exceptions import NetlinkError
 
@@ -65,8 +65,8 @@ def route_to(address: str) -> Route:
 
 
 def is_used_by_host(node: Path) -> bool:
-    """Whether the kernel keeps a block device or a part of it for itself, also where no list of mounts tells it: for a
-    file system, swap, LVM, md, ZFS. Raises OSError where it cannot be told."""
+    """Whether the kernel keeps a block device or a part of it for itself, also if no list of mounts shows it: for a
+    file system, swap, LVM, md, ZFS. Raises OSError if that is not known."""
     try:
         # Nothing is read: exclusive opening is how the kernel answers who has it.
         os.close(os.open(node, os.O_RDONLY | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC))
@@ -85,7 +85,7 @@ _UNSET = 2**32 - 1
 
 
 def vf_settings(interface: str, index: int) -> VfSettings:
-    """What the PF's interface says of a VF; only what its driver knows. Raises OSError: ENODEV where there is no such
+    """What the PF's interface says of a VF; only what its driver knows. Raises OSError: ENODEV if there is no such
     interface or VF."""
     with _route() as route:
         return settings_of(_link(route, interface), interface, index)
@@ -100,7 +100,7 @@ def set_vf(interface: str, index: int, settings: VfSettings) -> None:
 
 
 def settings_of(link: Any, interface: str, index: int) -> dict[str, Value]:
-    """The settings of one VF out of the kernel's answer about its PF; none where its driver tells and sets none."""
+    """The settings of one VF out of the kernel's answer about its PF; none if its driver shows and sets none."""
     listed = link.get_attr("IFLA_VFINFO_LIST")
     for info in listed.get_attrs("IFLA_VF_INFO") if listed is not None else ():
         mac = info.get_attr("IFLA_VF_MAC")

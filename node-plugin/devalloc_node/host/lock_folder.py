@@ -44,7 +44,7 @@ def exclusive_host(
 ) -> Iterator[None]:
     """While inside, serve the host this way. ``folder``: where all look who would serve it.
 
-    Waits for another one to end. Raises Denied (``NodeServed``) where it does not, Failed where there can be no lock.
+    Waits for another one to end. Raises Denied (``NodeServed``) if it does not, Failed if there can be no lock.
     """
     until, announced = time.monotonic() + wait, False
     with ExitStack() as stack:

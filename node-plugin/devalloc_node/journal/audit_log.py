@@ -34,7 +34,7 @@ def to_file(path: Path) -> Iterator[None]:
     """While inside, append the records to a file (0600), one JSON object a line with its time.
 
     It may be rotated by renaming it. What cannot be written later is no reason to let anything else fail: that is said
-    once in the plugin's own log. Raises OSError where it cannot be begun.
+    once in the plugin's own log. Raises OSError if it cannot be begun.
     """
     handler = _AuditFile(path, encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(_JsonFormatter())

@@ -188,7 +188,7 @@ class Journal(JournalReader, Protocol):
     def begin(self, ref: ClaimRef, kind: str, grant: Mapping[str, Value], holdings: Mapping[str, str]) -> None:
         """A new claim in state ``preparing`` that holds these keys (to ``pool/device``), all or none.
 
-        Raises Taken where another claim has one of them, or it is withheld.
+        Raises Taken if another claim has one of them, or it is withheld.
         """
 
     def intend(self, begun: Sequence[tuple[str, str, Step]], done: Collection[int] = ()) -> Sequence[int]:
@@ -217,19 +217,19 @@ class Journal(JournalReader, Protocol):
         """A step could not be undone."""
 
     def forget(self, uid: str) -> None:
-        """The claim and what it held. Raises Failed (``JournalDisagrees``) where steps of it are left."""
+        """The claim and what it held. Raises Failed (``JournalDisagrees``) if steps of it are left."""
 
     def withhold(self, step: int, reason: str) -> None:
         """All keys of the device of this step become withheld, and the claim's steps of that device (those before it
         as well as itself) are the withheld device's: they are undone when it is offered again."""
 
     def unwithhold(self, device: str) -> None:
-        """Offer a device again. Raises Failed (``JournalDisagrees``) where steps of it are left."""
+        """Offer a device again. Raises Failed (``JournalDisagrees``) if steps of it are left."""
 
     def boot(self, boot: str, persistent: Collection[str]) -> Sequence[ClaimRecord]:
         """Compare the host's boot id with the one of last time, and note it.
 
-        Where it is another, the reboot undid everything but the kinds of steps in ``persistent``: every other step and
+        If it is another, the reboot undid everything but the kinds of steps in ``persistent``: every other step and
         every holding is forgotten, and all claims are ``unpreparing``, which are returned. What is withheld stays so
         until it is tried to clean it the next time, when nothing is left to do.
         """

@@ -1,6 +1,6 @@
 """The journal in one SQLite file (WAL, synchronous=FULL), which two plugin processes may share.
 
-A journal says what was done to the host, so an old copy is worse than the present one: it is put back only where that
+A journal says what was done to the host, so an old copy is worse than the present one: it is put back only if that
 is lost. What was prepared after the copy was made is then unknown, and left as it is.
 """
 
@@ -62,11 +62,11 @@ _HELD = "SELECT key, uid, device FROM holdings UNION ALL SELECT key, '', device 
 
 
 def open_journal(folder: Path, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> SQLiteJournal:
-    """The journal in the state folder (made, 0700, where missing).
+    """The journal in the state folder (made, 0700, if missing).
 
     A damaged one is moved aside with all that SQLite keeps beside it, and a new one begun, whose setting
     ``quarantined`` says where the old one is. Raises Unusable for what a newer plugin, another program or another user
-    wrote, or what is damaged while another process has it open; Unavailable where the disk does not let us.
+    wrote, or what is damaged while another process has it open; Unavailable if the disk does not let us.
     """
     make_private(folder)
     path = folder / FILE
@@ -149,7 +149,7 @@ class SQLiteJournal:
         try:
             with translate_errors(path, SCHEMA):
                 self._check()
-                # What is in the database itself does not depend on the log. Where others read, theirs goes on.
+                # What is in the database itself does not depend on the log. If others read, theirs goes on.
                 self._connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             self._file, self._log = file_identity(path), file_identity(wal_path(path))
@@ -374,7 +374,7 @@ class SQLiteJournal:
             truncate_wal(self._connection)
 
     def refuse_lost(self) -> None:
-        """Raises Failed (``JournalGone``) where the file has no name any more: what is written to it is gone with this
+        """Raises Failed (``JournalGone``) if the file has no name any more: what is written to it is gone with this
         process, unnoticed."""
         try:
             now, log_now = file_identity(self.path), file_identity(wal_path(self.path))
@@ -397,7 +397,7 @@ class SQLiteJournal:
         return self._clock().isoformat(timespec="microseconds").replace("+00:00", "Z")
 
     def _check(self) -> None:
-        """Raises Damaged where the file or a row is not what it should be."""
+        """Raises Damaged if the file or a row is not what it should be."""
         errors = [text for (text,) in self._connection.execute("PRAGMA quick_check") if text != "ok"]
         errors = errors or inconsistencies(self._connection)
         if errors:
@@ -447,9 +447,9 @@ def _value(text: str) -> Value:
 
 
 def backup(folder: Path, path: Path) -> bool:
-    """Copy the journal in a state folder to ``path`` (0600); False where there is none.
+    """Copy the journal in a state folder to ``path`` (0600); False if there is none.
 
-    Raises Damaged where part of its log is lost, which is then left as it is, and other StoreErrors.
+    Raises Damaged if part of its log is lost, which is then left as it is, and other StoreErrors.
     """
     if not (folder / FILE).exists():
         return False
@@ -462,7 +462,7 @@ def backup(folder: Path, path: Path) -> bool:
 
 
 def restore(copy: Path, folder: Path) -> Path | None:
-    """Put a copy in the place of the journal; where what was there is now, None where nothing was.
+    """Put a copy in the place of the journal; where what was there is now, None if nothing was.
 
     Raises StoreLocked while a node plugin has the journal open, and StoreError.
     """

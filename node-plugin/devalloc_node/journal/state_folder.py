@@ -8,10 +8,10 @@ apart. The transactions of our journal are synced one by one (synchronous=FULL),
 * A header that is wrong, with frames behind it, is damage: SQLite syncs the header before it writes a frame.
 * Frames with another salt are left from before the last checkpoint, and say nothing.
 * Behind the last good commit, a commit frame that is not the last frame of this log ends an older transaction: damage.
-* The index of the log (``-shm``), where it outlived the process, counts the frames that were committed. It is written
+* The index of the log (``-shm``), if it outlived the process, counts the frames that were committed. It is written
   after the sync, so a log that does not reach as far is damaged, its last transaction included.
 
-Where the index is gone as well, a last transaction that was damaged later cannot be told from a torn one, nor two if
+If the index is gone as well, a last transaction that was damaged later cannot be told from a torn one, nor two if
 the mark of the commit between them was wiped out, and a log that was cut off or removed not from one that was shorter.
 Against that there is only that logs are kept short: each open of a journal begins an empty one.
 """
@@ -54,7 +54,7 @@ class _Log:
 
 
 def wal_damage(path: Path) -> str | None:
-    """What is wrong with the log of the database at ``path``; None where nothing that was committed is missing.
+    """What is wrong with the log of the database at ``path``; None if nothing that was committed is missing.
 
     Call it only while no process has the database open, this one included: closing the files that it reads drops the
     locks that SQLite has on them. Raises OSError.
@@ -78,7 +78,7 @@ def wal_damage(path: Path) -> str | None:
 
 
 def _log(content: bytes) -> _Log | None:
-    """None where the header is wrong."""
+    """None if the header is wrong."""
     if len(content) < _HEADER:
         return None
     magic, version, page = struct.unpack_from(">III", content)
@@ -113,7 +113,7 @@ def _log(content: bytes) -> _Log | None:
 
 
 def _committed(index: bytes, salt: bytes) -> int:
-    """How many frames of the log with this salt were committed, as the index has it; 0 where it does not know.
+    """How many frames of the log with this salt were committed, as the index has it; 0 if it does not know.
 
     After a power cut the index may be an old one. It then says too few of the same log, or speaks of another one.
     """

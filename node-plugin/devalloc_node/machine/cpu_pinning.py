@@ -43,6 +43,16 @@ class CpuPinning:
 
 
 @dataclass(frozen=True, slots=True)
+class CpuHolder:
+    """Who has a CPU of the host: a machine of this node, or another owner of a warm setup."""
+
+    machine: str = ""
+    """Its key; empty for another owner."""
+    setup: str = ""
+    """The id of the setup that the other owner must return; empty for a machine."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Group:
     """CPUs of one NUMA node that a machine may have now."""
 
@@ -87,8 +97,8 @@ def choose_cpus(
         chosen = [min(alone, key=lambda group: group.score(vcpus, loads))]
     elif one_node or sum(len(group.cpus) for group in groups) < vcpus:
         free = ", ".join(f"{len(group.cpus)} on node {group.node}" for group in groups) or "none"
-        which = "free CPUs" if most is None else f"CPUs with fewer than {most} vCPUs"
-        raise NotEnoughCpus(f"not enough {which} for {vcpus} vCPUs; available: {free}")
+        which = "free CPUs" if most in (None, 1) else f"CPUs with fewer than {most} vCPUs"
+        raise NotEnoughCpus(f"not enough {which} for {vcpus} {'vCPU' if vcpus == 1 else 'vCPUs'}; available: {free}")
     else:
         chosen = sorted(groups, key=lambda group: (-len(group.cpus), group.score(len(group.cpus), loads)))
     cpus: list[int] = []

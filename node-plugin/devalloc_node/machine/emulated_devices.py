@@ -165,7 +165,7 @@ def _await_addresses(monitor: Monitor, machine: str, device: EmulatedDevice, dea
 def unplug_emulated(monitor: Monitor, machine: str, name: str, deadline: Deadline) -> bool:
     """Have the guest let it go, and QEMU close what it stood on. False: there was no such device.
 
-    Raises Denied (``GuestRefused``, retryable) where the guest keeps it: it stays whole then. Unknown (``DeviceHeld``)
+    Raises Denied (``GuestRefused``, retryable) if the guest keeps it: it stays whole then. Unknown (``DeviceHeld``)
     if QEMU does not let go of its file or interface.
     """
     id_of = EmulatedDevice(name, Nic()).id

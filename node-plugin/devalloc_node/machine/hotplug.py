@@ -360,7 +360,7 @@ class GuestFunction:
 
 
 def check_runs(monitor: Monitor, machine: str, deadline: Deadline) -> None:
-    """Raises Denied (``GuestNotReady``, retryable) where no guest runs that could give a device addresses."""
+    """Raises Denied (``GuestNotReady``, retryable) if no guest runs that could give a device addresses."""
     status = monitor.execute("query-status", deadline=deadline)["status"]
     if status != "running":
         raise Denied(

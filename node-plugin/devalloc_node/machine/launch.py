@@ -366,12 +366,14 @@ def _resolved(
     """The command line, and the files and TAP interfaces of the host that QEMU inherits, by descriptor."""
     binary = shutil.which(config.binary)
     if binary is None:
-        raise Denied(
-            "QemuMissing",
-            f"{config.binary} not found: install QEMU or set its path. The plugin's pod has no QEMU by design: label "
-            "the node devalloc.io/publish=host and run the plugin as a service of the host (docs/install.md)",
-            retryable=True,
-        )
+        if "KUBERNETES_SERVICE_HOST" in os.environ:  # kubelet sets it in each container
+            advice = (
+                "the plugin's pod has no QEMU by design: label the node devalloc.io/publish=host and run the plugin as "
+                "a service of the host (docs/install.md)"
+            )
+        else:
+            advice = "install qemu-system-x86 (Debian, Ubuntu), or set the path of QEMU (--qemu)"
+        raise Denied("QemuMissing", f"there is no program {config.binary}; {advice}", retryable=True)
     qmp = str(config.folder(spec.id) / "console")
     if len(qmp.encode()) > MAX_SOCKET_PATH:
         raise Denied("PathTooLong", f"{qmp} is longer than a socket's path can be ({MAX_SOCKET_PATH} bytes)")

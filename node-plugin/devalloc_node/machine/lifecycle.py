@@ -174,8 +174,8 @@ class MachineLifecycle(MachineRegistry):
                 record = replace(record, user=given.uid, tpm_user=given.tpm_uid)
                 if spec.pinned and not spec.wants_sandbox:
                     host = self.config.topology()
-                    with self.homes.choosing_cpus() as loads:  # or a setup could be given the same ones
-                        cpus = resources.free_cpus(spec, host, loads, self.exclusive_cpus())
+                    with self.homes.choosing_cpus() as in_setups:  # or a setup could be given the same ones
+                        cpus = resources.free_cpus(spec, host, in_setups, self.exclusive_cpus())
                         self.put(record := replace(record, cpus=tuple(cpus)))
                 else:
                     self.put(record)
@@ -205,8 +205,8 @@ class MachineLifecycle(MachineRegistry):
                 self._room.check(machine, spec)
             yield
 
-    def exclusive_cpus(self) -> frozenset[int]:
-        """CPUs of the host that machines have for themselves. Raises Failed."""
+    def exclusive_cpus(self) -> Mapping[int, str]:
+        """CPUs of the host that machines have for themselves, and the key of the machine. Raises Failed."""
         return resources.exclusive_cpus(self.records)
 
     def all_lost(self) -> Sequence[MachineView]:

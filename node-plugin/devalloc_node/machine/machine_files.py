@@ -336,7 +336,7 @@ def check_image_free(fd: int, path: str, *, writable: bool) -> None:
         query = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
         try:
             kind, *_ = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, query))
-        except OSError:  # no locks where this lies, and QEMU goes without them
+        except OSError:  # the file system has no locks, and QEMU goes without them
             return
         if kind != fcntl.F_UNLCK:
             raise ImageInUse(path)

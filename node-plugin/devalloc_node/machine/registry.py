@@ -437,7 +437,7 @@ class MachineRegistry:
         return record, process
 
     def lives_in(self, key: str, run: str) -> bool:
-        """Whether a home that was given to one run of a machine is its still: it lives, or is being started. Also where
+        """Whether a home that was given to one run of a machine is its still: it lives, or is being started. Also if
         that cannot be told."""
         try:
             record = self.find(key)
@@ -594,7 +594,7 @@ def is_without_guest(machines: MachineRegistry, record: MachineRecord) -> bool:
 
 
 def is_other_run(record: MachineRecord, process: Process) -> bool:
-    """Whether a process that is the machine by its life file was started as another run than the record's. Not where
+    """Whether a process that is the machine by its life file was started as another run than the record's. Not if
     that cannot be seen; an adopted one is known by its process, and may write its UUID as it likes."""
     if record.spec.adopt is not None:
         return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 
@@ -21,7 +21,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.machine import confinement, launch, memory, preflight, vcpu
 from devalloc_node.machine.command_line import BLOCK
-from devalloc_node.machine.cpu_pinning import NotEnoughCpus, choose_cpus, pin_vcpus
+from devalloc_node.machine.cpu_pinning import CpuHolder, NotEnoughCpus, choose_cpus, pin_vcpus
 from devalloc_node.machine.guest_numa import cells_of_vcpus, cpu_places
 from devalloc_node.machine.machine_files import MachineConfig
 from devalloc_node.machine.process import Process
@@ -39,6 +39,8 @@ from devalloc_node.machine.spec import CPU, MachineSpec, cpus_text, memory_text,
 LOG = logging.getLogger(__name__)
 _ANSWER_SECONDS = 5.0
 """For one question after the deadline."""
+_NAMED_HOLDERS = 3
+"""Machines, and setups, that a message names as holders of CPUs."""
 
 
 def requested_in_spec(spec: MachineSpec) -> MachineAmounts:
@@ -357,17 +359,18 @@ class CapacityCheck:
         yield from self._others()
 
 
-def exclusive_cpus(records: MachineRecords) -> frozenset[int]:
-    """CPUs of the host that machines have for themselves: pinned ones, but for those whose CPUs a setup names."""
-    cpus: set[int] = set()
+def exclusive_cpus(records: MachineRecords) -> Mapping[int, str]:
+    """CPUs of the host that machines have for themselves, and the key of the machine: pinned ones, but for those whose
+    CPUs a setup names."""
+    cpus: dict[int, str] = {}
     for key, content in records.records(MACHINES).items():
         if not content.get("cpus"):  # nearly all: setups are given CPUs meanwhile, and wait
             continue
         with suppress(Failed):  # what cannot be read is left alone
             record = record_of(key, content)
             if record.state in _COUNTED_STATES and not record.spec.wants_sandbox:
-                cpus.update(record.cpus)
-    return frozenset(cpus)
+                cpus.update(dict.fromkeys(record.cpus, key))
+    return cpus
 
 
 def vcpu_places(record: MachineRecord) -> Mapping[tuple[int, int], Collection[int]]:
@@ -379,23 +382,53 @@ def vcpu_places(record: MachineRecord) -> Mapping[tuple[int, int], Collection[in
     return cpu_places(spec, cpus, {node: preflight.cpus_of(node) for node in spec.host_nodes} if not cpus else {})
 
 
-def free_cpus(spec: MachineSpec, host: CpuTopology, loads: Mapping[int, int], taken: Collection[int]) -> list[int]:
-    """CPUs of the host that a machine is to have for itself, one for each vCPU that it may get. ``loads``: vCPUs of
-    setups by CPU; ``taken``: those of other machines. Raises Denied (``CpusTooFew``, ``CpusInUse``)."""
+def free_cpus(
+    spec: MachineSpec, host: CpuTopology, in_setups: Mapping[int, Sequence[CpuHolder]], machines: Mapping[int, str]
+) -> list[int]:
+    """CPUs of the host that a machine is to have for itself, one for each vCPU that it may get. ``in_setups``: who has
+    CPUs in setups, once for each vCPU; ``machines``: the machines that have CPUs for themselves, by CPU. Raises Denied
+    (``CpusTooFew``, ``CpusInUse``)."""
+    loads = {cpu: len(holders) for cpu, holders in in_setups.items()}
     nodes = [spec.numa_node] * whole_cpus(spec.cpus.most)
     if spec.numa_cells:
         nodes = [spec.numa_cells[cell].host_node for cell in cells_of_vcpus(spec)]
     try:
         chosen = {
-            node: iter(choose_cpus(host, loads, count, most=1, only=node, exclusive=taken).cpus)
+            node: iter(choose_cpus(host, loads, count, most=1, only=node, exclusive=machines).cpus)
             for node, count in Counter(nodes).items()
         }
         return [next(chosen[node]) for node in nodes]
     except NotEnoughCpus as error:
+        candidates = (
+            host.usable if None in nodes else {cpu for node in host.nodes if node.id in nodes for cpu in node.cpus}
+        )
+        holders = {CpuHolder(key) for cpu, key in machines.items() if cpu in candidates}
+        holders.update(holder for cpu in candidates for holder in in_setups.get(cpu, ()))
         raise NotEnoughCpus(
-            f"machine {spec.key} is to run on CPUs of its own: {error.message}; stop a pinned machine, or start it "
-            "without start.pinned"
+            f"machine {spec.key} is to run on CPUs of its own: {error.message}{_in_use_by(holders, spec.namespace)}, "
+            f"or start machine {spec.key} without start.pinned"
         ) from None
+
+
+def _in_use_by(holders: Collection[CpuHolder], namespace: str) -> str:
+    """Who has the CPUs, and how they become free. Names no machines of other namespaces."""
+    machines = {holder.machine for holder in holders if holder.machine}
+    own = sorted(key for key in machines if key.startswith(f"{namespace}/"))
+    setups = sorted(holder.setup for holder in holders if holder.setup)
+    others = len(machines) - len(own)
+    names = [
+        *(f"machine {key}" for key in own[:_NAMED_HOLDERS]),
+        *(f"setup {name}" for name in setups[:_NAMED_HOLDERS]),
+    ]
+    if more := len(own[_NAMED_HOLDERS:]) + len(setups[_NAMED_HOLDERS:]):
+        names.append(f"{more} more")
+    if others:
+        names.append(f"{others} {'machine' if others == 1 else 'machines'} of other namespaces")
+    if not names:
+        return "; wait until CPUs are free"
+    ways = ["stop one of these machines"] if machines else []
+    ways += [f"return a setup that is no longer used (devalloc warm return {setups[0]})"] if setups else []
+    return f"; CPUs are in use by {', '.join(names)}; {', '.join(ways)}"
 
 
 def resources_taken(machine: VirtualMachine, spec: MachineSpec) -> tuple[int, int]:

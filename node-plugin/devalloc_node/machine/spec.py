@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from devalloc.api.host_pool_names import CPU as CPU_RESOURCE
 from devalloc.api.host_pool_names import MEMORY_RESOURCES
@@ -23,6 +23,9 @@ from devalloc.api.virtual_machine import MachineNic, VirtualMachine
 from devalloc.inventory.capacity.config import HUGE_PAGES, resource_named
 from devalloc_node.errors import Denied
 from devalloc_node.model.network_address import NetworkAddress
+
+if TYPE_CHECKING:
+    from devalloc_node.machine.cpu_pinning import CpuHolder
 
 DiskFormat = Literal["raw", "qcow2"]
 DiskDevice = Literal["virtio", "nvme"]
@@ -277,8 +280,8 @@ class SandboxProvider(Protocol):
         """A home for one run of a machine; the same again for the same run, and those of its earlier runs are given
         back. Raises Denied (``TryAgain``, retryable), Failed."""
 
-    def choosing_cpus(self) -> AbstractContextManager[Mapping[int, int]]:
-        """Inside, no home is given CPUs; how many vCPUs of homes each CPU of the host has."""
+    def choosing_cpus(self) -> AbstractContextManager[Mapping[int, Sequence[CpuHolder]]]:
+        """Inside, no home is given CPUs; who has each CPU of the host in a home, once for each vCPU."""
 
     def network(self, key: str, run: str) -> NetworkAddress | None:
         """Who the guest of one run of a machine is on its warm card. Raises nothing."""
@@ -300,7 +303,7 @@ class NoSandboxes:
             "--warm, or name another node",
         )
 
-    def choosing_cpus(self) -> AbstractContextManager[Mapping[int, int]]:
+    def choosing_cpus(self) -> AbstractContextManager[Mapping[int, Sequence[CpuHolder]]]:
         return nullcontext({})
 
     def network(self, key: str, run: str) -> NetworkAddress | None:

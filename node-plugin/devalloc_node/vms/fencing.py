@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 
 from devalloc.api import meta
 from devalloc.api.fencing import fenced_from, fenced_from_note
@@ -41,45 +40,75 @@ def settle(store: Store, operations: NodeOperations, statement: Callable[[], str
     ``fence_statement`` of the store.
 
     Raises NodeError if the store or a QEMU does not answer: something that was taken away may still run, so call it
-    again. It ends all others before it raises. If the store refuses a confirmation, that is logged: the loops of
-    machines and claims confirm it later.
+    again. Before it raises, it ends all others, unless the store does not show who states that. If the store refuses
+    a confirmation, that is logged: the loops of machines and claims confirm it later.
     """
-    failures: list[NodeError] = []
     with _reading():
         is_fenced = statement() is not None
-        for key, uid, obj in _machines(store, operations):
-            if obj is None:
-                if is_fenced:
-                    _attempt(partial(end_at_once, operations, key, uid), failures)
-            elif objects.was_taken_away(obj, operations.node_name) or (
-                is_fenced and objects.holder_of(obj) != operations.node_name
-            ):
-                _attempt(partial(settle_machine, store, operations, obj), failures)
-        for _, claim in _claims(store, operations):
-            _attempt(partial(settle_claim, store, operations, claim), failures)
+
+    def end(key: str, uid: str, obj: Object | None) -> None:
+        if obj is None:
+            if is_fenced:
+                end_at_once(operations, key, uid)
+        elif objects.was_taken_away(obj, operations.node_name) or (
+            is_fenced and objects.holder_of(obj) != operations.node_name
+        ):
+            settle_machine(store, operations, obj)
+
+    _end_all(store, operations, end, lambda _, claim: settle_claim(store, operations, claim))
+
+
+def _end_all(
+    store: Store,
+    operations: NodeOperations,
+    end: Callable[[str, str, Object | None], None],
+    unprepare: Callable[[ClaimRef, Object], None],
+) -> None:
+    """Call ``end`` with the key, the UID and the object (None if it is gone) of each machine of the journal that was
+    made for an object, and ``unprepare`` with each DeviceClaim of the journal that exists. An error of one does not
+    keep the others from their turn. Raises the first NodeError at the end; logs a refused confirmation."""
+    failures: list[NodeError] = []
+
+    def read(kind: str, key: str, uid: str) -> Object | None:
+        with _reading():
+            return objects.read_again(store, kind, key, uid)
+
+    @contextmanager
+    def collecting() -> Iterator[None]:
+        try:
+            yield
+        except NotConfirmed as error:
+            log.error("%s", error)
+        except NodeError as error:
+            failures.append(error)
+
+    for key, uid in dict(operations.machines.owners()).items():
+        if uid:
+            with collecting():
+                end(key, uid, read(objects.KIND, key, uid))
+    for held in operations.claims.held():
+        ref = held.record.ref
+        if held.record.kind == CLAIM:
+            with collecting():
+                if (claim := read(CLAIM, str(ref), ref.uid)) is not None:
+                    unprepare(ref, claim)
     raise_first(failures)
-
-
-def _attempt(work: Callable[[], None], failures: list[NodeError]) -> None:
-    """Do it. Log a refused confirmation, and add any other error to ``failures``."""
-    try:
-        work()
-    except NotConfirmed as error:
-        log.error("%s", error)
-    except NodeError as error:
-        failures.append(error)
 
 
 def settle_previous_name(store: Store, operations: NodeOperations, previous: str) -> None:
     """End all that was taken away from this node when it had another name. Nothing confirms that: a node of a cluster
-    may not write for another node. Raises as ``settle``."""
-    with _reading():
-        for key, uid, obj in _machines(store, operations):
-            if obj is not None and objects.was_taken_away(obj, previous):
-                end_at_once(operations, key, uid)
-        for ref, claim in _claims(store, operations):
-            if objects.was_taken_away(claim, previous):
-                _unprepare(operations, ref)
+    may not write for another node. If the store or a QEMU does not answer, it ends all others, then raises NodeError:
+    call it again."""
+
+    def end(key: str, uid: str, obj: Object | None) -> None:
+        if obj is not None and objects.was_taken_away(obj, previous):
+            end_at_once(operations, key, uid)
+
+    def unprepare(ref: ClaimRef, claim: Object) -> None:
+        if objects.was_taken_away(claim, previous):
+            _unprepare(operations, ref)
+
+    _end_all(store, operations, end, unprepare)
 
 
 def has_machine(store: Store, operations: NodeOperations, key: str, uid: str, node_name: str) -> bool:
@@ -102,22 +131,6 @@ def _reading() -> Iterator[None]:
         yield
     except StoreError as error:
         raise Failed("StoreUnavailable", f"cannot read what was taken away from this node: {error}") from error
-
-
-def _machines(store: Store, operations: NodeOperations) -> Iterator[tuple[str, str, Object | None]]:
-    """Keys, UIDs and objects of the machines of the journal that were made for objects; None if the object is gone."""
-    for key, uid in dict(operations.machines.owners()).items():
-        if uid:
-            yield key, uid, objects.read_again(store, objects.KIND, key, uid)
-
-
-def _claims(store: Store, operations: NodeOperations) -> Iterator[tuple[ClaimRef, Object]]:
-    """The DeviceClaims of the journal that exist."""
-    for held in operations.claims.held():
-        ref = held.record.ref
-        claim = objects.read_again(store, CLAIM, str(ref), ref.uid) if held.record.kind == CLAIM else None
-        if claim is not None:
-            yield ref, claim
 
 
 def settle_machine(store: Store, operations: NodeOperations, obj: Object) -> None:

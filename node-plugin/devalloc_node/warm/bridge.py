@@ -31,7 +31,8 @@ _one_at_a_time = threading.Lock()
 """The bridge is made by who comes first, and removed while no thread makes one."""
 _TABLE_MARK = "warm setups of devalloc in"
 _LINK_LOCAL = "169.254.0.0/16"
-"""No router may forward it (RFC 3927, 2.7). There clouds answer with the credentials of the host."""
+"""No router may forward it (RFC 3927, 2.7). There clouds, and agents on the host, answer with the credentials of the
+host."""
 _FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
 _MAX_BYTES = 1 << 16
 
@@ -182,18 +183,22 @@ def _rules(bridge: HostBridge) -> str:
     out = "drop" if network.uplink == "none" else "accept"
     back = {"none": "drop", "nat": "ct state established,related accept", "route": "accept"}[network.uplink]
     nat = f'ip saddr {network.subnet} oifname != "{name}" masquerade' if network.uplink == "nat" else ""
+    # A host may redirect the metadata address (kube2iam, agents of ECS), and does so before these chains: conntrack has
+    # the address that the guest used. A packet without conntrack is not redirected.
+    link_local = [f'iifname "{name}" {address} {_LINK_LOCAL} drop' for address in ("ct original ip daddr", "ip daddr")]
     lines = [
         f"table inet {bridge.table} {{",
         f'comment "{_TABLE_MARK} {bridge.run}"',
         "chain to_host { type filter hook input priority filter; policy accept;",
         f'iifname != "{name}" accept',
+        *link_local,
         "ct state established,related accept",
         "icmp type echo-request accept",
         f"{to_host}",
         "}",
         "chain through_host { type filter hook forward priority filter; policy accept;",
         f'iifname "{name}" oifname "{name}" {between}',
-        f'iifname "{name}" ip daddr {_LINK_LOCAL} drop',
+        *link_local,
         f'iifname "{name}" {out}',
         f'oifname "{name}" {back}',
         f'oifname "{name}" drop' if network.uplink == "nat" else "",

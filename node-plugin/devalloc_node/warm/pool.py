@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from devalloc.inventory.sysfs import Tree
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.journal.audit_log import audit
-from devalloc_node.machine.cpu_pinning import CpuPinning, NotEnoughCpus, choose_cpus
+from devalloc_node.machine.cpu_pinning import CpuHolder, CpuPinning, NotEnoughCpus, choose_cpus
 from devalloc_node.machine.spec import MachineSandbox, MachineSpec, whole_cpus
 from devalloc_node.model.grant import shown
 from devalloc_node.model.network_address import NetworkAddress
@@ -92,6 +92,12 @@ class PoolRefill:
     def refill(self) -> None:
         """As ``Pool.refill``."""
         with self._pool_state.mutex:
+            surplus = len(self._pool_state.ready) - self._config.target if self._pool_state.is_open else 0
+            for _ in range(surplus):  # of an earlier run that kept more
+                self._pool_state.discard(self._pool_state.ready.pop())
+        if surplus > 0:
+            self._clearing.remove_all()
+        with self._pool_state.mutex:
             room = self._config.most - self._pool_state.total
             ready = len(self._pool_state.ready) + self._pool_state.making
             missing = self._config.target - ready if self._pool_state.is_open else 0
@@ -129,7 +135,18 @@ log = logging.getLogger(__name__)
 
 MOST_TEXT = 400
 """Characters of an owner, and of a request."""
+LOCK = "lock"
+"""Name of the file that a pool locks while it is open."""
 _POLL_SECONDS = 0.05
+
+
+def is_served(run: Path) -> bool:
+    """Whether a process has opened the pool in this folder. Raises OSError."""
+    try:
+        with FileLock.existing(run / LOCK) as lock:
+            return lock.is_locked_elsewhere()
+    except FileNotFoundError:
+        return False
 
 
 class Pool:
@@ -239,7 +256,7 @@ class Pool:
             log.warning("%s", error)
 
     def _locked(self) -> FileLock:
-        path = self.config.run / "lock"
+        path = self.config.run / LOCK
         try:
             lock = FileLock(path)
         except OSError as error:
@@ -299,7 +316,11 @@ class Pool:
                             most=most, one_node=one_node, only=node, exclusive=self._exclusive(),
                         )  # fmt: skip
                     except NotEnoughCpus as error:
-                        raise NotEnoughSetups("cpus", error.message) from None
+                        raise NotEnoughSetups(
+                            "cpus",
+                            f"{error.message}; return a setup that is no longer used (devalloc warm list shows them), "
+                            "or stop a pinned machine",
+                        ) from None
 
                 return self._taken_of(self._given(owner, request, chosen, bare))
             finally:
@@ -411,7 +432,8 @@ class Pool:
         self._filling.fill(number)
 
     def refill(self) -> None:
-        """Make as many as are missing. Raises NodeError for the first that cannot be made."""
+        """Make as many as are missing, and remove what is ready beyond the target. Raises NodeError for the first that
+        cannot be made."""
         self._filling.refill()
 
     def look(self) -> None:
@@ -470,10 +492,10 @@ class Pool:
         return [self._taken_of(record) for record in taken if record.id not in lived_in]
 
     @contextmanager
-    def choosing_cpus(self) -> Iterator[Mapping[int, int]]:
-        """Inside, no setup is given CPUs; how many vCPUs of setups each CPU of the host has."""
+    def choosing_cpus(self) -> Iterator[Sequence[TakenSetup]]:
+        """Inside, no setup is given CPUs; all that are taken."""
         with self._pool_state.mutex:
-            yield self._pool_state.loads()
+            yield self.taken()
 
     def uses(self) -> Iterator[MachineUsage]:
         """What the machines in setups take of the host, taken setups included. Also of a pool that another
@@ -598,8 +620,16 @@ class WarmSandboxes:
         owner = f"{OWNER}{key}"
         return next((taken.setup.network for taken in self._of(owner) if taken.request == run), None)
 
-    def choosing_cpus(self) -> AbstractContextManager[Mapping[int, int]]:
-        return self._pool.choosing_cpus()
+    @contextmanager
+    def choosing_cpus(self) -> Iterator[Mapping[int, Sequence[CpuHolder]]]:
+        holders: dict[int, list[CpuHolder]] = {}
+        with self._pool.choosing_cpus() as setups:
+            for taken in setups:
+                is_machine = taken.owner.startswith(OWNER)
+                holder = CpuHolder(taken.owner.removeprefix(OWNER)) if is_machine else CpuHolder(setup=taken.setup.id)
+                for cpu in () if taken.pin is None else taken.pin.cpus:
+                    holders.setdefault(cpu, []).append(holder)
+            yield holders
 
     def take_back(self, key: str) -> None:
         for taken in self._of(f"{OWNER}{key}"):

@@ -79,6 +79,32 @@ def test_each_step_is_said_once(store: SQLiteStore) -> None:
         says("stopped: it was deleted")
 
 
+def test_each_reason_why_a_machine_cannot_start_is_said_once_until_it_runs() -> None:
+    lines: list[str] = []
+    log = MachineLog(lines.append)
+
+    def note(phase: str, reason: str = "", *, is_new: bool = False, **metadata: Any) -> list[str]:
+        lines.clear()
+        obj = {**machine("web"), "metadata": {**machine("web")["metadata"], "uid": "u", **HELD, **metadata}}
+        why = {"reason": reason, "message": f"{reason} is so"} if reason else {}
+        log.note({**obj, "status": {"phase": phase, "nodeName": "a", **why}}, is_new=is_new)
+        return [*lines]
+
+    no_qemu = "VirtualMachine default/web cannot start (QemuMissing): QemuMissing is so"
+    assert note("Pending", "QemuMissing", is_new=True) == [no_qemu], "`devalloc up` was started again"
+    assert note("Pending", "HostFull") == ["VirtualMachine default/web cannot start (HostFull): HostFull is so"]
+    assert note("Pending", "QemuMissing") == []
+    assert note("Starting") == []
+    assert note("Running", "CpuControlUnavailable") == ["VirtualMachine default/web started on node a"]
+    assert note("Pending", "HostFull") == ["VirtualMachine default/web cannot start (HostFull): HostFull is so"]
+    assert note("Pending", "HostFull") == [], "its node tries to start it again"
+    assert note("Running") == []
+    assert note("Stopped", "StoppedOnRequest") == ["VirtualMachine default/web stopped: StoppedOnRequest is so"]
+    assert note("Pending", "HostFull", deletionTimestamp="2026-01-01T00:00:00Z") == []
+    assert note("Pending", "QemuMissing") == [no_qemu], "it ran in between"
+    assert sum(len(note("Pending", f"Reason{number}")) for number in range(100)) == 19, "20 reasons at most"
+
+
 def test_phases_between_say_nothing(store: SQLiteStore) -> None:
     lines: list[str] = []
     log = MachineLog(lines.append)

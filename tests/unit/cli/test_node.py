@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -14,7 +15,7 @@ from click.testing import CliRunner
 
 from devalloc.api.fields import quote_value
 from devalloc.cli.command import BadInput
-from devalloc.cli.node_wiring import make_host
+from devalloc.cli.node_wiring import _has_address, make_host
 from devalloc.cli.options.common import settings_options
 from devalloc.cli.options.inventory import InventoryOptions
 from devalloc.cli.options.node import PluginOptions, node_settings
@@ -98,15 +99,18 @@ def test_a_server_of_permits_is_not_run_on_a_node_of_a_cluster(folder: Path, dev
 
 
 def test_what_machines_need_and_is_not_there_is_told_at_the_start(folder: Path) -> None:
-    def start_output(machines: MachineConfig) -> list[str]:
+    def start_output(machines: MachineConfig, *shared: Path) -> list[str]:
         lines: list[str] = []
-        settings = NodeSettings("node-a", BindingConfig("node-a"), root=folder / "host", machines=machines)
+        settings = NodeSettings(
+            "node-a", BindingConfig("node-a"), root=folder / "host", machines=machines, shared_storage=shared
+        )
         make_host(settings, dry_run=True, say=lines.append)
         return [line for line in lines if line.startswith("there is no")]
 
     assert (
         start_output(
-            MachineConfig(binary="/bin/sh", folders=(AllowedFolder(folder),), socket_folders=(AllowedFolder(folder),))
+            MachineConfig(binary="/bin/sh", folders=(AllowedFolder(folder),), socket_folders=(AllowedFolder(folder),)),
+            folder,
         )
         == []
     )
@@ -116,11 +120,12 @@ def test_what_machines_need_and_is_not_there_is_told_at_the_start(folder: Path) 
         socket_folders=(AllowedFolder(folder / "qmp"),),
         rom_folders=(folder / "roms",),
     )
-    assert start_output(missing) == [
+    assert start_output(missing, folder / "nfs") == [
         "there is no program nothere (--qemu); machines cannot start until it exists",
         f"there is no folder {folder}/images (--image-folder)",
         f"there is no folder {folder}/qmp (--qmp-folder)",
         f"there is no folder {folder}/roms (--rom-folder)",
+        f"there is no folder {folder}/nfs (--shared-storage)",
     ]
 
 
@@ -136,6 +141,21 @@ def test_the_start_warns_if_no_interface_has_the_migration_address(
     warnings = [line for line in lines if "--migration-address" in line]
     assert len(warnings) == (not is_there)
     assert is_there or f"no interface of this host has the address {address}" in warnings[0]
+
+
+def test_the_start_warns_of_an_ipv6_migration_address_on_a_kernel_without_ipv6(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(family: int, *_: object) -> socket.socket:
+        raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    assert not _has_address("fd00::1")
+
+
+def test_options_pass_shared_storage_to_the_start(folder: Path) -> None:
+    settings = settings_of(folder, "--shared-storage", "/srv/vms")
+    assert settings.shared_storage == (Path("/srv/vms"),)
 
 
 @pytest.mark.parametrize("verb", ["node", "up --no-node", "discover", "capacity --host"])

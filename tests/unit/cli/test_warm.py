@@ -13,8 +13,11 @@ from pathlib import Path
 import grpc
 import pytest
 
-from devalloc.cli.options.node import _waiting_machine, warn_of_setups
+from devalloc.cli.node_wiring import make_host
+from devalloc.cli.options.node import WarmOptions, _waiting_machine, warm_settings
 from devalloc.cli.verbs import warm as commands
+from devalloc_node.binding.binding import BindingConfig
+from devalloc_node.machine.machine_files import USERS, MachineConfig
 from devalloc_node.metrics.registry import NodeMetrics
 from devalloc_node.pb import node_pb2
 from devalloc_node.pb import warm_pb2 as pb
@@ -22,6 +25,7 @@ from devalloc_node.pb.warm_pb2_grpc import WarmPoolStub
 from devalloc_node.service import warm_service as service
 from devalloc_node.service.peer_credentials import open_proxy
 from devalloc_node.service.warm_service import WarmService
+from devalloc_node.settings import NodeSettings
 from devalloc_node.warm.addresses import BridgeNetwork
 from devalloc_node.warm.pool import Pool
 from devalloc_node.warm.setup import WarmConfig
@@ -205,17 +209,32 @@ def test_a_setup_with_a_network_is_shown_with_its_address(tmp_path: Path, toy: T
         assert {"10.88.7.2", "10.88.7.3"} <= {*first.split(), *second.split()}
 
 
-def test_setups_that_nobody_looks_after_are_told(
-    tmp_path: Path, toy: ToyPart, capsys: pytest.CaptureFixture[str]
-) -> None:
-    warn_of_setups(tmp_path)
-    assert capsys.readouterr().err == ""
+def test_the_start_warns_once_of_setups_that_no_process_manages(tmp_path: Path, toy: ToyPart) -> None:
+    def warnings() -> list[str]:
+        lines: list[str] = []
+        make_host(
+            NodeSettings("here", BindingConfig("here"), socket=tmp_path / "node.sock"), dry_run=False, say=lines.append
+        )
+        return [line for line in lines if "warm setups" in line]
+
+    assert warnings() == []
     pool = Pool(WarmConfig(run=tmp_path / "warm", namespaces=tmp_path / "netns"), "boot", parts=[toy])
     pool.open()
     pool.take("a")
-    warn_of_setups(tmp_path)
-    assert f"warning: 1 warm setups of another run are in {tmp_path}/warm" in capsys.readouterr().err
+    assert warnings() == [], "the plugin that has opened the pool manages them"
     pool.close(soon())
+    (line,) = warnings()
+    assert line.startswith(f"warning: 1 warm setups of another run are in {tmp_path}/warm; they cannot be taken or")
+
+
+def test_options_alone_warn_of_no_setups(tmp_path: Path, toy: ToyPart, capsys: pytest.CaptureFixture[str]) -> None:
+    """`devalloc up` reads them before the plugin starts, and again at each try."""
+    pool = Pool(WarmConfig(run=tmp_path / "warm", namespaces=tmp_path / "netns"), "boot", parts=[toy])
+    pool.open()
+    pool.take("a")
+    pool.close(soon())
+    assert warm_settings(WarmOptions(), "here", tmp_path, MachineConfig(), USERS) is None
+    assert capsys.readouterr().err == ""
 
 
 def test_what_says_nothing_about_machines_that_wait_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

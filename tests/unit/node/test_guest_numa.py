@@ -15,7 +15,7 @@ from devalloc.inventory.capacity import NumaNode
 from devalloc.inventory.capacity.cpus import CpuTopology
 from devalloc_node.machine import guest_numa, preflight
 from devalloc_node.machine.command_line import StartContext, dimm, qemu_arguments
-from devalloc_node.machine.cpu_pinning import NotEnoughCpus
+from devalloc_node.machine.cpu_pinning import CpuHolder, NotEnoughCpus
 from devalloc_node.machine.records import MachineRecord, MachineView, content_of, record_of
 from devalloc_node.machine.resources import free_cpus
 from devalloc_node.machine.spec import MIB, AmountBounds, MachineSpec, NumaCell, spec_of
@@ -120,9 +120,9 @@ def test_a_device_of_the_host_is_near_the_guest_node_that_stands_for_its_own() -
 def test_a_pinned_machine_on_two_nodes_has_cpus_of_both() -> None:
     nodes = (NumaNode(0, frozenset(range(4)), 0), NumaNode(1, frozenset(range(4, 9)), 0))
     host = CpuTopology(9, frozenset(range(9)), frozenset(), nodes)
-    assert free_cpus(SPEC, host, {0: 1}, {5}) == [4, 6, 1, 7, 8, 2]
+    assert free_cpus(SPEC, host, {0: [CpuHolder("default/a")]}, {5: "default/b"}) == [4, 6, 1, 7, 8, 2]
     with pytest.raises(NotEnoughCpus, match="for 4 vCPUs; available: 3 on node 1"):
-        free_cpus(SPEC, host, {}, {5, 6})
+        free_cpus(SPEC, host, {}, {5: "default/b", 6: "default/b"})
 
 
 def test_huge_pages_are_looked_for_on_each_node(tmp_path: Path) -> None:

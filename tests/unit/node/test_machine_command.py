@@ -480,7 +480,9 @@ def test_an_image_that_stands_alone_is_fine_and_a_raw_one_is_never_looked_into(i
         )  # type: ignore[arg-type]
 
 
-def test_what_a_start_needs_is_checked_before_anything_is_made(images: Path, tmp_path: Path) -> None:
+def test_what_a_start_needs_is_checked_before_anything_is_made(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = replace(SPEC, kernel=str(images / "disk"), initrd=None)
     given = LaunchOptions("u", None, "tcg")
     config = MachineConfig(
@@ -495,6 +497,16 @@ def test_what_a_start_needs_is_checked_before_anything_is_made(images: Path, tmp
         with pytest.raises(Denied) as denied:
             check(spec, broken, given)
         assert denied.value.code == code
+    for is_pod, advice in (
+        (False, "install qemu-system-x86 .*--qemu"),
+        (True, "the plugin's pod has no QEMU by design"),
+    ):
+        if is_pod:
+            monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+        else:
+            monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+        with pytest.raises(Denied, match=f"there is no program no-such-qemu; {advice}"):
+            check(spec, replace(config, binary="no-such-qemu"), given)
     for interface, code in (("default.none", "TapMissing"), ("no-such-tap", "TapNotAllowed")):
         with pytest.raises(Denied) as denied:
             check(replace(spec, nics=(Nic(interface=interface),)), config, given)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from devalloc_node.warm.pool import PoolBackground
-from devalloc_node.warm.setup import Setup
-from tests.support.toy_setups import ToyPart, opened
+from devalloc_node.warm.pool import Pool, PoolBackground
+from devalloc_node.warm.setup import Setup, WarmConfig
+from tests.support.toy_setups import BOOT, ToyPart, opened
 
 
 @pytest.fixture
@@ -35,6 +35,30 @@ def test_a_setup_is_forgotten_once_nobody_has_lived_in_it_for_so_long_without_a_
             keeper.take_back_forgotten()
             expected = {left, used} if now < 300 else {used} if now < 599 else set()
             assert set(toy.there) == expected, now
+
+
+@pytest.mark.parametrize("target", [0, 2])
+def test_a_plugin_that_keeps_fewer_than_the_killed_one_removes_the_others(
+    tmp_path: Path, toy: ToyPart, monkeypatch: pytest.MonkeyPatch, target: int
+) -> None:
+    monkeypatch.setattr("devalloc_node.warm.builder.occupants", lambda setups, own: {})
+    config = WarmConfig(run=tmp_path / "run", namespaces=tmp_path / "netns", target=3)
+    killed = Pool(config, BOOT, parts=[toy])
+    killed.open()
+    taken = killed.take("a").setup.id
+    killed.refill()
+    assert killed._lock is not None
+    killed._lock.close()  # as kill -9
+    assert len(toy.there) == 4
+    with opened(tmp_path, toy, target=target) as pool:
+        assert pool.status().ready == 3
+        stop = threading.Event()
+        monkeypatch.setattr(pool, "await_change", lambda seconds: stop.set())
+        PoolBackground(pool, clock=lambda: 0.0).keep(stop)
+        status = pool.status()
+        assert (status.ready, status.removing, [each.setup.id for each in status.taken]) == (target, 0, [taken])
+        assert len(toy.there) == target + 1
+        assert taken in toy.there
 
 
 def test_what_cannot_be_made_is_tried_again_after_a_while_and_each_time_a_longer_one(

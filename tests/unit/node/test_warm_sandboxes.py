@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError
-from devalloc_node.machine.cpu_pinning import pin_vcpus
+from devalloc_node.machine.cpu_pinning import NotEnoughCpus, pin_vcpus
 from devalloc_node.machine.process import Process
 from devalloc_node.machine.resources import free_cpus
 from devalloc_node.machine.spec import CPU, HOST_SANDBOX, AmountBounds, MachineSpec, Nic, NoSandboxes
@@ -65,7 +66,7 @@ def test_cpus_are_those_of_its_bound_and_of_its_numa_node_and_free_when_it_has_e
         assert homes.give(WEB, "run").cpus == ()
         pinned = replace(OTHER, pinned=True, numa_node=1)
         assert homes.give(pinned, "run").cpus == (2, 3)
-        with pytest.raises(NotEnoughSetups, match="not enough CPUs"):
+        with pytest.raises(NotEnoughSetups, match="not enough free CPUs"):
             homes.give(replace(pinned, name="third"), "run")
         with pytest.raises(Denied, match="machines may use node 7: none") as never:
             homes.give(replace(pinned, name="third", numa_node=7), "run")
@@ -148,7 +149,7 @@ def test_one_that_was_made_for_a_machine_and_not_given_is_for_nobody_else(tmp_pa
 
     folder.making = others_were_faster
     pool.config = replace(config, vcpus_per_cpu=1)
-    with pytest.raises(NotEnoughSetups, match="not enough CPUs"):
+    with pytest.raises(NotEnoughSetups, match="not enough free CPUs"):
         pool.take("machine/default/web", "run", vcpus=1, bare=True)
     assert (pool.status().ready, pool.status().removing, waits.there) == (0, 1, [])
     pool._pool_state.taken.clear()
@@ -178,7 +179,7 @@ def test_what_waits_is_adopted_by_who_has_taken_it_also_through_a_link(tmp_path:
 
 
 def test_setups_and_machines_that_have_cpus_for_themselves_never_share_one(tmp_path: Path) -> None:
-    on, own = host({0: "0-1"}), {0}
+    on, own = host({0: "0-1"}), {0: "default/own"}
     pool = Pool(WarmConfig(run=tmp_path / "run", namespaces=tmp_path / "netns"), BOOT, parts=[ToyPart()],
                 cpus=lambda: on, exclusive=lambda: own)  # fmt: skip
     pool.open()
@@ -186,14 +187,43 @@ def test_setups_and_machines_that_have_cpus_for_themselves_never_share_one(tmp_p
     pinned = replace(WEB, pinned=True, cpus=AmountBounds(CPU, CPU, CPU))
     assert homes.give(pinned, "run").cpus == (1,)
     with (
-        homes.choosing_cpus() as loads,
+        homes.choosing_cpus() as in_setups,
         pytest.raises(Denied, match="is to run on CPUs of its own"),
     ):
-        free_cpus(pinned, on, loads, own)
-    with homes.choosing_cpus() as loads:
-        assert free_cpus(pinned, on, loads, set()) == [0]
+        free_cpus(pinned, on, in_setups, own)
+    with homes.choosing_cpus() as in_setups:
+        assert free_cpus(pinned, on, in_setups, {}) == [0]
     with pytest.raises(NotEnoughSetups, match="not enough free CPUs for 2 vCPUs; available: 1 on node 0"):
         homes.give(replace(pinned, name="two", cpus=AmountBounds(CPU, 2 * CPU, CPU)), "run")
+    pool.close(soon())
+
+
+def test_a_machine_that_gets_no_cpus_of_its_own_names_who_has_them(tmp_path: Path) -> None:
+    on = host({0: "0-2", 1: "3"})
+    pool = Pool(WarmConfig(run=tmp_path / "run", namespaces=tmp_path / "netns"), BOOT, parts=[ToyPart()],
+                cpus=lambda: on)  # fmt: skip
+    pool.open()
+    homes = WarmSandboxes(pool)
+    setup = pool.take("web-7", vcpus=2, node=0).setup.id
+    pinned = replace(WEB, name="big", pinned=True, cpus=AmountBounds(2 * CPU, 2 * CPU, 2 * CPU))
+
+    def refusal(machines: Mapping[int, str], *, node: int | None = 0) -> str:
+        with homes.choosing_cpus() as in_setups, pytest.raises(NotEnoughCpus) as refused:
+            free_cpus(replace(pinned, numa_node=node), on, in_setups, machines)
+        return refused.value.message
+
+    begin = "machine default/big is to run on CPUs of its own: not enough free CPUs for 2 vCPUs; available: "
+    end = "or start machine default/big without start.pinned"
+    give_back = f"return a setup that is no longer used (devalloc warm return {setup})"
+    assert refusal({}) == f"{begin}1 on node 0; CPUs are in use by setup {setup}; {give_back}, {end}"
+    assert refusal({2: "default/a", 3: "other/b"}, node=None) == (
+        f"{begin}none; CPUs are in use by machine default/a, setup {setup}, 1 machine of other namespaces; "
+        f"stop one of these machines, {give_back}, {end}"
+    )
+    assert "other/b" not in refusal({2: "default/a", 3: "other/b"}), "it has none of node 0"
+    pool.give_back(setup, soon())
+    homes.give(replace(WEB, pinned=True, cpus=AmountBounds(CPU, 2 * CPU, CPU), numa_node=0), "run")
+    assert refusal({}) == f"{begin}1 on node 0; CPUs are in use by machine {WEB.key}; stop one of these machines, {end}"
     pool.close(soon())
 
 
