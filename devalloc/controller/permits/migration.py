@@ -111,7 +111,7 @@ class MigrationTracker:
         self._since = {key: self._since.get(key, now) for key in moving}
         self._begun = {key: is_answered for key, is_answered in self._begun.items() if key in moving}
         for key, condition in moving.items():
-            if await self._has_ended(key, condition, now):
+            if await self._has_ended(key, condition):
                 continue
             if self._is_late(key, condition, now):
                 await self._withdraw(key)
@@ -130,7 +130,7 @@ class MigrationTracker:
                 self._metrics.wanting.inc()
                 self._write(key, {SHOULD_MIGRATE: (True, NODE_PRESSURE, why)})
 
-    async def _has_ended(self, key: MachineKey, condition: VmCondition, now: float) -> bool:
+    async def _has_ended(self, key: MachineKey, condition: VmCondition) -> bool:
         """Whether the migrator is done with it, which is then written down."""
         if self._migrator is None or condition.reason != NODE_PRESSURE:
             return False

@@ -162,17 +162,28 @@ def read_vm(obj: Object) -> VmState | None:
     )
 
 
-def read_second(obj: Object) -> tuple[str, Resources] | None:
-    """The other node on which a machine that moves counts, and what is kept for it there: its target, or once it is
-    handed over, its source, which has it paused until the target takes it. None for one that does not move."""
+@dataclass(frozen=True, slots=True)
+class SecondReservation:
+    """What a second node keeps for a machine that moves."""
+
+    node: str
+    amounts: Resources
+    is_leaving: bool
+    """Whether that node is its source, which gets it back when the target takes the machine."""
+
+
+def second_reservation(obj: Object) -> SecondReservation | None:
+    """What the other node keeps on which a machine that moves counts: its target, or once it is handed over, its
+    source, which has it paused until the target takes it. None for one that does not move."""
     view = MachineView(obj)
     if (node := view.migration_target) is not None:
-        entries = booked_entries(obj)
+        entries, is_leaving = booked_entries(obj), False
     elif view.handed_over_to is not None and view.holder:
-        node, entries = view.holder, reserved_entries(obj)
+        node, entries, is_leaving = view.holder, reserved_entries(obj), True
     else:
         return None
-    return node, Resources(-(-sum_nano(entries, CPU) // (NANO // 1000)), -(-sum_nano(entries, MEMORY) // NANO))
+    cpu, memory = -(-sum_nano(entries, CPU) // (NANO // 1000)), -(-sum_nano(entries, MEMORY) // NANO)
+    return SecondReservation(node, Resources(cpu, memory), is_leaving)
 
 
 def has_devices(obj: Object) -> bool:

@@ -15,7 +15,10 @@ from devalloc.controller.permits.migration import NO_MIGRATION, MigrationEnd
 from devalloc.controller.permits.settings import Settings
 from devalloc.controller.permits.store_migrator import MovableMachines, StoreMigrator
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
+from devalloc.scaling.permits.ledger import all_to_migrate, is_under_pressure
 from devalloc.scaling.resources import Resources
+from devalloc.scaling.versions import ProtocolEra
+from devalloc.scaling.vm_info import LABEL_MIGRATION
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests
 from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool
@@ -224,6 +227,28 @@ class TestLedgers:
         book.put({**handed, "metadata": {**metadata, "resourceVersion": "3", "annotations": notes}})
         assert KEY not in book.nodes["a"].machines
         assert (KEY in book.records) == (node is None)
+
+    @pytest.mark.parametrize("era", [ProtocolEra.NEWEST, ProtocolEra.V0_31])
+    def test_no_other_machine_leaves_its_source_while_its_target_has_not_taken_it(self, era: ProtocolEra) -> None:
+        """The source gets back soon what it keeps until then."""
+        book = PermitLedgers(Settings(era=era))
+        book.begin({"a": Host(amounts(4000, 8)), "b": Host(amounts(8000, 8))})
+        other = machine("other", "2", "1Gi")
+        metadata = {**other["metadata"], "uid": "2", "resourceVersion": "1", "labels": {LABEL_MIGRATION: "true"}}
+        reserved = moving()["status"]["allocations"]
+        status = {"phase": "Running", "nodeName": "a", "allocations": reserved, "observed": {"cpus": "2"}}
+        book.put({**other, "metadata": metadata, "status": status})
+
+        web = moving()
+        web["status"]["observed"] = {"cpus": "2"}
+        handed = handed_over(web)
+        notes = {"devalloc.io/prepared-on": "b"}
+        taken = {**handed, "metadata": {**handed["metadata"], "annotations": notes}}
+        for version, step in enumerate((web, handed, taken), 1):
+            book.put({**step, "metadata": {**step["metadata"], "resourceVersion": str(version)}})
+            assert (KEY in book.nodes["a"].machines) == (step is not taken)
+            assert not is_under_pressure(book.nodes["a"]), version
+            assert all_to_migrate(book.nodes["a"]) == [], version
 
     def test_it_is_a_machine_of_its_source_again_if_its_target_is_fenced(self) -> None:
         book = self.book()
