@@ -40,17 +40,17 @@ _MIRRORED_TAINTS = frozenset(f"node.kubernetes.io/{name}" for name in ("unschedu
 
 
 @dataclass(frozen=True, slots=True)
-class NodeClosure:
+class UnschedulableReason:
     """Why a whole node gets nothing new."""
 
-    words: str
-    """Completes "it fits once node NAME ...": what opens the node again."""
+    remedy: str
+    """Completes "it fits once node NAME ...": what makes the node schedulable again."""
     advice: str
     """A sentence with {node}: what an admin does."""
     why: str
 
 
-_NODE_CLOSURES = (
+_UNSCHEDULABLE_REASONS = (
     (f"{FENCED}node, ", "is unfenced", "When the node is back, run `devalloc unfence node/{node}`."),
     (f"{CORDONED}node, ", "is uncordoned", "Run `devalloc uncordon node/{node}`."),
     (NODE_CORDONED, "is uncordoned", "Run `kubectl uncordon {node}`."),
@@ -61,24 +61,26 @@ _NODE_CLOSURES = (
         f"Remove the taint from node {{node}}; if it is only for pods, set the annotation {meta.TOLERATED_TAINTS}.",
     ),
 )
-"""Prefix of the reason, words and advice."""
-_NEXT_REASON = re.compile(rf"; (?={'|'.join(re.escape(prefix) for prefix, *_ in _NODE_CLOSURES)}|{CORDONED}|node, )")
+"""Prefix of the reason, remedy and advice."""
+_NEXT_REASON = re.compile(
+    rf"; (?={'|'.join(re.escape(prefix) for prefix, *_ in _UNSCHEDULABLE_REASONS)}|{CORDONED}|node, )"
+)
 """Between the parts of a reason. The text of a user may contain semicolons, too."""
 
 
 @lru_cache(maxsize=1024)
-def node_closures(why: str) -> tuple[NodeClosure, ...]:
+def unschedulable_reasons(why: str) -> tuple[UnschedulableReason, ...]:
     """Why the device's whole node gets nothing new; empty if the device is also unavailable for a reason of its own, or
     its pool."""
-    closures = []
+    reasons = []
     for part in dict.fromkeys(_NEXT_REASON.split(why)):
-        row = next((row for row in _NODE_CLOSURES if part.startswith(row[0])), None)
+        row = next((row for row in _UNSCHEDULABLE_REASONS if part.startswith(row[0])), None)
         if row is None:
             return ()
-        closures.append(
-            NodeClosure(row[1], row[2], part.replace(": node, by ", " by ", 1).replace(": node, ", ": ", 1))
+        reasons.append(
+            UnschedulableReason(row[1], row[2], part.replace(": node, by ", " by ", 1).replace(": node, ", ": ", 1))
         )
-    return tuple(closures)
+    return tuple(reasons)
 
 
 def unschedulable_nodes(documents: Iterable[Object]) -> dict[str, str]:
@@ -98,6 +100,11 @@ def is_cordon_reason(why: str) -> bool:
     """Whether the device is unavailable because it, its pool or its node is cordoned, or its node is fenced, and not
     because it is broken."""
     return why.startswith((CORDONED, NODE_CORDONED, FENCED))
+
+
+def is_about_schedulability(blocker: Mapping[str, Any]) -> bool:
+    """Whether a blocker is a node that gets nothing new, or a cordoned device: neither claim nor fleet need change."""
+    return blocker["kind"] == "unavailable" and ("device" not in blocker or is_cordon_reason(blocker["why"]))
 
 
 def is_node(doc: Object) -> bool:

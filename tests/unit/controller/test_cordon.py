@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from devalloc.api.cordon import apply_cordons, cordon_reasons, node_closures
+from devalloc.api.cordon import apply_cordons, cordon_reasons, unschedulable_reasons
 from devalloc.api.decode import decode
 from devalloc.api.pool import DevicePool
 from devalloc.controller.cordon import NoPools, TargetNotFound, find_target, list_cordons, set_cordon
@@ -303,7 +303,7 @@ class TestNames:
 
 
 @pytest.mark.parametrize(
-    ("why", "words"),
+    ("why", "remedies"),
     [
         ("cordoned: node, by root: old; loud", ["is uncordoned"]),
         ("cordoned: node, by root; node is cordoned by kubectl", ["is uncordoned", "is uncordoned"]),
@@ -316,5 +316,5 @@ class TestNames:
         ("unhealthy: Xid 79; cordoned: node, by root", []),
     ],
 )
-def test_a_node_is_closed_if_no_reason_is_of_the_device_alone(why: str, words: list[str]) -> None:
-    assert [closure.words for closure in node_closures(why)] == words
+def test_a_node_is_unschedulable_if_no_reason_is_of_the_device_alone(why: str, remedies: list[str]) -> None:
+    assert [reason.remedy for reason in unschedulable_reasons(why)] == remedies

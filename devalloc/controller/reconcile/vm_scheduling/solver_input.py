@@ -231,7 +231,7 @@ class _InputBuilder:
         for key, (doc, entries) in standing.placed.items():
             self._hold(key, doc, entries, labels.get(("machine", *key)))
             self._resize(key, doc, entries)
-        for key, (doc, entries) in standing.moving.items():
+        for key, (doc, entries) in standing.on_second_node.items():
             second = MachineView(doc).migration_target or MachineView(doc).holder
             self._add(key, "move", doc, [{}], {meta.ALLOCATED_NODE: str(second)}, entries)
         self._fill()
@@ -334,7 +334,7 @@ class _InputBuilder:
     def _fill(self) -> None:
         """Hold what machines count for beyond what the devices that it is counted on have, on others of their pool."""
         taken: dict[tuple[str, str, str], int] = {}
-        counted = [*self.standing.placed.items(), *self.standing.moving.items()]
+        counted = [*self.standing.placed.items(), *self.standing.on_second_node.items()]
         for _, (_, entries) in counted:
             for place, nano in machines.sum_entries(entries).items():
                 taken[place] = taken.get(place, 0) + nano
