@@ -83,6 +83,13 @@ def unschedulable_reasons(why: str) -> tuple[UnschedulableReason, ...]:
     return tuple(reasons)
 
 
+def schedulability_remedy(node: str, why: str) -> str:
+    """Completes "it fits ...": what makes a node schedulable that gets nothing new."""
+    reasons = unschedulable_reasons(why)
+    remedy = " and ".join(dict.fromkeys(reason.remedy for reason in reasons))
+    return f"once node {node} {remedy} ({'; '.join(reason.why for reason in reasons)})"
+
+
 def unschedulable_nodes(documents: Iterable[Object]) -> dict[str, str]:
     """The Kubernetes Nodes among the documents that get no new claims and machines, with the reason."""
     nodes = (doc for doc in documents if is_node(doc))

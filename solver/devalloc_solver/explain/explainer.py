@@ -287,8 +287,8 @@ class Explainer(ABC):
     def _with_other_nodes(
         self, unit: PlacementUnit, edits: tuple[Relaxation, ...], claims: Sequence[Key]
     ) -> tuple[Relaxation, ...]:
-        """The edits, with the other nodes that do as well if one node must become schedulable. A part of a fleet does not have
-        them all."""
+        """The edits, with the other nodes that do as well if one node must become schedulable. A part of a fleet
+        does not have them all."""
         if len(edits) != 1 or not edits[0].instead or self.fleet.nodes is not None:
             return edits
         (edit,) = edits

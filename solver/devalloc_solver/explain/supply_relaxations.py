@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from devalloc.api.cordon import unschedulable_reasons
+from devalloc.api.cordon import schedulability_remedy, unschedulable_reasons
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
 from devalloc.api.quantity import Format, Quantity
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
@@ -474,9 +474,7 @@ def _make_node_schedulable(
     snapshot: Snapshot, node: str, devices: Sequence[Device], accepts: AcceptsDevice
 ) -> Relaxation:
     pool, why = snapshot.pools[devices[0].pool], str(devices[0].unavailable)
-    reasons = unschedulable_reasons(why)
-    remedy = " and ".join(dict.fromkeys(reason.remedy for reason in reasons))
-    words = f"once node {node} {remedy} ({'; '.join(reason.why for reason in reasons)})"
+    words = schedulability_remedy(node, why)
     change = partial(_with_devices_offered, devices=devices, accepts=accepts, change=_make_available)
     entry = {"kind": "unavailable", "node": node, "why": why}
     return Relaxation(entry, words, lambda question: change(question).touching(pool), order=1)

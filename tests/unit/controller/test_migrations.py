@@ -200,7 +200,9 @@ class TestTarget:
         fill(two, migration())
         rounds(two)
         assert booking(two) == {}
-        assert migration_status(two)["phase"] == "Pending"
+        waits = migration_status(two)
+        assert waits["phase"] == "Pending"
+        assert waits["message"].endswith("impossible now: it fits once node b is uncordoned (cordoned: test)")
         set_cordon(two, CordonTarget(node="b"), None)
         rounds(two)
         assert booking(two)["targetNode"] == "b"

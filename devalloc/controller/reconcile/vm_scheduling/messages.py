@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from devalloc.api import host_pool_names, meta
+from devalloc.api import cordon, host_pool_names, meta
 from devalloc.api.decode import decode
 from devalloc.api.machine_reservation import missing_amounts, parse_nano, required_amounts
 from devalloc.api.quantity import Format, Quantity, count_text, readable_texts
-from devalloc.api.reasons import Reason
+from devalloc.api.reasons import IMPOSSIBLE_NOW_VERDICT, Reason
 from devalloc.api.views import ClaimKey, ClaimView, MachineKey, MachineView, ObjectView
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.controller.reconcile.vm_scheduling import machines
@@ -114,13 +114,18 @@ class MachineMessages:
             text = answer["message"]
             if target is not None and target.is_on_one_numa_node:
                 text = text.replace(f"metadata.annotations[{meta.GROUP_MATCH}]", "spec.numaPolicy")
-            if is_own:
+            if is_own and blockers and all(map(_is_unschedulable_node, blockers)):
+                remedies = (cordon.schedulability_remedy(one["node"], one["why"]) for one in blockers)
+                text = f"{IMPOSSIBLE_NOW_VERDICT}: it fits {' and '.join(remedies)}"
+                details.pop("funnel", None)  # it counts devices, and there are enough
+            elif is_own:
                 text, details = self._without_expressions(part, text, details)
             return answer["reason"], with_machine_names(text, self._placing), details
         details.pop("funnel", None)
-        blockers = self._blockers(key, code, blockers) or self._lacks(target, code)
-        if code == Reason.NODES_TOO_SMALL:  # no one need leave: it fits no empty node either
-            blockers = [one for one in blockers if one["kind"] not in _HOLDERS]
+        blockers = self._blockers(key, code, blockers)
+        if code == Reason.NODES_TOO_SMALL:  # it fits no node, empty or uncordoned
+            blockers = [one for one in blockers if one["kind"] not in _HOLDERS and not _is_unschedulable_node(one)]
+        blockers = blockers or self._lacks(target, code)
         if "blockers" in details:
             details["blockers"] = blockers
         text = f"{'no node is large enough' if code == Reason.NODES_TOO_SMALL else 'there is no room for it'}: {short}"
@@ -132,7 +137,7 @@ class MachineMessages:
         return code, text, details
 
     def _without_expressions(self, part: ClaimKey, text: str, details: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """With words for the expressions of a claim that stands for a machine: its user wrote none."""
+        """With words for the expressions and requests of a claim that stands for a machine: its user wrote none."""
         doc = next((one for one in self._placing.documents if _is_claim(one, part)), None)
         expressions = [] if doc is None else [str(one.get("constraints", "")) for one in doc["spec"]["claims"]]
         words = {f"fail {expression}": _FAILS for expression in expressions if expression}
@@ -147,6 +152,8 @@ class MachineMessages:
             for one in details.get("funnel", ())
         ]
         text = _CONSTRAINTS.sub("on nodes that may not take it", worded(text))
+        own_request = rf"request \d+(?: of {re.escape('/'.join(part))}|(?! of ))"
+        text = re.sub(f" in {own_request}", "", re.sub(f"without {own_request}", "if it asks for less", text))
         return text, {**details, "funnel": funnel} if "funnel" in details else details
 
     def _short(self, target: _Target, code: str) -> str | None:
@@ -359,6 +366,10 @@ def _numa_field(machine: Mapping[str, Any]) -> str:
     if (view.spec.get("start") or {}).get("numaNode") is not None:
         return "spec.start.numaNode"
     return "spec.numaPolicy" if _is_on_one_numa_node(machine) else "status.numaNodes"
+
+
+def _is_unschedulable_node(blocker: Mapping[str, Any]) -> bool:
+    return cordon.is_about_schedulability(blocker) and "device" not in blocker
 
 
 def _is_claim(doc: Mapping[str, Any], key: ClaimKey) -> bool:
