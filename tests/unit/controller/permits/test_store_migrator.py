@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import closing
 from typing import Any
 
 import pytest
 
 from devalloc.api import machine_location
-from devalloc.controller.migrations import begin_migration, migrations_of
+from devalloc.controller.migrations import begin_migration
 from devalloc.controller.permits.hosts import Host
 from devalloc.controller.permits.ledgers import PermitLedgers
 from devalloc.controller.permits.migration import NO_MIGRATION, MigrationEnd
@@ -36,9 +37,14 @@ def created(store: SQLiteStore) -> Object:
     return one
 
 
+def fresh_migrator(store: SQLiteStore) -> StoreMigrator:
+    """It reads the migrations again each time."""
+    return StoreMigrator(store, itertools.count(step=10).__next__)
+
+
 class TestStoreMigrator:
     def test_it_creates_one_migration_for_a_machine(self, store: SQLiteStore) -> None:
-        migrator = StoreMigrator(store)
+        migrator = fresh_migrator(store)
         assert migrator.begin(KEY, "a")
         assert created(store)["spec"] == {"vmName": "web"}
         assert not migrator.begin(KEY, "a")
@@ -51,7 +57,7 @@ class TestStoreMigrator:
     def test_what_others_created_is_theirs(self, store: SQLiteStore, machine_name: str) -> None:
         key = ("default", machine_name)
         begin_migration(store, key)
-        migrator = StoreMigrator(store)
+        migrator = fresh_migrator(store)
         assert not migrator.begin(key, "a")
         migrator.withdraw(key)
         assert created(store)["metadata"]["name"].startswith(f"{machine_name}-move-")
@@ -68,21 +74,21 @@ class TestStoreMigrator:
     def test_it_says_how_the_migration_ended(
         self, store: SQLiteStore, status: Object, end: MigrationEnd | None
     ) -> None:
-        migrator = StoreMigrator(store)
+        migrator = fresh_migrator(store)
         migrator.begin(KEY, "a")
         store.replace_status({**created(store), "status": status})
         assert migrator.ended(KEY, LONG_AGO) == end
         assert migrator.ended(KEY, "2100-01-01T00:00:00Z") == (end and NO_MIGRATION), "that was another one"
 
     def test_it_has_ended_if_a_user_deletes_it(self, store: SQLiteStore) -> None:
-        migrator = StoreMigrator(store)
+        migrator = fresh_migrator(store)
         migrator.begin(KEY, "a")
         store.delete(KIND, "default", created(store)["metadata"]["name"])
         assert migrator.ended(KEY, LONG_AGO) == NO_MIGRATION
 
     def test_while_one_of_others_moves_the_machine_that_one_counts(self, store: SQLiteStore) -> None:
         fill(store, migration("move", "web"), migration("another", "db"))
-        migrator = StoreMigrator(store)
+        migrator = fresh_migrator(store)
         migrator.begin(KEY, "a")
         assert migrator.ended(KEY, LONG_AGO) is None
         status = {"phase": "Succeeded", "targetNode": "b", "completionTime": "2026-01-01T00:10:00Z"}
@@ -95,14 +101,15 @@ class TestStoreMigrator:
         assert migrator.ended(KEY, LONG_AGO) == NO_MIGRATION
 
     def test_its_own_end_counts_although_one_of_others_waits(self, store: SQLiteStore) -> None:
-        migrator = StoreMigrator(store)
+        migrator = fresh_migrator(store)
         migrator.begin(KEY, "a")
         store.replace_status({**created(store), "status": {"phase": "Failed", "reason": "Why", "message": "full"}})
         fill(store, migration("move", "web"))
         assert migrator.ended(KEY, LONG_AGO) == MigrationEnd(False, "Why", "full")
 
     def test_it_reads_only_the_migrations_of_the_namespace(self, store: SQLiteStore) -> None:
-        """Else each request of a machine takes as long as all migrations of the cluster."""
+        """And at most once a second: else each request of a machine, and each look at those that move, takes as long as
+        all migrations of the cluster, or of a tenant that has any number."""
         fill(store, migration("move", "web", namespace="other"), migration("another", "web"))
         namespaces: list[str | None] = []
 
@@ -112,10 +119,19 @@ class TestStoreMigrator:
                 return super().list(kinds, namespace)
 
         with closing(Listing(store.path)) as listing:
-            assert [view.key for view in migrations_of(listing, KEY)] == [("default", "another")]
-            assert StoreMigrator(listing).begin(KEY, "a") is False
-            StoreMigrator(listing).ended(KEY, LONG_AGO)
-        assert namespaces == ["default"] * 3
+            seconds = 0.0
+            migrator = StoreMigrator(listing, lambda: seconds)
+            assert migrator.begin(KEY, "a") is False
+            assert migrator.begin(("default", "db"), "a")
+            assert migrator.ended(KEY, LONG_AGO) is None
+            assert migrator.ended(("default", "db"), LONG_AGO) is None, "it knows its own at once"
+            migrator.withdraw(("default", "db"))
+            assert migrator.ended(("default", "db"), LONG_AGO) == NO_MIGRATION
+            assert namespaces == ["default"]
+            seconds = 1.0
+            listing.delete(KIND, "default", "another")
+            assert migrator.ended(KEY, LONG_AGO) == NO_MIGRATION
+        assert namespaces == ["default"] * 2
 
 
 class TestMovableMachines:
