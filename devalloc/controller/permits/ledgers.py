@@ -32,7 +32,7 @@ def no_overhead(obj: Object) -> Resources:
 
 
 def has_no_devices(obj: Object) -> bool:
-    """Whether a machine can move, where devices keep it on its node whatever they are."""
+    """Whether a machine can move, if any device keeps it on its node."""
     return not has_devices(obj)
 
 
@@ -137,7 +137,7 @@ class PermitLedgers:
         self.records[key], self.objects[key] = record, obj
 
     def drop(self, key: MachineKey, version: str | None = None) -> None:
-        """There is no such object any more. ``version``: that of its deletion, where that may be long ago: an object
+        """There is no such object any more. ``version``: that of its deletion, if that may be long ago: an object
         that is newer was made since."""
         stored = self.objects.get(key)
         if version is not None and stored is not None and _number(version) < _version(stored):

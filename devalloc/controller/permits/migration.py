@@ -52,7 +52,7 @@ class Migrator(Protocol):
         """Have the machine leave its node. False: it is on its way already."""
 
     def withdraw(self, key: MachineKey) -> None:
-        """Have it stay after all; fine where nothing moves it."""
+        """Have it stay after all; fine if nothing moves it."""
 
     def ended(self, key: MachineKey, since: str) -> MigrationEnd | None:
         """How its last migration since a moment (RFC 3339) ended; None while one goes on. ``NO_MIGRATION`` if there is
@@ -83,7 +83,7 @@ class MigrationTracker:
         come to tell."""
 
     async def answered(self, granted: PermitGrant) -> HttpResponse:
-        """What to tell, once the migrator was told where one is to begin. What was granted stays so in any case."""
+        """What to answer; if a migration is to begin, after the migrator was told. What was granted stays so."""
         if not granted.begins_migration or self._migrator is None:
             return HttpResponse(200, granted.body, JSON)
         begun = await self._begin(granted.key, granted.node)
@@ -158,7 +158,7 @@ class MigrationTracker:
             await self._begin(key, record.node)
 
     async def _begin(self, key: MachineKey, node: str) -> bool | None:
-        """Whether it begins now; None where it could not be begun, which is written down."""
+        """Whether it begins now; None if it could not be begun, which is written down."""
         assert self._migrator is not None
         self._begun[key] = False
         try:

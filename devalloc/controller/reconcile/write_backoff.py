@@ -174,9 +174,9 @@ def _written_by_others(obj: Object | None, *, with_status: bool) -> Any:
     metadata = obj["metadata"]
     noted = {name: value for name, value in metadata.get("annotations", {}).items() if name not in _OWN_ANNOTATIONS}
     fields = [metadata.get(name) for name in ("uid", "generation", "labels", "finalizers", "deletionTimestamp")]
-    return fields, noted, _lasting_status(obj) if with_status else None
+    return fields, noted, _relevant_status(obj) if with_status else None
 
 
-def _lasting_status(obj: Object) -> Any:
+def _relevant_status(obj: Object) -> Any:
     """Of a migration only the phase: its source writes the progress each second, and a refusal outlasts that."""
     return MigrationView(obj).phase if obj["kind"] == MIGRATION_KIND else obj.get("status")

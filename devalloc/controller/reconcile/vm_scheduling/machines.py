@@ -82,7 +82,7 @@ def is_leaving(machine: Object) -> bool:
 
 def counted_entries(machine: Object) -> list[Any]:
     """The entries that a placed machine counts for: what is kept for it, or what it is permitted or was seen to have
-    where that is more (T25)."""
+    if that is more (T25)."""
     entries = [{**entry, "allocations": [*entry.get("allocations", ())]} for entry in reserved_entries(machine)]
     reported = [
         section for name in _AMOUNT_FIELDS if isinstance(section := MachineView(machine).status.get(name), dict)
@@ -181,7 +181,7 @@ def _on_devices(pool: str, given: Mapping[str, Mapping[str, int]]) -> list[Any]:
 
 
 def single_numa(entries: Sequence[Any], pools: Mapping[str, Object]) -> int | None:
-    """The one NUMA node that entries are on; None where they are on none, or on several."""
+    """The one NUMA node that entries are on; None if they are on none, or on several."""
     numbers = set()
     for entry in entries:
         pool = pools.get(entry["devicePoolName"], {"spec": {}})

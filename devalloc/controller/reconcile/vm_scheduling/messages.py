@@ -1,6 +1,6 @@
 """Messages why a machine does not fit, in terms of hosts: the solver's messages are about devices. Pure.
 
-Only where every node that it may be on is short of something in all: else the solver's words say more.
+Only if every node that it may be on is short of something in all: else the solver's words say more.
 """
 
 from __future__ import annotations
