@@ -41,6 +41,7 @@ _RESOURCE_NAMES = {
     host_pool_names.DISK_IO: ("disk bandwidth", "/s", Format.DECIMAL_SI),
 }
 _CONSTRAINTS = re.compile(r"without spec\.claims\[\d+\]\.constraints")
+_ALSO_FITS = re.compile(r"; it also fits once node .*")
 _FAILS = "are not those of a node that may take it"
 """What is said of devices that an expression of devalloc excludes."""
 _MAX_NODES = 3
@@ -56,6 +57,8 @@ class NodeRoom:
     whole: Room
     by_numa: Mapping[int, Room]
     """What each of its NUMA nodes has, and with it what belongs to none."""
+    unschedulable: str = ""
+    """Why the node gets nothing new; empty if it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,8 @@ class MachineMessages:
         if freeing and len(freeing) == len(blockers) and own not in freeing:
             more = f" and {len(freeing) - _MAX_NODES} more" if len(freeing) > _MAX_NODES else ""
             text += f"; without {', '.join(freeing[:_MAX_NODES])}{more} there would be room"
+        if also := _ALSO_FITS.search(answer["message"]):
+            text += also[0]
         return code, text, details
 
     def _without_expressions(self, part: ClaimKey, text: str, details: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -172,10 +177,16 @@ class MachineMessages:
         )
         if cache_key not in self._shortages:
             of_nodes = {node: rooms.get(node, NodeRoom({}, {})) for node in self._nodes(target)}
+            unschedulable: list[str] = []
+            if code != Reason.NODES_TOO_SMALL:
+                unschedulable = [
+                    f"node {node}: {one.unschedulable}" for node, one in of_nodes.items() if one.unschedulable
+                ]
+                of_nodes = {node: one for node, one in of_nodes.items() if not one.unschedulable}
             lines = _shortages(of_nodes, target, code)
             if lines is None and target.is_on_one_numa_node:
                 lines = _numa_shortages(of_nodes, target.amounts, code)
-            self._shortages[cache_key] = _joined(lines) if lines else None
+            self._shortages[cache_key] = _joined([*lines, *unschedulable]) if lines else None
         return self._shortages[cache_key]
 
     def _nodes(self, target: _Target) -> list[str]:
@@ -218,7 +229,8 @@ class MachineMessages:
                 shared = _sum_of_rooms(room for numa, room in rooms if numa is None)
                 by_numa = {numa: shared | room for numa, room in rooms if numa is not None}
                 node = str(host_pool_names.node_of_host_pool(pool))
-                self._rooms[node] = NodeRoom(_sum_of_rooms(room for _, room in rooms), by_numa)
+                whole = _sum_of_rooms(room for _, room in rooms)
+                self._rooms[node] = NodeRoom(whole, by_numa, _why_unschedulable(pool))
         return self._rooms
 
     def _given(self) -> dict[ClaimKey, Sequence[Any]]:
@@ -366,6 +378,18 @@ def _numa_field(machine: Mapping[str, Any]) -> str:
     if (view.spec.get("start") or {}).get("numaNode") is not None:
         return "spec.start.numaNode"
     return "spec.numaPolicy" if _is_on_one_numa_node(machine) else "status.numaNodes"
+
+
+def _why_unschedulable(pool: Mapping[str, Any]) -> str:
+    """Why the node of a host pool gets nothing new; empty if it does."""
+    whys = {
+        next(
+            (one.get("stringValue", "") for one in device.get("attributes", ()) if one["name"] == meta.UNAVAILABLE), ""
+        )
+        for device in pool["spec"].get("devices", ())
+    }
+    reasons = [cordon.unschedulable_reasons(why) for why in sorted(whys)]
+    return "; ".join(reason.why for reason in reasons[0]) if reasons and all(reasons) else ""
 
 
 def _is_unschedulable_node(blocker: Mapping[str, Any]) -> bool:
