@@ -168,9 +168,9 @@ def _unschedulable_reason(node: Object) -> str | None:
     return None
 
 
-def cordon_reasons(pool: Object, node_is_closed: str | None = None) -> dict[str, str]:
+def cordon_reasons(pool: Object, why_unschedulable: str | None = None) -> dict[str, str]:
     """Why devices of a pool manifest are cordoned, by name; ALL for the pool. An unreadable annotation cordons all.
-    ``node_is_closed``: why its node accepts nothing new."""
+    ``why_unschedulable``: why its node accepts nothing new."""
     reasons: dict[str, str] = {}
     for text in filter(None, [_annotation(pool, meta.CORDONED)]):
         try:
@@ -188,9 +188,9 @@ def cordon_reasons(pool: Object, node_is_closed: str | None = None) -> dict[str,
     if (fenced := _annotation(pool, meta.FENCED_NODE)) is not None:
         before = [reasons[ALL_DEVICES]] if ALL_DEVICES in reasons else []
         reasons[ALL_DEVICES] = "; ".join([f"{FENCED}node, {fenced}", *before])
-    if node_is_closed is not None:
+    if why_unschedulable is not None:
         reasons[ALL_DEVICES] = (
-            node_is_closed if ALL_DEVICES not in reasons else f"{reasons[ALL_DEVICES]}; {node_is_closed}"
+            why_unschedulable if ALL_DEVICES not in reasons else f"{reasons[ALL_DEVICES]}; {why_unschedulable}"
         )
     return reasons
 
@@ -221,9 +221,9 @@ def has_cordon_annotation(pool: Object) -> bool:
     return any(_annotation(pool, name) is not None for name in (meta.CORDONED, *NODE_NOTES))
 
 
-def apply_cordons(pool: Object, node_is_closed: str | None = None) -> Object:
+def apply_cordons(pool: Object, why_unschedulable: str | None = None) -> Object:
     """The pool manifest with cordoned devices made unavailable; the same object if nothing is cordoned."""
-    reasons = cordon_reasons(pool, node_is_closed)
+    reasons = cordon_reasons(pool, why_unschedulable)
     spec = pool.get("spec")
     devices = spec.get("devices") if isinstance(spec, dict) else None
     if not reasons or not isinstance(spec, dict) or not isinstance(devices, list):
@@ -239,8 +239,11 @@ def apply_all_cordons(
     """The documents with cordoned devices made unavailable in their pools, also because of Nodes among them.
     ``change``: does so for one pool."""
     documents = list(documents)
-    closed = unschedulable_nodes(documents)
-    return [change(doc, closed.get(pool_node(doc) or "")) if doc["kind"] == "DevicePool" else doc for doc in documents]
+    unschedulable = unschedulable_nodes(documents)
+    return [
+        change(doc, unschedulable.get(pool_node(doc) or "")) if doc["kind"] == "DevicePool" else doc
+        for doc in documents
+    ]
 
 
 def _mark_unavailable(device: Any, by_name: Mapping[str, str], common: str | None) -> Any:

@@ -328,8 +328,8 @@ class Explainer(ABC):
         if in_batch and any(self.priorities[key] > own_priority for key in blocking.claims):
             reason = Reason.LOST_TO_HIGHER_PRIORITY
         note = "" if blocking.smallest else NOT_PROVEN
-        opened = "" if self.is_brief else self._other_node(unit)
-        text = join_sentences(lack, self.describe_remedy((), blocking.claims), note, opened)
+        other = "" if self.is_brief else self._other_node(unit)
+        text = join_sentences(lack, self.describe_remedy((), blocking.claims), note, other)
         return Finding(reason, text, (), blocking.claims)
 
     def _other_node(self, unit: PlacementUnit) -> str:

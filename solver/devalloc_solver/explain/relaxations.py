@@ -180,7 +180,7 @@ class RelaxationSet:
     shared: Sequence[Relaxation] = ()
     """what the devices of a pool share"""
     own_node: Relaxation | None = None
-    """opens the node that the unit is bound to, if that gets nothing new"""
+    """makes the node schedulable that the unit is bound to, if that gets nothing new"""
 
     def special_tiers(self) -> Iterator[RelaxationTier]:
         """Those with a reason of their own."""

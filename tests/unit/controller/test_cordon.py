@@ -138,7 +138,9 @@ def change(store: SQLiteStore, new: Object) -> None:
 
 class TestNodes:
     @pytest.mark.parametrize("state", CLOSED)
-    def test_a_closed_node_gets_nothing_new_and_what_is_allocated_stays(self, store: SQLiteStore, state: str) -> None:
+    def test_an_unschedulable_node_gets_nothing_new_and_what_is_allocated_stays(
+        self, store: SQLiteStore, state: str
+    ) -> None:
         closed, why = CLOSED[state]
         fill(store, node(), gpu_pool(devices=3), gpu_class(), gpu_claim("a"))
         allocator = DeviceClaimAllocator(store)
@@ -166,7 +168,7 @@ class TestNodes:
         DeviceClaimAllocator(store).round()
         assert status(store, "web")["nodeName"] == "other"
 
-    def test_a_machine_that_wants_a_closed_node_waits_and_says_why(self, store: SQLiteStore) -> None:
+    def test_a_machine_that_wants_an_unschedulable_node_waits_and_says_why(self, store: SQLiteStore) -> None:
         fill(store, node(unschedulable=True), host("n"), machine("web", nodeName="n"))
         DeviceClaimAllocator(store).round()
         assert "nodeName" not in status(store, "web")
