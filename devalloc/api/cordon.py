@@ -40,17 +40,17 @@ _MIRRORED_TAINTS = frozenset(f"node.kubernetes.io/{name}" for name in ("unschedu
 
 
 @dataclass(frozen=True, slots=True)
-class NodeClosure:
+class UnschedulableReason:
     """Why a whole node gets nothing new."""
 
-    words: str
-    """Completes "it fits once node NAME ...": what opens the node again."""
+    remedy: str
+    """Completes "it fits once node NAME ...": what makes the node schedulable again."""
     advice: str
     """A sentence with {node}: what an admin does."""
     why: str
 
 
-_NODE_CLOSURES = (
+_UNSCHEDULABLE_REASONS = (
     (f"{FENCED}node, ", "is unfenced", "When the node is back, run `devalloc unfence node/{node}`."),
     (f"{CORDONED}node, ", "is uncordoned", "Run `devalloc uncordon node/{node}`."),
     (NODE_CORDONED, "is uncordoned", "Run `kubectl uncordon {node}`."),
@@ -61,24 +61,33 @@ _NODE_CLOSURES = (
         f"Remove the taint from node {{node}}; if it is only for pods, set the annotation {meta.TOLERATED_TAINTS}.",
     ),
 )
-"""Prefix of the reason, words and advice."""
-_NEXT_REASON = re.compile(rf"; (?={'|'.join(re.escape(prefix) for prefix, *_ in _NODE_CLOSURES)}|{CORDONED}|node, )")
+"""Prefix of the reason, remedy and advice."""
+_NEXT_REASON = re.compile(
+    rf"; (?={'|'.join(re.escape(prefix) for prefix, *_ in _UNSCHEDULABLE_REASONS)}|{CORDONED}|node, )"
+)
 """Between the parts of a reason. The text of a user may contain semicolons, too."""
 
 
 @lru_cache(maxsize=1024)
-def node_closures(why: str) -> tuple[NodeClosure, ...]:
+def unschedulable_reasons(why: str) -> tuple[UnschedulableReason, ...]:
     """Why the device's whole node gets nothing new; empty if the device is also unavailable for a reason of its own, or
     its pool."""
-    closures = []
+    reasons = []
     for part in dict.fromkeys(_NEXT_REASON.split(why)):
-        row = next((row for row in _NODE_CLOSURES if part.startswith(row[0])), None)
+        row = next((row for row in _UNSCHEDULABLE_REASONS if part.startswith(row[0])), None)
         if row is None:
             return ()
-        closures.append(
-            NodeClosure(row[1], row[2], part.replace(": node, by ", " by ", 1).replace(": node, ", ": ", 1))
+        reasons.append(
+            UnschedulableReason(row[1], row[2], part.replace(": node, by ", " by ", 1).replace(": node, ", ": ", 1))
         )
-    return tuple(closures)
+    return tuple(reasons)
+
+
+def schedulability_remedy(node: str, why: str) -> str:
+    """Completes "it fits ...": what makes a node schedulable that gets nothing new."""
+    reasons = unschedulable_reasons(why)
+    remedy = " and ".join(dict.fromkeys(reason.remedy for reason in reasons))
+    return f"once node {node} {remedy} ({'; '.join(reason.why for reason in reasons)})"
 
 
 def unschedulable_nodes(documents: Iterable[Object]) -> dict[str, str]:
@@ -98,6 +107,11 @@ def is_cordon_reason(why: str) -> bool:
     """Whether the device is unavailable because it, its pool or its node is cordoned, or its node is fenced, and not
     because it is broken."""
     return why.startswith((CORDONED, NODE_CORDONED, FENCED))
+
+
+def is_about_schedulability(blocker: Mapping[str, Any]) -> bool:
+    """Whether a blocker is a node that gets nothing new, or a cordoned device: neither claim nor fleet need change."""
+    return blocker["kind"] == "unavailable" and ("device" not in blocker or is_cordon_reason(blocker["why"]))
 
 
 def is_node(doc: Object) -> bool:
@@ -154,9 +168,9 @@ def _unschedulable_reason(node: Object) -> str | None:
     return None
 
 
-def cordon_reasons(pool: Object, node_is_closed: str | None = None) -> dict[str, str]:
+def cordon_reasons(pool: Object, why_unschedulable: str | None = None) -> dict[str, str]:
     """Why devices of a pool manifest are cordoned, by name; ALL for the pool. An unreadable annotation cordons all.
-    ``node_is_closed``: why its node accepts nothing new."""
+    ``why_unschedulable``: why its node accepts nothing new."""
     reasons: dict[str, str] = {}
     for text in filter(None, [_annotation(pool, meta.CORDONED)]):
         try:
@@ -174,9 +188,9 @@ def cordon_reasons(pool: Object, node_is_closed: str | None = None) -> dict[str,
     if (fenced := _annotation(pool, meta.FENCED_NODE)) is not None:
         before = [reasons[ALL_DEVICES]] if ALL_DEVICES in reasons else []
         reasons[ALL_DEVICES] = "; ".join([f"{FENCED}node, {fenced}", *before])
-    if node_is_closed is not None:
+    if why_unschedulable is not None:
         reasons[ALL_DEVICES] = (
-            node_is_closed if ALL_DEVICES not in reasons else f"{reasons[ALL_DEVICES]}; {node_is_closed}"
+            why_unschedulable if ALL_DEVICES not in reasons else f"{reasons[ALL_DEVICES]}; {why_unschedulable}"
         )
     return reasons
 
@@ -207,9 +221,9 @@ def has_cordon_annotation(pool: Object) -> bool:
     return any(_annotation(pool, name) is not None for name in (meta.CORDONED, *NODE_NOTES))
 
 
-def apply_cordons(pool: Object, node_is_closed: str | None = None) -> Object:
+def apply_cordons(pool: Object, why_unschedulable: str | None = None) -> Object:
     """The pool manifest with cordoned devices made unavailable; the same object if nothing is cordoned."""
-    reasons = cordon_reasons(pool, node_is_closed)
+    reasons = cordon_reasons(pool, why_unschedulable)
     spec = pool.get("spec")
     devices = spec.get("devices") if isinstance(spec, dict) else None
     if not reasons or not isinstance(spec, dict) or not isinstance(devices, list):
@@ -225,8 +239,11 @@ def apply_all_cordons(
     """The documents with cordoned devices made unavailable in their pools, also because of Nodes among them.
     ``change``: does so for one pool."""
     documents = list(documents)
-    closed = unschedulable_nodes(documents)
-    return [change(doc, closed.get(pool_node(doc) or "")) if doc["kind"] == "DevicePool" else doc for doc in documents]
+    unschedulable = unschedulable_nodes(documents)
+    return [
+        change(doc, unschedulable.get(pool_node(doc) or "")) if doc["kind"] == "DevicePool" else doc
+        for doc in documents
+    ]
 
 
 def _mark_unavailable(device: Any, by_name: Mapping[str, str], common: str | None) -> Any:

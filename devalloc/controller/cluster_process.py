@@ -72,7 +72,7 @@ class ClusterSettings:
     """How long its holder does."""
     allocate: AllocatorSettings = field(default_factory=AllocatorSettings)
     resource_claims: bool = False
-    """ResourceClaims of resource.k8s.io are allocated as well, where their label asks for it."""
+    """ResourceClaims of resource.k8s.io are allocated as well, if their label asks for it."""
     listen: tuple[str, int] | None = None
     """Where health, metrics and pages are; None: nowhere."""
     tls: ssl.SSLContext | None = None
@@ -87,7 +87,7 @@ class ClusterSettings:
     fencing: FencingSettings | None = None
     """When a program powers off lost nodes; None: none does."""
     neon: bool = False
-    """Machines of NeonVM and runner pods are read as well, where the cluster has them."""
+    """Machines of NeonVM and runner pods are read as well, if the cluster has them."""
 
 
 class ObjectClient:

@@ -40,7 +40,7 @@ class LoopHealth:
 
     name: str
     began: float | None
-    """When what it is at began; None where it waits for something to do."""
+    """When what it is at began; None if it waits for something to do."""
     failing: float | None = None
     """Since when all that it tries fails."""
     silent_seconds: float = 0.0
@@ -159,7 +159,7 @@ class HttpSite:
         self._asking = None if access is None else BoundedAuthorizer(RateLimitedAuthorizer(access, "/"), self._threads)
 
     def run(self, stop: threading.Event) -> None:
-        """Serve until ``stop`` is set. Raises OSError where it cannot listen."""
+        """Serve until ``stop`` is set. Raises OSError if it cannot listen."""
         try:
             asyncio.run(self._run(stop))
         finally:

@@ -325,7 +325,7 @@ class _SearchCollector:
 
 
 class _ResourceClaimCollector:
-    """The same of ResourceClaims that this controller allocates, where it does."""
+    """The same of ResourceClaims that this controller allocates, if it does."""
 
     def __init__(self, leads: Callable[[], bool], last: Callable[[], ResourceRound | None]) -> None:
         self._leads = leads

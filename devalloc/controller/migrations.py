@@ -54,13 +54,11 @@ def pending_migrations(objects: Iterable[Object]) -> dict[MachineKey, list[Migra
     return pending
 
 
-def migrations_of(store: Store, machine: MachineKey) -> list[MigrationView]:
-    """All migrations of a machine, also those that are over. Reads only those of its namespace, of which the controller
-    deletes old ones: their number is bounded. Raises StoreError."""
-    views = map(MigrationView, store.list(KIND, machine[0]).objects)
-    return [view for view in views if view.machine == machine]
-
-
-def pending_migrations_of(store: Store, machine: MachineKey) -> list[MigrationView]:
-    """Those of them that are not over. Raises StoreError."""
-    return [view for view in migrations_of(store, machine) if not view.is_over and not view.is_deleting]
+def migrations_by_machine(store: Store, namespace: str) -> dict[MachineKey, list[MigrationView]]:
+    """All migrations of a namespace by their machines, also those that are over. The controller deletes old ones of
+    these; of others a tenant can have any number. Raises StoreError."""
+    by_machine: dict[MachineKey, list[MigrationView]] = defaultdict(list)
+    for view in map(MigrationView, store.list(KIND, namespace).objects):
+        if view.machine is not None:
+            by_machine[view.machine].append(view)
+    return by_machine

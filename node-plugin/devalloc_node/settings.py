@@ -72,7 +72,7 @@ class ServerPorts:
     arithmetic: PermitArithmetic = DEFAULT_ARITHMETIC
     """How it counts."""
     migration_seconds: float = 3600.0
-    """Time limit of a migration; then it withdraws the migration."""
+    """How long a migration may take before the permit server withdraws it."""
 
 
 @dataclass(frozen=True, slots=True)

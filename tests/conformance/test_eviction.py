@@ -158,8 +158,13 @@ def cluster(kind: type[EmbeddedStores] | type[ClusterStores] = EmbeddedStores, *
         manifest = vm("web", "card", **spec)
         del manifest["spec"]["nodeName"]
         store.create(manifest)
+
+        def runs() -> bool:
+            made.rounds(1)
+            return made.where() == "node-a"
+
+        until(runs, "it runs on node-a", 60)  # a cluster's watches may come later than a round
         made.rounds()
-        assert made.where() == "node-a"
         for obj in (host("node-b"), _toy_pool("node-b")):
             store.create(obj)
         yield made

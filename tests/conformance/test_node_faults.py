@@ -8,17 +8,19 @@ all, and fails every call of every binding in all ways.
 from __future__ import annotations
 
 import random
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from devalloc_node.claims.steps import StepRunner, UndoResult
 from devalloc_node.machine import hotplug
-from tests.support import machine_faults
+from tests.support import machine_scenarios
+from tests.support.deadlines import soon
 from tests.support.fake_tree import memory_folder
 from tests.support.fault_points import ONCE, FaultPoint, FaultPoints
 from tests.support.fault_scenarios import SCENARIOS
-from tests.support.machine_faults import OF_MACHINES, MachineFaults
+from tests.support.machine_faults import OF_MACHINES, MachineFaults, MachinePlugin
 from tests.support.machine_scenarios import SCENARIOS as MACHINES
 from tools import fault_points as command
 
@@ -64,13 +66,20 @@ def test_whatever_fails_or_dies_with_machines_they_and_the_host_are_as_they_shou
             faults.check(point)
 
 
+def unprepare_soon(plugin: MachinePlugin, uid: str) -> None:
+    """As ``unprepare``, with a second for each request: it waits in vain until nobody has the device."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine_scenarios, "soon", partial(soon, 1.0))
+        plugin.scenario.back(plugin)  # type: ignore[attr-defined]
+
+
 def test_a_device_that_stays_plugged_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The harness, and with it `make faults`, sees it when the plugin believes a device to be out that is not."""
     with memory_folder() as folder, MachineFaults(MACHINES["machine-attach-gpu"], Path(folder)) as faults:
         (point,) = (p for p in faults.points() if (p.act, p.how) == ("prepare", "after") and "device_add" in p.call
                     and "01:00.0" in p.call)  # fmt: skip
         monkeypatch.setattr(hotplug, "unplug_device", lambda *arguments: None)
-        monkeypatch.setattr(machine_faults, "PATIENCE", 1.0)  # it waits in vain until nobody has the device
+        monkeypatch.setattr(MachinePlugin, "unprepare", unprepare_soon)
         with pytest.raises(Exception, match=r"still holds|has the device|is in use|in a machine"):
             faults.check(point)
 

@@ -7,7 +7,7 @@ from copy import deepcopy
 from functools import partial
 from typing import Any
 
-from devalloc.api.cordon import node_closures
+from devalloc.api.cordon import unschedulable_reasons
 from devalloc.api.meta import COMPATIBILITY_GROUP, GROUP, GROUP_MATCH, NODE, UNAVAILABLE
 from devalloc.api.quantity import Quantity
 from tests.support.manifests import Manifest
@@ -36,7 +36,7 @@ def with_blockers_applied(documents: Iterable[Manifest], key: Key, blockers: Seq
             case "matchAttribute" if GROUP_MATCH in blocker["path"]:
                 _disagree(claims, claim, blocker["attribute"])
             case "unavailable" if "device" not in blocker:
-                _open_node(changed, blocker["node"])
+                _make_schedulable(changed, blocker["node"])
             case "poolResource" | "compatibilityGroup" | "unavailable" | "undefinedResource":
                 _supply(changed, blocker)
             case _:
@@ -131,17 +131,17 @@ def _supply(documents: Sequence[Manifest], blocker: Blocker) -> None:
             spec.setdefault("resources", []).append({"name": blocker["resource"], "capacity": "1000"})
 
 
-def _open_node(documents: Sequence[Manifest], node: str) -> None:
+def _make_schedulable(documents: Sequence[Manifest], node: str) -> None:
     """What is unavailable because of the whole node is available."""
     for document in documents:
         if document["kind"] == "DevicePool" and document["spec"].get("nodeName") == node:
-            _strip(document["spec"], UNAVAILABLE, partial(_is_closed_with_node, document["spec"]))
+            _strip(document["spec"], UNAVAILABLE, partial(_is_unschedulable, document["spec"]))
 
 
-def _is_closed_with_node(spec: Manifest, device: Manifest) -> bool:
+def _is_unschedulable(spec: Manifest, device: Manifest) -> bool:
     attributes = [*device.get("attributes", []), *spec.get("attributes", [])]
     why = next((str(one["stringValue"]) for one in attributes if one["name"] == UNAVAILABLE), "")
-    return bool(node_closures(why))
+    return bool(unschedulable_reasons(why))
 
 
 def _strip(spec: Manifest, attribute: str, which: Callable[[Manifest], bool]) -> None:

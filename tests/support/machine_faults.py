@@ -71,8 +71,6 @@ FILE_CALLS = {
 }
 """Functions that change files of machines, by module. 0.1.0 has none of these modules."""
 WITH_FILES = [(import_module(name), calls) for name, calls in FILE_CALLS.items() if find_spec(name)]
-PATIENCE = 60.0
-"""Seconds that a request gets: more than it ever needs."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from devalloc.api.cordon import is_cordon_reason, node_closures
+from devalloc.api.cordon import is_about_schedulability, unschedulable_reasons
 from devalloc.api.host_pool_names import HUGE_PAGES
 from devalloc.api.quantity import Quantity, readable_texts
 from devalloc.api.reasons import Reason, find_reason
@@ -81,9 +81,9 @@ def print_explanation(claim: Answer, *, only_would: bool = False, machine: bool 
 
 def _advice(code: str | None, blockers: Sequence[Answer]) -> Iterator[str]:
     """How to take back cordons that are in the way, and then the advice of the reason, if it is about anything else."""
-    cordons = [one for one in blockers if _is_cordon(one)]
+    cordons = [one for one in blockers if is_about_schedulability(one)]
     yield from dict.fromkeys(sentence for one in cordons for sentence in _cordon_advice(one))
-    rest = [one["kind"] for one in blockers if not _is_cordon(one)]
+    rest = [one["kind"] for one in blockers if not is_about_schedulability(one)]
     reason = find_reason(code)
     if cordons and rest and {*rest} <= {"claim", "machine"}:
         reason = Reason.DEVICES_IN_USE
@@ -91,16 +91,11 @@ def _advice(code: str | None, blockers: Sequence[Answer]) -> Iterator[str]:
         yield reason.advice
 
 
-def _is_cordon(blocker: Answer) -> bool:
-    """Whether it is a node that gets nothing new, or a cordoned device."""
-    return blocker["kind"] == "unavailable" and ("device" not in blocker or is_cordon_reason(blocker["why"]))
-
-
 def _cordon_advice(blocker: Answer) -> Iterator[str]:
     if "device" in blocker:
         yield "`devalloc cordon` lists what is cordoned, and `devalloc uncordon NAME` allows it again."
         return
-    yield from (closure.advice.format(node=blocker["node"]) for closure in node_closures(blocker["why"]))
+    yield from (reason.advice.format(node=blocker["node"]) for reason in unschedulable_reasons(blocker["why"]))
     if others := blocker.get("otherNodes"):
         more = f" or {len(others) - _NODES_SHOWN} more" if len(others) > _NODES_SHOWN else ""
         which = f"One of these nodes ({', '.join(others[:_NODES_SHOWN])}{more})" if others[1:] else f"Node {others[0]}"

@@ -86,7 +86,7 @@ class LeaderElection:
     def run(self) -> None:
         """Wait for the lease, then lead, until ``stop``.
 
-        Raises Lost where another process may lead: this one must end at once, its loops may be in the middle of
+        Raises Lost if another process may lead: this one must end at once, its loops may be in the middle of
         something. Raises what ended a loop.
         """
         if not self._wait():
@@ -119,7 +119,7 @@ class LeaderElection:
             raise self._failure
 
     def _wait(self) -> bool:
-        """Until the lease is ours; False where it was stopped before."""
+        """Until the lease is ours; False if it was stopped before."""
         while True:
             try:
                 taken = self.lease.take()

@@ -176,7 +176,7 @@ class Lease:
             self.check_one(obj, gone=False)
 
     def check_one(self, obj: Object, gone: bool) -> None:
-        """What became of one that is meant. Raises Lost; where a rival has its own, this one is to be given away."""
+        """What became of one that is meant. Raises Lost; if a rival has its own, this one is to be given away."""
         holder = "" if gone else lease_holder(obj)
         name = obj["metadata"]["name"]
         if name == self.name:

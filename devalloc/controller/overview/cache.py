@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 REQUIRED_KINDS = ("DevicePool", "DeviceClass", "DeviceClaim", "VirtualMachine")
 OPTIONAL_KINDS = ("ResourceQuota", NODE_KIND, "ResourceSlice", "ResourceClaim", "DeviceTaintRule")
-"""What is shown as well where it can be read. Of an embedded store Nodes do not count."""
+"""What is shown as well if it can be read. Of an embedded store Nodes do not count."""
 MIN_SECONDS = 1.0
 CPU_DIVISOR = 10
 """However many look, and however large the fleet is: no more than one part in so many of a CPU is spent.
@@ -98,7 +98,7 @@ class OverviewCache:
         self._next = 0.0
 
     def latest(self) -> CachedOverview:
-        """What there is now, or was a moment ago. Raises StoreError where the store could never be read."""
+        """What there is now, or was a moment ago. Raises StoreError if the store could never be read."""
         with self._lock:
             if self._seen is None or self._clock() >= self._next:
                 began = time.thread_time()
@@ -198,7 +198,7 @@ def _is_silent(store: Store) -> bool:
 
 
 def _read_failure(kind: str, error: StoreError) -> str:
-    """Why a kind is not shown; "" where there can be nothing of it."""
+    """Why a kind is not shown; "" if there can be nothing of it."""
     if isinstance(error, KindNotServed):
         return ""
     others = {"Event": "Why labelled ResourceClaims wait", "Node": "Which Nodes are cordoned or not ready"}

@@ -29,7 +29,7 @@ from devalloc_solver.problem.ordering import natural_key
 
 
 def machine_of_claims(documents: Iterable[Object]) -> dict[ClaimKey, str]:
-    """The machine of each claim that a machine names; where several do, the first."""
+    """The machine of each claim that a machine names; if several do, the first."""
     by_claim: dict[ClaimKey, str] = {}
     for machine in virtual_machines_in(documents):
         namespace, name = MachineView(machine).key

@@ -243,7 +243,7 @@ class ClaimSummary:
 
 @dataclass(frozen=True, slots=True)
 class AmountTexts:
-    """CPUs and memory as their object says them; "" where it does not."""
+    """CPUs and memory as their object says them; "" if it does not."""
 
     cpus: str = ""
     memory: str = ""

@@ -70,7 +70,7 @@ class SlicePool:
 
     @property
     def wrong(self) -> str:
-        """Why nothing is given of it now; "" where nothing is wrong."""
+        """Why nothing is given of it now; "" if nothing is wrong."""
         counts = {_whole(as_mapping(spec.get("pool")).get("resourceSliceCount")) for spec in self.slices}
         if counts != {len(self.slices)}:
             return f"it is being published: {len(self.slices)} of {max(counts)} slices are there"
@@ -80,7 +80,7 @@ class SlicePool:
 
     @property
     def node(self) -> str:
-        """Where it is; "" where several nodes may reach it."""
+        """Where it is; "" if several nodes may reach it."""
         names = {str(spec.get("nodeName") or "") for spec in self.slices}
         return names.pop() if len(names) == 1 else ""
 
@@ -375,7 +375,7 @@ def pool_card(one: CountedPool, holders: Mapping[DeviceName, Sequence[DeviceHold
 
 
 def reported_available(one: CountedPool) -> object:
-    """How many are available as the controller wrote it; None where it did not."""
+    """How many are available as the controller wrote it; None if it did not."""
     status = one.manifest.get("status")
     return status.get("availableDevices") if isinstance(status, dict) else None
 

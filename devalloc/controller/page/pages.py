@@ -88,7 +88,7 @@ def is_same_origin(request: web.BaseRequest) -> bool:
 
 
 def token_of_form(form: bytes) -> str | None:
-    """The token in a form that was sent; None where there is none that could be one."""
+    """The token in a form that was sent; None if there is none that could be one."""
     try:
         fields = parse_qs(form.decode(), max_num_fields=4)
     except ValueError:

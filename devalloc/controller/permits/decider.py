@@ -244,7 +244,7 @@ class PermitDecider:
                 _answer_all(requests, HttpResponse(500, b"internal error"))
 
     async def _next(self) -> list[_QueuedRequest | StoreChanges | _WakeUp]:
-        """What there is to do; nothing where what is due is to be tried again."""
+        """What there is to do; nothing if what is due is to be tried again."""
         items: list[_QueuedRequest | StoreChanges | _WakeUp] = []
         if not self._due:
             items.append(await self._queue.get())

@@ -19,7 +19,7 @@ LEASE_NAME = "devalloc-permits"
 
 
 class ListableLeaseStore(LeaseStore, Protocol):
-    """The part of a ``Store`` that is needed where there are rivals."""
+    """The part of a ``Store`` that is needed if there are rivals."""
 
     def list(self, kinds: str, namespace: str | None) -> Listing: ...
 

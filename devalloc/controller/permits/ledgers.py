@@ -9,7 +9,7 @@ from devalloc.api.meta import parse_time
 from devalloc.controller.permits.hosts import CanMigrate, Host, OverheadFunction
 from devalloc.controller.permits.machine_objects import machine_key, read_machine
 from devalloc.controller.permits.settings import Settings
-from devalloc.controller.permits.vm_state import KIND, VmState, has_devices, read_second
+from devalloc.controller.permits.vm_state import KIND, VmState, has_devices, second_reservation
 from devalloc.scaling.messages.permits import NO_POD, RequestError
 from devalloc.scaling.permits import ledger
 from devalloc.scaling.permits.ledger import (
@@ -32,7 +32,7 @@ def no_overhead(obj: Object) -> Resources:
 
 
 def has_no_devices(obj: Object) -> bool:
-    """Whether a machine can move, where devices keep it on its node whatever they are."""
+    """Whether a machine can move, if any device keeps it on its node."""
     return not has_devices(obj)
 
 
@@ -63,7 +63,7 @@ class PermitLedgers:
         self._node = node
         self._pods: dict[MachineKey, dict[MachineKey, None]] = {}
         """Runner pods, and the machines that name them: the last one to do so last. Each node says so of its own."""
-        self._bookings: dict[MachineKey, str] = {}
+        self._second_nodes: dict[MachineKey, str] = {}
         """Machines that move, and the second node that counts them."""
         self._others: dict[MachineKey, str] = {}
         """Pods that are no machines, and on which node they are."""
@@ -75,7 +75,7 @@ class PermitLedgers:
         """Anew, with nothing but these nodes."""
         self.nodes, self.records, self.objects, self._pods, self._others = {}, {}, {}, {}, {}
         self._doubts = {}
-        self._bookings = {}
+        self._second_nodes = {}
         self.limit(hosts)
 
     def limit(self, hosts: Mapping[str, Host]) -> None:
@@ -137,7 +137,7 @@ class PermitLedgers:
         self.records[key], self.objects[key] = record, obj
 
     def drop(self, key: MachineKey, version: str | None = None) -> None:
-        """There is no such object any more. ``version``: that of its deletion, where that may be long ago: an object
+        """There is no such object any more. ``version``: that of its deletion, if that may be long ago: an object
         that is newer was made since."""
         stored = self.objects.get(key)
         if version is not None and stored is not None and _number(version) < _version(stored):
@@ -176,16 +176,19 @@ class PermitLedgers:
         raise RequestError(404, NO_POD, f"there is no machine {pod[0]}/{pod[1]}")
 
     def _unbook(self, key: MachineKey) -> None:
-        if (node := self._bookings.pop(key, None)) is not None:
+        if (node := self._second_nodes.pop(key, None)) is not None:
             self.nodes[node] = self.nodes[node].without(key)
 
     def _book(self, key: MachineKey, obj: Object) -> None:
         """Count a machine that moves on the second node that has it."""
-        booking = read_second(obj) if obj["kind"] == KIND else None
-        if booking is not None and self._node in (None, booking[0]):
-            node = self.nodes.get(booking[0]) or make_ledger(NO_RESOURCES, NO_RESOURCES)
-            self.nodes[booking[0]] = ledger.replace_machine(node, key, _other_consumer(booking[1]))
-            self._bookings[key] = booking[0]
+        second = second_reservation(obj) if obj["kind"] == KIND else None
+        if second is not None and self._node in (None, second.node):
+            node = self.nodes.get(second.node) or make_ledger(NO_RESOURCES, NO_RESOURCES)
+            machine = _other_consumer(second.amounts)
+            if second.is_leaving:  # the source gets it back soon: no other machine need leave for it
+                machine = ledger.begin_migration(machine)
+            self.nodes[second.node] = ledger.replace_machine(node, key, machine)
+            self._second_nodes[key] = second.node
 
     def _leave(self, key: MachineKey, old: VmState) -> None:
         self.nodes[old.node] = self.nodes[old.node].without(key)

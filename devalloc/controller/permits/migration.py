@@ -52,7 +52,7 @@ class Migrator(Protocol):
         """Have the machine leave its node. False: it is on its way already."""
 
     def withdraw(self, key: MachineKey) -> None:
-        """Have it stay after all; fine where nothing moves it."""
+        """Have it stay after all; fine if nothing moves it."""
 
     def ended(self, key: MachineKey, since: str) -> MigrationEnd | None:
         """How its last migration since a moment (RFC 3339) ended; None while one goes on. ``NO_MIGRATION`` if there is
@@ -83,7 +83,7 @@ class MigrationTracker:
         come to tell."""
 
     async def answered(self, granted: PermitGrant) -> HttpResponse:
-        """What to tell, once the migrator was told where one is to begin. What was granted stays so in any case."""
+        """What to answer; if a migration is to begin, after the migrator was told. What was granted stays so."""
         if not granted.begins_migration or self._migrator is None:
             return HttpResponse(200, granted.body, JSON)
         begun = await self._begin(granted.key, granted.node)
@@ -111,7 +111,7 @@ class MigrationTracker:
         self._since = {key: self._since.get(key, now) for key in moving}
         self._begun = {key: is_answered for key, is_answered in self._begun.items() if key in moving}
         for key, condition in moving.items():
-            if await self._has_ended(key, condition, now):
+            if await self._has_ended(key, condition):
                 continue
             if self._is_late(key, condition, now):
                 await self._withdraw(key)
@@ -130,7 +130,7 @@ class MigrationTracker:
                 self._metrics.wanting.inc()
                 self._write(key, {SHOULD_MIGRATE: (True, NODE_PRESSURE, why)})
 
-    async def _has_ended(self, key: MachineKey, condition: VmCondition, now: float) -> bool:
+    async def _has_ended(self, key: MachineKey, condition: VmCondition) -> bool:
         """Whether the migrator is done with it, which is then written down."""
         if self._migrator is None or condition.reason != NODE_PRESSURE:
             return False
@@ -158,7 +158,7 @@ class MigrationTracker:
             await self._begin(key, record.node)
 
     async def _begin(self, key: MachineKey, node: str) -> bool | None:
-        """Whether it begins now; None where it could not be begun, which is written down."""
+        """Whether it begins now; None if it could not be begun, which is written down."""
         assert self._migrator is not None
         self._begun[key] = False
         try:

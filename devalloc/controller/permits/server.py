@@ -205,7 +205,7 @@ class PermitServer:
     def run(self, stop: threading.Event) -> None:
         """Serve until ``stop`` is set: whenever this server has the lease.
 
-        What is wrong with the store for a time is waited out. Raises OSError where it cannot listen for requests.
+        What is wrong with the store for a time is waited out. Raises OSError if it cannot listen for requests.
         """
         if self.settings.callers is not None:
             self._asking = ThreadPoolExecutor(4, "permits-callers")

@@ -78,7 +78,7 @@ class Settings(PermitArithmetic):
     unit: Resources = DEFAULT_COMPUTE_UNIT
     """The compute unit, for agents that do not send one."""
     migration_seconds: float = 3600.0
-    """Time limit of a migration; then the server withdraws it."""
+    """How long a migration may take before the server withdraws it."""
     resync: float = 30.0
     """Interval between checks of hosts and migrations."""
     max_connections: int = 1024

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from devalloc.api.host_pool_names import node_of_host_pool
@@ -19,8 +21,7 @@ from devalloc.api.views import ClaimKey, ClaimView, MachineView, MigrationView
 from devalloc.controller.migrations import (
     begin_migration,
     has_purpose,
-    migrations_of,
-    pending_migrations_of,
+    migrations_by_machine,
     withdraw_migration,
 )
 from devalloc.controller.permits.migration import NO_MIGRATION, MigrationEnd
@@ -32,33 +33,55 @@ PURPOSE = "pressure"
 """Part of the names of the migrations that are created here."""
 _MAX_AGE_SECONDS = 5.0
 """From one look at pools and claims to the next."""
+_MAX_AGE_OF_MIGRATIONS_SECONDS = 1.0
 _CLOCK_SLACK = timedelta(seconds=2)
 
 
-class StoreMigrator:
-    """Has the controller migrate machines. From any thread; raises StoreError."""
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """The migrations of one namespace."""
 
-    def __init__(self, store: Store) -> None:
+    by_machine: dict[MachineKey, list[MigrationView]]
+    until: float
+    """When it is read anew, by the migrator's clock."""
+
+
+class StoreMigrator:
+    """Has the controller migrate machines. From any thread; raises StoreError.
+
+    It reads the migrations of a namespace at most once a second: a tenant can have any number that wait.
+    """
+
+    def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
+        self._clock = clock
+        self._lock = threading.Lock()
+        """Held also while it writes, so that no listing from before a write is used after it."""
+        self._listings: dict[str, _Listing] = {}
 
     def begin(self, key: MachineKey, node: str) -> bool:
         """Create a migration; False if the machine has one already."""
-        if pending_migrations_of(self._store, key):
-            return False
-        begin_migration(self._store, key, purpose=PURPOSE)
-        return True
+        with self._lock:
+            views = self._migrations_of(key)
+            if any(map(_is_unfinished, views)):
+                return False
+            views.append(MigrationView(begin_migration(self._store, key, purpose=PURPOSE)))
+            return True
 
     def withdraw(self, key: MachineKey) -> None:
         """Delete those that were created here. Others are their creators'."""
-        for view in pending_migrations_of(self._store, key):
-            if _is_own(view):
+        with self._lock:
+            views = self._migrations_of(key)
+            for view in [view for view in views if _is_unfinished(view) and _is_own(view)]:
                 withdraw_migration(self._store, Key(KIND, *view.key))
+                views.remove(view)
 
     def ended(self, key: MachineKey, since: str) -> MigrationEnd | None:
         """How the last one ended that began or ended after a moment, own or not; None while one goes on."""
-        views = migrations_of(self._store, key)
+        with self._lock:
+            views = [*self._migrations_of(key)]
         ended = [view for view in views if view.is_over and _last_time(view) >= _time(since) - _CLOCK_SLACK]
-        unfinished = [view for view in views if not view.is_over and not view.is_deleting]
+        unfinished = [*filter(_is_unfinished, views)]
         if any(map(_is_own, unfinished)) or (unfinished and not ended):  # others' may wait for room for long
             return None
         if not ended:
@@ -68,6 +91,15 @@ class StoreMigrator:
         if last.phase == "Succeeded":
             return MigrationEnd(True, "Migrated", f"it has moved to node {status.get('targetNode')}")
         return MigrationEnd(False, str(status.get("reason") or "MigrationFailed"), str(status.get("message", "")))
+
+    def _migrations_of(self, key: MachineKey) -> list[MigrationView]:
+        """All migrations of a machine, also those that are over."""
+        now = self._clock()
+        self._listings = {namespace: one for namespace, one in self._listings.items() if now < one.until}
+        if (listing := self._listings.get(key[0])) is None:
+            listing = _Listing(migrations_by_machine(self._store, key[0]), now + _MAX_AGE_OF_MIGRATIONS_SECONDS)
+            self._listings[key[0]] = listing
+        return listing.by_machine.setdefault(key, [])
 
 
 class MovableMachines:
@@ -100,6 +132,10 @@ class MovableMachines:
         if is_migratability_unknown(machine, self._claims, self._networks):
             return False
         return not migration_obstacle(machine, folders, self._claims, self._users, self._networks)
+
+
+def _is_unfinished(view: MigrationView) -> bool:
+    return not view.is_over and not view.is_deleting
 
 
 def _is_own(view: MigrationView) -> bool:

@@ -61,7 +61,7 @@ class PermitGrant:
     begins_migration: bool = False
     """The migrator is to be told; the body says so already."""
     without_migration: bytes = b""
-    """What to say where the machine is on its way already."""
+    """What to say if the machine is on its way already."""
 
 
 class RetryLater(Exception):

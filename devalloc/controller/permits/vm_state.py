@@ -26,7 +26,7 @@ from devalloc.store import Key as ObjectKey
 
 KIND = "VirtualMachine"
 OVERCOMMIT = "vm.neon.tech/overcommit"
-"""An annotation: JSON with ``cpu`` and ``memory``, times 1 where one is missing."""
+"""An annotation: JSON with ``cpu`` and ``memory``, times 1 if one is missing."""
 USAGE = "vm.neon.tech/usage"
 """An annotation: JSON with ``cpu`` and ``memory``, what the machine has, as those tell who run it by other means."""
 _MAX_TEXT = 1024
@@ -48,7 +48,7 @@ class VmCondition:
     is_true: bool
     reason: str
     since: str
-    """RFC 3339; empty where that is not known."""
+    """RFC 3339; empty if that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ class VmState:
     least: Resources
     most: Resources
     use: Resources
-    """What was read back of it, or it was told to take where that is more, or ``vm.neon.tech/usage`` says; what its
-    spec says where it is not scaled."""
+    """What was read back of it; or if that is more, what it was told to take or ``vm.neon.tech/usage`` says. What its
+    spec says if it is not scaled."""
     permit: Resources | None
     """What is written down that it may have in this run."""
     previous: Resources
@@ -88,7 +88,7 @@ class VmState:
     is_moving: bool = False
     """A migration moves it to another node; until that is over it gets nothing else."""
     withdrawn: Resources | None = None
-    """What it may have in this run where that was written down, and was taken off."""
+    """What it may have in this run if that was written down, and was taken off."""
 
 
 def read_vm(obj: Object) -> VmState | None:
@@ -162,17 +162,28 @@ def read_vm(obj: Object) -> VmState | None:
     )
 
 
-def read_second(obj: Object) -> tuple[str, Resources] | None:
-    """The other node on which a machine that moves counts, and what is kept for it there: its target, or once it is
-    handed over, its source, which has it paused until the target takes it. None for one that does not move."""
+@dataclass(frozen=True, slots=True)
+class SecondReservation:
+    """What a second node keeps for a machine that moves."""
+
+    node: str
+    amounts: Resources
+    is_leaving: bool
+    """Whether that node is its source, which gets it back when the target takes the machine."""
+
+
+def second_reservation(obj: Object) -> SecondReservation | None:
+    """What the other node keeps on which a machine that moves counts: its target, or once it is handed over, its
+    source, which has it paused until the target takes it. None for one that does not move."""
     view = MachineView(obj)
     if (node := view.migration_target) is not None:
-        entries = booked_entries(obj)
+        entries, is_leaving = booked_entries(obj), False
     elif view.handed_over_to is not None and view.holder:
-        node, entries = view.holder, reserved_entries(obj)
+        node, entries, is_leaving = view.holder, reserved_entries(obj), True
     else:
         return None
-    return node, Resources(-(-sum_nano(entries, CPU) // (NANO // 1000)), -(-sum_nano(entries, MEMORY) // NANO))
+    cpu, memory = -(-sum_nano(entries, CPU) // (NANO // 1000)), -(-sum_nano(entries, MEMORY) // NANO)
+    return SecondReservation(node, Resources(cpu, memory), is_leaving)
 
 
 def has_devices(obj: Object) -> bool:
@@ -248,7 +259,7 @@ def _permit(status: Mapping[str, Any], most: Resources) -> Resources | None:
 
 
 def _reserved_for(obj: Object) -> Resources | None:
-    """What its node keeps for a machine; None where that cannot be read in full."""
+    """What its node keeps for a machine; None if that cannot be read in full."""
     entries = reserved_entries(obj)
     cpu, memory = sum_nano(entries, CPU) // (NANO // 1000), sum_nano(entries, MEMORY) // NANO
     is_whole = cpu and sum_memory_nano(entries) and len(entries) == len(obj["status"]["allocations"])
@@ -323,7 +334,7 @@ def _bytes(value: object, unread: int = 0) -> int:
 
 
 def _amount(value: object, unit: int, unread: int) -> int:
-    """Rounded up to whole units; 0 for none, and ``unread`` where it is no amount."""
+    """Rounded up to whole units; 0 for none, and ``unread`` if it is no amount."""
     if value is None:
         return 0
     nano = _nano(value) if isinstance(value, str) else _parsed(value)

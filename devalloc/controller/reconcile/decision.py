@@ -251,7 +251,7 @@ def _is_readable(status: Object) -> bool:
 
 
 def _device_statuses(claim: Object, lost: set[tuple[str, str]], now: str) -> list[Any]:
-    """The statuses of the claim's devices, with the condition DeviceLost where a device went or came back.
+    """The statuses of the claim's devices, with the condition DeviceLost if a device went or came back.
 
     All else in them is their drivers'.
     """

@@ -121,7 +121,7 @@ class DeviceClaimAllocator:
     ) -> None:
         """``kinds``: what is read to decide; None for all. ``solve`` None: a Fleet that is kept warm. ``progress`` is
         called after each round, in the loop's thread, and ``wrote`` of each object that an answer was written on, with
-        what it was before and is now, or was to say where it cannot be written. ``heard``: of each machine and
+        what it was before and is now, or was to say if it cannot be written. ``heard``: of each machine and
         migration that others have changed, the same. ``may_write``: whether this process leads, for writes beside the
         fenced commit."""
         self._store = store
@@ -148,7 +148,7 @@ class DeviceClaimAllocator:
         self._own_writes: set[str] = set()
         self._memo = Memo()
         self._last: DeviceClaimRound | None = None
-        """The last round, where one more on the same objects would come to the same."""
+        """The last round, if one more on the same objects would come to the same."""
         self._seen: Mapping[Key, Object] = {}
         """All objects as of the last round, with what it wrote."""
         self._problems: frozenset[str] = frozenset()
@@ -321,7 +321,7 @@ class DeviceClaimAllocator:
         return report.written
 
     def _publish_availability(self, state: Sequence[Object]) -> None:
-        """Write availableDevices where it differs."""
+        """Write availableDevices if it differs."""
         pools = devices = total = 0
         units = []
         for doc, size, available in count_pools(state, self._memo):
@@ -337,7 +337,7 @@ class DeviceClaimAllocator:
         self._counted, self._numbers = self._clock(), (pools, devices, total)
 
     def _publish_counts(self, state: Sequence[Object]) -> None:
-        """Write how much of quotas is used where that differs."""
+        """Write how much of quotas is used if that differs."""
         units = []
         for doc, status in quota.quota_statuses_to_write(effective_documents(state)) if self._has_quotas() else ():
             units.append(WriteUnit((Change(Key.of(doc), doc["metadata"]["resourceVersion"], status),), granted=False))

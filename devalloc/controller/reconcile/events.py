@@ -79,7 +79,7 @@ def _migration_events(before: Object, after: Object) -> Iterable[ObjectEvent]:
 
 
 def node_events(before: Object, after: Object) -> list[ObjectEvent]:
-    """What a node says is wrong with a machine that it has, where that is another reason than before; and that it was
+    """What a node says is wrong with a machine that it has, if that is another reason than before; and that it was
     taken away from a fenced node."""
     if nodes := fenced_from(after) - fenced_from(before):
         note = f"taken away from node {', '.join(sorted(nodes))}, which is fenced"

@@ -101,7 +101,7 @@ def take_from_fenced(
                 _take_away(writer, some, moved, node, nodes[node])
         except StoreError as error:
             log.error("cannot take machines and claims away from fenced node %s: %s", node, error)
-        for key in dict.fromkeys(key for key in writer.changed if key not in writer.failed):
+        for key in writer.changed:
             log.warning("took %s away from node %s, which is fenced (%s)", key, node, nodes[node])
         changed += writer.changed
     return changed
@@ -123,6 +123,7 @@ class _Writer:
     def __init__(self, store: Store, may_write: Callable[[], bool], backoff: WriteBackoff | None = None) -> None:
         self._store, self._may_write, self._backoff = store, may_write, backoff
         self.changed: list[Key] = []
+        """Objects that are now as wanted."""
         self.failed: dict[Key, StoreError] = {}
         """Objects of which the store refused a write."""
 
@@ -130,23 +131,27 @@ class _Writer:
         """Whether the object is as wanted. Raises StoreError if the store does not answer."""
         if wanted == before:
             return True
-        unit = unit_of(before)
-        if self._backoff is not None and self._backoff.is_backed_off(unit):
+        if self._backoff is not None and self._backoff.is_backed_off(unit_of(before)):
             return False
         try:
             return self._write(before, wanted)
         except OBJECT_FAILURES as error:
-            self.failed[Key.of(before)] = error
-            if self._backoff is not None:
-                self._backoff.note(unit, str(error))
+            self._note(before, error)
             if not isinstance(error, REFUSALS):  # no answer: the next ones may take as long
                 raise
             return False
 
+    def _note(self, before: Object, error: StoreError) -> None:
+        """What the store refused of an object: the first refusal counts."""
+        if Key.of(before) in self.failed:
+            return
+        self.failed[Key.of(before)] = error
+        if self._backoff is not None:
+            self._backoff.note(unit_of(before), str(error))
+
     def _write(self, before: Object, wanted: Object) -> bool:
-        """Write status, then metadata: without the mark, another node may take it at once. If the store refuses the
-        second write, the first is taken back: the node still has it. Whether the object is as wanted."""
-        key = Key.of(before)
+        """Write the status first: as soon as the mark is gone, another node may take the object. If the store refuses
+        the second write, the first is taken back: the node still has it. Whether the object is as wanted."""
         current = before
         try:
             if wanted.get("status") != before.get("status"):
@@ -154,16 +159,16 @@ class _Writer:
                     return False
                 current = self._store.replace_status({**before, "status": wanted["status"]})
                 wanted = {**wanted, "metadata": {**wanted["metadata"], "resourceVersion": _version(current)}}
-                self.changed.append(key)
             if not self._may_write():
                 return False
             try:
                 self._store.replace(wanted)
-            except REFUSALS:
+            except REFUSALS as error:
+                self._note(before, error)  # now: to take the status back may fail, too
                 if current is not before and self._may_write():
                     self._store.replace_status({**current, "status": before.get("status", {})})
-                raise
-            self.changed.append(key)
+                return False
+            self.changed.append(Key.of(before))
         except NotFound:
             return True
         except Conflict:

@@ -26,7 +26,7 @@ _ALLOCATION_ANNOTATIONS = (ALLOCATED_NODE, ALLOCATION_DETAILS, ALLOCATED_SPEC, A
 
 
 def fuller_pools(before: Mapping[Key, Object], now: Mapping[Key, Object]) -> frozenset[str] | None:
-    """Pools of which machines count for more than before; None where anything else is other than it was decided on."""
+    """Pools of which machines count for more than before; None if anything else is other than it was decided on."""
     pools: set[str] = set()
     for key in before.keys() | now.keys():
         old, new = before.get(key), now.get(key)

@@ -32,7 +32,7 @@ def release_claim(
     ``asked``: its node was asked to let go of the devices, by force; the allocator releases it when that is done. Or
     only the controller may write the status, and was asked to.
 
-    Raises NotFound, and InUse where it is prepared on its node, or while status.podNames says who uses it. ``force``
+    Raises NotFound, and InUse if it is prepared on its node, or while status.podNames says who uses it. ``force``
     asks the node instead of raising. ``abandon`` takes the claim from a node that is gone for good.
     """
     while True:

@@ -65,7 +65,7 @@ def canonical_spec(claim: Object) -> str:
 
 
 def allocated_spec(claim: Object) -> Any:
-    """The spec that the allocation answers; the claim's own where none is recorded."""
+    """The spec that the allocation answers; the claim's own if none is recorded."""
     text = ClaimView(claim).annotation(meta.ALLOCATED_SPEC)
     if text is None or not ClaimView(claim).entries:
         return claim.get("spec")

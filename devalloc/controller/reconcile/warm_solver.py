@@ -155,8 +155,8 @@ class IncrementalSolver:
         waiting: list[Object],
         deadline: float | None,
     ) -> _Answer | None:
-        """The answer where all that has changed are claims that hold something and are well, and one at most waits
-        that is simple and gets its devices; None where that is not so, and all are to be looked at."""
+        """The answer if all that has changed are claims that hold something and are well, and one at most waits
+        that is simple and gets its devices; None if that is not so, and all are to be looked at."""
         began = time.monotonic()
         if any(name[1] != "DeviceClaim" or ("", *name[1:]) in previous_round.about for name in changed):
             return None
@@ -357,7 +357,7 @@ class IncrementalResourceSolver:
         return answers
 
     def _one_by_one(self, fleet: Fleet, claims: Sequence[Object], ends: float | None) -> list[_Answer]:
-        """The answers up to the first refusal; none where there is a group, which is answered as a whole.
+        """The answers up to the first refusal; none if there is a group, which is answered as a whole.
 
         Of several claims each has its share of a quarter of the time: what takes longer is answered with the others,
         and what takes longer than a round has beside the loop. Expressions of a single claim have all of the time.

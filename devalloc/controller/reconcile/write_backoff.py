@@ -18,6 +18,7 @@ from typing import Any
 
 from devalloc.api import meta
 from devalloc.api.reasons import Reason
+from devalloc.api.views import MigrationView
 from devalloc.backoff import backoff_delay
 from devalloc.controller.reconcile.decision import WriteUnit
 from devalloc.controller.reconcile.stored_claims import ALLOCATION_ANNOTATIONS
@@ -173,4 +174,9 @@ def _written_by_others(obj: Object | None, *, with_status: bool) -> Any:
     metadata = obj["metadata"]
     noted = {name: value for name, value in metadata.get("annotations", {}).items() if name not in _OWN_ANNOTATIONS}
     fields = [metadata.get(name) for name in ("uid", "generation", "labels", "finalizers", "deletionTimestamp")]
-    return fields, noted, obj.get("status") if with_status else None
+    return fields, noted, _relevant_status(obj) if with_status else None
+
+
+def _relevant_status(obj: Object) -> Any:
+    """Of a migration only the phase: its source writes the progress each second, and a refusal outlasts that."""
+    return MigrationView(obj).phase if obj["kind"] == MIGRATION_KIND else obj.get("status")

@@ -56,7 +56,8 @@ class MonthRecord:
     """Up to when it is counted, in milliseconds since 1970."""
     rows: Mapping[UsageKey, UsageTotal] = field(default_factory=dict)
     counters: Mapping[CounterKey, UsageTotal] = field(default_factory=dict)
-    """Since the first month: they never go back, but one that is not held any more may give its place to another."""
+    """Since the first month: they never go back, but one that is not held any more may give its place to another. If it
+    is held again, its counter begins at 0."""
     open: frozenset[str] = frozenset()
     """Digests of what was held at ``until`` and does not say itself since when."""
 

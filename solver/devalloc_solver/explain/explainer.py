@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
+from devalloc.api.cordon import is_about_schedulability
 from devalloc.api.reasons import IMPOSSIBLE_NOW_VERDICT, IMPOSSIBLE_VERDICT, Reason
 from devalloc_solver.cel.budget import OutOfTime
 from devalloc_solver.explain.blocking_claims import BlockingClaimFinder, BlockingClaims
@@ -71,7 +72,7 @@ class Finding:
     @property
     def verdict(self) -> str:
         """How final it is. What is cordoned is there, and needs no other claim or fleet."""
-        return IMPOSSIBLE_NOW_VERDICT if are_uncordons(self.edits) else self.reason.verdict
+        return IMPOSSIBLE_NOW_VERDICT if are_about_schedulability(self.edits) else self.reason.verdict
 
 
 SEARCH_LIMIT_FINDING = Finding(Reason.SEARCH_LIMIT, "the search ended before it found the reason")
@@ -171,8 +172,8 @@ class Explainer(ABC):
     def shared_limits(self) -> Sequence[Relaxation]:
         """What the devices of a pool share."""
 
-    def node_openings(self, unit: PlacementUnit) -> Sequence[Relaxation]:
-        """Each opens a node that gets nothing new."""
+    def schedulability_edits(self, unit: PlacementUnit) -> Sequence[Relaxation]:
+        """Each makes a node schedulable that gets nothing new."""
         return ()
 
     @abstractmethod
@@ -286,8 +287,8 @@ class Explainer(ABC):
     def _with_other_nodes(
         self, unit: PlacementUnit, edits: tuple[Relaxation, ...], claims: Sequence[Key]
     ) -> tuple[Relaxation, ...]:
-        """The edits, with the other nodes that do as well if one node is to be opened. A part of a fleet does not have
-        them all."""
+        """The edits, with the other nodes that do as well if one node must become schedulable. A part of a fleet
+        does not have them all."""
         if len(edits) != 1 or not edits[0].instead or self.fleet.nodes is not None:
             return edits
         (edit,) = edits
@@ -327,8 +328,8 @@ class Explainer(ABC):
         if in_batch and any(self.priorities[key] > own_priority for key in blocking.claims):
             reason = Reason.LOST_TO_HIGHER_PRIORITY
         note = "" if blocking.smallest else NOT_PROVEN
-        opened = "" if self.is_brief else self._other_node(unit)
-        text = join_sentences(lack, self.describe_remedy((), blocking.claims), note, opened)
+        other = "" if self.is_brief else self._other_node(unit)
+        text = join_sentences(lack, self.describe_remedy((), blocking.claims), note, other)
         return Finding(reason, text, (), blocking.claims)
 
     def _other_node(self, unit: PlacementUnit) -> str:
@@ -336,7 +337,7 @@ class Explainer(ABC):
         question = self.question(unit, self.in_use)
         self.finder.refill()
         try:
-            for edit in self.node_openings(unit)[:MAX_NODES]:
+            for edit in self.schedulability_edits(unit)[:MAX_NODES]:
                 if self.finder.works(apply_relaxations(question, [edit])):
                     return f"it also fits {edit.words}"
         except Undecided:
@@ -426,19 +427,23 @@ class Explainer(ABC):
         """Each member fits some node, and no node has room for all: as the member ``key`` sees it."""
         question = self.question(unit, ())
         reason, edits = self.why_impossible(question, self.relaxations(question, key))
-        message = f"group {unit.group} is all-or-nothing and shares a node: {self.lack(unit, reason, edits)}"
+        message = f"group {unit.group} is all-or-nothing and shares a node"
+        if lack := self.lack(unit, reason, edits):
+            message += f": {lack}"
         return self.structural(unit, Reason.GROUP_UNSATISFIABLE, edits, message)
 
     # -- words ---------------------------------------------------------------------------------------------------------
 
     def lack(self, unit: PlacementUnit, reason: Reason, edits: Sequence[Relaxation] = ()) -> str:
-        """What a node would need and none has, in an empty fleet; "" if all that matches is cordoned (``edits``)."""
-        if unmatched := unmatched_requests(self.question(unit, ()).unit):
-            if are_uncordons(edits):
-                return ""
+        """What a node would need and none has, in an empty fleet; "" if ``edits`` only uncordon what has it."""
+        unmatched = unmatched_requests(self.question(unit, ()).unit)
+        is_there = are_about_schedulability(edits)
+        if is_there and (unmatched or reason is not Reason.NODE_UNAVAILABLE):
+            return ""
+        if unmatched:
             several = sum(len(d.details) for d in unit.demands) > 1
             return "no device matches" + (f" request {self.request_name(unmatched[0])}" if several else "")
-        short = self.shortage(unit, is_empty=True)
+        short = "" if is_there else self.shortage(unit, is_empty=True)
         if reason is Reason.NODE_UNAVAILABLE:
             bound = f"it would fit on another node, but is bound to {unit.pin}"
             return join_sentences(bound, self.name_node(unit) or short)
@@ -503,9 +508,9 @@ class Explainer(ABC):
         return [*(dict(edit.entry) for edit in finding.edits), *claims]
 
 
-def are_uncordons(edits: Sequence[Relaxation]) -> bool:
-    """Whether nothing needs to change but what is cordoned."""
-    return bool(edits) and all(edit.is_uncordon for edit in edits)
+def are_about_schedulability(edits: Sequence[Relaxation]) -> bool:
+    """Whether it is enough to uncordon devices and make nodes schedulable."""
+    return bool(edits) and all(is_about_schedulability(edit.entry) for edit in edits)
 
 
 def describe_remedy(edits: Sequence[Relaxation], claims: Sequence[Key]) -> str:

@@ -9,7 +9,6 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from devalloc.api.cordon import is_cordon_reason
 from devalloc.api.reasons import Reason
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
 from devalloc_solver.problem.allocations import Key
@@ -39,16 +38,11 @@ class Relaxation:
     """equal for edits of which one is as good as the other; None: like no other"""
 
     instead: Sequence[Relaxation] = ()
-    """edits that may do as well: other nodes to open"""
+    """edits that may do as well: other nodes to make schedulable"""
 
     @property
     def kind(self) -> str:
         return str(self.entry["kind"])
-
-    @property
-    def is_uncordon(self) -> bool:
-        """Whether it opens a node that gets nothing new, or uncordons a device: neither claim nor fleet need change."""
-        return self.kind == "unavailable" and ("device" not in self.entry or is_cordon_reason(self.entry["why"]))
 
 
 RelaxedQuestion = Callable[[Sequence[Relaxation]], FeasibilityQuestion]
@@ -186,7 +180,7 @@ class RelaxationSet:
     shared: Sequence[Relaxation] = ()
     """what the devices of a pool share"""
     own_node: Relaxation | None = None
-    """opens the node that the unit is bound to, if that gets nothing new"""
+    """makes the node schedulable that the unit is bound to, if that gets nothing new"""
 
     def special_tiers(self) -> Iterator[RelaxationTier]:
         """Those with a reason of their own."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from devalloc.api.cordon import node_closures
+from devalloc.api.cordon import schedulability_remedy, unschedulable_reasons
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
 from devalloc.api.quantity import Format, Quantity
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
@@ -443,35 +443,38 @@ def _define_resources(device: Device) -> Device:
 def _offer_devices(
     snapshot: Snapshot, needed: Sequence[Device], withheld: Sequence[Device], accepts: AcceptsDevice
 ) -> list[Relaxation]:
-    """What makes the needed devices available: nodes to open, and devices that are unavailable on their own."""
+    """What makes the needed devices available: nodes to make schedulable, and devices that are unavailable
+    on their own."""
     unavailable = [device for device in needed if device.unavailable is not None]
-    nodes = dict.fromkeys(node for device in unavailable if (node := _closed_node(snapshot, device)) is not None)
-    alone = [device for device in unavailable if _closed_node(snapshot, device) is None]
-    opened = open_nodes(snapshot, withheld, accepts) if nodes else {}
-    edits = [replace(opened[node], instead=[opened[other] for other in opened if other not in nodes]) for node in nodes]
+    nodes = dict.fromkeys(node for device in unavailable if (node := _unschedulable_node(snapshot, device)) is not None)
+    alone = [device for device in unavailable if _unschedulable_node(snapshot, device) is None]
+    by_node = make_schedulable(snapshot, withheld, accepts) if nodes else {}
+    edits = [
+        replace(by_node[node], instead=[by_node[other] for other in by_node if other not in nodes]) for node in nodes
+    ]
     return edits + [_offer_device(snapshot, device, accepts) for device in alone]
 
 
-def _closed_node(snapshot: Snapshot, device: Device) -> str | None:
+def _unschedulable_node(snapshot: Snapshot, device: Device) -> str | None:
     """The node of a device that is unavailable only because its whole node gets nothing new."""
-    is_closed = device.unavailable is not None and node_closures(device.unavailable)
-    return snapshot.pools[device.pool].node if is_closed else None
+    is_unschedulable = device.unavailable is not None and unschedulable_reasons(device.unavailable)
+    return snapshot.pools[device.pool].node if is_unschedulable else None
 
 
-def open_nodes(snapshot: Snapshot, withheld: Sequence[Device], accepts: AcceptsDevice) -> dict[str, Relaxation]:
-    """For each node that gets nothing new: an edit that opens it."""
+def make_schedulable(snapshot: Snapshot, withheld: Sequence[Device], accepts: AcceptsDevice) -> dict[str, Relaxation]:
+    """For each node that gets nothing new: an edit that makes it schedulable."""
     by_node: dict[str, list[Device]] = defaultdict(list)
     for device in withheld:
-        if (node := _closed_node(snapshot, device)) is not None:
+        if (node := _unschedulable_node(snapshot, device)) is not None:
             by_node[node].append(device)
-    return {node: _open_node(snapshot, node, devices, accepts) for node, devices in by_node.items()}
+    return {node: _make_node_schedulable(snapshot, node, devices, accepts) for node, devices in by_node.items()}
 
 
-def _open_node(snapshot: Snapshot, node: str, devices: Sequence[Device], accepts: AcceptsDevice) -> Relaxation:
+def _make_node_schedulable(
+    snapshot: Snapshot, node: str, devices: Sequence[Device], accepts: AcceptsDevice
+) -> Relaxation:
     pool, why = snapshot.pools[devices[0].pool], str(devices[0].unavailable)
-    closures = node_closures(why)
-    opened = " and ".join(dict.fromkeys(closure.words for closure in closures))
-    words = f"once node {node} {opened} ({'; '.join(closure.why for closure in closures)})"
+    words = schedulability_remedy(node, why)
     change = partial(_with_devices_offered, devices=devices, accepts=accepts, change=_make_available)
     entry = {"kind": "unavailable", "node": node, "why": why}
     return Relaxation(entry, words, lambda question: change(question).touching(pool), order=1)

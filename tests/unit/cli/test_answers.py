@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -148,7 +149,44 @@ def test_explain_of_a_machine_advises_to_uncordon_its_node(devalloc: Shell, clai
     output = devalloc("explain", "vm/web").out
 
     assert output.count("it fits once node node-a is uncordoned") == 1
+    assert "device" not in output, "its user asked for no devices"
     assert output.endswith("What to do: Run `devalloc uncordon node/node-a`.\n")
+
+
+@pytest.mark.parametrize("policy", [{}, {"numaPolicy": "single-numa-node"}])
+def test_explain_of_a_machine_says_what_each_node_lacks_and_which_one_is_cordoned(
+    devalloc: Shell, policy: dict[str, Any]
+) -> None:
+    devalloc("apply", "-f", "-", stdin=text(host("node-a", numa=1), host("node-b")))
+    devalloc("apply", "-f", "-", stdin=text(machine("first", "3", nodeName="node-a")))
+    devalloc.allocate()
+    devalloc("cordon", "node/node-b", "--reason", "new fan")
+    devalloc("apply", "-f", "-", stdin=text(machine("web", "2", **policy)))
+
+    output = devalloc("explain", "vm/web").out
+
+    assert output.startswith("default/web is not placed: NoRoom\nthere is no room for it: node node-a")
+    assert "1 of 4 CPU free, 2 wanted; node node-b: cordoned by " in output
+    assert "; without machine default/first there would be room; it also fits once node node-b is uncordoned" in output
+    assert "device" not in output
+
+
+@pytest.mark.parametrize("spec", [{"cpu": {"min": "64", "max": "64"}}, {"start": {"numaNode": 3}}])
+def test_uncordoning_its_node_is_no_advice_for_a_machine_that_is_too_large(
+    devalloc: Shell, spec: dict[str, Any]
+) -> None:
+    large = machine("web")
+    devalloc("apply", "-f", "-", stdin=text(host("node-a"), host("node-b")))
+    for node in ("node-a", "node-b"):
+        devalloc("cordon", f"node/{node}")
+    start = {**large["spec"]["start"], **spec.get("start", {})}
+    devalloc("apply", "-f", "-", stdin=text({**large, "spec": {**large["spec"], **spec, "start": start}}))
+
+    output = devalloc("explain", "vm/web").out
+
+    assert output.startswith("default/web is not placed: NodesTooSmall\nno node is large enough: node node-a: ")
+    assert "cordon" not in output
+    assert "without request" not in output
 
 
 def test_explain_of_a_machine_names_the_field_that_pins_it(devalloc: Shell) -> None:

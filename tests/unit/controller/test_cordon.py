@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from devalloc.api.cordon import apply_cordons, cordon_reasons, node_closures
+from devalloc.api.cordon import apply_cordons, cordon_reasons, unschedulable_reasons
 from devalloc.api.decode import decode
 from devalloc.api.pool import DevicePool
 from devalloc.controller.cordon import NoPools, TargetNotFound, find_target, list_cordons, set_cordon
@@ -138,7 +138,9 @@ def change(store: SQLiteStore, new: Object) -> None:
 
 class TestNodes:
     @pytest.mark.parametrize("state", CLOSED)
-    def test_a_closed_node_gets_nothing_new_and_what_is_allocated_stays(self, store: SQLiteStore, state: str) -> None:
+    def test_an_unschedulable_node_gets_nothing_new_and_what_is_allocated_stays(
+        self, store: SQLiteStore, state: str
+    ) -> None:
         closed, why = CLOSED[state]
         fill(store, node(), gpu_pool(devices=3), gpu_class(), gpu_claim("a"))
         allocator = DeviceClaimAllocator(store)
@@ -166,7 +168,7 @@ class TestNodes:
         DeviceClaimAllocator(store).round()
         assert status(store, "web")["nodeName"] == "other"
 
-    def test_a_machine_that_wants_a_closed_node_waits_and_says_why(self, store: SQLiteStore) -> None:
+    def test_a_machine_that_wants_an_unschedulable_node_waits_and_says_why(self, store: SQLiteStore) -> None:
         fill(store, node(unschedulable=True), host("n"), machine("web", nodeName="n"))
         DeviceClaimAllocator(store).round()
         assert "nodeName" not in status(store, "web")
@@ -303,7 +305,7 @@ class TestNames:
 
 
 @pytest.mark.parametrize(
-    ("why", "words"),
+    ("why", "remedies"),
     [
         ("cordoned: node, by root: old; loud", ["is uncordoned"]),
         ("cordoned: node, by root; node is cordoned by kubectl", ["is uncordoned", "is uncordoned"]),
@@ -316,5 +318,5 @@ class TestNames:
         ("unhealthy: Xid 79; cordoned: node, by root", []),
     ],
 )
-def test_a_node_is_closed_if_no_reason_is_of_the_device_alone(why: str, words: list[str]) -> None:
-    assert [closure.words for closure in node_closures(why)] == words
+def test_a_node_is_unschedulable_if_no_reason_is_of_the_device_alone(why: str, remedies: list[str]) -> None:
+    assert [reason.remedy for reason in unschedulable_reasons(why)] == remedies

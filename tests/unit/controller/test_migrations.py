@@ -200,7 +200,9 @@ class TestTarget:
         fill(two, migration())
         rounds(two)
         assert booking(two) == {}
-        assert migration_status(two)["phase"] == "Pending"
+        waits = migration_status(two)
+        assert waits["phase"] == "Pending"
+        assert waits["message"].endswith("impossible now: it fits once node b is uncordoned (cordoned: test)")
         set_cordon(two, CordonTarget(node="b"), None)
         rounds(two)
         assert booking(two)["targetNode"] == "b"
@@ -840,8 +842,11 @@ class TestTime:
         refusing, seconds = RefusingStore(two, late=DENIED, ended=DENIED), 0.0
         store: Any = refusing
         cleanup = MigrationCleanup(store, now=lambda: datetime.now(UTC) + timedelta(hours=1.1), clock=lambda: seconds)
-        for _ in range(5):
+        for number in range(5):
             cleanup.look()
+            two.replace_status(
+                {**(one := two.get(KIND, "default", "late")), "status": {**one["status"], "progress": {"sent": number}}}
+            )  # its source does so each second
         logged = [record.getMessage() for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
         assert [text.rpartition("; ")[0] for text in logged] == [
             f"the decision on {KIND} default/{name} was refused" for name in ("late", "ended")
@@ -854,6 +859,20 @@ class TestTime:
         cleanup.look()
         assert [one["metadata"]["name"] for one in two.list(KIND).objects] == ["late"]
         assert booking(two) == {}
+
+    def test_a_machine_that_cannot_be_written_is_logged_once_though_its_migration_changes(
+        self, two: SQLiteStore, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The first write of a withdrawal says why on the migration; the store refuses the second one."""
+        running(two)
+        fill(two, migration("late"))
+        rounds(two)
+        store: Any = RefusingStore(two, web=DENIED)
+        cleanup = MigrationCleanup(store, now=lambda: datetime.now(UTC) + timedelta(hours=1.1))
+        for _ in range(3):
+            cleanup.look()
+        assert migration_status(two, "late")["reason"] == "MigrationTimedOut"
+        assert [record.levelname for record in caplog.records if record.levelname != "INFO"] == ["ERROR"]
 
     def test_the_oldest_migrations_that_ended_are_deleted_earlier_when_there_are_many(self, two: SQLiteStore) -> None:
         for number in range(MAX_ENDED + 3):

@@ -17,11 +17,12 @@ from devalloc.controller.reconcile.events import ObjectEvent, events_of_write
 from devalloc.controller.reconcile.fenced import take_from_fenced
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.controller.reconcile.write_backoff import WriteBackoff
-from devalloc.store import Key
+from devalloc.store import Invalid, Key
 from devalloc.store.kubernetes import ApiError, KubernetesStore
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.fleet_manifests import annotations, fill, gpu_claim, gpu_class, gpu_pool, held
 from tests.support.host_pools import host, machine, node_by_machine, status
+from tests.support.refusing_store import RefusingStore
 
 
 class Bed:
@@ -116,6 +117,37 @@ def test_what_a_fenced_node_could_not_give_up_is_forgotten_when_the_fence_is_wit
         withdraw_fence(bed.users, "a")
         bed.store.refresh()
         bed.rounds()
+
+
+class OtherWriter(RefusingStore):
+    """A store in which another one writes an object after its status was written."""
+
+    def replace_status(self, obj: Any) -> Any:
+        written = self._store.replace_status(obj)
+        other = self._store.get("VirtualMachine", "default", obj["metadata"]["name"])
+        self._store.replace({**other, "metadata": {**other["metadata"], "labels": {"other": "writer"}}})
+        return written
+
+
+@pytest.mark.parametrize("is_refused", [True, False])
+def test_a_machine_of_which_only_the_status_was_written_was_not_taken_away(
+    bed: Bed, is_refused: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another one wrote it before its mark was taken off, or before its status was put back."""
+    fill(bed.users, host("a"), machine("web"))
+    bed.rounds()
+    bed.hold("web", "a")
+    bed.fence("a")
+    bed.store.refresh()
+    other: Any = OtherWriter(bed.store, **({"web": Invalid("a policy says no")} if is_refused else {}))
+    objects = [one for one in bed.store.list().objects if one["kind"] != "DeviceClaim"]
+    backoff = WriteBackoff(lambda: 0.0)
+    caplog.clear()
+    assert take_from_fenced(other, objects, backoff) == []
+    assert PREPARED_ON in bed.users.get("VirtualMachine", "default", "web")["metadata"]["annotations"]
+    assert backoff.has_entries() == is_refused
+    logged = [record.getMessage() for record in caplog.records]
+    assert ["a policy says no" in text for text in logged] == [True] * is_refused, logged
 
 
 def test_refused_writes_of_a_fenced_node_do_not_look_at_all_other_objects(

@@ -300,7 +300,26 @@ def test_a_cordoned_node_is_one_blocker_and_the_other_nodes_that_would_do_are_li
     assert refusal["blockers"] == [{"kind": "unavailable", "node": "n1", "why": why, "otherNodes": ["n2", "n4"]}]
 
 
-def test_a_node_is_opened_and_the_amount_is_the_most_that_fits_then() -> None:
+def test_if_it_is_enough_to_uncordon_a_node_no_node_lacks_anything() -> None:
+    wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": 3}})
+    refusal = answer("c", *cordoned([GPU, gpus(4), gpus(2, "n2"), wanted], "n1"))
+    assert refusal["reason"] == "NotEnoughDevices"
+    assert "no node has" not in refusal["message"]
+    assert refusal["message"].startswith("impossible now: ")
+    assert refusal["message"].endswith("it fits once node n1 is uncordoned (cordoned by root: new fan; soon)")
+
+
+def test_a_group_that_fits_once_a_node_is_uncordoned_lacks_nothing_either() -> None:
+    group = {"devalloc.io/group": "vm"}
+    wanted = [claim(name, {"deviceClass": "gpu", "requests": {"count": 2}}, annotations=group) for name in "cd"]
+    refusal = answer("c", *cordoned([GPU, gpus(4), gpus(2, "n2"), *wanted], "n1"))
+    assert refusal["message"].endswith(
+        "group vm is all-or-nothing and shares a node; "
+        "it fits once node n1 is uncordoned (cordoned by root: new fan; soon)"
+    )
+
+
+def test_a_node_is_uncordoned_and_the_amount_is_the_most_that_fits_then() -> None:
     wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": 9}})
     refusal = answer("c", *cordoned([GPU, gpus(4), wanted], "n1"))
     assert refusal["message"].startswith("impossible even on an empty fleet")

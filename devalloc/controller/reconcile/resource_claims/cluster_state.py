@@ -60,7 +60,7 @@ class SolverRequest:
     want: PendingGroup
     documents: tuple[Object, ...]
     expression: str | None
-    """That keeps its claims to the nodes of its pods, where not all do."""
+    """That keeps its claims to the nodes of its pods, if not all do."""
     misfit: str | None
     """Why there is nothing to ask: no node is left."""
 

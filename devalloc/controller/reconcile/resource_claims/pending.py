@@ -116,7 +116,7 @@ def _pending_group(members: list[tuple[Object, list[Key]]], claims: Mapping[Key,
 
 
 def _usable(pod: Object, claims: Mapping[Key, Object]) -> list[Key]:
-    """The pod's claims, where all are there and may be its own."""
+    """The pod's claims, if all are there and may be its own."""
     names = pod_claim_names(pod)
     if not names:
         return []

@@ -101,7 +101,7 @@ def decide_machines(
 
 def node_service_units(documents: Collection[Object], taken: Collection[Key], now: str) -> list[WriteUnit]:
     """The writes on machines whose nodes have no plugin, or have one again. ``taken``: objects that are written
-    otherwise. Nothing where no Node is read: without a cluster there are none."""
+    otherwise. Nothing if no Node is read: without a cluster there are none."""
     nodes = {doc["metadata"]["name"]: doc for doc in documents if is_node(doc)}
     if not nodes:
         return []
@@ -173,7 +173,7 @@ def _reserve_change(
 def condition_units(
     machine: Object, reason: str, message: str, now: str, condition: str = PLACED, *, speaks: bool = True
 ) -> list[WriteUnit]:
-    """Why it is not placed, or not with more, or not served; nothing where it says so already. ``speaks``: this is the
+    """Why it is not placed, or not with more, or not served; nothing if it says so already. ``speaks``: this is the
     reason of the machine as well, unless a node has it, which says how it is."""
     before = MachineView(machine).status
     status = {**before, "conditions": _with_condition(machine, condition, "False", reason, message[:4096], now)}

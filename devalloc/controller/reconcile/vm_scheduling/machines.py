@@ -82,7 +82,7 @@ def is_leaving(machine: Object) -> bool:
 
 def counted_entries(machine: Object) -> list[Any]:
     """The entries that a placed machine counts for: what is kept for it, or what it is permitted or was seen to have
-    where that is more (T25)."""
+    if that is more (T25)."""
     entries = [{**entry, "allocations": [*entry.get("allocations", ())]} for entry in reserved_entries(machine)]
     reported = [
         section for name in _AMOUNT_FIELDS if isinstance(section := MachineView(machine).status.get(name), dict)
@@ -181,7 +181,7 @@ def _on_devices(pool: str, given: Mapping[str, Mapping[str, int]]) -> list[Any]:
 
 
 def single_numa(entries: Sequence[Any], pools: Mapping[str, Object]) -> int | None:
-    """The one NUMA node that entries are on; None where they are on none, or on several."""
+    """The one NUMA node that entries are on; None if they are on none, or on several."""
     numbers = set()
     for entry in entries:
         pool = pools.get(entry["devicePoolName"], {"spec": {}})
@@ -215,7 +215,7 @@ class MachineStates:
     """Which machine a claim is placed with."""
     unowned: Mapping[ClaimKey, MachineKey]
     """Claims that wait with their machine."""
-    moving: Mapping[MachineKey, tuple[Object, list[Any]]]
+    on_second_node: Mapping[MachineKey, tuple[Object, list[Any]]]
     """Those that count on two nodes that say what they have, and what is kept for them on the second: their target, or
     once they are handed over, their source, which has them paused until the target takes them."""
 
@@ -243,7 +243,7 @@ class _MachineSorter:
         self.placed: dict[MachineKey, tuple[Object, list[Any]]] = {}
         self.agree: set[MachineKey] = set()
         self.unowned: dict[ClaimKey, MachineKey] = {}
-        self.moving: dict[MachineKey, tuple[Object, list[Any]]] = {}
+        self.on_second_node: dict[MachineKey, tuple[Object, list[Any]]] = {}
 
     def sorted(self, docs: Sequence[Object]) -> MachineStates:
         taken: dict[tuple[str, str, str], int] = {}
@@ -254,7 +254,7 @@ class _MachineSorter:
             if entries:
                 self.placed[MachineView(doc).key] = doc, entries
             if booked:
-                self.moving[MachineView(doc).key] = doc, booked
+                self.on_second_node[MachineView(doc).key] = doc, booked
             for place, nano in sum_entries([*entries, *booked]).items():
                 taken[place] = taken.get(place, 0) + nano
         for doc in docs:
@@ -289,7 +289,7 @@ class _MachineSorter:
             agree=frozenset(self.agree),
             owners=self.owners,
             unowned=self.unowned,
-            moving=self.moving,
+            on_second_node=self.on_second_node,
         )
 
     def _evict(self, key: MachineKey, doc: Object) -> None:
@@ -329,7 +329,7 @@ class _MachineSorter:
         view = MachineView(doc)
         node = view.holder
         if view.handed_over_to is not None and node is not None and node in self.hosts:
-            self.moving[key] = doc, self._count(_sum_by_resource(doc), node, taken)
+            self.on_second_node[key] = doc, self._count(_sum_by_resource(doc), node, taken)
 
     def _count(self, amounts: Mapping[str, int], node: str, taken: dict[tuple[str, str, str], int]) -> list[Any]:
         """Entries for these amounts on a node that has the machine already; they are added to ``taken``."""

@@ -1,6 +1,6 @@
 """Messages why a machine does not fit, in terms of hosts: the solver's messages are about devices. Pure.
 
-Only where every node that it may be on is short of something in all: else the solver's words say more.
+Only if every node that it may be on is short of something in all: else the solver's words say more.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from devalloc.api import host_pool_names, meta
+from devalloc.api import cordon, host_pool_names, meta
 from devalloc.api.decode import decode
 from devalloc.api.machine_reservation import missing_amounts, parse_nano, required_amounts
 from devalloc.api.quantity import Format, Quantity, count_text, readable_texts
-from devalloc.api.reasons import Reason
+from devalloc.api.reasons import IMPOSSIBLE_NOW_VERDICT, Reason
 from devalloc.api.views import ClaimKey, ClaimView, MachineKey, MachineView, ObjectView
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.controller.reconcile.vm_scheduling import machines
@@ -41,6 +41,7 @@ _RESOURCE_NAMES = {
     host_pool_names.DISK_IO: ("disk bandwidth", "/s", Format.DECIMAL_SI),
 }
 _CONSTRAINTS = re.compile(r"without spec\.claims\[\d+\]\.constraints")
+_ALSO_FITS = re.compile(r"; it also fits once node .*")
 _FAILS = "are not those of a node that may take it"
 """What is said of devices that an expression of devalloc excludes."""
 _MAX_NODES = 3
@@ -56,6 +57,8 @@ class NodeRoom:
     whole: Room
     by_numa: Mapping[int, Room]
     """What each of its NUMA nodes has, and with it what belongs to none."""
+    unschedulable: str = ""
+    """Why the node gets nothing new; empty if it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +117,18 @@ class MachineMessages:
             text = answer["message"]
             if target is not None and target.is_on_one_numa_node:
                 text = text.replace(f"metadata.annotations[{meta.GROUP_MATCH}]", "spec.numaPolicy")
-            if is_own:
+            if is_own and blockers and all(map(_is_unschedulable_node, blockers)):
+                remedies = (cordon.schedulability_remedy(one["node"], one["why"]) for one in blockers)
+                text = f"{IMPOSSIBLE_NOW_VERDICT}: it fits {' and '.join(remedies)}"
+                details.pop("funnel", None)  # it counts devices, and there are enough
+            elif is_own:
                 text, details = self._without_expressions(part, text, details)
             return answer["reason"], with_machine_names(text, self._placing), details
         details.pop("funnel", None)
-        blockers = self._blockers(key, code, blockers) or self._lacks(target, code)
-        if code == Reason.NODES_TOO_SMALL:  # no one need leave: it fits no empty node either
-            blockers = [one for one in blockers if one["kind"] not in _HOLDERS]
+        blockers = self._blockers(key, code, blockers)
+        if code == Reason.NODES_TOO_SMALL:  # it fits no node, empty or uncordoned
+            blockers = [one for one in blockers if one["kind"] not in _HOLDERS and not _is_unschedulable_node(one)]
+        blockers = blockers or self._lacks(target, code)
         if "blockers" in details:
             details["blockers"] = blockers
         text = f"{'no node is large enough' if code == Reason.NODES_TOO_SMALL else 'there is no room for it'}: {short}"
@@ -129,10 +137,12 @@ class MachineMessages:
         if freeing and len(freeing) == len(blockers) and own not in freeing:
             more = f" and {len(freeing) - _MAX_NODES} more" if len(freeing) > _MAX_NODES else ""
             text += f"; without {', '.join(freeing[:_MAX_NODES])}{more} there would be room"
+        if also := _ALSO_FITS.search(answer["message"]):
+            text += also[0]
         return code, text, details
 
     def _without_expressions(self, part: ClaimKey, text: str, details: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """With words for the expressions of a claim that stands for a machine: its user wrote none."""
+        """With words for the expressions and requests of a claim that stands for a machine: its user wrote none."""
         doc = next((one for one in self._placing.documents if _is_claim(one, part)), None)
         expressions = [] if doc is None else [str(one.get("constraints", "")) for one in doc["spec"]["claims"]]
         words = {f"fail {expression}": _FAILS for expression in expressions if expression}
@@ -147,6 +157,8 @@ class MachineMessages:
             for one in details.get("funnel", ())
         ]
         text = _CONSTRAINTS.sub("on nodes that may not take it", worded(text))
+        own_request = rf"request \d+(?: of {re.escape('/'.join(part))}|(?! of ))"
+        text = re.sub(f" in {own_request}", "", re.sub(f"without {own_request}", "if it asks for less", text))
         return text, {**details, "funnel": funnel} if "funnel" in details else details
 
     def _short(self, target: _Target, code: str) -> str | None:
@@ -165,10 +177,16 @@ class MachineMessages:
         )
         if cache_key not in self._shortages:
             of_nodes = {node: rooms.get(node, NodeRoom({}, {})) for node in self._nodes(target)}
+            unschedulable: list[str] = []
+            if code != Reason.NODES_TOO_SMALL:
+                unschedulable = [
+                    f"node {node}: {one.unschedulable}" for node, one in of_nodes.items() if one.unschedulable
+                ]
+                of_nodes = {node: one for node, one in of_nodes.items() if not one.unschedulable}
             lines = _shortages(of_nodes, target, code)
             if lines is None and target.is_on_one_numa_node:
                 lines = _numa_shortages(of_nodes, target.amounts, code)
-            self._shortages[cache_key] = _joined(lines) if lines else None
+            self._shortages[cache_key] = _joined([*lines, *unschedulable]) if lines else None
         return self._shortages[cache_key]
 
     def _nodes(self, target: _Target) -> list[str]:
@@ -211,7 +229,8 @@ class MachineMessages:
                 shared = _sum_of_rooms(room for numa, room in rooms if numa is None)
                 by_numa = {numa: shared | room for numa, room in rooms if numa is not None}
                 node = str(host_pool_names.node_of_host_pool(pool))
-                self._rooms[node] = NodeRoom(_sum_of_rooms(room for _, room in rooms), by_numa)
+                whole = _sum_of_rooms(room for _, room in rooms)
+                self._rooms[node] = NodeRoom(whole, by_numa, _why_unschedulable(pool))
         return self._rooms
 
     def _given(self) -> dict[ClaimKey, Sequence[Any]]:
@@ -359,6 +378,22 @@ def _numa_field(machine: Mapping[str, Any]) -> str:
     if (view.spec.get("start") or {}).get("numaNode") is not None:
         return "spec.start.numaNode"
     return "spec.numaPolicy" if _is_on_one_numa_node(machine) else "status.numaNodes"
+
+
+def _why_unschedulable(pool: Mapping[str, Any]) -> str:
+    """Why the node of a host pool gets nothing new; empty if it does."""
+    whys = {
+        next(
+            (one.get("stringValue", "") for one in device.get("attributes", ()) if one["name"] == meta.UNAVAILABLE), ""
+        )
+        for device in pool["spec"].get("devices", ())
+    }
+    reasons = [cordon.unschedulable_reasons(why) for why in sorted(whys)]
+    return "; ".join(reason.why for reason in reasons[0]) if reasons and all(reasons) else ""
+
+
+def _is_unschedulable_node(blocker: Mapping[str, Any]) -> bool:
+    return cordon.is_about_schedulability(blocker) and "device" not in blocker
 
 
 def _is_claim(doc: Mapping[str, Any], key: ClaimKey) -> bool:

@@ -37,7 +37,7 @@ MAX_PER_NODE = 2
 """Migrations from one node, or to one node, at a time: they share its network."""
 _NOT_THERE = Reason.MACHINE_NOT_FOUND.value
 SOURCE_ATTRIBUTE = "devalloc.io/migration-source"
-"""Attribute of a node's devices for machines, in the solver's input alone: the node, where a machine is to leave it."""
+"""Attribute of a node's devices for machines, in the solver's input alone: the node, if a machine is to leave it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class _MigrationSorter:
         )
 
     def _in_turn(self, migrations: Sequence[Object]) -> list[tuple[MigrationView, MachineKey]]:
-        """Those that are not over: the first of each namespace before the second of any, where those under way count,
+        """Those that are not over: the first of each namespace before the second of any, if those under way count,
         and of equal ones the oldest first. Else one tenant could keep an admin from draining a node, with enough
         migrations that are older."""
         ordered = []
@@ -277,7 +277,7 @@ _OF_TARGET = (
     Reason.POOL_RESOURCES_EXHAUSTED,
 )
 """Why a migration that names its target is pending, if another node may be able to take the machine. All other reasons
-are of the machine, its claims or the store, or pass soon."""
+concern the machine, its claims or the store, or pass soon."""
 
 
 def is_refused_by_target(view: MigrationView) -> bool:

@@ -30,9 +30,9 @@ from devalloc.store import Object
 
 _NUMA_NODES = TypeAdapter(list[MachineNumaNode])
 _BLOCKS = {host_pool_names.HUGE_PAGES["1Gi"]: GIB}
-"""Bytes of a block of memory, where it is not MEMORY_BLOCK."""
+"""Bytes of a block of memory, if it is not MEMORY_BLOCK."""
 FORMATS = dict.fromkeys((*host_pool_names.MEMORY_RESOURCES, host_pool_names.DISK), Format.BINARY_SI)
-"""How amounts of a resource are written, where not as decimal ones."""
+"""How amounts of a resource are written, if not as decimal ones."""
 AmountsByNuma = Mapping[int, Mapping[str, Quantity]]
 """Amounts of each resource, by the number of a NUMA node of the host."""
 
@@ -56,7 +56,7 @@ class MachineGrowth:
 
 
 def resized_entries(machine: Object, spec: VirtualMachineSpec, counted: Sequence[Any]) -> list[Any] | None:
-    """What is to be kept for a machine that lacks nothing; None where that is so."""
+    """What is to be kept for a machine that lacks nothing; None if that is so."""
     current = reserved_entries(machine)
     target = shrink_entries(machine, spec, counted if missing_amounts(spec, current) else current)
     if _nano_by_device(target) == _nano_by_device(current):
@@ -156,7 +156,7 @@ def merge_entries(entries: Iterable[Any], more: Iterable[Any]) -> list[Any]:
 
 
 def required_numa(machine: Object, entries: Sequence[Any], pools: Mapping[str, Object]) -> int | None:
-    """The NUMA node that whatever else is kept for it must be on, too; None where any will do."""
+    """The NUMA node that whatever else is kept for it must be on, too; None if any will do."""
     spec = MachineView(machine).spec
     start = spec.get("start")
     if isinstance(start, dict) and isinstance(start.get("numaNode"), int):

@@ -231,7 +231,7 @@ class _InputBuilder:
         for key, (doc, entries) in standing.placed.items():
             self._hold(key, doc, entries, labels.get(("machine", *key)))
             self._resize(key, doc, entries)
-        for key, (doc, entries) in standing.moving.items():
+        for key, (doc, entries) in standing.on_second_node.items():
             second = MachineView(doc).migration_target or MachineView(doc).holder
             self._add(key, "move", doc, [{}], {meta.ALLOCATED_NODE: str(second)}, entries)
         self._fill()
@@ -318,7 +318,7 @@ class _InputBuilder:
         return waiting
 
     def _hold(self, key: MachineKey, doc: Object, entries: Sequence[Any], label: str | None) -> None:
-        """A machine that is placed, as claims that hold: those on NUMA nodes apart where others are to agree."""
+        """A machine that is placed, as claims that hold: those on NUMA nodes apart if others are to agree."""
         node = machines.running_node(doc) if key in self.standing.running else MachineView(doc).status["nodeName"]
         notes = {meta.ALLOCATED_NODE: str(node)}
         if label is None or key not in self.standing.agree:
@@ -334,7 +334,7 @@ class _InputBuilder:
     def _fill(self) -> None:
         """Hold what machines count for beyond what the devices that it is counted on have, on others of their pool."""
         taken: dict[tuple[str, str, str], int] = {}
-        counted = [*self.standing.placed.items(), *self.standing.moving.items()]
+        counted = [*self.standing.placed.items(), *self.standing.on_second_node.items()]
         for _, (_, entries) in counted:
             for place, nano in machines.sum_entries(entries).items():
                 taken[place] = taken.get(place, 0) + nano
@@ -468,7 +468,7 @@ class _InputBuilder:
         return "", frozenset()
 
     def _resize(self, key: MachineKey, doc: Object, entries: Sequence[Any]) -> None:
-        """What is to become of what is kept for a placed machine, where its spec says something else by now."""
+        """What is to become of what is kept for a placed machine, if its spec says something else by now."""
         machine = decode(doc).object
         node = MachineView(doc).status.get("nodeName")
         if (
@@ -592,7 +592,7 @@ def _restrict_to_numa(detail: Object, number: int) -> None:
 
 
 def _priority_annotation(machine: Object) -> dict[str, str]:
-    """The annotation of a machine that its claims have too; empty where it has none."""
+    """The annotation of a machine that its claims have too; empty if it has none."""
     value = machine["metadata"].get("annotations", {}).get(meta.PRIORITY)
     return {} if value is None else {meta.PRIORITY: value}
 

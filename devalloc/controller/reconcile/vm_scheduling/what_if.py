@@ -27,7 +27,7 @@ def solve_with_machines(
     deadline: float | None = None,
     admin_namespaces: admission.AdminNamespaces = "all",
 ) -> SolverAnswer:
-    """The dict of ``solve_manifests``, with ``machines``, where there are any that are placed: an entry for each, of
+    """The dict of ``solve_manifests``, with ``machines``, if there are any that are placed: an entry for each, of
     the form of those of claims; and with ``migrations`` in the same form, of those that have no target yet.
 
     ``documents`` may be anything: what is invalid is reported. ``admin_namespaces``: where claims may have admin

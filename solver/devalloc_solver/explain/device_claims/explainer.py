@@ -81,8 +81,8 @@ class DeviceClaimExplainer(Explainer):
         offers = self._offers(question.unit)
         return offers.in_order(question, self.finder, () if key is None else offers.members(key))
 
-    def node_openings(self, unit: PlacementUnit) -> Sequence[Relaxation]:
-        return [*self._offers(unit).node_openings(self.snapshot).values()]
+    def schedulability_edits(self, unit: PlacementUnit) -> Sequence[Relaxation]:
+        return [*self._offers(unit).schedulability_edits(self.snapshot).values()]
 
     def _offers(self, unit: PlacementUnit) -> DeviceClaimRelaxations:
         if self.held_back is None:

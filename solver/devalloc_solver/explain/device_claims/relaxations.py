@@ -53,7 +53,7 @@ class DeviceClaimRelaxations(UnitRelaxations):
             return RelaxationSet(Reason.NO_MATCHING_DEVICES, self._without_match(unmatched))
         others = self._rules_and_requests(question, finder, members)
         pin = question.unit.pin
-        own_node = None if pin is None else self.node_openings(question.snapshot).get(pin)
+        own_node = None if pin is None else self.schedulability_edits(question.snapshot).get(pin)
         return RelaxationSet(short_reason(question.unit), others, self.pins(), self.matches(), self.shared(), own_node)
 
     def _rules_and_requests(
@@ -194,9 +194,9 @@ class DeviceClaimRelaxations(UnitRelaxations):
         edit = supply_relaxations.release_withheld(self.held_back, self._accepts)
         return [] if edit is None else [edit]
 
-    def node_openings(self, snapshot: Snapshot) -> Mapping[str, Relaxation]:
-        """Nodes that get nothing new, and what opens each."""
-        return supply_relaxations.open_nodes(snapshot, self.held_back, self._accepts)
+    def schedulability_edits(self, snapshot: Snapshot) -> Mapping[str, Relaxation]:
+        """Nodes that get nothing new, and what makes each schedulable."""
+        return supply_relaxations.make_schedulable(snapshot, self.held_back, self._accepts)
 
     def _accepts(self, request: Request, device: Device) -> bool:
         return self.eligibility.accepts(request.spec, device)

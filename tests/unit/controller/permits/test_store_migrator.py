@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import closing
 from typing import Any
 
 import pytest
 
 from devalloc.api import machine_location
-from devalloc.controller.migrations import begin_migration, migrations_of
+from devalloc.controller.migrations import begin_migration
 from devalloc.controller.permits.hosts import Host
 from devalloc.controller.permits.ledgers import PermitLedgers
 from devalloc.controller.permits.migration import NO_MIGRATION, MigrationEnd
 from devalloc.controller.permits.settings import Settings
 from devalloc.controller.permits.store_migrator import MovableMachines, StoreMigrator
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
+from devalloc.scaling.permits.ledger import all_to_migrate, is_under_pressure
 from devalloc.scaling.resources import Resources
+from devalloc.scaling.versions import ProtocolEra
+from devalloc.scaling.vm_info import LABEL_MIGRATION
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests
 from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool
@@ -33,9 +37,14 @@ def created(store: SQLiteStore) -> Object:
     return one
 
 
+def fresh_migrator(store: SQLiteStore) -> StoreMigrator:
+    """It reads the migrations again each time."""
+    return StoreMigrator(store, itertools.count(step=10).__next__)
+
+
 class TestStoreMigrator:
     def test_it_creates_one_migration_for_a_machine(self, store: SQLiteStore) -> None:
-        migrator = StoreMigrator(store)
+        migrator = fresh_migrator(store)
         assert migrator.begin(KEY, "a")
         assert created(store)["spec"] == {"vmName": "web"}
         assert not migrator.begin(KEY, "a")
@@ -48,7 +57,7 @@ class TestStoreMigrator:
     def test_what_others_created_is_theirs(self, store: SQLiteStore, machine_name: str) -> None:
         key = ("default", machine_name)
         begin_migration(store, key)
-        migrator = StoreMigrator(store)
+        migrator = fresh_migrator(store)
         assert not migrator.begin(key, "a")
         migrator.withdraw(key)
         assert created(store)["metadata"]["name"].startswith(f"{machine_name}-move-")
@@ -65,21 +74,21 @@ class TestStoreMigrator:
     def test_it_says_how_the_migration_ended(
         self, store: SQLiteStore, status: Object, end: MigrationEnd | None
     ) -> None:
-        migrator = StoreMigrator(store)
+        migrator = fresh_migrator(store)
         migrator.begin(KEY, "a")
         store.replace_status({**created(store), "status": status})
         assert migrator.ended(KEY, LONG_AGO) == end
         assert migrator.ended(KEY, "2100-01-01T00:00:00Z") == (end and NO_MIGRATION), "that was another one"
 
     def test_it_has_ended_if_a_user_deletes_it(self, store: SQLiteStore) -> None:
-        migrator = StoreMigrator(store)
+        migrator = fresh_migrator(store)
         migrator.begin(KEY, "a")
         store.delete(KIND, "default", created(store)["metadata"]["name"])
         assert migrator.ended(KEY, LONG_AGO) == NO_MIGRATION
 
     def test_while_one_of_others_moves_the_machine_that_one_counts(self, store: SQLiteStore) -> None:
         fill(store, migration("move", "web"), migration("another", "db"))
-        migrator = StoreMigrator(store)
+        migrator = fresh_migrator(store)
         migrator.begin(KEY, "a")
         assert migrator.ended(KEY, LONG_AGO) is None
         status = {"phase": "Succeeded", "targetNode": "b", "completionTime": "2026-01-01T00:10:00Z"}
@@ -92,14 +101,15 @@ class TestStoreMigrator:
         assert migrator.ended(KEY, LONG_AGO) == NO_MIGRATION
 
     def test_its_own_end_counts_although_one_of_others_waits(self, store: SQLiteStore) -> None:
-        migrator = StoreMigrator(store)
+        migrator = fresh_migrator(store)
         migrator.begin(KEY, "a")
         store.replace_status({**created(store), "status": {"phase": "Failed", "reason": "Why", "message": "full"}})
         fill(store, migration("move", "web"))
         assert migrator.ended(KEY, LONG_AGO) == MigrationEnd(False, "Why", "full")
 
     def test_it_reads_only_the_migrations_of_the_namespace(self, store: SQLiteStore) -> None:
-        """Else each request of a machine takes as long as all migrations of the cluster."""
+        """And at most once a second: else each request of a machine, and each look at those that move, takes as long as
+        all migrations of the cluster, or of a tenant that has any number."""
         fill(store, migration("move", "web", namespace="other"), migration("another", "web"))
         namespaces: list[str | None] = []
 
@@ -109,10 +119,19 @@ class TestStoreMigrator:
                 return super().list(kinds, namespace)
 
         with closing(Listing(store.path)) as listing:
-            assert [view.key for view in migrations_of(listing, KEY)] == [("default", "another")]
-            assert StoreMigrator(listing).begin(KEY, "a") is False
-            StoreMigrator(listing).ended(KEY, LONG_AGO)
-        assert namespaces == ["default"] * 3
+            seconds = 0.0
+            migrator = StoreMigrator(listing, lambda: seconds)
+            assert migrator.begin(KEY, "a") is False
+            assert migrator.begin(("default", "db"), "a")
+            assert migrator.ended(KEY, LONG_AGO) is None
+            assert migrator.ended(("default", "db"), LONG_AGO) is None, "it knows its own at once"
+            migrator.withdraw(("default", "db"))
+            assert migrator.ended(("default", "db"), LONG_AGO) == NO_MIGRATION
+            assert namespaces == ["default"]
+            seconds = 1.0
+            listing.delete(KIND, "default", "another")
+            assert migrator.ended(KEY, LONG_AGO) == NO_MIGRATION
+        assert namespaces == ["default"] * 2
 
 
 class TestMovableMachines:
@@ -224,6 +243,28 @@ class TestLedgers:
         book.put({**handed, "metadata": {**metadata, "resourceVersion": "3", "annotations": notes}})
         assert KEY not in book.nodes["a"].machines
         assert (KEY in book.records) == (node is None)
+
+    @pytest.mark.parametrize("era", [ProtocolEra.NEWEST, ProtocolEra.V0_31])
+    def test_no_other_machine_leaves_its_source_while_its_target_has_not_taken_it(self, era: ProtocolEra) -> None:
+        """The source gets back soon what it keeps until then."""
+        book = PermitLedgers(Settings(era=era))
+        book.begin({"a": Host(amounts(4000, 8)), "b": Host(amounts(8000, 8))})
+        other = machine("other", "2", "1Gi")
+        metadata = {**other["metadata"], "uid": "2", "resourceVersion": "1", "labels": {LABEL_MIGRATION: "true"}}
+        reserved = moving()["status"]["allocations"]
+        status = {"phase": "Running", "nodeName": "a", "allocations": reserved, "observed": {"cpus": "2"}}
+        book.put({**other, "metadata": metadata, "status": status})
+
+        web = moving()
+        web["status"]["observed"] = {"cpus": "2"}
+        handed = handed_over(web)
+        notes = {"devalloc.io/prepared-on": "b"}
+        taken = {**handed, "metadata": {**handed["metadata"], "annotations": notes}}
+        for version, step in enumerate((web, handed, taken), 1):
+            book.put({**step, "metadata": {**step["metadata"], "resourceVersion": str(version)}})
+            assert (KEY in book.nodes["a"].machines) == (step is not taken)
+            assert not is_under_pressure(book.nodes["a"]), version
+            assert all_to_migrate(book.nodes["a"]) == [], version
 
     def test_it_is_a_machine_of_its_source_again_if_its_target_is_fenced(self) -> None:
         book = self.book()
