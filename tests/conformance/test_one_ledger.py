@@ -45,7 +45,7 @@ def test_machines_whose_specs_change_all_the_time_never_have_more_than_there_is(
     cpus, names = 8, [f"vm{number}" for number in range(4)]
     store, over = node.store, threading.Event()
     store.create(host(NODE, cpus=cpus, numa=2, memory=64))
-    highest, seen = [0], Counter[str]()
+    highest = [0]
 
     def spec(least: int, use: int) -> Any:
         return {
@@ -60,8 +60,6 @@ def test_machines_whose_specs_change_all_the_time_never_have_more_than_there_is(
             # One is asked after the other: what is the same twice was so all at once.
             has, again = ([each["cpus"] for each in node.machine_answers()] for _ in range(2))
             highest[0] = max(highest[0], sum(map(len, has)) if has == again else 0)
-            for obj in store.list([KIND]).objects:
-                seen[obj.get("status", {}).get("reason", "")] += 1
 
     def write(name: str, seed: int) -> None:
         rng = Random(seed)
@@ -87,6 +85,7 @@ def test_machines_whose_specs_change_all_the_time_never_have_more_than_there_is(
                 lambda: [len(each["cpus"]) for each in node.machine_answers()] == [2] * len(names),
                 "all fit, and have it",
             )
+            until(lambda: highest[0] >= cpus, "the processes are watched")
             change(store, names[0], spec(1, 3))
             until(lambda: reason(store, names[0]) == "NoRoomToGrow", "one more does not fit, and that is said")
             change(store, names[1], spec(1, 1))
@@ -100,8 +99,7 @@ def test_machines_whose_specs_change_all_the_time_never_have_more_than_there_is(
             stop.set()
             for thread in (*allocators, watching):
                 thread.join(60)
-    assert cpus // 2 < highest[0] <= cpus
-    assert seen["NoRoomToGrow"] > 0
+    assert highest[0] == cpus
 
 
 def change(store: Store, name: str, spec: Any) -> None:
@@ -121,6 +119,7 @@ def test_permits_and_machines_that_begin_never_take_the_same_room(node: NodeWith
     limit = discover_capacity(node.host.root, CapacityConfig(ratios={"cpu": Fraction(1)}))
     assert limit.cpu.effective_limit == LIMIT
     over, tally = threading.Event(), Counter[str]()
+    outcomes = ("granted", "short", "begun", "HostFull")
     highest = [0]
 
     def taken() -> int:
@@ -170,13 +169,16 @@ def test_permits_and_machines_that_begin_never_take_the_same_room(node: NodeWith
             until(lambda: len(node.processes) == SCALED, "the machines of the store run")
             watching = threading.Thread(target=watch)
             watching.start()
-            with ThreadPoolExecutor(SCALED + 4) as threads:
-                jobs = [threads.submit(ask, f"vm{n}", random.getrandbits(32)) for n in range(SCALED)]
-                jobs += [threads.submit(begin, n, n) for n in range(4)]
-                for job in jobs:
-                    job.result()
+            for _ in range(10):  # a busy machine may run one side when the other has ended
+                with ThreadPoolExecutor(SCALED + 4) as threads:
+                    jobs = [threads.submit(ask, f"vm{n}", random.getrandbits(32)) for n in range(SCALED)]
+                    jobs += [threads.submit(begin, n, random.getrandbits(32)) for n in range(4)]
+                    for job in jobs:
+                        job.result()
+                if all(tally[outcome] for outcome in outcomes):
+                    break
             over.set()
             watching.join()
     assert highest[0] <= LIMIT
     assert highest[0] > LIMIT // 2
-    assert min(tally["granted"], tally["short"], tally["begun"], tally["HostFull"]) > 0, tally
+    assert all(tally[outcome] for outcome in outcomes), tally
