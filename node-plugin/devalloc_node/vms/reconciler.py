@@ -161,8 +161,7 @@ class MachineReconciler:
                 outcome = self._rest(obj, vm)
         except NodeError as error:
             outcome = Outcome(error.code, error.message, retry_delay(error))
-        self._tell(obj, vm, outcome)
-        return outcome
+        return replace(outcome, written=self._tell(obj, vm, outcome))
 
     # What the object wants.
 
@@ -556,7 +555,8 @@ class MachineReconciler:
                 status = objects.status_of(vm, stopping, self._operations.claims.plugs(machine.key), "", "")
                 objects.write_status(self._store, obj, status, ready=readiness(vm, stopping, self._reports))
 
-    def _tell(self, obj: Object, vm: VirtualMachine | None, outcome: Outcome) -> None:
+    def _tell(self, obj: Object, vm: VirtualMachine | None, outcome: Outcome) -> Mapping[str, Any] | None:
+        """Write its status; as ``write_status``."""
         key, uid = objects.key_of(obj), obj["metadata"]["uid"]
         machine = self._operations.machines.get(key)
         if machine is not None and machine.uid != uid:
@@ -582,7 +582,7 @@ class MachineReconciler:
         is_alone = self._scaling is None and vm is not None and vm.spec.scaling is not None
         uses = objects.in_use(machine) if is_alone and machine is not None and machine.phase == "Running" else None
         ready, movable = readiness(vm, machine, self._reports), self._migratability(obj, vm, machine)
-        objects.write_status(self._store, obj, status, at_rest=at_rest, uses=uses, ready=ready, movable=movable)
+        return objects.write_status(self._store, obj, status, at_rest=at_rest, uses=uses, ready=ready, movable=movable)
 
     def _migratability(
         self, obj: Object, vm: VirtualMachine | None, machine: MachineView | None

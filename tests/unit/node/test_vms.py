@@ -1378,6 +1378,29 @@ class TestLoop:
         world.round(times=2)
         assert get("default/web").runs, "it was seen to have ended, and started again"  # type: ignore[union-attr]
 
+    @pytest.mark.parametrize(
+        "wrong", [{"phase": "Unknown", "reason": "MonitorUnreachable", "pid": 1}, {"message": "of another"}, None]
+    )
+    def test_a_status_that_another_writer_changed_is_right_again_after_a_resync(
+        self, world: World, wrong: dict[str, Any] | None
+    ) -> None:
+        world.apply(vm("web"))
+        world.machines.as_seen.add("default/web")
+        world.round(times=4, pause=10)
+        assert world.machines.glances, "its machine is settled"
+        obj = world.store.get("VirtualMachine", "default", "web")
+        world.store.replace_status({**obj, "status": {} if wrong is None else {**obj["status"], **wrong}})
+        world.round(pause=5)
+
+        def shown(status: dict[str, Any]) -> dict[str, Any]:
+            conditions = {one["type"]: one["status"] for one in status["conditions"]}
+            return {**status, "conditions": conditions}
+
+        assert shown(world.status("web")) == shown(obj["status"])
+        before = len(world.machines.glances)
+        world.round(times=6, pause=20)
+        assert len(world.machines.glances) > before, "it is settled again"
+
     def test_a_machine_that_failed_for_lack_of_room_starts_as_soon_as_another_gives_it_back(self, world: World) -> None:
         world.apply(vm("db"))
         world.round(times=2)
