@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Container, Hashable, Iterable,
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from devalloc.api import views
 from devalloc.api.host_pool_names import node_of_host_pool
