@@ -164,10 +164,12 @@ def store_publishing(
     owner: Callable[[], Mapping[str, Any] | None] = lambda: None,
 ) -> Iterator[Publisher]:
     """Publish what ``look`` finds on the node as DevicePools of the store. ``place``: a path beside which the locks are
-    that processes of this host use to take turns. ``owner``: an owner reference for the pools."""
+    that processes of this host use to take turns. ``owner``: an owner reference for the pools. Raises Denied
+    (``NodeServed``) if the plugin of this node runs already."""
     from devalloc.controller.host_inventory import HostInventory, InventorySource
     from devalloc.controller.pool_publisher import PublishLock
     from devalloc.inventory.watch import UdevSource
+    from devalloc.store import StoreLocked
     from devalloc.store.kubernetes import KubernetesStore
     from devalloc_node.daemon import Publisher
     from devalloc_node.kube.label_change import POOLS, warn_of_previous_name
@@ -177,9 +179,12 @@ def store_publishing(
         withdraw = partial(warn_of_previous_name, store.client, POOLS)
     else:
         withdraw = partial(_withdraw_pools, store, place, settings.node_name, on_published)
-    turn = PublishLock(place, settings.node_name, first=True)
+    try:  # a dry run runs no machines, and may run beside the real plugin
+        turn = PublishLock(place, settings.node_name, first=not settings.machines.dry_run)
+    except StoreLocked as error:
+        raise Denied("NodeServed", str(error), retryable=True) from error
     with closing(turn), closing(UdevSource()) as events:
-        inventory = InventorySource(settings.node_name, look, first=True)
+        inventory = InventorySource(settings.node_name, look, standalone=False)
         host = HostInventory(
             store,
             inventory,

@@ -31,8 +31,10 @@ class InventorySource:
     node_name: str
     discover: Callable[[DeviceRecords], Discovery]
     """Takes what is known of the devices beside what the host shows."""
-    first: bool = False
-    """It is the node plugin's, which knows what is prepared and what is withheld: it goes before others."""
+    standalone: bool = True
+    """It is that of `devalloc up`, which marks its pools (``PoolPublisher``)."""
+    with_plugin: bool = False
+    """The same process runs the node's plugin, which knows what is prepared and what is withheld."""
     previous_name: str | None = None
     """Under which name this host's node plugin last served; None: none has."""
 
@@ -62,7 +64,7 @@ class HostInventory:
         self._inventory = inventory
         self._on_published = on_published
         self._resync = resync
-        self._publisher = PoolPublisher(store, inventory.node_name, owner, standalone=not inventory.first)
+        self._publisher = PoolPublisher(store, inventory.node_name, owner, standalone=inventory.standalone)
         self._watcher = watch.InventoryWatcher(
             self._discover,
             self._publish,

@@ -2,17 +2,19 @@
 does.
 
 ``devalloc up`` without the node plugin and ``devalloc node`` may both run on a machine and its store. The node
-plugin knows what is prepared, broken or withheld, so it publishes while it runs, and the other when it does not. The
-locks are the kernel's, so that they go with the process however that ends.
+plugin knows what is prepared, broken or withheld, so it publishes while it runs, and the other when it does not. Two
+plugins of one node would both run its machines, so the second one does not start. The locks are the kernel's, so that
+they go with the process however that ends.
 """
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -35,16 +37,25 @@ from devalloc.store import (
     Object,
     Store,
     StoreError,
+    StoreLocked,
     Unavailable,
 )
 from devalloc.store.paths import check_private
 
+log = logging.getLogger(__name__)
+
+PLUGIN_WAIT_SECONDS = 5.0
+"""How long a plugin waits for its predecessor to end."""
+_LOCK_POLL_SECONDS = 0.05
+
 
 class PublishLock:
-    """One process's part in it. Use from one thread, but for ``is_wanted``."""
+    """One process's part in it. Use from one thread, but for ``is_yield_requested``."""
 
-    def __init__(self, store: Path, node_name: str, *, first: bool) -> None:
-        """``first``: others stop publishing for this one, as long as it is not closed. Raises Unavailable."""
+    def __init__(self, store: Path, node_name: str, *, first: bool, wait: float = PLUGIN_WAIT_SECONDS) -> None:
+        """``first``: this is the node's plugin, of which only one can run, and others stop publishing for it, as long
+        as it is not closed. ``wait``: seconds that a plugin that is about to end may take. Raises Unavailable, and
+        StoreLocked if the plugin of this node runs already."""
         name = hashlib.sha256(node_name.encode()).hexdigest()[:12]
         self._path = store.with_name(f"{store.name}.{name}.publish.lock")
         self._wanted_path = store.with_name(f"{store.name}.{name}.first.lock")
@@ -55,8 +66,14 @@ class PublishLock:
         except BaseException:
             self._lock.close()
             raise
-        if first:
-            self._wanted.lock(shared=True)
+        if not first:
+            return
+        # Others look at this lock for moments (``is_yield_requested``).
+        if not self._wanted.lock_within(wait, _LOCK_POLL_SECONDS):
+            error = StoreLocked(_already_served(self._wanted, node_name, store), None)
+            self.close()
+            raise error
+        self._warn_of_other_plugins(store)
 
     def take(self) -> bool:
         """Whether it is our turn now, and is from here on."""
@@ -72,6 +89,20 @@ class PublishLock:
         except Unavailable:  # the folder is gone, and with it whatever another process could say there
             return False
 
+    def _warn_of_other_plugins(self, store: Path) -> None:
+        """Report the plugins of other nodes on this store, which belongs to one host."""
+        for path in sorted(store.parent.glob(f"{glob.escape(store.name)}.*.first.lock")):
+            if path == self._wanted_path:
+                continue
+            with suppress(OSError), FileLock.existing(path) as other:
+                if other.is_locked_elsewhere():
+                    log.warning(
+                        "%s runs the plugin of another node on the store %s: both publish this host's CPUs, memory and "
+                        "devices, so more is promised than there is; do this in tests only",
+                        other.holder(),
+                        store,
+                    )
+
     def give(self) -> None:
         """Let others have it."""
         self._lock.unlock()
@@ -82,6 +113,14 @@ class PublishLock:
         self._lock.close()
 
 
+def _already_served(lock: FileLock, node_name: str, store: Path) -> str:
+    return (
+        f"{lock.holder()} already runs the plugin of node {node_name} on {store}; a second one would start its "
+        "machines a second time. Stop that process first, or run `devalloc up --no-node` beside it. A second plugin on "
+        "this host needs its own --node-name, --state and --socket"
+    )
+
+
 def _open_lock_file(path: Path) -> FileLock:
     check_private(path)
     try:
@@ -89,8 +128,6 @@ def _open_lock_file(path: Path) -> FileLock:
     except OSError as error:
         raise Unavailable(f"cannot open {path}: {error.strerror}") from error
 
-
-log = logging.getLogger(__name__)
 
 INVENTORY = "inventory"
 """Value of the label PUBLISHED_BY on the pools that are ours together with their node."""

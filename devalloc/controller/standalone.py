@@ -96,8 +96,9 @@ class Standalone:
         self._messages.put("rescan")
 
     def run(self) -> None:
-        """Run until ``stop``. Raises Held when another process runs on this store, Unusable when it is damaged,
-        StillNamed when the host had another name that is in use, and Unavailable when its folder goes meanwhile."""
+        """Run until ``stop``. Raises StoreLocked if another process runs on this store or runs the plugin of this node,
+        Unusable when it is damaged, StillNamed when the host had another name that is in use, and Unavailable when its
+        folder goes meanwhile."""
         stop = threading.Event()
         with ExitStack() as stack:
             store = stack.enter_context(closing(SQLiteStore(self._path)))
@@ -109,6 +110,8 @@ class Standalone:
                 )
             if self._inventory is not None:
                 name, previous = self._inventory.node_name, self._inventory.previous_name
+                # Before anything is changed: the plugin of this node may run already, in another process.
+                turn = stack.enter_context(closing(PublishLock(self._path, name, first=self._inventory.with_plugin)))
                 withdrawn = withdraw_previous_names(store, self._path, name)
                 if previous not in (None, name):
                     withdrawn += withdraw_previous_name(store, self._path, name, previous)
@@ -122,10 +125,13 @@ class Standalone:
             host = None
             if self._inventory is not None:
                 source = stack.enter_context(closing(UdevSource()))
-                turn = closing(PublishLock(self._path, self._inventory.node_name, first=self._inventory.first))
-                turned = stack.enter_context(turn)
                 host = HostInventory(
-                    store, self._inventory, source, turned, resync=self._resync, on_published=self._on_published
+                    store,
+                    self._inventory,
+                    source,
+                    turn,
+                    resync=self._resync,
+                    on_published=self._on_published,
                 )
                 loops = [host.watch, host.repair, _start_after(host.looked, allocator.run)]
             loops.append(UsageAccountant([store], store, f"{socket.gethostname()}-{os.getpid()}").run)

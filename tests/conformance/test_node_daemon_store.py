@@ -183,6 +183,23 @@ def served_as(bed: Bed, name: str) -> None:
         run_daemon(node, publishing, lambda text: node.stop())
 
 
+def test_a_node_has_one_plugin(bed: Bed) -> None:
+    other = bed.folder / "other"
+    machines = replace(bed.settings.machines, state=other / "machines", run=other / "run")
+    second = replace(bed.settings, state=other, socket=other / "node.sock", machines=machines)
+    first = bed.settings
+    with bed.running():
+        bed.settings = second
+        with pytest.raises(Denied, match=r"already runs the plugin of node node-a .*--node-name") as error:
+            served_as(bed, NODE)
+        assert (error.value.code, error.value.retryable) == ("NodeServed", True)
+        bed.settings = replace(second, machines=replace(machines, dry_run=True))
+        served_as(bed, NODE)
+        bed.settings = first
+    bed.settings = second
+    served_as(bed, NODE)
+
+
 def named(bed: Bed, name: str) -> NodeSettings:
     """The settings of the plugin after its host was renamed."""
     return replace(bed.settings, node_name=name, bindings=BindingConfig(name))

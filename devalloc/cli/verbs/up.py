@@ -127,7 +127,12 @@ def up(options: UpOptions) -> int:
             path,
             None
             if options.no_inventory
-            else InventorySource(name, looked, previous_name=previous_name(state) if runs_node else None),
+            else InventorySource(
+                name,
+                looked,
+                with_plugin=runs_node and not plugin_options.dry_run,
+                previous_name=previous_name(state) if runs_node else None,
+            ),
             settings=AllocatorSettings(
                 placement=options.placement,
                 deadline=options.deadline,

@@ -180,6 +180,15 @@ def open_nodes(pid: int, nodes: Collection[str]) -> list[str]:
     return sorted(opened & set(nodes))
 
 
+def qemu_uuid(pid: int) -> str | None:
+    """What a QEMU was started with as ``-uuid``; None if it has none, or that cannot be seen."""
+    try:
+        words = (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    return words[words.index(b"-uuid") + 1].decode(errors="replace") if b"-uuid" in words[:-1] else None
+
+
 def with_removed_file(file: Path, words: bytes) -> Process | None:
     """The process that has a file open which is not there any more, and these ``words`` on its command line; None if
     there is none. Raises Failed."""

@@ -19,7 +19,6 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from uuid import UUID
 
 from devalloc.api.virtual_machine import VirtualMachine
@@ -28,7 +27,7 @@ from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.host.lock_folder import LockFolder
 from devalloc_node.machine import adoption, emulated_devices, firmware, machine_files, pci, resources, user_ids
 from devalloc_node.machine.machine_files import MachineConfig
-from devalloc_node.machine.process import Process, alive
+from devalloc_node.machine.process import Process, alive, qemu_uuid
 from devalloc_node.machine.qmp import Connect, Monitor, QmpMonitor, malformed_as_failed
 from devalloc_node.machine.records import (
     MACHINES,
@@ -598,11 +597,7 @@ def is_other_run(record: MachineRecord, process: Process) -> bool:
     that cannot be seen; an adopted one is known by its process, and may write its UUID as it likes."""
     if record.spec.adopt is not None:
         return False
-    try:
-        words = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    return b"-uuid" in words[:-1] and words[words.index(b"-uuid") + 1] != record.run.encode()
+    return qemu_uuid(process.pid) not in (None, record.run)
 
 
 def orphan_refusal(name: str, process: Process) -> Denied:

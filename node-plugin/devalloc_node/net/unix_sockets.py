@@ -130,8 +130,8 @@ def _clear(path: Path) -> None:
     if has_listener(path):
         raise Denied(
             "SocketInUse",
-            f"another process serves {path}; stop it, choose another path (for a second plugin on this host: "
-            "--socket and --state), or give each instance of a rolling update its --pod-uid",
+            f"another process serves {path}; stop it, or choose another path. A second plugin on this host needs its "
+            "own --node-name, --state and --socket; instances of a rolling update need their own --pod-uid each",
         )
     log.info("removing the stale socket %s", path)
     path.unlink()

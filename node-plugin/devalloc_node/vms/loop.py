@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Container, Hashable, Iterable,
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from devalloc.api import views
 from devalloc.api.host_pool_names import node_of_host_pool
@@ -106,6 +107,8 @@ class _WorkItem:
     """Whether its machine ran when it was last looked at."""
     is_unchanged: Callable[[], bool] | None = None
     """As of the last ``Outcome``."""
+    written: Mapping[str, Any] | None = None
+    """The same."""
 
     @property
     def is_settled(self) -> bool:
@@ -354,6 +357,7 @@ class VirtualMachineLoop:
             self._machine_gone(self._machines[uid])
         for uid, obj in machines.items():
             self._machine_is(obj, is_here=owners.get(objects.key_of(obj)) == uid)
+            self._queue_if_overwritten(uid, obj)
         for key in self._claims.keys() - claims.keys():
             self._claim_gone(self._claims[key])
         for obj in claims.values():
@@ -433,6 +437,14 @@ class VirtualMachineLoop:
         self._work[name] = partial(self._look_after, uid)
         if before is None or before["metadata"]["resourceVersion"] != obj["metadata"]["resourceVersion"]:
             self._queue.setdefault(name)
+
+    def _queue_if_overwritten(self, uid: str, obj: Object) -> None:
+        """Queue a machine if its status is not what was last written. This is only for listings: two writers that
+        dispute a status must not wake each other with every write."""
+        turn = self._turns.get(f"vm {uid}")
+        if turn is not None and turn.written is not None and objects.own_status(obj) != turn.written:
+            turn.at = 0.0
+            self._queue.setdefault(f"vm {uid}")
 
     def _machine_gone(self, obj: Object) -> None:
         uid, key = obj["metadata"]["uid"], objects.key_of(obj)
@@ -671,13 +683,13 @@ class VirtualMachineLoop:
             turn.failures = 0
         elif turn.reported == reported and now < turn.at:
             return
-        turn.seen, turn.reported, turn.is_unchanged = depends, reported, None
+        turn.seen, turn.reported, turn.is_unchanged, turn.written = depends, reported, None, None
         outcome = self._keeper.keep(obj, self._named_claims)
         if outcome is None:
             self._ended(turn)
         else:
             self._ended(turn, failed=bool(outcome.reason), after=outcome.after)
-            turn.is_unchanged = outcome.is_unchanged
+            turn.is_unchanged, turn.written = outcome.is_unchanged, outcome.written
 
     def _unprepare(self, one: claimed.DueUnprepare, turn: _WorkItem) -> None:
         if turn.seen == one.depends and self._clock() < turn.at:

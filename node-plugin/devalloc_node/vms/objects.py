@@ -45,6 +45,8 @@ class Outcome:
     is_unchanged: Callable[[], bool] | None = None
     """Whether what it waits for on the host, without an event, is as it was when it was tried; None: it waits for
     nothing like that. Does not raise, and may take its time."""
+    written: Mapping[str, Any] | None = None
+    """This node's part of the status (``own_status``) after it was written; None: nothing was to be written."""
 
 
 def retry_delay(error: NodeError) -> float | None:
@@ -58,6 +60,7 @@ IDENTITY = f"identity/{KIND}"
 _ATTEMPTS = 20
 _PRESERVED = ("conditions", "runnerPod", "nodeName", "numaNode", "allocations", "migrationState", "movedClaims")
 """Parts of the status that others write."""
+_OWN_CONDITIONS = (views.READY, LIVE_MIGRATABLE)
 _RESERVED = ("numaNode", "allocations")
 """What the allocator has kept for a machine; this node gives it back when nothing of the machine runs."""
 
@@ -175,8 +178,9 @@ def write_status(
     uses: Mapping[str, str] | None = None,
     ready: Mapping[str, str] | None = None,
     movable: Mapping[str, Any] | None = None,
-) -> None:
-    """Write the status of the machine, if it differs from what is there. Raises Failed.
+) -> Mapping[str, Any] | None:
+    """Write the status of the machine, if it differs from what is there; this node's part of it then, or None if the
+    object is gone. Raises Failed.
 
     ``at_rest``: nothing of it runs here, and is not about to; what is kept for it is given back with the same write.
     ``uses``: what it has, if no agent scales it that would give back the rest of its permit: that is done then.
@@ -198,7 +202,16 @@ def write_status(
             after["permitted"] = _reserved_part(after["permitted"], reserved(now))
         return now if after == before else {**now, "status": after}
 
-    update_with_retry(store, obj, updated, store.replace_status)
+    stored = update_with_retry(store, obj, updated, store.replace_status)
+    return None if stored is None else own_status(stored)
+
+
+def own_status(obj: Object) -> dict[str, Any]:
+    """The part of its status that only its node writes."""
+    status = obj.get("status") or {}
+    own = {name: value for name, value in status.items() if name not in (*_PRESERVED, "permitted")}
+    conditions = [one for one in views.as_mappings(status.get("conditions")) if one.get("type") in _OWN_CONDITIONS]
+    return {**own, "conditions": conditions}
 
 
 def write_ready(store: Store, obj: Object, node_name: str, run: str, ready: Mapping[str, str]) -> None:

@@ -19,6 +19,7 @@ from devalloc.store import NotFound, Object, Store
 from devalloc_node.claims.store_grants import moved_here
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError
+from devalloc_node.machine.process import qemu_uuid
 from devalloc_node.machine.rates import is_limited, of_running
 from devalloc_node.machine.records import MachineAmounts, MachineView
 from devalloc_node.machine.resources import requested_in_spec
@@ -161,8 +162,7 @@ class MachineReconciler:
                 outcome = self._rest(obj, vm)
         except NodeError as error:
             outcome = Outcome(error.code, error.message, retry_delay(error))
-        self._tell(obj, vm, outcome)
-        return outcome
+        return replace(outcome, written=self._tell(obj, vm, outcome))
 
     # What the object wants.
 
@@ -345,11 +345,33 @@ class MachineReconciler:
     def _take_up(self, obj: Object, vm: VirtualMachine | None) -> None:
         """Record its machine again after a journal was lost, or an older one restored: it may run without a record.
 
-        Raises Denied (``MachineRuns``) if another run than the one in the object's status runs under its name.
+        Raises Denied (``MachineRuns``) if another run than the one in the object's status runs under its name, or if
+        that run is not a machine of this plugin.
         """
         run = obj.get("status", {}).get("machineID", "")
         vm = None if vm is None else with_numa_node(vm, obj)  # as it was started
         self._operations.machines.take_up(objects.key_of(obj), vm, run, Deadline.after(WORK_SECONDS))
+        if (pid := self._foreign_pid(obj, vm)) is not None:
+            key = objects.key_of(obj)
+            raise Denied(
+                "MachineRuns",
+                f"machine {key} already runs as process {pid}, which a plugin with another state folder started; start "
+                f"the plugin with that folder (--state), or shut the guest down or end that process (kill {pid})",
+                retryable=True,
+            )
+
+    def _foreign_pid(self, obj: Object, vm: VirtualMachine | None) -> int | None:
+        """The process that runs its machine by its status, if no record of this plugin is of that run: a plugin with
+        another state folder has served this node before, or does so now. An adopted one is adopted again instead."""
+        status, node = obj.get("status") or {}, self._operations.node_name
+        run, pid = status.get("machineID"), status.get("pid")
+        if not run or not isinstance(pid, int) or objects.holder_of(obj) != node:
+            return None
+        machine = self._operations.machines.get(objects.key_of(obj))
+        is_ours = machine is not None and (machine.runs or machine.id == run)
+        if is_ours or (vm is not None and vm.spec.adopt is not None):
+            return None
+        return pid if qemu_uuid(pid) == run else None
 
     def _own_machine(self, key: str, uid: str) -> MachineView | None:
         """The object's machine. Raises Denied (``MachineExists``) if another one has its name."""
@@ -556,7 +578,8 @@ class MachineReconciler:
                 status = objects.status_of(vm, stopping, self._operations.claims.plugs(machine.key), "", "")
                 objects.write_status(self._store, obj, status, ready=readiness(vm, stopping, self._reports))
 
-    def _tell(self, obj: Object, vm: VirtualMachine | None, outcome: Outcome) -> None:
+    def _tell(self, obj: Object, vm: VirtualMachine | None, outcome: Outcome) -> Mapping[str, Any] | None:
+        """Write its status; as ``write_status``."""
         key, uid = objects.key_of(obj), obj["metadata"]["uid"]
         machine = self._operations.machines.get(key)
         if machine is not None and machine.uid != uid:
@@ -574,15 +597,14 @@ class MachineReconciler:
             who = self._scaling.settings
             if who.asks_pods and report.permitted is not None and machine is not None:  # another program's does not
                 status["permitted"] = objects.permit_by(who.permits, amounts_of(report.permitted), machine.id)
-        if (
-            machine is None and self._operations.machines.lost(key) is not None
-        ):  # it is to be known again by what it was
-            status = {**{name: old[name] for old in [obj.get("status", {})] for name in _RUN if name in old}, **status}
+        is_lost = machine is None and self._operations.machines.lost(key) is not None
+        if is_lost or self._foreign_pid(obj, vm) is not None:  # it is to be known again by what it was
+            status |= {name: old[name] for old in [obj.get("status", {})] for name in _RUN if name in old}
         at_rest = outcome.at_rest and (machine is None or not machine.runs)
         is_alone = self._scaling is None and vm is not None and vm.spec.scaling is not None
         uses = objects.in_use(machine) if is_alone and machine is not None and machine.phase == "Running" else None
         ready, movable = readiness(vm, machine, self._reports), self._migratability(obj, vm, machine)
-        objects.write_status(self._store, obj, status, at_rest=at_rest, uses=uses, ready=ready, movable=movable)
+        return objects.write_status(self._store, obj, status, at_rest=at_rest, uses=uses, ready=ready, movable=movable)
 
     def _migratability(
         self, obj: Object, vm: VirtualMachine | None, machine: MachineView | None

@@ -59,9 +59,13 @@ class Host:
 
 @contextmanager
 def running(
-    store: SQLiteStore, host: Host | None, name: str = "n", previous: str | None = None, **settings: Any
+    store: SQLiteStore,
+    host: Host | InventorySource | None,
+    name: str = "n",
+    previous: str | None = None,
+    **settings: Any,
 ) -> Iterator[Standalone]:
-    inventory = None if host is None else InventorySource(name, host.discover, previous_name=previous)
+    inventory = InventorySource(name, host.discover, previous_name=previous) if isinstance(host, Host) else host
     up = Standalone(store.path, inventory, **{"resync": 1000.0, **settings})  # nothing here waits for a resync
     errors: list[BaseException] = []
 
@@ -238,6 +242,28 @@ def test_a_second_one_is_refused_and_the_first_goes_on(store: SQLiteStore) -> No
         for obj in (gpu_pool(), gpu_class(), gpu_claim("a")):
             store.create(obj)
         until(lambda: held(store, "a"))
+
+
+def test_one_with_the_plugin_is_the_only_plugin_of_its_node(store: SQLiteStore) -> None:
+    """A second plugin would start the machines of the node again, and could delete the pool of its capacity."""
+    second = InventorySource("n", Host().discover, with_plugin=True)
+    first = InventorySource("n", (host := Host(gpu_pool("p"))).discover, with_plugin=True)
+    with running(store, first) as up:
+        until(lambda: pools(store) == {"p"})
+        with pytest.raises(StoreLocked, match=rf"process {os.getpid()} .*plugin of node n .*--node-name"):
+            PublishLock(store.path, "n", first=True, wait=0.0)
+        with closing(PublishLock(store.path, "n", first=False)) as turn:  # such as a dry run
+            assert not turn.take()
+        host.pools = (gpu_pool("p"), gpu_pool("q"))
+        up.rescan()
+        until(lambda: pools(store) == {"p", "q"})
+    with closing(PublishLock(store.path, "n", first=True, wait=60.0)):
+        with pytest.raises(StoreLocked, match="plugin of node n"):
+            Standalone(store.path, second).run()
+        assert pools(store) == {"p", "q"}
+        with running(store, Host()) as up:
+            up.rescan()
+        assert pools(store) == {"p", "q"}, "`devalloc up --no-node` leaves the pools to the plugin"
 
 
 def test_a_damaged_store_is_refused(store: SQLiteStore) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -23,6 +25,7 @@ from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.claims.store_grants import StoreGrants
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
+from devalloc_node.machine.process import qemu_uuid
 from devalloc_node.machine.records import MachineAmounts
 from devalloc_node.machine.spec import RateLimits, spec_of
 from devalloc_node.operations.change_feed import DEVICES, ChangeNotifier, machine_change
@@ -393,6 +396,39 @@ class TestStart:
         world.round(times=2)
         assert taken_up
         assert spec_of(taken_up[0]).numa_node == 1
+
+    @pytest.mark.parametrize("is_recorded", [False, True])
+    def test_a_machine_that_a_plugin_with_another_state_folder_started_is_not_started_again(
+        self, world: World, is_recorded: bool
+    ) -> None:
+        world.apply(vm("web"))
+        world.round(times=2)
+        obj = world.store.get("VirtualMachine", "default", "web")
+        run = "e66bd69c-983c-4fcf-b546-1b352acf6dca"
+        if is_recorded:  # from when it last ran on this plugin
+            world.machines.end("default/web")
+        else:
+            world.machines.views.clear()
+        world.machines.calls.clear()
+        sleeping = [sys.executable, "-c", "import time; time.sleep(600)", "-uuid", run]
+        with subprocess.Popen(sleeping) as qemu:
+            try:
+                _until(lambda: qemu_uuid(qemu.pid) == run)
+                world.store.replace_status({**obj, "status": {**obj["status"], "machineID": run, "pid": qemu.pid}})
+                world.restart()
+                world.round(times=3)
+                status = world.status()
+                assert (status["reason"], status["machineID"], status["pid"]) == ("MachineRuns", run, qemu.pid)
+                assert f"process {qemu.pid}, which a plugin with another state folder started" in status["message"]
+                world.loop.leave_idle()
+                world.store.delete("VirtualMachine", "default", "web")
+                world.round(times=2)
+                assert world.exists("VirtualMachine", "web"), "it stays until that process has ended"
+                assert not any("start" in call for call in world.machines.calls)
+            finally:
+                qemu.kill()
+        world.round(times=3)
+        assert not world.exists("VirtualMachine", "web")
 
     def test_a_deleted_object_stays_while_what_may_be_its_machine_runs(self, world: World) -> None:
         world.apply(vm("web"))
@@ -1377,6 +1413,29 @@ class TestLoop:
         world.machines.end("default/web")  # and nobody said so
         world.round(times=2)
         assert get("default/web").runs, "it was seen to have ended, and started again"  # type: ignore[union-attr]
+
+    @pytest.mark.parametrize(
+        "wrong", [{"phase": "Unknown", "reason": "MonitorUnreachable", "pid": 1}, {"message": "of another"}, None]
+    )
+    def test_a_status_that_another_writer_changed_is_right_again_after_a_resync(
+        self, world: World, wrong: dict[str, Any] | None
+    ) -> None:
+        world.apply(vm("web"))
+        world.machines.as_seen.add("default/web")
+        world.round(times=4, pause=10)
+        assert world.machines.glances, "its machine is settled"
+        obj = world.store.get("VirtualMachine", "default", "web")
+        world.store.replace_status({**obj, "status": {} if wrong is None else {**obj["status"], **wrong}})
+        world.round(pause=5)
+
+        def shown(status: dict[str, Any]) -> dict[str, Any]:
+            conditions = {one["type"]: one["status"] for one in status["conditions"]}
+            return {**status, "conditions": conditions}
+
+        assert shown(world.status("web")) == shown(obj["status"])
+        before = len(world.machines.glances)
+        world.round(times=6, pause=20)
+        assert len(world.machines.glances) > before, "it is settled again"
 
     def test_a_machine_that_failed_for_lack_of_room_starts_as_soon_as_another_gives_it_back(self, world: World) -> None:
         world.apply(vm("db"))
