@@ -6,6 +6,7 @@ on that.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Iterator
 from typing import TypeVar
 
@@ -52,12 +53,16 @@ def locate_device_of_kind(
 
 
 _BY_IOMMUFD = "/dev/vfio/devices/"
+_UDEV = ("(udev-worker) ", "systemd-udevd ", "udevd ")
+"""How names of udev's processes begin."""
+_UDEV_SECONDS, _UDEV_POLL_SECONDS = 5.0, 0.05
 
 
 def refuse_open(tree: Tree, nodes: Iterable[str], what: str, *, certain: bool) -> None:
-    """Raises Denied ``DeviceInUse`` when a process has one of the nodes open.
+    """Raises Denied ``DeviceInUse`` if a process has one of the nodes open.
 
-    ``certain``: also when that cannot be told for all processes (``InUseUnknown``); else the kernel has the last word.
+    ``certain``: also if that cannot be told for all processes (``InUseUnknown``); else the kernel has the last word.
+    udev opens a node that has just appeared, for a moment: this waits until it has closed it.
     """
     wanted = set(nodes)
     if not wanted:
@@ -65,10 +70,13 @@ def refuse_open(tree: Tree, nodes: Iterable[str], what: str, *, certain: bool) -
     blind = visibility_problem(tree)
     if blind is not None and certain:
         raise Denied("InUseUnknown", f"cannot check whether {what} is in use: {blind}", retryable=True)
-    users = open_device_nodes(tree.proc, wanted, ()) if tree.proc else {}
-    if users:
-        node, user = min(users.items())
-        raise Denied("DeviceInUse", f"{what} is in use: {user} has {node} open", retryable=True)
+    until = time.monotonic() + _UDEV_SECONDS
+    while users := open_device_nodes(tree.proc, wanted, ()) if tree.proc else {}:
+        others = {node: user for node, user in users.items() if not user.startswith(_UDEV)}
+        if others or time.monotonic() >= until:
+            node, user = min((others or users).items())
+            raise Denied("DeviceInUse", f"{what} is in use: {user} has {node} open", retryable=True)
+        time.sleep(_UDEV_POLL_SECONDS)
 
 
 def refuse_kernel_use(tree: Tree, block: str, what: str) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from devalloc.device_kinds import ALLOWABLE
+from devalloc.inventory.sysfs import Tree
+from devalloc_node.binding import checks
 from devalloc_node.errors import Denied
 from tests.support import pci_cards
 from tests.support.binding_runner import BindingRunner, refusal
@@ -204,6 +206,32 @@ class TestWhatIsInUse:
         hand = BindingRunner.on(gpu)
         gpu.process(4711, opens=hand.prepare(GPU_DEVICE).nodes)
         assert refusal(gpu, GPU_DEVICE) == "DeviceInUse"
+
+    def test_udev_is_waited_for_and_nobody_else(self, gpu: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It opens a node that has just appeared, also when the driver is bound for a claim."""
+        pauses: list[float] = []
+
+        def pause(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) == 3:
+                gpu.end_process(342)
+
+        monkeypatch.setattr(checks.time, "sleep", pause)
+        gpu.process(342, "(udev-worker)", opens=("/dev/vfio/7",))
+        checks.refuse_open(Tree(gpu.root), ["/dev/vfio/7"], GPU, certain=True)
+        assert len(pauses) == 3
+
+        gpu.process(342, "(udev-worker)", opens=("/dev/vfio/7",))
+        gpu.process(812, "python3", opens=("/dev/vfio/8",))
+        with pytest.raises(Denied, match=f"{GPU} is in use: python3 812 has /dev/vfio/8 open"):
+            checks.refuse_open(Tree(gpu.root), ["/dev/vfio/7", "/dev/vfio/8"], GPU, certain=True)
+        assert len(pauses) == 3
+
+    def test_udev_that_hangs_counts_as_a_user(self, gpu: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(checks, "_UDEV_SECONDS", 0.1)
+        gpu.process(342, "systemd-udevd", opens=("/dev/vfio/7",))
+        with pytest.raises(Denied, match="systemd-udevd 342 has /dev/vfio/7 open"):
+            checks.refuse_open(Tree(gpu.root), ["/dev/vfio/7"], GPU, certain=True)
 
     @pytest.mark.parametrize(
         ("file", "node"),
