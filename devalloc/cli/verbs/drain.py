@@ -140,7 +140,7 @@ class _Drain:
         """Claims that the node is to release."""
         self._unreleased: set[Key] = set()
         """Claims that the store did not let this command release, at the last look."""
-        self._given_up: set[Key] = set()
+        self._still_on_node: set[Key] = set()
         """Claims whose machine has moved, and which the node is to give up."""
         self._held: list[Object] = []
         """Claims that the node had prepared at the last look."""
@@ -212,7 +212,7 @@ class _Drain:
                 del self._requested[key]
         self._release_claims(objects)
         arriving = [one for one in self._arriving if not self._is_refused(_migration_of(one))]
-        return bool(self._must_look_again or self._requested or arriving or self._releasing or self._given_up)
+        return bool(self._must_look_again or self._requested or arriving or self._releasing or self._still_on_node)
 
     def _note_problem(self, key: Key, what: str, error: StoreError) -> None:
         """Note, and print once, that a write of one object failed: the others are not concerned."""
@@ -360,16 +360,15 @@ class _Drain:
             key = self._migrations.get(one.key)
             if key is None or MachineView(one.machine).node != self._node:
                 continue
-            with suppress(NotFound):
+            try:
                 view = MigrationView(self._store.get(*key))
-                if view.is_over:
-                    continue
-                try:
+                if not view.is_over:
                     self._withdraw(one.key, [view])
-                except OBJECT_FAILURES as error:
-                    self._note_problem(one.key, f"may still move by migration {'/'.join(view.key)}", error)
-                    continue
-                withdrawn.add(one.key)
+                    withdrawn.add(one.key)
+            except NotFound:
+                continue
+            except OBJECT_FAILURES as error:
+                self._note_problem(one.key, f"may still move by migration {key.namespace}/{key.name}", error)
         return withdrawn
 
     def _power_down_late(self) -> bool:
@@ -461,11 +460,11 @@ class _Drain:
         for key in sorted(self._releasing - requested - in_use - failed):
             click.echo(f"{key} released")
         self._in_use, self._releasing, self._unreleased = in_use, requested, failed
-        self._given_up = {Key.of(claim) for claim in moved}
+        self._still_on_node = {Key.of(claim) for claim in moved}
 
     def _report(self, withdrawn: Collection[Key]) -> int:
         """Print what is left on the node, and why. The exit code."""
-        has_failed = bool(self._arriving or self._in_use or self._releasing or self._given_up or self._held)
+        has_failed = bool(self._arriving or self._in_use or self._releasing or self._still_on_node or self._held)
         has_failed |= bool(self._unreleased)
         within = f"within {self._timeout:g} s"
         for obj in self._arriving:
@@ -493,7 +492,7 @@ class _Drain:
             print_note(f"error: {key}: the node has not released the devices {within}; it will do so later")
         for key in sorted(self._unreleased):
             print_note(f"error: {key} still has devices of node {self._node}: it {self._problem_of(key) or _NO_TIME}")
-        for key in sorted(self._given_up):
+        for key in sorted(self._still_on_node):
             print_note(
                 f"error: {key}: its machine has moved, but the claim still has devices of node {self._node} after "
                 f"{self._timeout:g} s; do the controller and the plugins of both nodes run?"
@@ -578,7 +577,7 @@ def _progress_text(view: MigrationView, words: str) -> str:
 def _plan_text(
     node: str, objects: Sequence[Object], machines: Collection[DrainedMachine], *, force: bool, cordoned: bool
 ) -> str:
-    """What the drain will do, except with machines, in one line."""
+    """What the drain will do, apart from the machines, in one line."""
     claims = _other_claims(objects, node, machines)
     has_pools = _has_pools(objects, node)
     steps = [] if cordoned or not has_pools else [f"cordon node {node}"]

@@ -106,7 +106,9 @@ def _node_of(store: Store, name: str) -> str:
     from devalloc.controller.fencing import is_named
 
     kind, _, node = name.rpartition("/")
-    if kind not in ("", "node") or not node:
+    if kind in ("", "node") and not node:
+        raise BadInput("the name is missing; write node/NAME")
+    if kind not in ("", "node"):
         raise BadInput(f"cannot fence {name}, only nodes: node/NAME")
     if not is_named(store, node):
         raise CommandFailed(f"there is no node {node}; `devalloc get nodes` lists all nodes")

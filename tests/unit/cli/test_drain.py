@@ -14,14 +14,14 @@ from devalloc.api import meta
 from devalloc.api.views import ClaimView
 from devalloc.cli.verbs import drain as verb
 from devalloc.controller import drain
-from devalloc.controller.cordon import CordonTarget, is_node_cordoned, set_cordon
+from devalloc.controller.cordon import CordonTarget, set_cordon
 from devalloc.store import Conflict, Forbidden, Invalid, Key, NotFound, Store, StoreError, UnknownOutcome
 from devalloc.store.metadata_rules import with_annotations
 from devalloc.store.sqlite import SQLiteStore
 from tests.support import migration_nodes
 from tests.support.cli_shell import Shell, claim, device_class, pool, text
 from tests.support.host_pools import host, machine
-from tests.support.migration_nodes import controller_at_work, mark, movable, play, settle
+from tests.support.migration_nodes import controller_at_work, is_cordoned, mark, movable, play, settle
 from tests.support.waiting import until
 
 
@@ -125,10 +125,6 @@ def test_one_that_can_move_with_its_devices_does_and_the_old_ones_are_given_up(f
     assert [entry["devicePoolName"] for entry in card["status"]["allocations"]] == ["others"]
     assert card["metadata"]["annotations"][meta.PREPARED_ON] == "node-b"
     assert meta.RELEASE not in card["metadata"]["annotations"], "it was neither released nor taken away"
-
-
-def is_cordoned(store: Store, node: str = "node-a") -> bool:
-    return is_node_cordoned(store, node, store.list("DevicePool").objects)
 
 
 @pytest.mark.parametrize(("gives_up", "is_marked"), [(False, True), (False, False), (True, True)])
@@ -518,12 +514,13 @@ def test_a_claim_that_the_store_does_not_let_release_keeps_no_other_one_there(
     ]
 
 
+@pytest.mark.parametrize("method", ["get", "delete"])
 def test_a_migration_that_the_store_does_not_let_withdraw_in_the_end_keeps_no_other_one(
-    two_machines: Shell, monkeypatch: pytest.MonkeyPatch
+    two_machines: Shell, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     take(two_machines, "app")
     take(two_machines, "web")
-    refuse(monkeypatch, "delete", lambda *key: key[-1].startswith("app-drain-"), Invalid("the policy says no"))
+    refuse(monkeypatch, method, lambda *key: key[-1].startswith("app-drain-"), Forbidden("the policy says no"))
     result = two_machines("drain", "node/node-a", "--timeout", "0s")
     assert result.code == 1
     assert "virtualmachine default/web: its migration default/web-drain-" in result.err

@@ -169,6 +169,13 @@ def test_only_nodes_that_there_are_can_be_fenced(fleet: Shell) -> None:
         assert (unknown.code, "there is no node" in unknown.err) == (1, True), verb
 
 
+def test_a_name_that_is_missing_is_asked_for(fleet: Shell) -> None:
+    for verb in (("fence", "--yes"), ("unfence",), ("drain",), ("cordon",), ("uncordon",)):
+        for word in ("", "node/"):
+            refused = fleet(*verb, word)
+            assert (refused.code, "error: the name is missing; write node/NAME" in refused.err) == (2, True), verb
+
+
 def test_a_pool_that_is_applied_again_stays_fenced(fleet: Shell) -> None:
     fleet("fence", "node/node-a", "--yes", "--timeout", "0s")
     fleet("apply", "-f", "-", stdin=text(pool()))
