@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from devalloc.api import meta
 from devalloc.api.cordon import pool_node
 from devalloc.api.moved_claims import moved_devices
 from devalloc.api.views import ClaimView, MachineView, MigrationView
 from devalloc.cli.command import BadInput, ending_on_sigterm, verb
 from devalloc.cli.render.output import print_line, print_note, show_spinner
+from devalloc.cli.solver_input import objects_for_solver
 from devalloc.cli.target import StoreTarget, open_target, target_options
 from devalloc.cli.verbs.cordon import current_user, find_target, timeout_option
 from devalloc.store.errors import OBJECT_FAILURES, REFUSALS, Conflict, NotFound, StoreError
@@ -70,8 +72,12 @@ def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, pl
         machines = plan_drain(objects, node, force=force)
         click.echo(_plan_text(node, objects, machines, force=force, cordoned=cordoned))
         forcible = {one.key for one in plan_drain(objects, node, force=True) if one.leaves}
+        others = [ClaimView(claim) for claim in _other_claims(objects, node, machines)]
+        released = [claim.key for claim in others if force or not claim.is_held]
+        waiting = predict_waiting(store, place, node, machines, released, meta.CORDONED_NODE) if dry_run else {}
         for one in machines:
-            print_line(_fate_text(one, force=force, is_forcible=one.key in forcible))
+            is_forcible = one.key in forcible
+            print_line(_fate_text(one, node, force=force, is_forcible=is_forcible, waits=waiting.get(one.key)))
         for machine in _arrivals(objects, node):
             click.echo(f"{_name_of_object(machine)}: its migration to the node will be withdrawn")
         if dry_run:
@@ -82,6 +88,37 @@ def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, pl
                 click.echo(f"{target} is cordoned for the new reason" if cordoned else f"{target} cordoned")
         with ending_on_sigterm():
             return _Drain(store, node, force, timeout).run()
+
+
+PREDICTION_SECONDS = 10.0
+"""How long --dry-run looks for other nodes."""
+
+
+def predict_waiting(
+    store: Store,
+    place: StoreTarget,
+    node: str,
+    machines: Collection[DrainedMachine],
+    claims: Collection[tuple[str, str]],
+    note: str,
+) -> dict[Key, str]:
+    """As ``devalloc.controller.drain.predict_waiting``, of the objects of a store. Raises StoreError."""
+    from devalloc.controller import drain as drains
+
+    if not any(one.fate in (drains.Fate.MOVE, drains.Fate.MIGRATE) for one in machines):
+        return {}
+    objects, admin_namespaces, _ = objects_for_solver(store, is_cluster=place.is_cluster)
+    with show_spinner("looking for other nodes"):
+        return drains.predict_waiting(
+            objects,
+            node,
+            machines,
+            claims,
+            note=note,
+            deadline=PREDICTION_SECONDS,
+            admin_namespaces=admin_namespaces,
+            with_nodes=place.is_cluster,
+        )
 
 
 _MIGRATION = "VirtualMachineMigration"
@@ -599,15 +636,24 @@ def _plan_text(
     return "; ".join([*parts, f"will {'; '.join(steps)}"] if steps else parts)
 
 
-def _fate_text(one: DrainedMachine, *, force: bool, is_forcible: bool) -> str:
-    """What happens to a machine, in one line. ``is_forcible``: with --force it leaves."""
+def _fate_text(one: DrainedMachine, node: str, *, force: bool, is_forcible: bool, waits: str | None) -> str:
+    """What happens to a machine, in one line. ``is_forcible``: with --force it leaves. ``waits``: why it would wait for
+    a node; "" if one has room, None if that is not known."""
     from devalloc.controller.drain import Fate
 
     name = _name_of(one.key)
+    where = "another node" if waits == "" else "another node that has room,"
+    if one.fate is Fate.MIGRATE and waits:
+        late = "be stopped when the time is up" if force else "stay"
+        return f"{name}: will {late}, unless another node gets room: {waits}"
     if one.fate is Fate.MIGRATE:
-        return f"{name}: will move to another node while it runs"
+        return f"{name}: will move to {where} while it runs"
+    if one.fate is Fate.MOVE and not one.runs:
+        return f"{name}: will leave, and start on a node that has room when it is to run"
     if one.fate is Fate.MOVE:
-        return f"{name}: will {'stop and move' if one.runs and force else 'move'} to another node"
+        if waits:
+            return f"{name}: will {'stop, ' if force else ''}leave {node} and wait: {waits}"
+        return f"{name}: will {'stop and move' if force else 'move'} to {where.rstrip(',')}"
     if one.fate is Fate.STOP:
         return f"{name}: will stop until the node is uncordoned: {one.why}"
     if one.fate is Fate.STOPPING:

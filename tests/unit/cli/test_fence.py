@@ -33,6 +33,7 @@ def fleet(devalloc: Shell) -> Shell:
 
 
 def test_the_plan_names_what_moves_and_what_is_released_and_changes_nothing(fleet: Shell) -> None:
+    add_node_b(fleet)
     result = fleet("fence", "node/node-a", "--dry-run")
     assert (result.code, result.out.splitlines()) == (
         0,
