@@ -19,7 +19,7 @@ from devalloc.cli.render.output import print_line, print_note, show_spinner
 from devalloc.cli.solver_input import objects_for_solver
 from devalloc.cli.target import StoreTarget, open_target, target_options
 from devalloc.cli.verbs.cordon import current_user, find_target, timeout_option
-from devalloc.store.errors import OBJECT_FAILURES, REFUSALS, Conflict, NotFound, StoreError
+from devalloc.store.errors import OBJECT_FAILURES, REFUSALS, Conflict, Forbidden, NotFound, StoreError
 
 if TYPE_CHECKING:
     from devalloc.controller.drain import DrainedMachine
@@ -102,12 +102,16 @@ def predict_waiting(
     claims: Collection[tuple[str, str]],
     note: str,
 ) -> dict[Key, str]:
-    """As ``devalloc.controller.drain.predict_waiting``, of the objects of a store. Raises StoreError."""
+    """As ``devalloc.controller.drain.predict_waiting``, of the objects of a store; empty if the user may not read what
+    it needs. Raises StoreError."""
     from devalloc.controller import drain as drains
 
     if not any(one.fate in (drains.Fate.MOVE, drains.Fate.MIGRATE) for one in machines):
         return {}
-    objects, admin_namespaces, _ = objects_for_solver(store, is_cluster=place.is_cluster)
+    try:
+        objects, admin_namespaces, _ = objects_for_solver(store, is_cluster=place.is_cluster)
+    except Forbidden:
+        return {}
     with show_spinner("looking for other nodes"):
         return drains.predict_waiting(
             objects,

@@ -141,6 +141,15 @@ def test_the_plan_says_that_a_machine_that_runs_stays_without_room(two_machines:
     assert "virtualmachine default/app: will be stopped when the time is up, unless another node gets room: " in plan
 
 
+def test_without_the_right_to_read_all_that_counts_the_plan_promises_nothing(
+    two_machines: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse(monkeypatch, "list", lambda *kinds: not kinds, Forbidden("may not read quotas"))
+    shown = two_machines("drain", "node/node-a", "--dry-run")
+    assert (shown.code, shown.err) == (0, "")
+    assert "virtualmachine default/web: will move to another node that has room\n" in shown.out
+
+
 def test_one_that_can_move_with_its_devices_does_and_the_old_ones_are_given_up(fleet: Shell) -> None:
     add_node_b(fleet)
     take(fleet)
