@@ -58,14 +58,15 @@ def fence(name: str, reason: str, dry_run: bool, yes: bool, timeout: float, plac
         node = _node_of(store, name)
         machines = drained_machines(store, node, force=True, live=False)
         click.echo(f"will fence node {node}: it gets nothing new, and what it holds is taken away")
-        held_claims = [ClaimView(one).key for one in held_objects(store, node) if one["kind"] == "DeviceClaim"]
+        held_by_node = held_objects(store, node)
+        held_claims = [ClaimView(one).key for one in held_by_node if one["kind"] == "DeviceClaim"]
         waiting = (
             predict_waiting(store, place, node, machines, held_claims, meta.FENCED_NODE) if dry_run or not yes else {}
         )
         for machine in machines:
             print_line(_machine_text(machine, node, waiting.get(machine.key)))
         of_machines = {(one.key.namespace, claim) for one in machines for claim in MachineView(one.machine).claim_names}
-        for held in held_objects(store, node):
+        for held in held_by_node:
             if held["kind"] == "DeviceClaim" and ClaimView(held).key not in of_machines:
                 click.echo(f"deviceclaim {'/'.join(ClaimView(held).key)}: will be released")
             elif held["kind"] == "VirtualMachine" and not (view := MachineView(held)).is_on(node):
