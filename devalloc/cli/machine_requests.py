@@ -30,13 +30,16 @@ class OpenFaasFunction:
     environment: Mapping[str, str]
     notes: Sequence[str]
     """Fields of the deployment that replicas ignore."""
+    problems: Sequence[str]
+    """What is wrong with its fields, apart from what the labels and variables say."""
 
 
 def read_function(file: str) -> OpenFaasFunction:
-    """Read one from a file or ``-``. Raises BadInput with the problems."""
+    """Read one from a file or ``-``. Raises BadInput if it contains none."""
     from devalloc.api.fields import quote_value
     from devalloc.api.manifests import load
     from devalloc_node.model.grant import is_label
+    from devalloc_node.warm.function_replicas import image_problem
 
     if Path(file).is_dir():
         raise BadInput(f"{file} is a folder; name the file of one deployment")
@@ -57,11 +60,11 @@ def read_function(file: str) -> OpenFaasFunction:
         )
     if not isinstance(image, str):
         wrong.append(f"image must be the path of a disk image, not {quote_value(image)}")
+    elif problem := image_problem(image):
+        wrong.append(problem)
     labels, environment = (_text_map(content.get(key) or {}, key, wrong) for key in ("labels", "envVars"))
-    if wrong:
-        raise BadInput("; ".join(f"{file}: {each}" for each in wrong))
     notes = [f"replicas ignore {key} of the deployment" for key in content if key not in _READ]
-    return OpenFaasFunction(str(name), str(image), labels, environment, notes)
+    return OpenFaasFunction(str(name), str(image), labels, environment, notes, wrong)
 
 
 def _text_map(value: object, where: str, wrong: list[str]) -> Mapping[str, str]:

@@ -201,6 +201,16 @@ def missing_node_note(machine: dict[str, Any]) -> str:
     return f"no node has taken the machine yet: is a node plugin running on node {view.node}?"
 
 
+def why_not_running(machine: dict[str, Any]) -> str:
+    """Why a machine that is to run does not, as its status says: "CODE: message"; "" if it runs, or says nothing."""
+    from devalloc.api.views import MachineView
+
+    view = MachineView(machine)
+    if view.is_deleting or view.spec.get("running") is False or view.status.get("phase") == "Running":
+        return ""
+    return ": ".join(str(view.status[part]) for part in ("reason", "message") if view.status.get(part))
+
+
 def missing_controller_note(store: Store) -> str:
     """A sentence if no controller leads on the cluster; "" if one does, or if the user may not read the lease."""
 

@@ -7,12 +7,15 @@ controller releases its claims and takes its node away in one commit, and places
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from devalloc.api import meta
+from devalloc.api.cordon import pool_node
 from devalloc.api.decode import decode
+from devalloc.api.fencing import without_holder
 from devalloc.api.host_pool_names import node_of_host_pool
 from devalloc.api.machine_location import (
     MigrationTargets,
@@ -23,14 +26,20 @@ from devalloc.api.machine_location import (
     network_pool_names,
 )
 from devalloc.api.moved_claims import claim_users
+from devalloc.api.reasons import Reason
 from devalloc.api.views import ClaimKey, ClaimView, MachineKey, MachineView, MigrationView
 from devalloc.api.virtual_machine import VirtualMachine
-from devalloc.controller.migrations import has_purpose, pending_migrations, withdraw_migration
+from devalloc.controller.migrations import has_purpose, new_migration, pending_migrations, withdraw_migration
+from devalloc.controller.reconcile.stored_claims import ALLOCATION_ANNOTATIONS, solver_documents
+from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
 from devalloc.controller.reconcile.vm_scheduling.machines import KIND, claims_of, has_ended, is_running
 from devalloc.controller.reconcile.vm_scheduling.migrations import KIND as MIGRATION_KIND
 from devalloc.controller.reconcile.vm_scheduling.migrations import is_refused_by_target, waits_for_other_migration
 from devalloc.store import OBJECT_FAILURES, Conflict, Key, NotFound, Object, Store, StoreError
 from devalloc.store.metadata_rules import with_annotations
+
+if TYPE_CHECKING:
+    from devalloc_solver.pipeline.admission import AdminNamespaces
 
 PURPOSE = "drain"
 """Part of the names of the migrations that drains create."""
@@ -95,6 +104,64 @@ def plan_drain(
     fleet = _Fleet(MigrationTargets.of(pools), claims, users, network_pool_names(listed), live, failed or {})
     planned = [_fate(one, node, fleet, force) for one in sorted(machines, key=lambda one: MachineView(one).key)]
     return _with_shared_claims(planned, claims, node)
+
+
+def predict_waiting(
+    objects: Iterable[Object],
+    node: str,
+    planned: Iterable[DrainedMachine],
+    claims: Collection[ClaimKey],
+    *,
+    note: str,
+    deadline: float,
+    admin_namespaces: AdminNamespaces = "all",
+    with_nodes: bool = False,
+) -> dict[Key, str]:
+    """Why each machine that is to move would wait, according to the solver: "CODE: message"; "" if another node has
+    room. Machines that do not move, and those of which the solver cannot say it in time, are missing.
+
+    ``objects``: all on which an answer depends. ``claims``: those that the node releases beside those of machines.
+    ``note``: the annotation with which the node gets nothing new. ``deadline``: seconds. ``with_nodes``: Nodes count.
+    """
+    objects, planned = list(objects), list(planned)
+    leaving = {one.key: one.machine for one in planned if one.fate is Fate.MOVE}
+    released = {claim for one in planned if one.fate is Fate.MOVE for claim in claims_of(one.machine)} | {*claims}
+    pending = pending_migrations(objects)
+    moving = [one.key for one in planned if one.fate is Fate.MIGRATE and not pending[MachineView(one.machine).key]]
+    documents = [_as_left(obj, node, leaving, released, note) for obj in objects]
+    created = [new_migration((key.namespace or "", key.name)) for key in moving]
+    migrations = {MigrationView(one).key: one for one in created}
+    answer = solve_with_machines(
+        solver_documents([*documents, *created], with_nodes=with_nodes),
+        deadline=deadline,
+        admin_namespaces=admin_namespaces,
+    )
+    answers = {Key(KIND, one["namespace"], one["name"]): one for one in answer.get("machines", ())}
+    by_machine = {key: answers[key] for key in leaving if key in answers}
+    for one in answer.get("migrations", ()):
+        if (migration := migrations.get((one["namespace"], one["name"]))) is not None:
+            by_machine[Key(KIND, one["namespace"], migration["spec"]["vmName"])] = one
+    return {
+        key: "" if one["allocated"] else f"{one['reason']}: {one['message']}"
+        for key, one in by_machine.items()
+        if one["reason"] != Reason.SEARCH_LIMIT
+    }
+
+
+def _as_left(obj: Object, node: str, leaving: Collection[Key], released: Collection[ClaimKey], note: str) -> Object:
+    """An object as it is when these machines have left the node, and the claims are released."""
+    if obj["kind"] == "DevicePool" and pool_node(obj) == node:
+        is_noted = note in (obj["metadata"].get("annotations") or {})
+        return obj if is_noted else with_annotations(obj, {note: "by this command"})
+    if obj["kind"] == "DeviceClaim" and ClaimView(obj).key in released and ClaimView(obj).entries:
+        notes: dict[str, str | None] = dict.fromkeys((*ALLOCATION_ANNOTATIONS, meta.RELEASE))
+        return {**without_holder(with_annotations(obj, notes)), "status": {}}
+    if obj["kind"] != KIND or Key.of(obj) not in leaving:
+        return obj
+    notes = {meta.EVICT: None}
+    if MachineView(obj).holder == node:
+        notes[meta.LAST_NODE] = node
+    return {**without_holder(with_annotations(obj, notes)), "status": {"phase": "Pending"}}
 
 
 def evict(store: Store, machine: Object, node: str) -> None:

@@ -22,15 +22,20 @@ _TOKEN_BYTES = 4
 
 
 def begin_migration(store: Store, machine: MachineKey, target: str | None = None, purpose: str = "move") -> Object:
-    """Create a migration of a machine; returns it as stored. ``target``: the node; None: any that fits. ``purpose``:
-    part of its name. Raises StoreError."""
-    namespace, name = machine
+    """Create a migration of a machine, as ``new_migration``; returns it as stored. Raises StoreError."""
     while True:
-        end = f"-{purpose}-{secrets.token_hex(_TOKEN_BYTES)}"
-        spec = {"vmName": name} | ({} if target is None else {"targetNode": target})
-        metadata = {"namespace": namespace, "name": f"{name[: MAX_NAME - len(end)].rstrip('.-')}{end}"}
         with suppress(AlreadyExists):
-            return store.create({"apiVersion": DEVALLOC, "kind": KIND, "metadata": metadata, "spec": spec})
+            return store.create(new_migration(machine, target, purpose))
+
+
+def new_migration(machine: MachineKey, target: str | None = None, purpose: str = "move") -> Object:
+    """A migration of a machine, with a name that no other one has. ``target``: the node; None: any that fits.
+    ``purpose``: part of its name."""
+    namespace, name = machine
+    end = f"-{purpose}-{secrets.token_hex(_TOKEN_BYTES)}"
+    spec = {"vmName": name} | ({} if target is None else {"targetNode": target})
+    metadata = {"namespace": namespace, "name": f"{name[: MAX_NAME - len(end)].rstrip('.-')}{end}"}
+    return {"apiVersion": DEVALLOC, "kind": KIND, "metadata": metadata, "spec": spec}
 
 
 def withdraw_migration(store: Store, key: Key) -> None:

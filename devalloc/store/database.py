@@ -14,6 +14,7 @@ could not be undone.
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import tempfile
@@ -25,7 +26,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from devalloc.store.errors import Damaged, NoSpace, StoreError, Unavailable, Unusable, is_disk_full
-from devalloc.store.paths import check_private, file_identity, prepare_files
+from devalloc.store.paths import check_private, file_identity, is_read_only, prepare_files, wal_path
+
+log = logging.getLogger(__name__)
 
 RESERVE_SUFFIX = ".reserve"
 """Suffix of the file's name, after the database's name."""
@@ -185,7 +188,7 @@ def migrate(connection: sqlite3.Connection, schema: Schema) -> None:
     """Update the schema. The caller has checked that it is not newer."""
     try:
         while True:
-            connection.execute("BEGIN IMMEDIATE")
+            _begin_write(connection)
             # Read it before each step: another process may have run this or later steps while we had no lock.
             (done,) = connection.execute("PRAGMA user_version").fetchone()
             if done >= len(schema.steps):
@@ -204,6 +207,8 @@ def migrate(connection: sqlite3.Connection, schema: Schema) -> None:
 
 BUSY_SECONDS = 30.0
 """How long a write waits for writes of other processes, in seconds."""
+_NOTICE_SECONDS = 2.0
+"""After how long of this it says so."""
 _WAL_LIMIT_BYTES = 16 * 2**20
 _WRITE_ERRORS = (sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_TRUNCATE)
 """SQLite's error if a quota is used up (EDQUOT), and if the disk fails."""
@@ -212,12 +217,32 @@ _WRITE_ERRORS = (sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC, sqlite3
 def open_database(path: Path, schema: Schema) -> sqlite3.Connection:
     """A connection for reading and writing, with the current schema. Raises Unusable, Unavailable.
 
-    If the disk is full, it uses the reserve, because SQLite creates files beside the database.
+    If the disk is full, it uses the reserve, because SQLite creates files beside the database. On a read-only file
+    system the connection only reads, and its writes raise Unavailable.
     """
     prepare_files(path, schema.noun)
     check_private(reserve_path(path))
+    if is_read_only(path):
+        return _opened_for_reading(path, schema)
     connection = run_with_reserve(path, lambda: _opened(path, schema))
     refill(path)
+    return connection
+
+
+def _opened_for_reading(path: Path, schema: Schema) -> sqlite3.Connection:
+    with translate_errors(path, schema):
+        connection = _connect(path)
+        try:
+            _refuse_foreign(connection, path, schema)
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version < len(schema.steps):
+                raise Unavailable(
+                    f"the {schema.noun} {path} has the schema of an older version, and its file system is read-only; "
+                    "copy it to another one, which devalloc then upgrades"
+                )
+        except BaseException:
+            connection.close()
+            raise
     return connection
 
 
@@ -261,7 +286,10 @@ def truncate_wal(connection: sqlite3.Connection) -> None:
 @contextmanager
 def transaction(connection: sqlite3.Connection, *, write: bool) -> Iterator[None]:
     """A transaction: all or nothing; reads are consistent."""
-    connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+    if write:
+        _begin_write(connection)
+    else:
+        connection.execute("BEGIN")
     try:
         yield
         connection.execute("COMMIT")
@@ -269,6 +297,26 @@ def transaction(connection: sqlite3.Connection, *, write: bool) -> Iterator[None
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
+
+
+def _begin_write(connection: sqlite3.Connection) -> None:
+    """Begin a transaction that writes; logs once if it has to wait for another process."""
+    _set_patience(connection, _NOTICE_SECONDS)
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+            raise
+        (_, _, file) = connection.execute("PRAGMA database_list").fetchone()
+        log.warning("waiting for %s, which another process is writing to", file)
+        _set_patience(connection, BUSY_SECONDS - _NOTICE_SECONDS)
+        connection.execute("BEGIN IMMEDIATE")
+    finally:
+        _set_patience(connection, BUSY_SECONDS)
+
+
+def _set_patience(connection: sqlite3.Connection, seconds: float) -> None:
+    connection.execute(f"PRAGMA busy_timeout = {round(seconds * 1000)}")
 
 
 @contextmanager
@@ -281,9 +329,8 @@ def translate_errors(path: Path, schema: Schema) -> Iterator[None]:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    # mode=rw: never create a file here; `prepare` creates it with the right mode.
     connection = sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode=rw",
+        f"{path.absolute().as_uri()}?{_open_mode(path)}",
         uri=True,
         timeout=BUSY_SECONDS,
         isolation_level=None,
@@ -291,6 +338,14 @@ def _connect(path: Path) -> sqlite3.Connection:
     )
     connection.execute("PRAGMA synchronous = FULL")
     return connection
+
+
+def _open_mode(path: Path) -> str:
+    if not is_read_only(path):
+        return "mode=rw"  # never create a file here; `prepare` creates it with the right mode
+    # SQLite cannot create the files beside the database. Without a log no process has it open to write, for example
+    # by another mount of the file system, so it does not change.
+    return "mode=ro" if wal_path(path).exists() else "mode=ro&immutable=1"
 
 
 def _refuse_foreign(connection: sqlite3.Connection, path: Path, schema: Schema) -> None:
@@ -350,6 +405,8 @@ def store_error_for(path: Path, schema: Schema, error: sqlite3.Error) -> StoreEr
             return Damaged(f"{what} is damaged ({error}). {schema.damaged.format(name=path.name)}")
         case sqlite3.SQLITE_FULL:
             return NoSpace(no_space_message(path, schema))
+        case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_CANTOPEN if is_read_only(path):
+            return Unavailable(f"{what} is on a read-only file system; nothing was written")
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_CANTOPEN:
             return Unavailable(f"{what} cannot be opened for writing ({error}); nothing was written")
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:

@@ -67,6 +67,14 @@ def wal_path(path: Path) -> Path:
     return path.with_name(f"{path.name}-wal")
 
 
+def is_read_only(path: Path) -> bool:
+    """Whether the file system of the file is mounted read-only."""
+    try:
+        return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False  # what uses the file reports it
+
+
 def file_identity(path: Path) -> tuple[int, int] | None:
     """Device and inode of the file at the path; None if there is none. Raises Unavailable."""
     try:

@@ -95,6 +95,7 @@ BlockerKind = Literal[
     "constraint",
     "counter",
     "device",
+    "driver",
     "feature",
     "limit",
     "matchAttribute",

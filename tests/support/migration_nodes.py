@@ -13,6 +13,7 @@ from typing import Any
 from devalloc.api import meta
 from devalloc.api.machine_location import LIVE_MIGRATABLE
 from devalloc.api.views import ClaimView, MachineView, MigrationView
+from devalloc.controller.cordon import is_node_cordoned
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.store import Conflict, NotFound, Store
@@ -61,6 +62,10 @@ def controller_at_work(path: Path, nodes: Callable[[Store], None] | None = None)
         stop.set()
         for thread in threads:
             thread.join()
+
+
+def is_cordoned(store: Store, node: str = "node-a") -> bool:
+    return is_node_cordoned(store, node, store.list("DevicePool").objects)
 
 
 def take(store: Store, name: str, node: str, **fields: Any) -> None:

@@ -189,10 +189,14 @@ def cordon(names: tuple[str, ...], reason: str, place: StoreTarget) -> int:
 
 
 def find_target(store: Store, word: str, verb_name: str) -> CordonTarget:
-    """What a word names. Raises BadInput for an object of a kind that cannot be cordoned, TargetNotFound."""
+    """What a word names. Raises BadInput for half a name, CommandFailed for an object of a kind that cannot be
+    cordoned, TargetNotFound."""
     from devalloc.cli.object_names import kind_of
     from devalloc.controller import cordon as cordons
 
+    if not word.rpartition("/")[2]:
+        forms = "node/NAME" if verb_name == "drain" else "node/NAME, pool/NAME or POOL/DEVICE"
+        raise BadInput(f"the name is missing; write {forms}")
     try:
         return cordons.find_target(store, word)
     except cordons.TargetNotFound:

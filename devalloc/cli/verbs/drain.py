@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from devalloc.api import meta
 from devalloc.api.cordon import pool_node
 from devalloc.api.moved_claims import moved_devices
 from devalloc.api.views import ClaimView, MachineView, MigrationView
 from devalloc.cli.command import BadInput, ending_on_sigterm, verb
 from devalloc.cli.render.output import print_line, print_note, show_spinner
+from devalloc.cli.solver_input import objects_for_solver
 from devalloc.cli.target import StoreTarget, open_target, target_options
 from devalloc.cli.verbs.cordon import current_user, find_target, timeout_option
-from devalloc.store.errors import OBJECT_FAILURES, REFUSALS, Conflict, NotFound, StoreError
+from devalloc.store.errors import OBJECT_FAILURES, REFUSALS, Conflict, Forbidden, NotFound, StoreError
 
 if TYPE_CHECKING:
     from devalloc.controller.drain import DrainedMachine
@@ -70,8 +72,12 @@ def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, pl
         machines = plan_drain(objects, node, force=force)
         click.echo(_plan_text(node, objects, machines, force=force, cordoned=cordoned))
         forcible = {one.key for one in plan_drain(objects, node, force=True) if one.leaves}
+        others = [ClaimView(claim) for claim in _other_claims(objects, node, machines)]
+        released = [claim.key for claim in others if force or not claim.is_held]
+        waiting = predict_waiting(store, place, node, machines, released, meta.CORDONED_NODE) if dry_run else {}
         for one in machines:
-            print_line(_fate_text(one, force=force, is_forcible=one.key in forcible))
+            is_forcible = one.key in forcible
+            print_line(_fate_text(one, node, force=force, is_forcible=is_forcible, waits=waiting.get(one.key)))
         for machine in _arrivals(objects, node):
             click.echo(f"{_name_of_object(machine)}: its migration to the node will be withdrawn")
         if dry_run:
@@ -82,6 +88,41 @@ def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, pl
                 click.echo(f"{target} is cordoned for the new reason" if cordoned else f"{target} cordoned")
         with ending_on_sigterm():
             return _Drain(store, node, force, timeout).run()
+
+
+PREDICTION_SECONDS = 10.0
+"""How long --dry-run looks for other nodes."""
+
+
+def predict_waiting(
+    store: Store,
+    place: StoreTarget,
+    node: str,
+    machines: Collection[DrainedMachine],
+    claims: Collection[tuple[str, str]],
+    note: str,
+) -> dict[Key, str]:
+    """As ``devalloc.controller.drain.predict_waiting``, of the objects of a store; empty if the user may not read what
+    it needs. Raises StoreError."""
+    from devalloc.controller import drain as drains
+
+    if not any(one.fate in (drains.Fate.MOVE, drains.Fate.MIGRATE) for one in machines):
+        return {}
+    try:
+        objects, admin_namespaces, _ = objects_for_solver(store, is_cluster=place.is_cluster)
+    except Forbidden:
+        return {}
+    with show_spinner("looking for other nodes"):
+        return drains.predict_waiting(
+            objects,
+            node,
+            machines,
+            claims,
+            note=note,
+            deadline=PREDICTION_SECONDS,
+            admin_namespaces=admin_namespaces,
+            with_nodes=place.is_cluster,
+        )
 
 
 _MIGRATION = "VirtualMachineMigration"
@@ -140,7 +181,7 @@ class _Drain:
         """Claims that the node is to release."""
         self._unreleased: set[Key] = set()
         """Claims that the store did not let this command release, at the last look."""
-        self._given_up: set[Key] = set()
+        self._still_on_node: set[Key] = set()
         """Claims whose machine has moved, and which the node is to give up."""
         self._held: list[Object] = []
         """Claims that the node had prepared at the last look."""
@@ -212,7 +253,7 @@ class _Drain:
                 del self._requested[key]
         self._release_claims(objects)
         arriving = [one for one in self._arriving if not self._is_refused(_migration_of(one))]
-        return bool(self._must_look_again or self._requested or arriving or self._releasing or self._given_up)
+        return bool(self._must_look_again or self._requested or arriving or self._releasing or self._still_on_node)
 
     def _note_problem(self, key: Key, what: str, error: StoreError) -> None:
         """Note, and print once, that a write of one object failed: the others are not concerned."""
@@ -360,16 +401,15 @@ class _Drain:
             key = self._migrations.get(one.key)
             if key is None or MachineView(one.machine).node != self._node:
                 continue
-            with suppress(NotFound):
+            try:
                 view = MigrationView(self._store.get(*key))
-                if view.is_over:
-                    continue
-                try:
+                if not view.is_over:
                     self._withdraw(one.key, [view])
-                except OBJECT_FAILURES as error:
-                    self._note_problem(one.key, f"may still move by migration {'/'.join(view.key)}", error)
-                    continue
-                withdrawn.add(one.key)
+                    withdrawn.add(one.key)
+            except NotFound:
+                continue
+            except OBJECT_FAILURES as error:
+                self._note_problem(one.key, f"may still move by migration {key.namespace}/{key.name}", error)
         return withdrawn
 
     def _power_down_late(self) -> bool:
@@ -461,11 +501,11 @@ class _Drain:
         for key in sorted(self._releasing - requested - in_use - failed):
             click.echo(f"{key} released")
         self._in_use, self._releasing, self._unreleased = in_use, requested, failed
-        self._given_up = {Key.of(claim) for claim in moved}
+        self._still_on_node = {Key.of(claim) for claim in moved}
 
     def _report(self, withdrawn: Collection[Key]) -> int:
         """Print what is left on the node, and why. The exit code."""
-        has_failed = bool(self._arriving or self._in_use or self._releasing or self._given_up or self._held)
+        has_failed = bool(self._arriving or self._in_use or self._releasing or self._still_on_node or self._held)
         has_failed |= bool(self._unreleased)
         within = f"within {self._timeout:g} s"
         for obj in self._arriving:
@@ -493,7 +533,7 @@ class _Drain:
             print_note(f"error: {key}: the node has not released the devices {within}; it will do so later")
         for key in sorted(self._unreleased):
             print_note(f"error: {key} still has devices of node {self._node}: it {self._problem_of(key) or _NO_TIME}")
-        for key in sorted(self._given_up):
+        for key in sorted(self._still_on_node):
             print_note(
                 f"error: {key}: its machine has moved, but the claim still has devices of node {self._node} after "
                 f"{self._timeout:g} s; do the controller and the plugins of both nodes run?"
@@ -578,7 +618,7 @@ def _progress_text(view: MigrationView, words: str) -> str:
 def _plan_text(
     node: str, objects: Sequence[Object], machines: Collection[DrainedMachine], *, force: bool, cordoned: bool
 ) -> str:
-    """What the drain will do, except with machines, in one line."""
+    """What the drain will do, apart from the machines, in one line."""
     claims = _other_claims(objects, node, machines)
     has_pools = _has_pools(objects, node)
     steps = [] if cordoned or not has_pools else [f"cordon node {node}"]
@@ -600,15 +640,24 @@ def _plan_text(
     return "; ".join([*parts, f"will {'; '.join(steps)}"] if steps else parts)
 
 
-def _fate_text(one: DrainedMachine, *, force: bool, is_forcible: bool) -> str:
-    """What happens to a machine, in one line. ``is_forcible``: with --force it leaves."""
+def _fate_text(one: DrainedMachine, node: str, *, force: bool, is_forcible: bool, waits: str | None) -> str:
+    """What happens to a machine, in one line. ``is_forcible``: with --force it leaves. ``waits``: why it would wait for
+    a node; "" if one has room, None if that is not known."""
     from devalloc.controller.drain import Fate
 
     name = _name_of(one.key)
+    where = "another node" if waits == "" else "another node that has room,"
+    if one.fate is Fate.MIGRATE and waits:
+        late = "be stopped when the time is up" if force else "stay"
+        return f"{name}: will {late}, unless another node gets room: {waits}"
     if one.fate is Fate.MIGRATE:
-        return f"{name}: will move to another node while it runs"
+        return f"{name}: will move to {where} while it runs"
+    if one.fate is Fate.MOVE and not one.runs:
+        return f"{name}: will leave, and start on a node that has room when it is to run"
     if one.fate is Fate.MOVE:
-        return f"{name}: will {'stop and move' if one.runs and force else 'move'} to another node"
+        if waits:
+            return f"{name}: will {'stop, ' if force else ''}leave {node} and wait: {waits}"
+        return f"{name}: will {'stop and move' if force else 'move'} to {where.rstrip(',')}"
     if one.fate is Fate.STOP:
         return f"{name}: will stop until the node is uncordoned: {one.why}"
     if one.fate is Fate.STOPPING:

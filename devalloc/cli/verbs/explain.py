@@ -22,7 +22,7 @@ from devalloc.cli.options.common import (
 from devalloc.cli.render.output import print_content, print_line, show_spinner
 from devalloc.cli.shell_completion import complete_claims
 from devalloc.cli.solver_input import SolverInput, load_solver_input, with_store_option
-from devalloc.cli.target import StoreTarget, missing_node_note, open_target, target_options
+from devalloc.cli.target import StoreTarget, missing_node_note, open_target, target_options, why_not_running
 from devalloc.store.errors import Key
 
 
@@ -127,7 +127,8 @@ def explain(
     KIND.FIELD, such as claim.spec.claims.limits, shows what a field means, with its type, unit and default. If there is
     a claim of that very name, it explains the claim.
 
-    Exit code 1 if the claim is not allocated, 2 if a manifest is invalid, as with solve.
+    Exit code 1 if the claim is not allocated or the machine does not run as it should; 2 if a manifest is invalid, as
+    with solve.
 
     \b
     devalloc explain train
@@ -165,7 +166,13 @@ def explain(
             return 2  # its problems were already shown
         here = [one["name"] for one in answers if one["namespace"] == namespace]
         raise CommandFailed(_no_such(place, question, Key(kind, namespace, name), here))
+    problem = ""
+    if is_machine and claim["allocated"] and question.is_of_store:
+        problem = next(filter(None, map(why_not_running, _stored_machines(question.all, namespace, name))), "")
     if output in ("json", "yaml"):
+        if problem and claim["reason"] is None:
+            code, _, message = problem.partition(": ")
+            claim = {**claim, "reason": code, "message": message}
         print_content(claim, output)
     else:
         then = "apply it: devalloc apply -f " + " -f ".join(files) if files else ""
@@ -175,9 +182,22 @@ def explain(
         if is_machine and claim["allocated"] and question.is_of_store:
             for silence in filter(None, map(missing_node_note, _stored_machines(question.all, namespace, name))):
                 click.echo(_capitalized(silence))
+        if problem and problem != f"{claim['reason']}: {claim['message']}":
+            print_line(f"It does not run: {problem}")
+            click.echo(f"\nWhat to do: {_advice_on(problem.partition(':')[0])}")
     if question.code or question.has_errors(answer):
         return 2
-    return 0 if claim["allocated"] else 1
+    return 1 if problem or not claim["allocated"] else 0
+
+
+def _advice_on(code: str) -> str:
+    """What to do about a reason of a machine, which the controller or its node gave."""
+    from devalloc.api.reasons import find_reason
+
+    reason = find_reason(code)
+    if reason is not None and reason.advice:
+        return reason.advice
+    return f"docs/node-codes.md says for each code of a node what to do; see {code} there."
 
 
 def _explain_migration(question: SolverInput, answer: dict[str, Any], namespace: str, name: str, output: str) -> int:

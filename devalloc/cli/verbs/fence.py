@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from devalloc.api import meta
 from devalloc.api.views import ClaimView, MachineView
 from devalloc.cli.command import BadInput, CommandFailed, verb
 from devalloc.cli.render.output import print_line, print_note, show_spinner
 from devalloc.cli.target import StoreTarget, open_target, target_options
 from devalloc.cli.verbs.cordon import current_user, timeout_option
+from devalloc.cli.verbs.drain import predict_waiting
 
 if TYPE_CHECKING:
     from devalloc.controller.drain import DrainedMachine
@@ -56,10 +58,15 @@ def fence(name: str, reason: str, dry_run: bool, yes: bool, timeout: float, plac
         node = _node_of(store, name)
         machines = drained_machines(store, node, force=True, live=False)
         click.echo(f"will fence node {node}: it gets nothing new, and what it holds is taken away")
+        held_by_node = held_objects(store, node)
+        held_claims = [ClaimView(one).key for one in held_by_node if one["kind"] == "DeviceClaim"]
+        waiting = (
+            predict_waiting(store, place, node, machines, held_claims, meta.FENCED_NODE) if dry_run or not yes else {}
+        )
         for machine in machines:
-            print_line(_machine_text(machine, node))
+            print_line(_machine_text(machine, node, waiting.get(machine.key)))
         of_machines = {(one.key.namespace, claim) for one in machines for claim in MachineView(one.machine).claim_names}
-        for held in held_objects(store, node):
+        for held in held_by_node:
             if held["kind"] == "DeviceClaim" and ClaimView(held).key not in of_machines:
                 click.echo(f"deviceclaim {'/'.join(ClaimView(held).key)}: will be released")
             elif held["kind"] == "VirtualMachine" and not (view := MachineView(held)).is_on(node):
@@ -106,7 +113,9 @@ def _node_of(store: Store, name: str) -> str:
     from devalloc.controller.fencing import is_named
 
     kind, _, node = name.rpartition("/")
-    if kind not in ("", "node") or not node:
+    if kind in ("", "node") and not node:
+        raise BadInput("the name is missing; write node/NAME")
+    if kind not in ("", "node"):
         raise BadInput(f"cannot fence {name}, only nodes: node/NAME")
     if not is_named(store, node):
         raise CommandFailed(f"there is no node {node}; `devalloc get nodes` lists all nodes")
@@ -122,7 +131,9 @@ def _confirm(node: str) -> None:
         raise BadInput("nothing was changed")
 
 
-def _machine_text(one: DrainedMachine, node: str) -> str:
+def _machine_text(one: DrainedMachine, node: str, waits: str | None) -> str:
+    """What happens to a machine, in one line. ``waits``: why it would wait for another node; "" if one has room, None
+    if that is not known."""
     from devalloc.controller.drain import Fate
 
     name = f"virtualmachine {one.key.namespace}/{one.key.name}"
@@ -130,7 +141,11 @@ def _machine_text(one: DrainedMachine, node: str) -> str:
         return f"{name}: will be taken away"
     if one.fate in (Fate.STAY, Fate.STOP):
         return f"{name}: will wait for node {node}: {one.why}"
-    return f"{name}: will {'start on' if one.runs else 'move to'} another node"
+    if not one.runs:
+        return f"{name}: will leave, and start on a node that has room when it is to run"
+    if waits:
+        return f"{name}: will leave {node} and wait: {waits}"
+    return f"{name}: will start on {'another node' if waits == '' else 'another node that has room'}"
 
 
 def _wait(store: Store, node: str, timeout: float) -> int:

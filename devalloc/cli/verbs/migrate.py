@@ -54,34 +54,40 @@ def migrate(name: str, target: str | None, timeout: float, no_wait: bool, namesp
     devalloc migrate vm/web --to node-b --timeout 1h
     """
 
-    from devalloc.controller.migrations import begin_migration
+    from devalloc.controller.migrations import begin_migration, new_migration
     from devalloc.store.errors import Key
 
     with open_target(place.within(namespace)) as store:
         (machine,) = keys_of([name], namespace, default="virtualmachines", store=store)
         if machine.kind != "VirtualMachine":
             raise BadInput(f"`devalloc migrate` moves machines, not a {machine.kind}: devalloc migrate vm/NAME")
-        fetch_object(store, machine)
-        _check_target(store, target)
-        stored = begin_migration(store, (namespace, machine.name), target)
-        key = Key.of(stored)
-        click.echo(f"{format_key(key)} created")
+        _check_target(store, MachineView(fetch_object(store, machine)), target)
         if no_wait:
+            created = begin_migration(store, (namespace, machine.name), target)
+            click.echo(f"{format_key(Key.of(created))} created")
             return 0
+        wanted = new_migration((namespace, machine.name), target)
+        key = Key.of(wanted)
         follower = Follower(store, machine, key)
         with ending_on_sigterm():
-            try:
+            try:  # a signal may come as soon as the store has it
+                store.create(wanted)
+                click.echo(f"{format_key(key)} created")
                 return follower.run(timeout)
             except KeyboardInterrupt:
                 follower.withdraw("interrupted")
                 raise
 
 
-def _check_target(store: Store, target: str | None) -> None:
-    """Raises CommandFailed if no node of that name has pools: the migration would wait for it."""
+def _check_target(store: Store, machine: MachineView, target: str | None) -> None:
+    """Raises CommandFailed if the machine is there already, so that the migration would fail; or if no node of that
+    name has pools, so that it would wait."""
     from devalloc.store.errors import Forbidden
     from devalloc.store.nodes import pools_of
 
+    if target is not None and target == (machine.holder or machine.node) and machine.handed_over_to is None:
+        name = "/".join(machine.key)
+        raise CommandFailed(f"virtualmachine {name} is on node {target} already; name another node, or leave out --to")
     with suppress(Forbidden):  # users of a cluster may have no right to read pools
         if target is not None and not pools_of(store, target):
             raise CommandFailed(f"there is no node {target} with pools; `devalloc get nodes` lists all nodes")
@@ -95,6 +101,8 @@ class Follower:
         self._machine = machine
         self._key = migration
         self._reported: tuple[str, ...] = ()
+        self._progress = ""
+        """The last words about how much was sent."""
         self._next_progress = 0.0
         self._target: str | None = None
         """The node that was chosen."""
@@ -127,10 +135,11 @@ class Follower:
             why = ": ".join(str(view.status[part]) for part in ("reason", "message") if view.status.get(part))
             print_note(f"error: {self.name} has not moved: {why}")
             return 1
-        return self.withdraw(f"not moved within {timeout:g} s")
+        return self.withdraw(f"not moved within {timeout:g} s", "" if _has_answer(view) else _UNANSWERED)
 
-    def withdraw(self, why: str) -> int:
-        """Delete the migration, and say where the machine is when that is settled. The exit code."""
+    def withdraw(self, why: str, question: str = "") -> int:
+        """Delete the migration, and say where the machine is when that is settled. The exit code. ``question``: the
+        end of the message."""
         from devalloc.controller.migrations import withdraw_migration
 
         note = missing_controller_note(self._store)
@@ -147,7 +156,7 @@ class Follower:
             later = note or "the controller withdraws it when it sees that"
             print_note(f"error: {self.name}: {why}; {format_key(self._key)} is deleted, and {later}")
             return 1
-        print_note(f"error: {self.name}: {why}; {format_key(self._key)} is withdrawn; {self._where()}")
+        print_note(f"error: {self.name}: {why}; {format_key(self._key)} is withdrawn; {self._where()}{question}")
         return 1
 
     def _read(self) -> Object | None:
@@ -168,12 +177,20 @@ class Follower:
             self._reported = now
             if text := _phase_text(view):
                 print_line(text)
+            elif view.phase == "Succeeded":
+                self._print_progress(view)
             elif view.phase == "Pending" and (silence := missing_controller_note(self._store)):
                 print_note(silence)
-        is_due = view.phase == "Running" and time.monotonic() >= self._next_progress
-        if is_due and (text := progress_text(dict(view.content))):
+        if view.phase == "Running" and time.monotonic() >= self._next_progress and self._print_progress(view):
             self._next_progress = time.monotonic() + _SAY_SECONDS
+
+    def _print_progress(self, view: MigrationView) -> bool:
+        """Print how much was sent, if that has changed. Whether anything was sent."""
+        text = progress_text(dict(view.content))
+        if text and text != self._progress:
+            self._progress = text
             click.echo(f"  {text}")
+        return bool(text)
 
     def _is_booked(self) -> bool:
         machine = self._stored_machine()
@@ -193,6 +210,14 @@ class Follower:
             return None
 
 
+_UNANSWERED = "; is the controller (or `devalloc up`) running, and of this version?"
+
+
+def _has_answer(view: MigrationView) -> bool:
+    """Whether a controller has looked at a migration."""
+    return view.phase != "Pending" or bool(view.status.get("reason"))
+
+
 def _phase_text(view: MigrationView) -> str:
     """What a phase means, in one line; empty if there is nothing to say of it."""
     status = view.status
@@ -208,8 +233,5 @@ def _phase_text(view: MigrationView) -> str:
             return f"  node {target} is ready for it"
         case "Running":
             return f"  node {source} sends its memory to node {target}"
-        case "Succeeded":
-            text = progress_text(dict(view.content))
-            return f"  {text}" if text else ""
         case _:
             return ""

@@ -208,8 +208,14 @@ def replica(
     if options["replicas"] is not None and requests is not None:
         raise BadInput("give --replicas or --requests, not both")
     function = read_function(file)
+    wrong = [*function.problems]
     try:
         request = replica_request(function.labels, function.environment, function.image)
+    except Denied as error:
+        wrong.append(error.message)
+    if wrong:
+        raise BadInput("; ".join(f"{file}: {each}" for each in wrong))
+    try:
         number = number_of(request, replicas=options["replicas"], requests=requests)
         own = OwnDisk(clone, _disk_bytes(request, clone, options["disk"]))
         planned = replicas_of(
@@ -250,7 +256,7 @@ def _disk_bytes(request: ReplicaRequest, clone: CloneMode, disk: str | None) -> 
     """What the disk of a replica can take: as said, or what its image needs. Raises BadInput, Denied."""
     from devalloc.api.quantity import NANO, Quantity, QuantityError
     from devalloc_node.machine.cloned_disks import most_bytes
-    from devalloc_node.warm.function_replicas import image_disk, is_image_path
+    from devalloc_node.warm.function_replicas import image_disk
 
     if request.initrd:
         source_of = click.get_current_context().get_parameter_source
@@ -260,8 +266,6 @@ def _disk_bytes(request: ReplicaRequest, clone: CloneMode, disk: str | None) -> 
                     f"--{name} has no effect: with an initrd (label INITRD_PATH) all replicas read the image, and none "
                     f"has a disk of its own; leave out --{name}, or remove the label"
                 )
-        return 0
-    if not is_image_path(request.image):  # which is refused later
         return 0
     if disk is not None:
         try:

@@ -102,7 +102,7 @@ def number(labels: Mapping[str, str], label: str) -> tuple[int, str]:
         return default, ""
     if _NUMBER.fullmatch(text) and least <= int(text) <= _MOST:
         return int(text), ""
-    return default, f"label {label} must be a whole number of at least {least}, not {shown(text)}: using {default}"
+    return default, f"label {label} must be a whole number from {least} to {_MOST}, not {shown(text)}: using {default}"
 
 
 def image_name(image: str) -> str:
@@ -239,12 +239,8 @@ def replicas_of(
     """
     if number > MOST:
         raise Denied("ReplicaInvalid", f"replicas of a function must be at most {MOST}, got {number}")
-    if not is_image_path(request.image):
-        raise Denied(
-            "ReplicaInvalid",
-            f"the image must be the absolute path of a disk image on the node, not {shown(request.image)}: devalloc "
-            "does not pull from registries",
-        )
+    if problem := image_problem(request.image):
+        raise Denied("ReplicaInvalid", problem)
     notes = list(request.notes)
     mib = request.size.memory // _MIB
     memory = -(-mib // _BLOCK) * _BLOCK
@@ -309,6 +305,12 @@ def _append(request: ReplicaRequest) -> str:
     return " ".join([*root, *words])
 
 
-def is_image_path(text: str) -> bool:
-    """Whether it can be the path of an image on a node."""
-    return text.startswith("/") and posixpath.normpath(text) == text and not text.endswith("/")
+def image_problem(text: str) -> str:
+    """Why it cannot be the path of an image on a node; empty if it can."""
+    path = image_name(text)
+    if path.startswith("/") and posixpath.normpath(path) == path and not path.endswith("/"):
+        return ""
+    return (
+        f"the image must be the absolute path of a disk image on the node, not {shown(path)}: devalloc does not pull "
+        "from registries"
+    )

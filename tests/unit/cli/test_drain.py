@@ -14,14 +14,14 @@ from devalloc.api import meta
 from devalloc.api.views import ClaimView
 from devalloc.cli.verbs import drain as verb
 from devalloc.controller import drain
-from devalloc.controller.cordon import CordonTarget, is_node_cordoned, set_cordon
+from devalloc.controller.cordon import CordonTarget, set_cordon
 from devalloc.store import Conflict, Forbidden, Invalid, Key, NotFound, Store, StoreError, UnknownOutcome
 from devalloc.store.metadata_rules import with_annotations
 from devalloc.store.sqlite import SQLiteStore
 from tests.support import migration_nodes
 from tests.support.cli_shell import Shell, claim, device_class, pool, text
 from tests.support.host_pools import host, machine
-from tests.support.migration_nodes import controller_at_work, mark, movable, play, settle
+from tests.support.migration_nodes import controller_at_work, is_cordoned, mark, movable, play, settle
 from tests.support.waiting import until
 
 
@@ -63,13 +63,13 @@ def lets_go(store: Store) -> None:
 def test_a_machine_that_did_not_begin_moves_with_its_claim(fleet: Shell) -> None:
     add_node_b(fleet)
     plan = "virtualmachine default/web: will move to another node"
-    assert plan in fleet("drain", "node/node-a", "--dry-run").out
+    assert f"{plan}\n" in fleet("drain", "node/node-a", "--dry-run").out
     with controller(fleet):
         result = fleet("drain", "node/node-a", "--timeout", "60s")
     assert (result.code, result.err) == (0, "")
     assert result.out.splitlines() == [
         "will cordon node node-a",
-        plan,
+        f"{plan} that has room",
         "node node-a cordoned",
         "virtualmachine default/web asked to leave",
         "virtualmachine default/web left node node-a",
@@ -97,6 +97,59 @@ def test_one_that_runs_stays_without_force_and_is_stopped_with_it(fleet: Shell) 
     assert result.out.endswith("placed on node node-b\n")
 
 
+@pytest.mark.parametrize("is_cordoned_too", [False, True])
+def test_the_plan_says_why_a_machine_would_wait(devalloc: Shell, is_cordoned_too: bool) -> None:
+    """Only node-a has GPUs, and the uplink that the machine cache needs."""
+    devalloc("apply", "-f", "examples/placed-machines")
+    devalloc.allocate()
+    devalloc.allocate()
+    if is_cordoned_too:
+        devalloc("cordon", "node/node-b")
+    before = devalloc("get", "vms", "-o", "json").json
+    for words, cure in ((("drain",), "uncordoned"), (("fence",), "unfenced")):
+        shown = devalloc(*words, "node/node-a", "--dry-run")
+        assert (shown.code, shown.err) == (0, "")
+        for name in ("cache", "trainer"):
+            (line,) = (line for line in shown.out.splitlines() if f"default/{name}: " in line)
+            assert line.startswith(f"virtualmachine default/{name}: will leave node-a and wait: ")
+            assert f"it fits once node node-a is {cure}" in line
+    assert devalloc("get", "vms", "-o", "json").json == before
+    forced = devalloc("drain", "node/node-a", "--dry-run", "--force").out
+    assert "virtualmachine default/trainer: will stop, leave node-a and wait: " in forced
+
+
+def test_the_plan_says_that_the_node_alone_takes_a_machine(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=text(host("node-a"), a_machine("web")))
+    devalloc.allocate()
+    take(devalloc)
+    shown = devalloc("fence", "node/node-a", "--dry-run").out
+    assert "virtualmachine default/web: will leave node-a and wait: NoMatchingDevices: " in shown
+    devalloc("apply", "-f", "-", stdin=text(host("node-b")))
+    shown = devalloc("fence", "node/node-a", "--dry-run").out
+    assert "virtualmachine default/web: will start on another node\n" in shown
+
+
+def test_the_plan_says_that_a_machine_that_runs_stays_without_room(two_machines: Shell) -> None:
+    take(two_machines, "app")
+    plan = two_machines("drain", "node/node-a", "--dry-run").out
+    assert "virtualmachine default/app: will move to another node while it runs\n" in plan
+    two_machines("cordon", "node/node-b")
+    plan = two_machines("drain", "node/node-a", "--dry-run").out
+    assert "virtualmachine default/app: will stay, unless another node gets room: " in plan
+    assert "virtualmachine default/web: will leave node-a and wait: " in plan
+    plan = two_machines("drain", "node/node-a", "--dry-run", "--force").out
+    assert "virtualmachine default/app: will be stopped when the time is up, unless another node gets room: " in plan
+
+
+def test_without_the_right_to_read_all_that_counts_the_plan_promises_nothing(
+    two_machines: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse(monkeypatch, "list", lambda *kinds: not kinds, Forbidden("may not read quotas"))
+    shown = two_machines("drain", "node/node-a", "--dry-run")
+    assert (shown.code, shown.err) == (0, "")
+    assert "virtualmachine default/web: will move to another node that has room\n" in shown.out
+
+
 def test_one_that_can_move_with_its_devices_does_and_the_old_ones_are_given_up(fleet: Shell) -> None:
     add_node_b(fleet)
     take(fleet)
@@ -116,7 +169,7 @@ def test_one_that_can_move_with_its_devices_does_and_the_old_ones_are_given_up(f
     lines = result.out.splitlines()
     assert lines[:2] == [
         "will cordon node node-a",
-        "virtualmachine default/web: will move to another node while it runs",
+        "virtualmachine default/web: will move to another node that has room, while it runs",
     ]
     assert lines[-1] == "virtualmachine default/web placed on node node-b"
     with closing(SQLiteStore(fleet.store)) as store:
@@ -125,10 +178,6 @@ def test_one_that_can_move_with_its_devices_does_and_the_old_ones_are_given_up(f
     assert [entry["devicePoolName"] for entry in card["status"]["allocations"]] == ["others"]
     assert card["metadata"]["annotations"][meta.PREPARED_ON] == "node-b"
     assert meta.RELEASE not in card["metadata"]["annotations"], "it was neither released nor taken away"
-
-
-def is_cordoned(store: Store, node: str = "node-a") -> bool:
-    return is_node_cordoned(store, node, store.list("DevicePool").objects)
 
 
 @pytest.mark.parametrize(("gives_up", "is_marked"), [(False, True), (False, False), (True, True)])
@@ -518,12 +567,13 @@ def test_a_claim_that_the_store_does_not_let_release_keeps_no_other_one_there(
     ]
 
 
+@pytest.mark.parametrize("method", ["get", "delete"])
 def test_a_migration_that_the_store_does_not_let_withdraw_in_the_end_keeps_no_other_one(
-    two_machines: Shell, monkeypatch: pytest.MonkeyPatch
+    two_machines: Shell, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     take(two_machines, "app")
     take(two_machines, "web")
-    refuse(monkeypatch, "delete", lambda *key: key[-1].startswith("app-drain-"), Invalid("the policy says no"))
+    refuse(monkeypatch, method, lambda *key: key[-1].startswith("app-drain-"), Forbidden("the policy says no"))
     result = two_machines("drain", "node/node-a", "--timeout", "0s")
     assert result.code == 1
     assert "virtualmachine default/web: its migration default/web-drain-" in result.err

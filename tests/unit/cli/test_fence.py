@@ -33,6 +33,7 @@ def fleet(devalloc: Shell) -> Shell:
 
 
 def test_the_plan_names_what_moves_and_what_is_released_and_changes_nothing(fleet: Shell) -> None:
+    add_node_b(fleet)
     result = fleet("fence", "node/node-a", "--dry-run")
     assert (result.code, result.out.splitlines()) == (
         0,
@@ -167,6 +168,13 @@ def test_only_nodes_that_there_are_can_be_fenced(fleet: Shell) -> None:
     for verb in (("fence", "--yes"), ("unfence",), ("cordon",), ("uncordon",), ("drain",)):
         unknown = fleet(*verb, "node/elsewhere")
         assert (unknown.code, "there is no node" in unknown.err) == (1, True), verb
+
+
+def test_a_name_that_is_missing_is_asked_for(fleet: Shell) -> None:
+    for verb in (("fence", "--yes"), ("unfence",), ("drain",), ("cordon",), ("uncordon",)):
+        for word in ("", "node/"):
+            refused = fleet(*verb, word)
+            assert (refused.code, "error: the name is missing; write node/NAME" in refused.err) == (2, True), verb
 
 
 def test_a_pool_that_is_applied_again_stays_fenced(fleet: Shell) -> None:

@@ -20,11 +20,11 @@ from devalloc.controller.drain import withdraw_requests
 from devalloc.controller.migration_cleanup import MigrationCleanup
 from devalloc.controller.migrations import begin_migration
 from devalloc.controller.reconcile.vm_scheduling.migration_decision import withdrawal_change
-from devalloc.store import Conflict, NotFound, Store
+from devalloc.store import Conflict, Key, NotFound, Store
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.cli_shell import Shell, text
 from tests.support.host_pools import host, machine
-from tests.support.migration_nodes import KIND, ScriptedNodes, controller_at_work, let_go, migration, play
+from tests.support.migration_nodes import KIND, ScriptedNodes, controller_at_work, is_cordoned, let_go, migration, play
 from tests.support.waiting import until
 
 Object = dict[str, Any]
@@ -53,7 +53,7 @@ def stored(shell: Shell, kind: str = "VirtualMachine") -> Object:
 
 
 @pytest.mark.parametrize("word", ["vm/", "/web"])
-def test_half_a_name_is_an_error_that_shows_a_machine(fleet: Shell, word: str) -> None:
+def test_the_error_about_half_a_name_shows_an_example(fleet: Shell, word: str) -> None:
     refused = fleet("migrate", word)
     assert (refused.code, refused.err) == (2, f"error: invalid name {word}; use KIND/NAME, such as vm/web\n")
 
@@ -74,10 +74,6 @@ def uncordon(store: Store, *, withdraws: bool = True) -> None:
     cordon.set_cordon(store, cordon.CordonTarget(node="node-a"), None)
     if withdraws:
         withdraw_requests(store, "node-a")
-
-
-def is_cordoned(store: Store, node: str = "node-a") -> bool:
-    return cordon.is_node_cordoned(store, node, store.list("DevicePool").objects)
 
 
 def node_of(shell: Shell) -> str:
@@ -138,16 +134,39 @@ class TestMigrate:
             assert "\nerror: forged" not in text
 
     def test_what_cannot_move_is_refused_at_once(self, fleet: Shell) -> None:
+        fleet("apply", "-f", "-", stdin=text(machine("web", "1", "1Gi", running=False)))
         with working(fleet):
-            result = fleet("migrate", "web", "--to", "node-a", "--timeout", "20s")
+            result = fleet("migrate", "web", "--timeout", "20s")
         assert result.code == 1
-        assert "MachineNotMovable: the machine is on node node-a already" in result.err
+        assert "MachineNotRunning: " in result.err
 
     def test_a_node_that_does_not_exist_is_refused_before_anything_is_written(self, fleet: Shell) -> None:
         result = fleet("migrate", "vm/web", "--to", "nothere")
         assert (result.code, result.out) == (1, "")
         assert result.err == "error: there is no node nothere with pools; `devalloc get nodes` lists all nodes\n"
         assert "no virtualmachinemigrations in" in fleet("get", "migrations").err
+
+    def test_its_own_node_is_refused_before_anything_is_written(self, fleet: Shell) -> None:
+        result = fleet("migrate", "web", "--to", "node-a")
+        words = "virtualmachine default/web is on node node-a already; name another node, or leave out --to"
+        assert (result.code, result.out, result.err) == (1, "", f"error: {words}\n")
+        assert stored_migrations(fleet) == []
+
+    def test_without_a_controller_it_asks_whether_one_runs(self, fleet: Shell) -> None:
+        result = fleet("migrate", "vm/web", "--timeout", "0s")
+        assert result.code == 1
+        words = "the machine is on node node-a; is the controller (or `devalloc up`) running, and of this version?\n"
+        assert result.err.endswith(words)
+
+    def test_it_does_not_repeat_how_much_was_sent(self, fleet: Shell, capsys: pytest.CaptureFixture[str]) -> None:
+        progress = {"transferred": 94 << 20, "remaining": 0}
+        with closing(SQLiteStore(fleet.store)) as store:
+            names = (Key("VirtualMachine", "default", "web"), Key(KIND, "default", "move"))
+            follower = verb.Follower(store, *names)
+            for phase in ("Running", "Succeeded"):
+                status = {"phase": phase, "sourceNode": "node-a", "targetNode": "node-b", "progress": progress}
+                follower._say(MigrationView({**migration(), "status": status}))
+        assert capsys.readouterr().out.count("94Mi sent, 0 left") == 1
 
     def test_when_the_time_is_up_it_is_withdrawn_and_the_reason_why_it_waits_was_shown(self, fleet: Shell) -> None:
         fleet("cordon", "node/node-b", "--reason", "test")
@@ -174,6 +193,23 @@ class TestMigrate:
         assert "interrupted; virtualmachinemigration/web-move-" in result.err
         assert "the machine is on node node-a" in result.err
         assert "migrationState" not in stored(fleet)["status"]
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+    def test_a_signal_withdraws_it_as_soon_as_the_store_has_it(
+        self, fleet: Shell, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+    ) -> None:
+        create = SQLiteStore.create
+
+        def created(self: SQLiteStore, obj: Object) -> Object:
+            done = create(self, obj)
+            signal.raise_signal(number)
+            return done
+
+        monkeypatch.setattr(SQLiteStore, "create", created)
+        result = fleet("migrate", "vm/web")
+        assert result.code != 0
+        assert "interrupted; virtualmachinemigration/web-move-" in result.err
+        assert stored_migrations(fleet) == []
 
     def test_one_that_others_delete(self, fleet: Shell) -> None:
         def delete(store: Store) -> None:

@@ -322,9 +322,7 @@ def test_usage_says_that_nothing_was_counted_for_a_namespace(devalloc: Shell) ->
         ({"start": {"image": "web.qcow2"}}, "spec.start.image: unknown field; write disks, such as"),
     ],
 )
-def test_a_wrong_field_of_a_machine_is_answered_with_how_to_write_it(
-    devalloc: Shell, spec: Object, message: str
-) -> None:
+def test_the_error_about_a_wrong_field_shows_how_to_write_it(devalloc: Shell, spec: Object, message: str) -> None:
     wrong = machine("web", "1", "1Gi")
     wrong["spec"] |= spec
 
@@ -360,7 +358,9 @@ def test_a_map_with_names_of_the_user_has_no_fields_to_list(devalloc: Shell) -> 
         (("cordon", "pool/gpu"), "there is no node, pool or device pool/gpu; did you mean pool/gpus?"),
     ],
 )
-def test_what_has_no_cordon_is_named_with_its_kind(devalloc: Shell, words: tuple[str, ...], message: str) -> None:
+def test_cordon_names_the_kind_of_an_object_that_it_refuses(
+    devalloc: Shell, words: tuple[str, ...], message: str
+) -> None:
     devalloc("apply", "-f", "-", stdin=text(pool(), device_class(), claim(), machine("web", "1", "1Gi")))
 
     result = devalloc(*words)

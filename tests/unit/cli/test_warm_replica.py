@@ -166,6 +166,30 @@ def test_what_is_wrong_is_said_and_nothing_is_printed(
     assert "hidden" not in done.err
 
 
+def test_all_that_is_wrong_is_reported_at_once(tmp_path: Path, devalloc: Shell) -> None:
+    labels = {"KERNEL_IMAGE_PATH": "images/vmlinuz", "INITRD_PATH": "initrd"}
+    bad = deployment(tmp_path, service="Re_size", image="images/resize.raw", labels=labels, envVars={"A": [1]})
+    done = devalloc("warm", "replica", "-f", bad)
+    assert (done.code, done.out) == (2, "")
+    for words in (
+        "service must be a DNS label",
+        "the image must be the absolute path of a disk image on the node, not 'images/resize.raw'",
+        "envVars.A must be a string",
+        "label KERNEL_IMAGE_PATH must be an absolute path",
+        "label INITRD_PATH must be an absolute path",
+    ):
+        assert words in done.err
+    missing = devalloc("warm", "replica", "-f", deployment(tmp_path, service="Re_size", labels={}))
+    assert "service must be a DNS label" in missing.err
+    assert "label KERNEL_IMAGE_PATH is missing" in missing.err
+
+
+def test_the_note_about_a_number_names_both_bounds(tmp_path: Path, devalloc: Shell) -> None:
+    labels = {**LABELS, "com.openfaas.memory": "99999999999999999"}
+    done = devalloc("warm", "replica", "-f", deployment(tmp_path, labels=labels), "--disk", "1Gi")
+    assert "com.openfaas.memory must be a whole number from 1 to 2147483647, not '99999999999999999'" in done.err
+
+
 def test_the_deployment_of_the_docs_can_be_applied(tmp_path: Path, devalloc: Shell) -> None:
     page = (Path(__file__).parents[3] / "docs" / "warm.md").read_text()
     file = tmp_path / "resize.yaml"

@@ -71,7 +71,7 @@ def test_with_no_store_the_files_are_all_there_is(live: Shell) -> None:
 
 
 @pytest.mark.parametrize("verb", [("solve",), ("explain", "claim/held"), ("capacity", "held")])
-def test_a_replica_set_in_the_files_is_said_to_be_left_out(live: Shell, verb: tuple[str, ...]) -> None:
+def test_solve_warns_that_it_leaves_out_a_replica_set(live: Shell, verb: tuple[str, ...]) -> None:
     spec = {"replicas": 2, "template": {"spec": machine("any")["spec"]}}
     head = {"apiVersion": "devalloc.io/v1alpha1", "kind": "VirtualMachineReplicaSet", "metadata": {"name": "web"}}
     warned = live(*verb, "-f", "-", stdin=text({**head, "spec": spec})).err

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -288,6 +288,50 @@ except StoreError as error:
         with pytest.raises(Unavailable, match="cannot be opened for writing"):
             store.create(claim("b"))
         assert len(store.list().objects) == 1
+
+    @pytest.mark.parametrize("is_open_elsewhere", [False, True])
+    def test_a_store_on_a_read_only_file_system_can_be_read(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_open_elsewhere: bool
+    ) -> None:
+        """Another process may have it open by another mount."""
+        path = tmp_path / "a" / "store.db"
+        with ExitStack() as stack:
+            writer = stack.enter_context(closing(SQLiteStore(path)))
+            writer.create(claim())
+            if not is_open_elsewhere:
+                stack.close()
+            files = sorted(path.parent.iterdir())
+            monkeypatch.setattr(database, "is_read_only", lambda _: True)
+            with closing(SQLiteStore(path)) as store:
+                assert len(store.list().objects) == 1
+                assert len([*store.watch(timeout=0.0)]) == 1
+                with pytest.raises(Unavailable, match="is on a read-only file system; nothing was written"):
+                    store.create(claim("b"))
+            assert sorted(path.parent.iterdir()) == files
+
+    def test_a_store_of_an_older_version_on_a_read_only_file_system_is_refused(
+        self, store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store._connection.execute("PRAGMA user_version = 1")
+        monkeypatch.setattr(database, "is_read_only", lambda _: True)
+        with pytest.raises(Unavailable, match="has the schema of an older version, and its file system is read-only"):
+            SQLiteStore(store.path)
+
+    def test_a_write_that_waits_for_another_process_says_so(
+        self, store: SQLiteStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(database, "_NOTICE_SECONDS", 0.05)
+        with closing(sqlite3.connect(store.path, isolation_level=None, check_same_thread=False)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            ends = threading.Timer(0.5, lambda: other.execute("ROLLBACK"))
+            ends.start()
+            store.create(claim())
+            ends.join()
+        assert [record.message for record in caplog.records] == [
+            f"waiting for {store.path}, which another process is writing to"
+        ]
+        store.create(claim("b"))
+        assert len(caplog.records) == 1
 
 
 class TestBackup:
