@@ -95,7 +95,6 @@ BlockerKind = Literal[
     "constraint",
     "counter",
     "device",
-    "driver",
     "feature",
     "limit",
     "matchAttribute",

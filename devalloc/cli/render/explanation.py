@@ -75,9 +75,6 @@ def print_explanation(claim: Answer, *, only_would: bool = False, machine: bool 
         return
     blockers = claim.get("blockers", [])
     print_blockers(blockers)
-    if any(blocker["kind"] == "driver" for blocker in blockers):
-        click.echo(f"\nWhat to do: {_PUBLISH}")
-        return
     if advice := " ".join(_advice(claim["reason"], blockers)):
         click.echo(f"\nWhat to do: {advice}")
 
@@ -112,7 +109,7 @@ _PUBLISH = (
     "Publish devices: run `devalloc up`, or the node plugin (`devalloc node`), on a host that has some, or apply "
     "DevicePools (ResourceSlices for ResourceClaims). `devalloc discover` shows what this host would publish."
 )
-"""If there are no devices at all, or none of the driver."""
+"""Where there are no devices at all."""
 
 
 def print_blockers(blockers: Sequence[Answer]) -> None:
@@ -172,8 +169,6 @@ def _blocker(blocker: Answer) -> tuple[str, str]:
             return kind, f"{blocker['feature']}, which is off"
         case "config":
             which = f"{path}: {blocker['configKind']} {blocker['namespace']}/{blocker['name']}"
-        case "driver":
-            which = f"{path}: no device of driver {blocker['driver']}"
         case "amount":
             pages = [
                 f" of huge pages of {size}" for size, name in HUGE_PAGES.items() if name == blocker.get("resource")

@@ -127,7 +127,7 @@ def explain(
     KIND.FIELD, such as claim.spec.claims.limits, shows what a field means, with its type, unit and default. If there is
     a claim of that very name, it explains the claim.
 
-    Exit code 1 if the claim is not allocated or the machine does not run as it should; 2 if a manifest is invalid, as
+    Exit code 1 if the claim is not allocated or the machine does not run as it should, 2 if a manifest is invalid, as
     with solve.
 
     \b

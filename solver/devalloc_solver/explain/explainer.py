@@ -63,8 +63,6 @@ class Finding:
     """none can be left out"""
     claims: tuple[Key, ...] = ()
     """whose release makes room once the edits are made"""
-    missing: tuple[Mapping[str, Any], ...] = ()
-    """blockers that nothing but other devices takes away; the text then needs no numbers"""
 
     @property
     def is_impossible(self) -> bool:
@@ -481,7 +479,7 @@ class Explainer(ABC):
         """One sentence: how final it is, the numbers of the request that is worst off, and what stands in the way."""
         column = "matching" if finding.is_impossible else "free"
         worst = min(
-            () if finding.missing else funnels,
+            funnels,
             key=lambda each: (getattr(each, column) - each.request.min_count, each.request.detail),
             default=None,
         )
@@ -507,7 +505,7 @@ class Explainer(ABC):
             {"kind": "claim", "namespace": key[0], "name": key[1], "priority": self.priorities[key]}
             for key in finding.claims
         )
-        return [*map(dict, finding.missing), *(dict(edit.entry) for edit in finding.edits), *claims]
+        return [*(dict(edit.entry) for edit in finding.edits), *claims]
 
 
 def are_about_schedulability(edits: Sequence[Relaxation]) -> bool:

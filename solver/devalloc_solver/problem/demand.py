@@ -21,7 +21,6 @@ class FunnelStep:
 
 
 ARE_UNAVAILABLE = "are unavailable"
-ARE_OF_ANOTHER_DRIVER = "are of another driver"
 """The funnel's step of devices that cannot be allocated now."""
 
 

@@ -63,30 +63,6 @@ def test_wait_and_explain_ask_for_the_plugin_of_a_placed_machine_that_no_node_ta
     assert "has taken" not in devalloc("explain", "vm/web").out
 
 
-def test_without_a_device_of_the_driver_explain_says_only_that(devalloc: Shell) -> None:
-    """The host has a NIC, which is unavailable, and no GPU."""
-    nics = gpu_pool("nics", node="a")
-    nics["spec"]["driver"] = "nic.devalloc.io"
-    nics["spec"]["devices"][0]["attributes"] = [{"name": "devalloc.io/unavailable", "stringValue": "default route"}]
-    train = machine("train", "1", "1Gi", "gpu", numaPolicy="single-numa-node")
-    fleet = (gpu_class(), host("a"), nics, gpu_claim("gpu", count=2), gpu_claim("alone"), train)
-    assert devalloc("apply", "-f", "-", stdin=text(*fleet)).code == 0
-    driver = gpu_class()["spec"]["driver"]
-    lacks = f"no device of driver {driver} is in the fleet\n"
-    for name in ("gpu", "alone", "vm/train"):
-        shown = devalloc("explain", name)
-        assert shown.code == 1
-        first, message = shown.out.splitlines()[:2]
-        assert first.endswith("GroupUnsatisfiable" if name == "vm/train" else "NoMatchingDevices")
-        cannot = "group of machine train is all-or-nothing, and default/gpu cannot be satisfied: "
-        start = "impossible even on an empty fleet: "
-        assert f"{message}\n" == f"{start}{cannot if name == 'vm/train' else ''}{lacks}"
-        assert "group-match" not in shown.out
-        assert "unavailable device" not in shown.out
-        assert f"spec.claims[0].deviceClass: no device of driver {driver}\n" in shown.out
-        assert "\nWhat to do: Publish devices: " in shown.out
-
-
 @pytest.mark.parametrize("code", ["PathMissing", "CpusInUse", "MonitorUnreachable"])
 def test_explain_says_why_a_placed_machine_does_not_run_and_what_to_do(devalloc: Shell, code: str) -> None:
     assert devalloc("apply", "-f", "-", stdin=text(host("a", cpus=4), machine("web", "1", "1Gi"))).code == 0

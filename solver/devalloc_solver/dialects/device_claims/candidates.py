@@ -25,7 +25,7 @@ from devalloc_solver.cel.budget import (
     check_deadline,
 )
 from devalloc_solver.cel.device_claims.reads import attributes_read
-from devalloc_solver.problem.demand import ARE_OF_ANOTHER_DRIVER, ARE_UNAVAILABLE, Candidates, FunnelStep
+from devalloc_solver.problem.demand import ARE_UNAVAILABLE, Candidates, FunnelStep
 from devalloc_solver.problem.snapshot import Device, Snapshot
 
 
@@ -331,7 +331,7 @@ class CandidateFinder:
         driver = self.snapshot.pools[device.pool].driver
         of_driver = [c for c in classes if c.spec.driver in ("", driver)]
         if not of_driver:
-            return Mismatch(1, ARE_OF_ANOTHER_DRIVER, f"driver {driver}")
+            return Mismatch(1, "are of another driver", f"driver {driver}")
         error: str | None = None
         for device_class in of_driver:
             verdict = self.verdict(device_class.spec.constraints, device)

@@ -22,7 +22,7 @@ from devalloc_solver.explain.funnel import Funnel, describe_shortage
 from devalloc_solver.explain.relaxations import Relaxation, RelaxationSet, unmatched_requests
 from devalloc_solver.explain.supply_relaxations import POOL_RESOURCES, relax_shared_limits, withheld_devices
 from devalloc_solver.problem.allocations import Key
-from devalloc_solver.problem.demand import ARE_OF_ANOTHER_DRIVER, Demand, PlacementUnit, Request
+from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Device
 
 _NO_POOLS = "no valid DevicePool exists"
@@ -59,44 +59,10 @@ class DeviceClaimExplainer(Explainer):
         )
 
     def find_all(self, unit: PlacementUnit) -> Mapping[Key, Finding]:
-        if len(unit.demands) > 1 and (finding := self._missing_drivers(unit)) is not None:
-            hopeless = sorted({str(each["claim"]) for each in finding.missing})
-            names = ", ".join(hopeless)
-            text = f"group {unit.group} is all-or-nothing, and {names} cannot be satisfied: {finding.text}"
-            other = replace(finding, reason=Reason.GROUP_UNSATISFIABLE, text=text)
-            return {d.key: finding if "/".join(d.key) in hopeless else other for d in unit.demands}
         return {key: self._worded(finding) for key, finding in Explainer.find_all(self, unit).items()}
 
     def find(self, unit: PlacementUnit, key: Key) -> Finding:
-        return self._missing_drivers(unit) or self._worded(Explainer.find(self, unit, key))
-
-    def _missing_drivers(self, unit: PlacementUnit) -> Finding | None:
-        """The finding for a unit with requests for which the fleet has no device of the right driver. What else is in
-        the way does not matter: no edit but another class helps."""
-        missing: dict[str, Mapping[str, Any]] = {}
-        for demand in unit.demands:
-            owner = {"claim": "/".join(demand.key)} if len(unit.demands) > 1 else {}
-            for detail in demand.details:
-                drivers = [self._missing_driver(request) for request in detail]
-                for request, driver in zip(detail, drivers, strict=True) if all(drivers) else ():
-                    path = f"spec.claims[{request.detail}]"
-                    path += "" if request.alternative is None else f".oneOf[{request.alternative}]"
-                    field = "deviceClass" if request.spec.device_class else "deviceType"
-                    entry = {"kind": "driver", "path": f"{path}.{field}", "request": request.label, "driver": driver}
-                    missing[f"{demand.key} {request.label}"] = {**entry, **owner}
-        if not missing:
-            return None
-        names = " or ".join(dict.fromkeys(str(each["driver"]) for each in missing.values()))
-        text = f"no device of driver {names} is in the fleet"
-        return Finding(Reason.NO_MATCHING_DEVICES, text, missing=tuple(missing.values()))
-
-    def _missing_driver(self, request: Request) -> str:
-        """The driver that the classes of a request name, if no device of the fleet has it; "" if one has."""
-        funnel = self.funnels.make(request)
-        if not funnel.total or [step[0] for step in funnel.steps] != [ARE_OF_ANOTHER_DRIVER]:
-            return ""
-        classes = self.eligibility.classes_of(request.spec) or ()
-        return " or ".join(sorted({each.spec.driver for each in classes})) if funnel.matching == 0 else ""
+        return self._worded(Explainer.find(self, unit, key))
 
     def _worded(self, finding: Finding) -> Finding:
         return finding if self.snapshot.pools or self.fleet.nodes else replace(finding, text=_NO_POOLS)
