@@ -13,7 +13,7 @@ from typing import TypeVar
 from devalloc.device_kinds import DEVICE_KINDS
 from devalloc.inventory import device_users, locate, nic, vgpu
 from devalloc.inventory.cards import PciPort, kind_of
-from devalloc.inventory.device_users import DeviceUsers, device_node_paths, visibility_problem
+from devalloc.inventory.device_users import UDEV_PROCESSES, DeviceUsers, device_node_paths, visibility_problem
 from devalloc.inventory.locate import LocatedDevice, group_members, mdev_folder, read_function
 from devalloc.inventory.pci import BRIDGE, Address, IommuGroups, PciFunction
 from devalloc.inventory.resets import reset_problem
@@ -53,15 +53,13 @@ def locate_device_of_kind(
 
 
 _BY_IOMMUFD = "/dev/vfio/devices/"
-_UDEV = ("(udev-worker) ", "systemd-udevd ", "udevd ")
-"""How names of udev's processes begin."""
 _UDEV_SECONDS, _UDEV_POLL_SECONDS = 5.0, 0.05
 
 
 def refuse_open(tree: Tree, nodes: Iterable[str], what: str, *, certain: bool) -> None:
     """Raises Denied ``DeviceInUse`` if a process has one of the nodes open.
 
-    ``certain``: also if that cannot be told for all processes (``InUseUnknown``); else the kernel has the last word.
+    ``certain``: also if that is not known for all processes (``InUseUnknown``); else the kernel has the last word.
     udev opens a node that has just appeared, for a moment: this waits until it has closed it.
     """
     wanted = set(nodes)
@@ -70,9 +68,11 @@ def refuse_open(tree: Tree, nodes: Iterable[str], what: str, *, certain: bool) -
     blind = visibility_problem(tree)
     if blind is not None and certain:
         raise Denied("InUseUnknown", f"cannot check whether {what} is in use: {blind}", retryable=True)
+    if tree.proc is None:
+        return
     until = time.monotonic() + _UDEV_SECONDS
-    while users := open_device_nodes(tree.proc, wanted, ()) if tree.proc else {}:
-        others = {node: user for node, user in users.items() if not user.startswith(_UDEV)}
+    while users := open_device_nodes(tree.proc, wanted, ()):
+        others = open_device_nodes(tree.proc, wanted, UDEV_PROCESSES)
         if others or time.monotonic() >= until:
             node, user = min((others or users).items())
             raise Denied("DeviceInUse", f"{what} is in use: {user} has {node} open", retryable=True)
@@ -110,7 +110,7 @@ def process_using(tree: Tree, device: PreparedDevice) -> str | None:
     nodes = current_nodes(tree, device)
     if tree.proc is None or not nodes:
         return None
-    return next(iter(open_device_nodes(tree.proc, nodes, ()).values()), None)
+    return next(iter(open_device_nodes(tree.proc, nodes, UDEV_PROCESSES).values()), None)
 
 
 def _functions(tree: Tree, addresses: Iterable[str]) -> Iterator[PciFunction]:
@@ -165,7 +165,7 @@ def refuse_in_use(tree: Tree, port: PciPort, functions: Collection[PciFunction])
     if not DEVICE_KINDS[port.kind].shares_with_host:
         affected |= {member.address: member for member in port.members}
     # Monitors count as users: a driver does not leave a device that nvidia-persistenced has open.
-    holders = DeviceUsers.read(tree, functions, passed_over=())
+    holders = DeviceUsers.read(tree, functions, passed_over=UDEV_PROCESSES)
     for function in affected.values():
         _refuse_reserved(tree, function, holders)
     known_by_others = bool(holders.nodes) or any(holders.interfaces(function) for function in functions)
