@@ -208,7 +208,7 @@ def migrate(connection: sqlite3.Connection, schema: Schema) -> None:
 BUSY_SECONDS = 30.0
 """How long a write waits for writes of other processes, in seconds."""
 _NOTICE_SECONDS = 2.0
-"""After how long of this it says so."""
+"""Seconds after which a write logs that it waits."""
 _WAL_LIMIT_BYTES = 16 * 2**20
 _WRITE_ERRORS = (sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_TRUNCATE)
 """SQLite's error if a quota is used up (EDQUOT), and if the disk fails."""
@@ -301,7 +301,7 @@ def transaction(connection: sqlite3.Connection, *, write: bool) -> Iterator[None
 
 def _begin_write(connection: sqlite3.Connection) -> None:
     """Begin a transaction that writes; logs once if it has to wait for another process."""
-    _set_patience(connection, _NOTICE_SECONDS)
+    _set_busy_timeout(connection, _NOTICE_SECONDS)
     try:
         connection.execute("BEGIN IMMEDIATE")
     except sqlite3.OperationalError as error:
@@ -309,13 +309,13 @@ def _begin_write(connection: sqlite3.Connection) -> None:
             raise
         (_, _, file) = connection.execute("PRAGMA database_list").fetchone()
         log.warning("waiting for %s, which another process is writing to", file)
-        _set_patience(connection, BUSY_SECONDS - _NOTICE_SECONDS)
+        _set_busy_timeout(connection, BUSY_SECONDS - _NOTICE_SECONDS)
         connection.execute("BEGIN IMMEDIATE")
     finally:
-        _set_patience(connection, BUSY_SECONDS)
+        _set_busy_timeout(connection, BUSY_SECONDS)
 
 
-def _set_patience(connection: sqlite3.Connection, seconds: float) -> None:
+def _set_busy_timeout(connection: sqlite3.Connection, seconds: float) -> None:
     connection.execute(f"PRAGMA busy_timeout = {round(seconds * 1000)}")
 
 
