@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from devalloc.store.errors import Damaged, NoSpace, StoreError, Unavailable, Unusable, is_disk_full
-from devalloc.store.paths import check_private, file_identity, is_read_only, prepare_files, wal_path
+from devalloc.store.paths import check_private, file_identity, is_read_only, prepare_files
 
 log = logging.getLogger(__name__)
 
@@ -208,7 +208,7 @@ def migrate(connection: sqlite3.Connection, schema: Schema) -> None:
 BUSY_SECONDS = 30.0
 """How long a write waits for writes of other processes, in seconds."""
 _NOTICE_SECONDS = 2.0
-"""After how long of this it says so."""
+"""Seconds after which a write logs that it waits."""
 _WAL_LIMIT_BYTES = 16 * 2**20
 _WRITE_ERRORS = (sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_TRUNCATE)
 """SQLite's error if a quota is used up (EDQUOT), and if the disk fails."""
@@ -218,7 +218,8 @@ def open_database(path: Path, schema: Schema) -> sqlite3.Connection:
     """A connection for reading and writing, with the current schema. Raises Unusable, Unavailable.
 
     If the disk is full, it uses the reserve, because SQLite creates files beside the database. On a read-only file
-    system the connection only reads, and its writes raise Unavailable.
+    system the connection only reads, and its writes raise Unavailable. So does opening if SQLite would have to create
+    the files of the log: if no process has the database open. A backup has no log.
     """
     prepare_files(path, schema.noun)
     check_private(reserve_path(path))
@@ -301,7 +302,7 @@ def transaction(connection: sqlite3.Connection, *, write: bool) -> Iterator[None
 
 def _begin_write(connection: sqlite3.Connection) -> None:
     """Begin a transaction that writes; logs once if it has to wait for another process."""
-    _set_patience(connection, _NOTICE_SECONDS)
+    _set_busy_timeout(connection, _NOTICE_SECONDS)
     try:
         connection.execute("BEGIN IMMEDIATE")
     except sqlite3.OperationalError as error:
@@ -309,13 +310,13 @@ def _begin_write(connection: sqlite3.Connection) -> None:
             raise
         (_, _, file) = connection.execute("PRAGMA database_list").fetchone()
         log.warning("waiting for %s, which another process is writing to", file)
-        _set_patience(connection, BUSY_SECONDS - _NOTICE_SECONDS)
+        _set_busy_timeout(connection, BUSY_SECONDS - _NOTICE_SECONDS)
         connection.execute("BEGIN IMMEDIATE")
     finally:
-        _set_patience(connection, BUSY_SECONDS)
+        _set_busy_timeout(connection, BUSY_SECONDS)
 
 
-def _set_patience(connection: sqlite3.Connection, seconds: float) -> None:
+def _set_busy_timeout(connection: sqlite3.Connection, seconds: float) -> None:
     connection.execute(f"PRAGMA busy_timeout = {round(seconds * 1000)}")
 
 
@@ -329,8 +330,11 @@ def translate_errors(path: Path, schema: Schema) -> Iterator[None]:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
+    # Never create a file here; `prepare_files` creates it with the right mode. Never use `immutable=1` either: another
+    # process may begin to write at any time by another mount, and such a connection would not notice.
+    mode = "ro" if is_read_only(path) else "rw"
     connection = sqlite3.connect(
-        f"{path.absolute().as_uri()}?{_open_mode(path)}",
+        f"{path.absolute().as_uri()}?mode={mode}",
         uri=True,
         timeout=BUSY_SECONDS,
         isolation_level=None,
@@ -338,14 +342,6 @@ def _connect(path: Path) -> sqlite3.Connection:
     )
     connection.execute("PRAGMA synchronous = FULL")
     return connection
-
-
-def _open_mode(path: Path) -> str:
-    if not is_read_only(path):
-        return "mode=rw"  # never create a file here; `prepare` creates it with the right mode
-    # SQLite cannot create the files beside the database. Without a log no process has it open to write, for example
-    # by another mount of the file system, so it does not change.
-    return "mode=ro" if wal_path(path).exists() else "mode=ro&immutable=1"
 
 
 def _refuse_foreign(connection: sqlite3.Connection, path: Path, schema: Schema) -> None:
@@ -405,8 +401,15 @@ def store_error_for(path: Path, schema: Schema, error: sqlite3.Error) -> StoreEr
             return Damaged(f"{what} is damaged ({error}). {schema.damaged.format(name=path.name)}")
         case sqlite3.SQLITE_FULL:
             return NoSpace(no_space_message(path, schema))
-        case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_CANTOPEN if is_read_only(path):
+        case sqlite3.SQLITE_READONLY if code == sqlite3.SQLITE_READONLY and is_read_only(path):
             return Unavailable(f"{what} is on a read-only file system; nothing was written")
+        case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN if is_read_only(path):
+            # SQLite would have to create a file beside the database, or to write to one.
+            names = [path.name + end for end in ("", "-wal", "-journal")]
+            files = " and ".join(name for name in names if path.with_name(name).exists())
+            return Unavailable(
+                f"{what} cannot be read: its log needs a writable file system; copy {files} there, and use the copy"
+            )
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_CANTOPEN:
             return Unavailable(f"{what} cannot be opened for writing ({error}); nothing was written")
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:

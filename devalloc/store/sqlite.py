@@ -131,6 +131,7 @@ class SQLiteStore:
         self._lock = threading.RLock()
         self._connection, self._file = open_with_identity(path, database.STORE_SCHEMA)
         self._log = file_identity(wal_path(path))
+        """None for a backup on a read-only file system."""
         self._refused: str | None = None
         """Why the store is not usable any more."""
 
@@ -328,13 +329,15 @@ class SQLiteStore:
             return
         if now is None:
             raise self._removed()
+        if now == self._file and self._log is None:
+            return  # another process has begun to write to the backup by another mount; SQLite then reads its log
         if now == self._file:
             raise Unavailable(
                 f"{wal_path(self.path)} was removed or replaced while the store was in use; nothing was written. Put "
                 "it "
                 "back, or stop all devalloc processes on this host, which then write what they still have to the store"
             )
-        if log_now == self._log:
+        if log_now is not None and log_now == self._log:
             # Otherwise SQLite would use it as the log of the new file, and write it into that.
             try:
                 aside = f"is now {flush_replaced(self._connection, self.path).name}"

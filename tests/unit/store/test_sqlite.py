@@ -9,7 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +34,31 @@ def path(tmp_path: Path) -> Path:
 def store(path: Path) -> Iterator[SQLiteStore]:
     with closing(SQLiteStore(path)) as opened:
         yield opened
+
+
+@pytest.fixture
+def read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], Path]]:
+    """Makes the folder of a file read-only; returns the file's path there. For root, whom rights do not stop, it is a
+    mount beside the folder, which stays writable."""
+    with ExitStack() as undo:
+
+        def make(path: Path) -> Path:
+            if os.geteuid() != 0:
+                monkeypatch.setattr(database, "is_read_only", lambda _: True)
+                path.parent.chmod(0o500)
+                undo.callback(path.parent.chmod, 0o700)
+                return path
+            there = tmp_path / "read-only"
+            there.mkdir()
+            mounted = subprocess.run(["mount", "--bind", path.parent, there], capture_output=True, text=True)
+            if mounted.returncode != 0:
+                pytest.skip(f"root cannot mount here: {mounted.stderr}")
+            # Lazily: SQLite keeps files open as long as another connection of this process holds locks on them.
+            undo.callback(lambda: subprocess.run(["umount", "--lazy", there], check=True))
+            subprocess.run(["mount", "-o", "remount,bind,ro", there], check=True)
+            return there / path.name
+
+        yield make
 
 
 def mode(path: Path) -> int:
@@ -289,25 +314,81 @@ except StoreError as error:
             store.create(claim("b"))
         assert len(store.list().objects) == 1
 
-    @pytest.mark.parametrize("is_open_elsewhere", [False, True])
-    def test_a_store_on_a_read_only_file_system_can_be_read(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_open_elsewhere: bool
+    def test_a_store_on_a_read_only_file_system_can_be_read_while_another_process_has_it_open(
+        self, store: SQLiteStore, read_only: Callable[[Path], Path]
     ) -> None:
-        """Another process may have it open by another mount."""
-        path = tmp_path / "a" / "store.db"
+        store.create(claim())
+        files = sorted(file.name for file in store.path.parent.iterdir())
+        with closing(SQLiteStore(read_only(store.path))) as reader:
+            watch = reader.watch()
+            assert next(watch).object["metadata"]["name"] == "a"
+            with pytest.raises(Unavailable, match="is on a read-only file system; nothing was written"):
+                reader.create(claim("b"))
+            store.create(claim("b"))
+            assert next(watch).object["metadata"]["name"] == "b"
+            assert len(reader.list().objects) == 2
+            watch.close()
+        assert sorted(file.name for file in store.path.parent.iterdir()) == files
+
+    def test_a_backup_on_a_read_only_file_system_can_be_read(
+        self, store: SQLiteStore, tmp_path: Path, read_only: Callable[[Path], Path]
+    ) -> None:
+        store.create(claim())
+        (tmp_path / "backups").mkdir()
+        store.backup(tmp_path / "backups" / "copy.db")
+        with closing(SQLiteStore(read_only(tmp_path / "backups" / "copy.db"))) as reader:
+            assert len(reader.list().objects) == 1
+            assert len([*reader.watch(timeout=0.0)]) == 1
+        assert [file.name for file in (tmp_path / "backups").iterdir()] == ["copy.db"]
+
+    def test_a_reader_of_a_read_only_file_system_sees_the_writes_of_a_process_that_comes_later(
+        self, store: SQLiteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It writes by another mount."""
+        store.create(claim())
+        store.backup(tmp_path / "copy.db")
         with ExitStack() as stack:
-            writer = stack.enter_context(closing(SQLiteStore(path)))
-            writer.create(claim())
-            if not is_open_elsewhere:
-                stack.close()
-            files = sorted(path.parent.iterdir())
-            monkeypatch.setattr(database, "is_read_only", lambda _: True)
-            with closing(SQLiteStore(path)) as store:
-                assert len(store.list().objects) == 1
-                assert len([*store.watch(timeout=0.0)]) == 1
-                with pytest.raises(Unavailable, match="is on a read-only file system; nothing was written"):
-                    store.create(claim("b"))
-            assert sorted(path.parent.iterdir()) == files
+            with monkeypatch.context() as patched:
+                patched.setattr(database, "is_read_only", lambda _: True)
+                reader = stack.enter_context(closing(SQLiteStore(tmp_path / "copy.db")))
+                watch = stack.enter_context(closing(reader.watch(timeout=10.0)))
+                assert next(watch).object["metadata"]["name"] == "a"
+            with closing(SQLiteStore(tmp_path / "copy.db")) as writer:
+                writer.create(claim("b"))
+                assert next(watch).object["metadata"]["name"] == "b"
+                assert len(reader.list().objects) == 2
+
+    def test_a_reader_of_a_read_only_file_system_reads_the_backup_that_replaces_its_file(
+        self, store: SQLiteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for number in range(2):
+            store.create(claim(f"n{number}"))
+            store.backup(tmp_path / f"{number}.db")
+        monkeypatch.setattr(database, "is_read_only", lambda _: True)
+        with closing(SQLiteStore(tmp_path / "0.db")) as reader:
+            assert len(reader.list().objects) == 1
+            (tmp_path / "1.db").replace(tmp_path / "0.db")
+            assert len(reader.list().objects) == 2
+
+    @pytest.mark.parametrize("has_log", [False, True])
+    def test_a_store_on_a_read_only_file_system_that_no_process_has_open_is_refused(
+        self, store: SQLiteStore, tmp_path: Path, read_only: Callable[[Path], Path], has_log: bool
+    ) -> None:
+        """SQLite would have to create the log, or its index."""
+        store.create(claim())
+        copy = tmp_path / "copies" / "store.db"
+        copy.parent.mkdir()
+        if not has_log:
+            store.close()
+        for end in ("", "-wal") if has_log else ("",):
+            shutil.copy2(f"{store.path}{end}", f"{copy}{end}")
+        files = "store.db and store.db-wal" if has_log else "store.db"
+        with pytest.raises(Unavailable) as refused:
+            SQLiteStore(path := read_only(copy))
+        assert str(refused.value) == (
+            f"the store {path} cannot be read: its log needs a writable file system; "
+            f"copy {files} there, and use the copy"
+        )
 
     def test_a_store_of_an_older_version_on_a_read_only_file_system_is_refused(
         self, store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
