@@ -21,7 +21,7 @@ def path_of(kind: ApiKind, namespace: str | None = None) -> str:
 
 def conditions(content: dict[str, Any]) -> dict[str, str]:
     """The conditions of an object: type to status."""
-    return {entry["type"]: entry["status"] for entry in content.get("status", {}).get("conditions", [])}
+    return {entry["type"]: entry["status"] for entry in content.get("status", {}).get("conditions") or []}
 
 
 def install(cluster: Cluster) -> None:
