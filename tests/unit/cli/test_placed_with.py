@@ -83,6 +83,42 @@ def test_explain_says_why_a_placed_machine_does_not_run_and_what_to_do(devalloc:
     assert (shown.code, "does not run" in shown.out) == (0, False)
 
 
+@pytest.mark.parametrize("is_what_if", [False, True])
+def test_explain_repeats_no_old_reason_of_a_machine_that_would_be_placed(devalloc: Shell, is_what_if: bool) -> None:
+    assert devalloc("apply", "-f", "-", stdin=text(host("a", cpus=4), machine("web", "8", "1Gi"))).code == 0
+    placed(devalloc)
+    assert "NodesTooSmall" in devalloc("explain", "vm/web").out
+    files = ("-f", "-") if is_what_if else ()
+    changed = text(machine("web", "1", "1Gi")) if is_what_if else ""
+    if not is_what_if:
+        assert devalloc("apply", "-f", "-", stdin=text(host("a", cpus=16))).code == 0
+    shown = devalloc("explain", "vm/web", *files, stdin=changed)
+    assert (shown.code, "does not run" in shown.out) == (0, False)
+    assert shown.out.startswith("default/web is placed on node a: ")
+    as_json = devalloc("explain", "vm/web", *files, "-o", "json", stdin=changed)
+    assert (as_json.code, as_json.json["allocated"], as_json.json["reason"]) == (0, True, None)
+
+
+def test_explain_asks_for_no_cure_of_a_machine_that_has_ended(devalloc: Shell) -> None:
+    job = machine("web", "1", "1Gi", restartPolicy="Never")
+    assert devalloc("apply", "-f", "-", stdin=text(host("a", cpus=4), job)).code == 0
+    placed(devalloc)
+    set_status(devalloc, phase="Stopped", reason="GuestShutdown", message="the guest powered off")
+    shown = devalloc("explain", "vm/web")
+    assert (shown.code, "does not run" in shown.out) == (0, False)
+
+
+def test_explain_makes_no_code_of_a_message(devalloc: Shell) -> None:
+    assert devalloc("apply", "-f", "-", stdin=text(host("a", cpus=4), machine("web", "1", "1Gi"))).code == 0
+    placed(devalloc)
+    set_status(devalloc, phase="Pending", message="read: /srv/web.raw")
+    shown = devalloc("explain", "vm/web")
+    assert shown.code == 1
+    assert shown.out.endswith("\nIt does not run: read: /srv/web.raw\n")
+    as_json = devalloc("explain", "vm/web", "-o", "json").json
+    assert (as_json["reason"], as_json["message"]) == (None, "read: /srv/web.raw")
+
+
 def set_status(devalloc: Shell, **fields: str) -> None:
     """What the node of the machine web writes."""
     with closing(SQLiteStore(devalloc.store)) as store:
