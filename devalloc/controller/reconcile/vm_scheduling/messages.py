@@ -393,7 +393,7 @@ def _why_unschedulable(pool: Mapping[str, Any]) -> str:
 
 
 def _is_unschedulable_node(blocker: Mapping[str, Any]) -> bool:
-    return cordon.is_about_schedulability(blocker) and "device" not in blocker
+    return cordon.is_cordon_or_unschedulable(blocker) and "device" not in blocker
 
 
 def _is_claim(doc: Mapping[str, Any], key: ClaimKey) -> bool:
