@@ -185,6 +185,8 @@ def _blocker(blocker: Answer) -> tuple[str, str]:
     if "didYouMean" in blocker:
         written = f" for {blocker['written']}" if "written" in blocker else ""
         which += f" (did you mean {blocker['didYouMean']}{written}?)"
+    if "machine" in blocker:
+        which = f"machine {blocker['machine']}: {which}"
     return kind, f"{blocker['claim']}: {which}" if "claim" in blocker else which
 
 

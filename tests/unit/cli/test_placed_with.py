@@ -183,6 +183,36 @@ def test_a_machine_names_what_it_asks_for_and_no_request_of_a_claim(devalloc: Sh
     assert (entry["kind"], entry["resource"], entry["path"]) == ("amount", "hugepages-1Gi", "spec.memory")
 
 
+@pytest.mark.parametrize("own", [{}, {"group": "g", "group-match": "numa"}], ids=["of the machine", "of both"])
+def test_a_claim_names_the_policy_of_its_machine_and_no_annotation_that_no_one_wrote(
+    devalloc: Shell, own: dict[str, str]
+) -> None:
+    """The cards are not of the class, and no NUMA node has as many CPUs."""
+    classes = (gpu_class(), gpu_class("h100", constraints="device.function == 'whole'"))
+    card = gpu_claim("card", **own)
+    card["spec"]["claims"][0]["deviceClass"] = "h100"
+    web = machine("web", "4", "1Gi", "card", numaPolicy="single-numa-node")
+    fleet = (*classes, host("a", cpus=4), gpu_pool("p", node="a"), card, web)
+    assert devalloc("apply", "-f", "-", stdin=text(*fleet)).code == 0
+    placed(devalloc)
+    shown = devalloc("explain", "card").out
+    blockers = devalloc("explain", "card", "-o", "json").json["blockers"]
+    (match,) = (one for one in blockers if one["kind"] == "matchAttribute")
+    stored = devalloc("get", "dclaim/card", "-o", "yaml").out
+    if own:
+        assert "without `numa` in metadata.annotations[devalloc.io/group-match]" in shown
+        assert "machine" not in match
+        return
+    assert "without `numa` in spec.numaPolicy of machine default/web" in shown
+    assert "with at most 2 of cpu of machine default/web" in shown
+    assert "machine default/web: spec.cpu: 4, at most 2 fits\n" in shown
+    assert "machine default/web: numa in spec.numaPolicy\n" in shown
+    assert "virtualmachine.devalloc.io" not in shown
+    assert "spec.numaPolicy of machine default/web" in " ".join(stored.split())
+    assert "group-match" not in shown + stored + devalloc("explain", "vm/web").out
+    assert (match["path"], match["machine"]) == ("spec.numaPolicy", "default/web")
+
+
 def test_amounts_that_no_node_has_together_are_those_of_the_machine(devalloc: Shell) -> None:
     fleet = (host("a", cpus=8, memory=2), host("b", cpus=2, memory=16), machine("web", "4", "4Gi"))
     assert devalloc("apply", "-f", "-", stdin=text(*fleet)).code == 0
