@@ -192,12 +192,17 @@ def explain(
 
 
 def _why_not_running_on(node: str | None, machines: Iterable[dict[str, Any]]) -> tuple[str, str]:
-    """Code and message why a machine does not run that the controller has placed on the node; empty if the node has
-    room for it, and it is not placed yet: its status then says why it waited before."""
+    """Code and message why a machine does not run that is placed on the node; both are empty if it only would be: its
+    status then says why it waited before."""
+    from devalloc.api.machine_reservation import reserved_entries
     from devalloc.api.views import MachineView
 
-    placed = (one for one in machines if MachineView(one).status.get("nodeName") == node)
-    return next(map(why_not_running, placed), ("", ""))
+    for machine in machines:
+        view = MachineView(machine)
+        is_reserved = view.status.get("nodeName") == node and bool(reserved_entries(machine))
+        if node is not None and (is_reserved or view.holder == node):
+            return why_not_running(machine)
+    return "", ""
 
 
 def _advice_on(code: str) -> str:

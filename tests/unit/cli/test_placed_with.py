@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,6 +100,14 @@ def test_explain_repeats_no_old_reason_of_a_machine_that_would_be_placed(devallo
     assert (as_json.code, as_json.json["allocated"], as_json.json["reason"]) == (0, True, None)
 
 
+def test_explain_repeats_no_old_reason_of_a_machine_that_was_on_the_node_before(devalloc: Shell) -> None:
+    assert devalloc("apply", "-f", "-", stdin=text(host("a", cpus=4), machine("web", "1", "1Gi"))).code == 0
+    placed(devalloc)
+    set_status(devalloc, phase="Pending", allocations=[], reason="NoRoom", message="there is no room for it")
+    shown = devalloc("explain", "vm/web")
+    assert (shown.code, "does not run" in shown.out) == (0, False)
+
+
 def test_explain_asks_for_no_cure_of_a_machine_that_has_ended(devalloc: Shell) -> None:
     job = machine("web", "1", "1Gi", restartPolicy="Never")
     assert devalloc("apply", "-f", "-", stdin=text(host("a", cpus=4), job)).code == 0
@@ -119,7 +128,7 @@ def test_explain_makes_no_code_of_a_message(devalloc: Shell) -> None:
     assert (as_json["reason"], as_json["message"]) == (None, "read: /srv/web.raw")
 
 
-def set_status(devalloc: Shell, **fields: str) -> None:
+def set_status(devalloc: Shell, **fields: Any) -> None:
     """What the node of the machine web writes."""
     with closing(SQLiteStore(devalloc.store)) as store:
         web = store.get("VirtualMachine", "default", "web")
