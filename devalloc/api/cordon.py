@@ -109,7 +109,7 @@ def is_cordon_reason(why: str) -> bool:
     return why.startswith((CORDONED, NODE_CORDONED, FENCED))
 
 
-def is_about_schedulability(blocker: Mapping[str, Any]) -> bool:
+def is_cordon_or_unschedulable(blocker: Mapping[str, Any]) -> bool:
     """Whether a blocker is a node that gets nothing new, or a cordoned device: neither claim nor fleet need change."""
     return blocker["kind"] == "unavailable" and ("device" not in blocker or is_cordon_reason(blocker["why"]))
 

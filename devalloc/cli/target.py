@@ -201,14 +201,20 @@ def missing_node_note(machine: dict[str, Any]) -> str:
     return f"no node has taken the machine yet: is a node plugin running on node {view.node}?"
 
 
-def why_not_running(machine: dict[str, Any]) -> str:
-    """Why a machine that is to run does not, as its status says: "CODE: message"; "" if it runs, or says nothing."""
+def why_not_running(machine: dict[str, Any]) -> tuple[str, str]:
+    """Why a machine that is to run does not, as its status says: code and message, each of which may be empty; both are
+    if it runs, or is to run no more."""
+    from devalloc.api.decode import decode
     from devalloc.api.views import MachineView
+    from devalloc.api.virtual_machine import VirtualMachine
+    from devalloc.controller.reconcile.vm_scheduling.machines import has_ended
 
-    view = MachineView(machine)
+    view, vm = MachineView(machine), decode(machine).object
     if view.is_deleting or view.spec.get("running") is False or view.status.get("phase") == "Running":
-        return ""
-    return ": ".join(str(view.status[part]) for part in ("reason", "message") if view.status.get(part))
+        return "", ""
+    if isinstance(vm, VirtualMachine) and has_ended(vm):
+        return "", ""
+    return str(view.status.get("reason") or ""), str(view.status.get("message") or "")
 
 
 def missing_controller_note(store: Store) -> str:

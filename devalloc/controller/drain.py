@@ -118,7 +118,8 @@ def predict_waiting(
     with_nodes: bool = False,
 ) -> dict[Key, str]:
     """Why each machine that is to move would wait, according to the solver: "CODE: message"; "" if another node has
-    room. Machines that do not move, and those of which the solver cannot say it in time, are missing.
+    room. Machines that do not move, those of which the solver cannot say it in time, and those that only queue for
+    other migrations are missing.
 
     ``objects``: all on which an answer depends. ``claims``: those that the node releases beside those of machines.
     ``note``: the annotation with which the node gets nothing new. ``deadline``: seconds. ``with_nodes``: Nodes count.
@@ -129,7 +130,7 @@ def predict_waiting(
     pending = pending_migrations(objects)
     moving = [one.key for one in planned if one.fate is Fate.MIGRATE and not pending[MachineView(one.machine).key]]
     documents = [_as_left(obj, node, leaving, released, note) for obj in objects]
-    created = [new_migration((key.namespace or "", key.name)) for key in moving]
+    created = [{**new_migration((key.namespace or "", key.name)), "status": _REFUSED} for key in moving]
     migrations = {MigrationView(one).key: one for one in created}
     answer = solve_with_machines(
         solver_documents([*documents, *created], with_nodes=with_nodes),
@@ -144,8 +145,12 @@ def predict_waiting(
     return {
         key: "" if one["allocated"] else f"{one['reason']}: {one['message']}"
         for key, one in by_machine.items()
-        if one["reason"] != Reason.SEARCH_LIMIT
+        if one["reason"] not in (Reason.SEARCH_LIMIT, Reason.TOO_MANY_MIGRATIONS)
     }
+
+
+_REFUSED = {"phase": "Pending", "reason": Reason.NO_ROOM.value}
+"""Of migrations that were looked at before: they are all looked at together, also more than may begin at a time."""
 
 
 def _as_left(obj: Object, node: str, leaving: Collection[Key], released: Collection[ClaimKey], note: str) -> Object:

@@ -60,8 +60,8 @@ def pending_migrations(objects: Iterable[Object]) -> dict[MachineKey, list[Migra
 
 
 def migrations_by_machine(store: Store, namespace: str) -> dict[MachineKey, list[MigrationView]]:
-    """All migrations of a namespace by their machines, also those that are over. The controller deletes old ones of
-    these; of others a tenant can have any number. Raises StoreError."""
+    """All migrations of a namespace by their machines, also those that are over. The controller deletes those that
+    ended; a tenant can have any number of the others. Raises StoreError."""
     by_machine: dict[MachineKey, list[MigrationView]] = defaultdict(list)
     for view in map(MigrationView, store.list(KIND, namespace).objects):
         if view.machine is not None:

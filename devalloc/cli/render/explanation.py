@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from devalloc.api.cordon import is_about_schedulability, unschedulable_reasons
+from devalloc.api.cordon import is_cordon_or_unschedulable, unschedulable_reasons
 from devalloc.api.host_pool_names import HUGE_PAGES
 from devalloc.api.quantity import Quantity, readable_texts
 from devalloc.api.reasons import Reason, find_reason
@@ -81,9 +81,9 @@ def print_explanation(claim: Answer, *, only_would: bool = False, machine: bool 
 
 def _advice(code: str | None, blockers: Sequence[Answer]) -> Iterator[str]:
     """How to take back cordons that are in the way, and then the advice of the reason, if it is about anything else."""
-    cordons = [one for one in blockers if is_about_schedulability(one)]
+    cordons = [one for one in blockers if is_cordon_or_unschedulable(one)]
     yield from dict.fromkeys(sentence for one in cordons for sentence in _cordon_advice(one))
-    rest = [one["kind"] for one in blockers if not is_about_schedulability(one)]
+    rest = [one["kind"] for one in blockers if not is_cordon_or_unschedulable(one)]
     reason = find_reason(code)
     if cordons and rest and {*rest} <= {"claim", "machine"}:
         reason = Reason.DEVICES_IN_USE
@@ -185,6 +185,8 @@ def _blocker(blocker: Answer) -> tuple[str, str]:
     if "didYouMean" in blocker:
         written = f" for {blocker['written']}" if "written" in blocker else ""
         which += f" (did you mean {blocker['didYouMean']}{written}?)"
+    if "machine" in blocker:
+        which = f"machine {blocker['machine']}: {which}"
     return kind, f"{blocker['claim']}: {which}" if "claim" in blocker else which
 
 

@@ -5,7 +5,7 @@ field of a kind means.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import click
@@ -166,13 +166,13 @@ def explain(
             return 2  # its problems were already shown
         here = [one["name"] for one in answers if one["namespace"] == namespace]
         raise CommandFailed(_no_such(place, question, Key(kind, namespace, name), here))
-    problem = ""
+    code, message = "", ""
     if is_machine and claim["allocated"] and question.is_of_store:
-        problem = next(filter(None, map(why_not_running, _stored_machines(question.all, namespace, name))), "")
+        code, message = _why_not_running_on(claim["node"], _stored_machines(question.all, namespace, name))
+    problem = ": ".join(filter(None, (code, message)))
     if output in ("json", "yaml"):
         if problem and claim["reason"] is None:
-            code, _, message = problem.partition(": ")
-            claim = {**claim, "reason": code, "message": message}
+            claim = {**claim, "reason": code or None, "message": message or None}
         print_content(claim, output)
     else:
         then = "apply it: devalloc apply -f " + " -f ".join(files) if files else ""
@@ -182,12 +182,27 @@ def explain(
         if is_machine and claim["allocated"] and question.is_of_store:
             for silence in filter(None, map(missing_node_note, _stored_machines(question.all, namespace, name))):
                 click.echo(_capitalized(silence))
-        if problem and problem != f"{claim['reason']}: {claim['message']}":
+        if problem and (code, message) != (claim["reason"], claim["message"]):
             print_line(f"It does not run: {problem}")
-            click.echo(f"\nWhat to do: {_advice_on(problem.partition(':')[0])}")
+            if code:
+                click.echo(f"\nWhat to do: {_advice_on(code)}")
     if question.code or question.has_errors(answer):
         return 2
     return 1 if problem or not claim["allocated"] else 0
+
+
+def _why_not_running_on(node: str | None, machines: Iterable[dict[str, Any]]) -> tuple[str, str]:
+    """Code and message why a machine does not run that is placed on the node; both are empty if it only would be: its
+    status then says why it waited before."""
+    from devalloc.api.machine_reservation import reserved_entries
+    from devalloc.api.views import MachineView
+
+    for machine in machines:
+        view = MachineView(machine)
+        is_reserved = view.status.get("nodeName") == node and bool(reserved_entries(machine))
+        if node is not None and (is_reserved or view.holder == node):
+            return why_not_running(machine)
+    return "", ""
 
 
 def _advice_on(code: str) -> str:

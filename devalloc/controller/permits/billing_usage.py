@@ -102,7 +102,7 @@ class BillingUsage:
             self._add(lambda created: now - max(since, created))
 
     async def run(self, in_writer: RunInWriter, interval: float) -> None:
-        """Count, and write it down every ``interval`` seconds. Runs on if that fails: it is written later."""
+        """Count, and write it down every ``interval`` seconds. Goes on if that fails: it is written later."""
         before = saved = time.monotonic()
         while True:
             await asyncio.sleep(min(1.0, interval))

@@ -83,7 +83,7 @@ class MigrationTracker:
         come to tell."""
 
     async def answered(self, granted: PermitGrant) -> HttpResponse:
-        """What to answer; if a migration is to begin, after the migrator was told. What was granted stays so."""
+        """The response. If a migration is to begin, the migrator is asked first. What was granted stays so."""
         if not granted.begins_migration or self._migrator is None:
             return HttpResponse(200, granted.body, JSON)
         begun = await self._begin(granted.key, granted.node)

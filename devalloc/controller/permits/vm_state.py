@@ -60,8 +60,8 @@ class VmState:
     least: Resources
     most: Resources
     use: Resources
-    """What was read back of it; or if that is more, what it was told to take or ``vm.neon.tech/usage`` says. What its
-    spec says if it is not scaled."""
+    """The largest of what was read back, what it was told to take, and ``vm.neon.tech/usage``. What its spec says if it
+    is not scaled."""
     permit: Resources | None
     """What is written down that it may have in this run."""
     previous: Resources

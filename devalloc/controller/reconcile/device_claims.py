@@ -196,7 +196,9 @@ class DeviceClaimAllocator:
         )
         answer = {**answer, "claims": [*answer["claims"], *vm_scheduling.withheld_answers(solver_input)]}
         shown = partial(self._shown, objects, solver_input)
-        answer["claims"] = [_redacted_answer(one, shown) for one in answer["claims"]]
+        answer["claims"] = [
+            _redacted_answer(vm_scheduling.in_words_of_machine(one, solver_input), shown) for one in answer["claims"]
+        ]
         now = self._now().isoformat(timespec="seconds").replace("+00:00", "Z")
         claims_units = decide_claims(documents, answer, now, self._memo, has_conditions=self._settings.has_conditions)
         units = vm_scheduling.decide_machines(solver_input, answer, claims_units, now, shown)

@@ -49,7 +49,7 @@ class SnapshotReader:
         return Snapshot(self._objects, self._version, self._objects is not before)
 
     def _hear(self, since: str) -> bool:
-        """Take in what has happened; False if the store cannot tell that any more."""
+        """Take in what has happened; False if the store no longer has these changes."""
         try:
             events = [*self._store.watch(self._kinds, since, timeout=0)]
         except Expired:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-from devalloc.api.cordon import is_about_schedulability
+from devalloc.api.cordon import is_cordon_or_unschedulable
 from devalloc.api.reasons import IMPOSSIBLE_NOW_VERDICT, IMPOSSIBLE_VERDICT, Reason
 from devalloc_solver.cel.budget import OutOfTime
 from devalloc_solver.explain.blocking_claims import BlockingClaimFinder, BlockingClaims
@@ -510,7 +510,7 @@ class Explainer(ABC):
 
 def are_about_schedulability(edits: Sequence[Relaxation]) -> bool:
     """Whether it is enough to uncordon devices and make nodes schedulable."""
-    return bool(edits) and all(is_about_schedulability(edit.entry) for edit in edits)
+    return bool(edits) and all(is_cordon_or_unschedulable(edit.entry) for edit in edits)
 
 
 def describe_remedy(edits: Sequence[Relaxation], claims: Sequence[Key]) -> str:

@@ -141,6 +141,40 @@ def test_the_plan_says_that_a_machine_that_runs_stays_without_room(two_machines:
     assert "virtualmachine default/app: will be stopped when the time is up, unless another node gets room: " in plan
 
 
+def test_the_plan_has_all_machines_move_that_only_queue_for_each_other(devalloc: Shell) -> None:
+    names = ["app", "cache", "mail", "web"]
+    devalloc("apply", "-f", "-", stdin=text(host("node-a"), *map(a_machine, names)))
+    devalloc.allocate()
+    for name in names:
+        take(devalloc, name)
+    devalloc("apply", "-f", "-", stdin=text(host("node-b", cpus=3)))
+    lines = devalloc("drain", "node/node-a", "--dry-run").out.splitlines()
+    moving = [
+        name for name in names if f"virtualmachine default/{name}: will move to another node while it runs" in lines
+    ]
+    assert len(moving) == 3, "as many as have room"
+    (left,) = {*names} - {*moving}
+    (line,) = (line for line in lines if f"default/{left}: " in line)
+    assert line.startswith(
+        f"virtualmachine default/{left}: will stay, unless another node gets room: LostToCompetition: "
+    )
+
+
+def test_the_plan_does_not_say_where_a_machine_moves_that_others_go_before(devalloc: Shell) -> None:
+    names = ["app", "cache", "web"]
+    devalloc("apply", "-f", "-", stdin=text(host("node-a"), *map(a_machine, names)))
+    devalloc.allocate()
+    devalloc("apply", "-f", "-", stdin=text(host("node-b")))
+    with closing(SQLiteStore(devalloc.store)) as store:
+        for name in names:
+            migration_nodes.take(store, name, "node-a")
+        for name in names[:2]:
+            store.create(migration_nodes.migration(f"of-{name}", name))
+        migration_nodes.rounds(store)
+    plan = devalloc("drain", "node/node-a", "--dry-run").out
+    assert "virtualmachine default/web: will move to another node that has room, while it runs\n" in plan
+
+
 def test_without_the_right_to_read_all_that_counts_the_plan_promises_nothing(
     two_machines: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:

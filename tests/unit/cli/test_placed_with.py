@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,7 +84,51 @@ def test_explain_says_why_a_placed_machine_does_not_run_and_what_to_do(devalloc:
     assert (shown.code, "does not run" in shown.out) == (0, False)
 
 
-def set_status(devalloc: Shell, **fields: str) -> None:
+@pytest.mark.parametrize("is_what_if", [False, True])
+def test_explain_repeats_no_old_reason_of_a_machine_that_would_be_placed(devalloc: Shell, is_what_if: bool) -> None:
+    assert devalloc("apply", "-f", "-", stdin=text(host("a", cpus=4), machine("web", "8", "1Gi"))).code == 0
+    placed(devalloc)
+    assert "NodesTooSmall" in devalloc("explain", "vm/web").out
+    files = ("-f", "-") if is_what_if else ()
+    changed = text(machine("web", "1", "1Gi")) if is_what_if else ""
+    if not is_what_if:
+        assert devalloc("apply", "-f", "-", stdin=text(host("a", cpus=16))).code == 0
+    shown = devalloc("explain", "vm/web", *files, stdin=changed)
+    assert (shown.code, "does not run" in shown.out) == (0, False)
+    assert shown.out.startswith("default/web is placed on node a: ")
+    as_json = devalloc("explain", "vm/web", *files, "-o", "json", stdin=changed)
+    assert (as_json.code, as_json.json["allocated"], as_json.json["reason"]) == (0, True, None)
+
+
+def test_explain_repeats_no_old_reason_of_a_machine_that_was_on_the_node_before(devalloc: Shell) -> None:
+    assert devalloc("apply", "-f", "-", stdin=text(host("a", cpus=4), machine("web", "1", "1Gi"))).code == 0
+    placed(devalloc)
+    set_status(devalloc, phase="Pending", allocations=[], reason="NoRoom", message="there is no room for it")
+    shown = devalloc("explain", "vm/web")
+    assert (shown.code, "does not run" in shown.out) == (0, False)
+
+
+def test_explain_asks_for_no_cure_of_a_machine_that_has_ended(devalloc: Shell) -> None:
+    job = machine("web", "1", "1Gi", restartPolicy="Never")
+    assert devalloc("apply", "-f", "-", stdin=text(host("a", cpus=4), job)).code == 0
+    placed(devalloc)
+    set_status(devalloc, phase="Stopped", reason="GuestShutdown", message="the guest powered off")
+    shown = devalloc("explain", "vm/web")
+    assert (shown.code, "does not run" in shown.out) == (0, False)
+
+
+def test_explain_makes_no_code_of_a_message(devalloc: Shell) -> None:
+    assert devalloc("apply", "-f", "-", stdin=text(host("a", cpus=4), machine("web", "1", "1Gi"))).code == 0
+    placed(devalloc)
+    set_status(devalloc, phase="Pending", message="read: /srv/web.raw")
+    shown = devalloc("explain", "vm/web")
+    assert shown.code == 1
+    assert shown.out.endswith("\nIt does not run: read: /srv/web.raw\n")
+    as_json = devalloc("explain", "vm/web", "-o", "json").json
+    assert (as_json["reason"], as_json["message"]) == (None, "read: /srv/web.raw")
+
+
+def set_status(devalloc: Shell, **fields: Any) -> None:
     """What the node of the machine web writes."""
     with closing(SQLiteStore(devalloc.store)) as store:
         web = store.get("VirtualMachine", "default", "web")
@@ -145,6 +190,36 @@ def test_a_machine_names_what_it_asks_for_and_no_request_of_a_claim(devalloc: Sh
     ]
     entry = next(one for one in devalloc("explain", "vm/web", "-o", "json").json["blockers"] if one["most"] == "0")
     assert (entry["kind"], entry["resource"], entry["path"]) == ("amount", "hugepages-1Gi", "spec.memory")
+
+
+@pytest.mark.parametrize("own", [{}, {"group": "g", "group-match": "numa"}], ids=["of the machine", "of both"])
+def test_a_claim_names_the_policy_of_its_machine_and_no_annotation_that_no_one_wrote(
+    devalloc: Shell, own: dict[str, str]
+) -> None:
+    """The cards are not of the class, and no NUMA node has as many CPUs."""
+    classes = (gpu_class(), gpu_class("h100", constraints="device.function == 'whole'"))
+    card = gpu_claim("card", **own)
+    card["spec"]["claims"][0]["deviceClass"] = "h100"
+    web = machine("web", "4", "1Gi", "card", numaPolicy="single-numa-node")
+    fleet = (*classes, host("a", cpus=4), gpu_pool("p", node="a"), card, web)
+    assert devalloc("apply", "-f", "-", stdin=text(*fleet)).code == 0
+    placed(devalloc)
+    shown = devalloc("explain", "card").out
+    blockers = devalloc("explain", "card", "-o", "json").json["blockers"]
+    (match,) = (one for one in blockers if one["kind"] == "matchAttribute")
+    stored = devalloc("get", "dclaim/card", "-o", "yaml").out
+    if own:
+        assert "without `numa` in metadata.annotations[devalloc.io/group-match]" in shown
+        assert "machine" not in match
+        return
+    assert "without `numa` in spec.numaPolicy of machine default/web" in shown
+    assert "with at most 2 of cpu of machine default/web" in shown
+    assert "machine default/web: spec.cpu: 4, at most 2 fits\n" in shown
+    assert "machine default/web: numa in spec.numaPolicy\n" in shown
+    assert "virtualmachine.devalloc.io" not in shown
+    assert "spec.numaPolicy of machine default/web" in " ".join(stored.split())
+    assert "group-match" not in shown + stored + devalloc("explain", "vm/web").out
+    assert (match["path"], match["machine"]) == ("spec.numaPolicy", "default/web")
 
 
 def test_amounts_that_no_node_has_together_are_those_of_the_machine(devalloc: Shell) -> None:

@@ -7,7 +7,7 @@ machines, in one group with its own claims. So one solve places all of it, and o
 from devalloc.controller.reconcile.vm_scheduling.claim_swap import swap_units
 from devalloc.controller.reconcile.vm_scheduling.decision import decide_machines, node_service_units
 from devalloc.controller.reconcile.vm_scheduling.machines import KIND, counted_entries, held_entries, sum_entries
-from devalloc.controller.reconcile.vm_scheduling.messages import with_machine_names
+from devalloc.controller.reconcile.vm_scheduling.messages import in_words_of_machine, with_machine_names
 from devalloc.controller.reconcile.vm_scheduling.migration_decision import decide_migrations
 from devalloc.controller.reconcile.vm_scheduling.migrations import KIND as MIGRATION_KIND
 from devalloc.controller.reconcile.vm_scheduling.migrations import relevant_part as relevant_migration_part
@@ -22,6 +22,7 @@ __all__ = [
     "decide_machines",
     "decide_migrations",
     "held_entries",
+    "in_words_of_machine",
     "node_service_units",
     "relevant_migration_part",
     "scheduling_input",

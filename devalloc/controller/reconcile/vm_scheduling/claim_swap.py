@@ -25,7 +25,7 @@ _OF_DEVICES = ("deviceStatuses",)
 def swap_units(
     placing: SchedulingInput, documents: Sequence[Object], units: Iterable[WriteUnit], now: str
 ) -> list[WriteUnit]:
-    """``units`` without those of claims for which devices wait, except if their machine leaves its node; and what is
+    """``units`` without those of claims for which devices wait, unless their machine leaves its node; and what is
     to be written instead. ``documents``: as they are stored. ``now``: RFC 3339."""
     arriving = {Key("DeviceClaim", *key) for key in placing.arriving}
     others = [unit for unit in units if len(unit.changes) > 1 or not unit.keys & arriving]

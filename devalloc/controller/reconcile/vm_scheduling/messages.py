@@ -40,6 +40,9 @@ _RESOURCE_NAMES = {
     host_pool_names.DISK: ("disk", "", Format.BINARY_SI),
     host_pool_names.DISK_IO: ("disk bandwidth", "/s", Format.DECIMAL_SI),
 }
+_MATCH = meta.GROUP_MATCH
+_MATCH_PATH = f"metadata.annotations[{_MATCH}]"
+_POLICY = "spec.numaPolicy"
 _CONSTRAINTS = re.compile(r"without spec\.claims\[\d+\]\.constraints")
 _ALSO_FITS = re.compile(r"; it also fits once node .*")
 _FAILS = "are not those of a node that may take it"
@@ -116,7 +119,7 @@ class MachineMessages:
                 details["blockers"] = self._blockers(key, code, blockers)
             text = answer["message"]
             if target is not None and target.is_on_one_numa_node:
-                text = text.replace(f"metadata.annotations[{meta.GROUP_MATCH}]", "spec.numaPolicy")
+                text = _with_policy(text, _POLICY)
             if is_own and blockers and all(map(_is_unschedulable_node, blockers)):
                 remedies = (cordon.schedulability_remedy(one["node"], one["why"]) for one in blockers)
                 text = f"{IMPOSSIBLE_NOW_VERDICT}: it fits {' and '.join(remedies)}"
@@ -301,7 +304,7 @@ class MachineMessages:
         """A machine is called by its own name."""
         is_policy = blocker["kind"] == "limit" or meta.GROUP_MATCH in blocker.get("path", "")
         if is_policy and "claim" not in blocker:  # how the solver sees the policy
-            return {"kind": "matchAttribute", "attribute": "numa", "path": "spec.numaPolicy"}
+            return {"kind": "matchAttribute", "attribute": "numa", "path": _POLICY}
         place = blocker.get("namespace", ""), blocker.get("name", "")
         targets = ((target, claim) for move in self._placing.moves.values() for claim, target in move.claims.items())
         if (claim := next((claim for target, claim in targets if target == place), None)) is not None:
@@ -325,6 +328,16 @@ _FIELDS = {
 
 def _is_on_one_numa_node(machine: Mapping[str, Any]) -> bool:
     return MachineView(machine).spec.get("numaPolicy") == machines.SINGLE_NUMA
+
+
+def _with_policy(text: str, policy: str) -> str:
+    """With the name of the policy for the annotation by which the solver has all of a machine on one NUMA node."""
+    for words in (
+        f"`numa` in {_MATCH_PATH}",
+        f"differ in numa, which must have one value; see the annotation {_MATCH}",
+    ):
+        text = text.replace(words, words.replace(_MATCH_PATH, policy).replace(f"the annotation {_MATCH}", policy))
+    return text
 
 
 def _numa_of(device: Mapping[str, Any]) -> int | None:
@@ -377,7 +390,7 @@ def _numa_field(machine: Mapping[str, Any]) -> str:
     view = MachineView(machine)
     if (view.spec.get("start") or {}).get("numaNode") is not None:
         return "spec.start.numaNode"
-    return "spec.numaPolicy" if _is_on_one_numa_node(machine) else "status.numaNodes"
+    return _POLICY if _is_on_one_numa_node(machine) else "status.numaNodes"
 
 
 def _why_unschedulable(pool: Mapping[str, Any]) -> str:
@@ -393,7 +406,7 @@ def _why_unschedulable(pool: Mapping[str, Any]) -> str:
 
 
 def _is_unschedulable_node(blocker: Mapping[str, Any]) -> bool:
-    return cordon.is_about_schedulability(blocker) and "device" not in blocker
+    return cordon.is_cordon_or_unschedulable(blocker) and "device" not in blocker
 
 
 def _is_claim(doc: Mapping[str, Any], key: ClaimKey) -> bool:
@@ -444,13 +457,51 @@ def _text(resource: str, total: int, free: int | None, wanted: int, is_whole: bo
     return f"{text}, {requested}{'' if is_whole else ' more'} wanted"
 
 
+def in_words_of_machine(answer: dict[str, Any], placing: SchedulingInput) -> dict[str, Any]:
+    """The answer to a claim, with the fields of its machine for those of what stands for that in the solver's input:
+    the policy of a machine that is to be on one NUMA node is an annotation there."""
+    key = (answer["namespace"], answer["name"])
+    owner = placing.owners.get(key)
+    machine = None if owner is None else placing.objects.get(owner)
+    if machine is None or not answer["message"]:
+        return answer
+    is_policy = _is_on_one_numa_node(machine) and _MATCH in answer["message"]
+    if is_policy and (doc := next((one for one in placing.documents if _is_claim(one, key)), None)) is not None:
+        names = str(ObjectView(doc).annotation(_MATCH)).split(",")
+        is_policy = names.count("numa") == 1  # else its user wrote that, too
+    name = "/".join(MachineView(machine).key)
+    policy = {"path": _POLICY, "machine": name}
+    blockers = [
+        {**one, **policy}
+        if is_policy and (one.get("path"), one.get("attribute")) == (_MATCH_PATH, "numa")
+        else _of_its_machine(one, placing)
+        for one in answer.get("blockers", ())
+    ]
+    more = {"blockers": blockers} if "blockers" in answer else {}
+    text = _with_policy(answer["message"], f"{_POLICY} of machine {name}") if is_policy else answer["message"]
+    return {**answer, "message": text, **more}
+
+
+def _of_its_machine(blocker: dict[str, Any], placing: SchedulingInput) -> dict[str, Any]:
+    """A blocker of a claim. If it is of what stands for a machine, it names the machine and its field."""
+    namespace, _, name = str(blocker.get("claim", "")).partition("/")
+    machine = placing.names.get((namespace, name))
+    if machine is None:
+        return blocker
+    rest = {field: value for field, value in blocker.items() if field not in ("claim", "request")}
+    return {**rest, "path": _FIELDS.get(str(blocker.get("resource")), "spec"), "machine": "/".join(machine)}
+
+
 def with_machine_names(message: str, placing: SchedulingInput) -> str:
-    """With machines called what they are called, and not by the claims that stand for them in the solver's input."""
+    """With machines called what they are called, and not by the claims that stand for them in the solver's input. They
+    have no requests."""
     if MACHINE_SUFFIX not in message:
         return message
     for claim, (namespace, name) in (one for move in placing.moves.values() for one in move.claims.items()):
         message = message.replace(f"{namespace}/{name}", f"claim {'/'.join(claim)}")
     for (namespace, name), key in placing.names.items():
         if name in message:
-            message = message.replace(f"{namespace}/{name}", f"machine {'/'.join(key)}")
+            own, machine = f"{namespace}/{name}", f"machine {'/'.join(key)}"
+            message = re.sub(rf"without request \d+ of {re.escape(own)}", f"if {machine} asks for less", message)
+            message = re.sub(rf" in request \d+ of {re.escape(own)}", f" of {own}", message).replace(own, machine)
     return message

@@ -153,7 +153,7 @@ class _MigrationSorter:
         )
 
     def _in_turn(self, migrations: Sequence[Object]) -> list[tuple[MigrationView, MachineKey]]:
-        """Those that are not over: the first of each namespace before the second of any, if those under way count,
+        """Those that are not over: the first of each namespace before the second of any, counting those under way,
         and of equal ones the oldest first. Else one tenant could keep an admin from draining a node, with enough
         migrations that are older."""
         ordered = []

@@ -9,7 +9,11 @@ from typing import Any, cast
 from devalloc.api.machine_reservation import reserved_entries
 from devalloc.api.reasons import Reason
 from devalloc.api.views import MachineView
-from devalloc.controller.reconcile.vm_scheduling.messages import MachineMessages, with_machine_names
+from devalloc.controller.reconcile.vm_scheduling.messages import (
+    MachineMessages,
+    in_words_of_machine,
+    with_machine_names,
+)
 from devalloc.controller.reconcile.vm_scheduling.migration_decision import migration_outcomes
 from devalloc.controller.reconcile.vm_scheduling.resize import MachineGrowth
 from devalloc.controller.reconcile.vm_scheduling.solver_input import SchedulingInput, scheduling_input
@@ -118,6 +122,7 @@ def _entry(
 def _with_owner(answer: SolverAnswer, placing: SchedulingInput) -> SolverAnswer:
     """``machine`` is there of claims that are placed with one."""
     owner = placing.owners.get((answer["namespace"], answer["name"]))
+    answer = in_words_of_machine(answer, placing)
     renamed = (
         answer if answer["message"] is None else {**answer, "message": with_machine_names(answer["message"], placing)}
     )
