@@ -232,7 +232,7 @@ class MachineLog:
         self._seen: dict[str, tuple[str, str]] = {}
         """Phase and node of each machine, by the UID of its object."""
         self._logged_reasons: dict[str, set[str]] = {}
-        """Reasons why a machine has not started, as far as the log has them since it ran last, by the same UID."""
+        """By UID: reasons logged since the machine last ran."""
 
     def run(self, store: Store, stop: threading.Event) -> None:
         """Follow the store until ``stop`` is set. Raises Unusable."""
@@ -294,8 +294,14 @@ class MachineLog:
         """``has_just_stopped``: the line about that has the reason."""
         reason = str(view.status.get("reason") or "")
         reported = self._logged_reasons.setdefault(uid, set())
-        is_waiting = view.status.get("phase") == "Pending" and not view.metadata.get("deletionTimestamp")
-        if not (is_waiting and reason) or reason in reported or len(reported) >= _MAX_REASONS:
+        phase = view.status.get("phase")
+        is_waiting = phase == "Pending" or (phase == "Unknown" and reason == "MachineRuns")  # another folder's plugin
+        if (
+            not (is_waiting and reason)
+            or view.metadata.get("deletionTimestamp")
+            or reason in reported
+            or len(reported) >= _MAX_REASONS
+        ):
             return
         reported.add(reason)
         if not has_just_stopped:
