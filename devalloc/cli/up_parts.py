@@ -110,13 +110,15 @@ class StandaloneNode:
             self._say(f"cannot read the journal of the node plugin yet: {error}")
             return DeviceRecords()
 
-    def stop(self) -> None:
-        """Stop it, and wait for a short time."""
+    def stop(self) -> bool:
+        """Stop it, and wait for a short time; False if it has not ended by then."""
         self._stopped.set()
         if (node := self._node) is not None:
             node.stop()
-        if self._thread is not None:
-            self._thread.join(STOP_SECONDS)
+        if self._thread is None:
+            return True
+        self._thread.join(STOP_SECONDS)
+        return not self._thread.is_alive()
 
     def _say(self, text: str) -> None:
         """Print a line. Until the plugin serves, repeated lines are printed once."""
