@@ -95,12 +95,12 @@ class HostInventory:
                 continue
             self._publishes.set()
             try:
-                self._watch_until_wanted(stop)
+                self._watch_until_yield_requested(stop)
             finally:
                 self._publishes.clear()
                 self._turn.release()
 
-    def _watch_until_wanted(self, stop: threading.Event) -> None:
+    def _watch_until_yield_requested(self, stop: threading.Event) -> None:
         over = threading.Event()
 
         def end() -> None:
