@@ -499,10 +499,10 @@ class _SilentStore:
     """A store that does not answer."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.requested: list[str] = []
 
     def get(self, kind: str, namespace: str | None, name: str) -> Object:
-        self.asked.append(name)
+        self.requested.append(name)
         raise Unavailable("no answer within 10 s")
 
 
@@ -520,7 +520,7 @@ def test_a_store_that_does_not_answer_is_asked_for_one_object_only(previous: boo
             settle = partial(fencing.settle, statement=lambda: WHY)
         with pytest.raises(Failed, match="no answer within 10 s"):
             settle(store, operations)
-        assert len(store.asked) == 1
+        assert len(store.requested) == 1
         assert all(machine.runs for machine in made.a.machines.views.values())
 
 
