@@ -180,7 +180,7 @@ def store_publishing(
     else:
         withdraw = partial(_withdraw_pools, store, place, settings.node_name, on_published)
     try:  # a dry run runs no machines, and may run beside the real plugin
-        turn = PublishLock(place, settings.node_name, first=not settings.machines.dry_run)
+        turn = PublishLock(place, settings.node_name, is_plugin=not settings.machines.dry_run)
     except StoreLocked as error:
         raise Denied("NodeServed", str(error), retryable=True) from error
     with closing(turn), closing(UdevSource()) as events:

@@ -110,13 +110,15 @@ class StandaloneNode:
             self._say(f"cannot read the journal of the node plugin yet: {error}")
             return DeviceRecords()
 
-    def stop(self) -> None:
-        """Stop it, and wait for a short time."""
+    def stop(self) -> bool:
+        """Stop it, and wait for a short time; False if it has not ended by then."""
         self._stopped.set()
         if (node := self._node) is not None:
             node.stop()
-        if self._thread is not None:
-            self._thread.join(STOP_SECONDS)
+        if self._thread is None:
+            return True
+        self._thread.join(STOP_SECONDS)
+        return not self._thread.is_alive()
 
     def _say(self, text: str) -> None:
         """Print a line. Until the plugin serves, repeated lines are printed once."""
@@ -232,7 +234,7 @@ class MachineLog:
         self._seen: dict[str, tuple[str, str]] = {}
         """Phase and node of each machine, by the UID of its object."""
         self._logged_reasons: dict[str, set[str]] = {}
-        """Reasons why a machine has not started, as far as the log has them since it ran last, by the same UID."""
+        """By UID: reasons logged since the machine last ran."""
 
     def run(self, store: Store, stop: threading.Event) -> None:
         """Follow the store until ``stop`` is set. Raises Unusable."""
@@ -294,8 +296,14 @@ class MachineLog:
         """``has_just_stopped``: the line about that has the reason."""
         reason = str(view.status.get("reason") or "")
         reported = self._logged_reasons.setdefault(uid, set())
-        is_waiting = view.status.get("phase") == "Pending" and not view.metadata.get("deletionTimestamp")
-        if not (is_waiting and reason) or reason in reported or len(reported) >= _MAX_REASONS:
+        phase = view.status.get("phase")
+        is_waiting = phase == "Pending" or (phase == "Unknown" and reason == "MachineRuns")  # another folder's plugin
+        if (
+            not (is_waiting and reason)
+            or view.metadata.get("deletionTimestamp")
+            or reason in reported
+            or len(reported) >= _MAX_REASONS
+        ):
             return
         reported.add(reason)
         if not has_just_stopped:

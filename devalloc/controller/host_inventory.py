@@ -35,6 +35,8 @@ class InventorySource:
     """It is that of `devalloc up`, which marks its pools (``PoolPublisher``)."""
     with_plugin: bool = False
     """The same process runs the node's plugin, which knows what is prepared and what is withheld."""
+    stop_plugin: Callable[[], bool] = lambda: True
+    """Stops the plugin of the same process, which may start machines until then; False if it has not ended."""
     previous_name: str | None = None
     """Under which name this host's node plugin last served; None: none has."""
 
@@ -84,7 +86,7 @@ class HostInventory:
         """Publish what the host has, whenever that changes, while it is our turn."""
         is_logged = False
         while not stop.is_set():
-            if not self._turn.take():
+            if not self._turn.acquire():
                 if not is_logged:
                     log.warning("another process publishes the devices of node %s", self._inventory.node_name)
                 is_logged = True
@@ -93,12 +95,12 @@ class HostInventory:
                 continue
             self._publishes.set()
             try:
-                self._watch_until_wanted(stop)
+                self._watch_until_yield_requested(stop)
             finally:
                 self._publishes.clear()
-                self._turn.give()
+                self._turn.release()
 
-    def _watch_until_wanted(self, stop: threading.Event) -> None:
+    def _watch_until_yield_requested(self, stop: threading.Event) -> None:
         over = threading.Event()
 
         def end() -> None:

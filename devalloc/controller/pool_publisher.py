@@ -44,47 +44,62 @@ from devalloc.store.paths import check_private
 
 log = logging.getLogger(__name__)
 
-PLUGIN_WAIT_SECONDS = 5.0
-"""How long a plugin waits for its predecessor to end."""
+PLUGIN_WAIT_SECONDS = 15.0
+"""How long a plugin waits for its predecessor to end: it waits for its loops, and for warm setups in the making."""
+_NOTICE_SECONDS = 0.5
+"""After which it says whom it waits for. Others look at the plugin's lock for moments (``is_yield_requested``)."""
 _LOCK_POLL_SECONDS = 0.05
 
 
 class PublishLock:
     """One process's part in it. Use from one thread, but for ``is_yield_requested``."""
 
-    def __init__(self, store: Path, node_name: str, *, first: bool, wait: float = PLUGIN_WAIT_SECONDS) -> None:
-        """``first``: this is the node's plugin, of which only one can run, and others stop publishing for it, as long
-        as it is not closed. ``wait``: seconds that a plugin that is about to end may take. Raises Unavailable, and
+    def __init__(self, store: Path, node_name: str, *, is_plugin: bool, wait: float = PLUGIN_WAIT_SECONDS) -> None:
+        """``is_plugin``: this is the node's plugin, of which only one can run, and others stop publishing for it, as
+        long as it is not closed. ``wait``: seconds that a plugin that is about to end may take. Raises Unavailable, and
         StoreLocked if the plugin of this node runs already."""
         name = hashlib.sha256(node_name.encode()).hexdigest()[:12]
         self._path = store.with_name(f"{store.name}.{name}.publish.lock")
-        self._wanted_path = store.with_name(f"{store.name}.{name}.first.lock")
-        self._first = first
+        self._plugin_lock_path = store.with_name(f"{store.name}.{name}.first.lock")
+        self._is_plugin = is_plugin
         self._lock = _open_lock_file(self._path)
         try:
-            self._wanted = _open_lock_file(self._wanted_path)
+            self._plugin_lock = _open_lock_file(self._plugin_lock_path)
         except BaseException:
             self._lock.close()
             raise
-        if not first:
+        if not is_plugin:
             return
-        # Others look at this lock for moments (``is_yield_requested``).
-        if not self._wanted.lock_within(wait, _LOCK_POLL_SECONDS):
-            error = StoreLocked(_already_served(self._wanted, node_name, store), None)
+        if not self._lock_as_plugin(node_name, store, wait):
+            error = StoreLocked(
+                f"{_already_served(self._plugin_lock, node_name, store)}; a second one would start its machines a "
+                "second time. Stop that process first. On a store, `devalloc up --no-node` can run beside it, and a "
+                "second plugin on this host needs its own --node-name, --state and --socket",
+                None,
+            )
             self.close()
             raise error
         self._warn_of_other_plugins(store)
 
-    def take(self) -> bool:
+    def _lock_as_plugin(self, node_name: str, store: Path, wait: float) -> bool:
+        if self._plugin_lock.lock_within(min(wait, _NOTICE_SECONDS), _LOCK_POLL_SECONDS):
+            return True
+        rest = wait - _NOTICE_SECONDS
+        if rest <= 0:
+            return False
+        log.warning("%s; waiting %.0f s for it to end", _already_served(self._plugin_lock, node_name, store), rest)
+        return self._plugin_lock.lock_within(rest, _LOCK_POLL_SECONDS)
+
+    def acquire(self) -> bool:
         """Whether it is our turn now, and is from here on."""
         return not self.is_yield_requested() and self._lock.try_lock()
 
     def is_yield_requested(self) -> bool:
         """Whether another publisher has precedence. From any thread."""
-        if self._first:
+        if self._is_plugin:
             return False
         try:
-            with _open_lock_file(self._wanted_path) as probe:
+            with _open_lock_file(self._plugin_lock_path) as probe:
                 return not probe.try_lock()
         except Unavailable:  # the folder is gone, and with it whatever another process could say there
             return False
@@ -92,7 +107,7 @@ class PublishLock:
     def _warn_of_other_plugins(self, store: Path) -> None:
         """Report the plugins of other nodes on this store, which belongs to one host."""
         for path in sorted(store.parent.glob(f"{glob.escape(store.name)}.*.first.lock")):
-            if path == self._wanted_path:
+            if path == self._plugin_lock_path:
                 continue
             with suppress(OSError), FileLock.existing(path) as other:
                 if other.is_locked_elsewhere():
@@ -103,22 +118,18 @@ class PublishLock:
                         store,
                     )
 
-    def give(self) -> None:
+    def release(self) -> None:
         """Let others have it."""
         self._lock.unlock()
 
     def close(self) -> None:
         """Release the lock for others."""
-        self._wanted.close()
+        self._plugin_lock.close()
         self._lock.close()
 
 
 def _already_served(lock: FileLock, node_name: str, store: Path) -> str:
-    return (
-        f"{lock.holder()} already runs the plugin of node {node_name} on {store}; a second one would start its "
-        "machines a second time. Stop that process first, or run `devalloc up --no-node` beside it. A second plugin on "
-        "this host needs its own --node-name, --state and --socket"
-    )
+    return f"{lock.holder()} already runs the plugin of node {node_name} on {store}"
 
 
 def _open_lock_file(path: Path) -> FileLock:
@@ -328,8 +339,8 @@ def _uses(store: Store, path: Path, node: str, pools: Sequence[Object]) -> list[
     keys = sorted({Key.of(one) for one in (*held_objects(store, node), *claims)})
     uses = [f"{'machine' if key.kind == 'VirtualMachine' else 'claim'} {key.namespace}/{key.name}" for key in keys]
     uses += [f"pool {pool['metadata']['name']}, which is cordoned" for pool in pools if has_cordon_annotation(pool)]
-    with closing(PublishLock(path, node, first=False)) as turn:
-        if not turn.take():
+    with closing(PublishLock(path, node, is_plugin=False)) as turn:
+        if not turn.acquire():
             uses.append(f"a process that publishes the devices of node {node}")
     return uses
 

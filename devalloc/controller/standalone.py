@@ -99,7 +99,6 @@ class Standalone:
         """Run until ``stop``. Raises StoreLocked if another process runs on this store or runs the plugin of this node,
         Unusable when it is damaged, StillNamed when the host had another name that is in use, and Unavailable when its
         folder goes meanwhile."""
-        stop = threading.Event()
         with ExitStack() as stack:
             store = stack.enter_context(closing(SQLiteStore(self._path)))
             is_held = stack.enter_context(hold_store(self._path))
@@ -108,62 +107,80 @@ class Standalone:
                     f"the store {self._path} is damaged: {problems[0]} ({len(problems)} in all). "
                     "Put back the last file that `devalloc backup` made with `devalloc restore`"
                 )
+            turn = None
             if self._inventory is not None:
                 name, previous = self._inventory.node_name, self._inventory.previous_name
                 # Before anything is changed: the plugin of this node may run already, in another process.
-                turn = stack.enter_context(closing(PublishLock(self._path, name, first=self._inventory.with_plugin)))
+                turn = stack.enter_context(
+                    closing(PublishLock(self._path, name, is_plugin=self._inventory.with_plugin))
+                )
                 withdrawn = withdraw_previous_names(store, self._path, name)
                 if previous not in (None, name):
                     withdrawn += withdraw_previous_name(store, self._path, name, previous)
                 if withdrawn:
                     self._on_published(PublishResult(deleted=withdrawn))
-            store.call_by_group()
-            allocator = DeviceClaimAllocator(store, settings=self._settings, solve=self._solve, progress=self._on_round)
-            for kind in (NODE_KIND, RECORD_KIND, REPLICA_SET_KIND):  # none of these changes an answer
-                allocator.loop.ignore_kind(kind)
-            loops: list[Loop] = [allocator.run]
-            host = None
-            if self._inventory is not None:
-                source = stack.enter_context(closing(UdevSource()))
-                host = HostInventory(
-                    store,
-                    self._inventory,
-                    source,
-                    turn,
-                    resync=self._resync,
-                    on_published=self._on_published,
-                )
-                loops = [host.watch, host.repair, _start_after(host.looked, allocator.run)]
-            loops.append(UsageAccountant([store], store, f"{socket.gethostname()}-{os.getpid()}").run)
-            loops.append(ReplicaSets(store, collects=True).run)
-            loops.append(MigrationCleanup(store, self._settings.migrations).run)
-            loops += [partial(each, store) for each in self._extra_loops]
-            threads = [threading.Thread(target=self._guarded, args=(loop, stop), daemon=True) for loop in loops]
-            for thread in threads:
-                thread.start()
-            next_look = time.monotonic() + _LOCK_CHECK_SECONDS
-            while (message := self._next_message(next_look)) != "stop":
-                if message == "rescan" and host is not None:
-                    host.rescan()
-                if time.monotonic() < next_look:
-                    continue
-                next_look = time.monotonic() + _LOCK_CHECK_SECONDS
-                if not is_held():
-                    self._failure = self._failure or Unavailable(
-                        f"the folder {self._path.absolute().parent} was removed or replaced while `devalloc up` ran on "
-                        f"the store {self._path.name} in it. Put the folder back, or a backup with `devalloc restore`, "
-                        "and start `devalloc up` again"
-                    )
-                    break
-            stop.set()
-            until = time.monotonic() + GRACE_SECONDS
-            for thread in threads:
-                thread.join(max(0.0, until - time.monotonic()))
-            if any(thread.is_alive() for thread in threads):
-                log.warning("stopped in the middle of a solve; nothing of it was written")
-                self._unfinished = stack.pop_all()  # the thread still uses store and lock; they go with the process
+            try:
+                has_ended = self._run_loops(store, is_held, turn, stack)
+            finally:
+                # Before another plugin of this node can begin.
+                has_stopped = self._inventory is None or self._inventory.stop_plugin()
+            if not (has_ended and has_stopped):
+                self._unfinished = stack.pop_all()  # what goes on uses store and locks; they go with the process
         if self._failure is not None:
             raise self._failure
+
+    def _run_loops(
+        self, store: SQLiteStore, is_held: Callable[[], bool], turn: PublishLock | None, stack: ExitStack
+    ) -> bool:
+        """Run the loops until ``stop``; False if one of them has not ended. What they use is open until the end of
+        ``stack``."""
+        stop = threading.Event()
+        store.call_by_group()
+        allocator = DeviceClaimAllocator(store, settings=self._settings, solve=self._solve, progress=self._on_round)
+        for kind in (NODE_KIND, RECORD_KIND, REPLICA_SET_KIND):  # none of these changes an answer
+            allocator.loop.ignore_kind(kind)
+        loops: list[Loop] = [allocator.run]
+        host = None
+        if self._inventory is not None and turn is not None:
+            source = stack.enter_context(closing(UdevSource()))
+            host = HostInventory(
+                store,
+                self._inventory,
+                source,
+                turn,
+                resync=self._resync,
+                on_published=self._on_published,
+            )
+            loops = [host.watch, host.repair, _start_after(host.looked, allocator.run)]
+        loops.append(UsageAccountant([store], store, f"{socket.gethostname()}-{os.getpid()}").run)
+        loops.append(ReplicaSets(store, collects=True).run)
+        loops.append(MigrationCleanup(store, self._settings.migrations).run)
+        loops += [partial(each, store) for each in self._extra_loops]
+        threads = [threading.Thread(target=self._guarded, args=(loop, stop), daemon=True) for loop in loops]
+        for thread in threads:
+            thread.start()
+        next_look = time.monotonic() + _LOCK_CHECK_SECONDS
+        while (message := self._next_message(next_look)) != "stop":
+            if message == "rescan" and host is not None:
+                host.rescan()
+            if time.monotonic() < next_look:
+                continue
+            next_look = time.monotonic() + _LOCK_CHECK_SECONDS
+            if not is_held():
+                self._failure = self._failure or Unavailable(
+                    f"the folder {self._path.absolute().parent} was removed or replaced while `devalloc up` ran on "
+                    f"the store {self._path.name} in it. Put the folder back, or a backup with `devalloc restore`, "
+                    "and start `devalloc up` again"
+                )
+                break
+        stop.set()
+        until = time.monotonic() + GRACE_SECONDS
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        if any(thread.is_alive() for thread in threads):
+            log.warning("stopped in the middle of a solve; nothing of it was written")
+            return False
+        return True
 
     def _next_message(self, until: float) -> Message | None:
         """None when there is none until then."""

@@ -18,7 +18,7 @@ from devalloc.controller.drain import drained_machines, evict
 from devalloc.controller.fencing import state_fence, withdraw_fence
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.fenced import held_objects, is_fenced, take_away
-from devalloc.store import Invalid, Object, StoreError, Unavailable
+from devalloc.store import Forbidden, Invalid, Object, StoreError, Unavailable
 from devalloc.store.kubernetes import KubernetesStore
 from devalloc.store.kubernetes.resources import CORE_KINDS, OWN_KINDS
 from devalloc.store.nodes import fence_statement
@@ -471,7 +471,7 @@ def test_what_does_not_end_or_cannot_be_read_keeps_no_other_machine_running(prev
             else:
                 fencing.settle(store, operations, lambda: WHY)
 
-        with pytest.raises(Failed, match="QEMU does not end" if cause == "QEMU" else "web is damaged"):
+        with pytest.raises(Failed, match="QEMU does not end" if cause == "QEMU" else "web is not for this node"):
             settle()
         assert {key for key, machine in machines.views.items() if machine.runs} == {first}
         machines.refuse.clear()
@@ -481,7 +481,7 @@ def test_what_does_not_end_or_cannot_be_read_keeps_no_other_machine_running(prev
 
 
 class _UnreadableStore:
-    """A store that cannot read the objects of one name."""
+    """A store that refuses to show the objects of one name."""
 
     def __init__(self, store: Any, unreadable: str) -> None:
         self._store, self.unreadable = store, unreadable
@@ -491,8 +491,57 @@ class _UnreadableStore:
 
     def get(self, kind: str, namespace: str | None, name: str) -> Object:
         if name == self.unreadable:
-            raise Unavailable(f"{name} is damaged")
+            raise Forbidden(f"{name} is not for this node")
         return self._store.get(kind, namespace, name)  # type: ignore[no-any-return]
+
+
+class _SilentStore:
+    """A store that does not answer."""
+
+    def __init__(self) -> None:
+        self.requested: list[str] = []
+
+    def get(self, kind: str, namespace: str | None, name: str) -> Object:
+        self.requested.append(name)
+        raise Unavailable("no answer within 10 s")
+
+
+@pytest.mark.parametrize("previous", [False, True], ids=["settle", "settle_previous_name"])
+def test_a_store_that_does_not_answer_is_asked_for_one_object_only(previous: bool) -> None:
+    """Each time takes half a minute, in which SIGTERM does not end the start of the plugin."""
+    with cluster() as made:
+        made.store.create(vm("worker"))
+        made.go_on_until(lambda: _holder(made, "worker") == "node-a", "it runs")
+        store: Any = _SilentStore()
+        operations = made.a.operations
+        assert len(operations.machines.owners()) == 2
+        settle = partial(fencing.settle_previous_name, previous="node-a")
+        if not previous:
+            settle = partial(fencing.settle, statement=lambda: WHY)
+        with pytest.raises(Failed, match="no answer within 10 s"):
+            settle(store, operations)
+        assert len(store.requested) == 1
+        assert all(machine.runs for machine in made.a.machines.views.values())
+
+
+def test_what_was_not_ended_is_reported_if_the_journal_cannot_be_read(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def held() -> Any:
+        raise Failed("JournalUnavailable", "the journal is damaged")
+
+    with cluster() as made:
+        made.is_word_true = False
+        made.a.kill()
+        made.fence()
+        made.allocate()
+        assert fenced_from(made.machine()) == {"node-a"}
+        made.a.machines.refuse["stop default/web"] = Failed("QemuFailed", "QEMU does not end")
+        monkeypatch.setattr(made.a.operations.claims, "held", held)
+        with pytest.raises(Failed, match="QEMU does not end"):
+            fencing.settle(made.store, made.a.operations, lambda: WHY)
+        assert "the journal is damaged" in caplog.messages
+        monkeypatch.undo()
 
 
 def test_a_node_that_cannot_end_two_machines_raises_one_error_and_logs_the_other(

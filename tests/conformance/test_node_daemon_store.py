@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -14,8 +15,9 @@ import pytest
 from devalloc.api.meta import PUBLISHED_BY
 from devalloc.cli.node_wiring import store_publishing, store_source
 from devalloc.cli.up_parts import previous_name
+from devalloc.controller import pool_publisher
 from devalloc.controller.cordon import find_target, set_cordon
-from devalloc.controller.pool_publisher import INVENTORY, PublishResult
+from devalloc.controller.pool_publisher import INVENTORY, PublishLock, PublishResult
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.binding.binding import BindingConfig
@@ -183,7 +185,8 @@ def served_as(bed: Bed, name: str) -> None:
         run_daemon(node, publishing, lambda text: node.stop())
 
 
-def test_a_node_has_one_plugin(bed: Bed) -> None:
+def test_a_node_has_one_plugin(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_publisher, "PublishLock", partial(PublishLock, wait=0.0))
     other = bed.folder / "other"
     machines = replace(bed.settings.machines, state=other / "machines", run=other / "run")
     second = replace(bed.settings, state=other, socket=other / "node.sock", machines=machines)

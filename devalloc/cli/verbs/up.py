@@ -131,6 +131,7 @@ def up(options: UpOptions) -> int:
                 name,
                 looked,
                 with_plugin=runs_node and not plugin_options.dry_run,
+                stop_plugin=lambda: plugin is None or plugin.stop(),
                 previous_name=previous_name(state) if runs_node else None,
             ),
             settings=AllocatorSettings(
@@ -159,11 +160,7 @@ def up(options: UpOptions) -> int:
                 failed=loops.fail,
             )
         with handling_signals(loops if plugin is None else LoopsAndPlugin(loops, plugin)):
-            try:
-                loops.run()
-            finally:
-                if plugin is not None:
-                    plugin.stop()
+            loops.run()
         display.say("stopped" if plugin is None else "stopped; prepared claims stay prepared")
     return 0
 

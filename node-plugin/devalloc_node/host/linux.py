@@ -46,7 +46,7 @@ NO_ROUTE = Route(None)
 
 
 def route_to(address: str) -> Route:
-    """The way to an address; NO_WAY if the kernel knows none. Raises OSError if it does not say."""
+    """The way to an address; NO_ROUTE if the kernel knows none. Raises OSError if it does not say."""
     from pyroute2 import IPRoute  # 0.2 s, which only hosts with machines that are scaled need
     from pyroute2.netlink.exceptions import NetlinkError
 
@@ -100,7 +100,7 @@ def set_vf(interface: str, index: int, settings: VfSettings) -> None:
 
 
 def settings_of(link: Any, interface: str, index: int) -> dict[str, Value]:
-    """The settings of one VF out of the kernel's answer about its PF; none if its driver shows and sets none."""
+    """The settings of one VF out of the kernel's answer about its PF; empty if its driver has none."""
     listed = link.get_attr("IFLA_VFINFO_LIST")
     for info in listed.get_attrs("IFLA_VF_INFO") if listed is not None else ():
         mac = info.get_attr("IFLA_VF_MAC")

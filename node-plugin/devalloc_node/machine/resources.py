@@ -40,7 +40,7 @@ LOG = logging.getLogger(__name__)
 _ANSWER_SECONDS = 5.0
 """For one question after the deadline."""
 _NAMED_HOLDERS = 3
-"""Machines, and setups, that a message names as holders of CPUs."""
+"""Machines that a message names as holders of CPUs."""
 
 
 def requested_in_spec(spec: MachineSpec) -> MachineAmounts:
@@ -411,24 +411,21 @@ def free_cpus(
 
 
 def _in_use_by(holders: Collection[CpuHolder], namespace: str) -> str:
-    """Who has the CPUs, and how they become free. Names no machines of other namespaces."""
+    """Who has the CPUs, and how they become free. Names no machines of other namespaces, and no setups, which are other
+    owners': only the admin of the host can return them."""
     machines = {holder.machine for holder in holders if holder.machine}
     own = sorted(key for key in machines if key.startswith(f"{namespace}/"))
-    setups = sorted(holder.setup for holder in holders if holder.setup)
+    setups = len({holder.setup for holder in holders if holder.setup})
     others = len(machines) - len(own)
-    names = [
-        *(f"machine {key}" for key in own[:_NAMED_HOLDERS]),
-        *(f"setup {name}" for name in setups[:_NAMED_HOLDERS]),
-    ]
-    if more := len(own[_NAMED_HOLDERS:]) + len(setups[_NAMED_HOLDERS:]):
+    names = [f"machine {key}" for key in own[:_NAMED_HOLDERS]]
+    if more := len(own[_NAMED_HOLDERS:]):
         names.append(f"{more} more")
     if others:
         names.append(f"{others} {'machine' if others == 1 else 'machines'} of other namespaces")
-    if not names:
-        return "; wait until CPUs are free"
-    ways = ["stop one of these machines"] if machines else []
-    ways += [f"return a setup that is no longer used (devalloc warm return {setups[0]})"] if setups else []
-    return f"; CPUs are in use by {', '.join(names)}; {', '.join(ways)}"
+    if setups:
+        names.append(f"{setups} {'setup' if setups == 1 else 'setups'} of other owners")
+    way = f"stop {'this machine' if len(own) == 1 else 'one of your machines'}" if own else "wait until CPUs are free"
+    return f"; CPUs are in use by {', '.join(names)}; {way}" if names else f"; {way}"
 
 
 def resources_taken(machine: VirtualMachine, spec: MachineSpec) -> tuple[int, int]:

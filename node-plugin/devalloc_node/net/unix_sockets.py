@@ -130,8 +130,9 @@ def _clear(path: Path) -> None:
     if has_listener(path):
         raise Denied(
             "SocketInUse",
-            f"another process serves {path}; stop it, or choose another path. A second plugin on this host needs its "
-            "own --node-name, --state and --socket; instances of a rolling update need their own --pod-uid each",
+            f"another process serves {path}; stop it, or choose another path. On a store, a second plugin on this host "
+            "needs its own --node-name, --state and --socket; instances of a rolling update need their own --pod-uid "
+            "each",
         )
     log.info("removing the stale socket %s", path)
     path.unlink()

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from devalloc.api import meta
 from devalloc.api.fencing import fenced_from, fenced_from_note
 from devalloc.api.views import MachineView
-from devalloc.store import OBJECT_FAILURES, Key, Object, Store, StoreError
+from devalloc.store import OBJECT_FAILURES, Key, Object, Store, StoreError, Unavailable
 from devalloc.store.metadata_rules import with_annotations
 from devalloc_node.claims.store_grants import KIND as CLAIM
 from devalloc_node.claims.store_grants import claim_ref
@@ -35,13 +35,17 @@ class NotConfirmed(Failed):
     """What was taken away has ended on this node, but the store refuses the write that confirms it."""
 
 
+class _NoAnswer(Failed):
+    """The store does not answer, so it is not asked for the next object either: each time takes half a minute."""
+
+
 def settle(store: Store, operations: NodeOperations, statement: Callable[[], str | None]) -> None:
     """End all that was taken away from this node. ``statement``: who states that this node is off, as
     ``fence_statement`` of the store.
 
     Raises NodeError if the store or a QEMU does not answer: something that was taken away may still run, so call it
-    again. Before it raises, it ends all others, unless the store does not show who states that. If the store refuses
-    a confirmation, that is logged: the loops of machines and claims confirm it later.
+    again. Before it raises, it ends all others, unless it cannot read the fence statement or the store ceases to
+    answer. If the store refuses a confirmation, that is logged: the loops of machines and claims confirm it later.
     """
     with _reading():
         is_fenced = statement() is not None
@@ -66,7 +70,8 @@ def _end_all(
 ) -> None:
     """Call ``end`` with the key, the UID and the object (None if it is gone) of each machine of the journal that was
     made for an object, and ``unprepare`` with each DeviceClaim of the journal that exists. An error of one does not
-    keep the others from their turn. Raises the first NodeError at the end; logs a refused confirmation."""
+    keep the others from their turn, unless the store does not answer. Raises the first NodeError at the end; logs the
+    others, and a refused confirmation."""
     failures: list[NodeError] = []
 
     def read(kind: str, key: str, uid: str) -> Object | None:
@@ -79,26 +84,30 @@ def _end_all(
             yield
         except NotConfirmed as error:
             log.error("%s", error)
+        except _NoAnswer:
+            raise
         except NodeError as error:
             failures.append(error)
 
-    for key, uid in dict(operations.machines.owners()).items():
-        if uid:
-            with collecting():
-                end(key, uid, read(objects.KIND, key, uid))
-    for held in operations.claims.held():
-        ref = held.record.ref
-        if held.record.kind == CLAIM:
-            with collecting():
-                if (claim := read(CLAIM, str(ref), ref.uid)) is not None:
-                    unprepare(ref, claim)
+    try:
+        for key, uid in dict(operations.machines.owners()).items():
+            if uid:
+                with collecting():
+                    end(key, uid, read(objects.KIND, key, uid))
+        for held in operations.claims.held():
+            ref = held.record.ref
+            if held.record.kind == CLAIM:
+                with collecting():
+                    if (claim := read(CLAIM, str(ref), ref.uid)) is not None:
+                        unprepare(ref, claim)
+    except NodeError as error:
+        failures.append(error)
     raise_first(failures)
 
 
 def settle_previous_name(store: Store, operations: NodeOperations, previous: str) -> None:
     """End all that was taken away from this node when it had another name. Nothing confirms that: a node of a cluster
-    may not write for another node. If the store or a QEMU does not answer, it ends all others, then raises NodeError:
-    call it again."""
+    may not write for another node. Raises NodeError as ``settle``."""
 
     def end(key: str, uid: str, obj: Object | None) -> None:
         if obj is not None and objects.was_taken_away(obj, previous):
@@ -130,7 +139,8 @@ def _reading() -> Iterator[None]:
     try:
         yield
     except StoreError as error:
-        raise Failed("StoreUnavailable", f"cannot read what was taken away from this node: {error}") from error
+        failed = _NoAnswer if isinstance(error, Unavailable) else Failed
+        raise failed("StoreUnavailable", f"cannot read what was taken away from this node: {error}") from error
 
 
 def settle_machine(store: Store, operations: NodeOperations, obj: Object) -> None:

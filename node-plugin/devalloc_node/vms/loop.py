@@ -108,7 +108,7 @@ class _WorkItem:
     is_unchanged: Callable[[], bool] | None = None
     """As of the last ``Outcome``."""
     written: Mapping[str, Any] | None = None
-    """The same."""
+    """This node's part of the status, as last written."""
 
     @property
     def is_settled(self) -> bool:

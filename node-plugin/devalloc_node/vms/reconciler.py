@@ -152,12 +152,13 @@ class MachineReconciler:
             if held is None:
                 holder = objects.holder_of(obj)  # who has the last word on its status
                 return Outcome("MachineElsewhere", f"it is still on node {holder}") if holder else None
+            obj = held  # with its new holder: only the run of an object that this node holds is looked for
             self._take_up(obj, vm)
             if vm is None:
                 problem = next((problem for problem in decoded.problems if problem.is_error), None)
                 outcome = Outcome("MachineInvalid", str(problem or "it is unreadable"))
             elif vm.spec.running:
-                outcome = self._run(_with_reservation(vm, held), held, claims_of(obj))
+                outcome = self._run(_with_reservation(vm, obj), obj, claims_of(obj))
             else:
                 outcome = self._rest(obj, vm)
         except NodeError as error:
@@ -598,7 +599,9 @@ class MachineReconciler:
             if who.asks_pods and report.permitted is not None and machine is not None:  # another program's does not
                 status["permitted"] = objects.permit_by(who.permits, amounts_of(report.permitted), machine.id)
         is_lost = machine is None and self._operations.machines.lost(key) is not None
-        if is_lost or self._foreign_pid(obj, vm) is not None:  # it is to be known again by what it was
+        if is_foreign := self._foreign_pid(obj, vm) is not None:  # whatever an older record of it says, it runs
+            status["phase"] = "Unknown"
+        if is_lost or is_foreign:  # it is to be known again by what it was
             status |= {name: old[name] for old in [obj.get("status", {})] for name in _RUN if name in old}
         at_rest = outcome.at_rest and (machine is None or not machine.runs)
         is_alone = self._scaling is None and vm is not None and vm.spec.scaling is not None

@@ -94,6 +94,9 @@ def test_each_reason_why_a_machine_cannot_start_is_said_once_until_it_runs() -> 
     assert note("Pending", "QemuMissing", is_new=True) == [no_qemu], "`devalloc up` was started again"
     assert note("Pending", "HostFull") == ["VirtualMachine default/web cannot start (HostFull): HostFull is so"]
     assert note("Pending", "QemuMissing") == []
+    runs = "VirtualMachine default/web cannot start (MachineRuns): MachineRuns is so"
+    assert note("Unknown", "MachineRuns") == [runs], "a plugin with another state folder started it"
+    assert note("Unknown", "QmpTimeout") == []
     assert note("Starting") == []
     assert note("Running", "CpuControlUnavailable") == ["VirtualMachine default/web started on node a"]
     assert note("Pending", "HostFull") == ["VirtualMachine default/web cannot start (HostFull): HostFull is so"]

@@ -69,6 +69,28 @@ def test_its_permit_server_gets_the_time_limit_of_migrations(
     assert made[0].scaling.server.migration_seconds == 2 * 3600.0
 
 
+def test_the_loops_stop_it_while_they_hold_the_lock_of_its_node(
+    monkeypatch: pytest.MonkeyPatch, devalloc: Shell, tmp_path: Path
+) -> None:
+    calls: list[str] = []
+
+    def made(_: Path, inventory: standalone.InventorySource, **__: Any) -> Any:
+        def run() -> None:
+            assert inventory.stop_plugin()
+            calls.append("loops ended")
+
+        return SimpleNamespace(run=run, stop=lambda: None, rescan=None, fail=None)
+
+    def stop() -> bool:
+        calls.append("plugin stopped")
+        return True
+
+    monkeypatch.setattr(standalone, "Standalone", made)
+    monkeypatch.setattr(up, "StandaloneNode", lambda *_, **__: SimpleNamespace(stop=stop))
+    assert devalloc("up", "--node", "--state", str(tmp_path)).code == 0
+    assert calls == ["plugin stopped", "loops ended"]
+
+
 def test_what_only_it_does_is_not_asked_for_without_it(devalloc: Shell) -> None:
     refused = devalloc("up", "--no-node", "--warm", "5", "--scaling", "--host-capacity", "--oversub-cpu", "1")
     assert refused.code == 2

@@ -55,7 +55,7 @@ def repaired(folder: Path, *errors: StoreError) -> CompactedStore:
         store,  # type: ignore[arg-type]  all that it needs
         InventorySource("n", lambda records: Discovery([], [])),
         NoEvents(),
-        PublishLock(folder / "store.db", "n", first=False),
+        PublishLock(folder / "store.db", "n", is_plugin=False),
         resync=0.01,
         on_published=lambda result: None,
     )

@@ -12,77 +12,98 @@ from pathlib import Path
 
 import pytest
 
-from devalloc.controller import host_inventory
+from devalloc.cli import up_parts
+from devalloc.controller import host_inventory, pool_publisher, standalone
 from devalloc.controller.pool_publisher import PublishLock
 from devalloc.inventory import watch
 from devalloc.store import StoreLocked
 from devalloc.store.sqlite import SQLiteStore
+from devalloc_node import daemon
 from tests.support.fleet_manifests import gpu_pool
 from tests.support.waiting import until
 from tests.unit.controller.test_up import Host, pools, running
 
 
-def turn(path: Path, node: str = "n", *, first: bool = False) -> closing[PublishLock]:
-    return closing(PublishLock(path, node, first=first, wait=0.0))
+def turn(path: Path, node: str = "n", *, is_plugin: bool = False) -> closing[PublishLock]:
+    return closing(PublishLock(path, node, is_plugin=is_plugin, wait=0.0))
 
 
 def test_it_is_one_processs_turn_until_it_gives_it_back_or_ends(tmp_path: Path) -> None:
     path = tmp_path / "db"
     with turn(path) as one, turn(path, "other") as elsewhere:
         with turn(path) as two:
-            assert two.take()
-            assert not one.take()
-            two.give()
-            assert one.take()
-            one.give()
-            assert two.take()
-        assert one.take(), "who is gone has nothing"
-        assert elsewhere.take(), "another node is another matter"
+            assert two.acquire()
+            assert not one.acquire()
+            two.release()
+            assert one.acquire()
+            one.release()
+            assert two.acquire()
+        assert one.acquire(), "who is gone has nothing"
+        assert elsewhere.acquire(), "another node is another matter"
 
 
-def test_who_goes_first_is_let_through(tmp_path: Path) -> None:
+def test_the_plugin_is_let_through(tmp_path: Path) -> None:
     path = tmp_path / "db"
     with turn(path) as one:
-        assert one.take()
+        assert one.acquire()
         assert not one.is_yield_requested()
-        with turn(path, first=True) as plugin:
+        with turn(path, is_plugin=True) as plugin:
             assert one.is_yield_requested()
-            assert not plugin.take(), "nothing is taken away"
-            one.give()
-            assert not one.take()
-            assert plugin.take()
+            assert not plugin.acquire(), "nothing is taken away"
+            one.release()
+            assert not one.acquire()
+            assert plugin.acquire()
         assert not one.is_yield_requested()
-        assert one.take()
+        assert one.acquire()
 
 
 def test_a_node_has_one_plugin(tmp_path: Path) -> None:
     path = tmp_path / "db"
-    words = rf"process {os.getpid()} .* the plugin of node n on {path}; .*--no-node.*--node-name, --state and --socket"
-    with turn(path, first=True) as plugin:
-        assert plugin.take()
+    advice = r"On a store, .*--no-node.*--node-name, --state and --socket"
+    words = rf"process {os.getpid()} .* the plugin of node n on {path}; .*{advice}"
+    with turn(path, is_plugin=True) as plugin:
+        assert plugin.acquire()
         for _ in range(2):  # one that is refused leaves nothing behind
             with pytest.raises(StoreLocked, match=words):
-                turn(path, first=True)
-        with turn(tmp_path / "other", first=True) as elsewhere:
-            assert elsewhere.take(), "another store is another matter"
-    with turn(path, first=True) as successor:
-        assert successor.take()
+                turn(path, is_plugin=True)
+        with turn(tmp_path / "other", is_plugin=True) as elsewhere:
+            assert elsewhere.acquire(), "another store is another matter"
+    with turn(path, is_plugin=True) as successor:
+        assert successor.acquire()
 
 
-def test_a_plugin_waits_for_its_predecessor_to_end(tmp_path: Path) -> None:
-    predecessor = PublishLock(tmp_path / "db", "n", first=True)
-    ending = threading.Timer(0.2, predecessor.close)
+def test_a_plugin_says_for_which_predecessor_it_waits(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "db"
+    monkeypatch.setattr(pool_publisher, "_NOTICE_SECONDS", 0.01)
+    predecessor = PublishLock(path, "n", is_plugin=True)
+
+    def end() -> None:
+        until(lambda: caplog.messages)
+        predecessor.close()
+
+    ending = threading.Thread(target=end)
     ending.start()
-    with closing(PublishLock(tmp_path / "db", "n", first=True, wait=60.0)) as plugin:
-        assert plugin.take()
+    with closing(PublishLock(path, "n", is_plugin=True, wait=60.01)) as plugin:
+        assert plugin.acquire()
     ending.join(60)
+    (line,) = caplog.messages
+    assert f"process {os.getpid()} " in line
+    assert line.endswith(f" already runs the plugin of node n on {path}; waiting 60 s for it to end")
+
+
+def test_a_plugin_waits_long_enough_for_a_predecessor_that_makes_warm_setups() -> None:
+    of_node = daemon.LOOP_SECONDS + daemon.CLOSE_SECONDS
+    of_up = standalone.GRACE_SECONDS + up_parts.STOP_SECONDS
+    assert max(of_node, of_up) + 5.0 <= pool_publisher.PLUGIN_WAIT_SECONDS
 
 
 def test_a_killed_plugin_leaves_its_place_to_the_next_one(tmp_path: Path) -> None:
     code = (
         "import pathlib, sys, time; from devalloc.controller.pool_publisher import PublishLock; "
-        "lock = PublishLock(pathlib.Path(sys.argv[1]), 'n', first=True); "
-        "print(lock.take(), flush=True); time.sleep(600)"
+        "lock = PublishLock(pathlib.Path(sys.argv[1]), 'n', is_plugin=True); "
+        "print(lock.acquire(), flush=True); time.sleep(600)"
     )
     path = tmp_path / "db"
     with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True) as plugin:
@@ -90,25 +111,25 @@ def test_a_killed_plugin_leaves_its_place_to_the_next_one(tmp_path: Path) -> Non
             assert plugin.stdout is not None
             assert plugin.stdout.readline() == "True\n"
             with pytest.raises(StoreLocked, match=f"process {plugin.pid} "):
-                turn(path, first=True)
+                turn(path, is_plugin=True)
         finally:
             plugin.kill()
-    with turn(path, first=True) as successor:
-        assert successor.take()
+    with turn(path, is_plugin=True) as successor:
+        assert successor.acquire()
 
 
 def test_a_plugin_warns_of_the_plugin_of_another_node_on_its_store(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "db"
-    with turn(path, first=True), turn(path, first=False), turn(tmp_path / "db2", "other", first=True):
+    with turn(path, is_plugin=True), turn(path, is_plugin=False), turn(tmp_path / "db2", "other", is_plugin=True):
         assert not caplog.messages
-        with turn(path, "second", first=True):
+        with turn(path, "second", is_plugin=True):
             (warning,) = caplog.messages
     assert f"process {os.getpid()} " in warning
     assert "CPUs, memory and devices" in warning
     caplog.clear()
-    with turn(path, "second", first=True):
+    with turn(path, "second", is_plugin=True):
         assert not caplog.messages, "the other one has ended"
 
 
@@ -125,8 +146,8 @@ def test_the_loops_stop_publishing_for_a_node_plugin_and_go_on_after_it(
     node_host = Host(gpu_pool("p"))
     with running(store, node_host) as up:
         until(lambda: pools(store) == {"p"})
-        with turn(store.path, first=True) as plugin:
-            until(plugin.take)
+        with turn(store.path, is_plugin=True) as plugin:
+            until(plugin.acquire)
             node_host.pools = (gpu_pool("q"),)
             up.rescan()
             store.delete("DevicePool", None, "p")  # as the plugin may

@@ -18,6 +18,7 @@ from devalloc.api.meta import PUBLISHED_BY, STANDALONE
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
 from devalloc.controller import cordon as cordons
+from devalloc.controller import standalone
 from devalloc.controller.pool_publisher import INVENTORY, PoolPublisher, PublishLock, PublishResult, StillNamed
 from devalloc.controller.standalone import InventorySource, Standalone
 from devalloc.inventory import DeviceRecords, Discovery, watch
@@ -146,8 +147,8 @@ def test_a_host_that_was_renamed_does_not_start_while_its_devices_are_in_use(sto
 
     refuses(r"node n, not m, and are in use: claim default/a\. Start it with --node-name n\.")
     store.delete("DeviceClaim", "default", "a")
-    with closing(PublishLock(store.path, "n", first=False)) as turn:
-        assert turn.take()
+    with closing(PublishLock(store.path, "n", is_plugin=False)) as turn:
+        assert turn.acquire()
         refuses("a process that publishes the devices of node n")
     target = cordons.find_target(store, "pool/old")
     cordons.set_cordon(store, target, "a fan is broken")
@@ -244,26 +245,51 @@ def test_a_second_one_is_refused_and_the_first_goes_on(store: SQLiteStore) -> No
         until(lambda: held(store, "a"))
 
 
-def test_one_with_the_plugin_is_the_only_plugin_of_its_node(store: SQLiteStore) -> None:
+def test_one_with_the_plugin_is_the_only_plugin_of_its_node(
+    store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A second plugin would start the machines of the node again, and could delete the pool of its capacity."""
+    monkeypatch.setattr(standalone, "PublishLock", partial(PublishLock, wait=0.0))
     second = InventorySource("n", Host().discover, with_plugin=True)
     first = InventorySource("n", (host := Host(gpu_pool("p"))).discover, with_plugin=True)
     with running(store, first) as up:
         until(lambda: pools(store) == {"p"})
         with pytest.raises(StoreLocked, match=rf"process {os.getpid()} .*plugin of node n .*--node-name"):
-            PublishLock(store.path, "n", first=True, wait=0.0)
-        with closing(PublishLock(store.path, "n", first=False)) as turn:  # such as a dry run
-            assert not turn.take()
+            PublishLock(store.path, "n", is_plugin=True, wait=0.0)
+        with closing(PublishLock(store.path, "n", is_plugin=False)) as turn:  # such as a dry run
+            assert not turn.acquire()
         host.pools = (gpu_pool("p"), gpu_pool("q"))
         up.rescan()
         until(lambda: pools(store) == {"p", "q"})
-    with closing(PublishLock(store.path, "n", first=True, wait=60.0)):
+    with closing(PublishLock(store.path, "n", is_plugin=True, wait=60.0)):
         with pytest.raises(StoreLocked, match="plugin of node n"):
             Standalone(store.path, second).run()
         assert pools(store) == {"p", "q"}
         with running(store, Host()) as up:
             up.rescan()
         assert pools(store) == {"p", "q"}, "`devalloc up --no-node` leaves the pools to the plugin"
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_another_plugin_can_begin_when_that_of_this_process_has_ended(store: SQLiteStore, ends: bool) -> None:
+    refused: list[str] = []
+
+    def stop_plugin() -> bool:
+        with pytest.raises(StoreLocked) as error:
+            PublishLock(store.path, "n", is_plugin=True, wait=0.0)
+        refused.append(str(error.value))
+        return ends
+
+    inventory = InventorySource("n", Host(gpu_pool("p")).discover, with_plugin=True, stop_plugin=stop_plugin)
+    with running(store, inventory) as up:
+        until(lambda: pools(store) == {"p"})
+    assert len(refused) == 1
+    if not ends:
+        with pytest.raises(StoreLocked):
+            PublishLock(store.path, "n", is_plugin=True, wait=0.0)
+        assert up._unfinished is not None
+        up._unfinished.close()  # as at the end of the process
+    PublishLock(store.path, "n", is_plugin=True, wait=0.0).close()
 
 
 def test_a_damaged_store_is_refused(store: SQLiteStore) -> None:

@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 
 from devalloc.api import meta, views
+from devalloc.api.decode import decode
 from devalloc.api.virtual_machine import VirtualMachine, VirtualMachineStatus
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.controller.reconcile.release import release_claim
+from devalloc.controller.reconcile.vm_scheduling.machines import has_ended
 from devalloc.inventory.capacity import host_pool_name
 from devalloc.store import Key, NotFound, Object, Store, Unavailable
 from devalloc.store.sqlite import SQLiteStore
@@ -398,10 +400,12 @@ class TestStart:
         assert spec_of(taken_up[0]).numa_node == 1
 
     @pytest.mark.parametrize("is_recorded", [False, True])
+    @pytest.mark.parametrize("is_held", [False, True])
     def test_a_machine_that_a_plugin_with_another_state_folder_started_is_not_started_again(
-        self, world: World, is_recorded: bool
+        self, world: World, is_recorded: bool, is_held: bool
     ) -> None:
-        world.apply(vm("web"))
+        """``is_held`` False: somebody removed the node's finalizer by hand."""
+        world.apply(vm("web", restartPolicy="Never"))
         world.round(times=2)
         obj = world.store.get("VirtualMachine", "default", "web")
         run = "e66bd69c-983c-4fcf-b546-1b352acf6dca"
@@ -414,11 +418,18 @@ class TestStart:
         with subprocess.Popen(sleeping) as qemu:
             try:
                 _until(lambda: qemu_uuid(qemu.pid) == run)
-                world.store.replace_status({**obj, "status": {**obj["status"], "machineID": run, "pid": qemu.pid}})
+                obj = {**obj, "status": {**obj["status"], "machineID": run, "pid": qemu.pid}}
+                obj = world.store.replace_status(obj)
+                if not is_held:
+                    world.store.replace({**obj, "metadata": {**obj["metadata"], "finalizers": []}})
                 world.restart()
                 world.round(times=3)
                 status = world.status()
                 assert (status["reason"], status["machineID"], status["pid"]) == ("MachineRuns", run, qemu.pid)
+                assert status["phase"] == "Unknown", "a machine that shows Stopped is one that has ended"
+                now = decode(world.store.get("VirtualMachine", "default", "web")).object
+                assert isinstance(now, VirtualMachine)
+                assert not has_ended(now)
                 assert f"process {qemu.pid}, which a plugin with another state folder started" in status["message"]
                 world.loop.leave_idle()
                 world.store.delete("VirtualMachine", "default", "web")

@@ -214,16 +214,22 @@ def test_a_machine_that_gets_no_cpus_of_its_own_names_who_has_them(tmp_path: Pat
 
     begin = "machine default/big is to run on CPUs of its own: not enough free CPUs for 2 vCPUs; available: "
     end = "or start machine default/big without start.pinned"
-    give_back = f"return a setup that is no longer used (devalloc warm return {setup})"
-    assert refusal({}) == f"{begin}1 on node 0; CPUs are in use by setup {setup}; {give_back}, {end}"
+    wait, stop_one = "wait until CPUs are free", "stop one of your machines"
+    assert refusal({}) == f"{begin}1 on node 0; CPUs are in use by 1 setup of other owners; {wait}, {end}"
     assert refusal({2: "default/a", 3: "other/b"}, node=None) == (
-        f"{begin}none; CPUs are in use by machine default/a, setup {setup}, 1 machine of other namespaces; "
-        f"stop one of these machines, {give_back}, {end}"
+        f"{begin}none; CPUs are in use by machine default/a, 1 machine of other namespaces, 1 setup of other owners; "
+        f"stop this machine, {end}"
     )
+    assert refusal({1: "other/b", 2: "other/c"}) == (
+        f"{begin}none; CPUs are in use by 2 machines of other namespaces, 1 setup of other owners; {wait}, {end}"
+    )
+    message = refusal({1: "default/a", 2: "default/b"})
+    assert message.endswith(f"machine default/a, machine default/b, 1 setup of other owners; {stop_one}, {end}")
+    assert setup not in message, "a tenant cannot return it"
     assert "other/b" not in refusal({2: "default/a", 3: "other/b"}), "it has none of node 0"
     pool.give_back(setup, soon())
     homes.give(replace(WEB, pinned=True, cpus=AmountBounds(CPU, 2 * CPU, CPU), numa_node=0), "run")
-    assert refusal({}) == f"{begin}1 on node 0; CPUs are in use by machine {WEB.key}; stop one of these machines, {end}"
+    assert refusal({}) == f"{begin}1 on node 0; CPUs are in use by machine {WEB.key}; stop this machine, {end}"
     pool.close(soon())
 
 
