@@ -175,12 +175,12 @@ def store_publishing(
     from devalloc_node.kube.label_change import POOLS, warn_of_previous_name
 
     settings = node.settings
-    if isinstance(store, KubernetesStore):
+    if is_cluster := isinstance(store, KubernetesStore):
         withdraw = partial(warn_of_previous_name, store.client, POOLS)
     else:
         withdraw = partial(_withdraw_pools, store, place, settings.node_name, on_published)
     try:  # a dry run runs no machines, and may run beside the real plugin
-        turn = PublishLock(place, settings.node_name, is_plugin=not settings.machines.dry_run)
+        turn = PublishLock(place, settings.node_name, is_plugin=not settings.machines.dry_run, is_shared=is_cluster)
     except StoreLocked as error:
         raise Denied("NodeServed", str(error), retryable=True) from error
     with closing(turn), closing(UdevSource()) as events:

@@ -54,10 +54,19 @@ _LOCK_POLL_SECONDS = 0.05
 class PublishLock:
     """One process's part in it. Use from one thread, but for ``is_yield_requested``."""
 
-    def __init__(self, store: Path, node_name: str, *, is_plugin: bool, wait: float = PLUGIN_WAIT_SECONDS) -> None:
+    def __init__(
+        self,
+        store: Path,
+        node_name: str,
+        *,
+        is_plugin: bool,
+        is_shared: bool = False,
+        wait: float = PLUGIN_WAIT_SECONDS,
+    ) -> None:
         """``is_plugin``: this is the node's plugin, of which only one can run, and others stop publishing for it, as
-        long as it is not closed. ``wait``: seconds that a plugin that is about to end may take. Raises Unavailable, and
-        StoreLocked if the plugin of this node runs already."""
+        long as it is not closed. ``is_shared``: on a cluster, where the old and the new pod of a rolling update are
+        plugins of the node for a while, and other locks decide which of them serves it. ``wait``: seconds that a plugin
+        that is about to end may take. Raises Unavailable, and StoreLocked if the plugin of this node runs already."""
         name = hashlib.sha256(node_name.encode()).hexdigest()[:12]
         self._path = store.with_name(f"{store.name}.{name}.publish.lock")
         self._plugin_lock_path = store.with_name(f"{store.name}.{name}.first.lock")
@@ -69,6 +78,9 @@ class PublishLock:
             self._lock.close()
             raise
         if not is_plugin:
+            return
+        if is_shared:
+            self._plugin_lock.lock(shared=True)
             return
         if not self._lock_as_plugin(node_name, store, wait):
             error = StoreLocked(

@@ -72,6 +72,17 @@ def test_a_node_has_one_plugin(tmp_path: Path) -> None:
         assert successor.acquire()
 
 
+def test_two_plugins_of_a_cluster_run_for_the_time_of_a_rolling_update(tmp_path: Path) -> None:
+    path = tmp_path / "pools"
+    with turn(path) as dry_run, closing(PublishLock(path, "n", is_plugin=True, is_shared=True)) as old:
+        assert old.acquire()
+        with closing(PublishLock(path, "n", is_plugin=True, is_shared=True)) as new:
+            assert not new.acquire(), "the old one publishes until it ends"
+            assert dry_run.is_yield_requested()
+            old.close()
+            assert new.acquire()
+
+
 def test_a_plugin_says_for_which_predecessor_it_waits(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
