@@ -334,7 +334,7 @@ def _bytes(value: object, unread: int = 0) -> int:
 
 
 def _amount(value: object, unit: int, unread: int) -> int:
-    """Rounded up to whole units; 0 for none, and ``unread`` if it is no amount."""
+    """Rounded up to whole units; 0 for none, and ``unread`` if it is not an amount."""
     if value is None:
         return 0
     nano = _nano(value) if isinstance(value, str) else _parsed(value)

@@ -60,7 +60,7 @@ def refuse_open(tree: Tree, nodes: Iterable[str], what: str, *, certain: bool) -
     """Raises Denied ``DeviceInUse`` if a process has one of the nodes open.
 
     ``certain``: also if that is not known for all processes (``InUseUnknown``); else the kernel has the last word.
-    udev opens a node that has just appeared, for a moment: this waits until it has closed it.
+    udev opens a node that has just appeared, for a moment: this waits until udev has closed it.
     """
     wanted = set(nodes)
     if not wanted:
@@ -68,15 +68,21 @@ def refuse_open(tree: Tree, nodes: Iterable[str], what: str, *, certain: bool) -
     blind = visibility_problem(tree)
     if blind is not None and certain:
         raise Denied("InUseUnknown", f"cannot check whether {what} is in use: {blind}", retryable=True)
-    if tree.proc is None:
-        return
+    if users := _open_nodes(tree, wanted):
+        node, user = min(users.items())
+        raise Denied("DeviceInUse", f"{what} is in use: {user} has {node} open", retryable=True)
+
+
+def _open_nodes(tree: Tree, nodes: Collection[str]) -> dict[str, str]:
+    """Which of the nodes a process has open, and who, once udev has closed them. udev counts like any other process
+    after that: every process can give itself its name."""
     until = time.monotonic() + _UDEV_SECONDS
-    while users := open_device_nodes(tree.proc, wanted, ()):
-        others = open_device_nodes(tree.proc, wanted, UDEV_PROCESSES)
+    while users := open_device_nodes(tree.proc, nodes, ()) if tree.proc else {}:
+        others = open_device_nodes(tree.proc, nodes, UDEV_PROCESSES) if tree.proc else {}
         if others or time.monotonic() >= until:
-            node, user = min((others or users).items())
-            raise Denied("DeviceInUse", f"{what} is in use: {user} has {node} open", retryable=True)
+            return others or users
         time.sleep(_UDEV_POLL_SECONDS)
+    return {}
 
 
 def refuse_kernel_use(tree: Tree, block: str, what: str) -> None:
@@ -108,9 +114,7 @@ def process_using(tree: Tree, device: PreparedDevice) -> str | None:
     """Who has a prepared device open, such as ``qemu (1234)``. If others' processes cannot be seen, kernel and
     bindings have the last word."""
     nodes = current_nodes(tree, device)
-    if tree.proc is None or not nodes:
-        return None
-    return next(iter(open_device_nodes(tree.proc, nodes, UDEV_PROCESSES).values()), None)
+    return next(iter(_open_nodes(tree, nodes).values()), None) if nodes else None
 
 
 def _functions(tree: Tree, addresses: Iterable[str]) -> Iterator[PciFunction]:
@@ -165,7 +169,9 @@ def refuse_in_use(tree: Tree, port: PciPort, functions: Collection[PciFunction])
     if not DEVICE_KINDS[port.kind].shares_with_host:
         affected |= {member.address: member for member in port.members}
     # Monitors count as users: a driver does not leave a device that nvidia-persistenced has open.
-    holders = DeviceUsers.read(tree, functions, passed_over=UDEV_PROCESSES)
+    holders = DeviceUsers.read(tree, functions, passed_over=())
+    if holders.opened and not _open_nodes(tree, holders.nodes):  # it was udev
+        holders = DeviceUsers.read(tree, functions, passed_over=())
     for function in affected.values():
         _refuse_reserved(tree, function, holders)
     known_by_others = bool(holders.nodes) or any(holders.interfaces(function) for function in functions)

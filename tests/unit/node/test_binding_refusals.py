@@ -227,12 +227,22 @@ class TestWhatIsInUse:
             checks.refuse_open(Tree(gpu.root), ["/dev/vfio/7", "/dev/vfio/8"], GPU, certain=True)
         assert len(pauses) == 3
 
-    def test_udev_is_no_user_of_the_nodes_of_a_host_driver(self, gpu: FakeHost) -> None:
-        """It opens them when a device has just returned to that driver."""
+    def test_udev_that_looks_at_the_node_of_a_host_driver_is_waited_for(
+        self, gpu: FakeHost, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It opens it when a device has just returned to that driver."""
         gpu.process(342, "(udev-worker)", opens=("/dev/dri/card0",))
         assert DiscoveredPools.on(gpu.root).unavailable(GPU_DEVICE) is None
+        monkeypatch.setattr(checks.time, "sleep", lambda seconds: gpu.end_process(342))
         BindingRunner.on(gpu).prepare(GPU_DEVICE)
         assert gpu.driver_of(GPU) == "vfio-pci"
+
+    def test_a_process_that_calls_itself_udev_keeps_what_it_uses(
+        self, gpu: FakeHost, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(checks, "_UDEV_SECONDS", 0.1)
+        gpu.process(812, "(udev-worker)", opens=("/dev/dri/card0",))
+        assert refusal(gpu, GPU_DEVICE) == "DeviceInUse"
 
     def test_udev_that_hangs_counts_as_a_user(self, gpu: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(checks, "_UDEV_SECONDS", 0.1)
