@@ -100,8 +100,6 @@ MONITORING_PROCESSES = frozenset(
     {"nvidia-persiste", "nvidia-vgpud", "nvidia-vgpu-mgr", "nv-hostengine", "dcgm-exporter"}
 )
 """Processes (as cut off by the kernel) that keep GPUs open to watch them, not to use them."""
-UDEV_PROCESSES = frozenset({"(udev-worker)", "systemd-udevd", "udevd"})
-"""Processes that open a node that has just appeared, for a moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +162,7 @@ class DeviceUsers:
         cls,
         tree: Tree,
         functions: Collection[PciFunction],
-        passed_over: Collection[str] = MONITORING_PROCESSES | UDEV_PROCESSES,
+        passed_over: Collection[str] = MONITORING_PROCESSES,
         *,
         mdevs: bool = False,
         mdev_parents: Collection[Folder] = (),

@@ -13,7 +13,7 @@ from typing import TypeVar
 from devalloc.device_kinds import DEVICE_KINDS
 from devalloc.inventory import device_users, locate, nic, vgpu
 from devalloc.inventory.cards import PciPort, kind_of
-from devalloc.inventory.device_users import UDEV_PROCESSES, DeviceUsers, device_node_paths, visibility_problem
+from devalloc.inventory.device_users import DeviceUsers, device_node_paths, visibility_problem
 from devalloc.inventory.locate import LocatedDevice, group_members, mdev_folder, read_function
 from devalloc.inventory.pci import BRIDGE, Address, IommuGroups, PciFunction
 from devalloc.inventory.resets import reset_problem
@@ -53,7 +53,9 @@ def locate_device_of_kind(
 
 
 _BY_IOMMUFD = "/dev/vfio/devices/"
-_UDEV_SECONDS, _UDEV_POLL_SECONDS = 5.0, 0.05
+_UDEV_PROCESSES = frozenset({"(udev-worker)", "systemd-udevd", "udevd"})
+"""Names of processes that open a node that has just appeared, for a moment."""
+_UDEV_SECONDS, _UDEV_POLL_SECONDS = 5.0, 0.1
 
 
 def refuse_open(tree: Tree, nodes: Iterable[str], what: str, *, certain: bool) -> None:
@@ -78,7 +80,7 @@ def _open_nodes(tree: Tree, nodes: Collection[str]) -> dict[str, str]:
     after that: every process can give itself its name."""
     until = time.monotonic() + _UDEV_SECONDS
     while users := open_device_nodes(tree.proc, nodes, ()) if tree.proc else {}:
-        others = open_device_nodes(tree.proc, nodes, UDEV_PROCESSES) if tree.proc else {}
+        others = open_device_nodes(tree.proc, nodes, _UDEV_PROCESSES) if tree.proc else {}
         if others or time.monotonic() >= until:
             return others or users
         time.sleep(_UDEV_POLL_SECONDS)

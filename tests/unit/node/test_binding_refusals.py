@@ -232,7 +232,6 @@ class TestWhatIsInUse:
     ) -> None:
         """It opens it when a device has just returned to that driver."""
         gpu.process(342, "(udev-worker)", opens=("/dev/dri/card0",))
-        assert DiscoveredPools.on(gpu.root).unavailable(GPU_DEVICE) is None
         monkeypatch.setattr(checks.time, "sleep", lambda seconds: gpu.end_process(342))
         BindingRunner.on(gpu).prepare(GPU_DEVICE)
         assert gpu.driver_of(GPU) == "vfio-pci"
@@ -242,6 +241,7 @@ class TestWhatIsInUse:
     ) -> None:
         monkeypatch.setattr(checks, "_UDEV_SECONDS", 0.1)
         gpu.process(812, "(udev-worker)", opens=("/dev/dri/card0",))
+        assert DiscoveredPools.on(gpu.root).unavailable(GPU_DEVICE) == "in use: (udev-worker) 812"
         assert refusal(gpu, GPU_DEVICE) == "DeviceInUse"
 
     def test_udev_that_hangs_counts_as_a_user(self, gpu: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
