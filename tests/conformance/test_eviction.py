@@ -236,10 +236,15 @@ def test_a_machine_that_cannot_be_stopped_stays_held_and_says_why() -> None:
 def _killed_at(at: int, kind: type[EmbeddedStores] | type[ClusterStores]) -> bool:
     """Whether something died at that step; then all start again."""
     with cluster(kind) as made:
+
+        def arrived() -> bool:
+            made.rounds(1)
+            return (made.where(), made.devices()) == ("node-b", ["cards-node-b"])
+
         made.steps, made.left = 0, at
         try:
             made.drain()
-            made.rounds(3)
+            until(arrived, "it moves", 60)
             return False
         except Killed:
             pass
@@ -248,11 +253,6 @@ def _killed_at(at: int, kind: type[EmbeddedStores] | type[ClusterStores]) -> boo
         if meta.NODE_FINALIZER not in (made.machine()["metadata"].get("finalizers") or ()):
             assert made.where() == "", "what no node holds runs nowhere"
         made.drain()
-
-        def arrived() -> bool:
-            made.rounds(1)
-            return (made.where(), made.devices()) == ("node-b", ["cards-node-b"])
-
         until(arrived, f"it moves after a kill at step {at}", 60)  # a cluster's watches may come later than a round
         return True
 

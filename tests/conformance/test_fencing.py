@@ -625,7 +625,7 @@ def test_a_controller_killed_at_any_step_of_a_fence_loses_nothing(kind: Kind) ->
             made.fence()
             made.steps, made.left = 0, at
             try:
-                made.rounds(3)
+                made.settled("node-b")
                 is_done = True
             except Killed:
                 pass
