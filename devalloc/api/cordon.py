@@ -179,11 +179,11 @@ def cordon_reasons(pool: Object, why_unschedulable: str | None = None) -> dict[s
             listed = None
         if not isinstance(listed, dict):
             listed = {ALL_DEVICES: f"annotation {meta.CORDONED} cannot be read"}
-        reasons = {str(name): f"cordoned: {why}" for name, why in listed.items()}
+        reasons = {str(name): f"{CORDONED}{why}" for name, why in listed.items()}
     node = _annotation(pool, meta.CORDONED_NODE)
     if node is not None:
         reasons[ALL_DEVICES] = (
-            f"cordoned: node, {node}" if ALL_DEVICES not in reasons else f"{reasons[ALL_DEVICES]}; node, {node}"
+            f"{CORDONED}node, {node}" if ALL_DEVICES not in reasons else f"{reasons[ALL_DEVICES]}; node, {node}"
         )
     if (fenced := _annotation(pool, meta.FENCED_NODE)) is not None:
         before = [reasons[ALL_DEVICES]] if ALL_DEVICES in reasons else []

@@ -251,12 +251,3 @@ class VirtualMachineMigration(ApiModel):
     metadata: ObjectMeta
     spec: VirtualMachineMigrationSpec
     status: VirtualMachineMigrationStatus | None = None
-
-    @property
-    def namespace(self) -> str:
-        return self.metadata.namespace or "default"
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """(namespace, name)"""
-        return self.namespace, self.metadata.name

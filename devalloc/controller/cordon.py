@@ -11,6 +11,7 @@ from devalloc.api.cordon import ALL_DEVICES, cordon_annotations, cordon_reasons,
 from devalloc.api.meta import CORDONED_NODE
 from devalloc.api.problems import closest_match
 from devalloc.store import Change, Conflict, Forbidden, Key, KindNotServed, NotFound, Object, Store, StoreError
+from devalloc.store.nodes import pools_of
 
 
 class TargetNotFound(StoreError):
@@ -155,7 +156,7 @@ def is_node_cordoned(store: Store, node: str, objects: Iterable[Object]) -> bool
 def set_node_note(store: Store, node: str, name: str, note: str | None, *, keep: bool = False) -> bool:
     """Write an annotation on all pools of a node, or remove it; whether that changed anything. ``keep``: if a pool has
     one, it stays, and the others get the same. Raises TargetNotFound for a node without pools."""
-    pools = [pool for pool in store.list("DevicePool").objects if pool_node(pool) == node]
+    pools = pools_of(store, node)
     before = {text for pool in pools if (text := (pool["metadata"].get("annotations") or {}).get(name)) is not None}
     wanted = min(before) if keep and before else note
     return _commit(store, lambda pool: pool_node(pool) == node, lambda pool: {name: wanted})

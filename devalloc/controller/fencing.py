@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from devalloc.api import meta
+from devalloc.api.cordon import has_out_of_service_taint
 from devalloc.api.fencing import is_ready
 from devalloc.controller.cordon import TargetNotFound, publishes_slices, set_node_note
 from devalloc.controller.reconcile.fenced import held_objects
@@ -73,7 +74,7 @@ def _taints(node: Object) -> list[Object]:
 
 def _with_taint(node: Object) -> Object:
     """The Node with Kubernetes' taint; itself if it has it."""
-    if any(taint.get("key") == meta.OUT_OF_SERVICE for taint in _taints(node)):
+    if has_out_of_service_taint(node):
         return node
     since = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     taint = {"key": meta.OUT_OF_SERVICE, "value": "nodeshutdown", "effect": "NoExecute", "timeAdded": since}

@@ -179,21 +179,13 @@ def machine_manifest(replica_set: Object, name: str) -> Object:
         "kind": MACHINE,
         "metadata": {
             "name": name,
-            "namespace": _namespace(replica_set),
+            "namespace": ObjectView(replica_set).key[0],
             "labels": {**as_mapping(more.get("labels")), meta.REPLICA_SET: metadata["name"]},
             "annotations": dict(as_mapping(more.get("annotations"))),
             "ownerReferences": [{**owner, "controller": True}],
         },
         "spec": template["spec"],
     }
-
-
-def _namespace(obj: Object) -> str:
-    return str(obj["metadata"].get("namespace") or "default")
-
-
-def _key(obj: Object) -> SetKey:
-    return _namespace(obj), obj["metadata"]["name"]
 
 
 class ReplicaSets:
@@ -258,7 +250,7 @@ class ReplicaSets:
     def listed(self) -> str:
         """Take all objects as they are now; the place in the store's history. Raises StoreError."""
         listing = self._store.list((KIND, MACHINE))
-        self._sets = {_key(obj): obj for obj in listing.objects if obj["kind"] == KIND}
+        self._sets = {ObjectView(obj).key: obj for obj in listing.objects if obj["kind"] == KIND}
         self._machines, self._owned = {}, {}
         for obj in listing.objects:
             if obj["kind"] == MACHINE:
@@ -271,7 +263,7 @@ class ReplicaSets:
 
     def heard(self, event: Event) -> None:
         """A set or a machine changed."""
-        obj, key, is_gone = event.object, _key(event.object), event.type is EventType.DELETED
+        obj, key, is_gone = event.object, ObjectView(event.object).key, event.type is EventType.DELETED
         if obj["kind"] == KIND:
             self._dirty.add(key)
             if is_gone:
@@ -288,9 +280,9 @@ class ReplicaSets:
         self._dirty |= {(key[0], owner[0]) for owner in owners if owner is not None}
 
     def _put(self, machine: Object) -> None:
-        self._machines[_key(machine)] = machine
+        self._machines[ObjectView(machine).key] = machine
         if (owner := owner_of(machine)) is not None:
-            self._owned.setdefault(owner[1], set()).add(_key(machine))
+            self._owned.setdefault(owner[1], set()).add(ObjectView(machine).key)
 
     def _remove(self, key: SetKey) -> Object | None:
         machine = self._machines.pop(key, None)
@@ -337,7 +329,7 @@ class ReplicaSets:
 
     def _keep(self, obj: Object) -> bool:
         """Whether more is to be done at once. Raises StoreError."""
-        decoded, uid, key = decode(obj), obj["metadata"]["uid"], _key(obj)
+        decoded, uid, key = decode(obj), obj["metadata"]["uid"], ObjectView(obj).key
         if ObjectView(obj).is_deleting:
             self._paces.pop(uid, None)
             return False
@@ -396,7 +388,7 @@ class ReplicaSets:
 
     def _create(self, obj: Object, name: str, pace: _Pace) -> bool:
         """Whether a machine of that name is there now. Raises StoreError if no store answers."""
-        key = (_namespace(obj), name)
+        key = (ObjectView(obj).key[0], name)
         try:
             self._put(self._store.create(machine_manifest(obj, name)))
         except AlreadyExists:
@@ -404,11 +396,11 @@ class ReplicaSets:
                 self._put(self._store.get(MACHINE, *key))
             except NotFound:
                 return False
-            self._dirty.add(_key(obj))
+            self._dirty.add(ObjectView(obj).key)
             return False
         except OBJECT_FAILURES as error:
             pace.failed(self._clock(), f"machine {key[0]}/{name} cannot be created: {error}")
-            log.warning("replica set %s/%s: %s", *_key(obj), pace.problem)
+            log.warning("replica set %s/%s: %s", *ObjectView(obj).key, pace.problem)
             return False
         pace.problem = ""
         return True
@@ -426,7 +418,7 @@ class ReplicaSets:
                 deleted += self._delete(machine)
             except OBJECT_FAILURES as error:
                 paces.refused.add(uid)
-                problem = f"machine {'/'.join(_key(machine))} cannot be deleted: {error}"
+                problem = f"machine {'/'.join(ObjectView(machine).key)} cannot be deleted: {error}"
                 if not isinstance(error, REFUSALS):  # the next ones may take as long: other sets have their turn
                     self._dirty.add(key)
                     break
@@ -439,7 +431,7 @@ class ReplicaSets:
 
     def _delete(self, machine: Object) -> bool:
         """Raises StoreError."""
-        key = _key(machine)
+        key = ObjectView(machine).key
         try:
             version = machine["metadata"]["resourceVersion"]
             last = self._store.delete(MACHINE, *key, uid=machine["metadata"]["uid"], resource_version=version)
@@ -478,15 +470,15 @@ class ReplicaSets:
         if status == before:
             return
         try:
-            self._sets[_key(obj)] = self._store.replace_status({**obj, "status": status})
+            self._sets[ObjectView(obj).key] = self._store.replace_status({**obj, "status": status})
         except NotFound:
-            self._sets.pop(_key(obj), None)
+            self._sets.pop(ObjectView(obj).key, None)
         except Conflict:
-            self._dirty.add(_key(obj))
+            self._dirty.add(ObjectView(obj).key)
             try:
-                self._sets[_key(obj)] = self._store.get(KIND, *_key(obj))
+                self._sets[ObjectView(obj).key] = self._store.get(KIND, *ObjectView(obj).key)
             except NotFound:
-                self._sets.pop(_key(obj), None)
+                self._sets.pop(ObjectView(obj).key, None)
 
     def _conditions(self, before: Mapping[str, Any], not_created: str, not_deleted: str) -> list[dict[str, Any]]:
         reason, problem = ("FailedCreate", not_created) if not_created else ("FailedDelete", not_deleted)

@@ -1,8 +1,8 @@
 """Take away what fenced nodes hold (T34).
 
-This is the only code that removes a node's mark from objects without that node. It asks the same of them as a drain
-(``devalloc.io/evict``, ``devalloc.io/release``); what follows is the same code: a round releases the claims, frees the
-machine in one commit with them, and places it anew where its disks are.
+In a running controller, only this code removes a node's mark from objects without that node. It asks the same of them
+as a drain (``devalloc.io/evict``, ``devalloc.io/release``); what follows is the same code: a round releases the claims,
+frees the machine in one commit with them, and places it anew where its disks are.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Callable, Collection, Iterable
 from devalloc.api import meta
 from devalloc.api.cordon import pool_node
 from devalloc.api.fencing import fenced_from, fenced_from_note, fenced_nodes, without_holder
-from devalloc.api.machine_location import LIVE_MIGRATABLE
+from devalloc.api.machine_location import NODE_CONDITIONS
 from devalloc.api.moved_claims import MovedDevices, moved_devices
 from devalloc.api.reasons import Reason
-from devalloc.api.views import READY, ClaimKey, ClaimView, MachineView, ObjectView
+from devalloc.api.views import ClaimKey, ClaimView, MachineView, ObjectView
 from devalloc.controller.reconcile.vm_scheduling.machines import KIND, claims_of
 from devalloc.controller.reconcile.write_backoff import WriteBackoff, unit_of
 from devalloc.store import OBJECT_FAILURES, REFUSALS, Conflict, Key, NotFound, Object, Store, StoreError
@@ -28,9 +28,7 @@ log = logging.getLogger(__name__)
 
 _ENDED = ("Stopped", "Failed")
 _PRESERVED = ("conditions", "nodeName", "numaNode", "allocations", "runnerPod")
-"""Parts of a machine's status that its node does not write."""
-_OF_RUN = (READY, LIVE_MIGRATABLE)
-"""Conditions of a machine that runs."""
+"""Parts of a machine's status that stay when it is taken away."""
 _OF_TARGET = ("allocations", "numaNode", "movedClaims")
 """Parts of it that are about the node to which it was handed over."""
 
@@ -209,7 +207,7 @@ def _status_taken(view: MachineView, node: str, why: str) -> Object:
     stays = _PRESERVED if view.status.get("nodeName") == node else (*_PRESERVED, "movedClaims")
     status = {name: value for name, value in view.status.items() if name in stays}
     if isinstance(status.get("conditions"), list):
-        of_run = [view.condition(name) for name in _OF_RUN]
+        of_run = [view.condition(name) for name in NODE_CONDITIONS]
         status["conditions"] = [one for one in status["conditions"] if one not in of_run]
     if view.status.get("phase") in _ENDED:
         return status | {name: view.status[name] for name in ("phase", "reason", "message") if name in view.status}

@@ -71,6 +71,8 @@ _CREDENTIALS = "migration-tls"
 _MOST = 1 << 62
 _ACTIVE = ("setup", "active", "pre-switchover", "device", "wait-unplug", "cancelling")
 _OVER = ("failed", "cancelled", "none")
+_WAITING = ("inmigrate", "prelaunch")
+"""States of a QEMU to which a machine comes."""
 _STANDING = ("postmigrate", "paused")
 """What QEMU says of CPUs that a migration has stopped; not before it has told their end they may be let run again."""
 _ENDING = "finish-migrate"
@@ -146,8 +148,7 @@ def send(
     bandwidth: int | None = None,
 ) -> None:
     """Begin to send the machine, with at most so many bytes per second (None: QEMU's own limit); nothing to do if that
-    has begun. Raises Denied, also for a migration that is not this
-    one; Failed (``MigrationKeyMissing``): cancel it."""
+    has begun. Raises Denied, also for a migration that is not this one; Failed (``MigrationKeyMissing``): cancel it."""
     authority = migration_tls.check_authority(to.certificate)
     with machines.lock(key, deadline, "send it to another node"):
         record, _ = machines.running(key)
@@ -329,16 +330,13 @@ def is_listening(machines: MachineLifecycle, record: MachineRecord, deadline: De
     if machines.process_of(record) is None:
         return False
     with machines.line(record) as monitor:
-        return _listening_port(monitor, deadline) is not None or run_state(monitor, deadline) not in (
-            "inmigrate",
-            "prelaunch",
-        )
+        return _listening_port(monitor, deadline) is not None or run_state(monitor, deadline) not in _WAITING
 
 
 def has_arrived(machines: MachineLifecycle, record: MachineRecord, deadline: Deadline) -> bool:
     """Whether a QEMU that waits for a machine has all of it. Raises NodeError."""
     with machines.line(record) as monitor:
-        return run_state(monitor, deadline) not in ("inmigrate", "prelaunch")
+        return run_state(monitor, deadline) not in _WAITING
 
 
 def store_firmware(machines: MachineLifecycle, key: str, uid: str, deadline: Deadline) -> None:

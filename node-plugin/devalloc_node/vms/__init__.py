@@ -3,7 +3,7 @@
 - ``loop``: a queue of machines whose objects changed; ``reconciler``: one machine
 - ``objects``, ``machine_claims``: the objects, and the claims of machines
 - ``guest_reports``: what guests report; ``readiness``: what that means for their objects
-- ``restarts``: machines that ended
+- ``restarts``: machines that ended; ``fencing``: what was taken away from this node
 - ``migrations``: machines that move between nodes while they run; ``migration_objects``: what the store has of that;
   ``moving_claims``: the claims of such machines
 - ``scaling``: machines that the agent or a controller scales; ``service_machines``: those without an object

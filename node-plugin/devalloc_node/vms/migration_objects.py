@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from devalloc.api import meta
 from devalloc.api.views import MachineView, MigrationView, as_mapping
 from devalloc.api.virtual_machine_migration import MigrationDestination, MigrationOffer
-from devalloc.store import Conflict, NotFound, Object, Store, StoreError
-from devalloc_node.errors import Denied, Failed
+from devalloc.store import Object, Store
+from devalloc_node.errors import Denied
 from devalloc_node.machine.firmware import FirmwareIdentity
 from devalloc_node.machine.launch import IncomingPlatform
 from devalloc_node.machine.migration import Destination, Progress
@@ -27,7 +27,6 @@ from devalloc_node.machine.records import MachineAmounts
 from devalloc_node.vms import objects
 
 KIND = "VirtualMachineMigration"
-_ATTEMPTS = 20
 _MAX_MESSAGE, _MAX_REASON = 4096, 253
 
 
@@ -41,13 +40,8 @@ def hand_over_object(store: Store, machine: Object) -> Object:
 
     Raises StoreError: Conflict if it has changed meanwhile; after any other error it may be done, so read it again.
     """
-    status = dict(machine["status"])
+    status = with_target_reservation(machine)["status"]
     state = as_mapping(status.pop("migrationState"))
-    status["nodeName"] = state["targetNode"]
-    for name in ("allocations", "numaNode"):
-        status.pop(name, None)
-        if name in state:
-            status[name] = state[name]
     if state.get("claims"):
         status["movedClaims"] = state["claims"]
     if isinstance(status.get("conditions"), list):
@@ -99,26 +93,16 @@ def write_migration(store: Store, migration: Object | None, phase: str | None, *
     None removes one. Raises Failed."""
     if migration is None:
         return
-    namespace, name = MigrationView(migration).key
-    for _ in range(_ATTEMPTS):
-        try:
-            now = store.get(KIND, namespace, name)
-            if MigrationView(now).uid != MigrationView(migration).uid or MigrationView(now).is_over:
-                return
-            before = now.get("status") or {}
-            parts = {**before, **({} if phase is None else {"phase": phase}), **fields}
-            after = {name: part for name, part in parts.items() if part is not None}
-            if after != before:
-                store.replace_status({**now, "status": after})
-            return
-        except NotFound:
-            return
-        except Conflict:
-            continue
-        except StoreError as error:
-            why = f"cannot read or write VirtualMachineMigration {namespace}/{name}: {error}"
-            raise Failed("StoreUnavailable", why) from error
-    raise Failed("StoreUnavailable", f"VirtualMachineMigration {namespace}/{name} keeps changing; trying again")
+
+    def changed(now: Object) -> Object | None:
+        if MigrationView(now).is_over:
+            return None
+        before = now.get("status") or {}
+        parts = {**before, **({} if phase is None else {"phase": phase}), **fields}
+        after = {name: part for name, part in parts.items() if part is not None}
+        return now if after == before else {**now, "status": after}
+
+    objects.update_with_retry(store, migration, changed, store.replace_status)
 
 
 def write_failed(store: Store, migration: Object | None, reason: str, message: str) -> None:

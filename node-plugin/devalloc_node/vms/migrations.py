@@ -228,9 +228,10 @@ class MigrationLoop:
         if own is not None:
             move = _Move(key, own.uid, record, machine, self._migration(own.uid, machine))
             return self._leave(move) if own.role == "source" else self._arrive(move)
-        if machine is None or (there := self._booked(key, machine)) is None:
+        if machine is None or (booked := self._booked(key, machine)) is None:
             return None
-        return self._begin(_Move(key, MigrationView(there).uid, None, machine, there))
+        uid, migration = booked
+        return self._begin(_Move(key, uid, None, machine, migration))
 
     def _migration(self, uid: str, machine: Object | None) -> Object | None:
         """The migration with this UID, as it is now; None if it is gone."""
@@ -243,22 +244,22 @@ class MigrationLoop:
         name = self._names.get(uid)
         return None if name is None else objects.read_again(self._store, moves.KIND, "/".join(name), uid)
 
-    def _booked(self, key: str, machine: Object) -> Object | None:
-        """The migration by which a machine can move; else the one that is not over and may have moved it."""
+    def _booked(self, key: str, machine: Object) -> tuple[str, Object | None] | None:
+        """The UID of the migration by which a machine can move, and the migration if it is not gone; else the one that
+        is not over and may have moved it."""
         if uid := str(MachineView(machine).migration_state.get("migrationUID") or ""):
-            there = self._migration(uid, machine)
-            return there if there is not None else {"metadata": {"uid": uid, "name": ""}, "status": {"phase": "Failed"}}
+            return uid, self._migration(uid, machine)
         for obj in self._store.list([moves.KIND]).objects:
             view = MigrationView(obj)
             if view.machine is not None and "/".join(view.machine) == key and not view.is_over:
-                return obj
+                return view.uid, obj
         return None
 
     def _begin(self, move: _Move) -> float | None:
         """Of a machine of which nothing here knows that it moves."""
         assert move.machine is not None
-        assert move.migration is not None
-        view, status = MachineView(move.machine), MigrationView(move.migration).status
+        view = MachineView(move.machine)
+        status = {} if move.migration is None else MigrationView(move.migration).status
         if not moves.has_booking(move.machine, move.uid):
             # It was handed over to this node, which has lost what it had received: it starts again from its disks.
             is_handed_over = view.status.get("nodeName") == self._node == status.get("targetNode")

@@ -13,9 +13,9 @@ from types import MappingProxyType
 from typing import Any
 
 from devalloc.api import meta, views
-from devalloc.api.fencing import fenced_from
+from devalloc.api.fencing import fenced_from, without_holder
 from devalloc.api.host_pool_names import CPU
-from devalloc.api.machine_location import LIVE_MIGRATABLE
+from devalloc.api.machine_location import LIVE_MIGRATABLE, NODE_CONDITIONS
 from devalloc.api.machine_reservation import FITS, missing_amounts, parse_nano, sum_memory_nano, sum_nano
 from devalloc.api.machine_reservation import reserved_entries as reserved
 from devalloc.api.quantity import NANO, Format, Quantity
@@ -60,7 +60,6 @@ IDENTITY = f"identity/{KIND}"
 _ATTEMPTS = 20
 _PRESERVED = ("conditions", "runnerPod", "nodeName", "numaNode", "allocations", "migrationState", "movedClaims")
 """Parts of the status that others write."""
-_OWN_CONDITIONS = (views.READY, LIVE_MIGRATABLE)
 _RESERVED = ("numaNode", "allocations")
 """What the allocator has kept for a machine; this node gives it back when nothing of the machine runs."""
 
@@ -154,12 +153,7 @@ def release_object(store: Store, obj: Object, node_name: str) -> None:
     """Write that this node has nothing of the object any more. Raises Failed."""
 
     def free(now: Object) -> Object | None:
-        if holder_of(now) != node_name:
-            return None
-        metadata = now["metadata"]
-        left = [name for name in metadata["finalizers"] if name != meta.NODE_FINALIZER]
-        annotations = {k: v for k, v in metadata.get("annotations", {}).items() if k != meta.PREPARED_ON}
-        return {**now, "metadata": {**metadata, "annotations": annotations, "finalizers": left}}
+        return without_holder(now) if holder_of(now) == node_name else None
 
     update_with_retry(store, obj, free, store.replace)
 
@@ -210,7 +204,7 @@ def own_status(obj: Object) -> dict[str, Any]:
     """The part of its status that only its node writes."""
     status = obj.get("status") or {}
     own = {name: value for name, value in status.items() if name not in (*_PRESERVED, "permitted")}
-    conditions = [one for one in views.as_mappings(status.get("conditions")) if one.get("type") in _OWN_CONDITIONS]
+    conditions = [one for one in views.as_mappings(status.get("conditions")) if one.get("type") in NODE_CONDITIONS]
     return {**own, "conditions": conditions}
 
 

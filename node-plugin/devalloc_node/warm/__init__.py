@@ -3,6 +3,7 @@
 - ``pool``: who has which setup, and the work behind it; ``pool_state``: its state
 - ``setup``: what a setup is, and which CPUs it gets
 - ``builder``, over ``network``: a whole setup and its parts: recorded first, and removed from whatever exists of it
+- ``bridge``, ``cni`` with ``cni_part``, ``addresses``: the network of setups; ``guest_port``: what a guest may send
 - ``paused_machine``: a QEMU that waits in a setup
 - ``records``: what outlives a killed plugin
 - ``function_replicas``: replicas of a function as machines
