@@ -48,7 +48,13 @@ QUICK_SECONDS = 60.0
 FIRST_SECONDS, MOST_SECONDS = 1.0, 300.0
 """The first and the longest pause after machines that did not last, or could not be created or deleted."""
 BURST = 100
-"""Machines of one set that are created or deleted before other sets have their turn."""
+"""Machines of one set that are created or deleted before other sets have their turn, and of one namespace that are
+created at once."""
+CREATIONS_PER_SECOND = 20.0
+"""Machines that are created in one namespace from then on: each is a change that the controller decides on, so a set of
+ten thousand must not come at once."""
+PAUSE_SECONDS = 0.5
+"""How long a set waits whose namespace has created as many machines as it may."""
 BATCH_SECONDS = 0.05
 """After a change more are waited for."""
 RESYNC_SECONDS = 60.0
@@ -107,6 +113,25 @@ class _Paces:
         return min((pace.due for pace in (self.create, self.delete) if pace.due > 0.0), default=0.0)
 
 
+@dataclass(slots=True)
+class _CreationRates:
+    """How many machines each namespace may create: BURST at once, and CREATIONS_PER_SECOND after that."""
+
+    used: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """namespace -> how many of the burst are used, and when that was; without those that have all of it again"""
+
+    def left(self, namespace: str, now: float) -> int:
+        return int(BURST - self._used(namespace, now))
+
+    def charge(self, namespace: str, machines: int, now: float) -> None:
+        self.used[namespace] = self._used(namespace, now) + machines, now
+        self.used = {name: one for name, one in self.used.items() if self._used(name, now) > 0.0}
+
+    def _used(self, namespace: str, now: float) -> float:
+        used, since = self.used.get(namespace, (0.0, now))
+        return max(0.0, used - (now - since) * CREATIONS_PER_SECOND)
+
+
 def owner_of(machine: Object) -> tuple[str, str] | None:
     """Name and UID of the set that a machine belongs to; None if it belongs to none."""
     for reference in as_mappings(machine["metadata"].get("ownerReferences")):
@@ -117,9 +142,10 @@ def owner_of(machine: Object) -> tuple[str, str] | None:
 
 
 def plan(
-    name: str, wanted: int, machines: Iterable[Object], taken: Callable[[str], bool], *, may_create: bool = True
+    name: str, wanted: int, machines: Iterable[Object], taken: Callable[[str], bool], *, most: int = BURST
 ) -> SetPlan:
-    """What brings a set nearer to ``wanted`` machines. ``machines``: its own; ``taken``: whether a machine has a name.
+    """What brings a set nearer to ``wanted`` machines. ``machines``: its own; ``taken``: whether a machine has a name;
+    ``most``: how many may be created.
 
     Surplus machines go in this order: those that do not run before those that do, of these those that are not ready
     before those that are, and of these the newest first. A machine that ended goes when another one takes its place, or
@@ -134,7 +160,7 @@ def plan(
     )
     ready = sum(map(is_ready, live))
     surplus = live[wanted:][::-1] if len(live) > wanted else []
-    missing = min(wanted - len(live), BURST) if may_create else 0
+    missing = min(wanted - len(live), most)
     create: list[str] = []
     number = 0
     while len(create) < missing:
@@ -207,6 +233,7 @@ class ReplicaSets:
         """Machines by the UID of the set that they belong to."""
         self._paces: dict[str, _Paces] = {}
         """By the UID of the set."""
+        self._rates = _CreationRates()
         self._dirty: set[SetKey] = set()
         self._orphans: set[SetKey] = set()
         """Machines whose set may be gone."""
@@ -342,8 +369,9 @@ class ReplicaSets:
         machines = [self._machines[each] for each in sorted(self._owned.get(uid, ())) if each[0] == key[0]]
         now = self._clock()
         self._count_ended(paces, [m for m in machines if _has_ended(m)], now)
-        may_create, wanted = paces.create.may_act(now), decoded.object.spec.replicas
-        todo = plan(key[1], wanted, machines, lambda name: (key[0], name) in self._machines, may_create=may_create)
+        most = self._rates.left(key[0], now) if paces.create.may_act(now) else 0
+        wanted = decoded.object.spec.replicas
+        todo = plan(key[1], wanted, machines, lambda name: (key[0], name) in self._machines, most=most)
         deleted = self._delete_all(key, todo.delete, paces, now)
         left = [m for m in todo.delete if m["metadata"]["uid"] in paces.refused and not _has_ended(m)]
         created = 0
@@ -351,6 +379,7 @@ class ReplicaSets:
             if not self._create(obj, name, paces.create):
                 break
             created += 1
+        self._rates.charge(key[0], created, now)
         live = todo.replicas + len(left) + created
         if live >= wanted:
             paces.create.problem = ""
@@ -359,6 +388,9 @@ class ReplicaSets:
         )
         if live == wanted and not paces.create.due and not created:
             self._recover(paces.create, machines)
+        if live < wanted and not paces.create.due and self._rates.left(key[0], now) < 1:
+            paces.create.due = now + PAUSE_SECONDS
+            return deleted > 0
         return live != wanted and (created > 0 or deleted > 0)
 
     def _count_ended(self, paces: _Paces, ended: Sequence[Object], now: float) -> None:

@@ -292,6 +292,18 @@ def test_of_one_set_the_machines_that_cannot_be_deleted_stay_and_all_else_goes_o
         assert [reason for reason, _ in world.failures()] == (["FailedDelete"] if len(there) > wanted else [])
 
 
+def test_a_namespace_creates_many_machines_at_a_bounded_rate_and_the_others_do_not_wait_for_it(world: World) -> None:
+    world.store.create(replica_set(1000))
+    world.settle()
+    assert len(world.machines()) == replica_sets.BURST
+    world.seconds += 2.0
+    world.settle()
+    assert len(world.machines()) == replica_sets.BURST + 2 * replica_sets.CREATIONS_PER_SECOND
+    world.store.create({**replica_set(30), "metadata": {"name": "api", "namespace": "other"}})
+    world.settle()
+    assert sum(name.startswith("api-") for name in world.machines()) == 30
+
+
 def test_a_name_that_is_taken_is_passed_over(world: World) -> None:
     other = {"apiVersion": "devalloc.io/v1alpha1", "kind": MACHINE, "metadata": {"name": "web-1", "namespace": "team"}}
     world.store.create({**other, "spec": SPEC})

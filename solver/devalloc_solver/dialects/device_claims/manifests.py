@@ -19,7 +19,10 @@ from devalloc.api.json_content import escape_invalid_unicode, is_valid_unicode
 from devalloc.api.pool import Attribute, Device, DevicePool
 from devalloc.api.problems import Problem
 from devalloc.api.reasons import Reason
+from devalloc.api.replica_set import VirtualMachineReplicaSet
 from devalloc.api.views import claim_key_or_none, recover_status
+from devalloc.api.virtual_machine import VirtualMachine
+from devalloc.api.virtual_machine_migration import VirtualMachineMigration
 from devalloc_solver.dialects.units import RejectedClaim
 from devalloc_solver.problem.allocations import Key
 
@@ -173,20 +176,29 @@ def without_duplicates(
         classes=kept_classes,
         invalid_classes=invalid_classes,
         claims=tuple(kept_claims),
-        configs=_configs(objects),
+        configs=configs_of(objects),
         refused=tuple(refused),
         problems=tuple(problems),
         warnings={key: tuple(messages) for key, messages in warnings.items() if messages},
     )
 
 
-def _is_config(obj: ApiModel) -> bool:
-    return not isinstance(obj, DevicePool | DeviceClass | DeviceClaim)
+_NO_CONFIG = (
+    *(DevicePool, DeviceClass, DeviceClaim),
+    *(VirtualMachine, VirtualMachineReplicaSet, VirtualMachineMigration),
+)
+"""Objects that no class or claim can name as a configuration: there may be many thousands of them."""
 
 
-def _configs(objects: Iterable[ApiModel]) -> dict[ConfigKey, dict[str, Any]]:
+def is_config(obj: ApiModel) -> bool:
+    """Whether a class or claim can name it in its ``configs``."""
+    return not isinstance(obj, _NO_CONFIG)
+
+
+def configs_of(objects: Iterable[ApiModel]) -> dict[ConfigKey, dict[str, Any]]:
+    """The configuration objects among some, by how classes and claims name them."""
     by_key = {}
-    for manifest in (obj.to_manifest() for obj in objects if _is_config(obj)):
+    for manifest in (obj.to_manifest() for obj in objects if is_config(obj)):
         metadata = manifest["metadata"]
         key = manifest["apiVersion"], manifest["kind"], metadata.get("namespace") or "default", metadata["name"]
         by_key[key] = manifest

@@ -16,6 +16,7 @@ from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
 from devalloc_solver.dialects.device_claims.manifests import (
     ProblemInput,
+    is_config,
     record_invalid,
     without_duplicates,
 )
@@ -110,17 +111,20 @@ class ManifestStore:
     def of_kind(self, *kinds: str) -> Iterator[ManifestRecord]:
         return (document for name, same in self.by_name.items() if name[0] in kinds for document in same)
 
-    def by_name_except(self, kind: str) -> list[ManifestRecord]:
-        return [document for name, same in self.by_name.items() if name[0] != kind for document in same]
-
-    def others(self) -> Iterator[ManifestRecord]:
-        """All but claims and pools: classes, configuration objects, and what is of no kind."""
-        return (
+    def all_but_claims(self) -> list[ManifestRecord]:
+        """What there is beside claims; of objects that no class or claim can name only those that are wrong."""
+        return [
             document
             for name, same in self.by_name.items()
-            if name[0] not in ("DeviceClaim", "DevicePool")
+            if name[0] != "DeviceClaim"
             for document in same
-        )
+            if document.problems or name[0] == "DevicePool" or is_rule(document)
+        ]
+
+
+def is_rule(document: ManifestRecord) -> bool:
+    """Whether it is a class, valid or not, or a configuration object: what claims may take depends on these."""
+    return document.kind == "DeviceClass" or (document.object is not None and is_config(document.object))
 
 
 def select_valid(documents: Iterable[ManifestRecord]) -> ProblemInput:

@@ -50,12 +50,16 @@ class DeviceClaimRules:
         return self.shared.for_others(snapshot, self.problem_input.classes, self.problem_input.invalid_classes)
 
     def renewed(self, problem_input: ProblemInput) -> DeviceClaimRules:
-        """The same after classes or configuration objects have changed."""
+        """The same after classes have changed."""
         fresh = DeviceClaimRules(self.kinds, problem_input, self.allowance)
         fresh.shared = self.shared.for_others(
             fresh.shared.snapshot, problem_input.classes, problem_input.invalid_classes
         )
         return fresh
+
+    def configs_changed(self) -> None:
+        """There are other configuration objects than before: claims name those, and verdicts do not depend on them."""
+        self._refusals.clear()
 
     def after_failure(self, *, begin: bool) -> DeviceClaimRules:
         """The same once an expression that was valid for one device of each kind has spent its budget on others (S6).

@@ -6,7 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +18,7 @@ from devalloc.api.quantity import Quantity
 from devalloc_solver.cel.device_claims.reads import attributes_read
 from devalloc_solver.check.incremental import IncrementalChecker
 from devalloc_solver.dialects.device_claims.answers import CONFIG_FIELDS, config_entries
-from devalloc_solver.dialects.device_claims.manifests import ProblemInput
+from devalloc_solver.dialects.device_claims.manifests import ConfigKey, ProblemInput, configs_of
 from devalloc_solver.dialects.units import RejectedClaim
 from devalloc_solver.fleet.backend import Name
 from devalloc_solver.fleet.device_claims.documents import (
@@ -127,12 +127,16 @@ class DeviceFleetState:
     pools: dict[str | None, dict[str, DevicePool]] = field(default_factory=lambda: defaultdict(dict))
     """by node and name, those that are valid together (S2)"""
     index: NodeIndex = field(init=False)
-    rules: DeviceClaimRules = field(init=False)
     judge: IncrementalChecker = field(init=False)
     holders: Holders = field(init=False)
     refusals: DeviceClaimsExplainer = field(init=False)
     _written: dict[Key, tuple[object, ManifestRecord]] = field(default_factory=dict)
     """claims with their answers written on them, as far as requested for these"""
+    _rules: DeviceClaimRules = field(init=False)
+    _are_rules_stale: bool = False
+    """whether classes have changed since the rules were made"""
+    _configs: dict[ConfigKey, dict[str, Any]] = field(default_factory=dict)
+    """the configuration objects, which the rules share"""
 
     @classmethod
     def load(cls, documents: Iterable[ManifestRecord], placement: str) -> DeviceFleetState:
@@ -150,10 +154,13 @@ class DeviceFleetState:
                 state.pools[pool.spec.node_name][name] = pool
         state.index = NodeIndex(placement, read=_read_by_classes(state.documents))
         state.index.load({node: state._snapshot(node) for node, pools in state.pools.items() if pools})
-        state.rules = DeviceClaimRules(state.index.kinds, select_valid(state.documents.others()), state.index.allowance)
+        for full, manifests in state.documents.by_name.items():
+            if full[0] not in ("DeviceClaim", "DevicePool"):
+                state._configs |= _configs_among(manifests)
+        state._rules = DeviceClaimRules(state.index.kinds, state._read_classes(), state.index.allowance)
         state.holders = Holders(state.index)
         state.refusals = DeviceClaimsExplainer(state.index, state.holders)
-        state.judge.set_classes(state.rules.problem_input.classes.values())
+        state.judge.set_classes(state._rules.problem_input.classes.values())
         for key in sorted({(name[1], name[2]) for name in state.documents.by_name if name[0] == "DeviceClaim"}):
             state._read_claim(key)
         return state
@@ -178,8 +185,9 @@ class DeviceFleetState:
             self.documents.replace(document)
             self._read_claim(key)
             return
+        before = self.documents.by_name.get(document.name, ())
         self.documents.replace(document)
-        self._changed(document.name)
+        self._changed(document.name, before)
 
     def remove(self, name: Name) -> bool:
         """An object is gone; False when there was none."""
@@ -189,9 +197,10 @@ class DeviceFleetState:
             self._forget_claim(key)
             self.documents.remove(name)
             return existed
+        before = self.documents.by_name.get(name, ())
         if not self.documents.remove(name):
             return False
-        self._changed(name)
+        self._changed(name, before)
         return True
 
     def release(self, key: Key) -> bool:
@@ -205,26 +214,44 @@ class DeviceFleetState:
             self.documents.by_name[name] = pending
         return True
 
-    def _changed(self, name: Name) -> None:
+    def _changed(self, name: Name, before: Sequence[ManifestRecord]) -> None:
+        """An object other than a claim has changed. Costs what depends on it: machines are named by no class or claim,
+        configuration objects are only copied, and classes are read once for all changes until they are asked for."""
         if name[0] == "DevicePool":
             self._pools_changed(name[2])
-        else:
-            self._rules_changed()
+            return
+        old, new = _configs_among(before), _configs_among(self.documents.by_name.get(name, ()))
+        for key in old.keys() - new.keys():
+            del self._configs[key]
+        self._configs |= new
+        if old.keys() != new.keys():
+            self._rules.configs_changed()
+        self._are_rules_stale |= name[0] == "DeviceClass"
 
-    def _rules_changed(self) -> None:
+    @property
+    def rules(self) -> DeviceClaimRules:
+        """What classes and configuration objects say now."""
+        if self._are_rules_stale:
+            self._are_rules_stale = False
+            self._classes_changed()
+        return self._rules
+
+    def _read_classes(self) -> ProblemInput:
+        return replace(select_valid(self.documents.of_kind("DeviceClass")), configs=self._configs)
+
+    def _classes_changed(self) -> None:
         """Classes decide what claims may take, and which entries of old ones are for admins only (S14)."""
-        before = _admin_classes(self.rules.problem_input)
-        self.rules = self.rules.renewed(select_valid(self.documents.others()))
-        self.judge.set_classes(self.rules.problem_input.classes.values())
+        before = _admin_classes(self._rules.problem_input)
+        self._rules = self._rules.renewed(self._read_classes())
+        self.judge.set_classes(self._rules.problem_input.classes.values())
         self.index.forget()
-        changed = before ^ _admin_classes(self.rules.problem_input)
-        if changed:
+        if before != _admin_classes(self._rules.problem_input):
             for key in list(self.allocations):
                 self._hold_again(key)
 
     def expression_failed(self, *, begin: bool) -> None:
         """See ``DeviceClaimRules.after_failure``."""
-        self.rules = self.rules.after_failure(begin=begin)
+        self._rules = self.rules.after_failure(begin=begin)
         self.index.forget()
 
     def _pools_changed(self, name: str) -> None:
@@ -245,7 +272,7 @@ class DeviceFleetState:
             if not pools:
                 del self.pools[node]
         self.judge.set_pools(name, same)
-        self.rules.kinds = self.index.kinds
+        self._rules.kinds = self.index.kinds
         for key in sorted(keys):
             self.holders.put(key, [*self._items(self.allocations[key])])
 
@@ -354,7 +381,7 @@ class DeviceFleetState:
         """The problem of the whole fleet and of some pending claims."""
         wanted = {document.name for document in claims}
         groups = {group for document in claims for group in _groups_of(document)}
-        documents = self.documents.by_name_except("DeviceClaim")
+        documents = self.documents.all_but_claims()
         for name, same in self.documents.by_name.items():
             if name[0] == "DeviceClaim" and name not in wanted and (name[1], name[2]) not in self.granted:
                 documents += [d for d in same if _is_relevant(d, groups)]
@@ -402,6 +429,10 @@ def _read_by_classes(documents: ManifestStore) -> frozenset[str]:
     classes = [document.object for document in documents.of_kind("DeviceClass")]
     texts = [each.spec.constraints for each in classes if isinstance(each, DeviceClass) and each.spec.constraints]
     return frozenset().union(*(attributes_read(text) or () for text in texts))
+
+
+def _configs_among(documents: Iterable[ManifestRecord]) -> dict[ConfigKey, dict[str, Any]]:
+    return configs_of(document.object for document in documents if document.object is not None)
 
 
 def _admin_classes(problem_input: ProblemInput) -> set[str]:
