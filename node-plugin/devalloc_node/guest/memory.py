@@ -105,25 +105,70 @@ class GuestMemory:
     cached: int
     anonymous: int
     """Memory of processes and of tmpfs, on either list: what cannot be dropped."""
+    locked: int = 0
+    """Memory of processes that is on neither list: mlocked, ramfs, secret memory."""
+    huge_pages: int = 0
+    """The pool of huge pages, used or not: nothing else can have it."""
+    kernel: int = 0
+    """The kernel's own that it cannot reclaim: slab, stacks, page tables."""
+    obtainable: int = 0
+    """Free memory and all caches, also those that `available` leaves out; never less than `available`."""
+
+    @property
+    def used(self) -> int:
+        """Memory that cannot be taken away. What has no line of its own, such as memory that a driver pinned, is what
+        neither is free nor can be reclaimed. In both sums `APART` of the kernel's own memory is left out: `usable` has
+        it already."""
+        listed = self.anonymous + self.locked + self.huge_pages + max(0, self.kernel - APART)
+        return max(listed, self.total - self.obtainable - APART)
+
+
+_KERNEL = ("SUnreclaim", "KernelStack", "PageTables", "SecPageTables", "Percpu")
 
 
 def read_memory(system: GuestSystem) -> GuestMemory:
-    """Raises OSError, and ValueError where a field is missing."""
+    """Raises OSError, and ValueError where a field is missing.
+
+    Documentation/filesystems/proc.rst of Linux describes the fields. A balloon is no cache: unless it deflates on OOM,
+    MemTotal leaves it out already.
+    """
     fields: dict[str, int] = {}
     for line in system.read("proc/meminfo").splitlines():
         name, _, value = line.partition(":")
         amount = value.split()
         if amount and amount[0].isdecimal():
             fields[name] = int(amount[0]) * (1024 if amount[1:] == ["kB"] else 1)
+
+    def total_of(*names: str) -> int:
+        return sum(fields.get(name, 0) for name in names)
+
+    # MemAvailable leaves out what the kernel holds back at this size, and gives up when memory is unplugged.
+    reclaimable = fields.get("KReclaimable", total_of("SReclaimable")) + total_of("GPUReclaim")
+    caches = total_of("MemFree", "Active(file)", "Inactive(file)") + reclaimable
+    arc = _shrinkable_arc(system)
     try:
         return GuestMemory(
             total=fields["MemTotal"],
             available=fields["MemAvailable"],
             cached=fields["Cached"],
             anonymous=fields["Active(anon)"] + fields["Inactive(anon)"],
+            locked=total_of("Unevictable"),
+            huge_pages=max(total_of("Hugetlb"), total_of("HugePages_Total") * total_of("Hugepagesize")),
+            kernel=max(0, total_of(*_KERNEL) - arc),  # parts of the ARC can be slabs
+            obtainable=max(fields["MemAvailable"], caches) + arc,
         )
     except KeyError as missing:
         raise ValueError(f"{system.path('proc/meminfo')} has no {missing.args[0]}") from None
+
+
+def _shrinkable_arc(system: GuestSystem) -> int:
+    """Bytes that ZFS gives back under pressure: no line of /proc/meminfo counts its cache (ARC) as one."""
+    try:
+        lines = [line.split() for line in system.read("proc/spl/kstat/zfs/arcstats").splitlines()]
+    except OSError:
+        return 0  # no ZFS
+    rows = {line[0]: int(line[2]) for line in lines if len(line) == 3 and line[2].isdecimal()}
+    return max(0, rows.get("size", 0) - rows.get("c_min", 0))
 
 
 def cgroup_file(system: GuestSystem, group: str) -> str:
@@ -143,14 +188,17 @@ def cgroup_file(system: GuestSystem, group: str) -> str:
     raise ValueError(f"no cgroup {name!r} with a memory controller; looked for {looked}")
 
 
-def cgroup_anonymous(system: GuestSystem, file: str) -> int:
-    """Anonymous memory of a cgroup and those below it, in bytes. Raises OSError, ValueError."""
+_CGROUP_LISTS = ("active_anon", "inactive_anon")
+_CGROUP_OTHERS = ("unevictable", "slab_unreclaimable", "kernel_stack", "pagetables", "sec_pagetables", "percpu", "sock")
+"""What else cannot be reclaimed. Version 1 has the first only."""
+
+
+def cgroup_used(system: GuestSystem, file: str) -> int:
+    """Memory of a cgroup and those below it that cannot be taken away, in bytes. Raises OSError, ValueError."""
     fields = dict(line.split(" ", 1) for line in system.read(file).splitlines() if " " in line)
-    for prefix in ("total_", ""):  # version 1 tells the sum apart
-        try:
-            return int(fields[f"{prefix}active_anon"]) + int(fields[f"{prefix}inactive_anon"])
-        except KeyError:
-            continue
+    for prefix in ("total_", ""):  # version 1 has the sum apart
+        if all(f"{prefix}{name}" in fields for name in _CGROUP_LISTS):
+            return sum(int(fields.get(f"{prefix}{name}", 0)) for name in (*_CGROUP_LISTS, *_CGROUP_OTHERS))
     raise ValueError(f"{system.path(file)} has no active_anon and inactive_anon")
 
 
@@ -164,11 +212,11 @@ def memory_measure(system: GuestSystem, what: str) -> MemoryMeasure | None:
     if what == "none":
         return None
     if what == "system":
-        return lambda: read_memory(system).anonymous
+        return lambda: read_memory(system).used
     if kind != "cgroup" or not group:
         raise ValueError(f"{what!r} is not `system`, `cgroup:NAME` or `none`")
     file = cgroup_file(system, group)
-    return lambda: cgroup_anonymous(system, file)
+    return lambda: cgroup_used(system, file)
 
 
 _STALE = 5_000  # milliseconds after which a sample says nothing of now
@@ -178,9 +226,19 @@ _AGAIN = 1_000  # milliseconds from one request for more to the next
 class MemoryPolicy:
     """The state of it. Instants are milliseconds of any one clock."""
 
-    def __init__(self, measure: MemoryMeasure | None, memory: int, cache: Cache | None) -> None:
-        """``memory``: what the guest has now, in bytes. Without ``measure`` nothing is wanted, and nothing denied."""
+    def __init__(
+        self,
+        measure: MemoryMeasure | None,
+        memory: int,
+        cache: Cache | None,
+        whole_guest: MemoryMeasure | None = None,
+    ) -> None:
+        """``memory``: what the guest has now, in bytes. Without ``measure`` nothing is wanted, and nothing denied.
+
+        ``whole_guest``: use of the whole guest, if ``measure`` is of a part: a decrease must leave room for all of it.
+        """
         self._measure = measure
+        self._whole_guest = whole_guest
         self._cache = cache
         self._samples = MemorySamples()
         self._requested_at: int | None = None
@@ -221,8 +279,8 @@ class MemoryPolicy:
             await self._cache.fit(memory)
 
     async def shrink(self, memory: int, now: int) -> DownscaleResult:
-        """Whether the machine may have so little. If it agrees, it prepares for that. Raises OSError if the usage is
-        unknown."""
+        """Whether the machine may have so little. If it agrees, it prepares for that. Raises OSError or ValueError
+        if the usage is unknown."""
         done = []
         if self._measure is not None:
             age = self._samples.age(now)
@@ -235,6 +293,9 @@ class MemoryPolicy:
                 used, then, least = (amount // MIB for amount in (self._samples.used, threshold(memory), needed))
                 status = f"{used} MiB are in use: the threshold would be {then} MiB, and must be at least {least} MiB"
                 return DownscaleResult(False, status)
+            if self._whole_guest is not None and (all_used := self._whole_guest()) > usable(memory):
+                all_used, then = all_used // MIB, usable(memory) // MIB
+                return DownscaleResult(False, f"{all_used} MiB of the whole guest are in use: {then} MiB would be left")
         if self._cache is not None:
             done.append(await self._cache.fit(memory))
         if self._measure is not None:

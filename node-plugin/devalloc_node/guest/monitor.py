@@ -40,7 +40,9 @@ class GuestMonitor:
         except ValueError as error:
             raise ValueError(f"--measure: {error}") from None
         cache = ProgramCache(settings.cache_program, settings.cache_where) if settings.cache_program else None
-        self.guard = MemoryPolicy(measure, read_memory(self._system).total, cache)
+        is_part = settings.measure.startswith("cgroup:")
+        whole_guest = (lambda: read_memory(self._system).used) if is_part else None
+        self.guard = MemoryPolicy(measure, read_memory(self._system).total, cache, whole_guest)
         self.sessions = AgentSessions(self._handle, self._greeted, settings.allow)
         self.informant: Informant | None = None
         self._granted_cpus: int | None = None
@@ -108,7 +110,7 @@ class GuestMonitor:
         await self.guard.grew(resources.memory)
 
     async def shrink(self, target: Resources) -> wire.DownscaleResult:
-        """Whether the machine may have so little. Raises OSError if the usage is unknown."""
+        """Whether the machine may have so little. Raises OSError or ValueError if the usage is unknown."""
         result = await self.guard.shrink(target.memory, loop_ms())
         if result.ok:
             self._resize(target.cpu)
