@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from devalloc.api.manifests import Document
     from devalloc.api.problems import Problem
+    from devalloc_solver.pipeline.quota import ClassNames
 
 Object = dict[str, Any]
 ManifestVerb = Literal["apply", "validate", "solve"]
@@ -114,12 +115,19 @@ def annotation_problems(document: Document) -> Iterator[Problem]:
         yield replace(here, message=problem.message, path=problem.path, severity=problem.severity)
 
 
-def quota_problems(document: Document) -> Iterator[Problem]:
-    """Problems of the amounts of a ResourceQuota."""
+def quota_problems(document: Document, classes: ClassNames | None = None) -> Iterator[Problem]:
+    """Problems of a ResourceQuota, such as a class that is not among ``classes``."""
     from devalloc_solver.pipeline import quota
 
     if quota.is_quota(document.content):
-        yield from (document.place(problem) for problem in quota.problems_of(document.content))
+        names = quota.NO_CLASSES if classes is None else classes
+        yield from (document.place(problem) for problem in quota.problems_of(document.content, names))
+
+
+def _class_names(documents: Iterable[Document]) -> ClassNames:
+    from devalloc_solver.pipeline.quota import ClassNames
+
+    return ClassNames.among(document.content for document in documents)
 
 
 def resource_problems(document: Document) -> Iterator[Problem]:
@@ -227,6 +235,7 @@ def read_manifests(
                 raise BadInput(f"{file}: devalloc does not download manifests; use: curl -sSL {file} | {command} -f -")
         manifests = load(files, stdin=sys.stdin.buffer if "-" in files else None, recursive=is_recursive())
         documents = [_with_namespace(document, namespace) for document in manifests.documents]
+        classes = _class_names(documents) if verb == "validate" else None
         problems, good = list(manifests.problems), []
         for document in documents:
             decoded = decode(document.content)
@@ -234,7 +243,8 @@ def read_manifests(
             if decoded.object is None:
                 continue
             valid = replace(document, content=decoded.object.to_manifest())
-            wrong = [*expression_problems(valid), *annotation_problems(valid), *quota_problems(valid)] if verb else []
+            wrong = [*expression_problems(valid), *annotation_problems(valid)] if verb else []
+            wrong += quota_problems(valid, classes) if verb else []
             wrong += resource_problems(valid) if verb == "validate" else []
             problems += wrong
             if not any(problem.is_error for problem in wrong):

@@ -278,6 +278,8 @@ class ResourceClaimAnswerDict(_ClaimAnswer):
     """What became of a ResourceClaim."""
 
     allocations: AllocationResult
+    unreachedDevices: NotRequired[int]
+    """Devices whose node selectors select none of the nodes, if that may be why no device matches."""
 
 
 class ResourceSolutionDict(_Solution):

@@ -71,7 +71,7 @@ def print_explanation(claim: Answer, *, only_would: bool = False, machine: bool 
         print_table(["DEVICES", "", "SUCH AS"], list(_funnel_rows(funnel)))
     funnels = claim.get("funnel", [])
     if funnels and not any(funnel["devices"] for funnel in funnels):  # no change of the claim would help
-        click.echo(f"\nWhat to do: {_PUBLISH}")
+        click.echo(f"\nWhat to do: {_GIVE_NODES if claim.get('unreachedDevices') else _PUBLISH}")
         return
     blockers = claim.get("blockers", [])
     print_blockers(blockers)
@@ -110,6 +110,8 @@ _PUBLISH = (
     "DevicePools (ResourceSlices for ResourceClaims). `devalloc discover` shows what this host would publish."
 )
 """Where there are no devices at all."""
+_GIVE_NODES = "Give the Node objects too (`kubectl get nodes -o yaml`), or correct the node selectors of the slices."
+"""Where all devices select nodes that are not there."""
 
 
 def print_blockers(blockers: Sequence[Answer]) -> None:

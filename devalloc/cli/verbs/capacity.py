@@ -4,7 +4,7 @@ like this one fit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -142,7 +142,7 @@ def capacity(
         return question.code  # the claim's problems were already shown
     claim = _chosen(claims, _claim_name(name, given, namespace), namespace, place if question.is_of_store else None)
     with show_spinner("counting"):
-        counted = _within_quotas(count(documents, claim), documents, claim)
+        counted = count(documents, claim)
     if output in ("json", "yaml"):
         by_node = [{"node": node, "count": number} for node, number in counted.by_node.items()]
         identity = {"namespace": claim["metadata"].get("namespace", "default"), "name": claim["metadata"]["name"]}
@@ -187,17 +187,6 @@ def _is_named(content: Any) -> bool:
     """Whether it has the names that every object has."""
     metadata = content.get("metadata") if isinstance(content, dict) else None
     return isinstance(metadata, dict) and isinstance(metadata.get("name"), str) and "kind" in content
-
-
-def _within_quotas(counted: Capacity, documents: list[Object], claim: Object) -> Capacity:
-    """At most as many as quotas allow; then without nodes, because there is room for more."""
-    from devalloc_solver.pipeline.quota import copies_allowed
-
-    left = copies_allowed(documents, claim)
-    if left is None or counted.reason is not None or left[0] >= counted.count:
-        return counted
-    message = f"{left[1]}; there is room for {counted.count} more"
-    return replace(counted, count=left[0], proven=True, by_node={}, reason="QuotaExceeded", message=message)
 
 
 def _claim_name(name: str | None, manifests: list[Object], namespace: str) -> str | None:

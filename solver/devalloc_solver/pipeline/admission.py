@@ -161,7 +161,7 @@ def solve_admitted(
     bounds = {bound: most for doc in documents if quota.is_quota(doc) for bound, most in quota.bounds_of(doc).items()}
     denied = _admin_denials(documents, unread) if admin_namespaces == "labelled" else {}
     denied |= _with_group_members(documents, kept_out or {}, unread)
-    problems = [one.to_dict() for doc in documents if quota.is_quota(doc) for one in quota.problems_of(doc)]
+    problems = _quota_problems(documents)
     if not bounds and not denied:
         return _with_problems(solve(relevant), problems)
     classes = quota.classes_among(relevant)
@@ -197,6 +197,12 @@ def solve_admitted(
     others = [refusal_answer(key, *why) for key, why in reasons.items()]
     claims = sorted([*answer["claims"], *failed.values(), *others], key=lambda one: (one["namespace"], one["name"]))
     return _with_problems({**answer, "claims": claims, "seconds": seconds}, problems)
+
+
+def _quota_problems(documents: Sequence[Object]) -> list[dict[str, Any]]:
+    quotas = [doc for doc in documents if quota.is_quota(doc)]
+    names = quota.ClassNames.among(documents) if quotas else quota.NO_CLASSES
+    return [problem.to_dict() for one in quotas for problem in quota.problems_of(one, names)]
 
 
 def _with_problems(answer: Answer, problems: list[dict[str, Any]]) -> Answer:

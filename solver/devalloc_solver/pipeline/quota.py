@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from devalloc.api import host_pool_names
@@ -19,7 +19,8 @@ from devalloc.api.decode import decode
 from devalloc.api.device_class import DeviceClass
 from devalloc.api.fields import label_name
 from devalloc.api.json_content import escape_invalid_unicode
-from devalloc.api.problems import Problem
+from devalloc.api.meta import DEVMGMT
+from devalloc.api.problems import Problem, closest_match
 from devalloc.api.quantity import Quantity
 from devalloc.api.views import ClaimView, claim_key_or_none, recover_status
 
@@ -27,7 +28,8 @@ Object = dict[str, Any]
 KIND = "ResourceQuota"
 SUFFIX = ".deviceclass.devmgmtproto.k8s.io/devices"
 """What follows the name of a class in ``spec.hard``."""
-_GROUP = SUFFIX.partition("/")[0]
+_SUFFIX_OF_KUBERNETES = ".deviceclass.resource.k8s.io/devices"
+"""The same of classes of resource.k8s.io, which the API server counts."""
 Bound = tuple[str, str, str]
 """Namespace, name of the quota, and class."""
 Classes = Mapping[str, DeviceClass]
@@ -52,7 +54,7 @@ def bounds_of(quota: Object) -> dict[Bound, int]:
     }
 
 
-def _key(quota: Object) -> tuple[str, str] | None:
+def _key(quota: Mapping[str, Any]) -> tuple[str, str] | None:
     """Its namespace and name, so that they can be written; None for one that has none, and so bounds no namespace."""
     metadata = quota.get("metadata")
     if not isinstance(metadata, Mapping):
@@ -65,9 +67,31 @@ def _key(quota: Object) -> tuple[str, str] | None:
     )
 
 
-def problems_of(quota: Object) -> Iterator[Problem]:
-    """What is wrong with a quota: amounts that cannot be read, each of which allows no device, and a namespace that no
-    claim can have. Nothing of one that has no name, or no text as its namespace: decoding it reports that."""
+@dataclass(frozen=True, slots=True)
+class ClassNames:
+    """The names of classes beside quotas, which show what a quota means; empty: nothing is known of them."""
+
+    own: frozenset[str] = frozenset()
+    of_kubernetes: frozenset[str] = frozenset()
+    """of resource.k8s.io"""
+
+    @classmethod
+    def among(cls, documents: Iterable[Any]) -> ClassNames:
+        names: dict[bool, set[str]] = {True: set(), False: set()}
+        for doc in documents:
+            if not isinstance(doc, Mapping) or doc.get("kind") != "DeviceClass" or (key := _key(doc)) is None:
+                continue
+            names[doc.get("apiVersion") == DEVMGMT].add(key[1])
+        return cls(frozenset(names[True]), frozenset(names[False]))
+
+
+NO_CLASSES = ClassNames()
+
+
+def problems_of(quota: Object, classes: ClassNames = NO_CLASSES) -> Iterator[Problem]:
+    """What is wrong with a quota: amounts that cannot be read, each of which allows no device, a namespace that no
+    claim can have, and what bounds nothing. Nothing of one that has no name, or no text as its namespace: decoding it
+    reports that."""
     if (key := _key(quota)) is None:
         return
     here = Problem("", kind=KIND, namespace=key[0], name=key[1])
@@ -75,15 +99,15 @@ def problems_of(quota: Object) -> Iterator[Problem]:
         label_name(key[0])
     except ValueError as error:
         yield replace(here, path="metadata.namespace", message=f"{error}; the quota applies to no claim")
-    spec = quota.get("spec")
-    hard = spec.get("hard") if isinstance(spec, dict) else None
-    for name, amount in _mapping(hard).items():
-        if not isinstance(name, str) or _GROUP not in name:
+    spec = _mapping(quota.get("spec"))
+    has_scopes = bool(spec.get("scopes") or spec.get("scopeSelector"))
+    for name, amount in _mapping(spec.get("hard")).items():
+        if not isinstance(name, str) or not _is_about_devices(name):
             continue
         path = f"spec.hard[{escape_invalid_unicode(name)}]"
+        if (why := _why_without_effect(name, classes, has_scopes=has_scopes)) is not None:
+            yield replace(here, path=path, message=why, severity="warning")
         if not name.endswith(SUFFIX):
-            message = f"is ignored: a quota counts <class>{SUFFIX}"
-            yield replace(here, path=path, message=message, severity="warning")
             continue
         try:
             number = Quantity.parse(amount).as_integer()
@@ -93,6 +117,29 @@ def problems_of(quota: Object) -> Iterator[Problem]:
         if number is None or number < 0:
             message = f"must be a whole number of devices, 0 or more, not {amount!r}"
             yield replace(here, path=path, message=message)
+
+
+def _is_about_devices(name: str) -> bool:
+    return not name.startswith("count/") and ("deviceclass" in name or "devmgmtproto" in name)
+
+
+def _why_without_effect(name: str, classes: ClassNames, *, has_scopes: bool) -> str | None:
+    """Why a line of a quota that is about devices bounds no DeviceClaim; None if it does, or is for others."""
+    if name.endswith(_SUFFIX_OF_KUBERNETES):
+        class_name = name.removesuffix(_SUFFIX_OF_KUBERNETES)
+        if class_name in classes.own - classes.of_kubernetes:
+            return f"counts ResourceClaims only; for DeviceClaims, write {class_name}{SUFFIX}"
+        return None
+    if not name.endswith(SUFFIX):
+        return f"is ignored: a quota counts <class>{SUFFIX}"
+    if has_scopes:
+        return "is ignored: a quota with scopes bounds pods only; remove the scopes"
+    class_name = name.removesuffix(SUFFIX)
+    if not classes.own or class_name in classes.own or class_name == host_pool_names.CLASS:
+        return None
+    near = closest_match(class_name, classes.own)
+    advice = f"did you mean {near}?" if near else "apply the class, or correct the name"
+    return f"is for class {escape_invalid_unicode(class_name)}, which does not exist; {advice}"
 
 
 def quota_status(quota: Object) -> dict[str, Any]:

@@ -7,11 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from devalloc.api.meta import GROUP
+from devalloc.api.reasons import Reason
 from devalloc_solver.dialects.api_groups import as_manifest_list
 from devalloc_solver.dialects.device_claims.manifests import read_documents
 from devalloc_solver.exact.goals import GoalSearch
 from devalloc_solver.exact.model import build_model
+from devalloc_solver.pipeline.admission import is_admission_object, sort_documents
 from devalloc_solver.pipeline.device_claims import PreparedProblem, prepare
+from devalloc_solver.pipeline.quota import copies_allowed
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import Demand, PlacementUnit
 
@@ -37,6 +40,7 @@ def capacity(documents: Iterable[Mapping[str, Any]], claim: Mapping[str, Any]) -
     """Count the copies of ``claim`` that fit beside the allocated claims among ``documents``.
 
     Pending claims among the documents are left aside. When the claim is allocated itself, its copies come on top of it.
+    ResourceQuotas among the documents count: the reason is then ``QuotaExceeded``, and no node is named.
 
     Raises:
         TypeError: ``claim`` is not a dict.
@@ -45,7 +49,22 @@ def capacity(documents: Iterable[Mapping[str, Any]], claim: Mapping[str, Any]) -
     documents = as_manifest_list(documents)
     wanted = _pending(claim)
     others = [d for d in documents if not (isinstance(d, Mapping) and _is_pending(d))]
-    prepared = prepare(read_documents([*others, wanted]))
+    return _within_quotas(_count(others, wanted), others, wanted)
+
+
+def _within_quotas(counted: Capacity, documents: Sequence[Any], claim: dict[str, Any]) -> Capacity:
+    """At most as many as quotas allow; then without nodes, because there is room for more."""
+    left = copies_allowed(sort_documents(documents).readable, claim)
+    if left is None or counted.reason is not None or left[0] >= counted.count:
+        return counted
+    message = f"{left[1]}; there is room for {counted.count} more"
+    return Capacity(left[0], True, {}, Reason.QUOTA_EXCEEDED, message)
+
+
+def _count(others: Sequence[Any], wanted: dict[str, Any]) -> Capacity:
+    prepared = prepare(
+        read_documents([*(d for d in others if not (isinstance(d, Mapping) and is_admission_object(d))), wanted])
+    )
     namespace = wanted["metadata"].get("namespace")
     key = namespace if isinstance(namespace, str) and namespace else "default", wanted["metadata"]["name"]
     for refused in prepared.refused:

@@ -240,11 +240,13 @@ def _overuse_problems(
 
 
 def _pool_problems(seen: ClusterView) -> Iterator[Problem]:
+    if seen.unreached.devices and not seen.unreached.has_nodes:
+        yield Problem(seen.unreached.why, kind="ResourceSlice", severity="warning")
     first_nodes: dict[tuple[str, str, str], str] = {}
     for name, pool in seen.broken.items():
         first_nodes.setdefault((pool.title, pool.state.value, pool.why), name)
     for (title, state, why), node in sorted(first_nodes.items()):
-        message = f"pool {title} is {state} as node {node} sees it: {why}"
+        message = f"pool {title} is {state}{f' as node {node} sees it' if node else ''}: {why}"
         yield Problem(message, kind="ResourceSlice", severity="warning")
 
 
@@ -290,7 +292,11 @@ def _answers(
         if claim.allocation is not None
     ]
     answers += [rejected_answer(refused) for refused in prepared.refused]
-    explainer = ResourceClaimExplainer(prepared.snapshot, prepared.allocations, placements, ends, prepared.offers)
+    explainer = ResourceClaimExplainer(
+        *(prepared.snapshot, prepared.allocations, placements, ends),
+        offers=prepared.offers,
+        unreached=prepared.survey.unreached,
+    )
     unsatisfied, later = outcome.unsatisfied(prepared.units, is_quick=is_quick)
     too_late = SearchCutShort(SEARCH_CUT_SHORT)
     answers += [rejected_answer(timeout_rejection(d.claim, too_late)) for unit in later for d in unit.demands]

@@ -18,7 +18,7 @@ from devalloc.api.json_content import escape_invalid_unicode
 from devalloc.api.meta import ObjectMeta
 from devalloc.api.reasons import STILL_SEARCHING
 from devalloc.controller.reconcile.vm_scheduling.what_if import solve_with_machines
-from devalloc_solver import Fleet, solve_manifests
+from devalloc_solver import Fleet, capacity, solve_manifests
 from devalloc_solver.pipeline import admission, quota
 from tests.support.cli_shell import claim, device_class, pool
 from tests.support.host_pools import host, machine
@@ -72,6 +72,59 @@ def test_a_misspelled_quota_is_named() -> None:
     (problem,) = solve_manifests([pool(), device_class(), claim("a"), wrong])["problems"]
 
     assert (problem["severity"], problem["message"]) == ("warning", f"is ignored: a quota counts <class>{quota.SUFFIX}")
+
+
+@pytest.mark.parametrize(
+    ("hard", "message"),
+    [
+        (f"gpuu{quota.SUFFIX}", "is for class gpuu, which does not exist; did you mean gpu?"),
+        (f"storage{quota.SUFFIX}", "is for class storage, which does not exist; apply the class, or correct the name"),
+        (
+            "gpu.deviceclass.resource.k8s.io/devices",
+            f"counts ResourceClaims only; for DeviceClaims, write gpu{quota.SUFFIX}",
+        ),
+        ("gpu.deviceclasses.devmgmtproto.k8s.io/devices", f"is ignored: a quota counts <class>{quota.SUFFIX}"),
+        ("gpu.deviceclass/devices", f"is ignored: a quota counts <class>{quota.SUFFIX}"),
+    ],
+)
+def test_a_line_that_does_not_bound_what_its_author_meant_is_a_warning(hard: str, message: str) -> None:
+    wrong = {**QUOTA, "spec": {"hard": {hard: "1"}}}
+    (problem,) = solve_manifests([pool(), device_class(), claim("a"), wrong])["problems"]
+
+    assert (problem["severity"], problem["path"], problem["message"]) == ("warning", f"spec.hard[{hard}]", message)
+
+
+def test_a_quota_with_scopes_bounds_pods_only() -> None:
+    wrong = {**QUOTA, "spec": {**QUOTA["spec"], "scopes": ["Terminating"]}}
+    answer = solve_manifests([pool(), device_class(), claim("a"), claim("b"), wrong])
+
+    assert "a quota with scopes bounds pods only" in answer["problems"][0]["message"]
+    assert reasons(answer) == {"a": None, "b": None}
+
+
+def test_a_line_for_a_class_of_kubernetes_is_right_if_there_is_one() -> None:
+    of_kubernetes = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "gpu"}}
+    both = {**QUOTA, "spec": {"hard": {"gpu.deviceclass.resource.k8s.io/devices": "1"}}}
+
+    names = quota.ClassNames.among([device_class(), of_kubernetes])
+    assert list(quota.problems_of(both, names)) == []
+
+
+def test_a_quota_alone_says_nothing_of_classes() -> None:
+    assert list(quota.problems_of({**QUOTA, "spec": {"hard": {f"gpuu{quota.SUFFIX}": "1"}}})) == []
+
+
+def test_capacity_counts_quotas() -> None:
+    documents = [pool(), device_class(), QUOTA]
+    free = capacity([pool(), device_class()], claim("c"))
+    assert (free.count, free.reason) == (2, None)
+
+    bounded = capacity(documents, claim("c"))
+    assert (bounded.count, bounded.proven, bounded.reason, bounded.by_node) == (1, True, "QuotaExceeded", {})
+    none_left = {**QUOTA, "spec": {"hard": {f"gpu{quota.SUFFIX}": "0"}}}
+    assert capacity([pool(), device_class(), none_left, 5], claim("c")).count == 0  # type: ignore[list-item]
+    roomy = {**QUOTA, "spec": {"hard": {f"gpu{quota.SUFFIX}": "9"}}}
+    assert capacity([pool(), device_class(), roomy], claim("c")) == free
 
 
 @pytest.mark.parametrize("deadline", [-1.0, "soon"])
@@ -357,7 +410,7 @@ def test_a_quota_with_a_name_that_nothing_can_write_counts_and_is_named_escaped(
     answer = solve_manifests([pool(), device_class(), claim("b"), claim("c"), anything, odd])
 
     assert reasons(answer) == {"a": "QuotaExceeded", "b": None, "c": "QuotaExceeded"}
-    (problem,) = answer["problems"]
+    (problem,) = (one for one in answer["problems"] if one["severity"] == "error")
     assert (problem["name"], problem["path"]) == ("few\\ud800", f"spec.hard[x\\ud800{quota.SUFFIX}]")
     json.dumps(answer, ensure_ascii=False).encode()
 

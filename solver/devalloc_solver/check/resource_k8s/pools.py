@@ -158,6 +158,8 @@ class PublishedPools:
             return bool(selection["nodeName"] == self.node["metadata"]["name"])
         if selection.get("allNodes"):
             return True
+        if not self.node["metadata"]["name"]:
+            return False  # every node, whatever its labels: what a selector selects is unknown
         terms = (selection.get("nodeSelector") or {}).get("nodeSelectorTerms") or ()
         return any(_is_selected(term, self.node["metadata"]) for term in terms)
 
@@ -192,7 +194,8 @@ class PublishedPools:
         for device in pool.every:
             if id(device.place) not in reached:
                 reached[id(device.place)] = self.reaches(device.place)
-            if reached[id(device.place)]:
+            needs_name = not self.node["metadata"]["name"] and device.manifest.get("bindsToNode")
+            if reached[id(device.place)] and not needs_name:
                 pool.devices.setdefault(device.id[2], device)
         return pool
 

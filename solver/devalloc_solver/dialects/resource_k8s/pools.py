@@ -7,7 +7,7 @@ reach it, and looks at the others only when these alone are not all: slices of o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -15,7 +15,13 @@ from typing import Any
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s.decode import read_slice
 from devalloc_solver.dialects.resource_k8s.fields import AllocationError, FieldError, SelectorError, short_text
-from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, ResourceSlice, is_reachable
+from devalloc_solver.dialects.resource_k8s.slices import (
+    UNNAMED_NODE,
+    ClusterNode,
+    NodeAccess,
+    ResourceSlice,
+    is_reachable,
+)
 from devalloc_solver.problem.ordering import natural_key
 
 PoolId = tuple[str, str]
@@ -108,8 +114,41 @@ class SliceBook:
     @property
     def node_names(self) -> list[str]:
         """The nodes that slices or their devices name."""
-        devices = (device for entry in self._shared if (s := self._read(entry)) is not None for device in s.devices)
-        return sorted({*self._local} | {d.node_name for d in devices if d.node_name is not None})
+        return sorted({*self._local} | {r.node_name for r in self._shared_reaches() if r.node_name is not None})
+
+    @property
+    def selected_names(self) -> frozenset[str]:
+        """The nodes that selectors select by nothing but their names."""
+        return frozenset().union(*(reach.selected_names for reach in self._shared_reaches()))
+
+    @property
+    def reaches_any_node(self) -> bool:
+        """Whether a slice or device says that all nodes reach it."""
+        return any(reach.all_nodes for reach in self._shared_reaches())
+
+    def _shared_reaches(self) -> Iterator[NodeAccess]:
+        """What slices that do not name their node say of nodes, and their devices."""
+        for entry in self._shared:
+            resource_slice = self._read(entry)
+            if resource_slice is not None:
+                yield resource_slice.spec
+                yield from resource_slice.devices if resource_slice.spec.per_device else ()
+
+    def unreached(self, nodes: Sequence[ClusterNode]) -> tuple[int, int]:
+        """(devices that select nodes and are selected by none of these, slices that they are of)"""
+        reached: dict[int, bool] = {}
+        """by the identity of what says so"""
+        devices, slices = 0, 0
+        for resource_slice in filter(None, map(self._read, self._shared)):
+            spec, before = resource_slice.spec, devices
+            for device in resource_slice.devices:
+                reach: NodeAccess = device if spec.per_device else spec
+                if reach.node_selector is not None:
+                    if id(reach) not in reached:
+                        reached[id(reach)] = any(is_reachable(node, reach) for node in nodes)
+                    devices += not reached[id(reach)]
+            slices += devices > before
+        return devices, slices
 
     @property
     def ignored(self) -> tuple[IgnoredObject, ...]:
@@ -310,14 +349,40 @@ class ClusterView:
     views: tuple[PoolView, ...]
     broken: Mapping[str, ResourcePool]
     """node -> a pool of it that is incomplete or invalid"""
+    unreached: UnreachedDevices
 
 
-def view_cluster(book: SliceBook, nodes: Mapping[str, ClusterNode]) -> ClusterView:
-    """See the pools from every node: those given, and those that slices name.
+@dataclass(frozen=True, slots=True)
+class UnreachedDevices:
+    """Devices that select nodes, and reach none of those of the call."""
 
-    Raises AllocationError for a slice whose nodes cannot be told.
+    devices: int = 0
+    slices: int = 0
+    has_nodes: bool = True
+    """whether the call has Node objects"""
+
+    @property
+    def why(self) -> str:
+        """What is missing; "" if nothing is."""
+        if not self.devices:
+            return ""
+        devices = f"{self.devices} {'device' if self.devices == 1 else 'devices'}"
+        slices = f"{self.slices} {'slice' if self.slices == 1 else 'slices'}"
+        verb = "reaches" if self.devices == 1 else "reach"
+        what = f"{devices} of {slices} {verb} no Node that is given"
+        return f"{what}: correct the node selectors" if self.has_nodes else f"{what}; pass the Nodes, too"
+
+
+def view_cluster(book: SliceBook, nodes: Mapping[str, ClusterNode], names: Iterable[str] = ()) -> ClusterView:
+    """See the pools from every node: the objects ``nodes``, other ``names``, and those that slices name.
+
+    Without Node objects, the names in node selectors count too; without any name, one node without a name stands for
+    all: it reaches what every node reaches. Raises AllocationError for a slice whose nodes cannot be told.
     """
-    named = {**{name: ClusterNode(name) for name in book.node_names}, **nodes}
+    listed = {*names, *book.node_names, *(() if nodes else book.selected_names)}
+    named = {**{name: ClusterNode(name) for name in listed}, **nodes}
+    if not named and book.reaches_any_node:
+        named = {UNNAMED_NODE.name: UNNAMED_NODE}
     order = sorted(named, key=natural_key)
     views: list[PoolView] = []
     shared: dict[object, list[tuple[ResourcePool, ClusterNode]]] = {}
@@ -333,7 +398,8 @@ def view_cluster(book: SliceBook, nodes: Mapping[str, ClusterNode]) -> ClusterVi
     views += [_merged_pool(sightings) for sightings in shared.values()]
     position = {name: number for number, name in enumerate(order)}
     views.sort(key=lambda v: (v.pool.has_binding_conditions, v.pool.driver, v.pool.name, position[v.nodes[0].name]))
-    return ClusterView({name: named[name] for name in order}, tuple(views), broken)
+    unreached = UnreachedDevices(*book.unreached([*named.values()]), has_nodes=bool(nodes))
+    return ClusterView({name: named[name] for name in order}, tuple(views), broken, unreached)
 
 
 def _is_local_to_one_node(pool: ResourcePool) -> bool:

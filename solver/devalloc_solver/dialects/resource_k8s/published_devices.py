@@ -29,6 +29,7 @@ from devalloc_solver.dialects.resource_k8s.fields import Amount, FieldError
 from devalloc_solver.dialects.resource_k8s.pools import PoolId, PoolStatus, PoolView, ResourcePool
 from devalloc_solver.dialects.resource_k8s.slices import (
     REACH,
+    UNNAMED_NODE,
     CounterConsumption,
     DeviceAttribute,
     NodeAccess,
@@ -42,6 +43,7 @@ from devalloc_solver.problem.allocations import AllocatedDevice
 
 DeviceId = tuple[str, str, str]
 """driver, pool, device"""
+_NO_NAME = frozenset((UNNAMED_NODE.name,))
 
 
 @dataclass(slots=True)
@@ -193,6 +195,8 @@ def list_published_devices(
             own_reach = device if resource_slice.spec.per_device else resource_slice.spec
             if own_reach is not reach:  # devices of one slice are mostly reached alike
                 reach, nodes = own_reach, frozenset(node.name for node in view.nodes if is_reachable(node, own_reach))
+            if device.binds_to_node and nodes == _NO_NAME:
+                continue  # the allocation must name its node
             device_id = pool.driver, pool.name, device.name
             used = usage is None or usage.is_used(device_id)
             if nodes or (device.consumes and used):

@@ -136,6 +136,19 @@ class NodeAccess:
     def is_specified(self) -> bool:
         return self.node_name is not None or self.all_nodes or self.node_selector is not None
 
+    @property
+    def selected_names(self) -> frozenset[str]:
+        """The nodes that its selector selects by nothing but their names."""
+        terms = () if self.node_selector is None else self.node_selector.terms
+        return frozenset(
+            value
+            for term in terms
+            if not term.expressions
+            for one in term.fields
+            if (one.key, one.operator) == ("metadata.name", "In")
+            for value in one.values
+        )
+
 
 REACH = frozenset(part.name for part in fields(NodeAccess))
 
@@ -148,12 +161,18 @@ class ClusterNode(Tolerant):
     labels: dict[Text, Annotated[str, PlainValidator(short_text)]] = field(default_factory=dict)
 
 
+UNNAMED_NODE = ClusterNode("")
+"""Stands for every node if none is known."""
+
+
 def is_reachable(node: ClusterNode, reach: NodeAccess) -> bool:
     """Whether a node reaches what is there; False where nothing says where that is."""
     if reach.node_name is not None:
         return reach.node_name == node.name
     if reach.all_nodes:
         return True
+    if not node.name:  # what its labels would be is not known
+        return False
     return reach.node_selector is not None and selects(reach.node_selector, node)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import Bound
+from devalloc_solver.dialects.resource_k8s.pools import UnreachedDevices
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice, is_counter
 from devalloc_solver.explain.blocking_claims import BlockingClaims
 from devalloc_solver.explain.explainer import NOT_TOGETHER, Explainer, Finding
@@ -37,6 +38,7 @@ class ResourceClaimExplainer(Explainer):
     """Explains units of ResourceClaims."""
 
     offers: Sequence[PublishedDevice]
+    unreached: UnreachedDevices = field(default=UnreachedDevices())
     funnels: FunnelCounter = field(init=False)
     _findings: int = field(init=False, default=0)
     _counters: Sequence[Relaxation] | None = field(init=False, default=None)
@@ -59,7 +61,10 @@ class ResourceClaimExplainer(Explainer):
         if errors is None:
             errors = sorted({error for request in demand.requests for error in request.spec.verdict.errors})
         funnels = [self.funnels.make(request) for request in demand.requests]
-        message = self.message(finding, funnels)
+        message, unreached = self.message(finding, funnels), self._unreached(finding, funnels)
+        if unreached is not None:
+            is_cause = not any(funnel.total for funnel in funnels)
+            message = f"{finding.verdict}: {unreached.why}" if is_cause else f"{message}; {unreached.why}"
         answer = {
             "namespace": demand.key[0],
             "name": demand.key[1],
@@ -76,7 +81,16 @@ class ResourceClaimExplainer(Explainer):
             request.spec.is_exhausting for request in demand.requests
         ):
             answer["exceeded"] = str(Bound.DEVICE)
+        if unreached is not None:
+            answer["unreachedDevices"] = unreached.devices
         return answer | ({"warnings": [*errors]} if errors else {})
+
+    def _unreached(self, finding: Finding, funnels: Sequence[Funnel]) -> UnreachedDevices | None:
+        """Devices that reach no node, if that may be why none matches."""
+        if finding.reason is not Reason.NO_MATCHING_DEVICES or not self.unreached.devices:
+            return None
+        is_likely = not self.unreached.has_nodes or not any(funnel.total for funnel in funnels)
+        return self.unreached if is_likely else None
 
     def funnel_dict(self, funnel: Funnel) -> dict[str, Any]:
         return funnel.to_dict(self.request_name(funnel.request), with_users=False)

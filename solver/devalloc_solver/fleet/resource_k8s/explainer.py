@@ -173,7 +173,8 @@ class ClusterExplainer(FleetExplainer[ResourceClaimRules, dict[str, Any], Reques
             part, ((key, commons.items(usage_of(self.state.allocations[key]))) for key in self.state.common_holders)
         )
         fleet = FleetTotals(ClusterFunnels(snapshot, held, counts), self._get_slips(), errors=counts.errors)
-        explainer = ResourceClaimExplainer(snapshot, held, [], ends, offers, fleet=fleet)
+        unreached = self.rules.shared_devices.unreached
+        explainer = ResourceClaimExplainer(snapshot, held, [], ends, offers=offers, unreached=unreached, fleet=fleet)
         (answer,) = explainer.explain(unit)
         return answer, explainer.crowded
 

@@ -145,7 +145,10 @@ class FullCluster:
             allocations = [self.allocations[key] for key in sorted(self.allocations)]
             allowance = self.selectors.allowance
             explainer = ResourceClaimExplainer(
-                self.snapshot, allocations, [], allowance.until, self.offers, fleet=FleetTotals(typos=self._slips)
+                *(self.snapshot, allocations, [], allowance.until),
+                offers=self.offers,
+                unreached=self.seen.unreached,
+                fleet=FleetTotals(typos=self._slips),
             )
             (answer,) = explainer.explain(unit)
             if unit.kind is not None and not allowance.is_over:

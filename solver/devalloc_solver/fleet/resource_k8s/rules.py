@@ -23,6 +23,7 @@ from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim, SubReque
 from devalloc_solver.dialects.resource_k8s.demands import make_demand, pending_claim
 from devalloc_solver.dialects.resource_k8s.fields import AllocationError
 from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput
+from devalloc_solver.dialects.resource_k8s.pools import UnreachedDevices
 from devalloc_solver.dialects.resource_k8s.published_devices import DeviceUsage, PublishedDevice
 from devalloc_solver.fleet.equal_devices import EqualDevices
 from devalloc_solver.fleet.node_index import NodeIndex
@@ -55,6 +56,7 @@ class SharedDevices:
     offers: tuple[PublishedDevice, ...] = ()
     broken: frozenset[str] = frozenset()
     """nodes with a pool among these that is incomplete or invalid"""
+    unreached: UnreachedDevices = field(default=UnreachedDevices())
 
 
 @dataclass(slots=True, eq=False)

@@ -248,11 +248,9 @@ class ClusterState:
         pools = self._own.get(None)
         if not pools:
             return SharedDevices()
-        seen = view_cluster(
-            self.book(pools), {name: self.nodes.get(name, ClusterNode(name)) for name in self.node_names()}
-        )
+        seen = view_cluster(self.book(pools), self.nodes, self.node_names())
         offers = tuple(offer for offer in list_published_devices(seen.views, None, self.gates) if offer.nodes)
-        return SharedDevices(offers, frozenset(seen.broken))
+        return SharedDevices(offers, frozenset(seen.broken), seen.unreached)
 
     # -- claims --------------------------------------------------------------------------------------------------------
 
