@@ -50,7 +50,7 @@ def check_new_claim(
     wrong += _node_violations(claim, answer, devices)
     try:
         for index, term in terms.items():
-            for sentence in detail_violations(term, uses.get(index, ()), node, fleet):
+            for sentence in detail_violations(term, uses.get(index, ()), node, fleet, claim.pinned_node):
                 wrong.append(f"{term.label}: {sentence}")
     except BudgetExceeded:
         wrong.append("cannot be allocated, its expressions are too costly (S6)")

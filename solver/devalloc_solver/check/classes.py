@@ -15,6 +15,9 @@ from devalloc_solver.check.pools import CheckedDevice
 MAX_REMEMBERED = 10_000
 """Values of devices that one rule remembers; when there are more, all are forgotten."""
 
+PART_ATTRIBUTES = frozenset({"function", "profile", "profileID", "vfIndex", "pfPciBusID", "mdevParent"})
+"""Attributes that parts of devices alone have, and the one that says which a part is."""
+
 _NUMBERS = count(1)
 
 
@@ -77,6 +80,16 @@ class ClassCatalogue:
         if refusal is None and not self._verdicts.holds(detail.constraints or "", pooled.attributes):
             refusal = f"does not match {detail.constraints!r} (S6)"
         return refusal
+
+    def says_which(self, detail: DeviceClaimDetail) -> bool:
+        """Whether its expression, or that of the class that it names, reads what tells parts of devices from whole
+        ones (S6b)."""
+        named = self._by_name.get(detail.device_class or "")
+        for text in (detail.constraints or "", (named.spec.constraints or "") if named is not None else ""):
+            read = self._verdicts.names_read(text)
+            if read is None or not PART_ATTRIBUTES.isdisjoint(read):
+                return True
+        return False
 
     def names_read(self, detail: DeviceClaimDetail) -> tuple[str, ...] | None:
         """The attributes that decide whether the detail accepts a device of some driver; None for all."""

@@ -7,15 +7,19 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from devalloc.api.claim import COUNT, DeviceClaimDetail
 from devalloc.api.quantity import NANO, ONE, Quantity
+from devalloc_solver.check.parts import part_violation
 from devalloc_solver.check.pools import CheckedDevice, KnownPools
 from devalloc_solver.check.specs import RequestTerms
 from devalloc_solver.check.usage import CheckedUse
 
 
 def detail_violations(
-    term: RequestTerms, uses: Sequence[CheckedUse], node: str | None, fleet: KnownPools
+    term: RequestTerms, uses: Sequence[CheckedUse], node: str | None, fleet: KnownPools, pin: str | None
 ) -> Iterator[str]:
-    """What is wrong with the devices of a detail, as sentences without their subject. Raises BudgetExceeded."""
+    """What is wrong with the devices of a detail, as sentences without their subject. Raises BudgetExceeded.
+
+    ``pin``: the node to which the claim is bound.
+    """
     detail = term.detail
     if not uses:
         yield "has no device (S8)"
@@ -31,6 +35,8 @@ def detail_violations(
         refusal = refusal_of(pooled)
         if refusal is not None:
             yield f"device {pooled} {refusal}"
+    if (violation := part_violation(term, devices, pin, fleet)) is not None:
+        yield violation
     if term.number is not None and term.number[0] <= count <= term.number[1]:
         yield from _amount_free_violations(uses)
     elif term.is_admin:

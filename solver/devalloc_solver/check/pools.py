@@ -6,12 +6,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from devalloc.api import meta
-from devalloc.api.pool import AttributeValue, Device, DevicePool, ResourceCapacity
+from devalloc.api.pool import Attribute, AttributeValue, Device, DevicePool, ResourceCapacity
 from devalloc.api.quantity import ceil_blocks, floor_blocks
 
 PoolKey = tuple[str, str]
 """(node, pool name); the node is "" for a pool that every node reaches."""
 
+FUNCTION, WHOLE_FUNCTIONS, PART_FUNCTIONS = "function", ("whole", "pf"), ("vf", "mdev")
+"""The attribute that tells whole devices from parts, and its values."""
 INDEX_ABOVE = 32
 """Devices of a pool among which one is soon found without an index of their names."""
 
@@ -97,6 +99,8 @@ class KnownPools:
         self._listed: dict[PoolKey, dict[str, Device]] = {}
         """of large pools"""
         self._nodes_of: dict[str, list[str]] = {}
+        self._wholes: dict[str, dict[PoolKey, list[CheckedDevice]]] | None = None
+        """driver -> pool -> the devices that are offered whole (S6b), once they were asked for"""
         by_name: dict[str, list[DevicePool]] = defaultdict(list)
         for pool in pools:
             by_name[pool.metadata.name].append(pool)
@@ -109,6 +113,8 @@ class KnownPools:
             del self._pools[key]
             self._devices.pop(key, None)
             self._listed.pop(key, None)
+            for of_driver in (self._wholes or {}).values():
+                of_driver.pop(key, None)
         for node in self._nodes_of.pop(name, ()):
             self._on_nodes[node] -= 1
             if not self._on_nodes[node]:
@@ -119,9 +125,34 @@ class KnownPools:
             if rivals == 1:
                 self._pools[pool_key(pool)] = pool
                 self._by_name.setdefault(name, []).append(pool_key(pool))
+                if self._wholes is not None:
+                    self._note_wholes(pool, self._wholes)
         if pools:
             self._nodes_of[name] = [pool.spec.node_name for pool in pools if pool.spec.node_name is not None]
             self._on_nodes.update(self._nodes_of[name])
+
+    def whole_devices(self, driver: str, pin: str | None) -> Iterator[CheckedDevice]:
+        """The devices of a driver that are offered whole to claims that are bound to node ``pin``, or to none."""
+        if self._wholes is None:
+            self._wholes = {}
+            for pool in self._pools.values():
+                self._note_wholes(pool, self._wholes)
+        for key, wholes in self._wholes.get(driver, {}).items():
+            if pin is None or key[0] in ("", pin):
+                yield from wholes
+
+    def _note_wholes(self, pool: DevicePool, wholes: dict[str, dict[PoolKey, list[CheckedDevice]]]) -> None:
+        common = _function_in(pool.spec.attributes)
+        offered = [
+            checked
+            for device in pool.spec.devices
+            if (_function_in(device.attributes) or common) in WHOLE_FUNCTIONS
+            and (checked := self._find(pool_key(pool), device.name)) is not None
+            and meta.UNAVAILABLE not in checked.attributes
+            and not checked.undefined_resources
+        ]
+        if offered:
+            wholes.setdefault(pool.spec.driver, {})[pool_key(pool)] = offered
 
     @property
     def nodes(self) -> set[str]:
@@ -181,6 +212,10 @@ class KnownPools:
         if listed is None:
             listed = self._listed[key] = {device.name: device for device in devices}
         return listed.get(name)
+
+
+def _function_in(attributes: Iterable[Attribute]) -> AttributeValue | None:
+    return next((attribute.value for attribute in attributes if attribute.name == FUNCTION), None)
 
 
 def pool_key(pool: DevicePool) -> PoolKey:

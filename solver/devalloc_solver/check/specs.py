@@ -27,6 +27,8 @@ class RequestTerms(NamedTuple):
     """least and most devices, of a detail that asks for whole devices by their number alone"""
     rule: DetailRule
     """which devices it accepts"""
+    says_which: bool
+    """whether its expressions, or those of the class that it names, say if it wants a part of a device (S6b)"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,6 +95,7 @@ class SpecTerms:
             is_admin,
             None if is_admin else _allowed_count(detail),
             DetailRule(self.catalogue, detail),
+            self.catalogue.says_which(detail),
         )
 
 

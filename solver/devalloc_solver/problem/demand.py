@@ -35,6 +35,8 @@ class Candidates:
     """devices of which a node must have none for the others there to be had (resource.k8s.io ``All``)"""
     barred: frozenset[str] = frozenset()
     """nodes where none of them is to be had, whatever reaches it: those that have such devices, or a broken pool"""
+    left_out: frozenset[str] = frozenset()
+    """drivers whose parts are not among them, because whole devices are offered (S6b)"""
 
 
 class AllocationMode(Enum):

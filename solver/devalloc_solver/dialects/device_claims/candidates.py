@@ -5,8 +5,8 @@ An expression is evaluated once per distinct tuple of the attributes it reads, h
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from devalloc.api.claim import DeviceClaimDetail
 from devalloc.api.device_class import DeviceClass
@@ -25,6 +25,7 @@ from devalloc_solver.cel.budget import (
     check_deadline,
 )
 from devalloc_solver.cel.device_claims.reads import attributes_read
+from devalloc_solver.dialects.device_claims.parts import WholeDevices, is_part, says_which, why_left_out
 from devalloc_solver.problem.demand import ARE_UNAVAILABLE, Candidates, FunnelStep
 from devalloc_solver.problem.snapshot import Device, Snapshot
 
@@ -36,6 +37,10 @@ class Mismatch:
     stage: int
     what: str
     example: str | None = None
+
+
+MAX_REMEMBERED = 10_000
+"""Answers to whether a request can have a whole device that are remembered; when there are more, all are forgotten."""
 
 
 class ExpressionError(Exception):
@@ -79,6 +84,12 @@ class CandidateFinder:
     _refused: set[str] = field(default_factory=set)
     """expressions that do not fit into the common budget of this call"""
     _groups: dict[tuple[frozenset[str], tuple[str, ...]], Sequence[Sequence[Device]]] = field(default_factory=dict)
+    wholes: WholeDevices | None = None
+    """of the whole fleet, if the snapshot is an extract of it"""
+    _with_parts: dict[tuple[object, ...], frozenset[str]] = field(default_factory=dict)
+    """drivers of parts that a request may take, but for S6b"""
+    _left_out: dict[tuple[object, ...], bool] = field(default_factory=dict)
+    _without_parts: dict[tuple[object, ...], Candidates] = field(default_factory=dict)
 
     def for_others(
         self, snapshot: Snapshot, classes: Mapping[str, DeviceClass], invalid_classes: Mapping[str, str]
@@ -94,6 +105,7 @@ class CandidateFinder:
             _errors=self._errors,
             _costs=self._costs,
             allowance=self.allowance,
+            wholes=self.wholes,
         )
 
     def begin(self, until: float | None = None, started: float | None = None) -> None:
@@ -252,30 +264,89 @@ class CandidateFinder:
         reads = [attributes_read(text) for text in self.expressions_of(detail)]
         return None if None in reads else frozenset().union(*(names for names in reads if names is not None))
 
-    def candidates(self, detail: DeviceClaimDetail) -> Candidates:
-        """The devices a detail may take, leaving aside what is in use. The detail's classes must be valid."""
+    def candidates(self, detail: DeviceClaimDetail, pin: str | None = None) -> Candidates:
+        """The devices a detail may take, leaving aside what is in use. The detail's classes must be valid.
+
+        ``pin``: the only node of the claim, which decides whether it can have a whole device (S6b).
+        """
         key = _selection(detail)
         if key not in self._candidates:
-            self._candidates[key] = self._judge(detail, tuple(dict.fromkeys(detail.match_attributes)))
-        return self._candidates[key]
+            judged = self._judge(detail, tuple(dict.fromkeys(detail.match_attributes)))
+            parts = (i for i in judged.accepted if is_part(self.snapshot.devices[i]))
+            self._candidates[key], self._with_parts[key] = judged, frozenset(map(self._driver, parts))
+        judged, drivers = self._candidates[key], self._with_parts[key]
+        left_out = self.left_out(detail, pin, drivers) if drivers else None
+        if not left_out:
+            return judged
+        if (*key, left_out) not in self._without_parts:
+            self._without_parts[*key, left_out] = self._leave_out(judged, left_out)
+        return self._without_parts[*key, left_out]
 
-    def accepts(self, detail: DeviceClaimDetail, device: Device) -> bool:
-        """The same for one device, which need not be of the snapshot. False also when the budget does not reach."""
+    def left_out(self, detail: DeviceClaimDetail, pin: str | None, drivers: Iterable[str]) -> frozenset[str]:
+        """Of these drivers, those whose parts a detail is not given: it does not say that it wants one, and a whole
+        device is offered that it accepts (S6b)."""
+        named = self.classes.get(detail.device_class or "")
+        if self.is_admin(detail) or says_which((detail.constraints, named.spec.constraints if named else None)):
+            return frozenset()
+        if self.wholes is None:
+            self.wholes = WholeDevices.of(self.snapshot)
+        key, edition = (*_selection(detail), pin), self.wholes.edition
+        for driver in drivers:
+            if (*key, driver, edition) not in self._left_out:
+                if len(self._left_out) >= MAX_REMEMBERED:
+                    self._left_out.clear()
+                self._left_out[*key, driver, edition] = self._is_offered_whole(detail, driver, pin, self.wholes)
+        return frozenset(driver for driver in drivers if self._left_out[*key, driver, edition])
+
+    def _is_offered_whole(self, detail: DeviceClaimDetail, driver: str, pin: str | None, wholes: WholeDevices) -> bool:
+        classes, reads = self.classes_of(detail), self.attributes_read(detail)
         match = tuple(dict.fromkeys(detail.match_attributes))
+
+        def accepts(whole: Device) -> bool:
+            outcome = self._class_of_driver(whole, driver, classes, detail)
+            return not isinstance(outcome, Mismatch) and not self._find_mismatch(whole, detail, match, admin=False)
+
+        return wholes.is_offered(driver, pin, None if reads is None else reads | {ONLY_CLASS, *match}, accepts)
+
+    def _leave_out(self, judged: Candidates, left_out: frozenset[str]) -> Candidates:
+        """The candidates without the parts of some drivers."""
+        by_step: dict[str, list[int]] = {}
+        accepted = dict(judged.accepted)
+        for index in judged.accepted:
+            if (why := self._part_mismatch(self.snapshot.devices[index], left_out)) is not None:
+                by_step.setdefault(why.what, []).append(index)
+                del accepted[index]
+        steps = sorted(by_step.items(), key=lambda step: (-len(step[1]), step[0]))
+        more = tuple(FunnelStep(what, tuple(sorted(devices))) for what, devices in steps)
+        return replace(judged, accepted=accepted, funnel=(*judged.funnel, *more), left_out=left_out)
+
+    def _part_mismatch(self, device: Device, left_out: frozenset[str]) -> Mismatch | None:
+        is_left_out = bool(left_out) and is_part(device) and self.snapshot.pools[device.pool].driver in left_out
+        return Mismatch(7, why_left_out(device)) if is_left_out else None
+
+    def accepts(self, detail: DeviceClaimDetail, device: Device, left_out: frozenset[str] = frozenset()) -> bool:
+        """The same for one device, which need not be of the snapshot. False also when the budget does not reach.
+
+        ``left_out``: see ``Candidates``.
+        """
         try:
-            outcome = self._class_for(device, self.classes_of(detail), detail)
-            return not isinstance(outcome, Mismatch) and not self._find_mismatch(
-                device, detail, match, self.is_admin(detail)
-            )
+            return self.mismatch(detail, device, left_out) is None
         except ExpressionError:
             return False
 
-    def mismatch(self, detail: DeviceClaimDetail, device: Device) -> Mismatch | None:
-        """Why a device of the snapshot is rejected, or None for one that passes. The detail's classes must be valid."""
+    def mismatch(
+        self, detail: DeviceClaimDetail, device: Device, left_out: frozenset[str] = frozenset()
+    ) -> Mismatch | None:
+        """Why a device of the snapshot is rejected, or None for one that passes. The detail's classes must be valid.
+
+        ``left_out``: see ``Candidates``.
+        """
         outcome = self._class_for(device, self.classes_of(detail), detail)
         if isinstance(outcome, Mismatch):
             return outcome
-        return self._find_mismatch(device, detail, tuple(dict.fromkeys(detail.match_attributes)), self.is_admin(detail))
+        match = tuple(dict.fromkeys(detail.match_attributes))
+        rejected = self._find_mismatch(device, detail, match, self.is_admin(detail))
+        return rejected or self._part_mismatch(device, left_out)
 
     def _judge(self, detail: DeviceClaimDetail, match: tuple[str, ...]) -> Candidates:
         classes = self.classes_of(detail)
@@ -322,13 +393,18 @@ class CandidateFinder:
         self, device: Device, classes: list[DeviceClass] | None, detail: DeviceClaimDetail
     ) -> str | Mismatch | None:
         """The class that accepts the device, None where the detail asks for none, or why it is rejected."""
+        return self._class_of_driver(device, self.snapshot.pools[device.pool].driver, classes, detail)
+
+    def _class_of_driver(
+        self, device: Device, driver: str, classes: list[DeviceClass] | None, detail: DeviceClaimDetail
+    ) -> str | Mismatch | None:
+        """The same for a device that need not be of the snapshot."""
         if classes is None:
             return None
         if not classes and detail.device_class:
             return Mismatch(0, f"belong to no class: class {detail.device_class} is not of type {detail.device_type}")
         if not classes:
             return Mismatch(0, f"belong to no class: none has deviceType {detail.device_type!r}")
-        driver = self.snapshot.pools[device.pool].driver
         of_driver = [c for c in classes if c.spec.driver in ("", driver)]
         if not of_driver:
             return Mismatch(1, "are of another driver", f"driver {driver}")
@@ -362,6 +438,9 @@ class CandidateFinder:
         if missing and not admin:
             return Mismatch(6, f"have no attribute {missing[0]}")
         return None
+
+    def _driver(self, device: int) -> str:
+        return self.snapshot.pools[self.snapshot.devices[device].pool].driver
 
     def _title(self, device: Device) -> str:
         return f"{self.snapshot.pools[device.pool].name}/{device.name}"

@@ -208,16 +208,23 @@ def make_demand(claim: DeviceClaim, eligibility: CandidateFinder) -> Demand:
     for index, entry in enumerate(claim.spec.claims):
         numbers: list[int | None] = [*range(len(entry.one_of))] if entry.one_of else [None]
         requests = zip(numbers, entry.alternatives, strict=True)
-        details.append(tuple(make_request(index, number, detail, eligibility) for number, detail in requests))
+        pin = claim.pinned_node
+        details.append(tuple(make_request(index, number, detail, eligibility, pin) for number, detail in requests))
     match = tuple(dict.fromkeys(claim.spec.match_attributes))
-    shape = None if claim.group_match else claim.spec.model_dump_json()
+    shape: object | None = None if claim.group_match else claim.spec.model_dump_json()
+    left_out = [request.candidates.left_out for requests in details for request in requests]
+    if shape is not None and any(left_out):  # it depends on the node that the claim is bound to
+        shape = shape, tuple(left_out)
     return Demand(claim, tuple(details), match, claim.group_match, shape=shape)
 
 
 def make_request(
-    index: int, alternative: int | None, detail: DeviceClaimDetail, eligibility: CandidateFinder
+    index: int, alternative: int | None, detail: DeviceClaimDetail, eligibility: CandidateFinder, pin: str | None
 ) -> Request:
-    """The request of a detail: ``index`` is its index in spec.claims, ``alternative`` that in oneOf (S8-S10, S14)."""
+    """The request of a detail: ``index`` is its index in spec.claims, ``alternative`` that in oneOf (S8-S10, S14).
+
+    ``pin``: see ``CandidateFinder.candidates``.
+    """
     count = detail.requests.get(COUNT)
     limit = detail.limits.get(COUNT)
     others = {name: amount.nano for name, amount in detail.requests.items() if name != COUNT}
@@ -240,5 +247,5 @@ def make_request(
         requests={} if mode.is_admin else others,
         limits={} if mode.is_admin else {n: a.nano for n, a in detail.limits.items() if n != COUNT},
         match=tuple(dict.fromkeys(detail.match_attributes)),
-        candidates=eligibility.candidates(detail),
+        candidates=eligibility.candidates(detail, pin),
     )

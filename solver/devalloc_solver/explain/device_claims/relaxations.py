@@ -185,7 +185,8 @@ class DeviceClaimRelaxations(UnitRelaxations):
     def judge_changed(
         self, demand: Demand, request: Request, change: Callable[[DeviceClaimDetail], DeviceClaimDetail]
     ) -> Request:
-        return make_request(request.detail, request.alternative, change(request.spec), self.eligibility)
+        pin = demand.claim.pinned_node
+        return make_request(request.detail, request.alternative, change(request.spec), self.eligibility, pin)
 
     # -- the supply ----------------------------------------------------------------------------------------------------
 
@@ -199,7 +200,7 @@ class DeviceClaimRelaxations(UnitRelaxations):
         return supply_relaxations.make_schedulable(snapshot, self.held_back, self._accepts)
 
     def _accepts(self, request: Request, device: Device) -> bool:
-        return self.eligibility.accepts(request.spec, device)
+        return self.eligibility.accepts(request.spec, device, request.candidates.left_out)
 
     def shared(self) -> list[Relaxation]:
         """Also where the candidates share nothing: other rules taken away may bring in devices that do."""

@@ -17,6 +17,7 @@ from devalloc_solver.cel.device_claims.parser import parse
 from devalloc_solver.cel.reads import Comparison, nodes_with_places, value_path
 from devalloc_solver.cel.syntax_tree import Call, Literal, Node, Select
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder
+from devalloc_solver.dialects.device_claims.parts import is_left_out
 from devalloc_solver.explain.device_claims.relaxations import path_of
 from devalloc_solver.explain.funnel import count_devices
 from devalloc_solver.explain.relaxations import Relaxation
@@ -154,9 +155,9 @@ class TypoFinder(UnitTypos):
         if key not in self._of_class:
             bare = DeviceClaimDetail(device_class=detail.device_class, device_type=detail.device_type)
             judged = self.eligibility.candidates(bare)
-            # What a device has does not depend on whether it can be allocated now.
-            unavailable = (index for step in judged.funnel if step.what == ARE_UNAVAILABLE for index in step.devices)
-            indexes = sorted({*judged.accepted, *unavailable})
+            # What a device has does not depend on whether it can be allocated now, or to whom.
+            others = (step for step in judged.funnel if step.what == ARE_UNAVAILABLE or is_left_out(step.what))
+            indexes = sorted({*judged.accepted, *(index for step in others for index in step.devices)})
             self._of_class[key] = [self._there[index] for index in indexes if index in self._there]
         return self._of_class[key]
 

@@ -53,7 +53,7 @@ class DeviceClaimFunnels(FleetFunnels):
         accepted, rejected, sizes = set(), [], self.parts.sizes()
         for device in self.eligibility.snapshot.devices:
             if sizes.get(device.index):
-                mismatch = self.eligibility.mismatch(request.spec, device)
+                mismatch = self.eligibility.mismatch(request.spec, device, request.candidates.left_out)
                 if mismatch is None:
                     accepted.add(device.index)
                 else:
@@ -66,7 +66,8 @@ class DeviceClaimFunnels(FleetFunnels):
 
     def example(self, request: Request, what: str, first: DevicePosition, part: int) -> str | None:
         sample = self.eligibility.snapshot.devices[part]
-        mismatch = self.eligibility.mismatch(request.spec, with_index(self.device(first), part, sample.pool))
+        one, left_out = with_index(self.device(first), part, sample.pool), request.candidates.left_out
+        mismatch = self.eligibility.mismatch(request.spec, one, left_out)
         return None if mismatch is None or not mismatch.example else f"{self.title(first)}: {mismatch.example}"
 
 

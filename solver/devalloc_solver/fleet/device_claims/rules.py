@@ -12,6 +12,7 @@ from devalloc_solver.cel.device_claims.reads import attributes_read, compared_li
 from devalloc_solver.dialects.device_claims.candidates import CandidateFinder, ExpressionError
 from devalloc_solver.dialects.device_claims.demands import find_refusal, make_demand
 from devalloc_solver.dialects.device_claims.manifests import ProblemInput
+from devalloc_solver.dialects.device_claims.parts import WholeDevices
 from devalloc_solver.dialects.units import RejectedClaim
 from devalloc_solver.fleet.equal_devices import EqualDevicesIndex
 from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
@@ -32,6 +33,8 @@ class DeviceClaimRules:
     """only its classes and configuration objects count"""
     allowance: Allowance = field(default_factory=Allowance)
     """of the call that goes on"""
+    wholes: WholeDevices = field(default_factory=WholeDevices)
+    """of the fleet"""
     shared: CandidateFinder = field(init=False)
     """judges one device of each kind there was when it was made"""
     _refusals: dict[tuple[object, str], RejectedClaim | None] = field(default_factory=dict)
@@ -42,7 +45,11 @@ class DeviceClaimRules:
     def _begin(self) -> None:
         problem_input = self.problem_input
         self.shared = CandidateFinder(
-            self.kinds.sample(), problem_input.classes, problem_input.invalid_classes, allowance=self.allowance
+            self.kinds.sample(),
+            problem_input.classes,
+            problem_input.invalid_classes,
+            allowance=self.allowance,
+            wholes=self.wholes,
         )
 
     def on(self, snapshot: Snapshot) -> CandidateFinder:
@@ -51,7 +58,7 @@ class DeviceClaimRules:
 
     def renewed(self, problem_input: ProblemInput) -> DeviceClaimRules:
         """The same after classes have changed."""
-        fresh = DeviceClaimRules(self.kinds, problem_input, self.allowance)
+        fresh = DeviceClaimRules(self.kinds, problem_input, self.allowance, self.wholes)
         fresh.shared = self.shared.for_others(
             fresh.shared.snapshot, problem_input.classes, problem_input.invalid_classes
         )
@@ -68,10 +75,18 @@ class DeviceClaimRules:
         stands: it refuses the claims that have it, and the classes.
         """
         return (
-            DeviceClaimRules(self.kinds, self.problem_input, self.allowance)
+            DeviceClaimRules(self.kinds, self.problem_input, self.allowance, self.wholes)
             if begin
             else self.renewed(self.problem_input)
         )
+
+    def shape(self, claim: DeviceClaim, shape: object) -> object:
+        """Equal for claims that ask for the same, of which those of one node may mean whole devices (S6b)."""
+        drivers = self.wholes.drivers_with_parts
+        if claim.pinned_node is None or not drivers:
+            return shape
+        details = (detail for entry in claim.spec.claims for detail in entry.alternatives)
+        return shape, *(self.shared.left_out(detail, claim.pinned_node, drivers) for detail in details)
 
     def refusal(self, claim: DeviceClaim, shape: object) -> RejectedClaim | None:
         """Why a claim is not solved, whatever is free (S5, S6, S16). Raises OutOfTime."""

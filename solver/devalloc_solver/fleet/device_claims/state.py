@@ -19,6 +19,7 @@ from devalloc_solver.cel.device_claims.reads import attributes_read
 from devalloc_solver.check.incremental import IncrementalChecker
 from devalloc_solver.dialects.device_claims.answers import CONFIG_FIELDS, config_entries
 from devalloc_solver.dialects.device_claims.manifests import ConfigKey, ProblemInput, configs_of
+from devalloc_solver.dialects.device_claims.parts import WholeDevices
 from devalloc_solver.dialects.units import RejectedClaim
 from devalloc_solver.fleet.backend import Name
 from devalloc_solver.fleet.device_claims.documents import (
@@ -153,11 +154,15 @@ class DeviceFleetState:
             for pool in _valid_together(same):
                 state.pools[pool.spec.node_name][name] = pool
         state.index = NodeIndex(placement, read=_read_by_classes(state.documents))
-        state.index.load({node: state._snapshot(node) for node, pools in state.pools.items() if pools})
+        snapshots = {node: state._snapshot(node) for node, pools in state.pools.items() if pools}
+        state.index.load(snapshots)
+        wholes = WholeDevices()
+        for node, snapshot in snapshots.items():
+            wholes.put(node, snapshot)
         for full, manifests in state.documents.by_name.items():
             if full[0] not in ("DeviceClaim", "DevicePool"):
                 state._configs |= _configs_among(manifests)
-        state._rules = DeviceClaimRules(state.index.kinds, state._read_classes(), state.index.allowance)
+        state._rules = DeviceClaimRules(state.index.kinds, state._read_classes(), state.index.allowance, wholes)
         state.holders = Holders(state.index)
         state.refusals = DeviceClaimsExplainer(state.index, state.holders)
         state.judge.set_classes(state._rules.problem_input.classes.values())
@@ -268,7 +273,10 @@ class DeviceFleetState:
             pools.pop(name, None)
             if node in valid:
                 pools[name] = valid[node]
-            self.index.put(node, self._snapshot(node))
+            snapshot = self._snapshot(node)
+            self.index.put(node, snapshot)
+            if self._rules.wholes.put(node, snapshot):
+                self.index.forget()
             if not pools:
                 del self.pools[node]
         self.judge.set_pools(name, same)
@@ -359,7 +367,8 @@ class DeviceFleetState:
 
     def query(self, claim: DeviceClaim, shape: object) -> DeviceClaimQuery | RejectedClaim:
         """What a pending claim asks for, or why it is not solved."""
-        return self.rules.refusal(claim, shape) or DeviceClaimQuery(claim, shape, self.rules)
+        refusal = self.rules.refusal(claim, shape)
+        return refusal or DeviceClaimQuery(claim, self.rules.shape(claim, shape), self.rules)
 
     def answer(self, claim: DeviceClaim, spot: ChosenPlace, warnings: Sequence[str]) -> dict[str, Any]:
         return placed_answer(claim, spot, self.rules.problem_input, warnings)

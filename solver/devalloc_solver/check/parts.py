@@ -1,0 +1,27 @@
+"""Whether a detail may have a part of a device: a virtual function or a vGPU (S6b)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from devalloc_solver.check.pools import FUNCTION, PART_FUNCTIONS, CheckedDevice, KnownPools
+from devalloc_solver.check.specs import RequestTerms
+
+
+def part_violation(
+    term: RequestTerms, devices: Sequence[CheckedDevice], pin: str | None, fleet: KnownPools
+) -> str | None:
+    """What is wrong with parts that a detail has although it does not ask for one: it could have a whole device.
+
+    ``pin``: the node to which the claim is bound. Raises BudgetExceeded.
+    """
+    if term.is_admin or term.says_which:
+        return None
+    for pooled in devices:
+        if pooled.attributes.get(FUNCTION) not in PART_FUNCTIONS:
+            continue
+        for whole in fleet.whole_devices(pooled.pool.spec.driver, pin):
+            has_all = all(name in whole.attributes for name in term.detail.match_attributes)
+            if has_all and term.rule.refusal(whole) is None:
+                return f"device {pooled} is a part, which the claim does not ask for: {whole} is offered whole (S6b)"
+    return None

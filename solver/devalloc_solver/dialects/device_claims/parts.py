@@ -1,0 +1,136 @@
+"""Parts of devices, and the claims that do not say that they want one (S6b).
+
+A virtual function or a vGPU is a part of a card. If the card itself, or another one, is offered whole, then a claim
+that says nothing about parts means a whole one: its candidates are without the parts of that driver.
+
+Which devices are offered whole is a fact of the fleet, and candidates are also judged on extracts of it: one device of
+each kind, or a few nodes. So it stands here by itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from devalloc_solver.cel.device_claims.reads import attributes_read
+from devalloc_solver.problem.snapshot import Device, Snapshot
+
+FUNCTION = "function"
+"""The attribute that says whether a device is a part."""
+_WHOLE, _PARTS = frozenset(("whole", "pf")), frozenset(("vf", "mdev"))
+_ATTRIBUTES_OF_PARTS = frozenset((FUNCTION, "profile", "profileID", "vfIndex", "pfPciBusID", "mdevParent"))
+"""A claim whose expressions read one of these says whether it wants a part."""
+_START = "go only to claims that say device.function == "
+
+Driver = str
+Node = str | None
+
+
+def is_part(device: Device) -> bool:
+    """Whether a device is a virtual function or a vGPU."""
+    return device.attributes.get(FUNCTION) in _PARTS
+
+
+def says_which(expressions: Iterable[str | None]) -> bool:
+    """Whether any of a claim's expressions says that it wants a part, or none."""
+    reads = [attributes_read(text) for text in expressions if text and text.strip()]
+    return any(names is None or not names.isdisjoint(_ATTRIBUTES_OF_PARTS) for names in reads)
+
+
+def why_left_out(part: Device) -> str:
+    """The step of the funnel at which a part drops out."""
+    return f"{_START}'{part.attributes[FUNCTION]}' while whole ones are offered"
+
+
+def is_left_out(step: str) -> bool:
+    """Whether that is the step."""
+    return step.startswith(_START)
+
+
+@dataclass(slots=True, eq=False)
+class WholeDevices:
+    """The devices of a fleet that are offered whole, and the drivers that have parts."""
+
+    edition: int = 0
+    """changes whenever an answer of ``is_offered`` may be another one"""
+    _wholes: dict[Driver, dict[Node, Sequence[Device]]] = field(default_factory=dict)
+    _parts: Counter[Driver] = field(default_factory=Counter)
+    """driver -> parts"""
+    _parts_on: dict[Node, Counter[Driver]] = field(default_factory=dict)
+    _read: set[str] | None = field(default_factory=set)
+    """the attributes on which the answers so far depend; None for all"""
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> WholeDevices:
+        """Those of a whole fleet."""
+        wholes = cls()
+        for node in snapshot.pools_by_node:
+            wholes.put(node, snapshot)
+        return wholes
+
+    def put(self, node: Node, snapshot: Snapshot) -> bool:
+        """These are all the pools of a node (None: the network). Whether ``edition`` changes."""
+        parts: Counter[Driver] = Counter()
+        by_driver: dict[Driver, list[Device]] = {}
+        for pool in snapshot.pools_by_node.get(node, ()):
+            for device in pool.devices:
+                function = device.attributes.get(FUNCTION)
+                if function in _PARTS:
+                    parts[pool.driver] += 1
+                elif function in _WHOLE and device.unavailable is None and device.undefined is None:
+                    by_driver.setdefault(pool.driver, []).append(device)
+        self._parts.subtract(self._parts_on.pop(node, Counter[Driver]()))
+        self._parts += parts
+        if parts:
+            self._parts_on[node] = parts
+        before = {driver: nodes.pop(node) for driver, nodes in self._wholes.items() if node in nodes}
+        for driver, devices in by_driver.items():
+            self._wholes.setdefault(driver, {})[node] = devices
+        changed = self._seen(before) != self._seen(by_driver)
+        self.edition += changed
+        return changed
+
+    def _seen(self, by_driver: dict[Driver, Sequence[Device]] | dict[Driver, list[Device]]) -> object:
+        """What the answers so far depend on."""
+        read = self._read
+        names = None if read is None else sorted(read)
+        return {
+            driver: {
+                tuple(sorted((name, repr(value)) for name, value in device.attributes.items()))
+                if names is None
+                else tuple(map(device.attributes.get, names))
+                for device in devices
+            }
+            for driver, devices in by_driver.items()
+        }
+
+    @property
+    def drivers_with_parts(self) -> frozenset[Driver]:
+        return frozenset(driver for driver, count in self._parts.items() if count > 0)
+
+    def is_offered(
+        self, driver: Driver, pin: Node, read: frozenset[str] | None, accepts: Callable[[Device], bool]
+    ) -> bool:
+        """Whether a device is offered whole that a request accepts, on the node that it is bound to, or anywhere.
+
+        ``read``: the attributes by which the request tells devices apart; None for all.
+        """
+        if self._read is not None:
+            self._read = None if read is None else self._read | read
+        names = None if read is None else sorted(read)
+        met: set[tuple[object, ...]] = set()
+        for device in self._reached(driver, pin):
+            if names is not None:
+                key = tuple(map(device.attributes.get, names))
+                if key in met:
+                    continue
+                met.add(key)
+            if accepts(device):
+                return True
+        return False
+
+    def _reached(self, driver: Driver, pin: Node) -> Iterator[Device]:
+        nodes = self._wholes.get(driver, {})
+        for node in nodes if pin is None else dict.fromkeys((pin, None)):
+            yield from nodes.get(node, ())
