@@ -9,6 +9,7 @@ from devalloc.api.quantity import NANO, Format, Quantity
 from devalloc.device_kinds import MDEV
 from devalloc.inventory import nic
 from devalloc.inventory.cards import PciPort, VirtualFunction
+from devalloc.inventory.identity import subsystem_identity, unit_identity
 from devalloc.inventory.mdev_parents import MdevParent
 from devalloc.inventory.pci import Address, PciFunction
 from devalloc.inventory.pci_ids import DeviceModel, hex_id, vendor_name
@@ -30,19 +31,21 @@ def port_attributes(port: PciPort, models: Models) -> Attributes:
     return (
         _common(port, port.role, "exists")
         | function_attributes(port.function, models)
+        | unit_identity(port.function)
         | _kind_attributes(port, port.function)
     )
 
 
 def inherited_attributes(port: PciPort) -> dict[Address, Attributes]:
     """By the address of the PF: what its VFs have of it unless they show their own."""
+    pfs = {vf.pf.address: vf.pf for vf in port.vfs}
+    return {address: {**unit_identity(pf), **_shared_with_vfs(port, pf)} for address, pf in pfs.items()}
+
+
+def _shared_with_vfs(port: PciPort, pf: PciFunction) -> Attributes:
     if port.kind != "nic":
         return {}
-    pfs = {vf.pf.address: vf.pf for vf in port.vfs}
-    return {
-        address: {name: value for name, value in nic.nic_attributes(pf).items() if name in _SHARED_WITH_VFS}
-        for address, pf in pfs.items()
-    }
+    return {name: value for name, value in nic.nic_attributes(pf).items() if name in _SHARED_WITH_VFS}
 
 
 def vf_attributes(port: PciPort, vf: VirtualFunction, models: Models, from_pf: Attributes) -> Attributes:
@@ -63,6 +66,7 @@ def vgpu_attributes(port: PciPort, parent: PciFunction, state: str, models: Mode
     """The attributes of a vGPU, but for its profile: those of the function it is on."""
     attributes = _common(port, "mdev", state) | function_attributes(parent, models)
     vf = next((vf for vf in port.vfs if vf.address == parent.address), None)
+    attributes |= unit_identity(parent if vf is None else vf.pf)
     return attributes | _vf_position(vf) if vf else attributes
 
 
@@ -74,7 +78,7 @@ def mdev_attributes(parent: MdevParent, state: str) -> Attributes:
 
 def function_attributes(function: PciFunction, models: Models) -> Attributes:
     """What every PCI function has; what is not known is left out."""
-    attributes = _identity(function.vendor, function.device, models)
+    attributes = _identity(function.vendor, function.device, models) | subsystem_identity(function)
     if function.driver is not None:
         attributes["driver"] = function.driver
     if function.iommu_group is not None:

@@ -15,6 +15,7 @@ from devalloc.inventory import pci_ids
 from devalloc.inventory.cards import PciCard, group_cards
 from devalloc.inventory.config import InventoryConfig
 from devalloc.inventory.device_users import DeviceUsers
+from devalloc.inventory.identity import physical_slots
 from devalloc.inventory.mdev_parents import scan_mdev_parents
 from devalloc.inventory.pci import IommuGroups, PciFunction, scan_functions
 from devalloc.inventory.pools import build_mdev_pool, build_pool
@@ -68,13 +69,12 @@ def discover(root: Path = Path("/"), *, node_name: str, config: InventoryConfig 
         allowed=config.allowed,
         allow_no_reset=config.allow_no_reset,
     )
-    models = pci_ids.device_models(_ids(host_cards), root)
+    models, slots = pci_ids.device_models(_ids(host_cards), root), physical_slots(tree)
     pools = []
     for card in host_cards:
+        named = models | pci_ids.board_models(models, _subsystems(card))
         try:
-            pools.append(
-                build_pool(card, node_name, obstacles, models | pci_ids.board_models(models, _subsystems(card)))
-            )
+            pools.append(build_pool(card, node_name, obstacles, named, slots.get(card.slot[:3])))
         except ValidationError as error:
             _leave_out(tree, card.ports[0].function.folder, "card", error)
     for parent in mdev_parents:

@@ -16,7 +16,7 @@ _ROOT = re.compile(r"/(pci[0-9a-f]{4,8}:[0-9a-f]{2})(?:/|$)")
 _HEX = re.compile(r"[0-9a-fA-F]{1,4}", re.ASCII)
 _VIRTFN = re.compile(r"virtfn([0-9]{1,5})", re.ASCII)
 
-_SRIOV_CAPABILITY, _RESIZABLE_CAPABILITY = 0x10, 0x15
+_SERIAL_CAPABILITY, _SRIOV_CAPABILITY, _RESIZABLE_CAPABILITY = 0x03, 0x10, 0x15
 _CONFIG_SIZE = 4096
 MAX_VFS = 0xFFFF
 _NO_IOMMU = "vfio-noiommu"
@@ -253,6 +253,18 @@ def _routing_from_config(folder: Folder) -> tuple[int | None, int | None]:
     if len(capability) < 0x18:
         return None, None
     return int.from_bytes(capability[0x14:0x16], "little"), int.from_bytes(capability[0x16:0x18], "little")
+
+
+def device_serial_number(function: PciFunction) -> str | None:
+    """The serial number in the configuration space, as ``lspci`` writes it (``b4-96-91-ff-ff-6d-62-ac``); None if the
+    function has none, sleeps, or its space is not readable."""
+    power = function.folder.folder("power")
+    if power is not None and power.text("runtime_status") == "suspended":
+        return None  # reading would wake it
+    number = _extended_capability(function.folder, _SERIAL_CAPABILITY)[4:12]
+    if len(number) < 8 or number in (b"\0" * 8, b"\xff" * 8):
+        return None
+    return number[::-1].hex("-")
 
 
 def _extended_capability(folder: Folder, wanted: int) -> bytes:

@@ -81,8 +81,10 @@ def node_scoped_name(node_name: str, what: str) -> str:
     return f"{node}-{what}"
 
 
-def build_pool(card: PciCard, node_name: str, obstacles: UnavailabilityReasons, models: Models) -> DevicePool:
-    """The pool of a card."""
+def build_pool(
+    card: PciCard, node_name: str, obstacles: UnavailabilityReasons, models: Models, slot: str | None = None
+) -> DevicePool:
+    """The pool of a card. ``slot``: the name of the host's slot that it is in."""
     devices: dict[str, _DeviceDraft] = {}
     capacity: dict[str, int] = {}
     for port in card.ports:
@@ -90,6 +92,7 @@ def build_pool(card: PciCard, node_name: str, obstacles: UnavailabilityReasons, 
         if len(card.ports) > 1:
             _rename(port, drafts, resources)
         for draft in drafts:
+            draft.attributes |= {} if slot is None else {"slot": slot}
             devices.setdefault(draft.name, draft)  # a UUID that a broken tree shows twice is one device
         capacity |= resources
     return _pool(pool_name(node_name, card.slot), node_name, card.ports[0].kind, list(devices.values()), capacity)

@@ -175,6 +175,8 @@ class Node:
             options=PrepareOptions(grace_seconds=settings.grace),
             render={"DeviceClaim": [files.spec], "ResourceClaim": [files.spec, files.metadata]},
             in_use=lambda device: process_using(self.host.tree(), device),
+            identify=self.bindings.identify,
+            observe=self.bindings.observe,
             remains=files.remains,
             rehearse=lambda ref, due: deny_in_dry_run(host, lambda: self._plan(ref, due), ref),
             refuse=lambda what: deny_change_in_dry_run(host, what),

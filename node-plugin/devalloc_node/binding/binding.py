@@ -38,6 +38,8 @@ class HealthState:
     state: Literal["healthy", "unhealthy", "unknown"]
     message: str = ""
     """Why, if it is not healthy."""
+    code: str = ""
+    """If it is unhealthy, the code with which preparing it again is refused."""
 
 
 Steps = Generator[Step, None, PreparedDevice]

@@ -6,6 +6,7 @@ drivers that this function and those that go with it had before, and get next if
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -249,11 +250,23 @@ def health_of_functions(tree: Tree, device: PreparedDevice) -> HealthState:
         if isinstance(function, HealthState):
             return function
         if not function.on_vfio:
-            return HealthState("unhealthy", f"{name} has the driver {function.driver or 'none'} now, not a VFIO driver")
+            why = f"{name} has the driver {function.driver or 'none'} now, not a VFIO driver"
+            return HealthState("unhealthy", why, "DriverNotBound")
         functions.append(function)
     nodes = {f"/dev/vfio/{function.iommu_group}" for function in functions}
     if nodes != set(device.nodes):
-        return HealthState("unhealthy", f"the IOMMU group has changed: {_listed(device.nodes)} became {_listed(nodes)}")
+        why = f"the IOMMU group has changed: {_listed(device.nodes)} became {_listed(nodes)}"
+        return HealthState("unhealthy", why, "DriverNotBound")
+    return health_of_nodes(tree, device)
+
+
+def health_of_nodes(tree: Tree, device: PreparedDevice) -> HealthState:
+    """Whether the nodes are there that the device's user opens, if this process sees the host's."""
+    if tree.folder("dev", "vfio") is None:
+        return HEALTHY
+    missing = [node for node in device.nodes if not os.path.lexists(tree.root / node.removeprefix("/"))]
+    if missing:
+        return HealthState("unhealthy", f"{_listed(tuple(missing))} does not exist", "DriverNotBound")
     return HEALTHY
 
 
@@ -262,9 +275,10 @@ def problem_with_function(tree: Tree, name: str) -> PciFunction | HealthState:
     address = Address.parse(name)
     function = read_function(tree, address) if address is not None else None
     if function is None:
-        return HealthState("unhealthy", f"{name} no longer exists")
+        return HealthState("unhealthy", f"{name} no longer exists", "DeviceGone")
     if not is_responsive(function):
-        return HealthState("unhealthy", f"{name} does not respond: its configuration space reads as all ones")
+        why = f"{name} does not respond: its configuration space reads as all ones"
+        return HealthState("unhealthy", why, "DeviceGone")
     return function
 
 

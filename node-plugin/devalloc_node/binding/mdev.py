@@ -19,7 +19,7 @@ from devalloc.inventory.vgpu import mdev_nodes, read_parent
 from devalloc_node.binding import checks, host_changes
 from devalloc_node.binding.binding import BindingConfig, HealthState, Steps
 from devalloc_node.binding.checks import locate_device, refuse_open
-from devalloc_node.binding.drivers import HEALTHY, problem_with_function
+from devalloc_node.binding.drivers import health_of_nodes, problem_with_function
 from devalloc_node.binding.vfio_handover import MDEV_TYPE, pci_location, refuse_rom_file
 from devalloc_node.binding.vgpu_parents import choose_parent, choose_place, recorded_parent, refuse_other_profile
 from devalloc_node.deadline import Deadline
@@ -99,12 +99,12 @@ class Mdev:
                 return parent
         folder = mdev_folder(tree, device.mdev_uuid or "")
         if folder is None:
-            return HealthState("unhealthy", f"the mediated device {device.mdev_uuid} no longer exists")
+            why = f"the mediated device {device.mdev_uuid} no longer exists"
+            return HealthState("unhealthy", why, "DeviceGone")
         if device.nodes != (f"/dev/vfio/{folder.link('iommu_group')}",):
-            return HealthState(
-                "unhealthy", f"the IOMMU group of {device.mdev_uuid} is now {folder.link('iommu_group')}"
-            )
-        return HEALTHY
+            why = f"the IOMMU group of {device.mdev_uuid} is now {folder.link('iommu_group')}"
+            return HealthState("unhealthy", why, "DriverNotBound")
+        return health_of_nodes(tree, device)
 
     def _adopted(self, tree: Tree, granted: GrantedDevice, existing: str) -> PreparedDevice:
         """If the admin asked for that, a vGPU that others made is used and left as it is (T8)."""

@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from devalloc.inventory.identity import Identity, difference, function_identity, unit_identity
 from devalloc.inventory.locate import (
+    LocatedDevice,
     InstanceDevice,
     MdevParentDevice,
     PortDevice,
     ProfileDevice,
     VfDevice,
     existing_vf,
+    read_function,
 )
+from devalloc.inventory.pci import Address, PciFunction
+from devalloc.inventory.pci_ids import hex_id
+from devalloc.inventory.sysfs import Tree
 from devalloc_node.binding.binding import Binding, BindingConfig, HealthState, Steps
 from devalloc_node.binding.checks import locate_device
 from devalloc_node.binding.drivers import HEALTHY, DriverKind, ResetKind, problem_with_function
@@ -68,6 +74,16 @@ class Bindings:
                 vendor_layout = parent.folder.folder("nvidia") and not parent.folder.folder("mdev_supported_types")
                 return (Vgpu if vendor_layout else Mdev)(self.host, self.config, located=located)
 
+    def identify(self, granted: GrantedDevice) -> Identity:
+        """What the device is now; nothing for admin access, and for one that is no PCI function. Raises Denied as
+        ``choose``."""
+        if granted.admin:
+            return {}
+        tree = self.host.tree()
+        if (vf := existing_vf(tree, granted.device)) is not None:
+            return _identity(tree, vf)
+        return located_identity(locate_device(tree, self.config, granted))
+
     def observe(self, device: PreparedDevice) -> HealthState:
         """How a prepared device is. Reads only; never raises for the state of the device."""
         bindings: Mapping[str, Binding] = {
@@ -79,7 +95,42 @@ class Bindings:
         binding = bindings.get(device.binding)
         if binding is None:
             return HealthState("unknown", f"this version does not support the binding {device.binding!r}")
-        return binding.observe(device)
+        health = binding.observe(device)
+        if health.code in ("", "DriverNotBound") and (changed := self._changed(device)) is not None:
+            return changed
+        return health
+
+    def _changed(self, device: PreparedDevice) -> HealthState | None:
+        """Unhealthy if another device is where a prepared one was."""
+        address = Address.parse(device.functions[0]) if device.identity and device.functions else None
+        tree = self.host.tree()
+        function = read_function(tree, address) if address is not None else None
+        other = None if function is None else difference(device.identity, _identity(tree, function))
+        if other is None:
+            return None
+        return HealthState("unhealthy", f"another device is at {address}: {other}", "DeviceChanged")
+
+
+def _identity(tree: Tree, function: PciFunction) -> Identity:
+    return function_identity(function, read_function(tree, function.physfn) if function.physfn is not None else None)
+
+
+def located_identity(located: LocatedDevice) -> Identity:
+    """The identity of a device as its pool publishes it: of a VF that does not exist yet, what its PF shows."""
+    match located:
+        case PortDevice(port=port):
+            return function_identity(port.function)
+        case VfDevice(vf=vf) if vf.function is not None:
+            return function_identity(vf.function, vf.pf)
+        case VfDevice(vf=vf):
+            device = vf.pf.sriov.vf_device if vf.pf.sriov else None
+            known = {"vendorID": hex_id(vf.pf.vendor)} | ({} if device is None else {"deviceID": hex_id(device)})
+            return known | unit_identity(vf.pf)
+        case ProfileDevice(port=port, parent=parent) | InstanceDevice(port=port, parent=parent):
+            pf = next((each for each in port.members if each.address == parent.physfn), None)
+            return function_identity(parent, pf)
+        case _:
+            return {}
 
 
 @dataclass(frozen=True, slots=True)

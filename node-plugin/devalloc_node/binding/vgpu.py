@@ -12,7 +12,7 @@ from devalloc.inventory.vgpu import read_parent
 from devalloc_node.binding import checks, host_changes
 from devalloc_node.binding.binding import BindingConfig, HealthState, Steps
 from devalloc_node.binding.checks import locate_device_of_kind, own_nodes, refuse_open
-from devalloc_node.binding.drivers import HEALTHY, problem_with_function
+from devalloc_node.binding.drivers import health_of_nodes, problem_with_function
 from devalloc_node.binding.vfio_handover import VGPU_TYPE, pci_location, refuse_rom_file
 from devalloc_node.binding.vgpu_parents import choose_parent, recorded_parent, refuse_other_profile
 from devalloc_node.deadline import Deadline
@@ -75,19 +75,18 @@ class Vgpu:
         if isinstance(function, HealthState):
             return function
         if not function.folder.folder("nvidia"):
-            return HealthState(
-                "unhealthy",
-                f"{function.address} has the driver {function.driver or 'none'}, which does not create vGPUs",
-            )
+            why = f"{function.address} has the driver {function.driver or 'none'}, which does not create vGPUs"
+            return HealthState("unhealthy", why, "DeviceGone")
         try:
             live = _current(function)
         except Failed as error:
             return HealthState("unknown", error.message)
         if not live:
-            return HealthState("unhealthy", f"{function.address} no longer carries a vGPU")
+            return HealthState("unhealthy", f"{function.address} no longer carries a vGPU", "DeviceGone")
         if device.nodes != (f"/dev/vfio/{function.iommu_group}",):
-            return HealthState("unhealthy", f"the IOMMU group of {function.address} is now {function.iommu_group}")
-        return HEALTHY
+            why = f"the IOMMU group of {function.address} is now {function.iommu_group}"
+            return HealthState("unhealthy", why, "DriverNotBound")
+        return health_of_nodes(self.host.tree(), device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from devalloc_node.claims.engine import Claims
+from devalloc_node.claims.engine import ALLOCATED, Claims
 from devalloc_node.claims.journal_content import grant_of
 from devalloc_node.claims.steps import UndoResult
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.journal import ClaimRecord, ClaimState
 from devalloc_node.journal.protocol import JournalReader
-from devalloc_node.journal.sqlite import QUARANTINED
+from devalloc_node.journal.sqlite import BOOT, QUARANTINED
 from devalloc_node.model.grant import ClaimRef, Grants
 
 
@@ -142,8 +142,10 @@ class Reconciler:
 
     def recover(self) -> ReconcileReport:
         """At start: take note of a reboot, and undo what a crash left unfinished."""
-        journal, report = self._claims.journal, ReconcileReport()
-        for record in journal.boot(self._boot_id(), self._claims.options.persistent_kinds):
+        journal, report, boot_id = self._claims.journal, ReconcileReport(), self._boot_id()
+        if journal.setting(BOOT) not in (None, boot_id):
+            self._remember_devices()
+        for record in journal.boot(boot_id, self._claims.options.persistent_kinds):
             report.finished.append(
                 f"claim {record.ref} was prepared before a reboot of the host, which undid it: it must be prepared "
                 "again"
@@ -249,6 +251,7 @@ class Reconciler:
             self._gone_since.clear()
             report.halted = f"no claim counts as deleted, because some could not be looked up: {halted}"
             return
+        self._forget_gone_devices()
         gone = existence.gone
         blind = self._blind() if gone else None
         now = self._clock()
@@ -268,6 +271,31 @@ class Reconciler:
                 report.waiting.append(f"claim {record.ref} was deleted; this pass has reached its limit of removals")
             else:
                 self._clear(record, report, report.removed, lambda now: now.state is ClaimState.PREPARED, unused=True)
+
+    def _remember_devices(self) -> None:
+        """Before a reboot is noted: which devices the claims had that it undid."""
+        for record in self._claims.journal.claims():
+            if record.state is ClaimState.PREPARED:
+                try:
+                    self._claims.remember(record)
+                except NodeError as error:
+                    LOG.warning("cannot note which devices claim %s had before the reboot: %s", record.ref, error)
+
+    def _forget_gone_devices(self) -> None:
+        """Of claims that a reboot undid, and that hold nothing here any more."""
+        for uid, content in self._claims.journal.records(ALLOCATED).items():
+            grants = self._claims.grants.get(str(content.get("kind")))
+            ref = ClaimRef(str(content.get("namespace")), str(content.get("name")), uid)
+            try:
+                if grants is not None:
+                    grants.look(ref)
+                    continue
+            except Denied:
+                pass  # it holds nothing, or nothing here
+            except NodeError as error:
+                LOG.warning("cannot check whether claim %s still has the devices of before a reboot: %s", ref, error)
+                continue
+            self._claims.forget_devices(uid)
 
     def _whereabouts(self) -> ClaimExistence:
         """Raises NodeError."""

@@ -6,9 +6,11 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
-from devalloc_node.binding.binding import Binding
+from devalloc.inventory.identity import Identity, difference
+from devalloc_node.binding.binding import Binding, HealthState
 from devalloc_node.claims.claim_files import Rendered
 from devalloc_node.claims.journal_content import grant_content, grant_of, journal_dump, prepared_content, prepared_of
 from devalloc_node.claims.locks import ClaimLocks
@@ -75,6 +77,15 @@ InUse = Callable[[PreparedDevice], str | None]
 """Who has a device open, such as ``qemu (1234)``; None if no process is seen. Raises NodeError if that is unknown."""
 
 
+Identify = Callable[[GrantedDevice], Identity]
+"""What a device is now, before it is prepared. Raises Denied as ``Choose``."""
+Observe = Callable[[PreparedDevice], HealthState]
+"""Whether a prepared device is still as it was left: what the health watch asks, too."""
+
+ALLOCATED = "allocated"
+"""The room of the journal with what claims had before a reboot undid them, until they are prepared again."""
+_REPAIRED = frozenset({"DriverNotBound"})
+"""What is wrong with devices that are there and are the same as before: preparing them anew helps."""
 _UNSTEADY = frozenset({"DeviceGone", "DeviceUnknown", "SharedDiffers"})
 """What is said of a device that is just being made, or whose card is."""
 _LOOK_SECONDS = 0.005
@@ -94,6 +105,8 @@ class Claims:
         options: PrepareOptions | None = None,
         render: Mapping[str, Sequence[Render]] | None = None,
         in_use: InUse = lambda device: None,
+        identify: Identify = lambda granted: {},
+        observe: Observe = lambda device: HealthState("healthy"),
         remains: Callable[[str], Sequence[str]] = lambda uid: (),
         rehearse: Callable[[ClaimRef, Deadline], None] = lambda ref, due: None,
         refuse: Callable[[str], None] = lambda what: None,
@@ -113,6 +126,8 @@ class Claims:
         self._choose = choose
         self._render = render or {}
         self._in_use = in_use
+        self._identify = identify
+        self._observe = observe
         self._remains = remains
         self._rehearse = rehearse
         self._refuse = refuse
@@ -132,16 +147,23 @@ class Claims:
             record = self.journal.claim(ref.uid)
             if record is not None and record.state is ClaimState.PREPARED and record.prepared is not None:
                 again = self._again(record, record.prepared, ref, grants)
-                self.steps.repeat(ref.uid, due, caller)
-                return again
-            if record is not None:
+                if (problem := self._first_problem(again)) is None:
+                    self.steps.repeat(ref.uid, due, caller)
+                    return again
+                self._refuse_repair(again, problem)
+                self._refuse(f"prepare claim {ref} again: {problem.message}")
+                LOG.warning("claim %s is prepared again: %s", ref, problem.message)
+                self.remember(record)
+                self.clear(record, due, caller, unused=True)
+            elif record is not None:
                 self.clear(record, due, caller)
             self._rehearse(ref, due)
             try:
-                grant = grants.get(ref)
+                grant = self._with_identities(grants.get(ref))
                 if grant.ref != ref:
                     raise Failed("ClaimUidMismatch", f"requested claim {ref} ({ref.uid}), got {grant.ref.uid}")
                 prepared = self._steadily(grant, grants.identity(), due, caller)
+                self.forget_devices(ref.uid)
             except Exception as problem:
                 error = as_node_error(ref, problem)
                 self._give_up(ref, grants)
@@ -174,6 +196,7 @@ class Claims:
                 self.clear(record, due, caller, force=force)
                 return
             self.refuse_remains(ref)
+            self.forget_devices(ref.uid)
             if kind is not None or len(self.grants) == 1:
                 self._grants_of(kind).let_go(ref)
 
@@ -268,14 +291,15 @@ class Claims:
 
     def _prepare(self, grant: Grant, source: str, due: Deadline, caller: str) -> Prepared:
         bindings = [self._binding(device) for device in grant.devices]
+        identities = [self._unchanged_identity(device) for device in grant.devices]
         keys = reserve_devices(self.journal, grant, source, bindings, due)
         work = ClaimWork(grant.ref.uid, caller)
         try:
             for render in self._render.get(grant.kind, ()):
                 render(grant, ())  # a claim that can have no files is refused before anything is bound
             devices = [
-                self._device(work, granted, binding, key, due)
-                for granted, binding, key in zip(grant.devices, bindings, keys, strict=True)
+                replace(self._device(work, granted, binding, key, due), identity=identity)
+                for granted, binding, key, identity in zip(grant.devices, bindings, keys, identities, strict=True)
             ]
             rendered = [render(grant, devices) for render in self._render.get(grant.kind, ())]
             contents = sorted((path, text) for each in rendered for path, text in each.files.items())
@@ -296,6 +320,17 @@ class Claims:
                 "request it with an explicit count",
             )
         return binding
+
+    def _unchanged_identity(self, granted: GrantedDevice) -> Identity:
+        """What the device is. Raises Denied ``DeviceChanged`` if another one was allocated."""
+        identity = self._identify(granted)
+        if (other := difference(granted.identity, identity)) is not None:
+            raise Denied(
+                "DeviceChanged",
+                f"another device than the one allocated is at {granted.name}: {other}; release the claim, so that it "
+                "is allocated again",
+            )
+        return identity
 
     def _device(
         self, work: ClaimWork, granted: GrantedDevice, binding: Binding, keys: tuple[str, ...], due: Deadline
@@ -421,6 +456,51 @@ class Claims:
                     f"({now.identities()}); unprepare it first",
                 )
         return prepared_of(ref, answer)
+
+    def _first_problem(self, prepared: Prepared) -> HealthState | None:
+        """What is wrong with the devices of a prepared claim, first what cannot be repaired."""
+        states = [self._observe(device) for device in prepared.devices if not device.admin]
+        unwell = [each for each in states if each.state == "unhealthy"]
+        return next((each for each in unwell if each.code not in _REPAIRED), next(iter(unwell), None))
+
+    def _refuse_repair(self, prepared: Prepared, problem: HealthState) -> None:
+        """Raises NodeError if a prepared claim cannot be prepared anew with the devices that it has."""
+        why = f"claim {prepared.ref} was prepared, but {problem.message}"
+        if problem.code == "DeviceChanged":
+            raise Denied(problem.code, f"{why}; unprepare it, and release it so that it is allocated again")
+        if problem.code not in _REPAIRED:
+            raise Failed(problem.code or "DeviceGone", f"{why}; unprepare it, or bring the device back")
+        if any(step.step.kind in self.options.outer for step in self.journal.steps(prepared.ref.uid)):
+            raise Failed(problem.code, f"{why}, and a machine has its devices; detach it first")
+
+    # What claims had before a reboot.
+
+    def remember(self, record: ClaimRecord) -> None:
+        """Note what the devices of a prepared claim are, before they are undone without its owner having asked."""
+        if record.prepared is None:
+            return
+        devices = {
+            device.key: dict(device.identity)
+            for device in prepared_of(record.ref, record.prepared).devices
+            if device.identity
+        }
+        if devices:
+            ref = {"namespace": record.ref.namespace, "name": record.ref.name, "kind": record.kind}
+            self.journal.put(ALLOCATED, record.ref.uid, {**ref, "devices": devices})
+
+    def forget_devices(self, uid: str) -> None:
+        """What a claim had before does not matter any more."""
+        if self.journal.record(ALLOCATED, uid) is not None:
+            self.journal.drop(ALLOCATED, uid)
+
+    def _with_identities(self, grant: Grant) -> Grant:
+        """With what the devices were before a reboot, if the allocation does not say it."""
+        before = (self.journal.record(ALLOCATED, grant.ref.uid) or {}).get("devices") or {}
+        devices = tuple(
+            device if device.identity else replace(device, identity=before.get(device.key, {}))
+            for device in grant.devices
+        )
+        return replace(grant, devices=devices) if before else grant
 
     def _due(self, deadline: Deadline | None) -> Deadline:
         return Deadline.after(self.options.prepare_seconds) if deadline is None else deadline

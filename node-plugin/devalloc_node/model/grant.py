@@ -42,11 +42,18 @@ class GrantedDevice:
     class_configs: Configs = ()
     """From the class. They win over ``claim_configs`` (T6)."""
     claim_configs: Configs = ()
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    """What the device was when it was allocated (``devalloc.inventory.identity``); empty: not recorded."""
 
     @property
     def name(self) -> str:
         """``pool/device``."""
         return f"{self.pool}/{self.device}"
+
+    @property
+    def key(self) -> str:
+        """``pool/device`` or ``pool/device/share``, as ``PreparedDevice.key``."""
+        return self.name if self.share is None else f"{self.name}/{self.share}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,6 +166,7 @@ def test_a_gpu_is_published_with_all_its_facts(host: FakeSysfs) -> None:
         "resource.kubernetes.io/pciBusID": "0000:01:00.0",
         "resource.kubernetes.io/pcieRoot": "pci0000:00",
         "resource.kubernetes.io/numaNode": 1,
+        "subsystemID": "0x10de:0x16ca",
     }
 
 

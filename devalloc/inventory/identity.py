@@ -1,0 +1,113 @@
+"""What a device is, whatever its address: firmware may number the buses anew at each boot.
+
+An identity has those of ``MEMBERS`` that the host shows, as attributes of the device have them. Some show only while
+the host's driver has the device, so two looks are compared by what both have.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from devalloc.device_kinds import STORAGE
+from devalloc.inventory.device_users import nvme_controllers
+from devalloc.inventory.pci import NVIDIA, Address, PciFunction, device_serial_number
+from devalloc.inventory.pci_ids import hex_id
+from devalloc.inventory.sysfs import Folder, Tree
+
+Identity = Mapping[str, str]
+MEMBERS = ("vendorID", "deviceID", "subsystemID", "serial", "uuid")
+"""Names of attributes that together identify a device."""
+_WORDS = {"vendorID": "vendor", "deviceID": "device", "subsystemID": "subsystem"}
+
+AMD = 0x1002
+_MOST = 64
+"""Characters of a serial number: what a device reports is never trusted to be short."""
+_UNPRINTABLE = re.compile(r"[^ -~]+", re.ASCII)
+_GPU_UUID = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-f-]{36})$", re.MULTILINE | re.ASCII)
+_NAMESPACE = re.compile(r"nvme[0-9]+(?:c[0-9]+)?n[0-9]+", re.ASCII)
+_SLOT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,62}", re.ASCII)
+
+
+def function_identity(function: PciFunction, pf: PciFunction | None = None) -> dict[str, str]:
+    """The identity of a PCI function. ``pf``: the physical function of a VF, which has the serial number and UUID."""
+    identity = {"vendorID": hex_id(function.vendor)}
+    if function.device is not None:
+        identity["deviceID"] = hex_id(function.device)
+    return identity | subsystem_identity(function) | unit_identity(pf or function)
+
+
+def subsystem_identity(function: PciFunction) -> dict[str, str]:
+    """``subsystemID``: the board, by the IDs of its maker, such as ``0x10de:0x16ca``."""
+    vendor, device = function.folder.number("subsystem_vendor"), function.folder.number("subsystem_device")
+    if not vendor or device is None or vendor == 0xFFFF:
+        return {}
+    return {"subsystemID": f"{hex_id(vendor)}:{hex_id(device)}"}
+
+
+def unit_identity(function: PciFunction) -> dict[str, str]:
+    """What tells a physical function from others of its model: ``serial`` and ``uuid``."""
+    if function.physfn is not None:
+        return {}
+    serial, uuid = _serial(function), _uuid(function)
+    return ({"serial": serial} if serial else {}) | ({"uuid": uuid} if uuid else {})
+
+
+def identity_of(attributes: Mapping[str, object]) -> dict[str, str]:
+    """The part of published attributes, or of a record of them, that identifies the device."""
+    return {name: value for name in MEMBERS if isinstance(value := attributes.get(name), str)}
+
+
+def difference(before: Mapping[str, object], now: Mapping[str, object]) -> str | None:
+    """How two identities of one place contradict each other, such as ``device 0x1eb8, not 0x27b8``; None if they do
+    not."""
+    old, new = identity_of(before), identity_of(now)
+    for name in MEMBERS:
+        if name in old and name in new and old[name] != new[name]:
+            return f"{_WORDS.get(name, name)} {new[name]}, not {old[name]}"
+    return None
+
+
+def physical_slots(tree: Tree) -> dict[tuple[int, int, int], str]:
+    """The names of the host's slots for cards, by domain, bus and slot of what is in them."""
+    listing = tree.sys.folder("bus", "pci", "slots") if tree.sys else None
+    slots: dict[tuple[int, int, int], str] = {}
+    for name in listing.names() if listing else ():
+        folder = listing.folder(name) if listing else None
+        address = Address.parse(f"{(folder.text('address') or '').strip()}.0") if folder else None
+        if address is not None and _SLOT_NAME.fullmatch(name):
+            slots.setdefault(address[:3], name)
+    return slots
+
+
+def _serial(function: PciFunction) -> str | None:
+    """Always from one source for one kind of device: another one would look like another device."""
+    if STORAGE.matches(function.subclass, function.vendor, function.device):
+        controllers = (function.folder.folder("nvme", name) for name in nvme_controllers(function))
+        return next((_text(controller, "serial") for controller in controllers if controller is not None), None)
+    if function.vendor == AMD:
+        return _text(function.folder, "unique_id")
+    return None if function.vendor == NVIDIA else device_serial_number(function)
+
+
+def _uuid(function: PciFunction) -> str | None:
+    if function.driver == "nvidia" and function.vendor == NVIDIA:
+        proc = function.folder.tree.proc
+        card = proc.folder("driver", "nvidia", "gpus", str(function.address)) if proc else None
+        match = _GPU_UUID.search((card.text("information") if card else None) or "")
+        return match[1] if match else None
+    return next(_namespace_ids(function), None)
+
+
+def _namespace_ids(function: PciFunction) -> Iterator[str]:
+    """The identifiers of a drive's namespaces, which are unique in the world."""
+    for controller in nvme_controllers(function):
+        for name in sorted(filter(_NAMESPACE.fullmatch, function.folder.names("nvme", controller))):
+            folder = function.folder.folder("nvme", controller, name)
+            if folder is not None and (text := _text(folder, "wwid")) is not None:
+                yield text
+
+
+def _text(folder: Folder, name: str) -> str | None:
+    text = _UNPRINTABLE.sub(" ", folder.text(name) or "").strip()
+    return text[:_MOST] if text.strip("0 ") else None

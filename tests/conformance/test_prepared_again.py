@@ -1,0 +1,288 @@
+"""A claim that is prepared a second time gets what it was promised, as it is now: the same device, bound and there; or an
+error. Situations of dra-driver-nvidia-gpu#951, k8s-gpu-dra-driver#75 and #86, and QubesOS#7792 and #8681."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from devalloc_node.binding.binding import BindingConfig
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import NodeError
+from devalloc_node.model.grant import ClaimRef
+from devalloc_node.model.step import Prepared
+from devalloc_node.node import Node
+from devalloc_node.settings import NodeSettings
+from tests.conformance.test_node_and_kubelet import GPU, GPU_FUNCTIONS, POOLS, VF, Bed
+from tests.support import pci_cards
+from tests.support.binding_runner import pool_of
+from tests.support.fake_tree import memory_folder
+from tests.support.pci_cards import Function
+
+DRIVES = ("0000:42:00.0", "0000:43:00.0")
+DRIVE_DEVICES = tuple(f"{address.replace(':', '-').replace('.', '-')}" for address in DRIVES)
+POOLS.update({device: pool_of(device) for device in DRIVE_DEVICES})
+PF = "0000:41:00.0"
+
+
+class StorageBed(Bed):
+    """A host that gives drives away, too."""
+
+    def settings(self, pod_uid: str | None = None) -> NodeSettings:
+        settings = super().settings(pod_uid)
+        allowed = frozenset({"gpu", "vf", "vgpu", "storage"})
+        object.__setattr__(settings, "bindings", BindingConfig(self.name, allowed=allowed, erase_policy=True))
+        return settings
+
+
+@pytest.fixture
+def bed() -> Iterator[Bed]:
+    with memory_folder() as folder:
+        yield Bed(Path(folder))
+
+
+def drivers(bed: Bed) -> dict[str, str | None]:
+    return {address: function.driver for address, function in bed.host.functions.items()}
+
+
+@contextmanager
+def started(bed: Bed) -> Iterator[Node]:
+    with bed.opened() as node:
+        node.reconciler.recover()
+        yield node
+
+
+def prepare(node: Node, ref: ClaimRef) -> Prepared:
+    return node.claims.prepare(ref, Deadline.after(20), kind="ResourceClaim")
+
+
+def refused(node: Node, ref: ClaimRef) -> NodeError:
+    with pytest.raises(NodeError) as caught:
+        prepare(node, ref)
+    return caught.value
+
+
+def give_back(bed: Bed) -> None:
+    """Another program gives the GPU back to the host's drivers."""
+    for address in GPU_FUNCTIONS:
+        bed.host.unbind("vfio-pci", address)
+        bed.host.set_override(address, "")
+        bed.host.probe(address)
+
+
+def fall_off_the_bus(bed: Bed) -> None:
+    function = bed.host.functions[GPU_FUNCTIONS[0]]
+    bed.host.config(function.path, function.spec, gone=True)
+
+
+def pull(bed: Bed) -> None:
+    for address in GPU_FUNCTIONS:
+        bed.host.remove_function(address)
+
+
+def remove_vfs(bed: Bed) -> None:
+    for address in list(bed.host.functions):
+        function = bed.host.functions[address]
+        if function.pf == PF and function.driver is not None:
+            bed.host.unbind(function.driver, address)
+    bed.host.set_numvfs(PF, 0)
+
+
+def replace_gpu(bed: Bed) -> None:
+    """A T4 in the slot of the L4."""
+    pull(bed)
+    bed.host.add(pci_cards.t4_vgpu_card(GPU_FUNCTIONS[0], vgpu=None, iommu_group=15))
+
+
+def same_model_other_board(bed: Bed) -> None:
+    pull(bed)
+    bed.host.add(pci_cards.gpu(iommu_group=15, subsystem=(0x1028, 0x1234)))
+
+
+BROKEN: dict[str, tuple[str, Callable[[Bed], None], str, str]] = {
+    "the card was pulled": (GPU, pull, "DeviceGone", "0000:01:00.0 no longer exists"),
+    "it fell off the bus": (GPU, fall_off_the_bus, "DeviceGone", "0000:01:00.0 does not respond"),
+    "its VFs were removed": (VF, remove_vfs, "DeviceGone", "0000:41:10.0 no longer exists"),
+    "another GPU is in its slot": (GPU, replace_gpu, "DeviceChanged", "device 0x1eb8, not 0x27b8"),
+    "the same GPU of another maker": (GPU, same_model_other_board, "DeviceChanged", "subsystem 0x1028:0x1234"),
+}
+
+
+@pytest.mark.parametrize("situation", BROKEN)
+def test_what_cannot_be_repaired_is_an_error_with_what_the_health_watch_says(bed: Bed, situation: str) -> None:
+    device, change, code, words = BROKEN[situation]
+    ref = bed.grants.add("training", device)
+    with started(bed) as node:
+        (prepared,) = prepare(node, ref).devices
+        change(bed)
+        health = node.bindings.observe(prepared)
+        assert (health.state, health.code) == ("unhealthy", code)
+        error = refused(node, ref)
+        assert error.code == code
+        assert words in health.message in error.message
+        node.claims.unprepare(ref, Deadline.after(20), kind="ResourceClaim")
+        assert not node.claims.prepared()
+
+
+def node_of_vfio_is_gone(bed: Bed) -> None:
+    bed.host.vfio_group(15, present=False)
+
+
+REPAIRABLE = {"the host's drivers have it": give_back, "its device node is gone": node_of_vfio_is_gone}
+
+
+@pytest.mark.parametrize("situation", REPAIRABLE)
+def test_a_device_that_only_lost_its_binding_is_bound_again(bed: Bed, situation: str) -> None:
+    ref = bed.grants.add("training", GPU)
+    with started(bed) as node:
+        first = prepare(node, ref)
+        REPAIRABLE[situation](bed)
+        assert prepare(node, ref) == first
+        assert {bed.driver(address) for address in GPU_FUNCTIONS} == {"vfio-pci"}
+        assert all((bed.host.root / each.removeprefix("/")).exists() for each in first.devices[0].nodes)
+        node.claims.unprepare(ref, Deadline.after(20), kind="ResourceClaim")
+    assert bed.host.snapshot() == bed.before
+    assert bed.files() == []
+
+
+def test_a_device_that_the_host_uses_now_stays_with_the_host(bed: Bed) -> None:
+    ref = bed.grants.add("training", GPU)
+    with started(bed) as node:
+        prepare(node, ref)
+        give_back(bed)
+        bed.host.process(77, "python", ("/dev/dri/card0",))
+        assert "python" in refused(node, ref).message
+        assert bed.driver(GPU_FUNCTIONS[0]) == "nvidia"
+
+
+def test_a_claim_with_another_device_in_use_is_not_taken_apart(bed: Bed) -> None:
+    ref = bed.grants.add("training", GPU, VF)
+    with started(bed) as node:
+        _, vf = prepare(node, ref).devices
+        bed.host.process(77, "qemu-system-x86", vf.nodes)
+        give_back(bed)
+        assert refused(node, ref).code == "DeviceInUse"
+        assert bed.driver("0000:41:10.0") == "vfio-pci"
+
+
+def test_a_host_that_was_restored_with_its_boot_id_gets_its_claims_prepared_again(bed: Bed) -> None:
+    ref = bed.grants.add("training", GPU)
+    with started(bed) as node:
+        first = prepare(node, ref)
+    give_back(bed)
+    for file in (bed.folder / "cdi").iterdir():
+        file.unlink()
+    files = bed.files()
+    with started(bed) as node:
+        assert prepare(node, ref) == first
+    assert {bed.driver(address) for address in GPU_FUNCTIONS} == {"vfio-pci"}
+    assert set(files) < set(bed.files())
+
+
+def reboot(bed: Bed) -> None:
+    give_back(bed)
+    bed.host.proc("sys/kernel/random/boot_id", "11111111-0000-4000-8000-00000000b007\n")
+
+
+def replaced_by(*functions: Function) -> Callable[[Bed], None]:
+    def change(bed: Bed) -> None:
+        pull(bed)
+        for function in functions:
+            bed.host.add(function)
+
+    return change
+
+
+RENUMBERED = {
+    "a T4": replace_gpu,
+    "the boot display": replaced_by(
+        Function(GPU_FUNCTIONS[0], 0x10DE, 0x1CB1, 0x030000, native="nouveau", boot_vga=True, iommu_group=15)
+    ),
+    "a NIC": replaced_by(pci_cards.plain_nic(GPU_FUNCTIONS[0], iommu_group=15)),
+    "a drive": replaced_by(pci_cards.nvme(GPU_FUNCTIONS[0], iommu_group=15)),
+}
+
+
+@pytest.mark.parametrize("other", RENUMBERED)
+def test_another_device_at_the_address_after_a_reboot_is_refused_until_the_claim_lets_go(bed: Bed, other: str) -> None:
+    ref = bed.grants.add("training", GPU)
+    with started(bed) as node:
+        prepare(node, ref)
+    reboot(bed)
+    RENUMBERED[other](bed)
+    before = drivers(bed)
+    for _ in range(2):  # also by a plugin that is started once more
+        with started(bed) as node:
+            node.reconciler.reconcile()
+            assert {refused(node, ref).code for _ in range(2)} == {"DeviceChanged"}
+    assert drivers(bed) == before
+    with started(bed) as node:
+        node.claims.unprepare(ref, Deadline.after(20), kind="ResourceClaim")
+        assert not node.journal.records("allocated"), "the next allocation may be of what is there now"
+
+
+def test_the_same_device_after_a_reboot_is_prepared(bed: Bed) -> None:
+    ref = bed.grants.add("training", GPU)
+    with started(bed) as node:
+        first = prepare(node, ref)
+    reboot(bed)
+    with started(bed) as node:
+        assert prepare(node, ref) == first
+        assert not node.journal.records("allocated")
+
+
+def test_what_a_claim_had_before_a_reboot_is_forgotten_with_the_claim(bed: Bed) -> None:
+    ref = bed.grants.add("training", GPU)
+    with started(bed) as node:
+        prepare(node, ref)
+    reboot(bed)
+    with started(bed) as node:
+        node.reconciler.reconcile()
+        assert set(node.journal.records("allocated")) == {ref.uid}
+        del bed.grants.granted[ref.uid]
+        node.reconciler.reconcile()
+        assert not node.journal.records("allocated")
+
+
+def set_serial(bed: Bed, address: str, serial: str) -> None:
+    spec = bed.host.functions[address].spec
+    bed.host.write(bed.host.path(address, f"nvme/{spec.nvme}/serial"), serial)
+
+
+def test_two_equal_drives_of_two_tenants_that_change_places_are_both_refused() -> None:
+    with memory_folder() as folder:
+        bed = StorageBed(Path(folder))
+        serials = ("S64HNE0R500001", "S64HNE0R500002")
+        for number, address in enumerate(DRIVES):
+            bed.host.add(pci_cards.nvme(address, nvme=f"nvme{number}"))
+            set_serial(bed, address, serials[number])
+        refs = [bed.grants.add(f"tenant-{number}", device) for number, device in enumerate(DRIVE_DEVICES)]
+        with started(bed) as node:
+            for ref in refs:
+                prepare(node, ref)
+        bed.host.proc("sys/kernel/random/boot_id", "11111111-0000-4000-8000-00000000b007\n")
+        for address in DRIVES:
+            bed.host.unbind("vfio-pci", address)
+            bed.host.set_override(address, "")
+            bed.host.probe(address)
+        for address, serial in zip(DRIVES, reversed(serials), strict=True):
+            set_serial(bed, address, serial)
+        with started(bed) as node:
+            for ref, mine in zip(refs, serials, strict=True):
+                error = refused(node, ref)
+                assert error.code == "DeviceChanged"
+                assert f"not {mine}" in error.message
+
+
+def test_a_claim_of_a_journal_without_identities_goes_on_working(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    ref = bed.grants.add("training", GPU)
+    with started(bed) as node:
+        monkeypatch.setattr(node.claims, "_identify", lambda granted: {})
+        prepare(node, ref)
+        assert "identity" not in node.journal.claim(ref.uid).prepared["devices"][0]  # type: ignore[union-attr, index]
+    reboot(bed)
+    with started(bed) as node:
+        assert prepare(node, ref).devices[0].identity["deviceID"] == "0x27b8"
