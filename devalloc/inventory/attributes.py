@@ -9,7 +9,7 @@ from devalloc.api.quantity import NANO, Format, Quantity
 from devalloc.device_kinds import MDEV
 from devalloc.inventory import nic
 from devalloc.inventory.cards import PciPort, VirtualFunction
-from devalloc.inventory.identity import subsystem_identity, unit_identity
+from devalloc.inventory.identity import unit_identity
 from devalloc.inventory.mdev_parents import MdevParent
 from devalloc.inventory.pci import Address, PciFunction
 from devalloc.inventory.pci_ids import DeviceModel, hex_id, vendor_name
@@ -78,7 +78,7 @@ def mdev_attributes(parent: MdevParent, state: str) -> Attributes:
 
 def function_attributes(function: PciFunction, models: Models) -> Attributes:
     """What every PCI function has; what is not known is left out."""
-    attributes = _identity(function.vendor, function.device, models) | subsystem_identity(function)
+    attributes = _identity(function.vendor, function.device, models)
     if function.driver is not None:
         attributes["driver"] = function.driver
     if function.iommu_group is not None:

@@ -30,27 +30,22 @@ _SLOT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,62}", re.ASCII)
 
 
 def function_identity(function: PciFunction, pf: PciFunction | None = None) -> dict[str, str]:
-    """The identity of a PCI function. ``pf``: the physical function of a VF, which has the serial number and UUID."""
+    """The identity of a PCI function. ``pf``: the physical function of a VF, which knows board, serial and UUID."""
     identity = {"vendorID": hex_id(function.vendor)}
     if function.device is not None:
         identity["deviceID"] = hex_id(function.device)
-    return identity | subsystem_identity(function) | unit_identity(pf or function)
-
-
-def subsystem_identity(function: PciFunction) -> dict[str, str]:
-    """``subsystemID``: the board, by the IDs of its maker, such as ``0x10de:0x16ca``."""
-    vendor, device = function.folder.number("subsystem_vendor"), function.folder.number("subsystem_device")
-    if not vendor or device is None or vendor == 0xFFFF:
-        return {}
-    return {"subsystemID": f"{hex_id(vendor)}:{hex_id(device)}"}
+    return identity | unit_identity(pf or function)
 
 
 def unit_identity(function: PciFunction) -> dict[str, str]:
-    """What tells a physical function from others of its model: ``serial`` and ``uuid``."""
+    """What tells a card from others of its chip, as its physical function shows it: ``subsystemID`` (the board, by the
+    IDs of its maker, such as ``0x10de:0x16ca``), ``serial`` and ``uuid``."""
     if function.physfn is not None:
         return {}
-    serial, uuid = _serial(function), _uuid(function)
-    return ({"serial": serial} if serial else {}) | ({"uuid": uuid} if uuid else {})
+    vendor, device = function.folder.number("subsystem_vendor"), function.folder.number("subsystem_device")
+    board = f"{hex_id(vendor)}:{hex_id(device)}" if vendor and device and vendor != 0xFFFF else None
+    values = {"subsystemID": board, "serial": _serial(function), "uuid": _uuid(function)}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def identity_of(attributes: Mapping[str, object]) -> dict[str, str]:

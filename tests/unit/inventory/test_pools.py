@@ -371,3 +371,60 @@ def test_what_all_devices_have_alike_is_told_once_at_the_pool(host: FakeSysfs) -
         own = [{a.name: a.value for a in device.attributes}.get(name) for device in card.devices]
         assert len(set(own)) > 1, f"{name} is alike on all"
     assert gpu.attributes == [], "a device alone tells all itself"
+
+
+def slots_of(host: FakeSysfs, **addresses: str) -> None:
+    for name, address in addresses.items():
+        host.write(f"bus/pci/slots/{name}/address", f"{address}\n")
+
+
+def test_a_card_has_the_name_of_its_slot_and_all_its_parts_have_too(host: FakeSysfs) -> None:
+    host.add(pci_cards.nic("0000:41:00.0", vfs=2))
+    host.add(pci_cards.gpu())
+    slots_of(host, SLOT3="0000:41:00", elsewhere="0000:99:00", broken="nonsense")
+    inventory = DiscoveredPools.on(host.root)
+    assert [inventory.attributes(name).get("slot") for name in inventory.devices] == [None, "SLOT3", "SLOT3", "SLOT3"]
+    assert inventory.problems == []
+
+
+def serial_capability(number: bytes) -> bytes:
+    """A configuration space with a Device Serial Number behind another capability."""
+    space = bytearray(4096)
+    space[0:4] = bytes.fromhex("8680c910")
+    space[0x100:0x104] = (0x0001 | 1 << 16 | 0x140 << 20).to_bytes(4, "little")
+    space[0x140:0x14C] = (0x0003 | 1 << 16).to_bytes(4, "little") + number
+    return bytes(space)
+
+
+SERIAL = bytes.fromhex("ac626dffff9196b4")
+NUMBERS = {"one": (SERIAL, "b4-96-91-ff-ff-6d-62-ac"), "none": (bytes(8), None), "unreadable": (b"\xff" * 8, None)}
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_serial_number_is_read_of_the_configuration_space_as_lspci_shows_it(host: FakeSysfs, number: str) -> None:
+    content, serial = NUMBERS[number]
+    host.add(pci_cards.nic("0000:41:00.0", vfs=1))
+    (host.sys / host.path("0000:41:00.0", "config")).write_bytes(serial_capability(content))
+    inventory = DiscoveredPools.on(host.root)
+    assert [inventory.attributes(name).get("serial") for name in inventory.devices] == [serial, serial], "VFs have it too"
+
+
+def test_a_card_that_sleeps_is_not_woken_for_its_serial_number(host: FakeSysfs) -> None:
+    host.add(pci_cards.nic("0000:41:00.0"))
+    (host.sys / host.path("0000:41:00.0", "config")).write_bytes(serial_capability(SERIAL))
+    host.write(host.path("0000:41:00.0", "power/runtime_status"), "suspended\n")
+    assert "serial" not in DiscoveredPools.on(host.root).attributes("0000-41-00-0")
+
+
+def test_drives_and_gpus_have_the_serial_number_and_uuid_that_their_drivers_show(host: FakeSysfs) -> None:
+    host.add(pci_cards.nvme("0000:42:00.0"))
+    host.write(host.path("0000:42:00.0", "nvme/nvme0/nvme0n1/wwid"), "eui.36344830525000010025384e00000001\n")
+    host.add(pci_cards.gpu())
+    uuid = "GPU-5a1c0f1e-0000-4000-8000-0123456789ab"
+    host.proc("driver/nvidia/gpus/0000:01:00.0/information", f"Model: \t\t L4\nGPU UUID: \t {uuid}\nDevice Minor: \t 0\n")
+    host.add(pci_cards.amd_gpu())
+    host.write(host.path("0000:03:00.0", "unique_id"), "f4b1c0de00112233\n")
+    inventory = DiscoveredPools.on(host.root, max_vfs=0)
+    shown = {name: inventory.attributes(name) for name in ("0000-42-00-0", "0000-01-00-0", "0000-03-00-0")}
+    assert [each.get("serial") for each in shown.values()] == ["S64HNE0R500001", None, "f4b1c0de00112233"]
+    assert [each.get("uuid") for each in shown.values()] == ["eui.36344830525000010025384e00000001", uuid, None]
