@@ -1,5 +1,6 @@
-"""A claim that is prepared a second time gets what it was promised, as it is now: the same device, bound and there; or an
-error. Situations of dra-driver-nvidia-gpu#951, k8s-gpu-dra-driver#75 and #86, and QubesOS#7792 and #8681."""
+"""A claim that is prepared a second time gets the same device, bound and there; or an error that says what is wrong.
+
+Situations of dra-driver-nvidia-gpu#951, k8s-gpu-dra-driver#75 and #86, and QubesOS#7792 and #8681."""
 
 from __future__ import annotations
 
@@ -271,10 +272,10 @@ def test_two_equal_drives_of_two_tenants_that_change_places_are_both_refused() -
         for address, serial in zip(DRIVES, reversed(serials), strict=True):
             set_serial(bed, address, serial)
         with started(bed) as node:
-            for ref, mine in zip(refs, serials, strict=True):
+            for ref, serial in zip(refs, serials, strict=True):
                 error = refused(node, ref)
                 assert error.code == "DeviceChanged"
-                assert f"not {mine}" in error.message
+                assert f"not {serial}" in error.message
 
 
 def test_a_claim_of_a_journal_without_identities_goes_on_working(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from devalloc.inventory.identity import Identity, difference, function_identity, unit_identity
 from devalloc.inventory.locate import (
-    LocatedDevice,
     InstanceDevice,
+    LocatedDevice,
     MdevParentDevice,
     PortDevice,
     ProfileDevice,
@@ -124,8 +124,8 @@ def located_identity(located: LocatedDevice) -> Identity:
             return function_identity(vf.function, vf.pf)
         case VfDevice(vf=vf):
             device = vf.pf.sriov.vf_device if vf.pf.sriov else None
-            known = {"vendorID": hex_id(vf.pf.vendor)} | ({} if device is None else {"deviceID": hex_id(device)})
-            return known | unit_identity(vf.pf)
+            shown = {"vendorID": hex_id(vf.pf.vendor)} | ({} if device is None else {"deviceID": hex_id(device)})
+            return shown | unit_identity(vf.pf)
         case ProfileDevice(port=port, parent=parent) | InstanceDevice(port=port, parent=parent):
             pf = next((each for each in port.members if each.address == parent.physfn), None)
             return function_identity(parent, pf)
