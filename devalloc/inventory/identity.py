@@ -1,13 +1,9 @@
-"""What a device is, whatever its address: firmware may number the buses anew at each boot.
-
-An identity has those of ``MEMBERS`` that the host shows, as attributes of the device have them. Some show only while
-the host's driver has the device, so two looks are compared by what both have.
-"""
+"""What the host shows of a device that identifies it (``devalloc.api.device_identity``), and which slot it is in."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from devalloc.device_kinds import STORAGE
 from devalloc.inventory.device_users import nvme_controllers
@@ -15,12 +11,7 @@ from devalloc.inventory.pci import NVIDIA, Address, PciFunction, device_serial_n
 from devalloc.inventory.pci_ids import hex_id
 from devalloc.inventory.sysfs import Folder, Tree
 
-Identity = Mapping[str, str]
-MEMBERS = ("vendorID", "deviceID", "subsystemID", "serial", "uuid")
-"""Names of attributes that together identify a device."""
-_WORDS = {"vendorID": "vendor", "deviceID": "device", "subsystemID": "subsystem"}
-
-AMD = 0x1002
+_AMD = 0x1002
 _MOST = 64
 """Characters of a serial number: what a device reports is never trusted to be short."""
 _UNPRINTABLE = re.compile(r"[^ -~]+", re.ASCII)
@@ -48,21 +39,6 @@ def unit_identity(function: PciFunction) -> dict[str, str]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def identity_of(attributes: Mapping[str, object]) -> dict[str, str]:
-    """The part of published attributes, or of a record of them, that identifies the device."""
-    return {name: value for name in MEMBERS if isinstance(value := attributes.get(name), str)}
-
-
-def difference(before: Mapping[str, object], now: Mapping[str, object]) -> str | None:
-    """How two identities of one place contradict each other, such as ``device 0x1eb8, not 0x27b8``; None if they do
-    not."""
-    old, new = identity_of(before), identity_of(now)
-    for name in MEMBERS:
-        if name in old and name in new and old[name] != new[name]:
-            return f"{_WORDS.get(name, name)} {new[name]}, not {old[name]}"
-    return None
-
-
 def physical_slots(tree: Tree) -> dict[tuple[int, int, int], str]:
     """The names of the host's slots for cards, by domain, bus and slot of what is in them."""
     listing = tree.sys.folder("bus", "pci", "slots") if tree.sys else None
@@ -80,7 +56,7 @@ def _serial(function: PciFunction) -> str | None:
     if STORAGE.matches(function.subclass, function.vendor, function.device):
         controllers = (function.folder.folder("nvme", name) for name in nvme_controllers(function))
         return next((_text(controller, "serial") for controller in controllers if controller is not None), None)
-    if function.vendor == AMD:
+    if function.vendor == _AMD:
         return _text(function.folder, "unique_id")
     return None if function.vendor == NVIDIA else device_serial_number(function)
 

@@ -4,29 +4,41 @@ Situations of dra-driver-nvidia-gpu#951, k8s-gpu-dra-driver#75 and #86, and Qube
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from devalloc.api import meta
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
+from devalloc.controller.reconcile.pool_attributes import PoolAttributes
+from devalloc.controller.reconcile.release import release_claim
+from devalloc.inventory import discover
+from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.binding.binding import BindingConfig
+from devalloc_node.claims.store_grants import StoreGrants, claim_ref
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.step import Prepared
-from devalloc_node.node import Node
+from devalloc_node.node import ClaimSource, Node, open_node
 from devalloc_node.settings import NodeSettings
+from devalloc_solver import testing
 from tests.conformance.test_node_and_kubelet import GPU, GPU_FUNCTIONS, POOLS, VF, Bed
 from tests.support import pci_cards
 from tests.support.binding_runner import pool_of
+from tests.support.fake_host import LocalHost
 from tests.support.fake_tree import memory_folder
+from tests.support.fleet_manifests import fill, gpu_claim
 from tests.support.pci_cards import Function
 
 DRIVES = ("0000:42:00.0", "0000:43:00.0")
 DRIVE_DEVICES = tuple(f"{address.replace(':', '-').replace('.', '-')}" for address in DRIVES)
 POOLS.update({device: pool_of(device) for device in DRIVE_DEVICES})
 PF = "0000:41:00.0"
+IDENTITIES = meta.ALLOCATED_IDENTITIES
 
 
 class StorageBed(Bed):
@@ -287,3 +299,83 @@ def test_a_claim_of_a_journal_without_identities_goes_on_working(bed: Bed, monke
     reboot(bed)
     with started(bed) as node:
         assert prepare(node, ref).devices[0].identity["deviceID"] == "0x27b8"
+
+
+# What was allocated, though never prepared.
+
+
+def allocated_in_store(bed: Bed, store: SQLiteStore) -> ClaimRef:
+    """A DeviceClaim for the GPU, allocated by the controller from what discovery publishes."""
+    made = testing.device_class("gpu", driver="gpu.devalloc.io")
+    pools = [pool.to_manifest() for pool in discover(bed.host.root, node_name=bed.name).pools]
+    fill(store, *pools, made, gpu_claim("training"))
+    DeviceClaimAllocator(store).round()
+    return claim_ref(store.get("DeviceClaim", "default", "training"))
+
+
+@contextmanager
+def on_store(bed: Bed, store: SQLiteStore) -> Iterator[Node]:
+    source = ClaimSource("DeviceClaim", StoreGrants(store, bed.name), lambda namespace, name: None)
+    with open_node(bed.settings(), LocalHost(bed.host), source) as node:
+        node.reconciler.recover()
+        yield node
+
+
+def prepare_of_store(node: Node, ref: ClaimRef) -> Prepared:
+    return node.claims.prepare(ref, Deadline.after(20), kind="DeviceClaim")
+
+
+def test_a_device_that_was_replaced_before_its_claim_was_prepared_is_refused(bed: Bed, store: SQLiteStore) -> None:
+    ref = allocated_in_store(bed, store)
+    noted = json.loads(store.get("DeviceClaim", "default", "training")["metadata"]["annotations"][IDENTITIES])
+    l4 = {"vendorID": "0x10de", "deviceID": "0x27b8", "subsystemID": "0x10de:0x16ca"}
+    assert noted == {f"{pool_of(GPU)}/{GPU}": l4}
+    replace_gpu(bed)
+    before = drivers(bed)
+    with on_store(bed, store) as node:
+        for _ in range(2):  # also after it let go
+            with pytest.raises(NodeError, match="device 0x1eb8, not 0x27b8") as caught:
+                prepare_of_store(node, ref)
+            assert (caught.value.code, caught.value.retryable) == ("DeviceChanged", False)
+            node.claims.unprepare(ref, Deadline.after(20), kind="DeviceClaim")
+    assert drivers(bed) == before
+
+
+def test_a_claim_that_is_released_and_allocated_again_gets_the_device_that_is_there(
+    bed: Bed, store: SQLiteStore
+) -> None:
+    ref = allocated_in_store(bed, store)
+    replace_gpu(bed)
+    release_claim(store, "default", "training")
+    assert IDENTITIES not in store.get("DeviceClaim", "default", "training")["metadata"].get("annotations", {})
+    (pool,) = [pool for pool in discover(bed.host.root, node_name=bed.name).pools if pool.metadata.name == pool_of(GPU)]
+    stored = store.get("DevicePool", None, pool.metadata.name)
+    store.replace({**stored, "spec": pool.to_manifest()["spec"]})
+    DeviceClaimAllocator(store).round()
+    with on_store(bed, store) as node:
+        assert prepare_of_store(node, ref).devices[0].identity["deviceID"] == "0x1eb8"
+
+
+@pytest.mark.parametrize("note", ["", "[]", '{"node-a-0000-01-00/0000-01-00-0": 7}', "{"])
+def test_a_claim_without_a_readable_note_is_prepared_as_by_the_release_before(
+    bed: Bed, store: SQLiteStore, note: str
+) -> None:
+    ref = allocated_in_store(bed, store)
+    claim = store.get("DeviceClaim", "default", "training")
+    claim["metadata"]["annotations"][IDENTITIES] = note
+    if not note:
+        del claim["metadata"]["annotations"][IDENTITIES]
+    store.replace(claim)
+    replace_gpu(bed)
+    with on_store(bed, store) as node:
+        assert prepare_of_store(node, ref).devices[0].identity["deviceID"] == "0x1eb8"
+
+
+def test_the_note_of_a_claim_with_very_many_devices_is_left_out() -> None:
+    long = {"name": "serial", "stringValue": "x" * 64}
+    devices = [{"name": f"d{number}", "attributes": [long]} for number in range(600)]
+    pool = {"kind": "DevicePool", "metadata": {"name": "p"}, "spec": {"devices": devices}}
+    entries = [{"devicePoolName": "p", "deviceName": f"d{number}"} for number in range(600)]
+    noted = PoolAttributes([pool])
+    assert noted.identities(entries) is None
+    assert json.loads(noted.identities(entries[:2]) or "") == {key: {"serial": "x" * 64} for key in ("p/d0", "p/d1")}

@@ -26,6 +26,7 @@ from devalloc.api.views import (
     device_claims_in,
     format_devices,
 )
+from devalloc.controller.reconcile.pool_attributes import PoolAttributes
 from devalloc.controller.reconcile.release import release_change
 from devalloc.controller.reconcile.snapshot import Memo
 from devalloc.controller.reconcile.stored_claims import (
@@ -102,7 +103,7 @@ def decide_claims(
     ``has_conditions``: claims that get devices get the condition ``Allocated`` as well.
     """
     answers: dict[ClaimKey, Mapping[str, Any]] = {(a["namespace"], a["name"]): a for a in answer["claims"]}
-    admin, memo = admin_class_names(documents), memo or Memo()
+    admin, memo, attributes = admin_class_names(documents), memo or Memo(), PoolAttributes(documents)
     groups: dict[tuple[str, str], list[Change]] = {}
     held_back = map(ClaimView, filter(_is_held_back, device_claims_in(documents)))
     blocked = {(claim.key[0], claim.group) for claim in held_back}
@@ -132,7 +133,8 @@ def decide_claims(
         elif verdict["allocated"] and view.group is not None and (key[0], view.group) in blocked:
             continue  # all of a group or none
         elif verdict["allocated"]:
-            change, granted = _grant_change(claim, verdict, admin, now if has_conditions else None), True
+            change = _grant_change(claim, verdict, admin, attributes, now if has_conditions else None)
+            granted = True
         else:
             change, is_transient = _refusal_change(claim, verdict), is_transient_reason(verdict["reason"])
         if not _changes_object(change, claim):
@@ -155,7 +157,9 @@ def _is_held_back(claim: Object) -> bool:
     return ClaimView(claim).is_held and not ClaimView(claim).entries
 
 
-def _grant_change(claim: Object, answer: Mapping[str, Any], admin: frozenset[str], since: str | None) -> Change:
+def _grant_change(
+    claim: Object, answer: Mapping[str, Any], admin: frozenset[str], attributes: PoolAttributes, since: str | None
+) -> Change:
     """``since``: the time of the condition; None for none."""
     written = ("allocations", "classConfigs", "classConfigAllocations", "claimConfigs")
     status = {name: value for name, value in claim.get("status", {}).items() if name not in written}
@@ -166,6 +170,7 @@ def _grant_change(claim: Object, answer: Mapping[str, Any], admin: frozenset[str
         status["conditions"] = [*others, _allocated_condition(claim, answer, since)]
     annotations = {**answer.get("annotations", {}), meta.ALLOCATED_SPEC: canonical_spec(claim), meta.RELEASE: None}
     annotations[meta.ALLOCATED_DEVICES] = allocation_words(answer["allocations"])
+    annotations[meta.ALLOCATED_IDENTITIES] = attributes.identities(answer["allocations"])
     if named := sorted(admin & class_names(claim)):
         annotations[meta.ADMIN_CLASSES] = json.dumps(named)
     return _annotation_change(claim, status, annotations)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from devalloc.inventory.identity import Identity, difference, function_identity, unit_identity
+from devalloc.api.device_identity import Identity, difference
+from devalloc.inventory.identity import function_identity, unit_identity
 from devalloc.inventory.locate import (
     InstanceDevice,
     LocatedDevice,

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
-from devalloc.inventory.identity import Identity, difference
+from devalloc.api.device_identity import Identity, difference
 from devalloc_node.binding.binding import Binding, HealthState
 from devalloc_node.claims.claim_files import Rendered
 from devalloc_node.claims.journal_content import grant_content, grant_of, journal_dump, prepared_content, prepared_of

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from devalloc.api import meta
+from devalloc.api.device_identity import Identity, identity_of
 from devalloc.api.fencing import fenced_from
 from devalloc.api.views import ClaimView, MachineView, MigrationView, recover_status
 from devalloc.store import NotFound, Object, Store, StoreError
@@ -131,7 +132,7 @@ class StoreGrants:
         # Without labels an entry may be of any detail: it is held unless all of them are for admins (S18).
         all_admin = bool(admin) and all(_class_of(detail) in admin for detail in _all_details(claim))
         devices = []
-        class_configs = _class_configs(claim, ref, len(status.allocations))
+        class_configs, identities = _class_configs(claim, ref, len(status.allocations)), _identities(claim)
         for index, (entry, label, detail) in enumerate(zip(status.allocations, labels, details, strict=True)):
             is_admin = all_admin if detail is None else _class_of(detail) in admin
             devices.append(
@@ -143,6 +144,7 @@ class StoreGrants:
                     share=(label or "0") if entry.allocations and not is_admin else None,
                     class_configs=tuple(config for config, entries in class_configs if index in entries),
                     claim_configs=_claim_configs(claim, detail),
+                    identity=identities.get(f"{entry.device_pool_name}/{entry.device_name}", {}),
                 )
             )
         return tuple(devices)
@@ -195,6 +197,13 @@ def _spec(claim: Object) -> Mapping[str, Any]:
     recorded = _json(claim, meta.ALLOCATED_SPEC)
     spec = recorded if isinstance(recorded, dict) else claim.get("spec")
     return spec if isinstance(spec, dict) else {}
+
+
+def _identities(claim: Object) -> dict[str, Identity]:
+    """What the claim's devices were at its allocation, by ``pool/device``; empty for claims of 0.1.0."""
+    noted = _json(claim, meta.ALLOCATED_IDENTITIES)
+    devices = noted.items() if isinstance(noted, dict) else ()
+    return {name: identity_of(identity) for name, identity in devices if isinstance(identity, dict)}
 
 
 def _class_configs(claim: Object, ref: ClaimRef, count: int) -> list[tuple[Mapping[str, Any], Container[int]]]:

@@ -43,7 +43,7 @@ class GrantedDevice:
     """From the class. They win over ``claim_configs`` (T6)."""
     claim_configs: Configs = ()
     identity: Mapping[str, Any] = field(default_factory=dict)
-    """What the device was when it was allocated (``devalloc.inventory.identity``); empty: not recorded."""
+    """What the device was when it was allocated (``devalloc.api.device_identity``); empty: not recorded."""
 
     @property
     def name(self) -> str:

@@ -53,7 +53,7 @@ class PreparedDevice:
     admin: bool = False
     share: str | None = None
     identity: Mapping[str, str] = field(default_factory=dict)
-    """What it was when it was prepared (``devalloc.inventory.identity``); empty in journals of 0.1.0."""
+    """What it was when it was prepared (``devalloc.api.device_identity``); empty in journals of 0.1.0."""
     rom_file: str | None = None
     """The option ROM that the main function gets in a machine, as its class names it."""
 

@@ -15,6 +15,7 @@ from devalloc.api import meta
 from devalloc.api.moved_claims import MovedDevices, moved_devices
 from devalloc.api.views import ClaimKey, ClaimView, MachineView, as_mappings, device_claims_in
 from devalloc.controller.reconcile.decision import WriteUnit, allocation_words, moved_conditions
+from devalloc.controller.reconcile.pool_attributes import PoolAttributes
 from devalloc.controller.reconcile.vm_scheduling.solver_input import SchedulingInput
 from devalloc.store import Change, Key, Object
 
@@ -34,11 +35,14 @@ def swap_units(
         return others
     claims = {ClaimView(doc).key: doc for doc in device_claims_in(documents)}
     taken = {key for unit in others for key in unit.keys}
-    swaps = [unit for machine in machines for unit in _units(machine, claims, now)]
+    attributes = PoolAttributes(documents)
+    swaps = [unit for machine in machines for unit in _units(machine, claims, attributes, now)]
     return others + [unit for unit in swaps if not unit.keys & taken]
 
 
-def _units(machine: Object, claims: Mapping[ClaimKey, Object], now: str) -> Iterator[WriteUnit]:
+def _units(
+    machine: Object, claims: Mapping[ClaimKey, Object], attributes: PoolAttributes, now: str
+) -> Iterator[WriteUnit]:
     plugged = {one.get("claim") for one in as_mappings(MachineView(machine).status.get("devices"))}
     done: set[str] = set()
     for devices in moved_devices(machine):
@@ -49,7 +53,7 @@ def _units(machine: Object, claims: Mapping[ClaimKey, Object], now: str) -> Iter
         elif devices.is_given(claim):
             done |= {devices.claim[1]} if ClaimView(claim).is_held or not is_plugged else set()
         elif _is_free(ClaimView(claim), devices):
-            yield WriteUnit((_swap_change(claim, devices, now),), granted=False, released=True)
+            yield WriteUnit((_swap_change(claim, devices, attributes, now),), granted=False, released=True)
     if done:
         yield WriteUnit((_without(machine, done),), granted=False, follows_up=True)
 
@@ -59,7 +63,7 @@ def _is_free(claim: ClaimView, devices: MovedDevices) -> bool:
     return not claim.is_unsettled and (not claim.is_held or claim.holder == devices.node)
 
 
-def _swap_change(claim: Object, devices: MovedDevices, now: str) -> Change:
+def _swap_change(claim: Object, devices: MovedDevices, attributes: PoolAttributes, now: str) -> Change:
     status = {name: part for name, part in ClaimView(claim).status.items() if name not in _OF_DEVICES}
     status["allocations"] = [*devices.allocations]
     if conditions := moved_conditions(claim, devices.allocations, devices.node, now):
@@ -67,6 +71,7 @@ def _swap_change(claim: Object, devices: MovedDevices, now: str) -> Change:
     notes: dict[str, str | None] = {
         meta.ALLOCATED_NODE: devices.node,
         meta.ALLOCATED_DEVICES: allocation_words(devices.allocations),
+        meta.ALLOCATED_IDENTITIES: attributes.identities(devices.allocations),
         meta.REASON: None,
         meta.MESSAGE: None,
     }

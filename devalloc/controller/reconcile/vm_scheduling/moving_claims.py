@@ -16,6 +16,7 @@ from devalloc.api import meta
 from devalloc.api.claim import COUNT
 from devalloc.api.moved_claims import MovedDevices, labels_of
 from devalloc.api.views import ClaimKey, ClaimView, as_mapping, as_mappings
+from devalloc.controller.reconcile.pool_attributes import PoolAttributes
 from devalloc.store import Object
 
 IDENTITY = ("kind", "function", "vendorID", "deviceID", "profile")
@@ -63,27 +64,6 @@ def _on_node(claim: Object, nodes: Mapping[str, Any]) -> Object:
     notes = {name: text for name, text in metadata["annotations"].items() if name != meta.ALLOCATED_NODE}
     notes |= {meta.ALLOCATED_NODE: named.pop()} if len(named) == 1 else {}
     return {**claim, "metadata": {**metadata, "annotations": notes}}
-
-
-class PoolAttributes:
-    """The texts among the attributes of the devices of pools, read when they are asked for."""
-
-    def __init__(self, documents: Iterable[Mapping[str, Any]]) -> None:
-        self._pools = {doc["metadata"]["name"]: doc for doc in documents if doc.get("kind") == "DevicePool"}
-        self._read: dict[str, dict[str, dict[str, str]]] = {}
-
-    def texts(self, pool: str, device: str) -> dict[str, str]:
-        """The attributes of a device that are texts; empty if it is not there."""
-        if pool not in self._read:
-            spec = as_mapping(as_mapping(self._pools.get(pool)).get("spec"))
-            of_pool = _texts(spec)
-            self._read[pool] = {str(one.get("name")): of_pool | _texts(one) for one in as_mappings(spec.get("devices"))}
-        return self._read[pool].get(device, {})
-
-
-def _texts(part: Mapping[str, Any]) -> dict[str, str]:
-    listed = as_mappings(part.get("attributes"))
-    return {str(one.get("name")): one["stringValue"] for one in listed if isinstance(one.get("stringValue"), str)}
 
 
 def _same_requests(claim: Object, attributes: PoolAttributes) -> list[Object]:

@@ -39,6 +39,7 @@ from devalloc.api.views import (
     device_claims_in,
 )
 from devalloc.api.virtual_machine import VirtualMachine
+from devalloc.controller.reconcile.pool_attributes import PoolAttributes
 from devalloc.controller.reconcile.snapshot import Memo
 from devalloc.controller.reconcile.stored_claims import DisjointSets
 from devalloc.controller.reconcile.vm_scheduling import machines, moving_claims, resize
@@ -204,7 +205,7 @@ class _InputBuilder:
         }
         self.half_written = moving_claims.half_written_claims(self.claims, self.arriving, documents)
         self.claims |= self.half_written
-        self.attributes = moving_claims.PoolAttributes(documents)
+        self.attributes = PoolAttributes(documents)
         self.extra: list[Object] = []
         """claims that stand for machines"""
         self.names: dict[ClaimKey, MachineKey] = {}

@@ -1,0 +1,29 @@
+"""Which hardware a device is, whatever its address: firmware may number the buses anew at each boot.
+
+An identity has those of ``MEMBERS`` that the host shows, as attributes of the device have them. Some show only while
+the host's driver has the device, so two looks are compared by what both have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+Identity = Mapping[str, str]
+MEMBERS = ("vendorID", "deviceID", "subsystemID", "serial", "uuid")
+"""Names of attributes that together identify a device."""
+_WORDS = {"vendorID": "vendor", "deviceID": "device", "subsystemID": "subsystem"}
+
+
+def identity_of(attributes: Mapping[str, object]) -> dict[str, str]:
+    """The part of published attributes, or of a record of them, that identifies the device."""
+    return {name: value for name in MEMBERS if isinstance(value := attributes.get(name), str)}
+
+
+def difference(before: Mapping[str, object], now: Mapping[str, object]) -> str | None:
+    """How two identities of one place contradict each other, such as ``device 0x1eb8, not 0x27b8``; None if they do
+    not."""
+    old, new = identity_of(before), identity_of(now)
+    for name in MEMBERS:
+        if name in old and name in new and old[name] != new[name]:
+            return f"{_WORDS.get(name, name)} {new[name]}, not {old[name][:80]}"
+    return None
