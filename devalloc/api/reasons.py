@@ -395,7 +395,7 @@ class Reason(StrEnum):
 
     NO_SUITABLE_NODE = (
         "NoSuitableNode",
-        (f"{_RECONCILE}/resource_claims/allocator.py",),
+        (f"{_RECONCILE}/resource_claims/cluster_state.py",),
         "",
         "No node with devices that are set aside suits the pod.",
         "",
@@ -406,6 +406,13 @@ class Reason(StrEnum):
         "",
         "kube-scheduler found no room for the pod on the node of its devices.",
         "",
+    )
+    NO_ROOM_FOR_POD = (
+        "NoRoomForPod",
+        (f"{_RECONCILE}/resource_claims/allocator.py", f"{_RECONCILE}/resource_claims/cluster_state.py"),
+        "",
+        "No node with devices has room for the pod, or kube-scheduler did not place it on five of them.",
+        "Free CPU, memory, or what the message names on one of the nodes, or let the pod request less.",
     )
 
 

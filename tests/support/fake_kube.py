@@ -326,9 +326,9 @@ def _is_of(obj: Object, selector: str) -> bool:
     for each in filter(None, selector.split(",")):
         path, _, value = each.partition("=")
         field: Any = obj
-        for part in path.split("."):
+        for part in path.removesuffix("!").split("."):
             field = field.get(part) if isinstance(field, dict) else None
-        if field != value:
+        if (field == value) == path.endswith("!"):
             return False
     return True
 

@@ -10,7 +10,8 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from devalloc.backoff import Backoff
 from devalloc.store.errors import Invalid, Object, Unavailable
@@ -221,7 +222,31 @@ def clean_object(obj: Object, resource: ApiResource) -> Object:
     }
     for path in resource.without:
         content = _without(content, path)
-    return content
+    return _only(content, (_IDENTITY_PATHS + resource.only)) if resource.only else content
+
+
+_IDENTITY_PATHS = (
+    ("apiVersion",),
+    ("kind",),
+    *(("metadata", name) for name in ("namespace", "name", "uid", "resourceVersion", "creationTimestamp")),
+    ("metadata", "deletionTimestamp"),
+)
+
+
+def _only(content: Object, paths: Iterable[Sequence[str]]) -> Object:
+    """The content of these paths, which also lead through each item of a list."""
+    rests: dict[str, list[Sequence[str]]] = {}
+    for name, *rest in paths:
+        rests.setdefault(name, []).append(rest)
+    return {name: _only_rest(content[name], rest) for name, rest in rests.items() if name in content}
+
+
+def _only_rest(content: Any, paths: list[Sequence[str]]) -> Any:
+    if not all(paths):
+        return content
+    if isinstance(content, list):
+        return [_only_rest(each, paths) for each in content]
+    return _only(content, paths) if isinstance(content, dict) else content
 
 
 def _without(content: Object, path: Sequence[str]) -> Object:

@@ -28,14 +28,16 @@ class ApiResource:
     namespace: str | None = None
     """Select only objects of this namespace; None: all."""
     fields: str = ""
-    """A field selector, such as ``spec.nodeName=a``: select only these objects. It has one field for kinds that are
-    written here."""
+    """A field selector, such as ``spec.nodeName=a`` or ``status.phase!=Failed,status.phase!=Succeeded``: select only
+    these objects."""
     labels: str = ""
     """A label selector of one label, with a value or without, such as ``devalloc.io/allocated-node=a``: select only
     these objects."""
     without: tuple[tuple[str, ...], ...] = ()
     """Paths of fields to drop, for kinds that are only read, so that their authors cannot fill this process's memory.
     """
+    only: tuple[tuple[str, ...], ...] = ()
+    """Paths of fields to keep, also in each item of a list; all others are dropped. Empty: keep all."""
     is_optional: bool = False
     """The cluster may not serve it; then there are no such objects."""
 
@@ -63,11 +65,7 @@ class ApiResource:
         labels = obj["metadata"].get("labels") or {}
         if label and (label not in labels or (has_value and labels[label] != value)):
             return False
-        field, _, value = self.fields.partition("=")
-        current: Any = obj
-        for part in filter(None, field.split(".")):
-            current = current.get(part) if isinstance(current, dict) else None
-        return not field or (current or "") == value
+        return all(_has_field(obj, term) for term in filter(None, self.fields.split(",")))
 
     def within(self, namespace: str | None) -> str:
         """The path of the objects of a namespace; None: of all namespaces, or cluster-scoped."""
@@ -81,6 +79,15 @@ class ApiResource:
     def of(self, key: Key) -> str:
         """The path of one object."""
         return f"{self.within(key.namespace)}/{path_segment(key.name)}"
+
+
+def _has_field(obj: Object, term: str) -> bool:
+    """Whether an object meets one term of a field selector."""
+    path, _, value = term.partition("=")
+    current: Any = obj
+    for part in path.removesuffix("!").split("."):
+        current = current.get(part) if isinstance(current, dict) else None
+    return ((current or "") == value) != path.endswith("!")
 
 
 NOT_IN_EARLIER_VERSIONS = ("VirtualMachineMigration", "VirtualMachineReplicaSet")

@@ -75,9 +75,7 @@ def test_the_claims_of_a_pod_belong_together_and_so_do_pods_that_share_one() -> 
     claims = [claim(name) for name in "vwxyz"] + [claim("not-ours", ours=False)]
     wants = waiting(pods, claims)
     assert names(wants) == [(["v"], ["p4"]), (["w"], ["p3"]), (["x", "y", "z"], ["p1", "p2"])]
-    assert wants[2].users(("a", "y")) == [
-        {"resource": "pods", "name": name, "uid": f"uid-{name}"} for name in ("p1", "p2")
-    ]
+    assert wants[2].users(("a", "y")) == [{"resource": "pods", "name": "p1", "uid": "uid-p1"}]
     assert [user["name"] for user in wants[2].users(("a", "z"))] == ["p2"]
 
 
@@ -106,18 +104,18 @@ def test_a_pod_that_is_not_to_be_scheduled_or_not_complete_waits_for_nothing(one
     assert waiting([one], [claim("x"), claim("not-ours", ours=False)]) == []
 
 
-def test_a_claim_that_a_pod_group_shares_is_reserved_for_its_pods_with_room_for_the_group() -> None:
-    """For a pod beyond these kube-scheduler adds the PodGroup, and the API server takes 256."""
+def test_a_claim_that_a_pod_group_shares_is_reserved_for_its_most_urgent_pod() -> None:
+    """kube-scheduler adds the PodGroup or each pod that it places, and gives a claim back only if no other uses it."""
     group = [{"kind": "PodGroup", "name": "g", "uid": "uid-g", "controller": True}]
     used = {
         "schedulingGroup": {"podGroupName": "g"},
         "resourceClaims": [{"name": "x", "resourceClaimTemplateName": "t"}],
     }
     named = {"status": {"resourceClaimStatuses": [{"name": "x", "resourceClaimName": "g-x-1"}]}}
-    pods = [pod(f"p{number:03}", spec=used) | named for number in range(300)]
+    pods = [pod(f"p{number:03}", spec={**used, "priority": number % 290}) | named for number in range(300)]
     (wants,) = waiting(pods, [claim("g-x-1", ownerReferences=group)])
     assert len(wants.pods) == 300
-    assert len(wants.users(("a", "g-x-1"))) == 255
+    assert [user["name"] for user in wants.users(("a", "g-x-1"))] == ["p289"]
 
 
 def test_a_claim_of_a_template_is_its_own_pods_alone() -> None:

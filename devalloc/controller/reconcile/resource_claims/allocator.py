@@ -6,6 +6,7 @@ Events for what is refused.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,6 +25,7 @@ from devalloc.controller.reconcile.resource_claims.cluster_state import (
     ClusterState,
     SolverRequest,
     dedicated_results,
+    no_room_message,
 )
 from devalloc.controller.reconcile.resource_claims.pending import (
     Key,
@@ -40,11 +42,18 @@ from devalloc.store import Key as ObjectKey
 from devalloc.store.fencing import FencingInterrupted, fence_objects
 
 Object = dict[str, Any]
+log = logging.getLogger(__name__)
 
 FINALIZER = "resource.kubernetes.io/delete-protection"
 """As kube-scheduler sets it: kube-controller-manager takes back what such a claim holds, and removes it."""
-AVOID_SECONDS = 60.0
-"""How long a claim is not given devices of a node from which kube-scheduler sent it back."""
+MIN_AVOID_SECONDS, MAX_AVOID_SECONDS = 5.0, 600.0
+"""How long a claim is not given devices of a node on which kube-scheduler did not place its pod, if nothing of the node
+changes; doubled each time."""
+MAX_TRIES = 5
+"""After so many nodes a claim waits until something of them changes, or that time is over."""
+UNPLACED_SECONDS = 15.0
+"""How long a claim keeps devices for a pod that kube-scheduler does not place, the first time; then doubled. Twice the
+longest back-off that kube-scheduler has by default, less what a busy one needs."""
 ALLOCATED = "Allocated"
 """Reason of the Event of a claim that was given devices."""
 _COPIED_KINDS = frozenset({KIND, "DeviceClass"})
@@ -78,10 +87,37 @@ class _ClaimNotes:
     """The node on which it was given devices by us, as long as these pods wait."""
     users: frozenset[str] = frozenset()
     """Their UIDs."""
-    avoided: dict[str, float] = field(default_factory=dict)
-    """Nodes that it is not to have, and until when."""
+    avoided: dict[str, _Avoided] = field(default_factory=dict)
+    """Nodes on which kube-scheduler did not place its pods."""
+    tries: int = 0
+    """How often that was, since a pod had a node."""
+    last: float = 0.0
+    """When it was the last time."""
+    unused_since: float | None = None
+    """When it was first seen to hold devices for pods that kube-scheduler does not place."""
+    is_wide: bool = False
+    """It found nothing where most of its pods have room."""
     reason: str = ""
-    """The reason that was told last."""
+    """The reason of the last Event; empty if that reported devices."""
+
+    @property
+    def delay(self) -> float:
+        """How long a node is avoided now."""
+        return min(MAX_AVOID_SECONDS, MIN_AVOID_SECONDS * 2.0 ** (self.tries - 1)) if self.tries else 0.0
+
+    @property
+    def patience(self) -> float:
+        """How long it keeps devices that no pod uses."""
+        return min(MAX_AVOID_SECONDS, UNPLACED_SECONDS * 2.0 ** min(self.tries, 10))
+
+
+@dataclass(frozen=True, slots=True)
+class _Avoided:
+    """A node on which kube-scheduler did not place the pods of a claim."""
+
+    until: float
+    gains: int
+    """What ``ClusterState.gains`` was then."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +130,8 @@ class _Decision:
     reason: str = ""
     """Why it gets nothing; empty if it is given devices, or is still searched for."""
     message: str = ""
+    node: str = ""
+    """Where it held devices that no pod used."""
 
 
 class ResourceClaimAllocator:
@@ -161,14 +199,15 @@ class ResourceClaimAllocator:
         self._note(claims, wants, now)
         refused = self.loop.refusals.look(obj for obj in snapshot.objects.values() if obj["kind"] in _COPIED_KINDS)
         wants = [want for want in wants if not any(_object_key(key) in refused for key in want.claims)]
-        avoided = {
-            key: frozenset(node for node, until in self._of(claims[key]).avoided.items() if until > now)
-            for want in wants
-            for key in want.claims
-        }
-        requests = self._cluster.build_requests(wants, avoided)
+        waiting = [self._waiting(want, now) for want in wants]
+        wanted = [want for want, request in zip(wants, waiting, strict=True) if request is None]
+        avoided = {key: self._avoided(claims[key], now) for want in wanted for key in want.claims}
+        wide = {key for want in wanted for key in want.claims if self._of(claims[key]).is_wide}
+        requests = [*filter(None, waiting), *self._cluster.build_requests(wanted, avoided, wide)]
+        unplaced = self._unplaced(now)
         is_new = self._solver.update(self._cluster.documents())
-        if requests == last_requests and not (is_new or self._solver.is_due or self.loop.is_unfinished):
+        is_same = requests == last_requests and not (is_new or self._solver.is_due or self.loop.is_unfinished)
+        if is_same and not unplaced:
             self._last_requests = requests
             return
         documents, began = [document for each in requests for document in each.documents], time.monotonic()
@@ -177,31 +216,115 @@ class ResourceClaimAllocator:
             for each in (self._solver.solve(documents, self._settings.deadline) if documents else ())
         }
         seconds = time.monotonic() - began
-        granted = self._commit([_decide(each, answers, claims) for each in requests], snapshot)
+        decisions, is_deferred = self._decide(requests, answers)
+        granted = self._commit([*decisions, *unplaced], snapshot)
         held = sum(is_for_devalloc(claim) and allocation_of(claim) is not None for claim in claims.values())
-        waiting = sum(len(want.claims) for want in self._cluster.wants())
-        self._progress(ResourceClaimRound(held + len(granted), waiting - len(granted), granted, seconds))
+        remaining = sum(len(want.claims) for want in self._cluster.wants())
+        self._progress(ResourceClaimRound(held + len(granted), remaining - len(granted), granted, seconds))
         is_searching = any(each.get(STILL_SEARCHING) for each in answers.values())
-        self._last_requests = [] if is_searching or self._is_incomplete else requests
+        self._last_requests = [] if is_searching or self._is_incomplete or is_deferred else requests
+        self.loop.is_again |= is_deferred
+
+    def _decide(
+        self, requests: Sequence[SolverRequest], answers: Mapping[Key, Mapping[str, Any]]
+    ) -> tuple[list[_Decision], bool]:
+        """Decide all requests. Devices on a node are given only to so many pods as it has room for. Whether some are
+        to be asked again at once."""
+        claims, is_deferred = self._cluster.claims, False
+        nodes = [(each, _planned_node(each, answers)) for each in requests]
+        admitted = {id(each) for each in self._cluster.admit((each, node) for each, node in nodes if node)}
+        decisions = []
+        for request, node in nodes:
+            if node and id(request) not in admitted:
+                is_deferred = True
+                continue
+            decision = _decide(request, answers, claims)
+            if decision.reason and request.is_narrow:
+                is_deferred = True
+                for key in request.want.claims:
+                    self._of(claims[key]).is_wide = True
+                continue
+            decisions.append(decision)
+        return decisions, is_deferred
 
     def _of(self, claim: Object) -> _ClaimNotes:
         return self._notes.setdefault(claim["metadata"]["uid"], _ClaimNotes())
 
+    # -- nodes on which kube-scheduler does not place a pod ------------------------------------------------------------
+
     def _note(self, claims: Mapping[Key, Object], wants: Sequence[PendingGroup], now: float) -> None:
-        """See which claims were sent back, and forget those that are gone."""
-        there = {claim["metadata"]["uid"] for claim in claims.values()}
-        for uid in [uid for uid in self._notes if uid not in there]:
+        """See which claims were sent back and which have a pod with a node, and forget those that are gone."""
+        by_uid = {claim["metadata"]["uid"]: claim for claim in claims.values()}
+        for uid in [uid for uid in self._notes if uid not in by_uid]:
             del self._notes[uid]
         happened = []
+        tried = [uid for uid, notes in self._notes.items() if notes.tries and allocation_of(by_uid[uid]) is not None]
+        placed = self._cluster.placed_pods() if tried else frozenset()
+        for uid in tried:
+            if any(user["uid"] in placed for user in by_uid[uid]["status"].get("reservedFor") or ()):
+                happened.append(_given_event(by_uid[uid]))
+                self._notes[uid] = _ClaimNotes(self._notes[uid].given, self._notes[uid].users)
         for want in wants:
             for key in want.claims:
                 notes = self._of(claims[key])
-                given, notes.given = notes.given, ""
-                if given and notes.users & {pod["metadata"]["uid"] for pod in want.pods}:
-                    notes.avoided[given] = now + AVOID_SECONDS
-                    note = f"pod {_names(want)} found no place on node {given}, which is left out for a while"
-                    happened.append(object_event(claims[key], WARNING, Reason.SENT_BACK.value, "Allocate", note))
+                node, notes.given = notes.given, ""
+                if node and notes.users & {pod["metadata"]["uid"] for pod in want.pods}:
+                    happened += self._sent_back(claims[key], want, node, now)
         self._record(happened)
+
+    def _sent_back(self, claim: Object, want: PendingGroup, node: str, now: float) -> list[ObjectEvent]:
+        """Avoid the node from now on. Only the first of several nodes is worth an Event."""
+        notes = self._of(claim)
+        notes.given, notes.unused_since, notes.is_wide, notes.last = "", None, False, now
+        notes.tries += 1
+        notes.avoided[node] = _Avoided(now + notes.delay, self._cluster.gains(node))
+        log.info("%s: kube-scheduler did not place pod %s on node %s", "/".join(key_of(claim)), _names(want), node)
+        if notes.tries > 1:
+            return []
+        notes.reason = Reason.SENT_BACK.value
+        note = f"pod {_names(want)} found no place on node {node}, which is left out for a while"
+        return [object_event(claim, WARNING, notes.reason, "Allocate", note)]
+
+    def _avoided(self, claim: Object, now: float) -> frozenset[str]:
+        """The nodes that a claim is not to have now."""
+        notes = self._of(claim)
+        for node in [
+            node for node, each in notes.avoided.items() if each.until <= now or self._has_changed(node, each)
+        ]:
+            del notes.avoided[node]
+        return frozenset(notes.avoided)
+
+    def _has_changed(self, node: str, avoided: _Avoided) -> bool:
+        return self._cluster.gains(node) != avoided.gains
+
+    def _waiting(self, want: PendingGroup, now: float) -> SolverRequest | None:
+        """Let a want wait that kube-scheduler placed on none of several nodes, until one of them changes."""
+        for key in want.claims:
+            notes = self._of(self._cluster.claims[key])
+            if notes.tries < MAX_TRIES or now >= notes.last + notes.delay:
+                continue
+            has_changed = any(self._has_changed(node, each) for node, each in notes.avoided.items())
+            if not has_changed or now < notes.last + MIN_AVOID_SECONDS:
+                nodes = dict.fromkeys(sorted(notes.avoided)[:3])
+                message = no_room_message(want, len(notes.avoided), nodes)
+                return SolverRequest(want, (), None, message, Reason.NO_ROOM_FOR_POD)
+        return None
+
+    def _unplaced(self, now: float) -> list[_Decision]:
+        """Take back devices whose pods kube-scheduler has not placed for long."""
+        unused = {self._cluster.claims[each.want.held[0]]["metadata"]["uid"]: each for each in self._cluster.unused()}
+        for uid, notes in self._notes.items():
+            if uid not in unused:
+                notes.unused_since = None
+        decisions = []
+        for each in unused.values():
+            claim = self._cluster.claims[each.want.held[0]]
+            notes = self._of(claim)
+            if notes.unused_since is None:
+                notes.unused_since = now
+            if now >= notes.unused_since + notes.patience and (unit := _release(each.want, claim)) is not None:
+                decisions.append(_Decision(each.want, (unit,), Reason.SENT_BACK.value, node=each.node))
+        return decisions
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -224,8 +347,12 @@ class ResourceClaimAllocator:
             keys = [key for unit in each.units for key in unit.keys]
             if not each.reason:
                 gave = [key for key in keys if key in written]
-                happened += [self._given(each.want, written[key]) for key in gave]
+                happened += [event for key in gave for event in self._given(written[key])]
                 granted += gave
+            elif each.node:
+                for key in keys:
+                    if key in written:
+                        happened += self._sent_back(written[key], each.want, each.node, self._clock())
             elif all(key in written for key in keys):
                 for key in keys:
                     self._of(written[key]).given = ""
@@ -235,16 +362,16 @@ class ResourceClaimAllocator:
         self._record(happened)
         return granted
 
-    def _given(self, want: PendingGroup, claim: Object) -> ObjectEvent:
-        given, notes = claim["status"]["allocation"], self._of(claim)
-        notes.given, notes.reason = allocation_node(given) or "", ""
+    def _given(self, claim: Object) -> list[ObjectEvent]:
+        """Report devices, unless kube-scheduler may well send them back again: then once its pod has a node."""
+        notes = self._of(claim)
+        notes.given = allocation_node(claim["status"]["allocation"]) or ""
         notes.users = frozenset(each["uid"] for each in claim["status"]["reservedFor"])
         self._gave(claim)
-        results = given["devices"].get("results", [])
-        names = ", ".join(f"{each['pool']}/{each['device']}" for each in results[:8])
-        more = f" and {len(results) - 8} more" if len(results) > 8 else ""
-        note = f"for pod {_names(want)} on node {notes.given}: {names}{more}"
-        return object_event(claim, NORMAL, ALLOCATED, "Allocate", note)
+        if notes.tries:
+            return []
+        notes.reason = ""
+        return [_given_event(claim)]
 
     def _refused(
         self, want: PendingGroup, claims: Mapping[Key, Object], reason: str, message: str
@@ -262,7 +389,11 @@ class ResourceClaimAllocator:
     def _wait(self, stop: threading.Event) -> None:
         """Until something has changed, or a time is over for which a claim waits."""
         now = self._clock()
-        ends = [end + 0.1 for each in self._notes.values() for end in each.avoided.values() if end > now]
+        notes = self._notes.values()
+        ends = [end.until for each in notes for end in each.avoided.values()]
+        ends += [each.last + MIN_AVOID_SECONDS for each in notes if each.tries >= MAX_TRIES]
+        ends += [each.unused_since + each.patience for each in notes if each.unused_since is not None]
+        ends = [end + 0.1 for end in ends if end > now]
         self.loop.wait_for_change(self._version, min([now + self._settings.resync, *ends]), stop)
 
 
@@ -278,13 +409,31 @@ def _decide(
     refused = min(refusals, key=lambda each: each["reason"] == Reason.GROUP_UNSATISFIABLE, default=None)
     if request.misfit is None and refused is None:
         return _Decision(want, tuple(_grant(want, claims[key], answers[key], key) for key in want.claims))
-    reason = Reason.NO_SUITABLE_NODE.value if refused is None else str(refused["reason"])
+    reason = request.reason.value if refused is None else str(refused["reason"])
     message = request.misfit or str(refused and refused["message"])
     if request.expression:
         message = message.replace(request.expression, "<a node that suits the pod>")
     message = redact(message, want.claims[0][0], lambda *key: key in claims)
     released = (_release(want, claims[key]) for key in want.held)
     return _Decision(want, tuple(filter(None, released)), reason, message)
+
+
+def _planned_node(request: SolverRequest, answers: Mapping[Key, Mapping[str, Any]]) -> str:
+    """The node of the devices that a request may get; empty if it gets none."""
+    given = [answers[key] for key in request.want.claims if key in answers]
+    if len(given) < len(request.want.claims) or not all(each["allocated"] for each in given):
+        return ""
+    return next(filter(None, (allocation_node(each["allocations"]) for each in given)), "")
+
+
+def _given_event(claim: Object) -> ObjectEvent:
+    given = claim["status"]["allocation"]
+    results = given["devices"].get("results", [])
+    names = ", ".join(f"{each['pool']}/{each['device']}" for each in results[:8])
+    more = f" and {len(results) - 8} more" if len(results) > 8 else ""
+    pods = ", ".join(each["name"] for each in claim["status"]["reservedFor"][:3])
+    note = f"for pod {pods} on node {allocation_node(given) or ''}: {names}{more}"
+    return object_event(claim, NORMAL, ALLOCATED, "Allocate", note)
 
 
 def _grant(want: PendingGroup, claim: Object, answer: Mapping[str, Any], key: Key) -> WriteUnit:

@@ -1,26 +1,38 @@
 """The objects of a cluster that matter for ResourceClaims, as the store has them, and as the solver sees them.
 
-A pod is kept to nodes as far as nodes and the pod itself say so: what kube-scheduler would not accept anyway. What
-depends on other pods does not count: room for CPU and memory, affinity between pods, spreading.
+A pod is kept to nodes that kube-scheduler would accept: by the pod, by the node, and by the room that other pods leave
+there (``node_room``). Affinity between pods, spreading and volumes do not count.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from devalloc.api.cordon import not_ready_reason
 from devalloc.api.dedicated_pools import ALLOCATOR_KEY, is_dedicated
+from devalloc.api.reasons import Reason
+from devalloc.controller.reconcile.resource_claims.node_room import (
+    Amounts,
+    NodeRoom,
+    RoomLedger,
+    Shortage,
+    pod_requests,
+)
 from devalloc.controller.reconcile.resource_claims.pending import (
     Key,
     PendingGroup,
+    allocation_node,
     allocation_of,
+    is_for_devalloc,
+    is_waiting,
     key_of,
     pending_document,
     pending_groups,
+    pod_claim_names,
 )
 from devalloc.controller.reconcile.snapshot import Memo
 from devalloc.controller.reconcile.warm_solver import ObjectName
@@ -39,7 +51,29 @@ RESOURCES = (
     ApiResource("DeviceClass", _API, "v1", "deviceclasses", False, False),
     ApiResource("DeviceTaintRule", _API, "v1", "devicetaintrules", False, False, is_optional=True),  # v1 since 1.37
     ApiResource("Node", "", "v1", "nodes", False, False),
-    ApiResource("Pod", "", "v1", "pods", True, False, fields="spec.nodeName="),
+    ApiResource(
+        "Pod",
+        "",
+        "v1",
+        "pods",
+        True,
+        False,
+        fields="status.phase!=Failed,status.phase!=Succeeded",
+        only=(
+            *(("spec", name) for name in ("nodeName", "nodeSelector", "tolerations", "schedulingGates", "priority")),
+            *(("spec", name) for name in ("resourceClaims", "overhead", "resources")),
+            ("spec", "affinity", "nodeAffinity"),
+            *(("spec", kind, name) for kind in ("containers", "initContainers") for name in ("name", "resources")),
+            ("spec", "initContainers", "restartPolicy"),
+            *(("status", name) for name in ("phase", "conditions", "nominatedNodeName", "resourceClaimStatuses")),
+            *(("status", name) for name in ("resources", "allocatedResources")),
+            *(
+                ("status", kind, name)
+                for kind in ("containerStatuses", "initContainerStatuses")
+                for name in ("name", "resources", "allocatedResources")
+            ),
+        ),
+    ),
 )
 WATCHED_KINDS = frozenset(resource.store_kind for resource in RESOURCES)
 NODE_DOMAIN, NODE_ATTRIBUTE = "controller.devalloc.io", "node"
@@ -63,12 +97,31 @@ class SolverRequest:
     """That keeps its claims to the nodes of its pods, if not all do."""
     misfit: str | None
     """Why there is nothing to ask: no node is left."""
+    reason: Reason = Reason.NO_SUITABLE_NODE
+    """The code of ``misfit``."""
+    is_narrow: bool = False
+    """Nodes are left out that have room for some of its pods, but for fewer than others."""
+
+    @property
+    def order(self) -> tuple[int, str, Key]:
+        """The place among others that want the same room: priority, age, name."""
+        created = min((pod["metadata"].get("creationTimestamp") or "~" for pod in self.want.pods), default="~")
+        return -self.want.priority, created, self.want.claims[0]
+
+
+@dataclass(frozen=True, slots=True)
+class UnusedAllocation:
+    """A claim of ours that holds devices for pods of which none has a node, though kube-scheduler looked for one."""
+
+    want: PendingGroup
+    node: str
 
 
 class ClusterState:
     """Not thread-safe."""
 
     def __init__(self) -> None:
+        self._room = NodeRoom()
         self._objects: Mapping[str, list[Object]] = defaultdict(list)
         self._claims: dict[Key, Object] = {}
         self._numbers: dict[str, int] = {}
@@ -83,6 +136,7 @@ class ClusterState:
         self._objects = by_kind
         self._claims = {key_of(claim): claim for claim in by_kind["ResourceClaim"]}
         self._memo.turn()
+        self._room.update(by_kind["Node"], by_kind["Pod"], by_kind["DeviceClass"])
 
     @property
     def claims(self) -> Mapping[Key, Object]:
@@ -96,15 +150,46 @@ class ClusterState:
         claims = filter(None, map(_allocated_document, self._claims.values()))
         return {_name(content): content for content in (*self._slices(), *self._objects["DeviceClass"], *claims)}
 
+    def gains(self, node: str) -> int:
+        """A number that grows whenever a pod leaves the node, or the node itself changes."""
+        return self._room.gains(node)
+
+    def placed_pods(self) -> frozenset[str]:
+        """The UIDs of the pods that have a node."""
+        return frozenset(pod["metadata"]["uid"] for pod in self._objects["Pod"] if pod["spec"].get("nodeName"))
+
+    def unused(self) -> list[UnusedAllocation]:
+        """The claims of ours whose pods kube-scheduler does not place, with these pods."""
+        using: dict[Key, list[Object]] = defaultdict(list)
+        for pod in filter(is_waiting, self._objects["Pod"]):
+            for name in pod_claim_names(pod) or ():
+                using[pod["metadata"]["namespace"], name].append(pod)
+        unused = []
+        for key, pods in sorted(using.items()):
+            claim = self._claims.get(key)
+            if claim is None or not is_for_devalloc(claim) or not dedicated_results(claim):
+                continue
+            # A pod with a node is among the users: kube-scheduler adds it before it binds it.
+            users = {user.get("uid") for user in _users(claim)}
+            if users <= {pod["metadata"]["uid"] for pod in pods} and all(map(_is_unschedulable, pods)):
+                want = PendingGroup((), tuple(sorted(pods, key=key_of)), (key,), None)
+                unused.append(UnusedAllocation(want, allocation_node(allocation_of(claim) or {}) or ""))
+        return unused
+
     def build_requests(
-        self, wanted: Iterable[PendingGroup], avoided: Mapping[Key, frozenset[str]]
+        self,
+        wanted: Iterable[PendingGroup],
+        avoided: Mapping[Key, frozenset[str]],
+        wide: Collection[Key] = (),
     ) -> list[SolverRequest]:
-        """What the solver is asked for each. ``avoided``: nodes that claims are not to have for now."""
+        """Build what the solver is asked for each. ``avoided``: nodes that claims are not to have for now. ``wide``:
+        claims that are also asked for where fewer of their pods have room."""
         nodes = {content["metadata"]["name"]: content for content in self._objects["Node"]}
         offering = {content["spec"]["nodeName"] for content in self._ours()}
         there = {name: nodes[name] for name in sorted(offering & nodes.keys())}
         suitable: dict[str, frozenset[str]] = {}
         """Nodes by what a pod says of them: most pods say the same."""
+        roomy = _RoomyNodes(self._ledger(), there)
 
         def suiting(pod: Object) -> frozenset[str]:
             pod_wishes = repr(scheduling_key(pod))
@@ -120,14 +205,61 @@ class ClusterState:
             if there and not left:
                 requests.append(SolverRequest(want, (), None, _misfit(want, len(there))))
                 continue
+            needs = self._needs(want)
+            placed = {name: count for name, count in roomy.of(needs, want).items() if name in left}
+            if there and not placed:
+                lacks = {name: roomy.shortage(name, needs) for name in sorted(left)[:3]}
+                message = no_room_message(want, len(left), lacks)
+                requests.append(SolverRequest(want, (), None, message, Reason.NO_ROOM_FOR_POD))
+                continue
+            best = {name for name, count in placed.items() if count == max(placed.values())}
+            is_narrow = len(best) < len(placed) and not any(key in wide for key in want.claims)
+            left = frozenset(best if is_narrow else placed)
             expression = None
             if left != offering:
                 expression = node_expression(self._number(name) for name in sorted(left)[:MAX_SELECTED_NODES])
             group = "/".join(want.claims[0]) if len(want.claims) > 1 else None
-            priority = max((pod["spec"].get("priority") or 0 for pod in want.pods), default=0)
-            pending = (pending_document(self._claims[key], group, expression, priority) for key in want.claims)
-            requests.append(SolverRequest(want, tuple(pending), expression, None))
+            pending = (pending_document(self._claims[key], group, expression, want.priority) for key in want.claims)
+            requests.append(SolverRequest(want, tuple(pending), expression, None, is_narrow=is_narrow))
         return requests
+
+    def admit(self, placed: Iterable[tuple[SolverRequest, str]]) -> list[SolverRequest]:
+        """Choose the requests whose pods all find room on the nodes that they were given, if the most urgent go
+        first."""
+        ledger = self._ledger()
+        admitted = []
+        for request, node in sorted(placed, key=lambda each: each[0].order):
+            needs = self._needs(request.want)
+            fitting = ledger.fitting(node, [each.requests for each in needs])
+            if _covers(needs, fitting, request.want):
+                admitted.append(request)
+                for place in fitting:
+                    ledger.place(node, needs[place].requests)
+        return admitted
+
+    def _needs(self, want: PendingGroup) -> tuple[_PodNeeds, ...]:
+        pods = sorted(want.pods, key=lambda pod: (-(pod["spec"].get("priority") or 0), key_of(pod)))
+        return tuple(
+            _PodNeeds(
+                self._memo.of("requests", pod, partial(pod_requests, pod)),
+                frozenset((pod["metadata"]["namespace"], name) for name in pod_claim_names(pod) or ()),
+            )
+            for pod in pods
+        )
+
+    def _ledger(self) -> RoomLedger:
+        """What is free on nodes beside the pods there, and those that have devices there and are about to come."""
+        ledger = self._room.ledger()
+        for pod in filter(is_waiting, self._objects["Pod"]):
+            claims = [
+                claim
+                for name in pod_claim_names(pod) or ()
+                if (claim := self._claims.get((pod["metadata"]["namespace"], name))) and is_for_devalloc(claim)
+            ]
+            held = [allocation_of(claim) for claim in claims]
+            if claims and all(held) and (node := next(filter(None, (allocation_node(e) for e in held if e)), None)):
+                ledger.place(node, self._memo.of("requests", pod, partial(pod_requests, pod)))
+        return ledger
 
     def _ours(self) -> Iterator[Object]:
         return (content for content in self._objects["ResourceSlice"] if is_dedicated_slice(content))
@@ -140,6 +272,78 @@ class ClusterState:
 
     def _number(self, node: str) -> int:
         return self._numbers.setdefault(node, len(self._numbers))
+
+
+@dataclass(frozen=True, slots=True)
+class _PodNeeds:
+    """What a pod takes of its node, and the claims that it uses."""
+
+    requests: Amounts
+    claims: frozenset[Key]
+
+
+def _covers(needs: Sequence[_PodNeeds], fitting: Iterable[int], want: PendingGroup) -> bool:
+    """Whether each pending claim has a pod that fits."""
+    used = frozenset[Key]().union(*(needs[place].claims for place in fitting))
+    return used.issuperset(want.claims)
+
+
+class _RoomyNodes:
+    """The nodes that have room for pods; computed once for all pods that need the same."""
+
+    def __init__(self, ledger: RoomLedger, nodes: Collection[str]) -> None:
+        self._ledger = ledger
+        self._nodes = nodes
+        self._counts: dict[tuple[Any, ...], dict[str, int]] = {}
+
+    def of(self, needs: Sequence[_PodNeeds], want: PendingGroup) -> Mapping[str, int]:
+        """By node on which each pending claim has a pod that fits: how many of its pods fit."""
+        pending = {key: place for place, key in enumerate(want.claims)}
+        shape = tuple(
+            (tuple(sorted(each.requests.items())), tuple(sorted(pending[key] for key in each.claims & pending.keys())))
+            for each in needs
+        )
+        if shape not in self._counts:
+            amounts = [each.requests for each in needs]
+            fitting = {node: self._ledger.fitting(node, amounts) for node in self._nodes}
+            self._counts[shape] = {
+                node: len(places) for node, places in fitting.items() if _covers(needs, places, want)
+            }
+        return self._counts[shape]
+
+    def shortage(self, node: str, needs: Sequence[_PodNeeds]) -> Shortage | None:
+        """What the node lacks for the first pod that finds no room."""
+        fitting = self._ledger.fitting(node, [each.requests for each in needs])
+        first = next(each for place, each in enumerate(needs) if place not in fitting)
+        return self._ledger.shortage(node, first.requests)
+
+
+def _users(claim: Object) -> list[Object]:
+    users: list[Object] = (claim.get("status") or {}).get("reservedFor") or []
+    return users
+
+
+def _is_unschedulable(pod: Object) -> bool:
+    """Whether kube-scheduler has looked for a node for the pod, and neither has one nor makes room on one."""
+    status = pod.get("status") or {}
+    return (
+        is_waiting(pod)
+        and not status.get("nominatedNodeName")
+        and any(
+            each.get("type") == "PodScheduled"
+            and each.get("status") == "False"
+            and each.get("reason") == "Unschedulable"
+            for each in status.get("conditions") or ()
+        )
+    )
+
+
+def no_room_message(want: PendingGroup, count: int, nodes: Mapping[str, object]) -> str:
+    """Say where pods found no room. ``nodes``: some of the ``count`` nodes, each with what it lacks, or None."""
+    pods = ", ".join(pod["metadata"]["name"] for pod in want.pods[:3])
+    places = ", ".join(name if lacks is None else f"{name} ({lacks})" for name, lacks in nodes.items())
+    more = f" and {count - len(nodes)} more" if count > len(nodes) else ""
+    return f"pod {pods} has no room on {places}{more}; free some there, or ask for less"
 
 
 def _name(content: Object) -> ObjectName:

@@ -15,9 +15,6 @@ Object = dict[str, Any]
 Key = tuple[str, str]
 """Namespace and name."""
 
-MAX_CONSUMERS = 255
-"""One less than the API allows in ``reservedFor``: for pods of a PodGroup beyond these kube-scheduler adds that."""
-
 
 @dataclass(frozen=True, slots=True)
 class PendingGroup:
@@ -32,13 +29,23 @@ class PendingGroup:
     nodes: frozenset[str] | None
     """Where the pods' other claims and the claims' own pins are; None: anywhere."""
 
+    @property
+    def priority(self) -> int:
+        """The highest priority of its pods."""
+        return max((pod["spec"].get("priority") or 0 for pod in self.pods), default=0)
+
     def users(self, key: Key) -> list[Object]:
-        """Of one claim: as ``reservedFor`` has them."""
-        return [
-            {"resource": "pods", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
+        """Name the pod for which a claim is reserved, as ``reservedFor`` has it: the most urgent that uses it.
+
+        kube-scheduler adds each other pod that it places. A claim that is reserved for several it would never give
+        back, even if none of them finds room on the node."""
+        pods = [
+            pod
             for pod in self.pods
             if pod["metadata"]["namespace"] == key[0] and key[1] in (pod_claim_names(pod) or ())
-        ][:MAX_CONSUMERS]
+        ]
+        first = min(pods, key=lambda pod: (-(pod["spec"].get("priority") or 0), key_of(pod)))
+        return [{"resource": "pods", "name": first["metadata"]["name"], "uid": first["metadata"]["uid"]}]
 
 
 def is_for_devalloc(claim: Mapping[str, Any]) -> bool:

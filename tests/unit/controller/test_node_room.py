@@ -1,0 +1,124 @@
+"""The room of nodes for pods, judged by Kubernetes' own count of what pods request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from devalloc.api.quantity import Quantity
+from devalloc.controller.reconcile.resource_claims.node_room import PODS, NodeRoom, pod_requests
+from tests.support.reference_data import DATA, read
+
+Object = dict[str, Any]
+CASES = read(DATA / "resourceclaims/pod-requests.json.xz")["cases"]
+
+
+def nano(text: str) -> int:
+    return Quantity.parse(text).nano
+
+
+def test_pods_take_what_kube_scheduler_counts() -> None:
+    assert len(CASES) == 300
+    for case in CASES:
+        expected = {name: nano(amount) for name, amount in case["requests"].items()}
+        assert pod_requests(case["pod"]) == expected | {PODS: nano("1")}, case["pod"]["metadata"]["name"]
+
+
+def node(name: str = "n", **allocatable: str) -> Object:
+    there = {"cpu": "4", "memory": "8Gi", "pods": "10"} | {k.replace("_", "/"): v for k, v in allocatable.items()}
+    return {"metadata": {"name": name}, "spec": {}, "status": {"allocatable": there}}
+
+
+def pod(name: str, on: str = "", **requests: str) -> Object:
+    amounts = {k.replace("_", "/"): v for k, v in requests.items()}
+    spec = {"nodeName": on, "containers": [{"name": "c", "resources": {"requests": amounts}}]}
+    return {"metadata": {"namespace": "a", "name": name}, "spec": spec}
+
+
+def lacks(room: NodeRoom, one: Object, on: str = "n") -> str:
+    shortage = room.ledger().shortage(on, pod_requests(one))
+    return "" if shortage is None else shortage.resource
+
+
+@pytest.mark.parametrize(
+    ("there", "one", "resource"),
+    [
+        ([], pod("p", cpu="4", memory="8Gi"), ""),
+        ([pod("q", "n", cpu="1")], pod("p", cpu="3"), ""),
+        ([pod("q", "n", cpu="1")], pod("p", cpu="3001m"), "cpu"),
+        ([pod("q", "other", cpu="4")], pod("p", cpu="4"), ""),
+        ([pod("q", "n", memory="8Gi")], pod("p", cpu="1"), ""),
+        ([pod("q", "n", memory="8Gi")], pod("p", memory="1"), "memory"),
+        ([pod(f"q{number}", "n") for number in range(10)], pod("p"), "pods"),
+        ([], pod("p", **{"ephemeral-storage": "1Gi"}), "ephemeral-storage"),
+        ([], pod("p", example_com="1"), "example/com"),
+    ],
+)
+def test_a_node_has_room_for_what_others_leave(there: list[Object], one: Object, resource: str) -> None:
+    room = NodeRoom()
+    room.update([node()], there, [])
+    assert lacks(room, one) == resource
+
+
+def test_extended_resources_of_the_node_count_and_those_of_a_device_class_do_not() -> None:
+    room = NodeRoom()
+    classes = [{"spec": {"extendedResourceName": "gpu/y"}}, {"spec": {}}]
+    room.update([node(fpga_x="2")], [pod("q", "n", fpga_x="1")], classes)
+    assert lacks(room, pod("p", fpga_x="1")) == ""
+    assert lacks(room, pod("p", fpga_x="2")) == "fpga/x"
+    assert lacks(room, pod("p", gpu_y="1")) == ""
+    assert lacks(room, pod("p", **{"deviceclass.resource.kubernetes.io_gpu": "1"})) == ""
+    assert lacks(room, pod("p", nic_z="1")) == "nic/z"
+
+
+def test_a_node_whose_kubelet_has_reported_nothing_is_not_judged() -> None:
+    room = NodeRoom()
+    room.update([{"metadata": {"name": "n"}}], [], [])
+    assert lacks(room, pod("p", cpu="100")) == ""
+
+
+def test_room_follows_pods_that_come_change_and_go() -> None:
+    room, there = NodeRoom(), node()
+    first, second = pod("q", "n", cpu="3"), pod("r", "n", cpu="1")
+    room.update([there], [first, second], [])
+    assert lacks(room, pod("p", cpu="1")) == "cpu"
+    room.update([there], [first], [])
+    assert lacks(room, pod("p", cpu="1")) == ""
+    room.update([there], [pod("q", "n", cpu="4")], [])
+    assert lacks(room, pod("p", cpu="1")) == "cpu"
+    room.update([node(cpu="5")], [pod("q", "n", cpu="4")], [])
+    assert lacks(room, pod("p", cpu="1")) == ""
+    room.update([node(cpu="5")], [], [])
+    assert lacks(room, pod("p", cpu="5")) == ""
+
+
+def test_a_node_gains_when_a_pod_leaves_or_shrinks_and_when_it_changes_itself() -> None:
+    room, there, stays = NodeRoom(), node(), pod("q", "n", cpu="3")
+    room.update([there], [stays], [])
+
+    def gained(nodes: list[Object], pods: list[Object]) -> bool:
+        before = room.gains("n")
+        room.update(nodes, pods, [])
+        return room.gains("n") != before
+
+    assert not gained([there], [stays])
+    assert not gained([there], [stays, pod("r", "n", cpu="1")])
+    assert gained([there], [stays])
+    assert gained([there], [pod("q", "n", cpu="2")])
+    heartbeat = {**there, "status": {**there["status"], "conditions": [{"type": "MemoryPressure"}]}}
+    assert not gained([heartbeat], [pod("q", "n", cpu="2")])
+    assert gained([node(cpu="8")], [pod("q", "n", cpu="2")])
+    assert gained([{**node(cpu="8"), "spec": {"taints": [{"key": "x"}]}}], [pod("q", "n", cpu="2")])
+    assert gained([], [])
+
+
+def test_a_plan_counts_what_it_has_placed() -> None:
+    room = NodeRoom()
+    room.update([node()], [], [])
+    ledger, half = room.ledger(), pod_requests(pod("p", cpu="2"))
+    assert ledger.fitting("n", [half, half, half]) == [0, 1]
+    assert ledger.place("n", half) is None
+    assert ledger.fitting("n", [half, half]) == [0]
+    assert ledger.place("n", half) is None
+    assert str(ledger.place("n", half)) == "cpu 0 free, 2 wanted"
