@@ -37,8 +37,6 @@ class DeviceKind:
     """Its virtual functions are usable while the host uses the card (T4)."""
     needs_erasing: bool = False
     """Not offered before a policy says how devices are erased between their owners (T7)."""
-    has_vendor_nodes: bool = False
-    """Each vendor's driver makes device nodes of a class of its own, so the nodes of all classes count."""
 
     def matches(self, subclass: int, vendor: int, device: int | None) -> bool:
         """True for a PCI function of this kind.
@@ -95,7 +93,6 @@ DEVICE_KINDS = {
             {"12": None, "0b40": None},  # processing accelerators; co-processors such as QAT and vector engines
             "processing accelerators",
             "yes",
-            has_vendor_nodes=True,
         ),
         STORAGE,
         MDEV,

@@ -7,6 +7,7 @@ import re
 from devalloc.api.pool import AttributeValue
 from devalloc.api.quantity import NANO, Quantity
 from devalloc.device_kinds import NIC
+from devalloc.inventory.class_devices import NET
 from devalloc.inventory.pci import PciFunction
 from devalloc.inventory.sysfs import Folder
 
@@ -16,7 +17,8 @@ _MEGABIT = 10**6
 _MAC = re.compile(r"(?:[0-9a-f]{2}:){5}(?:[0-9a-f]{2}|(?:[0-9a-f]{2}:){14}[0-9a-f]{2})", re.ASCII)
 _REPRESENTOR = re.compile(r"(?:c[0-9]+)?pf[0-9]+(?:vf|sf)[0-9]+", re.ASCII)
 """What ``phys_port_name`` says of an interface that stands for a virtual function inside the card's switch."""
-_VIRTIO = re.compile(r"virtio[0-9]+", re.ASCII)
+_OWN_PLACE = re.compile(r"(?:virtio[0-9]+/)?net/", re.ASCII)
+"""Where a driver puts the function's own interface."""
 
 
 def is_nic(function: PciFunction) -> bool:
@@ -25,24 +27,18 @@ def is_nic(function: PciFunction) -> bool:
 
 
 def network_interfaces(function: PciFunction) -> list[Folder]:
-    """The network interfaces that drivers have made of the function, in this network namespace."""
-    places = [function.folder] if "net" in function.entries else []
-    places += filter(None, map(function.folder.folder, _virtio(function)))
-    return [folder for place in places for name in place.names("net") if (folder := place.folder("net", name))]
+    """The network interfaces that hang below the function, in this network namespace."""
+    return [device.folder for device in function.below.of_class(NET)]
 
 
 def own_interface(function: PciFunction) -> Folder | None:
-    """The interface that is the function's own: a card in switchdev mode has one for each of its VFs beside it, which
-    may come first by name."""
-    candidates = network_interfaces(function)
+    """The interface that is the function's own, and not that of a subfunction or of a device on it. A card in
+    switchdev mode has one for each of its VFs beside it, which may come first by name."""
+    start = len(function.folder.path) + 1
+    candidates = [each for each in network_interfaces(function) if _OWN_PLACE.match(each.path[start:])]
     if len(candidates) > 1:
         candidates = [each for each in candidates if not _REPRESENTOR.fullmatch(each.text("phys_port_name") or "")]
     return candidates[0] if candidates else None
-
-
-def is_in_other_namespace(function: PciFunction) -> bool:
-    """True when the interface exists but in another network namespace: the kernel shows an empty ``net`` folder."""
-    return function.folder.folder("net") is not None and not function.folder.names("net")
 
 
 def mac_address(function: PciFunction) -> str | None:
@@ -66,7 +62,3 @@ def nic_attributes(function: PciFunction) -> dict[str, AttributeValue]:
     if link is not None:
         values["linkType"] = link
     return values
-
-
-def _virtio(function: PciFunction) -> list[str]:
-    return sorted(name for name in function.entries if name.startswith("virtio") and _VIRTIO.fullmatch(name))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
 
+from devalloc.inventory.class_devices import ClassDevices
 from devalloc.inventory.sysfs import Folder, Tree
 
 _ADDRESS = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])", re.ASCII)
@@ -126,6 +127,8 @@ class PciFunction:
     """Index and address of the VFs that exist, for a PF."""
     entries: frozenset[str]
     """The names of all that is in its folder: what is not need not be looked for."""
+    below: ClassDevices = field(compare=False, repr=False)
+    """What drivers have made of it."""
 
     @property
     def base_class(self) -> int:
@@ -176,7 +179,9 @@ def read_pci_function(address: Address, folder: Folder) -> PciFunction | None:
         folder.tree.fault(folder.path, "has no readable class and vendor; taken for an NVIDIA GPU by its nvidia folder")
         class_code, vendor = _DISPLAY_3D, NVIDIA
     # Where the folder cannot be listed, what is in it is found by its name: it may keep others from being offered.
-    entries = frozenset(folder.names() or filter(folder.has, _READ_ENTRIES))
+    names, folders = folder.listing()
+    entries = frozenset(names or filter(folder.has, _READ_ENTRIES))
+    is_bridge = class_code >> 16 == BRIDGE  # what is below it are functions of their own
     driver, numa = _link(folder, "driver", entries), folder.number("numa_node")
     sriov = _sriov(folder) if "sriov_totalvfs" in entries else None
     root = _ROOT.search(folder.path)
@@ -194,6 +199,7 @@ def read_pci_function(address: Address, folder: Folder) -> PciFunction | None:
         physfn=Address.parse(_link(folder, "physfn", entries) or ""),
         virtfns=tuple(_virtfns(folder, entries)) if sriov else (),
         entries=entries,
+        below=ClassDevices(folder, () if is_bridge else tuple(folders) if names else None),
     )
 
 

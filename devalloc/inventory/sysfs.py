@@ -15,7 +15,7 @@ import re
 import socket
 import stat
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -168,15 +168,18 @@ class Folder:
         """Whether there is something of that name in this folder."""
         return os.path.lexists(f"{self.path}/{_component(name)}")
 
-    def folders(self) -> list[Folder]:
-        """The folders in this one, links left out: sorted, empty when it cannot be listed."""
+    def listing(self) -> tuple[list[str], list[str]]:
+        """The names of all in this folder, and those of the folders among them (links left out), both sorted."""
+        names, folders = [], []
         try:
             with os.scandir(self.path) as entries:
-                names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+                for entry in entries:
+                    names.append(entry.name)
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.name)
         except OSError as error:
             self._report(self.path, error)
-            return []
-        return [Folder(self.tree, f"{self.path}/{name}") for name in names]
+        return sorted(names), sorted(folders)
 
     def link(self, name: str, *, may_be_denied: bool = False) -> str | None:
         """The last component of where a link points, whether or not that exists (such as the name of a driver).
@@ -288,52 +291,6 @@ def _component(name: str) -> str:
     if not name or name in (".", "..") or "/" in name or "\0" in name:
         raise ValueError(f"is not a file name: {name!r}")
     return name
-
-
-def open_device_nodes(proc: Folder, nodes: Collection[str], passed_over: Collection[str]) -> dict[str, str]:
-    """Which of the device nodes (``/dev/vfio/15``) a process has open, and who: ``qemu-system-x86 4711``.
-
-    Processes named in ``passed_over`` do not count. Nor do those that this one may not look into; there is no telling
-    what they hold.
-    """
-    by_node: dict[str, str] = {}
-    wanted = {os.fsencode(node): node for node in nodes}
-    for pid in sorted((name for name in proc.names() if name.isdecimal()), key=int):
-        for node in _open_nodes(f"{proc.path}/{pid}/fd", wanted):
-            if node in by_node:
-                continue
-            process = proc.folder(pid)
-            name = (process and process.text("comm")) or "process"
-            if name not in passed_over:
-                by_node[node] = f"{name} {pid}"
-    return by_node
-
-
-def _open_nodes(folder: str, wanted: Mapping[bytes, str]) -> list[str]:
-    """Which of the wanted paths the links in a process's ``fd`` folder lead to.
-
-    A host has thousands of descriptors, and taking a device waits for all of them: hence bytes, and names from the
-    folder on, which is a quarter less work.
-    """
-    nodes = []
-    place = os.fsencode(folder)
-    try:
-        descriptors = os.listdir(place)
-        opened = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if descriptors else -1
-    except OSError:  # the process has ended, or is another user's
-        return []
-    try:
-        for descriptor in descriptors:
-            try:
-                target = os.readlink(descriptor, dir_fd=opened)
-            except OSError:  # closed since; the others are open all the same
-                continue
-            if target in wanted:
-                nodes.append(wanted[target])
-    finally:
-        if opened >= 0:
-            os.close(opened)
-    return nodes
 
 
 def ipv4_interfaces(tree: Tree) -> set[str]:

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from devalloc.device_kinds import DEVICE_KINDS, MDEV
-from devalloc.inventory import nic
 from devalloc.inventory.cards import PciPort, VirtualFunction, kind_of
 from devalloc.inventory.config import DeviceRecords
 from devalloc.inventory.device_users import DeviceUsers
@@ -146,8 +145,6 @@ class UnavailabilityReasons:
             yield _NO_POLICY
 
     def _users(self, function: PciFunction) -> Iterator[str]:
-        if nic.is_nic(function) and nic.is_in_other_namespace(function):
-            yield "in use: its interface is in another network namespace"
         if (user := self.holders.user(function)) is not None:
             yield f"in use: {user}"
 

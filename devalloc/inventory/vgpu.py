@@ -14,9 +14,11 @@ from functools import lru_cache
 from itertools import count, islice
 
 from devalloc.api.quantity import NANO, Format, Quantity
+from devalloc.inventory.class_devices import DeviceNode
 from devalloc.inventory.config import DeviceRecords
 from devalloc.inventory.pci import NVIDIA, PciFunction
 from devalloc.inventory.sysfs import Folder
+from devalloc.inventory.vfio_nodes import device_nodes_in, group_node
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -133,14 +135,13 @@ def read_mdev_parent(name: str, folder: Folder, only: str | None = None) -> Vgpu
     return VgpuParent(name, None, profiles, available, _instances(name, _mdevs_in(folder)), holds_one=False)
 
 
-def mdev_nodes(folder: Folder) -> set[str]:
+def mdev_nodes(folder: Folder) -> set[DeviceNode]:
     """The device nodes through which processes use a mediated device: of its group, or (iommufd) its own."""
-    group = _group(folder)
-    own = {f"/dev/vfio/devices/{name}" for name in folder.names("vfio-dev")}
-    return own if group is None else {f"/dev/vfio/{group}", *own}
+    group, own = _group(folder), device_nodes_in(folder)
+    return own if group is None else {group_node(folder.tree, group), *own}
 
 
-def mdev_groups(folder: Folder) -> dict[str, int]:
+def mdev_groups(folder: Folder) -> dict[DeviceNode, int]:
     """By each device node the IOMMU group of the mediated device on a parent, in its folder, that it belongs to."""
     groups = ((mdev, _group(mdev)) for mdev in _mdevs_in(folder))
     return {node: group for mdev, group in groups if group is not None for node in mdev_nodes(mdev)}

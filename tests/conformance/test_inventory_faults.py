@@ -102,7 +102,7 @@ READ = {
     "class", "vendor", "device", "numa_node", "driver", "iommu_group", "physfn", "sriov_totalvfs", "sriov_numvfs",
     "sriov_offset", "sriov_stride", "sriov_vf_device", "speed", "address", "type", "name", "description", "mdev_type",
     "available_instances", "creatable_vgpu_types", "current_vgpu_type", "boot_vga", "dev", "holders",
-    "phys_port_name", "subsystem_vendor", "subsystem_device", "reset_method", "serial", "wwid",
+    "phys_port_name", "subsystem", "subsystem_vendor", "subsystem_device", "reset_method", "serial", "wwid", "uevent",
 }  # fmt: skip
 """The names that discovery reads; what it never opens cannot harm it."""
 

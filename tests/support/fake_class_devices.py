@@ -15,7 +15,10 @@ def named(spec: Function) -> list[tuple[str, str]]:
 def add(host: FakeTree, parent: str, kind: str, name: str, spec: Function) -> None:
     """A driver has made one below the function in the folder `parent`."""
     path = f"{parent}/{kind}/{name}"
-    files: dict[str, str] = {"uevent": f"INTERFACE={name}" if kind == "net" else f"DEVNAME={name}"}
+    node = f"dri/{name}" if kind == "drm" else name
+    files: dict[str, str] = {"uevent": f"INTERFACE={name}" if kind == "net" else f"DEVNAME={node}"}
+    if kind == "infiniband":
+        files["uevent"] = f"NAME={name}"
     if kind == "net":
         files |= {
             "address": spec.mac,

@@ -29,7 +29,8 @@ from unittest.mock import patch
 import pytest
 
 from devalloc.api.virtual_machine import VirtualMachine
-from devalloc.inventory.sysfs import open_device_nodes
+from devalloc.inventory.class_devices import DeviceNode
+from devalloc.inventory.open_nodes import open_device_nodes
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.binding.registry import Bindings, step_kinds
 from devalloc_node.claims import ClaimLocks, Claims
@@ -366,8 +367,13 @@ class MachineFaults(FaultPoints):
                 options=PrepareOptions(),
                 render={KIND: [lambda grant, devices: claim_spec(grant.ref, devices, driver="d.example", folder=cdi)]},
                 in_use=lambda device: next(
-                    iter(open_device_nodes(host.tree().proc, set(device.nodes), ()).values()),
-                    None,  # type: ignore[arg-type]
+                    (
+                        str(processes[0])
+                        for processes in open_device_nodes(
+                            host.tree().proc, {DeviceNode(node, None) for node in device.nodes}
+                        ).values()
+                    ),
+                    None,
                 ),
             )
             held = ClaimRegistry(

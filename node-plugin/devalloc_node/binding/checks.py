@@ -11,13 +11,16 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import TypeVar
 
 from devalloc.device_kinds import DEVICE_KINDS
-from devalloc.inventory import device_users, locate, nic, vgpu
+from devalloc.inventory import device_users, locate, vgpu
 from devalloc.inventory.cards import PciPort, kind_of
-from devalloc.inventory.device_users import DeviceUsers, device_node_paths, visibility_problem
+from devalloc.inventory.class_devices import DeviceNode
+from devalloc.inventory.device_users import DeviceUsers, device_nodes, visibility_problem
 from devalloc.inventory.locate import LocatedDevice, group_members, mdev_folder, read_function
+from devalloc.inventory.open_nodes import Process, open_device_nodes
 from devalloc.inventory.pci import BRIDGE, Address, IommuGroups, PciFunction
 from devalloc.inventory.resets import reset_problem
-from devalloc.inventory.sysfs import Tree, open_device_nodes
+from devalloc.inventory.sysfs import Tree
+from devalloc.inventory.vfio_nodes import BY_IOMMUFD, function_nodes
 from devalloc.inventory.vgpu import mdev_nodes
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.errors import Denied
@@ -52,13 +55,12 @@ def locate_device_of_kind(
     return location
 
 
-_BY_IOMMUFD = "/dev/vfio/devices/"
 _UDEV_PROCESSES = frozenset({"(udev-worker)", "systemd-udevd", "udevd"})
 """Names of processes that open a node that has just appeared, for a moment."""
 _UDEV_SECONDS, _UDEV_POLL_SECONDS = 5.0, 0.1
 
 
-def refuse_open(tree: Tree, nodes: Iterable[str], what: str, *, certain: bool) -> None:
+def refuse_open(tree: Tree, nodes: Iterable[DeviceNode], what: str, *, certain: bool) -> None:
     """Raises Denied ``DeviceInUse`` if a process has one of the nodes open.
 
     ``certain``: also if that is not known for all processes (``InUseUnknown``); else the kernel has the last word.
@@ -71,16 +73,17 @@ def refuse_open(tree: Tree, nodes: Iterable[str], what: str, *, certain: bool) -
     if blind is not None and certain:
         raise Denied("InUseUnknown", f"cannot check whether {what} is in use: {blind}", retryable=True)
     if users := _open_nodes(tree, wanted):
-        node, user = min(users.items())
-        raise Denied("DeviceInUse", f"{what} is in use: {user} has {node} open", retryable=True)
+        node, processes = min(users.items())
+        raise Denied("DeviceInUse", f"{what} is in use: {processes[0]} has {node} open", retryable=True)
 
 
-def _open_nodes(tree: Tree, nodes: Collection[str]) -> dict[str, str]:
-    """Which of the nodes a process has open, and who, once udev has closed them. udev counts like any other process
+def _open_nodes(tree: Tree, nodes: Collection[DeviceNode]) -> dict[str, tuple[Process, ...]]:
+    """Which of the nodes processes have open, and who, once udev has closed them. udev counts like any other process
     after that: every process can give itself its name."""
     until = time.monotonic() + _UDEV_SECONDS
-    while users := open_device_nodes(tree.proc, nodes, ()) if tree.proc else {}:
-        others = open_device_nodes(tree.proc, nodes, _UDEV_PROCESSES) if tree.proc else {}
+    while users := open_device_nodes(tree.proc, nodes):
+        others = {node: rest for node, processes in users.items()
+                  if (rest := tuple(each for each in processes if each.name not in _UDEV_PROCESSES))}  # fmt: skip
         if others or time.monotonic() >= until:
             return others or users
         time.sleep(_UDEV_POLL_SECONDS)
@@ -102,21 +105,21 @@ def refuse_kernel_use(tree: Tree, block: str, what: str) -> None:
         raise Denied("DeviceReserved", f"{what} is reserved for the host: {block} is in use")
 
 
-def current_nodes(tree: Tree, device: PreparedDevice) -> set[str]:
+def current_nodes(tree: Tree, device: PreparedDevice) -> set[DeviceNode]:
     """The nodes of a prepared device that are still its own: the number of an IOMMU group that went is used again."""
     if device.mdev_uuid is not None:
         folder = mdev_folder(tree, device.mdev_uuid)
         now = mdev_nodes(folder) if folder is not None else set()
     else:
-        now = {node for function in _functions(tree, device.functions) for node in own_nodes(function)}
-    return {node for node in now if node in device.nodes or node.startswith(_BY_IOMMUFD)}
+        now = {node for function in _functions(tree, device.functions) for node in function_nodes(function)}
+    return {node for node in now if node.path in device.nodes or node.path.startswith(BY_IOMMUFD)}
 
 
 def process_using(tree: Tree, device: PreparedDevice) -> str | None:
     """Who has a prepared device open, such as ``qemu (1234)``. If others' processes cannot be seen, kernel and
     bindings have the last word."""
     nodes = current_nodes(tree, device)
-    return next(iter(_open_nodes(tree, nodes).values()), None) if nodes else None
+    return next((str(processes[0]) for processes in _open_nodes(tree, nodes).values()), None) if nodes else None
 
 
 def _functions(tree: Tree, addresses: Iterable[str]) -> Iterator[PciFunction]:
@@ -127,15 +130,9 @@ def _functions(tree: Tree, addresses: Iterable[str]) -> Iterator[PciFunction]:
             yield function
 
 
-def own_nodes(function: PciFunction) -> set[str]:
-    """What a machine opens of a function; of a vGPU on it too, while the function has the vendor's driver."""
-    own = {f"{_BY_IOMMUFD}{name}" for name in function.folder.names("vfio-dev")}
-    return own if function.iommu_group is None else {f"/dev/vfio/{function.iommu_group}", *own}
-
-
-def vfio_nodes(functions: Iterable[PciFunction]) -> set[str]:
+def vfio_nodes(functions: Iterable[PciFunction]) -> set[DeviceNode]:
     """The nodes of those functions that VFIO has."""
-    return {node for function in functions if function.on_vfio for node in device_node_paths(function)}
+    return {node for function in functions if function.on_vfio for node in device_nodes(function)}
 
 
 def refuse_kind(config: BindingConfig, port: PciPort, offer: str) -> None:
@@ -170,10 +167,9 @@ def refuse_in_use(tree: Tree, port: PciPort, functions: Collection[PciFunction])
     affected = {function.address: function for function in functions}
     if not DEVICE_KINDS[port.kind].shares_with_host:
         affected |= {member.address: member for member in port.members}
-    # Monitors count as users: a driver does not leave a device that nvidia-persistenced has open.
-    holders = DeviceUsers.read(tree, functions, passed_over=())
+    holders = DeviceUsers.read(tree, functions)
     if holders.opened and not _open_nodes(tree, holders.nodes):  # it was udev
-        holders = DeviceUsers.read(tree, functions, passed_over=())
+        holders = DeviceUsers.read(tree, functions)
     for function in affected.values():
         _refuse_reserved(tree, function, holders)
     known_by_others = bool(holders.nodes) or any(holders.interfaces(function) for function in functions)
@@ -192,13 +188,15 @@ def _refuse_reserved(tree: Tree, function: PciFunction, holders: DeviceUsers) ->
     need = holders.reserved(function)
     if need is not None:
         raise Denied("DeviceReserved", f"{function.address} is reserved for the host: {need}")
-    blocks = list(device_users.block_devices(function))
+    blocks = device_users.block_devices(function)
     for block in blocks:
         refuse_kernel_use(tree, block.name, str(function.address))
     if holders.interfaces(function) and _is_unreadable(tree, "net", "route"):
         raise Denied(
             "InUseUnknown", f"cannot check whether the host needs {function.address}: /proc/net/route not found"
         )
+    if (why := holders.uncertainty(function)) is not None:
+        raise Denied("InUseUnknown", f"cannot check whether the host needs {function.address}: {why}", retryable=True)
     if blocks and _is_unreadable(tree, "self", "mountinfo") and _is_unreadable(tree, "mounts"):
         raise Denied("InUseUnknown", f"cannot check whether the host needs {function.address}: /proc/mounts not found")
 
@@ -210,11 +208,9 @@ def _is_unreadable(tree: Tree, *names: str) -> bool:
 
 
 def _refuse_users(port: PciPort, function: PciFunction, holders: DeviceUsers) -> None:
-    if nic.is_nic(function) and nic.is_in_other_namespace(function):
-        raise _in_use(function, "its interface is in another network namespace")
     user = holders.user(function)
     if user is not None:
-        raise _in_use(function, f"{user} has it open")
+        raise _in_use(function, user)
     is_companion = not DEVICE_KINDS[port.kind].takes_whole_slot and kind_of(function) is None
     if is_companion and function.driver is not None and not function.on_vfio:
         raise _in_use(function, f"it is part of the card and has the driver {function.driver}")

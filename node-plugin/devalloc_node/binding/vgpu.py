@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from devalloc.inventory.device_users import device_node_paths
+from devalloc.inventory.class_devices import DeviceNode
+from devalloc.inventory.device_users import device_nodes
 from devalloc.inventory.locate import LocatedDevice, ProfileDevice
 from devalloc.inventory.pci import PciFunction
+from devalloc.inventory.vfio_nodes import function_nodes
 from devalloc.inventory.vgpu import read_parent
 from devalloc_node.binding import checks, host_changes
 from devalloc_node.binding.binding import BindingConfig, HealthState, Steps
-from devalloc_node.binding.checks import locate_device_of_kind, own_nodes, refuse_open
+from devalloc_node.binding.checks import locate_device_of_kind, refuse_open
 from devalloc_node.binding.drivers import health_of_nodes, problem_with_function
 from devalloc_node.binding.vfio_handover import VGPU_TYPE, pci_location, refuse_rom_file
 from devalloc_node.binding.vgpu_parents import choose_parent, recorded_parent, refuse_other_profile
@@ -146,6 +148,6 @@ def _current(function: PciFunction) -> int | None:
     return host_changes.number(nvidia, _FILE) if nvidia else None
 
 
-def _nodes(function: PciFunction) -> set[str]:
+def _nodes(function: PciFunction) -> set[DeviceNode]:
     """What a machine opens of a vGPU; the VF's driver is the vendor's, so it does not look like VFIO's."""
-    return {*own_nodes(function), *device_node_paths(function)}
+    return {*function_nodes(function), *device_nodes(function)}

@@ -264,11 +264,30 @@ class TestUsers:
         hold_open(host, "/dev/nvidia3", comm="python3")
         assert reason(host, GPU_DEVICE) == "in use: python3 4711"
 
-    def test_a_process_that_only_watches_is_no_user(self, host: FakeSysfs) -> None:
+    @pytest.mark.parametrize(
+        ("comm", "expected"),
+        [
+            ("nvidia-persiste", "nvidia-persistenced; stop it (nvidia-smi -i 0000:01:00.0 -pm 0)"),
+            ("nv-hostengine", "nv-hostengine; stop it (systemctl stop nvidia-dcgm)"),
+            ("dcgm-exporter", "dcgm-exporter; stop it (systemctl stop dcgm-exporter)"),
+            ("nvidia-vgpu-mgr", "nvidia-vgpu-mgr; stop it (systemctl stop nvidia-vgpu-mgr)"),
+        ],
+    )
+    def test_a_process_that_only_watches_keeps_the_driver_from_leaving(
+        self, host: FakeSysfs, comm: str, expected: str
+    ) -> None:
         host.add(pci_cards.gpu())
         host.proc("driver/nvidia/gpus/0000:01:00.0/information", "Device Minor: 3\n")
-        hold_open(host, "/dev/nvidia3", comm="nvidia-persiste")
-        assert reason(host, GPU_DEVICE) is None
+        hold_open(host, "/dev/nvidia3", comm=comm)
+        assert reason(host, GPU_DEVICE) == f"in use: {expected}"
+
+    def test_the_full_name_of_a_process_is_its_programs(self, host: FakeSysfs) -> None:
+        host.add(pci_cards.gpu())
+        hold_open(host, "/dev/dri/card0", comm="nvidia-device-p")
+        host.proc("4711/cmdline", "/usr/bin/nvidia-device-plugin\0--pass-device-specs\0")
+        assert reason(host, GPU_DEVICE) == "in use: nvidia-device-plugin 4711"
+        host.proc("4711/cmdline", "/usr/bin/another\0")
+        assert reason(host, GPU_DEVICE) == "in use: nvidia-device-p 4711"
 
     def test_a_watcher_does_not_hide_a_user(self, host: FakeSysfs) -> None:
         host.add(pci_cards.gpu())

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from devalloc.device_kinds import ALLOWABLE
+from devalloc.inventory.class_devices import DeviceNode
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.binding import checks
 from devalloc_node.errors import Denied
@@ -201,6 +202,10 @@ class TestWhatIsInUse:
         gpu.proc(f"driver/nvidia/gpus/{GPU}/information", "Device Minor: \t 0\n")
         gpu.process(812, "nvidia-persiste", opens=("/dev/nvidia0",))
         assert refusal(gpu, GPU_DEVICE) == "DeviceInUse"
+        with pytest.raises(Denied) as caught:
+            BindingRunner.on(gpu).prepare(GPU_DEVICE)
+        reason = DiscoveredPools.on(gpu.root).unavailable(GPU_DEVICE)
+        assert caught.value.message == f"{GPU} is {reason}"
 
     def test_on_vfio_already_by_somebody_elses_machine(self, gpu: FakeHost) -> None:
         hand = BindingRunner.on(gpu)
@@ -218,13 +223,14 @@ class TestWhatIsInUse:
 
         monkeypatch.setattr(checks.time, "sleep", pause)
         gpu.process(342, "(udev-worker)", opens=("/dev/vfio/7",))
-        checks.refuse_open(Tree(gpu.root), ["/dev/vfio/7"], GPU, certain=True)
+        checks.refuse_open(Tree(gpu.root), [DeviceNode("/dev/vfio/7", None)], GPU, certain=True)
         assert len(pauses) == 3
 
         gpu.process(342, "(udev-worker)", opens=("/dev/vfio/7",))
         gpu.process(812, "python3", opens=("/dev/vfio/8",))
+        nodes = [DeviceNode("/dev/vfio/7", None), DeviceNode("/dev/vfio/8", None)]
         with pytest.raises(Denied, match=f"{GPU} is in use: python3 812 has /dev/vfio/8 open"):
-            checks.refuse_open(Tree(gpu.root), ["/dev/vfio/7", "/dev/vfio/8"], GPU, certain=True)
+            checks.refuse_open(Tree(gpu.root), nodes, GPU, certain=True)
         assert len(pauses) == 3
 
     def test_udev_that_looks_at_the_node_of_a_host_driver_is_waited_for(
@@ -248,7 +254,7 @@ class TestWhatIsInUse:
         monkeypatch.setattr(checks, "_UDEV_SECONDS", 0.1)
         gpu.process(342, "systemd-udevd", opens=("/dev/vfio/7",))
         with pytest.raises(Denied, match="systemd-udevd 342 has /dev/vfio/7 open"):
-            checks.refuse_open(Tree(gpu.root), ["/dev/vfio/7"], GPU, certain=True)
+            checks.refuse_open(Tree(gpu.root), [DeviceNode("/dev/vfio/7", None)], GPU, certain=True)
 
     @pytest.mark.parametrize(
         ("file", "node"),

@@ -1,0 +1,190 @@
+"""What this host uses its network interfaces for: default routes, addresses, bridges, and what stands on them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+from devalloc.inventory.class_devices import NET
+from devalloc.inventory.network_namespaces import StackedInterfaces, stacked_interfaces
+from devalloc.inventory.pci import Address, PciFunction, read_pci_function
+from devalloc.inventory.proc_tables import first_unreadable, table
+from devalloc.inventory.sysfs import Folder, Tree, ipv4_interfaces
+
+_FILES = frozenset({"route", "ipv6_route", "if_inet6"})
+_LINK_LOCAL = "20"
+_SOCKET_DIRECT_DRIVER = "mlx5_core"
+_VPD_SIZE = 1 << 15
+_VPD_READ_ONLY = 0x90
+
+
+@dataclass(slots=True)
+class NetworkUse:
+    """Interfaces that the host uses."""
+
+    tree: Tree
+    default_route: frozenset[str]
+    """Those of a default route."""
+    addressed: frozenset[str]
+    """Those with an address or a route."""
+    unseen: bool
+    """The host's addresses and routes are not those that this process sees."""
+    unread: str | None
+    """What could not be read of this: the name of a file such as ``route``."""
+    _stacked: StackedInterfaces | None = field(default=None, init=False)
+
+    @classmethod
+    def read(cls, tree: Tree) -> NetworkUse:
+        default_route, addressed = _routes(tree)
+        addressed |= _ipv6(tree) | ipv4_interfaces(tree)
+        unseen, unread = _is_in_another_network(tree), first_unreadable(tree, _FILES)
+        return cls(tree, frozenset(default_route), frozenset(addressed), unseen, unread)
+
+    @property
+    def stacked(self) -> StackedInterfaces:
+        """What stands on interfaces, also in other network namespaces."""
+        if self._stacked is None:
+            self._stacked = stacked_interfaces(self.tree)
+            if self._stacked.problem is not None:
+                self.tree.fault("/proc", f"may not show all that stands on interfaces: {self._stacked.problem}")
+        return self._stacked
+
+    def need(self, interfaces: Collection[Folder]) -> str | None:
+        """What the host needs one of the interfaces for; None for nothing that is known."""
+        if not interfaces:
+            return None
+        if self.unseen:
+            return "its network is not this process's (run with the host's network namespace)"
+        if self.unread is not None:
+            return f"{self.unread} cannot be read"
+        for interface in interfaces:
+            if interface.name in self.default_route:
+                return "default route"
+        for interface in interfaces:
+            if interface.name in self.addressed:
+                return f"address on {interface.name}"
+            names = interface.names()
+            if "master" in names:
+                return f"member of {interface.link('master')}"
+            upper = next((name for name in names if name.startswith("upper_")), None)
+            if upper is not None:
+                return f"carries {upper.removeprefix('upper_')}"
+        for interface in interfaces:
+            if (standing := self.stacked.by_parent.get(interface.name)) is not None:
+                return f"carries {standing}"
+        return None
+
+    def problem(self, interfaces: Collection[Folder]) -> str | None:
+        """Why it is not certain that nothing stands on the interfaces; None where it is."""
+        return self.stacked.problem if interfaces else None
+
+    def need_of_other_half(self, function: PciFunction) -> str | None:
+        """What the host needs the interface for that is made of this function and another one; None for nothing."""
+        for other in socket_direct_partners(function):
+            interfaces = [device.folder for device in other.below.of_class(NET)]
+            if (need := self.need(interfaces)) is not None:
+                return f"{interfaces[0].name} of {other.address} uses it, too: {need}"
+            if NET in other.below.elsewhere:
+                return f"the interface of {other.address} uses it, too, and is in another network namespace"
+        return None
+
+
+def may_be_half(function: PciFunction) -> bool:
+    """Whether an interface of another function may also send and receive by this one, which has none (mlx5 Socket
+    Direct)."""
+    if function.driver != _SOCKET_DIRECT_DRIVER or function.physfn is not None:
+        return False
+    return NET not in function.below.elsewhere and not any(function.below.of_class(NET))
+
+
+def socket_direct_partners(function: PciFunction) -> list[PciFunction]:
+    """The functions whose interface may also send and receive by this one. The driver tells in debugfs.
+    Where that cannot be read, it is any function of the same model, and of the same card as far as the serial numbers
+    tell.
+    """
+    if not may_be_half(function):
+        return []
+    system = function.folder.tree.sys
+    debug = system.folder("kernel", "debug", "mlx5") if system is not None else None
+    if debug is not None and str(function.address) in debug.names():
+        groups = (set(_group(debug, name)) for name in debug.names())
+        addresses = next((group for group in groups if function.address in group), set())
+        return [*_functions(system, addresses - {function.address})]
+    drivers = system.folder("bus", "pci", "drivers", _SOCKET_DIRECT_DRIVER) if system is not None else None
+    bound = {address for name in (drivers.names() if drivers else ()) if (address := Address.parse(name))}
+    serial = _board_serial(function)
+    return [
+        other
+        for other in _functions(system, bound - {function.address})
+        if other.physfn is None
+        and (other.vendor, other.device) == (function.vendor, function.device)
+        and (serial is None or _board_serial(other) in (None, serial))
+    ]
+
+
+def _functions(system: Folder | None, addresses: Collection[Address]) -> Iterator[PciFunction]:
+    for address in sorted(addresses):
+        folder = system.folder("bus", "pci", "devices", str(address)) if system is not None else None
+        function = read_pci_function(address, folder) if folder is not None else None
+        if function is not None:
+            yield function
+
+
+def _group(debug: Folder, name: str) -> Iterator[Address]:
+    """The functions of a group, whose files are below its primary function: ``0000:08:00.0 vhca 0x0``."""
+    folder = debug.folder(name, "multi-pf")
+    for file in folder.names() if folder is not None else ():
+        if folder is not None and (file == "primary" or file.startswith("secondary_")):
+            address = Address.parse((folder.text(file) or "").partition(" ")[0])
+            if address is not None:
+                yield address
+
+
+def _board_serial(function: PciFunction) -> bytes | None:
+    """The serial number of the board in its vital product data, which only root can read."""
+    data = function.folder.raw("vpd", _VPD_SIZE) if "vpd" in function.entries else None
+    at = 0
+    while data and at + 3 <= len(data) and data[at] & 0x80:
+        end = at + 3 + int.from_bytes(data[at + 1 : at + 3], "little")
+        if data[at] == _VPD_READ_ONLY:
+            return _keyword(data[at + 3 : end], b"SN")
+        at = end
+    return None
+
+
+def _keyword(data: bytes, wanted: bytes) -> bytes | None:
+    at = 0
+    while at + 3 <= len(data):
+        value = data[at + 3 : at + 3 + data[at + 2]]
+        if data[at : at + 2] == wanted:
+            return value.strip() or None
+        at += 3 + data[at + 2]
+    return None
+
+
+def _routes(tree: Tree) -> tuple[set[str], set[str]]:
+    """Interfaces of default routes, and of any route."""
+    default: set[str] = set()
+    any_route: set[str] = set()
+    for row in table(tree, "net", "route")[1:]:
+        if len(row) >= 8:
+            any_route.add(row[0])
+            if row[1] == "00000000" == row[7]:
+                default.add(row[0])
+    for row in table(tree, "net", "ipv6_route"):
+        if len(row) == 10 and row[0] == "0" * 32 and row[1] == "00" and row[9] != "lo":
+            default.add(row[9])
+    return default, any_route
+
+
+def _is_in_another_network(tree: Tree) -> bool:
+    """Whether this process has a network namespace of its own: a container that sees the host's /sys has the names of
+    its interfaces from there, and routes and addresses from elsewhere."""
+    places = (tree.proc.folder(process, "ns") if tree.proc else None for process in ("self", "1"))
+    own, first = (place.link("net", may_be_denied=True) if place is not None else None for place in places)
+    return own is not None and first is not None and own != first
+
+
+def _ipv6(tree: Tree) -> set[str]:
+    """Interfaces with an IPv6 address that is not link-local: every interface that is up has one of those."""
+    return {row[5] for row in table(tree, "net", "if_inet6") if len(row) == 6 and row[3] != _LINK_LOCAL}
