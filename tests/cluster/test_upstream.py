@@ -237,3 +237,41 @@ def test_beside_a_busy_scheduler_no_device_has_two_owners(ready: Node, client: C
     finally:
         space.clear()
         until(lambda: not ready.cluster.get(space.claims).content["items"], "nothing is left")
+
+
+def test_pods_that_share_a_claim_end_on_the_node_that_suits_them(ready: Node, client: Client) -> None:
+    """devalloc sees that the first node is full, and learns from kube-scheduler that the second is forbidden."""
+    space = kube_claims.make_space(ready.cluster, "suits")
+    everything = [{"operator": "Exists"}]
+    space.device_class("suits", 'device.attributes["devalloc.io"].?of.orValue("") == "suits"')
+    for node in ("suits-1", "suits-2", "suits-3"):
+        space.node(node, room=50, **{"kubernetes.io/hostname": node})
+        space.slice(node, ["d0"], of="suits")
+    whole = {"containers": [{"name": "main", "image": "none", "resources": {"requests": {"cpu": "64"}}}]}
+    space.pod("full", nodeName="suits-1", tolerations=everything, **whole)
+    space.create(space.pods, _labelled(space.pod_of("near", nodeName="suits-2", tolerations=everything)))
+    term = {"labelSelector": {"matchLabels": {"app": "near"}}, "topologyKey": "kubernetes.io/hostname"}
+    away = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    quarter = {"containers": [{"name": "main", "image": "none", "resources": {"requests": {"cpu": "16"}}}]}
+
+    def bound(*names: str) -> set[str]:
+        return {ready.cluster.get(f"{space.pods}/{name}").content["spec"].get("nodeName", "") for name in names}
+
+    try:
+        space.claim("shared", "suits")
+        with allocating(client) as running:
+            for name in ("p", "q"):
+                space.pod(name, "shared", tolerations=everything, affinity=away, **quarter)
+            until(lambda: bound("p", "q") == {"suits-3"}, "both run where they may")
+            until(lambda: space.node_of("shared") == "suits-3", "their claim is there, too")
+            assert all("suits-2" in note for note in running.notes("SentBack"))
+            assert len(running.notes("SentBack")) == 1
+            space.claim("none-left", "suits")
+            space.pod("r", "none-left", tolerations=everything, affinity=away, nodeSelector={"size": "none"})
+            until(lambda: running.notes("NoSuitableNode"), "it is told why")
+    finally:
+        space.clear()
+
+
+def _labelled(pod: dict[str, Any]) -> dict[str, Any]:
+    return {**pod, "metadata": {**pod["metadata"], "labels": {"app": "near"}}}
