@@ -306,6 +306,11 @@ class BarSizes:
     """The part of ``other`` that is prefetchable. Firmware puts it into the window of ``prefetchable``, which then lies
     below 4 GiB as a whole."""
 
+    @property
+    def total(self) -> int:
+        """Of all BARs together."""
+        return self.prefetchable + self.other
+
     def __add__(self, other: BarSizes) -> BarSizes:
         return BarSizes(
             self.prefetchable + other.prefetchable,

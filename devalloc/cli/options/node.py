@@ -289,6 +289,14 @@ class MachineOptions:
         unset="the first that fits in these folders",
     )
     swtpm: str = setting("The program that is the TPM of a machine.", default="swtpm", metavar="PROGRAM")
+    machine_memory_overhead: int | None = setting(
+        "What QEMU of a machine may take of the host, such as 2GiB, beyond the memory of its guest and the page "
+        "tables of guest and devices. The kernel ends a QEMU that takes more than all of these.",
+        type=amount_parser("parse_size"),
+        metavar="SIZE",
+        env="DEVALLOC_MACHINE_MEMORY_OVERHEAD",
+        unset="1GiB",
+    )
     migration_address: str | None = setting(
         "Listen here for machines that move to this node while they run: an address of this node, on ports that the "
         "kernel chooses; other nodes must reach them. Both sides are authenticated and encrypted by TLS. Needs "
@@ -498,6 +506,8 @@ def node_settings(
         swtpm=options.machines.swtpm,
         dry_run=options.dry_run,
     )
+    if (overhead := options.machines.machine_memory_overhead) is not None:
+        machines = replace(machines, memory_slack=overhead)
     bindings = BindingConfig(inventory.node, allowed=options.allowed_kinds(), **inventory.policy)
     root = inventory.sysfs_root
     return NodeSettings(

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from devalloc.inventory.pci import BarSizes
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
-from devalloc_node.machine import adoption, guest_numa, hotplug, machine_files, pci, registry
+from devalloc_node.machine import adoption, guest_numa, hotplug, launch, machine_files, pci, registry
 from devalloc_node.machine.lifecycle import MachineLifecycle
 from devalloc_node.machine.process import Process, open_nodes
 from devalloc_node.machine.records import PLUGS, MachineRecord, PluggedDevice, host_device_of
@@ -154,6 +154,7 @@ class AttachmentKind:
             f"QEMU of machine {key} is plugging a device in; for the first one it locks all memory, and responds "
             "after that"
         )
+        launch.grow_memory_limit(record.spec, self._machines.config, process.pid)
         with self._machines.busy(key, busy), self._machines.line(record) as monitor:
             runs = not record.is_incoming and not registry.never_ran(self._machines, record, deadline)
             if runs:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from devalloc.inventory.pci import BarSizes
 from devalloc_node.errors import Failed
 from devalloc_node.machine.spec import MachineSpec, cpus_text, whole_cpus
 
@@ -89,6 +90,33 @@ def set_bounds(root: Path, name: str, limits: QemuLimits) -> tuple[list[Path], l
         if limits.huge_page_bytes:
             missing.append(f"{HUGE_PAGES}: {error}")
     return list(dict.fromkeys(procs)), missing
+
+
+def memory_bound(root: Path, pid: int, proc: Path = Path("/proc")) -> Path | None:
+    """The file with the bound of memory of a process in a cgroup of ours; None if it is in none."""
+    try:
+        lines = (proc / str(pid) / "cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        parts = path.lstrip("/").split("/")
+        if ".." in parts or not any(part == OURS or part.startswith(f"{OURS}-") for part in parts):
+            continue
+        if "memory" in controllers.split(","):
+            return root / "memory" / path.lstrip("/") / "memory.limit_in_bytes"
+        if not controllers and (file := root / path.lstrip("/") / "memory.max").exists():
+            return file
+    return None
+
+
+def raise_memory_bound(file: Path, least: int) -> bool:
+    """Have a cgroup allow at least so many bytes; whether it had less. Raises OSError, ValueError."""
+    now = file.read_text().strip()
+    if now == "max" or int(now) >= least:
+        return False
+    _write(file, str(least))
+    return True
 
 
 def _is_second(root: Path) -> bool:
@@ -237,12 +265,29 @@ class QemuLimits:
     """Bytes of these."""
 
 
-def qemu_limits(spec: MachineSpec, accel: str, slack: int = GIB) -> QemuLimits:
+_TABLE = 512
+"""A page table has 8 bytes for each page of 4 KiB that it maps. The kernel charges tables to the machine's cgroup."""
+_BAR_TABLES = 4
+"""Page tables of the memory of a passed-through device: QEMU's, KVM's and the IOMMU's, and as much to spare."""
+_UNKNOWN_BARS = 256 * GIB
+"""What a device is taken for that is not known yet: more than any GPU of today has."""
+_NIC_BYTES = 64 << 20
+"""Of a network card: what QEMU and vhost keep for its queues."""
+
+
+def qemu_limits(spec: MachineSpec, accel: str, slack: int = GIB, devices: BarSizes | None = None) -> QemuLimits:
     """Far above what QEMU ever needs, so that only a compromised one meets them: all memory that the
-    guest can have, what QEMU keeps for each part of that and for each vCPU, ``slack`` for devices, firmware and QEMU
-    itself, and the translated code of an emulated CPU."""
+    guest can have, page tables of that and of the devices that it can have, what QEMU keeps for each vCPU and network
+    card, ``slack`` for firmware and QEMU itself, and the translated code of an emulated CPU.
+
+    ``devices``: the most memory of its own that a device has that can be plugged in; None or nothing: unknown.
+    """
     vcpus = whole_cpus(spec.cpus.most)
-    memory = spec.memory.most + spec.memory.most // 256 + vcpus * (16 << 20) + slack
+    # The guest's memory is in the tables of QEMU, of KVM, and of each IOMMU domain that can reach it.
+    domains = 0 if not spec.pci_slots else spec.pci_slots if spec.iommu else 1
+    memory = spec.memory.most + spec.memory.most * (2 + domains) // _TABLE + vcpus * (16 << 20) + slack
+    bars = devices.total if devices is not None and devices.total else _UNKNOWN_BARS
+    memory += spec.pci_slots * bars * _BAR_TABLES // _TABLE + len(spec.nics) * _NIC_BYTES
     memory += (GIB if accel == "tcg" else 0) + (_TPM_BYTES if spec.tpm else 0)
     tasks = 256 + 2 * vcpus + (_TPM_TASKS if spec.tpm else 0)
     return QemuLimits(memory, tasks, spec.huge_page_bytes, spec.memory.most if spec.huge_page_bytes else 0)

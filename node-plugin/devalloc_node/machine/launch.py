@@ -148,7 +148,7 @@ def launch(
     if spec.firmware == "uefi":
         firmware.make_store(spec, config, firmware.firmware_files(spec, config))
     cloned_disks.make(spec, config, deadline or Deadline.after(0.0))
-    limits = qemu_limits(spec, given.accel, config.memory_slack)
+    limits = qemu_limits(spec, given.accel, config.memory_slack, config.devices())
     groups: list[str] = []
     if not uses_systemd(config):
         name = config.group(spec.id)
@@ -250,6 +250,22 @@ def spawn_words(spec: MachineSpec, config: MachineConfig, plan: Path, limits: Qe
     service += [f"--property=TasksMax={limits.tasks}", f"--property=MemoryMax={limits.memory}"]
     service += [f"--property=Before={GUESTS_UNIT}"]  # what starts later is stopped earlier
     return [*service, "--", *words]
+
+
+def grow_memory_limit(spec: MachineSpec, config: MachineConfig, pid: int) -> None:
+    """Before a device is plugged in: it may be larger than all that the host had when the machine was started."""
+    file = confinement.memory_bound(config.cgroups, pid)
+    if file is None:
+        return
+    least = qemu_limits(spec, "kvm", config.memory_slack, config.devices()).memory
+    try:
+        if not confinement.raise_memory_bound(file, least):
+            return
+        if uses_systemd(config):  # or its next reload would set the old one
+            words = ["systemctl", "set-property", "--runtime", config.unit(spec.id), f"MemoryMax={least}"]
+            subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=5.0, check=False)
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        LOG.warning("machine %s: its memory limit stays as it is: %s", spec.key, error)
 
 
 def seconds_to_answer(spec: MachineSpec, config: MachineConfig, memory: int) -> float:

@@ -104,7 +104,7 @@ class MachineConfig:
     memlock_slack: int = 1 << 30
     """Bytes that a machine may lock beyond its memory: VFIO maps the registers of devices too."""
     memory_slack: int = 1 << 30
-    """Bytes that QEMU itself may take, beyond its guest's memory and what grows with it."""
+    """Bytes that QEMU itself may take, beyond its guest's memory and what grows with it and with its devices."""
     log_bytes: int = 8 << 20
     """A guest's log is emptied when it is longer."""
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from devalloc.inventory.pci import BarSizes
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.machine import launch, machine_files, preflight, spawn
+from devalloc_node.machine import confinement, launch, machine_files, preflight, spawn
 from devalloc_node.machine.command_line import StartContext, qemu_arguments
 from devalloc_node.machine.confinement import CpuGroup, QemuLimits, qemu_limits, seen_by_program
 from devalloc_node.machine.launch import LaunchOptions, check, memlock_needed, seconds_to_answer, spawn_words
@@ -597,13 +598,80 @@ def test_a_machine_is_not_started_on_an_image_that_another_one_writes_to(images:
 
 def test_qemu_is_bounded_far_above_what_it_needs(tmp_path: Path) -> None:
     spec = replace(SPEC, cpus=AmountBounds(1000, 8000, 1000), memory=AmountBounds(GIB, 64 * GIB, GIB))
-    kvm, tcg = (qemu_limits(spec, accel) for accel in ("kvm", "tcg"))
+    kvm, tcg = (qemu_limits(spec, accel, devices=BarSizes(other=16 << 20)) for accel in ("kvm", "tcg"))
     assert 65 * GIB < kvm.memory < 67 * GIB, "all memory that its guest can ever have, and some for QEMU itself"
     assert tcg.memory == kvm.memory + GIB, "and the translated code of its CPUs"
     assert kvm.tasks == 256 + 16
     words = spawn_words(SPEC, MachineConfig(systemd=True), tmp_path, kvm)
     assert f"--property=MemoryMax={kvm.memory}" in words
     assert "--property=TasksMax=272" in words
+
+
+BARS = {
+    "four A100 80GB": (4, BarSizes(prefetchable=(128 << 30) + (32 << 20), other=16 << 20)),
+    "eight MI300X": (8, BarSizes(prefetchable=256 << 30, other=1 << 20)),
+    "a device that is not known yet": (1, None),
+    "eight of those": (8, None),
+}
+ALL_TABLES = 3
+"""QEMU's, KVM's and the IOMMU's, of 8 bytes for each 4 KiB."""
+
+
+@pytest.mark.parametrize("devices", BARS)
+def test_qemus_bound_has_room_for_the_page_tables_of_its_devices(devices: str) -> None:
+    """harvester#7223: a machine of 32 GiB with four A100 was killed at 33.98 GiB, 1.82 GiB of them the kernel's."""
+    slots, bars = BARS[devices]
+    spec = replace(SPEC, pci_slots=slots, memory=AmountBounds(32 * GIB, 32 * GIB, 32 * GIB))
+    limit = qemu_limits(spec, "kvm", devices=bars).memory
+    tables = ALL_TABLES * (32 * GIB + slots * (bars.total if bars else 128 << 30)) // 512
+    assert limit - 32 * GIB > tables + GIB
+    assert limit > 35634176 * 1024
+
+
+def test_each_part_of_a_machine_that_takes_memory_of_its_host_raises_qemus_bound() -> None:
+    def bound(bars: int = 1 << 30, slack: int = GIB, **changes: Any) -> int:
+        return qemu_limits(replace(SPEC, pci_slots=4, **changes), "kvm", slack, BarSizes(prefetchable=bars)).memory
+
+    least = bound()
+    assert bound(2 << 30) > least, "larger devices"
+    assert bound(slack=2 * GIB) == least + GIB, "what the admin adds"
+    assert bound(iommu=not SPEC.iommu) != least, "tables of an IOMMU for each device"
+    assert bound(nics=(Nic(),)) > least, "network cards"
+    without = qemu_limits(replace(SPEC, pci_slots=0), "kvm")
+    assert without == qemu_limits(replace(SPEC, pci_slots=0), "kvm", devices=BarSizes(prefetchable=1 << 40))
+
+
+GROUPS = {
+    "version 2": ("0::/devalloc/m-1\n", "devalloc/m-1/memory.max"),
+    "version 2, a service": (
+        "0::/devalloc.slice/devalloc-machines.slice/devalloc-m-1.service\n",
+        "devalloc.slice/devalloc-machines.slice/devalloc-m-1.service/memory.max",
+    ),
+    "version 1": ("3:cpu,cpuacct:/devalloc/m-1\n2:memory:/devalloc/m-1\n", "memory/devalloc/m-1/memory.limit_in_bytes"),
+}
+
+
+@pytest.mark.parametrize("version", GROUPS)
+def test_a_larger_device_raises_the_bound_of_a_machine_that_runs(tmp_path: Path, version: str) -> None:
+    lines, place = GROUPS[version]
+    (tmp_path / "proc/7").mkdir(parents=True)
+    (tmp_path / "proc/7/cgroup").write_text(lines)
+    file = tmp_path / "cgroup" / place
+    file.parent.mkdir(parents=True)
+    file.write_text(str(4 * GIB))
+    assert confinement.memory_bound(tmp_path / "cgroup", 7, tmp_path / "proc") == file
+    assert confinement.raise_memory_bound(file, 6 * GIB)
+    assert file.read_text() == str(6 * GIB)
+    assert not confinement.raise_memory_bound(file, 5 * GIB), "it is never lowered"
+    file.write_text("max")
+    assert not confinement.raise_memory_bound(file, 5 * GIB)
+
+
+@pytest.mark.parametrize("lines", ["0::/\n", "0::/user.slice/qemu\n", "0::/../devalloc/m-1\n", ""])
+def test_the_bound_of_a_process_that_is_not_in_a_cgroup_of_ours_is_left_alone(tmp_path: Path, lines: str) -> None:
+    (tmp_path / "proc/7").mkdir(parents=True)
+    (tmp_path / "proc/7/cgroup").write_text(lines)
+    assert confinement.memory_bound(tmp_path, 7, tmp_path / "proc") is None
 
 
 def test_qemu_sees_its_programs_devices_and_what_it_opens_itself(tmp_path: Path) -> None:
