@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from devalloc.inventory.locate import function_folder, read_function
 from devalloc.inventory.pci import Address, PciFunction
@@ -13,12 +15,20 @@ from devalloc_node.errors import Denied, Failed, Unknown
 from devalloc_node.host.boundary import Host
 
 
-def write(host: Host, path: str, text: str, deadline: Deadline) -> None:
-    """Write to a file below sys. Raises Failed ``HostRefused`` with what the kernel said, or Unknown."""
+def write(
+    host: Host, path: str, text: str, deadline: Deadline, meanings: Mapping[int, str] = MappingProxyType({})
+) -> None:
+    """Write to a file below sys. Raises Failed ``HostRefused`` with what the kernel said, or Unknown.
+
+    ``meanings``: what an errno means for this file, and what to do.
+    """
     try:
         host.write(path, text, deadline)
     except OSError as error:
-        raise refused_by_kernel(f"writing {text.strip() or 'nothing'!r} to /sys/{path}", error) from error
+        refusal = refused_by_kernel(f"writing {text.strip() or 'nothing'!r} to /sys/{path}", error)
+        if meaning := meanings.get(error.errno or 0):
+            refusal = Failed(refusal.code, f"{refusal.message}: {meaning}")
+        raise refusal from error
 
 
 def refuse_unanswered(host: Host, device: str) -> None:

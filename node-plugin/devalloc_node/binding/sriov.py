@@ -6,13 +6,14 @@ name ``pf/<address>``.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Collection, Generator
 from dataclasses import dataclass, replace
 
 from devalloc.inventory import nic
 from devalloc.inventory.cards import VirtualFunction
 from devalloc.inventory.locate import VfDevice, function_folder, read_function
-from devalloc.inventory.pci import PciFunction
+from devalloc.inventory.pci import Address, PciFunction
 from devalloc.inventory.sysfs import Folder, Tree
 from devalloc_node.binding import checks, host_changes
 from devalloc_node.binding.binding import BindingConfig, HealthState, Steps
@@ -91,7 +92,10 @@ class VfCountKind:
             )
         if now:
             _refuse_users(tree, host_changes.function(tree, target))
-        host_changes.write(self.host, f"bus/pci/devices/{target}/sriov_numvfs", str(value), deadline)
+        path = f"bus/pci/devices/{target}/sriov_numvfs"
+        address = Address.parse(target)
+        meanings = _refusals(function_folder(tree, address)) if value and address is not None else {}
+        host_changes.write(self.host, path, str(value), deadline, meanings)
         tree = self.host.tree()
         pf = host_changes.function(tree, target)
         there = [address for _, address in pf.virtfns if function_folder(tree, address) is not None]
@@ -103,6 +107,22 @@ class VfCountKind:
         is not known to be done, fewer than were asked for are its own: drivers may make some and give up."""
         count = self.read(step.target)
         return f"{step.target} has {count} VFs" if finished and count not in (step.before, step.after) else None
+
+
+def _refusals(pf: Folder | None) -> dict[int, str]:
+    """What the kernel's refusals to make VFs mean, by errno."""
+    driver = pf.link("driver") if pf is not None else None
+    no_room = (
+        "the firmware left too few addresses or bus numbers for so many VFs; lower --max-vfs, or enable SR-IOV and "
+        "`Above 4G decoding` in the firmware"
+    )
+    no_driver = (
+        f"its driver {driver or '(none)'} cannot make VFs; bind one that can, or publish none of its VFs (--max-vfs 0)"
+    )
+    in_card = "the card has too few resources for so many VFs; lower --max-vfs"
+    return {errno.ENOMEM: no_room, errno.ENOSPC: in_card} | dict.fromkeys(
+        (errno.ENOENT, errno.ENOSYS, errno.EOPNOTSUPP), no_driver
+    )
 
 
 def _autoprobe(pf: Folder) -> int | None:

@@ -117,14 +117,27 @@ def unplug_device(monitor: Monitor, machine: str, name: str, deadline: Deadline)
             # A guest can cause events as fast as they are read: those of others do not put the deadline off.
             if event is None or who in left or deadline.passed:
                 if deadline.passed:
-                    raise Denied(
-                        "GuestRefused",
-                        f"machine {machine}: the guest did not release {name} within {time.monotonic() - began:.0f} "
-                        "s; is it running, and has it stopped using the device?",
-                        retryable=True,
-                    )
+                    seconds = time.monotonic() - began
+                    raise Denied("GuestRefused", _why_kept(monitor, machine, name, seconds), retryable=True)
                 there = present_devices(monitor, Deadline.after(ANSWER_SECONDS))
                 left = [i for i in left if i in there and i != who]
+
+
+def _why_kept(monitor: Monitor, machine: str, name: str, seconds: float) -> str:
+    """What to say of a guest that neither released a device nor refused to."""
+    status = None
+    with suppress(NodeError):
+        status = monitor.execute("query-status", deadline=Deadline.after(ANSWER_SECONDS)).get("status")
+    if status in (None, "running"):
+        advice = "" if status is None else "its CPUs run; "
+        return (
+            f"machine {machine}: the guest did not release {name} within {seconds:.0f} s; {advice}"
+            "has it booted, and has it stopped using the device?"
+        )
+    return (
+        f"machine {machine}: the guest cannot release {name}, because its CPUs do not run (QEMU reports "
+        f"{status!r:.50}); let them run, or stop the machine"
+    )
 
 
 def request_unplug(monitor: Monitor, name: str, deadline: Deadline) -> None:
