@@ -445,7 +445,8 @@ class IommuGroups:
             return f"IOMMU group {group} is shared with {names}"
         busy = next((peer for peer in peers if peer.driver is not None and not peer.on_vfio), None)
         if busy is not None:
-            return f"in use: {busy.address} of its IOMMU group {group} has the driver {busy.driver}"
+            peer = f"{busy.address} of its IOMMU group {group} has the driver {busy.driver}"
+            return f"in use: {peer}; bind it to vfio-pci, unless the host needs it"
         # One group goes to one machine: of the devices in it only the first is offered, and takes the others along.
         head = min(peer.address for peer in peers)
         return f"IOMMU group {group} goes with {head}" if head < first else None

@@ -127,7 +127,8 @@ def _why_kept(monitor: Monitor, machine: str, name: str, seconds: float) -> str:
     """What to say of a guest that neither released a device nor refused to."""
     status = None
     with suppress(NodeError):
-        status = monitor.execute("query-status", deadline=Deadline.after(ANSWER_SECONDS)).get("status")
+        answer = monitor.execute("query-status", deadline=Deadline.after(ANSWER_SECONDS))
+        status = answer.get("status") if isinstance(answer, dict) else None
     if status in (None, "running"):
         advice = "" if status is None else "its CPUs run; "
         return (

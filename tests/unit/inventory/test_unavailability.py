@@ -220,7 +220,8 @@ class TestIommuGroups:
     def test_but_never_takes_a_peer_that_the_host_drives(self, host: FakeSysfs) -> None:
         host.add(pci_cards.gpu(iommu_group=7))
         host.add(pci_cards.nvme(iommu_group=7))
-        expected = "in use: 0000:42:00.0 of its IOMMU group 7 has the driver nvme"
+        peer = "0000:42:00.0 of its IOMMU group 7 has the driver nvme"
+        expected = f"in use: {peer}; bind it to vfio-pci, unless the host needs it"
         assert reason(host, GPU_DEVICE, allow_shared_groups=True) == expected
 
     def test_nor_one_that_a_process_uses(self, host: FakeSysfs) -> None:

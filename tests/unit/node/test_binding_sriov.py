@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -259,6 +262,30 @@ class TestSettings:
             "the kernel refused setting maxTxRate to 5000 of VF 0 of eth0 (a rate cannot exceed the link speed; some "
             "drivers need a link): Invalid argument (EINVAL)",
         )
+        assert host.snapshot() == before
+
+    @pytest.mark.parametrize(
+        ("code", "words"),
+        [
+            (errno.ENOMEM, "too few addresses or bus numbers for so many VFs; lower --max-vfs"),
+            (errno.ENOSPC, "too few resources for so many VFs; lower --max-vfs"),
+            (errno.ENOENT, "its driver igb cannot make VFs; bind one that can"),
+            (errno.ENOSYS, "its driver igb cannot make VFs; bind one that can"),
+            (errno.EBUSY, "Device or resource busy (EBUSY)"),
+        ],
+    )
+    def test_a_refusal_to_make_vfs_says_what_it_means(
+        self, host: FakeHost, monkeypatch: pytest.MonkeyPatch, code: int, words: str
+    ) -> None:
+        def refused(address: str, count: int) -> None:
+            raise OSError(code, os.strerror(code))
+
+        before = host.snapshot()
+        with monkeypatch.context() as patched:
+            patched.setattr(host, "set_numvfs", refused)
+            with pytest.raises(Failed, match=re.escape(words)) as caught:
+                BindingRunner.on(host).prepare(VF0, POOL)
+        assert (caught.value.code, caught.value.retryable) == ("HostRefused", True)
         assert host.snapshot() == before
 
     def test_a_setting_that_does_not_stick(self, host: FakeHost) -> None:

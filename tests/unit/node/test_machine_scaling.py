@@ -49,6 +49,22 @@ def test_a_guest_that_is_still_busy_with_the_slot_is_asked_again(qemu: FakeQemu,
         hotplug.unplug_device(line, KEY, "card", soon())
 
 
+@pytest.mark.parametrize("state", ["paused", "io-error", "suspended"])
+def test_a_guest_whose_cpus_do_not_run_cannot_release_a_device_and_the_message_says_so(
+    qemu: FakeQemu, line: QmpMonitor, state: str
+) -> None:
+    hotplug.plug_device(line, KEY, card(), soon())
+    qemu.refuses["device_del"] = "Hot-unplug failed: guest is busy (power indicator blinking)"
+    qemu.status = state
+    why = rf"because its CPUs do not run \(QEMU reports '{state}'\); let them run, or stop the machine"
+    with pytest.raises(Denied, match=why) as denied:
+        hotplug.unplug_device(line, KEY, "card", soon(0.2))
+    assert (denied.value.code, denied.value.retryable) == ("GuestRefused", True)
+    qemu.status = "running"
+    with pytest.raises(Denied, match="its CPUs run; has it booted, and has it stopped using the device"):
+        hotplug.unplug_device(line, KEY, "card", soon(0.2))
+
+
 class Flooding:
     """The monitor of a machine whose guest keeps its device, and causes events without end."""
 
