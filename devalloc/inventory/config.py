@@ -9,6 +9,22 @@ from devalloc.device_kinds import DEVICE_KINDS, check_names
 
 
 @dataclass(frozen=True, slots=True)
+class VfRefusal:
+    """The kernel did not make the VFs of a port."""
+
+    driver: str
+    """The driver that the port had."""
+    count: int
+    """How many VFs were requested."""
+    reason: str
+    """Why, and what to do."""
+
+    def holds_for(self, driver: str | None, count: int) -> bool:
+        """Whether another try would end the same way: the same driver is to make as many VFs."""
+        return driver == self.driver and count >= self.count
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceRecords:
     """Facts about a node's devices that the host does not show. Devices are identified by their names."""
 
@@ -23,6 +39,9 @@ class DeviceRecords:
     made: frozenset[str] = frozenset()
     """Names of ports whose VFs the node plugin made for claims that have some of them now: they go with these claims.
     Other VFs stay until others remove them (T8), so the port as a whole cannot be allocated."""
+
+    refused_vfs: Mapping[str, VfRefusal] = field(default_factory=dict)
+    """By name of a port: the kernel did not make its VFs, so they are not offered until something is different."""
 
     @property
     def backing_devices(self) -> frozenset[str]:
@@ -61,6 +80,8 @@ class DevicePolicy:
     """Devices may go that the kernel cannot reset between their owners (T7)."""
     max_vfs: int | None = None
     """Most VFs to create on a port. Default: as many as it can have."""
+    creatable_vfs: frozenset[str] = frozenset()
+    """Kinds of devices whose drivers can make VFs, although nothing else proves it."""
     adopt: frozenset[str] = frozenset()
     """Names of vGPUs (``mdev-<uuid>``) that others made, and that are offered and used as they are (T8)."""
     erase_policy: bool = False
@@ -69,6 +90,11 @@ class DevicePolicy:
     def __post_init__(self) -> None:
         if self.max_vfs is not None and self.max_vfs < 0:
             raise ValueError(f"max_vfs must not be negative, but is {self.max_vfs}")
+        check_names(self.creatable_vfs, DEVICE_KINDS)
+
+    def vf_count(self, total: int) -> int:
+        """How many VFs the first use of a PF creates that can have ``total``."""
+        return total if self.max_vfs is None else min(self.max_vfs, total)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

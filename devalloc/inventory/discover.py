@@ -64,10 +64,8 @@ def discover(root: Path = Path("/"), *, node_name: str, config: InventoryConfig 
             mdev_parents=[parent.folder for parent in mdev_parents],
         ).read_all(),
         records=config.records,
-        erase_policy=config.erase_policy,
-        adopt=config.adopt,
+        policy=config,
         allowed=config.allowed,
-        allow_no_reset=config.allow_no_reset,
     )
     models, slots = pci_ids.device_models(_ids(host_cards), root), physical_slots(tree)
     pools = []

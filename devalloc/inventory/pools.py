@@ -177,6 +177,9 @@ def _devices(
     devices = [whole, *on_it]
     for draft in devices:
         _mark_unavailable(draft, [*_unavailable_reason(draft), *obstacles.withheld_reasons(draft.name, port)])
+    for vf, draft in zip(port.vfs, vfs, strict=True):
+        if UNAVAILABLE not in draft.attributes and (doubt := obstacles.vf_doubt(port, vf)) is not None:
+            _mark_unavailable(draft, [doubt])
 
     capacity = {PARTS: parts} if parts else {}
     capacity |= {_slot(vf.address): 1 for vf in port.vfs if vf.address in carriers}

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 from devalloc.device_kinds import DEVICE_KINDS, MDEV
 from devalloc.inventory.cards import PciPort, VirtualFunction, kind_of
-from devalloc.inventory.config import DeviceRecords
+from devalloc.inventory.config import DevicePolicy, DeviceRecords
 from devalloc.inventory.device_users import DeviceUsers
 from devalloc.inventory.pci import BRIDGE, Address, IommuGroups, PciFunction
 from devalloc.inventory.resets import NO_RESET, reset_problem
+from devalloc.inventory.vf_creation import creation_problem, use_problem
 from devalloc.inventory.vgpu import VgpuParent
 
 _NO_POLICY = "withheld: no erase policy for storage is set"
@@ -27,12 +28,9 @@ class UnavailabilityReasons:
     groups: IommuGroups
     holders: DeviceUsers
     records: DeviceRecords
-    erase_policy: bool
-    adopt: frozenset[str]
-    """Names of vGPUs of others that may be given away."""
+    policy: DevicePolicy
     allowed: Collection[str] | None = None
     """See InventoryConfig."""
-    allow_no_reset: bool = False
 
     def port_reasons(self, port: PciPort) -> Iterator[str]:
         """Why the port as a whole is not offered, uses aside."""
@@ -75,15 +73,32 @@ class UnavailabilityReasons:
                 yield f"in use: {member.address} of its IOMMU group has the driver {member.driver}"
 
     def vf_reasons(self, port: PciPort, vf: VirtualFunction) -> Iterator[str]:
-        """Why a VF is not offered, uses aside. One that does not exist yet will have a group if its PF has one."""
+        """Why a VF is not offered, uses aside. One that does not exist yet will have a group if its PF has one.
+
+        What the host needs of the card does not matter, as its driver stays, but for storage, which the VFs have in
+        common (T4).
+        """
         yield from self._allowance("vf")
         yield from self._policy(port)
-        yield from self._needed_below(port)
+        if DEVICE_KINDS[port.kind].needs_erasing:
+            yield from self._needed_below(port)
         if vf.function is not None:
             yield from self.groups.objections([vf.function])
             yield from self._no_reset(vf.function)
         elif vf.pf.iommu_group is None:
             yield from self.groups.objections([vf.pf])
+
+    def vf_doubt(self, port: PciPort, vf: VirtualFunction) -> str | None:
+        """Why a VF that nothing else keeps back is of no use, or cannot be made."""
+        if (useless := use_problem(vf.pf, port.kind)) is not None:
+            return f"withheld: {useless}"
+        if vf.function is not None:
+            return None
+        if (problem := creation_problem(vf.pf, port.kind, self.policy.creatable_vfs)) is not None:
+            return f"withheld: {problem}"
+        refusal = self.records.refused_vfs.get(vf.pf.address.device_name)
+        count = self.policy.vf_count(vf.pf.sriov.total if vf.pf.sriov else 0)
+        return f"withheld: {refusal.reason}" if refusal and refusal.holds_for(vf.pf.driver, count) else None
 
     def vf_users(self, port: PciPort, vf: VirtualFunction) -> Iterator[str]:
         """Who uses a VF: the host, or a process."""
@@ -115,7 +130,7 @@ class UnavailabilityReasons:
         if name in self.records.held or name in self.records.prepared:
             return
         user = self.holders.group_user(group)
-        if name not in self.adopt or group is None:
+        if name not in self.policy.adopt or group is None:
             yield "in use: a vGPU that no claim holds"
         elif user is not None:
             yield f"in use: {user}"
@@ -137,11 +152,11 @@ class UnavailabilityReasons:
             yield f"withheld: {offer} is not allowed on this node ({', '.join(sorted(self.allowed)) or 'nothing'} is)"
 
     def _no_reset(self, function: PciFunction) -> Iterator[str]:
-        if not self.allow_no_reset and (problem := reset_problem(function)) is not None:
+        if not self.policy.allow_no_reset and (problem := reset_problem(function)) is not None:
             yield f"{NO_RESET}: {problem}"
 
     def _policy(self, port: PciPort) -> Iterator[str]:
-        if DEVICE_KINDS[port.kind].needs_erasing and not self.erase_policy:
+        if DEVICE_KINDS[port.kind].needs_erasing and not self.policy.erase_policy:
             yield _NO_POLICY
 
     def _users(self, function: PciFunction) -> Iterator[str]:

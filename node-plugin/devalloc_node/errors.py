@@ -37,6 +37,18 @@ class Failed(NodeError):
         super().__init__(code, message, retryable=retryable)
 
 
+class VfsRefused(Failed):
+    """The kernel refused to make the VFs of a port, and will refuse each time until something is different."""
+
+    def __init__(self, error: Failed, port: str, driver: str, count: int, reason: str) -> None:
+        """``error``: what the kernel said. ``port``: as the name of a device. ``driver``, ``count``: with what, and how
+        many VFs, it was tried. ``reason``: why not, and what to do."""
+        super().__init__(
+            error.code, f"{error.message}. Or release the claim (devalloc release): it gets another device"
+        )
+        self.port, self.driver, self.count, self.reason = port, driver, count, reason
+
+
 class Unknown(NodeError):
     """It is unknown whether it happened: no answer before the deadline. The journal keeps it until it is known."""
 

@@ -275,7 +275,8 @@ class Node:
         """With what is prepared, and what is withheld."""
         own = inventory_facts(self.journal, self.reconciler.gone)
         withheld = {**own.withheld, **self.health.unhealthy(), **devices.withheld}
-        return DeviceRecords(devices.held, own.prepared, withheld, devices.made | own.made)
+        refused = {**own.refused_vfs, **devices.refused_vfs}
+        return DeviceRecords(devices.held, own.prepared, withheld, devices.made | own.made, refused)
 
     def _subjects(self) -> Iterator[watch.ObservedDevice]:
         return watch.devices_to_observe(

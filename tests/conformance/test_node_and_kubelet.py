@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -606,3 +607,33 @@ def test_devices_of_a_claim_that_could_not_be_undone_are_not_offered_until_it_is
         node.unprepare(ref, Deadline.after(20))
         assert offered(node) is None
     assert bed.host.snapshot() == bed.before
+
+
+def test_vfs_that_the_kernel_does_not_make_are_withheld_also_after_a_restart(bed: Bed) -> None:
+    make = bed.host.set_numvfs
+
+    def refuse(address: str, count: int) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    bed.host.set_numvfs = refuse  # type: ignore[method-assign]
+    ref = bed.grants.add("a", VF)
+    with bed.running() as (node, kubelet):
+        assert VF not in unavailable(node)
+        error = kubelet.prepare([ref])[ref.uid].error
+        for part in ("HostRefused", "lower --max-vfs", "release the claim"):
+            assert part in error
+        why = "withheld: 7 VFs of 0000:41:00.0 could not be made (ENOMEM): the firmware left too few addresses"
+        assert all(unavailable(node)[vf].startswith(why) for vf in VFS)
+        assert "0000-41-00-0" not in {device for device, text in unavailable(node).items() if "ENOMEM" in text}
+    with bed.running() as (node, kubelet):
+        assert all(unavailable(node)[vf].startswith(why) for vf in VFS)
+        bed.host.set_numvfs = make  # type: ignore[method-assign]
+        assert kubelet.prepare([ref])[ref.uid].error == ""
+        kubelet.unprepare([ref])
+        assert VF not in unavailable(node), "it worked meanwhile"
+
+
+def unavailable(node: Node) -> dict[str, str]:
+    """Why devices are not offered."""
+    devices = [device for pool in node.inventory.discover(DeviceRecords()).pools for device in pool.spec.devices]
+    return {d.name: str(a.value) for d in devices for a in d.attributes if a.name == UNAVAILABLE}

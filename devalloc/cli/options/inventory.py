@@ -47,6 +47,13 @@ class InventoryOptions:
         metavar="NUMBER",
         unset="all that it supports",
     )
+    creatable_vfs: tuple[str, ...] = setting(
+        "Also offer virtual functions that do not exist yet of this kind of devices: their driver can make them. "
+        "Repeatable.",
+        type=click.Choice(list(DEVICE_KINDS)),
+        default=(),
+        unset="those that the driver certainly makes",
+    )
     allow_shared_groups: bool = setting(
         "Offer devices whose IOMMU group contains devices of other slots; a machine gets the whole group.",
         default=False,
@@ -82,6 +89,7 @@ class InventoryOptions:
         """The fields of ``DevicePolicy`` that can be set."""
         return {
             "max_vfs": self.max_vfs,
+            "creatable_vfs": frozenset(self.creatable_vfs),
             "allow_shared_groups": self.allow_shared_groups,
             "allow_no_reset": self.allow_no_reset,
             "adopt": frozenset(self.adopt),

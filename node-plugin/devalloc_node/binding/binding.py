@@ -26,10 +26,6 @@ class BindingConfig(DevicePolicy):
         DevicePolicy.__post_init__(self)
         check_names(self.allowed, ALLOWABLE)
 
-    def vf_count(self, total: int) -> int:
-        """How many VFs the first use of a PF creates that can have ``total``."""
-        return total if self.max_vfs is None else min(self.max_vfs, total)
-
 
 @dataclass(frozen=True, slots=True)
 class HealthState:

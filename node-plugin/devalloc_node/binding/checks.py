@@ -158,14 +158,16 @@ def refuse_offer(config: BindingConfig, what: str, offer: str) -> None:
         )
 
 
-def refuse_in_use(tree: Tree, port: PciPort, functions: Collection[PciFunction]) -> None:
+def refuse_in_use(tree: Tree, port: PciPort, functions: Collection[PciFunction], *, is_vf: bool = False) -> None:
     """Raises Denied ``DeviceReserved`` if the host needs one of the functions itself, ``DeviceInUse`` if a process uses
     one, ``InUseUnknown`` if that is unknown.
 
-    For a part of a card that is no network card the need for the card counts too: its VFs do not work without it.
+    The host's need for the card counts for a part of it, too, but not for a vGPU of a network card, and for a virtual
+    function (``is_vf``) only if that is storage: the card's driver stays.
     """
     affected = {function.address: function for function in functions}
-    if not DEVICE_KINDS[port.kind].shares_with_host:
+    kind = DEVICE_KINDS[port.kind]
+    if kind.needs_erasing if is_vf else not kind.shares_with_host:
         affected |= {member.address: member for member in port.members}
     holders = DeviceUsers.read(tree, functions)
     if holders.opened and not _open_nodes(tree, holders.nodes):  # it was udev

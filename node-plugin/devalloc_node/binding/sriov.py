@@ -15,6 +15,7 @@ from devalloc.inventory.cards import VirtualFunction
 from devalloc.inventory.locate import VfDevice, function_folder, read_function
 from devalloc.inventory.pci import Address, PciFunction
 from devalloc.inventory.sysfs import Folder, Tree
+from devalloc.inventory.vf_creation import creation_problem, use_problem
 from devalloc_node.binding import checks, host_changes
 from devalloc_node.binding.binding import BindingConfig, HealthState, Steps
 from devalloc_node.binding.checks import locate_device_of_kind, refuse_open, vfio_nodes
@@ -29,7 +30,7 @@ from devalloc_node.binding.vfio_handover import (
     with_network,
 )
 from devalloc_node.deadline import Deadline
-from devalloc_node.errors import Denied, Failed
+from devalloc_node.errors import Denied, Failed, VfsRefused
 from devalloc_node.host.boundary import Host
 from devalloc_node.model.grant import GrantedDevice
 from devalloc_node.model.step import PreparedDevice, Step, Value
@@ -95,7 +96,13 @@ class VfCountKind:
         path = f"bus/pci/devices/{target}/sriov_numvfs"
         address = Address.parse(target)
         meanings = _refusals(function_folder(tree, address)) if value and address is not None else {}
-        host_changes.write(self.host, path, str(value), deadline, meanings)
+        try:
+            host_changes.write(self.host, path, str(value), deadline, meanings)
+        except Failed as error:
+            code = error.__cause__.errno if isinstance(error.__cause__, OSError) else None
+            if address is not None and code in meanings:
+                raise _not_made(host_changes.function(tree, target), str(value), code, meanings[code], error) from error
+            raise
         tree = self.host.tree()
         pf = host_changes.function(tree, target)
         there = [address for _, address in pf.virtfns if function_folder(tree, address) is not None]
@@ -123,6 +130,12 @@ def _refusals(pf: Folder | None) -> dict[int, str]:
     return {errno.ENOMEM: no_room, errno.ENOSPC: in_card} | dict.fromkeys(
         (errno.ENOENT, errno.ENOSYS, errno.EOPNOTSUPP), no_driver
     )
+
+
+def _not_made(pf: PciFunction, count: str, code: int, meaning: str, error: Failed) -> VfsRefused:
+    """The refusal, as one that holds for every try."""
+    reason = f"{count} VFs of {pf.address} could not be made ({errno.errorcode[code]}): {meaning}"
+    return VfsRefused(error, pf.address.device_name, pf.driver or "", int(count), reason)
 
 
 def _autoprobe(pf: Folder) -> int | None:
@@ -176,13 +189,18 @@ class Sriov:
         rom_file(granted)
         _refuse_settings(vf, wanted)
         function = vf.function
-        checks.refuse_in_use(tree, device.port, [function] if function is not None else [])
+        checks.refuse_in_use(tree, device.port, [function] if function is not None else [], is_vf=True)
         if function is not None:
             checks.refuse_vgpus(function)
+        if (useless := use_problem(vf.pf, device.port.kind)) is not None:
+            raise Denied("VfOfNoUse", f"{vf.address} cannot be given away: {useless}")
+        if function is not None:
             # The card's last user may remove them until this claim counts as another: then they are not as they were.
             # Whether others would get a driver by themselves does not matter to it.
             yield replace(count_step(vf.pf, None), more=not function.on_vfio)
         else:
+            if (problem := creation_problem(vf.pf, device.port.kind, self.config.creatable_vfs)) is not None:
+                raise Denied("VfsNotCreatable", f"{vf.address} does not exist: {problem}")
             yield from self._created(vf)
             tree = self.host.tree()
             function = _existing_function(tree, vf)

@@ -11,13 +11,14 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from devalloc.inventory import DeviceRecords, pci
+from devalloc.inventory.config import VfRefusal
 from devalloc.inventory.pci import Address
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.errors import Failed
 from devalloc_node.journal import ClaimState
-from devalloc_node.journal.protocol import WITHHELD, JournalReader
+from devalloc_node.journal.protocol import REFUSED_VFS, WITHHELD, JournalReader
 from devalloc_node.model.grant import ClaimRef, Grant, GrantedDevice
-from devalloc_node.model.step import Prepared, PreparedDevice
+from devalloc_node.model.step import Prepared, PreparedDevice, Value
 
 
 def journal_dump(journal: JournalReader) -> dict[str, Any]:
@@ -167,7 +168,21 @@ def inventory_facts(journal: JournalReader, gone: Mapping[str, str] | None = Non
     withheld = {each.device: f"reset failed: {each.reason}" for each in journal.withheld()}
     withheld |= {device: f"in use: {why}" for device, why in _devices_not_released(journal, gone or {}).items()}
     by_name = {device.partition("/")[2]: why for device, why in withheld.items()}
-    return DeviceRecords(prepared=backing_devices(prepared), withheld=by_name, made=_made_vfs(journal))
+    return DeviceRecords(
+        prepared=backing_devices(prepared),
+        withheld=by_name,
+        made=_made_vfs(journal),
+        refused_vfs={port: _vf_refusal(content) for port, content in journal.records(REFUSED_VFS).items()},
+    )
+
+
+def _vf_refusal(content: Mapping[str, Value]) -> VfRefusal:
+    count = content.get("count")
+    return VfRefusal(
+        driver=str(content.get("driver", "")),
+        count=count if isinstance(count, int) else 0,
+        reason=str(content.get("reason", "its VFs could not be made")),
+    )
 
 
 def _devices_not_released(journal: JournalReader, gone: Mapping[str, str]) -> dict[str, str]:

@@ -9,15 +9,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from devalloc.inventory.pci import Address
 from devalloc_node.binding.binding import Binding
 from devalloc_node.claims.locks import ClaimLocks
 from devalloc_node.deadline import Deadline
-from devalloc_node.errors import Denied, Failed, NodeError
+from devalloc_node.errors import Denied, Failed, NodeError, VfsRefused
 from devalloc_node.host.boundary import DryRun, Host
 from devalloc_node.host.lock_folder import lock_purpose
 from devalloc_node.journal import USE, Journal, StepRecord, WithheldDevice
 from devalloc_node.journal.audit_log import audit
-from devalloc_node.journal.protocol import WITHHELD
+from devalloc_node.journal.protocol import REFUSED_VFS, WITHHELD
 from devalloc_node.model.grant import ClaimRef, Grant, GrantedDevice
 from devalloc_node.model.step import ATTACHMENT, ContestedKind, ForcibleKind, Step, StepKind
 
@@ -395,7 +396,15 @@ class StepRunner:
 
     def _apply(self, step: Step, deadline: Deadline) -> None:
         kind = self._kind(step)
-        _explained(step, lambda: kind.apply(step.target, step.after, deadline))
+        try:
+            _explained(step, lambda: kind.apply(step.target, step.after, deadline))
+        except VfsRefused as error:
+            record = {"driver": error.driver, "count": error.count, "reason": error.reason}
+            self._journal.put(REFUSED_VFS, error.port, record)
+            raise
+        pf = Address.parse(step.target) if step.kind == "vf-count" and step.after else None
+        if pf is not None and self._journal.record(REFUSED_VFS, pf.device_name) is not None:
+            self._journal.drop(REFUSED_VFS, pf.device_name)
 
     def _revert(self, record: StepRecord, deadline: Deadline, *, force: bool) -> Literal["undo", "left"]:
         """Put back what was there before, or (``left``) nothing, if that would take it from another owner."""

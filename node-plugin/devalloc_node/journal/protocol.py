@@ -62,6 +62,8 @@ means leaving, and the last one to leave undoes the shared steps."""
 StepState = Literal["intent", "done", "stuck"]
 """``intent``: it may have been performed, and may not. ``stuck``: it could not be undone."""
 
+REFUSED_VFS = "refused-vfs"
+"""The room of records of ports whose VFs the kernel does not make. A reboot empties it."""
 WITHHELD = "withheld/"
 """What the owner of steps of a withheld device begins with."""
 

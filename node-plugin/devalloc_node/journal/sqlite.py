@@ -31,6 +31,7 @@ from devalloc.store.errors import Damaged, NoSpace, StoreError, StoreLocked, Una
 from devalloc.store.paths import file_identity, wal_path
 from devalloc_node.errors import Failed
 from devalloc_node.journal.protocol import (
+    REFUSED_VFS,
     USE,
     WITHHELD,
     ClaimRecord,
@@ -319,6 +320,7 @@ class SQLiteJournal:
             marks = ", ".join("?" * len(persistent))
             sql.execute(f"DELETE FROM steps WHERE owner LIKE '%/%' OR kind NOT IN ({marks})", tuple(sorted(persistent)))
             sql.execute("DELETE FROM holdings")
+            sql.execute("DELETE FROM records WHERE room = ?", (REFUSED_VFS,))
             sql.execute("UPDATE claims SET state = ?, changed = ?", (ClaimState.UNPREPARING, self._now()))
             rows = sql.execute(f"SELECT {CLAIM} FROM claims ORDER BY created, uid").fetchall()
         return [_claim(row) for row in rows]

@@ -87,15 +87,13 @@ class TestPortAndVfs:
 
 
 class TestProfilesOnVfs:
-    def test_a_vf_is_given_away_as_such_or_carries_one_vgpu(self, host: FakeSysfs) -> None:
+    def test_a_vf_carries_one_vgpu_and_is_of_no_use_without_one(self, host: FakeSysfs) -> None:
         a2(host)
         inventory = DiscoveredPools.on(host.root)
-        vf = "0000-08-00-4"
-        assert inventory.fits(vf)
+        useless = "withheld: a VF of an NVIDIA GPU is of no use without a vGPU type; claim a vGPU"
+        assert {inventory.unavailable(vf) for vf in inventory.names(function="vf")} == {useless}
         assert inventory.fits(profile(VFS[0], "4Q"))
-        assert not inventory.fits(vf, profile(VFS[0], "4Q"))
         assert not inventory.fits(profile(VFS[0], "4Q"), profile(VFS[0], "4C"))
-        assert inventory.fits(vf, profile(VFS[1], "4Q"))
 
     def test_the_card_excludes_its_vgpus(self, host: FakeSysfs) -> None:
         a2(host)
@@ -143,7 +141,7 @@ class TestLiveVgpus:
         assert inventory.unavailable("0000-08-00-0") == "in use: 1 of its VFs and vGPUs"
         assert inventory.most([profile(vf, "8Q") for vf in VFS[1:]]) == 1
         assert "0000-08-00-4-nvidia-747" not in inventory.devices
-        assert inventory.fits("0000-08-00-5", "0000-08-00-6"), "the other VFs are free"
+        assert inventory.fits(profile(VFS[1], "8Q")), "another VF can carry a vGPU of that size"
 
     def test_a_live_vgpu_tells_its_facts(self, host: FakeSysfs) -> None:
         a2(host)
@@ -380,11 +378,11 @@ def test_a_vf_whose_vgpu_cannot_be_told_is_not_free(host: FakeSysfs) -> None:
 
 class TestWithheld:
     def test_what_is_withheld_says_why_and_comes_back(self, host: FakeSysfs) -> None:
-        a2(host)
-        vf = VFS[0].replace(":", "-").replace(".", "-")
+        host.add(pci_cards.nic())
+        vf = "0000-41-10-2"
         inventory = DiscoveredPools.on(host.root, withheld={vf: "reset failed: the function does not answer"})
         assert inventory.unavailable(vf) == "reset failed: the function does not answer"
-        others = [name for name in inventory.devices if name not in (vf, "0000-08-00-0")]
+        others = [name for name in inventory.devices if name not in (vf, "0000-41-00-0")]
         assert not any(inventory.unavailable(name) for name in others)
         assert DiscoveredPools.on(host.root).unavailable(vf) is None
 

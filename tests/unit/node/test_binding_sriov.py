@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 
 from devalloc_node.binding.registry import step_kinds
 from devalloc_node.deadline import Deadline
-from devalloc_node.errors import Denied, Failed, NodeError
+from devalloc_node.errors import Denied, Failed, NodeError, VfsRefused
 from devalloc_node.host.boundary import VfSettings
 from tests.support import pci_cards
 from tests.support.binding_runner import BindingRunner, config
@@ -317,6 +317,51 @@ class TestSettings:
         other = {"apiVersion": "x/v1", "kind": "Other", "spec": 3}
         assert hand.prepare(VF0, POOL, claim_configs=(other,)) == without
         assert (hand.kinds_of(VF0), host.snapshot()) == (steps, prepared)
+
+
+class TestNotMade:
+    """The kernel refuses to make the VFs: what it says means something, and each time the same."""
+
+    @pytest.mark.parametrize("code", [errno.ENOENT, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOMEM, errno.ENOSPC])
+    def test_what_holds_for_every_try_is_a_verdict(
+        self, host: FakeHost, monkeypatch: pytest.MonkeyPatch, code: int
+    ) -> None:
+        monkeypatch.setattr(host, "set_numvfs", raising(code))
+        with pytest.raises(VfsRefused) as caught:
+            BindingRunner.on(host).prepare(VF0, POOL)
+        assert (caught.value.port, caught.value.driver, caught.value.count) == ("0000-41-00-0", "igb", 7)
+        assert caught.value.reason.startswith(f"7 VFs of {PF} could not be made ({errno.errorcode[code]}): ")
+        assert caught.value.message.endswith("Or release the claim (devalloc release): it gets another device")
+
+    @pytest.mark.parametrize("code", [errno.EBUSY, errno.ETIMEDOUT, errno.EIO])
+    def test_what_may_pass_is_no_verdict(self, host: FakeHost, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+        monkeypatch.setattr(host, "set_numvfs", raising(code))
+        with pytest.raises(Failed) as caught:
+            BindingRunner.on(host).prepare(VF0, POOL)
+        assert not isinstance(caught.value, VfsRefused)
+
+    def test_a_vf_of_which_nothing_shows_that_it_can_be_made(self, host: FakeHost) -> None:
+        host.add(pci_cards.amd_gpu())
+        device, pool = "0000-03-02-0", "node-a-0000-03-00"
+        before = host.snapshot()
+        with pytest.raises(Denied, match="does not exist: nothing shows that the driver amdgpu") as caught:
+            BindingRunner.on(host).prepare(device, pool)
+        assert (caught.value.code, host.snapshot()) == ("VfsNotCreatable", before)
+        assert BindingRunner.on(host, creatable_vfs=frozenset({"gpu"})).prepare(device, pool).functions
+
+    def test_a_vf_of_the_boot_display(self, host: FakeHost) -> None:
+        host.add(pci_cards.intel_gpu("0000:00:02.0", boot_vga=True, vfs=7))
+        host.process(900, "Xorg", ("/dev/dri/card2",))
+        assert BindingRunner.on(host).prepare("0000-00-02-1").functions == ("0000:00:02.1",)
+
+
+def raising(code: int) -> Callable[..., None]:
+    """The kernel's answer to any number of VFs but none."""
+
+    def refuse(*arguments: Any) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return refuse
 
 
 class TestRefusals:

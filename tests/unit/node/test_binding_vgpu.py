@@ -292,7 +292,7 @@ class TestRefusals:
     @pytest.mark.parametrize("device", [A2_4Q, "0000-08-00-0", "0000-08-00-5", "0000-08-00-0-nvidia-746"])
     def test_the_console_in_every_way_that_it_can_be_asked_for(self, plain: FakeHost, device: str) -> None:
         plain.write(f"{plain.path(A2)}/boot_vga", "1")
-        assert refusal(plain, device).code in ("DeviceReserved", "DeviceGone")
+        assert refusal(plain, device).code in ("DeviceReserved", "DeviceGone", "VfOfNoUse")
         assert len(plain.vgpu.mdevs) == 3
 
     def test_a_config_that_asks_for_another_profile(self, plain: FakeHost) -> None:
@@ -305,6 +305,11 @@ class TestRefusals:
 
     def test_a_vf_itself_while_a_vgpu_lives_on_it(self, plain: FakeHost) -> None:
         assert refusal(plain, "0000-08-00-4").code == "DeviceInUse"
+
+    def test_a_vf_of_an_nvidia_gpu_without_a_vgpu(self, plain: FakeHost) -> None:
+        everything = frozenset(ALLOWABLE)
+        code = refusal(plain, "0000-08-00-5", allowed=everything, creatable_vfs=frozenset({"gpu"})).code
+        assert code == "VfOfNoUse"
 
     def test_the_recorded_servers_own_uplink_and_console(self, folder: Path) -> None:
         host = recorded_a2(folder)
