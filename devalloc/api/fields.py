@@ -107,11 +107,6 @@ def plain_name(value: object) -> object:
     return value
 
 
-def escape_unprintable(text: str) -> str:
-    """The text with invisible characters escaped."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
 def quote_value(value: object) -> str:
     """A value for a message, cut to one line."""
     text = repr(getattr(value, "text", value))

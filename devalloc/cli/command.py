@@ -10,12 +10,16 @@ import re
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
 import click
+
+from devalloc.cli.terminal import print_lines, print_note
+from devalloc.printable import printable, printable_lines
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -36,15 +40,6 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def printable(text: str) -> str:
-    """The text on one line, without control characters."""
-    if text.isprintable():
-        return text
-    from devalloc.api.fields import escape_unprintable
-
-    return escape_unprintable(text)
-
-
 class LineFormatter(logging.Formatter):
     """For people: one line for each message, whatever objects and guests have written into it."""
 
@@ -55,6 +50,10 @@ class LineFormatter(logging.Formatter):
         line = logging.makeLogRecord(vars(record))
         line.msg, line.args = printable(record.getMessage()), None
         return super().format(line)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802, the base class calls it so
+        """The traceback, in which the error's own text can be that of an object, too."""
+        return printable_lines(super().formatException(ei))
 
 
 def is_json() -> bool:
@@ -98,8 +97,7 @@ class CommandFailed(click.ClickException):
     def show(self, file: Any = None) -> None:
 
         text = self.format_message()
-        lines = "\n".join(map(printable, text.split("\n")))
-        click.echo(json_line(logging.ERROR, text) if self._in_json else f"error: {lines}", err=True)
+        print_note(json_line(logging.ERROR, text) if self._in_json else f"error: {text}")
 
 
 class BadInput(CommandFailed):
@@ -243,7 +241,7 @@ class Verb(click.Command):
                 raise
             except Exception as error:
                 if debug:
-                    raise
+                    print_lines("".join(traceback.format_exception(error)), to_stderr=True)
                 raise translate_error(error) from error
         # Also pass it to click when it runs standalone, as in its test runner.
         if code:

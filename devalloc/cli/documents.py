@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from devalloc.cli.command import BadInput, is_recursive
-from devalloc.cli.render.output import print_note, show_spinner
+from devalloc.cli.render.output import show_spinner
+from devalloc.cli.terminal import print_note
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import click
-
 from devalloc.api.kinds import API_KINDS, ApiKind
 from devalloc.api.reference import FieldReference, child_fields, field_at, kind_fields
 from devalloc.cli.command import BadInput
 from devalloc.cli.object_names import kind_of
 from devalloc.cli.render.output import print_content, print_table
+from devalloc.cli.terminal import print_line
 
 _MAX_NAMED = 3
 """How many similar fields an error names."""
@@ -54,9 +53,9 @@ def print_field(kind: ApiKind, path: str, output: str) -> None:
     }
     for name, text in rows.items():
         if text:
-            click.echo(f"{name + ':':11}{text}")
+            print_line(f"{name + ':':11}{text}")
     if below:
-        click.echo()
+        print_line()
         print_table(
             ("FIELD", "TYPE", "UNIT", "DEFAULT", "MEANING"),
             [

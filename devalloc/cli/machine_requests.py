@@ -11,7 +11,7 @@ from typing import Any
 
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.cli.command import BadInput
-from devalloc.cli.render.output import print_note
+from devalloc.cli.terminal import print_note
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.service.spec_messages import fill
 

@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from devalloc.cli.command import VerbGroup
+from devalloc.cli.terminal import print_line
 
 VERBS: dict[str, dict[str, str]] = {
     "Start here": {
@@ -219,7 +220,7 @@ def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
         return
     from devalloc.version import VERSION
 
-    click.echo(f"devalloc {VERSION}")
+    print_line(f"devalloc {VERSION}")
     ctx.exit()
 
 

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from devalloc.cli.command import BadInput, CommandFailed, parse_duration
-from devalloc.cli.render.output import enum_text, print_note
+from devalloc.cli.render.output import enum_text
 from devalloc.cli.storage import is_default_store, node_state_folder
+from devalloc.cli.terminal import print_line, print_note
+from devalloc.printable import printable
 
 if TYPE_CHECKING:
     from devalloc_node.pb.node_pb2 import ClaimRef, MachineRef, Result
@@ -150,7 +152,7 @@ def _connect_problem(path: Path, error: OSError) -> str:
 def _translate_grpc_error(path: Path, error: Any) -> CommandFailed:
     import grpc
 
-    code, details = error.code(), error.details() or ""
+    code, details = error.code(), printable(error.details() or "")
     if code is grpc.StatusCode.INVALID_ARGUMENT:
         return BadInput(details)
     if code is grpc.StatusCode.UNAVAILABLE:
@@ -183,7 +185,7 @@ def print_result(name: str, done: str, result: Result) -> int:
     if why := failure_message(result):
         print_note(f"error: {name}: {why}")
         return 1
-    click.echo(f"{name} {done}")
+    print_line(f"{name} {done}")
     return 0
 
 

@@ -12,8 +12,9 @@ import click
 
 from devalloc.cli.command import CommandFailed
 from devalloc.cli.node_client import connect_plugin, default_socket, message_content
-from devalloc.cli.render.output import enum_text, print_note, print_objects
+from devalloc.cli.render.output import enum_text, print_objects
 from devalloc.cli.storage import open_embedded_store
+from devalloc.cli.terminal import print_note
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from devalloc.cli.command import BadInput
-from devalloc.cli.render.output import print_note
+from devalloc.cli.terminal import print_note
 
 if TYPE_CHECKING:
     from devalloc.store import Store

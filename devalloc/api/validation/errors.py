@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from devalloc.api.claim import DeviceClaimDetail, DeviceClaimInstance, DeviceClaimSpec
-from devalloc.api.fields import REFUSED, RELATED, ApiModel, escape_unprintable, json_names, quote_value
+from devalloc.api.fields import REFUSED, RELATED, ApiModel, json_names, quote_value
 from devalloc.api.problems import closest_match
 from devalloc.api.quantity import type_name
 from devalloc.api.validation.lenient import Finding, entry_location, repair_places
@@ -28,6 +28,7 @@ from devalloc.api.validation.schema import (
     path_sort_key,
 )
 from devalloc.api.virtual_machine import MachineStart
+from devalloc.printable import printable
 
 MAX_ROUNDS = 6
 MAX_FINDINGS = 1000
@@ -155,7 +156,7 @@ def first_error(error: ValidationError, model: type, wording: Wording) -> tuple[
 def _finding(error: ErrorDetails, shape: SchemaNode) -> Finding:
     loc, value = error["loc"], error["input"]
     place = entry_location(loc)
-    message = escape_unprintable(_message(error, value, _shape_at(shape, place[:-1]), place, _WORDING))
+    message = printable(_message(error, value, _shape_at(shape, place[:-1]), place, _WORDING))
     return Finding(format_path(shape, place), message if place == loc else f"has a key that {message}")
 
 

@@ -21,7 +21,7 @@ from devalloc.cli.options.common import FOLDER
 from devalloc.cli.options.inventory import InventoryOptions
 from devalloc.cli.options.migrations import DEFAULT_MIGRATIONS, MigrationOptions
 from devalloc.cli.options.scaling import ScalingOptions, parse_networks, scaling_settings
-from devalloc.cli.render.output import print_note
+from devalloc.cli.terminal import print_note
 from devalloc.device_kinds import ALLOWABLE, DEFAULT_ALLOWED
 from devalloc.settings import group, setting
 from devalloc_node.errors import Denied, NodeError

@@ -19,6 +19,7 @@ from devalloc.cli.command import BadInput
 from devalloc.cli.options.common import EXISTING_FILE, PORT
 from devalloc.cli.options.migrations import DEFAULT_MIGRATIONS, MigrationOptions
 from devalloc.cli.options.permits import COMPAT, COMPUTE_UNIT, OF_PERMITS, PermitsOptions, amounts, permit_arithmetic
+from devalloc.cli.terminal import print_note
 from devalloc.settings import declared, given_options, group, setting
 
 if TYPE_CHECKING:
@@ -239,14 +240,14 @@ def _agent(path: Path | None, era: ProtocolEra) -> AgentConfig:
     read = read_agent_config(content, era)
     for problem in read.problems:
         if not problem.is_error:
-            click.echo(f"--agent-config {path}: {problem}", err=True)
+            print_note(f"--agent-config {path}: {problem}")
     if read.config is None:
         wrong = "; ".join(str(problem) for problem in read.problems if problem.is_error)
         raise BadInput(f"--agent-config {path}: {wrong}")
     for each in AGENT_SETTINGS:
         why, value = _NOT_OF_AGENTS.get(each.attribute), getattr(read.config, each.attribute)
         if why is not None and value != getattr(plain, each.attribute):
-            click.echo(f"--agent-config {path}: warning: {each.path}: is ignored: {why}", err=True)
+            print_note(f"--agent-config {path}: warning: {each.path}: is ignored: {why}")
     return read.config
 
 

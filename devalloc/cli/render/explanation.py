@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import click
-
 from devalloc.api.cordon import is_cordon_or_unschedulable, unschedulable_reasons
 from devalloc.api.host_pool_names import HUGE_PAGES
 from devalloc.api.quantity import Quantity, readable_texts
 from devalloc.api.reasons import Reason, find_reason
 from devalloc.api.views import format_devices
-from devalloc.cli.render.output import Cell, StyledText, print_heading, print_table
+from devalloc.cli.render.output import Cell, StyledText, print_table
+from devalloc.cli.terminal import print_heading, print_line
 
 Answer = Mapping[str, Any]
 
@@ -48,35 +47,37 @@ def print_explanation(claim: Answer, *, only_would: bool = False, machine: bool 
     if claim["allocated"]:
         where = f" on node {claim['node']}" if claim["node"] else ""
         verdict = f"is not {allocated} yet, but would be" if only_would else f"is {allocated}"
-        click.echo(f"{name} {verdict}{where}: {format_devices(claim['allocations'], limit=None)}")
+        print_line(f"{name} {verdict}{where}: {format_devices(claim['allocations'], limit=None)}")
         if only_would:
             then = then or "wait a moment; if nothing happens, check that `devalloc up` is running."
-            click.echo(f"\nWhat to do: {then}")
+            print_line()
+            print_line(f"What to do: {then}")
         if claim["reason"]:  # a machine whose spec now asks for more
-            click.echo()
+            print_line()
             print_heading(f"The machine asks for more than it can get: {claim['reason']}")
-            click.echo(claim["message"])
+            print_line(claim["message"])
     else:
         print_heading(f"{name} is not {allocated}: {claim['reason']}")
-        click.echo(claim["message"])
+        print_line(claim["message"])
     if "machine" in claim:
         namespace, _, placed_with = claim["machine"].partition("/")
         where = "" if namespace == "default" else f" -n {namespace}"
-        click.echo(f"It is placed with machine {claim['machine']}: devalloc explain vm/{placed_with}{where}")
+        print_line(f"It is placed with machine {claim['machine']}: devalloc explain vm/{placed_with}{where}")
     for warning in claim.get("warnings", []):
-        click.echo(f"warning: {warning}")
+        print_line(f"warning: {warning}")
     for funnel in claim.get("funnel", []):
-        click.echo()
+        print_line()
         print_heading(f"Request {funnel['request']}{_alternative(funnel['request'])}")
         print_table(["DEVICES", "", "SUCH AS"], list(_funnel_rows(funnel)))
     funnels = claim.get("funnel", [])
     if funnels and not any(funnel["devices"] for funnel in funnels):  # no change of the claim would help
-        click.echo(f"\nWhat to do: {_GIVE_NODES if claim.get('unreachedDevices') else _PUBLISH}")
+        print_line("", f"What to do: {_GIVE_NODES if claim.get('unreachedDevices') else _PUBLISH}")
         return
     blockers = claim.get("blockers", [])
     print_blockers(blockers)
     if advice := " ".join(_advice(claim["reason"], blockers)):
-        click.echo(f"\nWhat to do: {advice}")
+        print_line()
+        print_line(f"What to do: {advice}")
 
 
 def _advice(code: str | None, blockers: Sequence[Answer]) -> Iterator[str]:
@@ -117,7 +118,7 @@ _GIVE_NODES = "Give the Node objects too (`kubectl get nodes -o yaml`), or corre
 def print_blockers(blockers: Sequence[Answer]) -> None:
     """Print a row for each blocker; nothing if there are none."""
     if blockers:
-        click.echo()
+        print_line()
         print_heading("In the way")
         print_table(["WHAT", "WHICH"], [[*_blocker(blocker)] for blocker in blockers])
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from devalloc.cli.render.output import Cell, StyledText, enum_text, print_heading, print_note, print_table
+from devalloc.cli.render.output import Cell, StyledText, enum_text, print_table
+from devalloc.cli.terminal import print_heading, print_line, print_note
 from devalloc.device_kinds import offered_plurals
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ _RATED = ("network", "disk_io")
 def print_pools(pools: Sequence[Object], *, wide: bool) -> None:
     """Print a row for each card, or (wide) for each device."""
     if not pools:
-        click.echo(f"no {offered_plurals()} found")
+        print_line(f"no {offered_plurals()} found")
     elif wide:
         print_table(
             ["POOL", "DEVICE", "KIND", "FUNCTION", "MODEL OR PROFILE", "DRIVER", "NUMA", "IOMMU", "STATE"],
@@ -231,7 +232,7 @@ def print_status(report: HostStatus) -> None:
         )
     print_table(["RESOURCE", "CAPACITY", "RATIO", "LIMIT", "ALLOCATED", "AVAILABLE", "SOURCE"], rows)
     if report.host.nodes:
-        click.echo()
+        print_line()
         has_pages = any(node.huge_pages for node in report.host.nodes)
         print_table(
             ["NUMA NODE", "CPUS", "MEMORY", *(["HUGE PAGES"] if has_pages else [])],
@@ -242,10 +243,10 @@ def print_status(report: HostStatus) -> None:
             ],
         )
     if report.gpu is not None:
-        click.echo()
+        print_line()
         _show_gpus(report)
     if report.machines:
-        click.echo()
+        print_line()
         print_table(
             ["MACHINE", "STATE", "CPU", "MEMORY", "DISK", "DOWN", "UP", "DISK I/O"],
             [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import sys
 import threading
@@ -11,9 +12,9 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import click
-
-from devalloc.cli.command import is_json, json_line, printable
+from devalloc.cli.command import is_json, json_line
+from devalloc.cli.terminal import print_data, print_line
+from devalloc.printable import printable
 
 if TYPE_CHECKING:
     from devalloc.controller.pool_publisher import PublishResult
@@ -38,7 +39,7 @@ class LineDisplay:
 
     def say(self, text: str) -> None:
         with self._lock:
-            click.echo(f"{datetime.now():%H:%M:%S} {one_line(text)}")
+            print_line(f"{datetime.now():%H:%M:%S} {text}")
 
     def state(self, text: str) -> None:
         if text != self._state:
@@ -51,7 +52,7 @@ class JsonDisplay(LineDisplay):
 
     def say(self, text: str) -> None:
         with self._lock:
-            click.echo(json_line(logging.INFO, text))
+            print_line(json_line(logging.INFO, text))
 
 
 def show_published(display: ProgressDisplay, done: PublishResult) -> None:
@@ -105,11 +106,10 @@ Cell = str | StyledText
 
 
 def print_content(value: object, form: str) -> None:
-    """Print JSON-able content as "json" or "yaml"."""
+    """Print JSON-able content as "json" or "yaml". The format's own escapes keep it from acting on a terminal, so that
+    programs read the same content."""
     if form == "json":
-        import json
-
-        click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+        print_data(_printable_json(json.dumps(value, indent=2, ensure_ascii=False)), end="\n")
         return
     import yaml
 
@@ -117,9 +117,18 @@ def print_content(value: object, form: str) -> None:
     dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
     try:
         text = yaml.dump(value, Dumper=dumper, sort_keys=False, allow_unicode=True)
+        if not text.replace("\n", "").isprintable():  # such as marks that change the direction of text
+            text = yaml.dump(value, Dumper=dumper, sort_keys=False, allow_unicode=False)
     except UnicodeEncodeError:  # half a surrogate pair, which the other emitter escapes
-        text = yaml.dump(value, Dumper=yaml.SafeDumper, sort_keys=False, allow_unicode=True)
-    click.echo(text, nl=False)
+        text = yaml.dump(value, Dumper=yaml.SafeDumper, sort_keys=False, allow_unicode=False)
+    print_data(text)
+
+
+def _printable_json(text: str) -> str:
+    """The JSON with what JSON lets pass, such as marks that change the direction of text, as ``\\uXXXX``."""
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
 
 
 def print_objects(objects: Sequence[dict[str, Any]], form: str) -> None:
@@ -129,7 +138,7 @@ def print_objects(objects: Sequence[dict[str, Any]], form: str) -> None:
         return
     for i, obj in enumerate(objects):
         if i:
-            click.echo("---")
+            print_line("---")
         print_content(obj, form)
 
 
@@ -140,7 +149,7 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[Cell]], *, no_he
         return
     shown = table_lines([""] * len(headers), rows)[1:] if no_headers else table_lines(headers, rows)
     for line in shown:
-        click.echo(line)
+        print_line(line)
 
 
 def table_lines(headers: Sequence[str], rows: Sequence[Sequence[Cell]], widths: Sequence[int] = ()) -> list[str]:
@@ -170,7 +179,7 @@ class GrowingTable:
         ]
         title, line = table_lines(headers, [row], self._widths)
         for text in [title, line] if begins else [line]:
-            click.echo(text)
+            print_line(text)
 
 
 def _rich_table(headers: Sequence[str], rows: Sequence[Sequence[Cell]], *, no_headers: bool) -> None:
@@ -189,24 +198,9 @@ def _rich_table(headers: Sequence[str], rows: Sequence[Sequence[Cell]], *, no_he
     Console().print(grid)
 
 
-def print_heading(text: str) -> None:
-    """Print a title above what follows."""
-    click.secho(text, bold=True)
-
-
 def one_line(cell: Cell) -> str:
     """The cell's text on one line, without control characters."""
     return printable(cell.text if isinstance(cell, StyledText) else cell)
-
-
-def print_line(text: str) -> None:
-    """Print a line that has words of objects in it: their control characters would act on the terminal."""
-    click.echo(one_line(text))
-
-
-def print_note(text: str) -> None:
-    """Print a line for people on stderr."""
-    click.echo(one_line(text), err=True)
 
 
 @contextmanager

@@ -20,9 +20,10 @@ from devalloc.cli.options.common import (
     selector_option,
     store_option,
 )
-from devalloc.cli.render.output import print_content, print_note
+from devalloc.cli.render.output import print_content
 from devalloc.cli.shell_completion import complete_objects
 from devalloc.cli.storage import open_embedded_store, store_path
+from devalloc.cli.terminal import print_line, print_note
 
 if TYPE_CHECKING:
     from devalloc.store.errors import Key
@@ -48,9 +49,9 @@ def validate(files: tuple[str, ...], output: str) -> int:
     if output == "table":
         number = "1 document" if len(documents.all) == 1 else f"{len(documents.all)} documents"
         if bad:
-            click.echo(f"{number}, {bad} with errors")
+            print_line(f"{number}, {bad} with errors")
         elif not any(problem.is_error for problem in problems):
-            click.echo(f"{number}, {'valid' if len(documents.all) == 1 else 'all valid'}")
+            print_line(f"{number}, {'valid' if len(documents.all) == 1 else 'all valid'}")
     else:
         print_content(
             {"documents": len(documents.all), "problems": [problem.to_dict() for problem in problems]}, output
@@ -108,7 +109,7 @@ def delete(
                         code = max(code, 1)
                     continue
                 if dry_run:
-                    click.echo(f"{format_key(key)} deleted (dry run)")
+                    print_line(f"{format_key(key)} deleted (dry run)")
                     continue
                 last = objects.delete(*key, uid=stored["metadata"]["uid"] if stored else None)
             except NotFound as error:
@@ -117,7 +118,7 @@ def delete(
                     code = max(code, 1)
                 continue
             waiting = last["metadata"].get("finalizers") or []
-            click.echo(f"{format_key(key)} {_deletion_text(waiting)}")
+            print_line(f"{format_key(key)} {_deletion_text(waiting)}")
     return code
 
 
@@ -194,7 +195,7 @@ def apply(files: tuple[str, ...], dry_run: bool, namespace: str, store: Path | N
         for line in ignored_warnings(documents.good, "apply"):
             print_note(line)
         for document in good:
-            click.echo(f"{format_key(Key.of(document.content))} created (dry run)")
+            print_line(f"{format_key(Key.of(document.content))} created (dry run)")
         return code
     with open_embedded_store(store, create=True) as objects:
         for line in ignored_warnings(documents.good, "apply", objects.list(("DeviceClass", CLAIM)).objects):
@@ -215,7 +216,7 @@ def apply(files: tuple[str, ...], dry_run: bool, namespace: str, store: Path | N
                     lines.append(f"{format_key(Key.of(document.content))} {outcome}{' (dry run)' if dry_run else ''}")
         finally:  # not earlier: a reader that closes the pipe must not stop this half-way
             for line in lines:
-                click.echo(line)
+                print_line(line)
     return code
 
 

@@ -15,11 +15,12 @@ from devalloc.cli.command import BadInput, CommandFailed, verb
 from devalloc.cli.options.capacity import CapacityOptions, amount_parser
 from devalloc.cli.options.common import EXISTING_FOLDER, files_option, namespace_option, output_option, settings_options
 from devalloc.cli.options.inventory import InventoryOptions
-from devalloc.cli.render.output import print_content, print_note, print_objects, show_spinner
+from devalloc.cli.render.output import print_content, print_objects, show_spinner
 from devalloc.cli.shell_completion import complete_claims
 from devalloc.cli.solver_input import load_solver_input, with_store_option
 from devalloc.cli.storage import store_path
 from devalloc.cli.target import StoreTarget, open_target, target_options
+from devalloc.cli.terminal import print_line, print_note
 from devalloc.settings import group, setting, settings_of
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def discover(inventory: InventoryOptions, output: str) -> int:
         print_objects(pools, output)
     elif output == "name":
         for pool in pools:
-            click.echo(f"devicepool/{pool['metadata']['name']}")
+            print_line(f"devicepool/{pool['metadata']['name']}")
     else:
         from devalloc.cli.render.host import print_pools
 
@@ -245,8 +246,8 @@ def _chosen(claims: list[Object], name: str | None, namespace: str, place: Store
 def _show(counted: Capacity, claim: Object) -> None:
     subject = f"{claim['metadata'].get('namespace', 'default')}/{claim['metadata']['name']}"
     where = ", ".join(f"{number} on {node}" for node, number in counted.by_node.items() if node is not None)
-    click.echo(
+    print_line(
         f"{'' if counted.proven else 'at least '}{counted.count} more like {subject}" + (f": {where}" if where else "")
     )
     if counted.reason:
-        click.echo(f"{counted.reason}: {counted.message}")
+        print_line(f"{counted.reason}: {counted.message}")

@@ -15,9 +15,10 @@ from devalloc.api.views import ClaimView
 from devalloc.cli.command import BadInput, CommandFailed, parse_duration, verb
 from devalloc.cli.object_names import fetch_object, format_key, keys_of
 from devalloc.cli.options.common import namespace_option
-from devalloc.cli.render.output import print_note, print_table, show_spinner
+from devalloc.cli.render.output import print_table, show_spinner
 from devalloc.cli.shell_completion import complete_claims
 from devalloc.cli.target import StoreTarget, open_target, target_options
+from devalloc.cli.terminal import print_line, print_note
 
 if TYPE_CHECKING:
     from devalloc.controller.cordon import CordonTarget
@@ -72,7 +73,7 @@ def release(
             if outcome == "asked":
                 waiting.append(key)
             else:
-                click.echo(f"{format_key(key)} {outcome}")
+                print_line(f"{format_key(key)} {outcome}")
         late = _wait_for_nodes(objects, waiting, timeout) if waiting else []
     for key in waiting:
         if key in late:
@@ -82,7 +83,7 @@ def release(
                 "--abandon"
             )
         else:
-            click.echo(f"{format_key(key)} released")
+            print_line(f"{format_key(key)} released")
     return 1 if late else 0
 
 
@@ -142,9 +143,9 @@ def uncordon(names: tuple[str, ...], place: StoreTarget) -> int:
                 changed = cordons.set_cordon(objects, target, None)
             except cordons.NoPools:  # nothing records a cordon of it
                 changed = False
-            click.echo(f"{target} {'uncordoned' if changed else 'was not cordoned'}")
+            print_line(f"{target} {'uncordoned' if changed else 'was not cordoned'}")
             for key in withdraw_requests(objects, target.node, note_failure) if target.node is not None else ():
-                click.echo(f"virtualmachine {key.namespace}/{key.name} is no longer asked to leave")
+                print_line(f"virtualmachine {key.namespace}/{key.name} is no longer asked to leave")
     return 1 if failures else 0
 
 
@@ -172,18 +173,17 @@ def cordon(names: tuple[str, ...], reason: str, place: StoreTarget) -> int:
             if rows:
                 print_table(["NODE", "POOL", "DEVICE", "WHY"], [list(row) for row in rows])
             else:
-                click.echo("nothing is cordoned")
+                print_line("nothing is cordoned")
             return 0
         why = f"by {current_user()}, {datetime.now(UTC):%Y-%m-%d}" + (f": {reason}" if reason else "")
         targets = [find_target(objects, name, "cordon") for name in names]
         for target in targets:
             was_changed = cordons.set_cordon(objects, target, why, keep=not reason)
-            click.echo(f"{target} cordoned" if was_changed else f"{target} is already cordoned")
+            print_line(f"{target} cordoned" if was_changed else f"{target} is already cordoned")
             if target.node is not None and cordons.publishes_slices(objects, target.node):
-                click.echo(
+                print_note(
                     f"its ResourceSlices are not: use `kubectl cordon {target.node}` to keep new pods off the node, "
-                    "or a DeviceTaintRule to keep them off its devices",
-                    err=True,
+                    "or a DeviceTaintRule to keep them off its devices"
                 )
     return 0
 

@@ -9,10 +9,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from devalloc.cli.command import require_packages, verb
-from devalloc.cli.render.output import Cell, StyledText, print_heading, print_table, show_spinner, table_lines
+from devalloc.cli.render.output import Cell, StyledText, print_table, show_spinner, table_lines
+from devalloc.cli.terminal import print_heading, print_line
 
 if TYPE_CHECKING:
     from devalloc.store.protocol import Store
@@ -64,7 +63,7 @@ def _fleet(store: Store) -> None:
     for name in ("dgx", "edge", "net-server", "vgpu-server"):
         _create(store, DATA / f"fleet-{name}.yaml")
     _create(store, DATA / "classes.yaml")
-    click.echo()
+    print_line()
     print_heading("A small sample fleet, to show more: two recorded machines, and two written by hand:")
     wanted = ("NAME", "NODE", "MODEL", "NUMA", "DEVICES")
     headers, rows = header_and_rows("DevicePool", store.list("DevicePool").objects, wide=False, namespaces=False)
@@ -91,12 +90,12 @@ def _claims(store: Store) -> None:
             else StyledText("nothing: see below", "red")
         )
         rows.append([name, stories[name], annotations.get("devalloc.io/allocated-node", ""), got])
-    click.echo()
+    print_line()
     print_heading("What each claim asks for, and what it got:")
     print_table(["CLAIM", "ASKS FOR", "NODE", "GOT"], rows)
     _machines(store, stories)
     answer = solve_manifests(store.list().objects)
-    click.echo()
+    print_line()
     print_explanation(next(claim for claim in answer["claims"] if claim["name"] == IMPOSSIBLE))
 
 
@@ -108,7 +107,7 @@ def _machines(store: Store, stories: dict[str, str]) -> None:
         name, status = machine["metadata"]["name"], machine["status"]
         reserved = StyledText(format_devices(status["allocations"]), "green")
         rows.append([name, stories[name], ", ".join(machine["spec"]["claims"]), status["nodeName"], reserved])
-    click.echo()
+    print_line()
     print_heading("A machine is placed together with its claims, and its node starts it with their devices:")
     print_table(["MACHINE", "ASKS FOR", "CLAIMS", "NODE", "RESERVED"], rows)
 
@@ -130,7 +129,7 @@ def _create(store: Store, file: Path) -> dict[str, str]:
 
 
 def _go_on() -> None:
-    click.echo()
+    print_line()
     print_heading("What to try next:")
     steps = [
         ["devalloc solve -f examples/whole-gpu", "allocate claims from manifests; examples/ has a dozen to copy"],
@@ -143,4 +142,4 @@ def _go_on() -> None:
     if shutil.which("devalloc") is None:
         steps.insert(0, [f"source {sys.prefix}/bin/activate", "first, so that your shell finds devalloc"])
     for line in table_lines(["", ""], steps)[1:]:
-        click.echo(f"  {line}")
+        print_line(f"  {line}")

@@ -11,10 +11,11 @@ import click
 from devalloc.cli.command import BadInput, verb
 from devalloc.cli.object_names import fetch_object, format_key, keys_of, kind_of
 from devalloc.cli.options.common import namespace_option
-from devalloc.cli.render.output import print_content, print_heading, print_line, print_table
+from devalloc.cli.render.output import print_content, print_table
 from devalloc.cli.shell_completion import complete_objects
 from devalloc.cli.solver_input import objects_for_solver
 from devalloc.cli.target import StoreTarget, missing_controller_note, open_readable_target, target_options
+from devalloc.cli.terminal import print_heading, print_line
 from devalloc.store.errors import Forbidden, Key
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def describe(what: tuple[str, ...], namespace: str, place: StoreTarget) -> int:
             raise BadInput(f"which {what[0]}? Name it, such as {what[0]}/NAME; `devalloc get {what[0]}` lists them")
         for i, key in enumerate(keys):
             if i:
-                click.echo()
+                print_line()
             _describe(objects, fetch_object(objects, key))
     return 0
 
@@ -126,7 +127,7 @@ def _print_facts(facts: Sequence[tuple[str, str]]) -> None:
 
 def _print_yaml(title: str, content: object) -> None:
     if content:
-        click.echo()
+        print_line()
         print_heading(title)
         print_content(content, "yaml")
 
@@ -236,7 +237,7 @@ def _claim(store: Store, claim: Object) -> None:
             for name in ("model", "profile", "pciBusID", "numa")
         ]
         rows.append([entry["devicePoolName"], entry["deviceName"], amounts or "whole", *facts])
-    click.echo()
+    print_line()
     print_heading("Devices")
     print_table(["POOL", "DEVICE", "AMOUNT", "MODEL", "PROFILE", "PCI BUS ID", "NUMA"], rows)
     _print_yaml("Conditions", status.get("conditions"))
@@ -255,7 +256,8 @@ def _print_reason(store: Store, claim: Object) -> None:
 
     name, namespace = claim["metadata"]["name"], claim["metadata"].get("namespace", "default")
     if meta.REASON not in claim["metadata"].get("annotations", {}) and (silence := missing_controller_note(store)):
-        click.echo(f"\n{silence}")
+        print_line()
+        print_line(silence)
     try:
         is_cluster = not isinstance(store, SQLiteStore)
         objects, admin, _ = objects_for_solver(store, is_cluster=is_cluster)
@@ -266,9 +268,9 @@ def _print_reason(store: Store, claim: Object) -> None:
         _print_facts([("Reason", noted.get(meta.REASON, "")), ("Message", noted.get(meta.MESSAGE, ""))])
         return
     answer = next((one for one in answers if (one["namespace"], one["name"]) == (namespace, name)), None)
-    click.echo()
+    print_line()
     if answer is None:
-        click.echo(f"To see why it has no devices: devalloc explain {name} -n {namespace}")
+        print_line(f"To see why it has no devices: devalloc explain {name} -n {namespace}")
     else:
         print_explanation(answer, only_would=answer["allocated"])
 
@@ -299,13 +301,13 @@ def _pool(store: Store, pool: Object) -> None:
     spec = pool["spec"]
     _print_yaml("Attributes", {entry["name"]: _value(entry) for entry in spec.get("attributes", [])})
     if spec.get("resources"):
-        click.echo()
+        print_line()
         print_heading("Resources that the devices share")
         print_table(
             ["RESOURCE", "CAPACITY", "BLOCK"],
             [[entry["name"], str(entry["capacity"]), str(entry.get("blockSize", 1))] for entry in spec["resources"]],
         )
-    click.echo()
+    print_line()
     print_heading("Devices")
     rows = []
     for device in spec.get("devices", []):

@@ -12,7 +12,8 @@ from devalloc.cli.command import BadInput, VerbGroup, is_recursive, verb
 from devalloc.cli.documents import is_about
 from devalloc.cli.documents import print_problems as show_problems
 from devalloc.cli.options.common import files_option, output_option
-from devalloc.cli.render.output import Cell, print_content, print_heading, print_note, print_table, show_spinner
+from devalloc.cli.render.output import Cell, print_content, print_table, show_spinner
+from devalloc.cli.terminal import print_heading, print_line, print_note
 
 if TYPE_CHECKING:
     from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput
@@ -55,7 +56,7 @@ def allocate(files: tuple[str, ...], node: str, output: str) -> int:
     except AllocationError as error:
         if output in ("json", "yaml"):
             print_content(None, output)
-        click.echo(f"error: {error}", err=True)
+        print_note(f"error: {error}")
         return code or (1 if error.node_local else 2)
     answer = None if answer is None else answer[: len(intake.claims)]
     if output in ("json", "yaml"):
@@ -140,11 +141,11 @@ def print_explanation(intake: ClusterInput, node: str, claims: Sequence[Any], cl
 
     explanation = explain_on(intake.node_manifests.get(node, node), claims, classes, intake.slices)
     if not explanation["claims"]:
-        click.echo("no claims are pending")
+        print_line("no claims are pending")
         return
     print_heading(f"not allocated: the claims do not fit on {node} together: {explanation['reason']}")
-    click.echo(explanation["message"])
-    click.echo()
+    print_line(explanation["message"] or "")
+    print_line()
     rows: list[list[Cell]] = [
         [f"{claim['namespace']}/{claim['name']}", funnel["request"], str(funnel["free"]), describe_funnel(funnel)]
         for claim in explanation["claims"]
@@ -153,6 +154,6 @@ def print_explanation(intake: ClusterInput, node: str, claims: Sequence[Any], cl
     print_table(["CLAIM", "REQUEST", "FREE", "DEVICES"], rows)
     print_blockers(explanation["blockers"])
     for pool in explanation["pools"]:
-        click.echo(f"pool {pool['name']} is {pool['state']}: {pool['why']}")
+        print_line(f"pool {pool['name']} is {pool['state']}: {pool['why']}")
     for ignored in explanation["ignored"]:
-        click.echo(f"slice {ignored['name']} is left out: {ignored['why']}")
+        print_line(f"slice {ignored['name']} is left out: {ignored['why']}")

@@ -15,9 +15,10 @@ from devalloc.api.cordon import pool_node
 from devalloc.api.moved_claims import moved_devices
 from devalloc.api.views import ClaimView, MachineView, MigrationView
 from devalloc.cli.command import BadInput, ending_on_sigterm, verb
-from devalloc.cli.render.output import print_line, print_note, show_spinner
+from devalloc.cli.render.output import show_spinner
 from devalloc.cli.solver_input import objects_for_solver
 from devalloc.cli.target import StoreTarget, open_target, target_options
+from devalloc.cli.terminal import print_line, print_note
 from devalloc.cli.verbs.cordon import current_user, find_target, timeout_option
 from devalloc.store.errors import OBJECT_FAILURES, REFUSALS, Conflict, Forbidden, NotFound, StoreError
 
@@ -70,7 +71,7 @@ def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, pl
         objects = store.list(_KINDS).objects
         cordoned = cordons.is_node_cordoned(store, node, objects)
         machines = plan_drain(objects, node, force=force)
-        click.echo(_plan_text(node, objects, machines, force=force, cordoned=cordoned))
+        print_line(_plan_text(node, objects, machines, force=force, cordoned=cordoned))
         forcible = {one.key for one in plan_drain(objects, node, force=True) if one.leaves}
         others = [ClaimView(claim) for claim in _other_claims(objects, node, machines)]
         released = [claim.key for claim in others if force or not claim.is_held]
@@ -79,13 +80,13 @@ def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, pl
             is_forcible = one.key in forcible
             print_line(_fate_text(one, node, force=force, is_forcible=is_forcible, waits=waiting.get(one.key)))
         for machine in _arrivals(objects, node):
-            click.echo(f"{_name_of_object(machine)}: its migration to the node will be withdrawn")
+            print_line(f"{_name_of_object(machine)}: its migration to the node will be withdrawn")
         if dry_run:
             return 0
         why = f"by {current_user()}, {datetime.now(UTC):%Y-%m-%d}: {reason or 'draining'}"
         with suppress(cordons.NoPools):  # it gets nothing new, and what is there can leave
             if cordons.set_cordon(store, target, why, keep=not reason):
-                click.echo(f"{target} is cordoned for the new reason" if cordoned else f"{target} cordoned")
+                print_line(f"{target} is cordoned for the new reason" if cordoned else f"{target} cordoned")
         with ending_on_sigterm():
             return _Drain(store, node, force, timeout).run()
 
@@ -238,7 +239,7 @@ class _Drain:
         if was_cordoned and not self._is_cordoned:
             self._must_look_again = True  # what was asked for after that is not taken back yet
             for key in withdraw_requests(self._store, self._node, self._note_withdrawal_problem):
-                click.echo(f"{_name_of(key)} is no longer asked to leave")
+                print_line(f"{_name_of(key)} is no longer asked to leave")
             return True
         self._machines = plan_drain(objects, self._node, force=self._force, failed=self._failed)
         pending = pending_migrations(objects)
@@ -286,7 +287,7 @@ class _Drain:
                 self._note_problem(key, f"of machine {'/'.join(MachineView(obj).key)} cannot be withdrawn", error)
                 continue
             self._withdrawn.add(key)
-            click.echo(f"{_name_of_object(obj)}: its migration to the node is withdrawn")
+            print_line(f"{_name_of_object(obj)}: its migration to the node is withdrawn")
 
     def _ask_machine(self, one: DrainedMachine, pending: Sequence[MigrationView], stored: Mapping[Key, Object]) -> None:
         """Ask a machine to leave if it must and does not leave yet. ``pending``: its migrations that are not over."""
@@ -307,7 +308,7 @@ class _Drain:
             elif one.fate in (Fate.MOVE, Fate.STOP):
                 evict(self._store, one.machine, self._node)
                 if not self._was_asked(one.key):
-                    click.echo(f"{_name_of(one.key)} asked to leave")
+                    print_line(f"{_name_of(one.key)} asked to leave")
         except (NotFound, Conflict):  # it changed meanwhile
             self._must_look_again = True
             return
@@ -351,7 +352,7 @@ class _Drain:
 
         migration = begin_migration(self._store, MachineView(one.machine).key, purpose=PURPOSE)
         self._migrations[one.key] = Key.of(migration)
-        click.echo(f"{_name_of(one.key)} asked to move to another node while it runs")
+        print_line(f"{_name_of(one.key)} asked to move to another node while it runs")
 
     def _follow_migration(self, one: DrainedMachine, view: MigrationView) -> None:
         """Print how far the migration is by which a machine leaves."""
@@ -366,7 +367,7 @@ class _Drain:
         else:
             self._migrations.pop(one.key, None)
         if view.phase == "Pending" and one.key not in self._requested:
-            click.echo(f"{_name_of(one.key)} will move by its pending migration {'/'.join(view.key)}")
+            print_line(f"{_name_of(one.key)} will move by its pending migration {'/'.join(view.key)}")
         words = _reason_of(view)
         text = "" if view.phase == "Pending" and not words else _progress_text(view, words)
         if text and self._reported.get(one.key) != text:
@@ -438,7 +439,7 @@ class _Drain:
 
         name, node = _name_of(requested.key), self._node
         if machine is None:
-            click.echo(f"{name} is gone")
+            print_line(f"{name} is gone")
             return True
         view = MachineView(machine)
         one = next((one for one in self._machines if one.key == requested.key), None)
@@ -448,9 +449,9 @@ class _Drain:
             return False  # the devices that its claims had are not given up yet
         if requested.key not in self._left:
             self._left.add(requested.key)
-            click.echo(f"{name} left node {node}")
+            print_line(f"{name} left node {node}")
             if requested.fate is Fate.STOP:
-                click.echo(f"{name} starts again on node {node} after `devalloc uncordon node/{node}`")
+                print_line(f"{name} starts again on node {node} after `devalloc uncordon node/{node}`")
         if requested.fate in (Fate.LEAVING, Fate.STOPPING, Fate.STOP) or not requested.runs:
             return True
         if (chosen := view.node) is not None:
@@ -497,9 +498,9 @@ class _Drain:
                 elif outcome == "released":
                     self._must_look_again = True  # it may have got others of the node
                     self._releasing.discard(key)
-                    click.echo(f"{key} released")
+                    print_line(f"{key} released")
         for key in sorted(self._releasing - requested - in_use - failed):
-            click.echo(f"{key} released")
+            print_line(f"{key} released")
         self._in_use, self._releasing, self._unreleased = in_use, requested, failed
         self._still_on_node = {Key.of(claim) for claim in moved}
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from devalloc.cli.command import BadInput, CommandFailed, printable, verb
+from devalloc.cli.command import BadInput, CommandFailed, verb
 from devalloc.cli.options.common import (
     deadline_option,
     files_option,
@@ -19,10 +19,11 @@ from devalloc.cli.options.common import (
     output_option,
     placement_option,
 )
-from devalloc.cli.render.output import print_content, print_line, show_spinner
+from devalloc.cli.render.output import print_content, show_spinner
 from devalloc.cli.shell_completion import complete_claims
 from devalloc.cli.solver_input import SolverInput, load_solver_input, with_store_option
 from devalloc.cli.target import StoreTarget, missing_node_note, open_target, target_options, why_not_running
+from devalloc.cli.terminal import print_line
 from devalloc.store.errors import Key
 
 
@@ -75,10 +76,10 @@ def solve(
             print_answers(answer["claims"], wide=output == "wide")
         if answer.get("machines"):
             if answer["claims"]:
-                click.echo()
+                print_line()
             print_answers(answer["machines"], wide=output == "wide", machines=True)
     else:
-        click.echo(f"no claims{_counted(question.all)}")
+        print_line(f"no claims{_counted(question.all)}")
     if question.code or question.has_errors(answer):
         return 2
     return 0 if all(one["allocated"] for one in (*answer["claims"], *answer.get("machines", ()))) else 1
@@ -157,7 +158,7 @@ def explain(
         return _explain_migration(question, answer, namespace, name, output)
     is_machine = kind == "VirtualMachine"
     if is_machine and (why := _why_not_placed(question.all, answer, namespace, name)):
-        click.echo(why)
+        print_line(*why)
         return question.code or 1
     answers = answer.get("machines", []) if is_machine else answer["claims"]
     claim = next((one for one in answers if (one["namespace"], one["name"]) == (namespace, name)), None)
@@ -181,11 +182,12 @@ def explain(
         )
         if is_machine and claim["allocated"] and question.is_of_store:
             for silence in filter(None, map(missing_node_note, _stored_machines(question.all, namespace, name))):
-                click.echo(_capitalized(silence))
+                print_line(_capitalized(silence))
         if problem and (code, message) != (claim["reason"], claim["message"]):
             print_line(f"It does not run: {problem}")
             if code:
-                click.echo(f"\nWhat to do: {_advice_on(code)}")
+                print_line()
+                print_line(f"What to do: {_advice_on(code)}")
     if question.code or question.has_errors(answer):
         return 2
     return 1 if problem or not claim["allocated"] else 0
@@ -233,9 +235,9 @@ def _explain_migration(question: SolverInput, answer: dict[str, Any], namespace:
         reason = find_reason(one["reason"])
         print_line(f"{namespace}/{name} waits: {one['reason']}: {one['message']}")
         if reason is not None and reason.advice:
-            click.echo(f"What to do: {reason.advice}")
+            print_line(f"What to do: {reason.advice}")
     elif one is not None:
-        click.echo(f"{namespace}/{name}: node {one['node']} has room for the machine, and would be its target")
+        print_line(f"{namespace}/{name}: node {one['node']} has room for the machine, and would be its target")
     if one is not None:
         return 0 if one["allocated"] else 1
     contents = [each for each in question.all if isinstance(each, dict) and each.get("kind") == MIGRATION]
@@ -369,25 +371,27 @@ def _no_such(place: StoreTarget, question: SolverInput, key: Key, names: list[st
     return message + similar_names_hint(key.name, names)
 
 
-def _why_not_placed(objects: list[Any], answer: dict[str, Any], namespace: str, name: str) -> str:
-    """The message for a machine that devalloc does not place, because its spec names its node; "" for all others."""
+def _why_not_placed(objects: list[Any], answer: dict[str, Any], namespace: str, name: str) -> Sequence[str]:
+    """The lines about a machine that devalloc does not place, because its spec names its node; none for all others."""
     from devalloc.api.views import machine_node, machine_phase
 
     if any((one["namespace"], one["name"]) == (namespace, name) for one in answer.setdefault("machines", [])):
-        return ""
+        return ()
     for obj in _stored_machines(objects, namespace, name):
         status = obj.get("status") or {}
-        words = printable(": ".join(str(status[part]) for part in ("reason", "message") if status.get(part)))
+        words = ": ".join(str(status[part]) for part in ("reason", "message") if status.get(part))
         node, where = machine_node(obj), "" if namespace == "default" else f" -n {namespace}"
         state = f"It is {machine_phase(obj)}{'; ' + words if words else ''}."
         if silence := missing_node_note(obj):
             state = _capitalized(silence)
         return (
-            f"devalloc does not place {namespace}/{name}, because its spec.nodeName is {node}.\n{state}\n\n"
+            f"devalloc does not place {namespace}/{name}, because its spec.nodeName is {node}.",
+            state,
+            "",
             f"What to do: see `devalloc describe vm/{name}{where}`; without spec.nodeName, devalloc chooses a node "
-            "with enough room."
+            "with enough room.",
         )
-    return ""
+    return ()
 
 
 def _capitalized(sentence: str) -> str:

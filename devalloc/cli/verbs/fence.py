@@ -12,8 +12,9 @@ import click
 from devalloc.api import meta
 from devalloc.api.views import ClaimView, MachineView
 from devalloc.cli.command import BadInput, CommandFailed, verb
-from devalloc.cli.render.output import print_line, print_note, show_spinner
+from devalloc.cli.render.output import show_spinner
 from devalloc.cli.target import StoreTarget, open_target, target_options
+from devalloc.cli.terminal import print_line, print_note
 from devalloc.cli.verbs.cordon import current_user, timeout_option
 from devalloc.cli.verbs.drain import predict_waiting
 
@@ -57,7 +58,7 @@ def fence(name: str, reason: str, dry_run: bool, yes: bool, timeout: float, plac
     with open_target(place) as store:
         node = _node_of(store, name)
         machines = drained_machines(store, node, force=True, live=False)
-        click.echo(f"will fence node {node}: it gets nothing new, and what it holds is taken away")
+        print_line(f"will fence node {node}: it gets nothing new, and what it holds is taken away")
         held_by_node = held_objects(store, node)
         held_claims = [ClaimView(one).key for one in held_by_node if one["kind"] == "DeviceClaim"]
         waiting = (
@@ -68,9 +69,9 @@ def fence(name: str, reason: str, dry_run: bool, yes: bool, timeout: float, plac
         of_machines = {(one.key.namespace, claim) for one in machines for claim in MachineView(one.machine).claim_names}
         for held in held_by_node:
             if held["kind"] == "DeviceClaim" and ClaimView(held).key not in of_machines:
-                click.echo(f"deviceclaim {'/'.join(ClaimView(held).key)}: will be released")
+                print_line(f"deviceclaim {'/'.join(ClaimView(held).key)}: will be released")
             elif held["kind"] == "VirtualMachine" and not (view := MachineView(held)).is_on(node):
-                click.echo(
+                print_line(
                     f"virtualmachine {'/'.join(view.key)}: will stay on node {view.holder}: its migration to node "
                     f"{node} ends"
                 )
@@ -80,10 +81,10 @@ def fence(name: str, reason: str, dry_run: bool, yes: bool, timeout: float, plac
             _confirm(node)
         why = f"by {current_user()}, {datetime.now(UTC):%Y-%m-%d}" + (f": {reason}" if reason else "")
         if fencing.state_fence(store, node, why, keep=not reason):
-            click.echo(f"node {node} fenced")
+            print_line(f"node {node} fenced")
         else:  # nothing is left on which to state it
             take_away(store, store.list(("VirtualMachine", "DeviceClaim")).objects, node, why)
-            click.echo(f"node {node} has no Node and no pools; what it held was taken away")
+            print_line(f"node {node} has no Node and no pools; what it held was taken away")
         return _wait(store, node, timeout)
 
 
@@ -104,7 +105,7 @@ def unfence(name: str, place: StoreTarget) -> int:
     with open_target(place) as store:
         node = _node_of(store, name)
         changed = fencing.withdraw_fence(store, node)
-        click.echo(f"node {node} {'is no longer fenced' if changed else 'was not fenced'}")
+        print_line(f"node {node} {'is no longer fenced' if changed else 'was not fenced'}")
     return 0
 
 
@@ -167,7 +168,7 @@ def _wait(store: Store, node: str, timeout: float) -> int:
             time.sleep(_POLL_SECONDS)
             names = left()
     for name in (name for name in held if name not in names):
-        click.echo(f"{name} taken away from node {node}")
+        print_line(f"{name} taken away from node {node}")
     for name in names:
         print_note(
             f"error: {name} was not taken away within {timeout:g} s; is the controller running, and of this version?"

@@ -20,9 +20,10 @@ from devalloc.cli.options.common import (
     selector_option,
 )
 from devalloc.cli.render.jsonpath import render_template
-from devalloc.cli.render.output import GrowingTable, print_content, print_note, print_objects, print_table
+from devalloc.cli.render.output import GrowingTable, print_content, print_objects, print_table
 from devalloc.cli.shell_completion import complete_objects
 from devalloc.cli.target import StoreTarget, missing_controller_note, open_target, target_options
+from devalloc.cli.terminal import print_data, print_line, print_note
 from devalloc.store.errors import Key
 
 if TYPE_CHECKING:
@@ -240,7 +241,7 @@ def _print_one(obj: Object, form: OutputForm) -> None:
         print_content(obj, form.output)
         return
 
-    click.echo(render_template(form.template, obj), nl=sys.stdout.isatty())
+    print_data(render_template(form.template, obj), end="\n" if sys.stdout.isatty() else "")
 
 
 def _print(objects: list[Object], form: OutputForm, *, namespaces: bool) -> None:
@@ -248,13 +249,13 @@ def _print(objects: list[Object], form: OutputForm, *, namespaces: bool) -> None
         _print_one({"kind": "List", "items": objects}, form)
     elif form.output == "name":
         for obj in objects:
-            click.echo(format_key(Key.of(obj)))
+            print_line(format_key(Key.of(obj)))
     elif form.is_data:
         print_objects(objects, form.output)
     else:
         for i, kind in enumerate(dict.fromkeys(Key.of(obj).kind for obj in objects)):
             if i:
-                click.echo()
+                print_line()
             same = [obj for obj in objects if Key.of(obj).kind == kind]
             print_table(*_table(kind, same, form, namespaces), no_headers=form.no_headers)
 
@@ -263,7 +264,7 @@ def _print_change(feed: GrowingTable, change: str, obj: Object, form: OutputForm
     if form.template is not None:
         _print_one(obj, form)
     elif form.output == "name":
-        click.echo(format_key(Key.of(obj)))
+        print_line(format_key(Key.of(obj)))
     elif form.is_data:
         print_content({"type": change, "object": obj}, form.output)
     else:

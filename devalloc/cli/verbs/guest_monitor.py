@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from devalloc.cli.command import BadInput, CommandFailed, verb
+from devalloc.cli.terminal import print_note
 from devalloc_node.guest.settings import ABOUT, OPTIONS, settings_from
 
 
@@ -13,9 +14,9 @@ def guest_monitor(**given: str) -> int:
     from devalloc_node.guest.monitor import run
 
     try:
-        run(settings_from(given), lambda line: click.echo(line, err=True))
+        run(settings_from(given), print_note)
     except ValueError as error:
-        raise BadInput(str(error)) from error
+        raise BadInput("; ".join(str(error).splitlines())) from error
     except OSError as error:
         raise CommandFailed(f"the guest monitor cannot run: {error}") from error
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from devalloc.cli.command import BadInput, verb
+from devalloc.cli.terminal import print_line, print_lines
 from devalloc.version import VERSION
 
 
@@ -24,7 +25,7 @@ def completion(shell: str) -> int:
 
     script = get_completion_class(shell)
     assert script is not None
-    click.echo(script(cli, {}, "devalloc", "_DEVALLOC_COMPLETE").source())
+    print_lines(script(cli, {}, "devalloc", "_DEVALLOC_COMPLETE").source())
     return 0
 
 
@@ -32,7 +33,7 @@ def completion(shell: str) -> int:
 def version() -> int:
     """Print the version of the command."""
 
-    click.echo(f"devalloc {VERSION}")
+    print_line(f"devalloc {VERSION}")
     return 0
 
 
@@ -53,7 +54,7 @@ def help(ctx: click.Context, words: tuple[str, ...]) -> int:
         if inner is None:
             raise BadInput(f"unknown command {' '.join(words)!r}; {_advice(above, word)}")
         above, command = click.Context(inner, info_name=word, parent=above), inner
-    click.echo(command.get_help(above))
+    print_lines(command.get_help(above))
     return 0
 
 

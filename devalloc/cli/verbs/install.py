@@ -16,6 +16,7 @@ import click
 from devalloc.cli.command import BadInput, CommandFailed, parse_duration, verb
 from devalloc.cli.render.output import open_display
 from devalloc.cli.target import connect_as_admin, install_namespace_option, kubeconfig_option
+from devalloc.cli.terminal import print_data, print_line, print_note
 from devalloc_node.errors import NodeError
 
 if TYPE_CHECKING:
@@ -50,12 +51,12 @@ def crds(directory: Path | None, json_schema: bool) -> int:
 
     files = {editors.FILE: editors.render()} if json_schema else definitions.render()
     if directory is None:
-        click.echo("---\n".join(text.removeprefix("---\n") for text in files.values()), nl=False)
+        print_data("---\n".join(text.removeprefix("---\n") for text in files.values()))
         return 0
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (directory / name).write_text(text)
-        click.echo(directory / name)
+        print_line(str(directory / name))
     return 0
 
 
@@ -135,7 +136,7 @@ def uninstall(kubeconfig: Path | None, namespace: str, crds: bool, force: bool, 
 
     client = connect_as_admin(kubeconfig)
     try:
-        uninstall(client, namespace, click.echo, time.monotonic() + timeout, crds=crds, force=force, dry_run=dry_run)
+        uninstall(client, namespace, print_line, time.monotonic() + timeout, crds=crds, force=force, dry_run=dry_run)
     except NotInstalled as error:
         raise CommandFailed(str(error)) from error
     return 0
@@ -257,7 +258,7 @@ def install(
     if dry_run == "client":
         from devalloc.api.yaml_reader import dump_yaml
 
-        click.echo(dump_yaml(_manifests(given, namespace, only)), nl=False)
+        print_data(dump_yaml(_manifests(given, namespace, only)))
         return 0
     from devalloc.install import apply, upgrade
 
@@ -270,7 +271,7 @@ def install(
             previous = {} if reset else upgrade.last_options(client, namespace)
         reused = {name: value for name, value in previous.items() if name not in given}
         if reused:
-            click.echo(f"as in the last installation: {_as_options(reused)} (--reset ignores them)", err=True)
+            print_note(f"as in the last installation: {_as_options(reused)} (--reset ignores them)")
         objects = _manifests(previous | given, namespace, only)
         apply.refuse_helm(client, objects)
         going = [] if only else apply.obsolete_objects(client, objects, namespace)
@@ -279,15 +280,15 @@ def install(
         noted = upgrade.recorded_options(client) if only else None
         if not only or noted:
             objects = upgrade.with_recorded_options(objects, _options(previous | given, namespace), noted)
-        apply.install_objects(client, objects, click.echo, time.monotonic() + timeout, dry_run=dry_run is not None)
+        apply.install_objects(client, objects, print_line, time.monotonic() + timeout, dry_run=dry_run is not None)
         for one in going:
-            apply.delete_object(client, one, click.echo, dry_run=dry_run is not None)
+            apply.delete_object(client, one, print_line, dry_run=dry_run is not None)
     except apply.NotInstalled as error:
         raise CommandFailed(str(error)) from error
     if not (only or dry_run):
         prefix = (previous | given).get("image_prefix")
         source = f"images come from {prefix}" if prefix else "images come from docker.io/library (see --image-prefix)"
-        click.echo(f"next: kubectl -n {namespace} get pods; {source}", err=True)
+        print_note(f"next: kubectl -n {namespace} get pods; {source}")
     return 0
 
 

@@ -13,8 +13,9 @@ from devalloc.cli.command import BadInput, CommandFailed, ending_on_sigterm, par
 from devalloc.cli.object_names import fetch_object, format_key, keys_of
 from devalloc.cli.options.common import namespace_option
 from devalloc.cli.render.migration import progress_text
-from devalloc.cli.render.output import print_line, print_note, show_spinner
+from devalloc.cli.render.output import show_spinner
 from devalloc.cli.target import StoreTarget, missing_controller_note, open_target, target_options
+from devalloc.cli.terminal import print_line, print_note
 
 if TYPE_CHECKING:
     from devalloc.store import Store
@@ -64,7 +65,7 @@ def migrate(name: str, target: str | None, timeout: float, no_wait: bool, namesp
         _check_target(store, MachineView(fetch_object(store, machine)), target)
         if no_wait:
             created = begin_migration(store, (namespace, machine.name), target)
-            click.echo(f"{format_key(Key.of(created))} created")
+            print_line(f"{format_key(Key.of(created))} created")
             return 0
         wanted = new_migration((namespace, machine.name), target)
         key = Key.of(wanted)
@@ -72,7 +73,7 @@ def migrate(name: str, target: str | None, timeout: float, no_wait: bool, namesp
         with ending_on_sigterm():
             try:  # a signal may come as soon as the store has it
                 store.create(wanted)
-                click.echo(f"{format_key(key)} created")
+                print_line(f"{format_key(key)} created")
                 return follower.run(timeout)
             except KeyboardInterrupt:
                 follower.withdraw("interrupted")
@@ -150,7 +151,7 @@ class Follower:
         machine = self._stored_machine()
         has_moved = machine is not None and MachineView(machine).node == self._target != self._source
         if self._target is not None and has_moved:
-            click.echo(f"{self.name} has moved to node {self._target} before it could be withdrawn")
+            print_line(f"{self.name} has moved to node {self._target} before it could be withdrawn")
             return 0
         if self._is_booked():
             later = note or "the controller withdraws it when it sees that"
@@ -189,7 +190,7 @@ class Follower:
         text = progress_text(dict(view.content))
         if text and text != self._progress:
             self._progress = text
-            click.echo(f"  {text}")
+            print_line(f"  {text}")
         return bool(text)
 
     def _is_booked(self) -> bool:

@@ -23,9 +23,10 @@ from devalloc.cli.options.common import (
     placement_option,
     store_option,
 )
-from devalloc.cli.render.output import print_note, show_spinner
+from devalloc.cli.render.output import show_spinner
 from devalloc.cli.solver_input import load_solver_input, with_store_option
 from devalloc.cli.target import StoreTarget, target_options
+from devalloc.cli.terminal import print_line, print_note
 from devalloc.version import VERSION
 
 JOURNAL_SUFFIX = ".node"
@@ -52,13 +53,13 @@ def backup(path: Path, store: Path | None, node_state: Path | None) -> int:
     with storage.open_embedded_store(store) as objects, show_spinner("copying the store"):
         objects.backup(path)
         count = len(objects.list().objects)
-    click.echo(f"{path}: {count} objects")
+    print_line(f"{path}: {count} objects")
     if os.access(folder, os.R_OK | os.X_OK):
         from devalloc_node.journal.sqlite import backup as copy
 
         journal = path.with_name(path.name + JOURNAL_SUFFIX)
         if copy(folder, journal):
-            click.echo(f"{journal}: the journal of the node plugin")
+            print_line(f"{journal}: the journal of the node plugin")
     return 0
 
 
@@ -107,7 +108,7 @@ def restore(path: Path, journal: str, store: Path | None, node_state: Path | Non
 
 
 def _say(what: str, place: Path, aside: Path | None) -> None:
-    click.echo(f"{what} {place} is restored" + (f"; the old one is now {aside}" if aside else ""))
+    print_line(f"{what} {place} is restored" + (f"; the old one is now {aside}" if aside else ""))
 
 
 FORMAT = 1
@@ -155,7 +156,7 @@ def snapshot(
     path.write_text(
         text, encoding="utf-8", errors="backslashreplace"
     )  # JSON escapes half a surrogate pair in the same way
-    click.echo(f"{path}: {len(question.all)} objects, {len(answer['claims'])} claims answered")
+    print_line(f"{path}: {len(question.all)} objects, {len(answer['claims'])} claims answered")
     return question.code
 
 
@@ -190,14 +191,14 @@ def replay(path: Path) -> int:
         answer = solve_manifests(content["documents"], placement=options["placement"], deadline=options["deadline"])
     before, now = _without_times(content["answer"]), _without_times(answer)
     if json.dumps(before) == json.dumps(now):
-        click.echo(f"{path}: the same answer for {len(answer['claims'])} claims")
+        print_line(f"{path}: the same answer for {len(answer['claims'])} claims")
         return 0
     if content["devalloc"] != VERSION and json.dumps(_without_messages(before)) == json.dumps(_without_messages(now)):
         words = f"with other messages than devalloc {content['devalloc']}"
-        click.echo(f"{path}: the same answer for {len(answer['claims'])} claims, {words}")
+        print_line(f"{path}: the same answer for {len(answer['claims'])} claims, {words}")
         return 0
     for line in _differences(before, now):
-        click.echo(line)
+        print_line(line)
     versions = f"{content['devalloc']}, this is {VERSION}"
     print_note(f"error: {path}: the answer differs from the recorded one (of devalloc {versions})")
     return 1

@@ -12,6 +12,7 @@ from devalloc.cli.command import parse_duration, verb
 from devalloc.cli.options.common import output_option
 from devalloc.cli.render.output import print_content
 from devalloc.cli.target import StoreTarget, missing_controller_note, open_readable_target, target_options
+from devalloc.cli.terminal import print_line
 
 
 @verb(
@@ -64,7 +65,7 @@ def top(once: bool, interval: float, namespace: str | None, output: str, place: 
             print_content(overview_json(sight.latest().overview), output)
         elif once or not sys.stdout.isatty():
             for line in overview_lines(sight.latest().overview, wide=output == "wide"):
-                click.echo(line)
+                print_line(line)
         else:
             with live_screen(wide=output == "wide") as show:
                 while True:

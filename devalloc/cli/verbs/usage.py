@@ -10,6 +10,7 @@ import click
 from devalloc.cli.command import BadInput, CommandFailed, verb
 from devalloc.cli.options.common import no_headers_option, output_option
 from devalloc.cli.target import StoreTarget, connect_cluster, open_target, target_options
+from devalloc.cli.terminal import print_note
 
 if TYPE_CHECKING:
     from devalloc.controller.usage.report import UsageReport
@@ -58,7 +59,7 @@ def usage(
     devalloc usage --month 2026-11 --by namespace -o json
     devalloc usage --of team-a --kubeconfig ~/.kube/config
     """
-    from devalloc.cli.render.output import print_content, print_note, print_table
+    from devalloc.cli.render.output import print_content, print_table
     from devalloc.controller.usage.report import grouped, parse_month, report_json
 
     try:

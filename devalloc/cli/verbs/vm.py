@@ -37,7 +37,8 @@ from devalloc.cli.render.host import (
     parse_bytes,
     parse_milli,
 )
-from devalloc.cli.render.output import GrowingTable, enum_text, print_content, print_note, print_objects, print_table
+from devalloc.cli.render.output import GrowingTable, enum_text, print_content, print_objects, print_table
+from devalloc.cli.terminal import print_line, print_note
 from devalloc.cli.verbs.vm_devices import attach, detach, plug, unplug, unprepare
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
@@ -86,7 +87,7 @@ def power_down(state: Path | None, machine_dir: Path | None, socket: Path, timeo
         if problem:
             print_note(f"error: {name}: {problem}")
         else:
-            click.echo(f"{name} powered down")
+            print_line(f"{name} powered down")
     return 1 if any(problems.values()) else 0
 
 
@@ -425,7 +426,7 @@ def scale(
     if seen.HasField("memory_bytes"):
         has.append(f"{format_size(seen.memory_bytes)} of memory")
     if has:
-        click.echo(f"{name} has {', '.join(has[:-1])}{' and ' if has[1:] else ''}{has[-1]}")
+        print_line(f"{name} has {', '.join(has[:-1])}{' and ' if has[1:] else ''}{has[-1]}")
     return code
 
 
@@ -451,7 +452,7 @@ def watch(namespace: str, all_namespaces: bool, output: str, socket: Path) -> in
             if output in ("json", "yaml"):
                 print_content({"change": change, "machine": message_content(event.machine)}, output)
                 if output == "yaml":
-                    click.echo("---")
+                    print_line("---")
             else:
                 row = machine_row(event.machine, wide=wide, namespaces=all_namespaces)
                 feed.row(["CHANGE", *machine_headers(wide=wide)], [change, *row])
@@ -472,7 +473,7 @@ def _print(machines: Sequence[Machine], output: str, *, namespaces: bool) -> Non
 
     if output == "name":
         for machine in machines:
-            click.echo(rows.full_name(machine))
+            print_line(rows.full_name(machine))
     elif output in ("json", "yaml"):
         print_objects([message_content(machine) for machine in machines], output)
     elif machines:

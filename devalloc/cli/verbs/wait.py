@@ -11,9 +11,10 @@ import click
 from devalloc.cli.command import BadInput, CommandFailed, parse_duration, verb
 from devalloc.cli.object_names import fetch_object, format_key, keys_of
 from devalloc.cli.options.common import namespace_option
-from devalloc.cli.render.output import print_note, show_spinner
+from devalloc.cli.render.output import show_spinner
 from devalloc.cli.shell_completion import complete_claims
 from devalloc.cli.target import StoreTarget, missing_controller_note, missing_node_note, open_target, target_options
+from devalloc.cli.terminal import print_line, print_note
 
 if TYPE_CHECKING:
     from devalloc.store import Store
@@ -80,7 +81,7 @@ def wait(names: tuple[str, ...], state: str | None, timeout: float, namespace: s
         advice = {key: _advice(objects, key) for key in missing if state in ("allocated", "running", "succeeded")}
     for key in keys:
         if key not in missing:
-            click.echo(f"{format_key(key)} {state}")
+            print_line(f"{format_key(key)} {state}")
     for key, why in missing.items():
         verb_text = "has not" if state in ("succeeded", "failed") else "is not"
         print_note(f"error: {key} {verb_text} {state} {why or f'after {timeout:g} s'}{advice.get(key, '')}")

@@ -20,7 +20,8 @@ from devalloc.cli.node_client import (
     timeout_option,
 )
 from devalloc.cli.options.common import namespace_option, output_option, store_option
-from devalloc.cli.render.output import print_content, print_note, print_objects, print_table
+from devalloc.cli.render.output import print_content, print_objects, print_table
+from devalloc.cli.terminal import print_line, print_note
 from devalloc_node.errors import Denied
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def list_setups(output: str, socket: Path, timeout: float) -> int:
     if output != "table":
         print_content(message_content(status), output)
         return 0
-    click.echo(
+    print_line(
         f"{status.ready} ready of {status.target} wanted, {len(status.taken)} taken, {status.making} being made, "
         f"{status.removing} being removed; {status.most} at most"
     )
@@ -129,7 +130,7 @@ def take(owner: str, request: str, vcpus: int, one_numa_node: bool, output: str,
         ("qmp socket", setup.qmp_socket),
     ):
         if value:
-            click.echo(f"{name + ':':<13}{value}")
+            print_line(f"{name + ':':<13}{value}")
     return 0
 
 
@@ -248,7 +249,7 @@ def replica(
     if refusal:
         print_note(f"error: {refusal}")
         return 1
-    click.echo(f"virtualmachinereplicaset/{function.name} {outcome}")
+    print_line(f"virtualmachinereplicaset/{function.name} {outcome}")
     return 0
 
 

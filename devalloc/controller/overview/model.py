@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from devalloc.api import views
-from devalloc.api.fields import escape_unprintable
+from devalloc.printable import printable
 from devalloc.store import Object
 from devalloc_solver.problem.ordering import natural_key
 
@@ -40,7 +40,7 @@ def short_annotation(doc: Object, name: str) -> str:
 
 def shorten(value: object) -> str:
     text = value if isinstance(value, str) else str(value)
-    return escape_unprintable(text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…")
+    return printable(text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…")
 
 
 def count_noun(number: int, what: str) -> str:

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
+from devalloc.printable import printable_lines
 from devalloc_node.guest.monitor import run
 from devalloc_node.guest.settings import ABOUT, ENVIRONMENT, OPTIONS, settings_from
 
@@ -23,15 +24,29 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
     try:
         settings = settings_from(given)
     except ValueError as error:
-        print(error, file=sys.stderr)
+        _say(str(error))
         return 2
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Lines("%(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     try:
-        run(settings, lambda line: print(line, file=sys.stderr, flush=True))
+        run(settings, _say)
     except ValueError as error:
-        print(error, file=sys.stderr)
+        _say(str(error))
         return 2
     except OSError as error:
-        print(f"the guest monitor cannot run: {error}", file=sys.stderr)
+        _say(f"the guest monitor cannot run: {error}")
         return 1
     return 0
+
+
+class _Lines(logging.Formatter):
+    """What an agent sent must not act on a terminal that shows the log."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable_lines(super().format(record))
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{printable_lines(text)}\n")
+    sys.stderr.flush()

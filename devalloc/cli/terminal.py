@@ -1,0 +1,42 @@
+"""The one place where verbs write text to stdout and stderr.
+
+Objects, guests and hosts contain text that others wrote. As it is, it would act on the terminal that shows it: set the
+clipboard, clear the screen, or add lines that look like ours. Lint refuses `click.echo` elsewhere.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from devalloc.printable import printable, printable_lines
+
+
+def print_line(*lines: str) -> None:
+    """Print a line, or several; without any, an empty one. Control characters and line ends in them are escaped."""
+    for line in lines or ("",):
+        click.echo(printable(line))
+
+
+def print_note(text: str) -> None:
+    """Print a line for people on stderr, escaped as by `print_line`."""
+    click.echo(printable(text), err=True)
+
+
+def print_heading(text: str) -> None:
+    """Print a title above what follows."""
+    click.secho(printable(text), bold=True)
+
+
+def print_lines(text: str, *, to_stderr: bool = False) -> None:
+    """Print a text of several lines that we wrote, such as a help text. Each line is escaped as by `print_line`."""
+    click.echo(printable_lines(text.removesuffix("\n")), err=to_stderr)
+
+
+def print_data(text: str, *, end: str = "") -> None:
+    """Print what a program can read: exactly as it is, but a terminal gets nothing that acts on it except line ends and
+    tabs."""
+    if sys.stdout.isatty():
+        text = "\t".join(map(printable_lines, text.split("\t")))
+    click.echo(text + end, nl=False, color=True)  # otherwise click removes what looks like a colour
