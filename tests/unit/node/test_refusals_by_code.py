@@ -1,0 +1,470 @@
+"""Codes of the node plugin that a caller acts upon, each provoked: what raises it, whether it is worth another try, and
+what it names. ``test_codes`` lists those that no test provokes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devalloc.api import meta
+from devalloc.file_lock import FileLock
+from devalloc.store.sqlite import SQLiteStore
+from devalloc_node.claims import claim_files
+from devalloc_node.claims.claim_files import FileKind, claim_spec
+from devalloc_node.claims.finalizers import add_finalizer, claim_as_is
+from devalloc_node.claims.locks import ClaimLocks
+from devalloc_node.claims.steps import PrepareOptions, StepRunner
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed, NodeError, Unknown
+from devalloc_node.host.linux import LinuxHost
+from devalloc_node.journal import SQLiteJournal, open_journal
+from devalloc_node.machine import cpu_pinning, firmware, launch, machine_files, migration, migration_tls, pci, preflight
+from devalloc_node.machine import memory as machine_memory
+from devalloc_node.machine import migration_offer as offers
+from devalloc_node.machine.launch import IncomingPlatform
+from devalloc_node.machine.machine_files import MachineConfig
+from devalloc_node.machine.migration import Destination, Progress
+from devalloc_node.machine.migration_offer import Offer
+from devalloc_node.machine.process import Process
+from devalloc_node.machine.qmp import QmpMonitor
+from devalloc_node.machine.records import MachineMigration, MachineRecord
+from devalloc_node.machine.resources import MachineAmounts
+from devalloc_node.machine.spec import MIB, Nic, NumaCell
+from devalloc_node.machine.vcpu import scale
+from devalloc_node.model.grant import ClaimRef
+from devalloc_node.model.step import PreparedDevice, Step
+from devalloc_node.net.unix_sockets import check_path, listening_socket
+from devalloc_node.warm.setup import check_identifier
+from tests.support.fake_host import FakeHost
+from tests.support.fleet_manifests import fill, gpu_class, gpu_pool
+from tests.support.machines import virtual_machine
+from tests.unit.node.test_machine_command import SPEC
+from tests.unit.node.test_store_grants import NODE, allocated, claim_ref, granted
+
+REF = ClaimRef("default", "c", "0000-uid")
+
+
+def soon(seconds: float = 10.0) -> Deadline:
+    return Deadline.after(seconds)
+
+
+@contextmanager
+def raises(kind: type[NodeError], code: str, words: str, *, retryable: bool | None = None) -> Iterator[None]:
+    with pytest.raises(kind) as error:
+        yield
+    assert error.value.code == code
+    assert words in error.value.message
+    if retryable is not None:
+        assert error.value.retryable is retryable
+
+
+@dataclass
+class Answers:
+    """A monitor that answers each command from a table: a value, or a function of its arguments."""
+
+    table: Mapping[str, Any]
+    sent: list[str] = field(default_factory=list)
+
+    def execute(
+        self, command: str, arguments: Mapping[str, Any] | None = None, *, deadline: Deadline, fd: int | None = None
+    ) -> Any:
+        self.sent.append(command)
+        answer = self.table[command]
+        return answer(arguments) if callable(answer) else answer
+
+    def close(self) -> None:
+        self.sent.append("close")
+
+
+def monitor(**table: Any) -> Any:
+    return Answers({name.replace("_", "-") if name != "device_add" else name: value for name, value in table.items()})
+
+
+# -- claims ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def held(store: SQLiteStore) -> dict[str, Any]:
+    """A claim that was taken away from this node, which was fenced."""
+    fill(store, gpu_pool("p", devices=1, node=NODE), gpu_class())
+    claim = allocated(store, {"deviceClass": "gpu"})
+    now = store.get("DeviceClaim", "default", "c")
+    now["metadata"].setdefault("annotations", {})[meta.FENCED_FROM] = NODE
+    store.replace(now)
+    return claim
+
+
+def test_what_was_taken_away_from_a_fenced_node_is_not_granted_there_again(
+    store: SQLiteStore, held: dict[str, Any]
+) -> None:
+    with raises(Denied, "ClaimTakenAway", "was fenced", retryable=True):
+        granted(store, held)
+    before = store.get("DeviceClaim", "default", "c")
+    for mark in (add_finalizer, claim_as_is):
+        with raises(Denied, "ClaimTakenAway", "is not unprepared yet", retryable=True):
+            mark(store, NODE, claim_ref(held))
+    assert store.get("DeviceClaim", "default", "c") == before
+
+
+def test_a_claim_is_checked_in_the_same_way_whether_or_not_it_is_marked(store: SQLiteStore) -> None:
+    fill(store, gpu_pool("p", devices=1, node=NODE), gpu_class())
+    claim = allocated(store, {"deviceClass": "gpu"})
+    assert claim_as_is(store, NODE, claim_ref(claim))["metadata"]["uid"] == claim["metadata"]["uid"]
+    for mark in (add_finalizer, claim_as_is):
+        with raises(Denied, "ClaimElsewhere", "not of this node (other)"):
+            mark(store, "other", claim_ref(claim))
+
+
+def device(name: str = "d", **more: Any) -> PreparedDevice:
+    return PreparedDevice(("r",), "p", name, "vfio", functions=("0000:41:00.0",), nodes=("/dev/vfio/7",), **more)
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "A", "a" * 64, ""])
+def test_a_device_name_that_is_no_label_gets_no_file(name: str) -> None:
+    with raises(Denied, "DeviceNameInvalid", "has no valid name"):
+        claim_spec(REF, [device(name)], driver="devalloc.io", folder="/cdi")
+
+
+@pytest.mark.parametrize("node", ["/etc/passwd", "/dev/../etc/x", "vfio/7", "/dev/vfio/7\n"])
+def test_a_container_gets_only_nodes_below_dev(node: str) -> None:
+    with raises(Denied, "DeviceNameInvalid", "is not a device node below /dev"):
+        claim_spec(REF, [replace(device(), nodes=(node,))], driver="devalloc.io", folder="/cdi")
+
+
+@pytest.mark.parametrize("name", ["a b", "../x", "A"])
+def test_a_request_name_that_is_no_label_gets_no_file(name: str) -> None:
+    with raises(Denied, "RequestNameInvalid", "has no valid name"):
+        claim_files._by_request(REF, [replace(device(), requests=(name,))])
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", None])
+def test_a_file_of_a_claim_that_is_no_text_is_not_taken_for_its_content(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "spec.json"
+    path.mkdir() if content is None else path.write_bytes(content)
+    with raises(Failed, "FileUnreadable", str(path)):
+        FileKind(FakeHost(tmp_path / "host")).read(str(path))
+
+
+def test_a_file_that_does_not_hold_what_was_written_is_not_done(tmp_path: Path) -> None:
+    class Forgetful(FakeHost):
+        def put_file(self, path: str, content: bytes) -> None:
+            Path(path).write_bytes(content[:-1])
+
+    with raises(Failed, "FileUnreadable", "does not contain what was just written"):
+        FileKind(Forgetful(tmp_path / "host")).apply(str(tmp_path / "file"), "content", soon())
+
+
+# -- the journal and its steps -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[SQLiteJournal]:
+    with closing(open_journal(tmp_path / "node")) as opened:
+        yield opened
+
+
+def test_a_step_that_a_newer_version_recorded_is_neither_done_nor_undone(
+    journal: SQLiteJournal, tmp_path: Path
+) -> None:
+    runner = StepRunner(journal, {}, ClaimLocks(tmp_path / "locks"), PrepareOptions())
+    with raises(Failed, "StepKindUnknown", "run the version that recorded it", retryable=False):
+        runner._kind(Step("teleport", "0000:41:00.0", None, "there"))
+
+
+def test_the_journal_withholds_nothing_for_a_step_that_it_does_not_have(journal: SQLiteJournal) -> None:
+    with raises(Failed, "JournalDisagrees", "no such step"):
+        journal.withhold(4711, "broken")
+
+
+def test_threads_that_cannot_be_had_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = LinuxHost(str(tmp_path))
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with raises(Failed, "HostBusy", "can't start new thread"):
+        host.write("bus/pci/drivers_probe", "0000:41:00.0", soon())
+    assert not host._waiting, "the next call is not taken for a second one"
+
+
+# -- sockets -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_socket_is_given_by_its_full_path() -> None:
+    with raises(Denied, "SocketPathInvalid", "must be given by its full path"):
+        check_path(Path("run/node.sock"))
+
+
+def test_a_socket_that_cannot_be_served_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("devalloc_node.net.unix_sockets.place_socket", refuse)
+    tmp_path.chmod(0o700)
+    with (
+        raises(Failed, "SocketFailed", "No space left on device", retryable=False),
+        listening_socket(tmp_path / "s", 1),
+    ):
+        pytest.fail("it serves")
+
+
+@pytest.mark.parametrize("text", ["", "../x", "a--b", "a b", "-a", "a" * 300])
+def test_a_setup_is_called_by_a_plain_name(text: str) -> None:
+    with raises(Denied, "IdentifierInvalid", "the pool must be letters and digits"):
+        check_identifier("pool", text)
+
+
+# -- devices in machines -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["", "1a", "a b", "a,b", "a=b"])
+def test_qemu_gets_only_plain_ids(name: str) -> None:
+    with raises(Denied, "DeviceIdInvalid", "a letter, then letters, digits"):
+        pci.passthrough_device(name, device())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"binding": "none"}, "is prepared as none, which machines cannot use"),
+        ({"functions": ()}, "which machines cannot use"),
+        ({"functions": tuple(f"0000:41:00.{n}" for n in range(9))}, "has more than 8 functions"),
+    ],
+)
+def test_a_device_that_machines_cannot_use_is_not_plugged(change: dict[str, Any], words: str) -> None:
+    with raises(Denied, "DeviceNotPluggable", words):
+        pci.passthrough_device("d", replace(device(), **change))
+
+
+# -- CPUs and memory of machines ---------------------------------------------------------------------------------------
+
+
+def test_a_vcpu_that_qemu_accepts_and_does_not_show_is_not_there() -> None:
+    taken, free = ({"vcpus-count": 1, "type": "cpu", "props": {"core-id": number}} for number in range(2))
+    slots = [taken | {"qom-path": "/machine/0"}, free]
+    qemu = monitor(query_hotpluggable_cpus=slots, device_add={})
+    with raises(Failed, "CpuNotThere", "does not show it"):
+        scale(qemu, "default/m", 2, soon())
+
+
+def test_memory_that_qemu_accepts_and_does_not_show_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The DIMM is listed, and the sum of the memory stays as it was."""
+    dimms: list[str] = []
+    qemu = monitor(
+        query_memory_size_summary={"base-memory": 512 * MIB, "plugged-memory": 0},
+        query_memory_devices=[],
+        device_add=lambda arguments: dimms.append(arguments["id"]),
+    )
+    monkeypatch.setattr(machine_memory, "present_devices", lambda *arguments: dict.fromkeys(dimms, "pc-dimm"))
+    for step in ("_add_backend", "_remove_leftovers"):
+        monkeypatch.setattr(machine_memory, step, lambda *arguments: None)
+    with raises(Failed, "MemoryNotThere", "after plugging, instead of 640Mi"):
+        machine_memory._scale_dimms(qemu, "default/m", 640 * MIB, 128 * MIB, None, soon())
+    assert len(dimms) == 1
+
+
+def test_no_thread_of_another_process_is_bound_to_cpus() -> None:
+    """QEMU may have been taken over, and names a thread of somebody else."""
+    stranger = {"props": {"socket-id": 0, "core-id": 0}, "thread-id": os.getppid()}
+    before = os.sched_getaffinity(os.getppid())
+    with raises(Failed, "CpusNotPinned", "has no such thread"):
+        cpu_pinning.pin_vcpus(
+            monitor(query_cpus_fast=[stranger]), "default/m", Process(os.getpid(), 0), {(0, 0): {0}}, soon()
+        )
+    assert os.sched_getaffinity(os.getppid()) == before
+
+
+def test_a_vcpu_that_the_kernel_does_not_bind_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = {"props": {"socket-id": 0, "core-id": 0}, "thread-id": os.getpid()}
+
+    def refuse(thread: int, cpus: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    with raises(Failed, "CpusNotPinned", "Operation not permitted"):
+        cpu_pinning.pin_vcpus(
+            monitor(query_cpus_fast=[own]), "default/m", Process(os.getpid(), 0), {(0, 0): {0}}, soon()
+        )
+
+
+def test_a_machine_needs_the_numa_nodes_of_its_host(tmp_path: Path) -> None:
+    spec = replace(SPEC, numa_cells=(NumaCell(1, 1000, MIB),))
+    (tmp_path / "node0").mkdir()
+    with raises(Denied, "NumaNodeMissing", "requires NUMA node 1"):
+        preflight.check_host_limits(spec, "tcg", nodes=tmp_path)
+    (tmp_path / "node1").mkdir()
+    preflight.check_host_limits(spec, "tcg", nodes=tmp_path)
+
+
+# -- machines that move ------------------------------------------------------------------------------------------------
+
+
+def offered(accel: str = "tcg", **platform: Any) -> Offer:
+    amounts = MachineAmounts(1000, 512 * MIB)
+    return Offer("run", IncomingPlatform("pc-q35-7.2", (), **platform), accel, amounts, "")  # type: ignore[arg-type]
+
+
+def test_a_machine_does_not_move_between_kvm_and_emulation() -> None:
+    with raises(Denied, "AcceleratorDiffers", "runs with kvm, and this node has tcg"):
+        offers.check_cpu(SPEC, "tcg", offered("kvm"))
+
+
+@pytest.mark.parametrize(
+    ("platform", "words"),
+    [
+        ({"address_bits": 46, "cpu_flags": ("avx", "sse")}, "have 46 bits of addresses, and those of this node 39"),
+        ({"address_bits": 39, "cpu_flags": ("avx2", "sse")}, "have avx, avx2"),
+    ],
+)
+def test_a_guest_finds_the_cpus_that_it_began_with(
+    platform: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "address_bits", lambda accel: 39)
+    monkeypatch.setattr(preflight, "cpu_flags", lambda: ("sse", "avx"))
+    with raises(Denied, "CpuDiffers", words):
+        offers.check_cpu(SPEC, "kvm", offered("kvm", **platform))
+    offers.check_cpu(SPEC, "kvm", offered("kvm", address_bits=39, cpu_flags=("sse", "avx")))
+
+
+def test_a_guest_finds_the_numa_nodes_that_it_began_with() -> None:
+    cells = (NumaCell(0, 1000, MIB), NumaCell(3, 2000, 2 * MIB))
+    spec = replace(SPEC, numa_cells=cells)
+    assert offers.cells_here(spec, offered(cells=((2000, 2 * MIB), (1000, MIB)))) == cells[::-1]
+    for there in ((), ((1000, MIB),), ((1000, MIB), (1000, MIB)), ((1000, MIB), (2000, 2 * MIB), (1, 1))):
+        with raises(Denied, "NumaDiffers", "cannot move here while it runs"):
+            offers.cells_here(spec, offered(cells=there))
+
+
+def test_a_card_has_as_many_queues_on_both_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = replace(SPEC, nics=(Nic(interface="tap0"),))
+    platform = IncomingPlatform("pc-q35-7.2", (), queues={0: 4})
+    monkeypatch.setattr(machine_files, "has_queues", lambda interface: False)
+    with raises(Denied, "TapDiffers", "has 4 queues on its node, and TAP tap0 of this node gives it 1", retryable=True):
+        launch._queues(spec, platform)
+    monkeypatch.setattr(machine_files, "has_queues", lambda interface: True)
+    assert launch._queues(spec, platform) == {0: 4}
+
+
+@pytest.mark.parametrize("certificate", ["", "not a certificate", "x" * 2_000_000])
+def test_a_certificate_that_cannot_be_read_is_not_trusted(certificate: str) -> None:
+    with raises(Denied, "CertificateInvalid", "is unreadable"):
+        migration_tls.check_authority(certificate)
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        (None, "it does not move"),
+        (MachineMigration("other", "source"), "it is the source of migration other"),
+        (MachineMigration("u", "target"), "it is the target of migration u"),
+    ],
+)
+def test_a_machine_obeys_only_its_own_migration(own: MachineMigration | None, words: str) -> None:
+    record = MachineRecord(virtual_machine("m").to_manifest(), "running", "run", migration=own)
+    with raises(Denied, "MigrationUnknown", words):
+        migration._check_own(record, "u", "source")
+
+
+class Still:
+    """A source whose guest has stood still since the first look."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, state: str = "finish-migrate") -> None:
+        self.now, self.state = 100.0, state
+        monkeypatch.setattr(migration.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(migration, "_await_change", self.look)
+
+    def look(self, machines: object, key: str, deadline: Deadline) -> tuple[Progress, str]:
+        self.now += 1.0
+        return Progress("active"), self.state
+
+
+def test_a_guest_that_stands_still_too_long_ends_the_migration(monkeypatch: pytest.MonkeyPatch) -> None:
+    still, reports = Still(monkeypatch), list[Progress]()
+    with raises(Failed, "MigrationStalled", "the target does not answer"):
+        migration.await_sent(None, "default/m", Deadline.after(3600), reports.append)  # type: ignore[arg-type]
+    assert len(reports) == migration.STALL_SECONDS + 1, "it is given that long, from when it stood still"
+    assert still.now == 100.0 + migration.STALL_SECONDS + 1
+
+
+def test_a_guest_that_runs_again_is_given_its_time_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    still = Still(monkeypatch)
+
+    def report(now: Progress) -> None:
+        still.state = "running" if int(still.now) % 10 == 0 else "finish-migrate"
+        if still.now > 200:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        migration.await_sent(None, "default/m", Deadline.after(3600), report)  # type: ignore[arg-type]
+
+
+def test_a_target_at_which_nobody_listens_cannot_be_reached() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        port = server.getsockname()[1]
+    with raises(Failed, "TargetUnreachable", f"port {port}: "):
+        migration._connected("default/m", Destination("127.0.0.1", port, ""), soon(2))
+
+
+def test_a_target_that_does_not_shake_hands_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(migration, "_progress", lambda monitor, deadline: Progress("setup"))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        with raises(Failed, "TargetUnreachable", "a stranger has connected to it"):
+            migration._await_handshake(monitor(), "default/m", ours, soon(0.05))
+        assert theirs.recv(1) == b"", "QEMU does not wait for it any longer"
+
+
+def test_a_migration_that_does_not_end_is_unclear(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(migration, "_progress", lambda monitor, deadline: Progress("cancelling"))
+    with raises(Unknown, "MigrationUnclear", "still 'cancelling' after its cancellation"):
+        migration._stop_sending(Answers({"migrate_cancel": {}}), "default/m", soon(0.05))
+    monkeypatch.setattr(migration, "run_state", lambda monitor, deadline: "inmigrate")
+    with raises(Unknown, "MigrationUnclear", "is to run on this node, but is still 'inmigrate'"):
+        migration._let_run(monitor(), "default/m", soon(0.05))
+
+
+# -- processes and files of machines -----------------------------------------------------------------------------------
+
+
+def test_a_qemu_that_survives_a_kill_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr(launch, "alive", lambda qemu: True)
+    monkeypatch.setattr(launch, "wait", lambda qemu, seconds: False)
+    monkeypatch.setattr(launch, "kill", lambda qemu, number: killed.append(number))
+    with raises(Unknown, "MachineUnkillable", "was killed but did not end"):
+        launch.end(monitor(quit={}), "default/m", Process(4711, 1))
+    assert len(killed) == 1
+
+
+def test_a_tpm_that_does_not_end_keeps_its_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = MachineConfig(state=tmp_path / "state", run=tmp_path / "run")
+    config.tpm("m").mkdir(parents=True)
+    monkeypatch.setattr(firmware, "_TPM_SECONDS", 0.05)
+    with ExitStack() as stack:
+        lock = stack.enter_context(FileLock.of_folder(config.tpm("m")))
+        assert lock.try_lock()
+        with raises(Failed, "TpmRuns", "was killed but did not end"):
+            firmware.await_tpm_end("m", config)
+    firmware.await_tpm_end("m", config)
+
+
+def test_an_image_that_no_qemu_holds_is_not_proven_to_be_shared(tmp_path: Path) -> None:
+    image = tmp_path / "disk.raw"
+    image.write_bytes(bytes(4096))
+    with open(image, "rb") as file, raises(Denied, "DiskNotShared", "lock of the other node's QEMU is not seen here"):
+        machine_files.check_image_held(file.fileno(), str(image), writable=True)
+
+
+def test_what_is_no_json_is_not_sent_to_qemu(tmp_path: Path) -> None:
+    line = QmpMonitor("default/m", str(tmp_path / "qmp"))
+    with raises(Failed, "MonitorMisused", "cannot send qom-set", retryable=False):
+        line.execute("qom-set", {"value": object()}, deadline=soon())
