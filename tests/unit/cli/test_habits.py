@@ -562,3 +562,12 @@ def test_a_word_that_is_no_kind_is_named_as_the_mistake(verb: str, fleet: Shell)
     result = fleet(verb, "nope")
     assert result.code == 2
     assert "unknown kind 'nope'" in result.err
+
+
+@pytest.mark.parametrize(
+    ("operator", "values"),
+    [("<", "1"), ("<=", "1 2"), (">", "3"), (">=", "2 3"), ("==", "2"), ("!=", "1 3 x")],
+)
+def test_a_filter_of_a_jsonpath_compares(operator: str, values: str) -> None:
+    items = [{"a": 1}, {"a": 2}, {"a": 3}, {"a": "x"}]
+    assert jsonpath.render_template("{.items[?(@.a" + operator + "2)].a}", {"items": items}) == values

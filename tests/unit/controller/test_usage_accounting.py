@@ -676,3 +676,15 @@ def test_months() -> None:
     for text in ("", "2026", "2026-13", "next", "2026-11-27"):
         with pytest.raises(ValueError, match=r"does not match|unconverted"):
             parse_month(text, 0)
+
+
+@pytest.mark.parametrize(("cpus", "gib", "held"), [(2, 4, (2000, 4 << 30)), (2, 0, (2000, 0)), (0, 4, (0, 4 << 30))])
+def test_a_machine_of_which_one_amount_is_unknown_is_billed_for_the_other(
+    cpus: int, gib: int, held: tuple[int, int]
+) -> None:
+    (holding,) = holdings_of([machine("m", cpus, gib)]).values()
+    assert (holding.cpu, holding.memory) == held
+
+
+def test_a_machine_of_which_nothing_is_seen_holds_nothing() -> None:
+    assert not holdings_of([machine("m", 0, 0)])

@@ -150,5 +150,6 @@ def test_of_two_pods_the_one_that_came_after_keeps_the_token(
 
 def test_a_pod_without_a_token_says_so(pod_access: ClusterCredentials, account: Path) -> None:
     (account / "token").unlink()
-    with pytest.raises(Failed, match=r"cannot store the cluster credentials in .*account/token"):
+    with pytest.raises(Failed, match=r"cannot store the cluster credentials in .*account/token") as refused:
         pod_access.keep(threading.Event(), print)
+    assert refused.value.code == "AccessUnavailable"

@@ -148,8 +148,9 @@ def test_nobody_at_the_port_is_told_in_words_and_tried_again_every_five_seconds(
             await asyncio.sleep(11)
             assert heard.times("disconnected") == [0, 5_000, 10_000]
             assert monitor.status().why.endswith("Connection refused"), monitor.status().why
-            with pytest.raises(Failed, match="Connection refused"):
+            with pytest.raises(Failed, match="Connection refused") as refused:
                 await monitor.upscale(Resources(250, GIB))
+            assert refused.value.code == "GuestMonitorNotConnected"
 
     run(main())
 
@@ -188,8 +189,9 @@ def test_a_late_reply_gets_an_invalid_message_with_its_id_and_changes_nothing() 
         async with scripted_monitor(script) as port, watched(port) as (monitor, heard):
             await connected(monitor)
             began = now()
-            with pytest.raises(Unknown, match="no reply to a DownscaleRequest within 5 s"):
+            with pytest.raises(Unknown, match="no reply to a DownscaleRequest within 5 s") as refused:
                 await monitor.downscale(Resources(250, GIB))
+            assert refused.value.code == "GuestMonitorSilent"
             assert now() - began == 5_000
             await asyncio.sleep(8)
             assert [what for _, what in heard.events] == ["connected"]
@@ -305,8 +307,9 @@ def test_what_cannot_be_understood_ends_the_connection_and_requests_are_unknown(
     async def main() -> None:
         async with scripted_monitor(script) as port, watched(port) as (monitor, heard):
             await connected(monitor)
-            with pytest.raises(Unknown, match="ended before it answered"):
+            with pytest.raises(Unknown, match="ended before it answered") as refused:
                 await monitor.downscale(Resources(250, GIB))
+            assert refused.value.code == "GuestMonitorLost"
             assert heard.times("disconnected") == [], "the request is reported first"
             await asyncio.sleep(0.5)
             assert len(heard.times("disconnected")) == 1

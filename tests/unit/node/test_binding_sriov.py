@@ -123,8 +123,9 @@ class TestCreation:
                 host.remove(f"{host.path(PF)}/virtfn6")
 
         host.set_numvfs = one_is_missing  # type: ignore[method-assign]
-        with pytest.raises(Failed, match="has 6 VFs although 7 were requested"):
+        with pytest.raises(Failed, match="has 6 VFs although 7 were requested") as refused:
             BindingRunner.on(host).prepare(VF0, POOL)
+        assert refused.value.code == "VfsMissing"
         assert host.snapshot() == before
 
 

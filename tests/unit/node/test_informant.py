@@ -152,8 +152,9 @@ def test_a_new_agent_takes_over_and_when_it_goes_the_old_one_does() -> None:
             new, task = world.agent()
             await until_async(lambda: new.status().connected)
             assert not old.status().connected
-            with pytest.raises(Failed, match="has another agent"):
+            with pytest.raises(Failed, match="has another agent") as refused:
                 await old.upscale(Resources(1000, GIB))
+            assert refused.value.code == "InformantNotRunning"
             await new.upscale(Resources(2000, GIB))
             await world.stop(task)
             await until_async(lambda: old.status().connected)
@@ -187,8 +188,9 @@ def test_a_guest_that_cannot_tell_is_a_failure_and_the_agent_comes_back() -> Non
             agent, _ = world.agent()
             await until_async(lambda: agent.status().connected)
             world.guest.breaks = True
-            with pytest.raises(Failed, match=r"it answers /downscale with 500$"):
+            with pytest.raises(Failed, match=r"it answers /downscale with 500$") as refused:
                 await agent.downscale(Resources(250, GIB))
+            assert refused.value.code == "InformantRefused"
             assert agent.status().failures == 1
             await until_async(lambda: not agent.status().connected)
             await until_async(lambda: agent.status().connected)

@@ -549,3 +549,18 @@ def test_what_was_warned_of_is_said_again_with_every_echo() -> None:
     echoes = fleet.allocate_all([pending, refused])["claims"]
     assert [each["warnings"] for each in echoes] == [answer["warnings"], answer["warnings"]]
     assert [*fleet.allocate(refused)] == [*echoes[1]], "the same form as of solve_manifests"
+
+
+@pytest.mark.parametrize("annotations", [{"a": 1}, {"a": None}, {"a": ["b"]}, {"a": "b", "c": True}])
+def test_a_claim_of_a_known_shape_is_checked_as_the_first_one_is(annotations: dict[str, Any]) -> None:
+    """The second claim of a shape takes a shorter way."""
+    fleet = Fleet.from_manifests(fleet_of())
+    assert fleet.allocate(wants("first"))["allocated"]
+    second = wants("second")
+    second["metadata"]["annotations"] = annotations
+    answer = fleet.allocate(copy.deepcopy(second))
+    cold = solve_manifests([*fleet_of(), second])["claims"][0]
+    assert [answer[name] for name in ("allocated", "reason", "message")] == [
+        cold[name] for name in ("allocated", "reason", "message")
+    ]
+    assert answer["allocated"] is not isinstance(annotations["a"], list)
