@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from random import Random
 from typing import Any
 
 import pytest
 
-from devalloc_solver import Fleet, solve_manifests
+from devalloc_solver import Fleet, dra, solve_manifests
 from devalloc_solver.pipeline import strategy as ways
-from tests.support import oracle, random_fleets
+from tests.support import oracle, random_fleets, spread_situations
 from tests.support.answer_verifier import complaints
 from tests.support.manifests import allocated, claim, device, device_class, entry, pool
-from tests.support.oracle_instance import ADMIN, Instance, read
+from tests.support.oracle_instance import read
+from tests.support.spread_situations import as_device_claims, as_resources, measure, mixed
 
 Manifest = dict[str, Any]
 EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "150"))
@@ -40,27 +41,6 @@ def nodes_of(answers: Iterable[Manifest]) -> list[int]:
 def one_by_one(documents: Sequence[Manifest], waiting: Sequence[Manifest]) -> list[Manifest]:
     warm = Fleet.from_manifests(documents, placement="spread")
     return [warm.allocate(each) for each in waiting]
-
-
-def measure(instance: Instance, answers: Iterable[Manifest], policy: str = "spread") -> tuple[int, int]:
-    """The squares of an answer, or the places that it brings into use; what admin details look at is not in use."""
-    position = {each.key: index for index, each in enumerate(instance.devices)}
-    by_place = {(node, pool, name): index for (node, _, pool, name), index in position.items()}
-    details = {one.key: one.entries for group in instance.groups for one in group.claims}
-    given = set()
-    for answer in answers:
-        key = answer["namespace"], answer["name"]
-        if not answer["allocated"] or key not in details:
-            continue
-        for number, chosen in enumerate(answer["oneOf"] or [None] * len(details[key])):
-            if details[key][number][chosen or 0].mode == ADMIN:
-                break
-        else:
-            for got in answer["allocations"]:
-                place = got["devicePoolName"], got["deviceName"]
-                given.add(by_place.get((answer["node"], *place), by_place.get((None, *place))))
-    of_policy = oracle.squares if policy == "spread" else oracle.new_places
-    return of_policy(instance, [index for index in given if index is not None])
 
 
 def test_six_claims_go_to_three_nodes_evenly_in_every_way() -> None:
@@ -138,7 +118,7 @@ def test_small_batches_are_spread_as_well_as_can_be(seed: int) -> None:
     best = oracle.solve(documents, policy="spread")
     answer = solve_manifests(deepcopy(documents), placement="spread")
     assert complaints(documents, answer) == []
-    assert measure(read(documents), answer["claims"]) == best.squares
+    assert measure(read(documents), answer["claims"]) == best.unevenness
 
 
 @pytest.mark.parametrize("seed", range(EXAMPLES // 3))
@@ -175,3 +155,160 @@ def goals(answers: Sequence[Manifest]) -> object:
     }
     chosen = {each["name"]: each["oneOf"] for each in answers if each["allocated"]}
     return chosen, len({place[:2] for place in devices}), len(devices)
+
+
+# -- amounts: how much of each node is in use, as a share of what it has ----------------------------------------------
+
+
+def shared_fleet(*memory: Sequence[str]) -> list[Manifest]:
+    """For each node the memory of its devices, each in a pool of its own, of which claims take shares."""
+    pools = [
+        pool(f"n{n}-p{p}", f"n{n}", devices=[device("g0", attributes={"kind": "shared"}, resources={"memory": size})])
+        for n, sizes in enumerate(memory)
+        for p, size in enumerate(sizes)
+    ]
+    of_class = device_class("shared", driver="gpu", constraints="device.kind == 'shared'")
+    return [of_class, *pools]
+
+
+def share(name: str, memory: str = "4Gi", **limits: int) -> Manifest:
+    detail = {"deviceClass": "shared", "requests": {"memory": memory}}
+    return claim(name, {**detail, "limits": limits} if limits else detail)
+
+
+def held_share(name: str, node: str, memory: str = "4Gi") -> Manifest:
+    return allocated(share(name, memory), [entry(f"{node}-p0", "g0", memory=memory)], node=node)
+
+
+def three_answers(documents: Sequence[Manifest], wanted: Manifest) -> list[tuple[str | None, object]]:
+    """(node, devices) by one solve, by a warm fleet alone, and by a warm fleet jointly."""
+    solve: Callable[..., Any] = dra.solve_manifests if wanted["kind"] == "ResourceClaim" else solve_manifests
+    name = wanted["metadata"]["name"]
+
+    def one(answer: Any) -> Manifest:
+        return next(each for each in answer["claims"] if each["name"] == name)
+
+    answers = [
+        one(solve([*documents, wanted], placement="spread")),
+        Fleet.from_manifests(documents, placement="spread").allocate(wanted),
+        one(Fleet.from_manifests(documents, placement="spread").allocate_all([wanted])),
+    ]
+    return [(each["node"], each["allocations"]) for each in map(_without_share_ids, answers)]
+
+
+def _without_share_ids(answer: Manifest) -> Manifest:
+    answer = deepcopy(answer)
+    if isinstance(answer["allocations"], dict) and answer["allocated"]:
+        for result in answer["allocations"]["devices"]["results"]:
+            result.pop("shareID", None)
+    return answer
+
+
+@pytest.mark.parametrize("limits", [{}, {"count": 1}], ids=["split", "on one device"])
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_a_share_goes_to_the_node_of_which_least_is_in_use_in_every_way(
+    nodes: int, devices: int, limits: dict[str, int]
+) -> None:
+    documents = shared_fleet(*[["24Gi"] * devices] * nodes)
+    documents += [held_share(f"h{n}", f"n{n}") for n in range(nodes - 1)]
+    answers = three_answers(documents, share("a", **limits))
+    assert [node for node, _ in answers] == [f"n{nodes - 1}"] * 3
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_shares_that_come_one_by_one_are_spread_over_nodes() -> None:
+    documents, waiting = shared_fleet(["24Gi"], ["24Gi"], ["24Gi"]), [share(f"a{n}") for n in range(6)]
+    assert nodes_of(one_by_one(documents, waiting)) == [2, 2, 2]
+
+
+def test_shares_that_come_together_are_on_the_fewest_devices_before_they_are_spread() -> None:
+    documents = shared_fleet(["24Gi"], ["24Gi"], ["24Gi"])
+    answer = solve_manifests([*documents, *(share(f"a{n}") for n in range(6))], placement="spread")
+    assert nodes_of(answer["claims"]) == [6]
+    answer = solve_manifests([*documents, *(share(f"a{n}", "14Gi") for n in range(3))], placement="spread")
+    assert nodes_of(answer["claims"]) == [1, 1, 1]
+
+
+def test_a_node_is_in_use_by_the_share_of_what_it_has() -> None:
+    """4Gi of 24Gi in use, or 8Gi of 80Gi: that is less, although it is more."""
+    documents = [*shared_fleet(["24Gi"], ["40Gi", "40Gi"]), held_share("h0", "n0"), held_share("h1", "n1", "8Gi")]
+    assert {node for node, _ in three_answers(documents, share("a"))} == {"n1"}
+    gpus = [device(f"gpu{n}") for n in range(8)]
+    documents = [device_class("gpu", driver="gpu"), pool("p0", "n0", devices=gpus[:2]), pool("p1", "n1", devices=gpus)]
+    documents.append(allocated(claim("h", {"deviceClass": "gpu"}), [entry("p1", "gpu0")], node="n1"))
+    answers = one_by_one(documents, claims(8))
+    assert Counter(each["node"] for each in answers) == {"n1": 6, "n0": 2}
+
+
+def test_a_partition_counts_as_much_as_it_draws_of_its_card() -> None:
+    """A quarter of one card and three quarters of another are in use: two quarters more go to the first."""
+    sizes = {"quarter": 1, "half": 2, "most": 3}
+    cards = [
+        pool(
+            f"n{n}-card",
+            f"n{n}",
+            resources={"slices": 4},
+            devices=[
+                device(f"{size}-{k}", attributes={"size": size}, requests={"slices": sizes[size]})
+                for size in sizes
+                for k in range(4 // sizes[size])
+            ],
+        )
+        for n in range(2)
+    ]
+    classes = [device_class(size, driver="gpu", constraints=f"device.size == '{size}'") for size in sizes]
+    held = [
+        allocated(claim("h0", {"deviceClass": "most"}), [entry("n0-card", "most-0")], node="n0"),
+        allocated(claim("h1", {"deviceClass": "quarter"}), [entry("n1-card", "quarter-0")], node="n1"),
+    ]
+    documents, wanted = [*classes, *cards, *held], claim("a", {"deviceClass": "quarter"})
+    answers = three_answers(documents, wanted)
+    assert answers[0] == answers[1] == answers[2]
+    assert answers[0][0] == "n1"
+    waiting = [claim(f"a{n}", {"deviceClass": "quarter"}) for n in range(3)]
+    assert Counter(each["node"] for each in one_by_one(documents, waiting)) == {"n1": 2, "n0": 1}
+
+
+@pytest.mark.parametrize("dialect", ["DeviceClaims", "ResourceClaims"])
+@pytest.mark.parametrize("seed", range(EXAMPLES // 2))
+def test_one_claim_of_any_kind_is_spread_as_well_as_can_be_in_every_way(seed: int, dialect: str) -> None:
+    documents = mixed(Random(seed), 1)
+    instance, best = read(documents), oracle.solve(documents, policy="spread")
+    *rest, wanted = documents if dialect == "DeviceClaims" else as_resources(documents)
+    answers = three_answers(rest, wanted)
+    assert answers[0] == answers[1] == answers[2]
+    assert measure(instance, together(documents, dialect)) == best.unevenness
+
+
+@pytest.mark.parametrize("dialect", ["DeviceClaims", "ResourceClaims"])
+@pytest.mark.parametrize("seed", range(EXAMPLES // 2))
+def test_a_batch_of_one_kind_is_spread_as_well_as_can_be(seed: int, dialect: str) -> None:
+    random = Random(seed)
+    documents = [*mixed(random, 0)]
+    kind = random.choice(spread_situations.KINDS)
+    documents += [spread_situations.waiting(f"c{n}", kind) for n in range(3)]
+    instance, best = read(documents), oracle.solve(documents, policy="spread")
+    assert measure(instance, together(documents, dialect)) == best.unevenness
+
+
+@pytest.mark.parametrize("dialect", ["DeviceClaims", "ResourceClaims"])
+@pytest.mark.parametrize("seed", range(EXAMPLES // 2))
+def test_a_batch_of_all_kinds_is_spread_no_worse_than_its_claims_one_by_one(seed: int, dialect: str) -> None:
+    documents = mixed(Random(seed), 4)
+    waiting = [each for each in documents if each["kind"] == "DeviceClaim" and "status" not in each]
+    rest = [each for each in documents if each not in waiting]
+    answers = [each for each in together(documents, dialect) if each["name"].startswith("c")]
+    if dialect == "ResourceClaims":
+        rest, waiting = as_resources(rest), as_resources(waiting)
+    alone = one_by_one(rest, waiting)
+    alone = as_device_claims(alone) if dialect == "ResourceClaims" else alone
+    if goals(alone) == goals(answers):
+        instance = read(documents)
+        assert measure(instance, answers) <= measure(instance, alone)
+
+
+def together(documents: Sequence[Manifest], dialect: str) -> list[Manifest]:
+    if dialect == "DeviceClaims":
+        return list(solve_manifests(deepcopy([*documents]), placement="spread")["claims"])
+    return as_device_claims(dra.solve_manifests(as_resources(documents), placement="spread")["claims"])

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cache
 from itertools import chain, combinations, product
 from typing import Any
@@ -32,8 +33,8 @@ class BestAnswer:
     """Per satisfied claim, per entry: the chosen alternative, None where there is no oneOf."""
     pools: int
     devices: int
-    squares: tuple[int, ...] = ()
-    """To spread: the sum of the squares of the devices in use of each node, then that of each pool."""
+    unevenness: tuple[Fraction, ...] = ()
+    """To spread: of the nodes, then of the pools."""
     new_places: tuple[int, ...] = ()
     """To pack: the nodes that come into use, then the pools."""
 
@@ -66,22 +67,73 @@ def solve(documents: Iterable[Mapping[str, Any]], *, nowhere: bool = False, poli
             ]
             for claim in claims
         },
-        pools=pools,
-        devices=devices,
-        squares=tuple(cost) if policy == "spread" else (),
-        new_places=tuple(cost) if policy == "pack" else (),
+        pools=int(pools),
+        devices=int(devices),
+        unevenness=tuple(map(Fraction, cost)) if policy == "spread" else (),
+        new_places=tuple(map(int, cost)) if policy == "pack" else (),
     )
 
 
-def squares(instance: Instance, given: Iterable[int]) -> tuple[int, int]:
-    """Goal 5 to spread, from its words: ``given`` are devices that come into use beside those that are."""
-    used = {*given, *(index for index, device in enumerate(instance.devices) if device.in_use)}
-    pools = Counter(instance.devices[index].pool for index in used)
-    nodes: Counter[str] = Counter()
-    for pool, count in pools.items():
-        if (node := instance.pools[pool].node) is not None:
-            nodes[node] += count
-    return sum(count**2 for count in nodes.values()), sum(count**2 for count in pools.values())
+def unevenness(
+    instance: Instance, whole: Iterable[int], taken: Mapping[int, Mapping[str, int]]
+) -> tuple[Fraction, Fraction]:
+    """Goal 5 to spread, from its words: ``whole`` are devices that come into use beside those that are, ``taken`` the
+    blocks of shares."""
+    given = {*whole}
+    of_pools: dict[int, Fraction] = defaultdict(Fraction)
+    for index, device in enumerate(instance.devices):
+        size = _size(instance, index)
+        if index in given or device.held_whole:
+            of_pools[device.pool] += size
+        elif device.in_use or index in taken:
+            shares = taken.get(index, {})
+            parts = [
+                Fraction(min(blocks, device.held.get(name, 0) + shares.get(name, 0)), blocks)
+                for name, (blocks, _) in device.capacity.items()
+                if blocks
+            ]
+            of_pools[device.pool] += size * (sum(parts) / len(parts) if parts else 0)
+    of_nodes: dict[str, Fraction] = defaultdict(Fraction)
+    capacities: Counter[str] = Counter()
+    for number, pool in enumerate(instance.pools):
+        if pool.node is not None:
+            of_nodes[pool.node] += of_pools[number]
+            capacities[pool.node] += _capacity(instance, number)
+    nodes = sum((load**2 / capacities[node] for node, load in of_nodes.items() if load), Fraction())
+    pools = sum((load**2 / _capacity(instance, number) for number, load in of_pools.items() if load), Fraction())
+    return nodes, pools
+
+
+def _drawn(instance: Instance, index: int) -> dict[str, int]:
+    device = instance.devices[index]
+    blocks = instance.pools[device.pool].blocks
+    return {name: count for name, count in device.draws.items() if name in blocks and count}
+
+
+def _card(instance: Instance, index: int) -> frozenset[str]:
+    """The resources that a device draws on, and all that are drawn on together with these."""
+    pool = instance.devices[index].pool
+    others = [{*_drawn(instance, n)} for n, device in enumerate(instance.devices) if device.pool == pool]
+    card = {*_drawn(instance, index)}
+    while more := {name for names in others if names & card for name in names} - card:
+        card |= more
+    return frozenset(card)
+
+
+def _size(instance: Instance, index: int) -> Fraction:
+    """How much a device is that is in use whole."""
+    card, drawn = _card(instance, index), _drawn(instance, index)
+    if not card:
+        return Fraction(1)
+    blocks = instance.pools[instance.devices[index].pool].blocks
+    return sum((Fraction(count, blocks[name]) for name, count in drawn.items() if blocks[name]), Fraction()) / len(card)
+
+
+def _capacity(instance: Instance, pool: int) -> int:
+    """Devices, those of one card being one."""
+    members = [index for index, device in enumerate(instance.devices) if device.pool == pool]
+    cards = [_card(instance, index) for index in members]
+    return sum(not card for card in cards) + len({card for card in cards if card})
 
 
 def new_places(instance: Instance, given: Iterable[int]) -> tuple[int, int]:
@@ -152,7 +204,7 @@ class _Search:
         self.admin: dict[int, int] = defaultdict(int)
         self.free = [dict(pool.free) for pool in instance.pools]
         self.compatible = [list(pool.compatibility) for pool in instance.pools]
-        self.best: tuple[int, ...] | None = None
+        self.best: tuple[int | Fraction, ...] | None = None
         self.first_only = False
         self.kinds = self._kinds(instance.groups)
 
@@ -165,8 +217,8 @@ class _Search:
             return True
         return False
 
-    def smallest(self) -> tuple[int, ...]:
-        """Fewest pools, then fewest devices, then the smallest squares, of an answer that satisfies all groups."""
+    def smallest(self) -> tuple[int | Fraction, ...]:
+        """Fewest pools, then fewest devices, then what is best in goal 5, of an answer that satisfies all groups."""
         self._group(0)
         assert self.best is not None
         return self.best
@@ -224,13 +276,25 @@ class _Search:
                     self._entry(node, entries, position + 1, with_this, with_all, done)
                 self._undo(detail, chosen)
 
-    def _cost(self) -> tuple[int, ...]:
+    def _cost(self) -> tuple[int | Fraction, ...]:
         used = self.whole | self.shares.keys() | self.admin.keys()
         cost = len({self.devices[index].pool for index in used}), len(used)
         if self.policy is None:
             return cost
-        measure = squares if self.policy == "spread" else new_places
-        return (*cost, *measure(self.instance, self.whole | self.shares.keys()))
+        if self.policy == "pack":
+            return (*cost, *new_places(self.instance, self.whole | self.shares.keys()))
+        return (*cost, *unevenness(self.instance, self.whole, self._blocks()))
+
+    def _blocks(self) -> dict[int, dict[str, int]]:
+        """What shares take of devices, each being on one."""
+        taken: dict[int, dict[str, int]] = {}
+        for index, shares in self.shares.items():
+            capacity, blocks = self.devices[index].capacity, Counter[str]()
+            for share in shares:
+                for name, amount in share.requests.items():
+                    blocks[name] += -(-amount // capacity[name][1]) if name in capacity else 0
+            taken[index] = dict(blocks)
+        return taken
 
     def _promising(self) -> bool:
         return self.first_only or self.best is None or self._cost() < self.best

@@ -40,6 +40,8 @@ class Pool:
     free: dict[str, int]
     compatibility: set[Value] = field(default_factory=set)
     """The groups of held devices (S12a)."""
+    blocks: dict[str, int] = field(default_factory=dict)
+    """Pool resource: all blocks (S12)."""
 
 
 @dataclass
@@ -263,7 +265,7 @@ def _fleet(documents: Sequence[Mapping[str, Any]]) -> tuple[list[Pool], list[Dev
                     never=not device.requests.keys() <= resources.keys(),
                 )
             )
-        pools.append(Pool(name, node, pool.spec.driver, free))
+        pools.append(Pool(name, node, pool.spec.driver, free, blocks=dict(free)))
     return pools, devices
 
 

@@ -19,7 +19,6 @@ from devalloc_solver.place.greedy import candidate_orders, place_greedily
 from devalloc_solver.problem.allocations import Allocation, Usage
 from devalloc_solver.problem.demand import PlacementUnit
 from devalloc_solver.problem.placement import GoalLevel, Placement
-from devalloc_solver.problem.placement_policy import load_by_node
 from devalloc_solver.problem.snapshot import Snapshot
 
 GRACE_SECONDS = 0.2
@@ -192,8 +191,7 @@ class _ColumnSolve:
             state_space, state_space.supply(), [len(kind.units) for kind in state_space.kinds], self.ends
         )
         decider.decide()
-        loads = load_by_node(self.snapshot, self.singles.usage.devices_in_use())
-        placements = name_devices(self.snapshot, state_space, decider.best, loads, self.placement)
+        placements = name_devices(self.snapshot, state_space, decider.best, self.singles.usage, self.placement)
         self.bounds |= decider.bounds
         self.least_ranks = decider.least_ranks
         self.placements += placements

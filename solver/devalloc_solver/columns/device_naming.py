@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import count
+from itertools import chain, count
 
 import numpy as np
 
@@ -17,8 +17,10 @@ from devalloc_solver.columns.packing import Packing, Path
 from devalloc_solver.columns.patterns import LocalChoice, Pattern
 from devalloc_solver.columns.state_network import NetworkPart, User, normal_form
 from devalloc_solver.columns.state_space import BinSite, StateSpace
+from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import Demand, Request
 from devalloc_solver.problem.placement import PlacedDevice, Placement
+from devalloc_solver.problem.placement_policy import UNIT, Loads
 from devalloc_solver.problem.snapshot import Device, Snapshot
 
 
@@ -32,23 +34,24 @@ class UnitDevices:
 
 
 def name_devices(
-    snapshot: Snapshot, state_space: StateSpace, packing: Packing, loads: Mapping[str, int], placement: str
+    snapshot: Snapshot, state_space: StateSpace, packing: Packing, usage: Usage, placement: str
 ) -> list[Placement]:
     """Placements of all claims of a packing.
 
     Args:
-        loads: how many devices of each node are in use.
-        placement: of bins that are alike, ``pack`` prefers those of nodes in use, ``spread`` those of nodes with the
-            fewest devices in use, those given here included.
+        usage: what is in use before.
+        placement: of bins that are alike, ``pack`` prefers those of nodes in use, ``spread`` those of nodes of which
+            least is in use, what is given here included.
     """
+    busy = {snapshot.pools[pool].node for pool in usage.pools_in_use()}
     rank = {node: position for position, node in enumerate(snapshot.nodes)}
 
     def order(site: BinSite) -> tuple[bool, int]:
         node = site[0].nodes[site[1]]
-        return not loads.get(node), rank[node]
+        return node not in busy, rank[node]
 
     sites = {state: sorted(members, key=order, reverse=True) for state, members in state_space.sites.items()}
-    namer = _PathNamer(state_space, sites, _LeastLoaded(Counter(loads)) if placement == "spread" else None)
+    namer = _PathNamer(state_space, sites, _LeastLoaded(usage.loads.copy()) if placement == "spread" else None)
     taken = sorted(namer.name_all(packing), key=lambda t: rank[t.node])
     by_kind: dict[int, list[UnitDevices]] = {}
     for taking in taken:
@@ -90,9 +93,9 @@ class _BinMoves:
 
 @dataclass(slots=True, eq=False)
 class _LeastLoaded:
-    """Chooses the bin on the node with the fewest devices in use by now. Loads only grow."""
+    """Chooses the bin on the node of which least is in use by now. Loads only grow."""
 
-    loads: Counter[str]
+    loads: Loads
     heaps: dict[int, list[tuple[int, int, BinSite]]] = field(default_factory=lambda: defaultdict(list))
     """state -> (load of the node when it was looked at, turn, bin)"""
     turns: Iterator[int] = field(default_factory=count)
@@ -110,7 +113,7 @@ class _LeastLoaded:
             heappush(heap, (now, turn, site))
 
     def load(self, site: BinSite) -> int:
-        return self.loads[site[0].nodes[site[1]]]
+        return self.loads.growth_of_node(site[0].nodes[site[1]], UNIT)
 
 
 @dataclass(slots=True, eq=False)
@@ -149,7 +152,8 @@ class _PathNamer:
                     for take in pattern.takes
                 )
                 if self.even is not None:
-                    self.even.loads[template.nodes[node]] += sum(map(len, devices))
+                    for device in chain(*devices):
+                        self.even.loads.add(device.pool, self.even.loads.scale(device.pool).whole(device.draws))
                 yield UnitDevices(user, template.nodes[node], devices)
             before = target
 

@@ -30,6 +30,8 @@ class ModelBuilder:
     """The model so far."""
 
     model: BatchModel
+    spreads: bool = False
+    """whether the placement policy is to spread, which asks how much of devices is in use"""
     uppers: dict[int, int] = field(default_factory=dict)
     """variable index -> upper bound, where it is not 1"""
     takers: dict[int, LinearTerms] = field(default_factory=_dict_of_lists)

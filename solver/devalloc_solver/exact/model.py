@@ -92,7 +92,7 @@ def build_model(
     cp = cp_model.CpModel()
     satisfied = [cp.new_bool_var("") for _ in units]
     model = BatchModel(snapshot, usage, units, device_groups, nodes, cp, satisfied)
-    draft = ModelBuilder(model)
+    draft = ModelBuilder(model, placement == "spread")
     amounts = ShareVariables(draft)
     for numbers in group_equal_units(units):
         for earlier, later in pairwise(numbers):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from math import gcd
 from typing import TYPE_CHECKING
 
 from devalloc_solver.exact.linear_constraints import add_at_most
 from devalloc_solver.exact.variables import BatchModel, LinearTerms
-from devalloc_solver.problem.placement_policy import load_by_node, square_growth
+from devalloc_solver.problem.placement_policy import growth
 
 if TYPE_CHECKING:
     from devalloc_solver.exact.goals import GoalSearch
@@ -30,48 +31,70 @@ def share_cost(model: BatchModel) -> LinearTerms:
     return shares + [(1, cell.split) for cell in cells if cell.split is not None]
 
 
-def spread_costs(search: GoalSearch) -> list[tuple[LinearTerms, int]]:
-    """What to minimise so that devices are spread evenly: over nodes, then over pools; each with the least it can be.
+MAX_STEPS = 64
+"""Steps by which the load of a node or pool grows; finer ones are rounded up."""
 
-    The square of a load is a sum over the devices that come on top, each costing more than the one before it.
+
+def spread_costs(search: GoalSearch) -> list[tuple[LinearTerms, int | None]]:
+    """What to minimise so that loads are spread evenly: over nodes, then over pools; each with the least it can be,
+    if that is known.
+
+    The unevenness of a load is a sum over the steps that come on top, each costing more than the one before it.
     """
     model = search.model
-    usage, snapshot = model.usage, model.snapshot
-    in_use = usage.devices_in_use()
+    loads, snapshot = model.usage.loads, model.snapshot
     by_pool: dict[int, LinearTerms] = defaultdict(list)
     by_node: dict[str, LinearTerms] = defaultdict(list)
-    free_counts: Counter[int] = Counter()
-    for group_index, users in model.users.items():
+    most_of_pools: Counter[int] = Counter()
+    for group_index, terms in model.loads.items():
         device_group = model.device_groups[group_index]
-        if not usage.in_use(device_group.one):
-            by_pool[device_group.pool] += users
-            free_counts[device_group.pool] += device_group.size
-            if device_group.node is not None:
-                by_node[device_group.node] += users
-    nodes, free_of_nodes = load_by_node(snapshot, in_use), load_by_node(snapshot, free_counts)
-    most = sum(search.total(users) for users in by_pool.values())
+        by_pool[device_group.pool] += terms
+        most = device_group.size * loads.scale(device_group.pool).whole(device_group.one.draws)
+        most_of_pools[device_group.pool] += most - device_group.size * model.usage.load_of(device_group.one)
+        if device_group.node is not None:
+            by_node[device_group.node] += terms
+    most_of_nodes: Counter[str] = Counter()
+    for pool, most in most_of_pools.items():
+        if (node := snapshot.pools[pool].node) is not None:
+            most_of_nodes[node] += most
+    if not any(by_pool.values()):
+        return []
+    # Of other devices there may be more or less in use: how much is known only where all are alike.
+    alike = len({load for terms in model.loads.values() for load, _ in terms}) <= 1
+    total = sum(search.total(terms) for terms in by_pool.values())
+    limit = total if alike else sum(most_of_pools.values())
+    step = gcd(*(load for terms in by_pool.values() for load, _ in terms))
     over_nodes = [
-        _square_growth(search, nodes[node], users, min(most, free_of_nodes[node])) for node, users in by_node.items()
+        _growth(search, (loads.nodes[node], loads.capacity(node)), terms, min(limit, most_of_nodes[node]), step)
+        for node, terms in by_node.items()
     ]
     over_pools = [
-        _square_growth(search, in_use[pool], users, min(most, free_counts[pool])) for pool, users in by_pool.items()
+        _growth(search, (loads.pools[pool], loads.scale(pool).capacity), terms, min(limit, most_of_pools[pool]), step)
+        for pool, terms in by_pool.items()
     ]
-    on_nodes = sum(search.total(users) for users in by_node.values())
-    return [_with_minimum(over_nodes, 0 if on_nodes < most else most), _with_minimum(over_pools, most)]
+    on_nodes = sum(search.total(terms) for terms in by_node.values())
+    return [
+        _with_minimum(over_nodes, (0 if on_nodes < total else total // step) if alike else None),
+        _with_minimum(over_pools, total // step if alike else None),
+    ]
 
 
-def _with_minimum(squares: Sequence[LinearTerms], devices: int) -> tuple[LinearTerms, int]:
-    """All of these squares, and what they grow by when so many devices are spread as evenly as there is room."""
-    terms = [term for terms in squares for term in terms]
-    return terms, sum(sorted(weight for weight, _ in terms)[:devices])
+def _with_minimum(costs: Sequence[LinearTerms], steps: int | None) -> tuple[LinearTerms, int | None]:
+    """All of these costs, and their sum when so many steps are spread as evenly as there is room."""
+    terms = [term for terms in costs for term in terms]
+    divisor = gcd(*(weight for weight, _ in terms)) or 1
+    terms = [(weight // divisor, variable) for weight, variable in terms]
+    return terms, None if steps is None else sum(sorted(weight for weight, _ in terms)[:steps])
 
 
-def _square_growth(search: GoalSearch, load: int, users: LinearTerms, most: int) -> LinearTerms:
-    """What the square of a load grows by; at most ``most`` devices come on top of it."""
-    cp, now = search.model.cp, search.total(users)
-    steps = [search.new_int(1, int(number < now)) for number in range(most)]
-    cp.add(sum(steps) >= sum(weight * variable for weight, variable in users))
-    return [(square_growth(load + number, 1), step) for number, step in enumerate(steps)]
+def _growth(search: GoalSearch, now: tuple[int, int], terms: LinearTerms, most: int, step: int) -> LinearTerms:
+    """What the unevenness of a load grows by. ``now``: the load and the capacity; at most ``most`` comes on top."""
+    (load, capacity), cp, more = now, search.model.cp, search.total(terms)
+    most = max(most, more)
+    step *= max(1, -(-most // (step * MAX_STEPS)))
+    steps = [search.new_int(1, int(number * step < more)) for number in range(-(-most // step))]
+    cp.add(sum(steps) * step >= sum(weight * variable for weight, variable in terms))
+    return [(growth(load + number * step, capacity, step), taken) for number, taken in enumerate(steps)]
 
 
 def policy_cost(model: BatchModel, placement: str) -> LinearTerms:

@@ -45,8 +45,25 @@ class _SupplyBuilder:
         if users:
             self.cp.add(sum_terms(users) <= device_group.size)
             self.model.users[b] = users
+            if self.draft.spreads:
+                self.model.loads[b] = self.loads(b, device_group)
         self.count_devices(b, device_group, users)
         return users
+
+    def loads(self, b: int, device_group: DeviceGroup) -> LinearTerms:
+        """How much of its devices comes into use, taker by taker."""
+        device, scale = device_group.one, self.model.usage.loads.scale(device_group.pool)
+        terms = [(scale.whole(device.draws) * weight, v) for weight, v in self.draft.takers[b]]
+        if takes := self.draft.portions.get(b):
+            portion = scale.load(device, dict(self.draft.portion_of(b)))
+            terms += [(portion * weight, v) for weight, v in takes]
+        for number in range(device_group.size):
+            for portion_taken, v in self.draft.bin_portions.get((b, number), ()):
+                terms.append((scale.load(device, dict(portion_taken)), v))
+            for name, resource in device.resources.items():
+                for weight, v in self.draft.bin_blocks.get((b, number, name), ()):
+                    terms.append((scale.load(device, {name: resource.block * weight}), v))
+        return [(load, v) for load, v in terms if load]
 
     def add_bins(self, b: int, device_group: DeviceGroup) -> LinearTerms:
         """Devices that are modelled one by one: whether each is in use, and that its capacity holds."""

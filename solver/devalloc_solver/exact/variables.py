@@ -98,6 +98,8 @@ class BatchModel:
     """device group -> what adds up to the devices of it that are given, those of admin details left aside"""
     unwatched: list[int] = field(default_factory=list)
     """device groups that no admin detail looks at: exactly what ``users`` add up to is in use of them"""
+    loads: dict[int, LinearTerms] = field(default_factory=dict)
+    """device group -> what adds up to how much of its devices comes into use (``problem.placement_policy``)"""
     nodes_used: dict[str, IntVar] = field(default_factory=dict)
     draws: dict[tuple[int, str], LinearTerms] = field(default_factory=dict)
     """(pool, resource) -> blocks that the batch draws"""

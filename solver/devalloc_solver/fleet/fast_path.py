@@ -14,7 +14,7 @@ from devalloc_solver.fleet.equal_devices import UNSHARED, EqualDevices
 from devalloc_solver.fleet.node_class_plan import NodeClassPlan, PlanPart
 from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, PartitionLosses, PartState, PoolKind, PoolState
 from devalloc_solver.problem.demand import AllocationMode, Demand, Request
-from devalloc_solver.problem.placement_policy import square_growth
+from devalloc_solver.problem.placement_policy import growth
 
 MAX_COMBINATIONS = 64
 """Choices of alternatives that are tried one after the other."""
@@ -80,6 +80,8 @@ class FastPath:
         default_factory=dict
     )
     """request and part of a pool -> what one device of it costs"""
+    _loads: dict[tuple[int, int], int] = field(default_factory=dict)
+    """request and kind of node, to spread -> how much each of its devices there is"""
     _losses: PartitionLosses = field(default_factory=PartitionLosses)
 
     def __post_init__(self) -> None:
@@ -105,6 +107,15 @@ class FastPath:
                 if groups:
                     numbers.append(number)
             pools[id(request)] = tuple(numbers)
+            if self.spread:
+                loads = {
+                    kind.pools[number].scale.whole(kind.pools[number].kinds[group].one.draws)
+                    for number in numbers
+                    for group, _, _ in self._groups_of(request, kind.pools[number]) or ()
+                }
+                if len(loads) > 1:
+                    return None  # which device it is decides how much of the node comes into use
+                self._loads[id(request), kind.index] = loads.pop() if loads else 0
         for position, detail in enumerate(self.demand.details):
             others = {
                 number
@@ -165,7 +176,7 @@ class FastPath:
             key = (id(request), node.kind.index, *[node.states[number].index for number in own_pools])
             options = self._choices.get(key)
             if options is None:
-                options = self._choices[key] = self._options(request, node.states, own_pools)
+                options = self._choices[key] = self._options(request, node, own_pools)
             if not options:
                 return None
             by_request.append(options)
@@ -178,10 +189,9 @@ class FastPath:
         ]
         return min(rivals, key=_combined_rank, default=None)
 
-    def _options(
-        self, request: Request, states: Sequence[PoolState], pools: tuple[int, ...]
-    ) -> dict[Values, RequestOption]:
+    def _options(self, request: Request, node: NodeClass, pools: tuple[int, ...]) -> dict[Values, RequestOption]:
         """What the request can have at each value of the claim's match attributes."""
+        states, load = node.states, self._loads.get((id(request), node.kind.index), 0)
         gathered: dict[Values, dict[Values, list[tuple[int, PoolOption]]]] = {}
         for number in pools:
             for common, of_own in self.offers(request, states[number]).items():
@@ -190,17 +200,19 @@ class FastPath:
                     by_value.setdefault(own, []).append((number, offer))
         options = {}
         for common, by_own in gathered.items():
-            choices = [c for offers in by_own.values() if (c := self._choice(request, states, offers)) is not None]
+            choices = [
+                c for offers in by_own.values() if (c := self._choice(request, states, offers, load)) is not None
+            ]
             if choices:
                 options[common] = choices[0] if len(choices) == 1 else min(choices, key=_option_rank)
         return options
 
     def _choice(
-        self, request: Request, states: Sequence[PoolState], offers: list[tuple[int, PoolOption]]
+        self, request: Request, states: Sequence[PoolState], offers: list[tuple[int, PoolOption]], load: int
     ) -> RequestOption | None:
         need = request.min_count
         enough = [
-            (self._cost(states[number], need), offer.loss, number, offer)
+            (self._cost(states[number], need * load), offer.loss, number, offer)
             for number, offer in offers
             if offer.count >= need
         ]
@@ -209,21 +221,21 @@ class FastPath:
             return RequestOption(
                 1, idle, loss, ((number, offer.groups[0]),), (PlanPart(request, number, offer.groups, need),)
             )
-        return self._from_several(request, states, offers)
+        return self._from_several(request, states, offers, load)
 
     def _from_several(
-        self, request: Request, states: Sequence[PoolState], offers: list[tuple[int, PoolOption]]
+        self, request: Request, states: Sequence[PoolState], offers: list[tuple[int, PoolOption]], load: int
     ) -> RequestOption | None:
         """The largest offers first, which needs the fewest pools; the last pool is any that has the rest."""
         need = request.min_count
         if sum(offer.count for _, offer in offers) < need:
             return None
-        left = sorted(offers, key=lambda e: (-e[1].count, self._cost(states[e[0]], 1), e[1].loss, e[0]))
+        left = sorted(offers, key=lambda e: (-e[1].count, self._cost(states[e[0]], load), e[1].loss, e[0]))
         taken: list[tuple[int, PoolOption, int]] = []
         while need:
             fitting = [each for each in left if each[1].count >= need]
             number, offer = (
-                min(fitting, key=lambda e: (self._cost(states[e[0]], 1), e[1].loss, e[0])) if fitting else left[0]
+                min(fitting, key=lambda e: (self._cost(states[e[0]], load), e[1].loss, e[0])) if fitting else left[0]
             )
             left.remove((number, offer))
             taken.append((number, offer, min(need, offer.count)))
@@ -231,7 +243,7 @@ class FastPath:
         taken.sort(key=lambda each: each[0])
         return RequestOption(
             len(taken),
-            sum(self._cost(states[number], count) for number, _, count in taken),
+            sum(self._cost(states[number], count * load) for number, _, count in taken),
             sum(offer.loss for _, offer, _ in taken),
             tuple((number, offer.groups[0]) for number, offer, _ in taken),
             tuple(PlanPart(request, number, offer.groups, count) for number, offer, count in taken),
@@ -239,12 +251,13 @@ class FastPath:
 
     def _recipe(self, requests: Sequence[Request], choices: Sequence[RequestOption], node: NodeClass) -> NodeClassPlan:
         devices = sum(request.min_count for request in requests)
+        more = sum(self._loads.get((id(each), node.kind.index), 0) * each.min_count for each in requests)
         score = (
             tuple(request.alternative or 0 for request in requests),
             sum(c.pools for c in choices),
             devices,
             devices,
-            square_growth(node.load, devices) if self.spread else int(not node.in_use),
+            node.growth(more) if self.spread else int(not node.in_use),
             sum(c.idle for c in choices),
             sum(c.loss for c in choices),
         )
@@ -314,9 +327,9 @@ class FastPath:
             options[values] = least, [g for loss, g in costs if loss == least], [g for _, g in costs]
         return options
 
-    def _cost(self, state: PoolState, more: int) -> int:
-        """What so many more devices of a pool in use cost the policy; see ``SearchContext.cost_of_pool``."""
-        return square_growth(state.load, more) if self.spread else int(not state.in_use)
+    def _cost(self, state: PoolState, load: int) -> int:
+        """What it costs the policy that so much more of a pool is in use; see ``SearchContext.cost_of_pool``."""
+        return growth(state.load, state.kind.scale.capacity, load) if self.spread else int(not state.in_use)
 
 
 def _option_rank(choice: RequestOption) -> tuple[object, ...]:

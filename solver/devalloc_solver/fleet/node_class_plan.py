@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -14,8 +13,7 @@ from devalloc_solver.place import StepsExhausted, place_on
 from devalloc_solver.place.search_context import largest_partition_loss
 from devalloc_solver.problem.allocations import AllocatedDevice, Allocation, Usage
 from devalloc_solver.problem.demand import PlacementUnit, Request
-from devalloc_solver.problem.placement import PlacedDevice
-from devalloc_solver.problem.placement_policy import square_growth
+from devalloc_solver.problem.placement import PlacedDevice, growth_of
 from devalloc_solver.problem.snapshot import Device, Pool, Snapshot
 
 
@@ -105,8 +103,11 @@ def place_exactly(
         if network is not None and number < 0:
             owner, number = network, entry.device.index
         taken.append((owner, owner.snapshot.devices[number], entry))
-    loss = largest_partition_loss(snapshot, usage, entries) if placement == "pack" else 0
-    return _score(len(unit.demands[0].details), taken, loss, spread=placement == "spread"), taken
+    details = len(unit.demands[0].details)
+    if placement == "spread":
+        return _score(details, taken, (*growth_of(usage, placements), 0)), taken
+    loss = largest_partition_loss(snapshot, usage, entries)
+    return _score(details, taken, (*_idle(taken), loss)), taken
 
 
 def _as_allocation(usage: Usage) -> Allocation:
@@ -117,8 +118,8 @@ def _as_allocation(usage: Usage) -> Allocation:
 
 Score = tuple[tuple[int, ...], int, int, int, int, int, int]
 """Smaller is better (S17, goals 2 to 5): alternatives, pools, devices, entries, then what the policy says of the node
-and of the pools (to pack, how many are idle; to spread, what the squares of their loads grow by), and of what is left
-of partitioned ones. Goal 6 decides between equal ones."""
+and of the pools (to pack, how many are idle; to spread, what the unevenness of their loads grows by), and of what is
+left of partitioned ones. Goal 6 decides between equal ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,33 +178,20 @@ def device_use(record: NodeRecord, pool: int, position: int) -> str | ShareState
     return use.sharing if use.shares else WHOLE_USE
 
 
-def _score(details: int, taken: Sequence[Taken], loss: int, *, spread: bool) -> Score:
+def _score(details: int, taken: Sequence[Taken], policy: tuple[int, int, int]) -> Score:
     chosen = {entry.request.detail: entry.request.alternative or 0 for _, _, entry in taken}
     alternatives = tuple(chosen.get(detail, 0) for detail in range(details))
-    pools = {(record.name, device.pool): record for record, device, _ in taken}
+    pools = {(record.name, device.pool) for record, device, _ in taken}
     devices = {(record.name, device.index) for record, device, _ in taken}
-    if spread:
-        return alternatives, len(pools), len(devices), len(taken), *_square_growth(taken), loss
+    return alternatives, len(pools), len(devices), len(taken), *policy
+
+
+def _idle(taken: Sequence[Taken]) -> tuple[int, int]:
+    """The nodes and the pools that were not in use."""
+    pools = {(record.name, device.pool): record for record, device, _ in taken}
     idle_pools = sum(not record.states[pool].in_use for (_, pool), record in pools.items())
     owners = {record.name: record for record, _, _ in taken if record.name is not None}
-    idle_nodes = sum(not any(state.in_use for state in record.states) for record in owners.values())
-    return alternatives, len(pools), len(devices), len(taken), idle_nodes, idle_pools, loss
-
-
-def _square_growth(taken: Sequence[Taken]) -> tuple[int, int]:
-    """What the squares of the loads of nodes and pools grow by (S17, goal 5)."""
-    records = {record.name: record for record, _, _ in taken}
-    given = {(record.name, one.pool, one.index) for record, one, entry in taken if not entry.request.mode.is_admin}
-    new = [
-        (name, pool)
-        for name, pool, device in given
-        if device - records[name].starts[pool] not in records[name].uses[pool]
-    ]
-    by_node = Counter(name for name, _ in new if name is not None)
-    return (
-        sum(square_growth(sum(state.load for state in records[name].states), count) for name, count in by_node.items()),
-        sum(square_growth(records[name].states[pool].load, count) for (name, pool), count in Counter(new).items()),
-    )
+    return sum(not any(state.in_use for state in record.states) for record in owners.values()), idle_pools
 
 
 def _take_part(part: PlanPart, record: NodeRecord) -> list[ChosenDevice]:

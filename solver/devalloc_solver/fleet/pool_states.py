@@ -12,6 +12,7 @@ from operator import itemgetter
 from devalloc_solver.bounds.largest_partition import partition_loss, size_of
 from devalloc_solver.fleet.equal_devices import EqualDevices
 from devalloc_solver.problem.allocations import Usage, pool_allows
+from devalloc_solver.problem.placement_policy import PoolScale, growth, scale_of
 from devalloc_solver.problem.snapshot import Resource, Snapshot
 
 ShareState = tuple[bool, tuple[tuple[str, int], ...]]
@@ -102,6 +103,11 @@ class PoolKind:
         return tuple(len(group) for group in self.groups)
 
     @cached_property
+    def scale(self) -> PoolScale:
+        """How much its devices are."""
+        return scale_of([self.kinds[group].one.draws for group in self.group_of], self.resources)
+
+    @cached_property
     def blocks(self) -> Mapping[str, int]:
         """Blocks of each resource."""
         return {name: resource.blocks for name, resource in self.resources.items()}
@@ -170,8 +176,16 @@ class PoolState:
 
     @cached_property
     def load(self) -> int:
-        """Devices in use."""
-        return sum(self.kind.sizes) - sum(self.free)
+        """How much of it is in use, see ``Loads``."""
+        scale, kinds = self.kind.scale, self.kind.kinds
+        load = 0
+        for group, (size, free) in enumerate(zip(self.kind.sizes, self.free, strict=True)):
+            load += (size - free) * scale.whole(kinds[group].one.draws) if free < size else 0
+        for group, (whole, amounts) in self.shared:
+            if not whole:
+                device = kinds[group].one
+                load += scale.load(device, dict(amounts)) - scale.whole(device.draws)
+        return load
 
     @cached_property
     def left(self) -> Mapping[str, int]:
@@ -218,6 +232,11 @@ class NodeKind:
     index: int
     pools: tuple[PoolKind, ...]
 
+    @cached_property
+    def capacity(self) -> int:
+        """Devices, see ``PoolScale``."""
+        return sum(pool.scale.capacity for pool in self.pools)
+
 
 @dataclass(eq=False)
 class NodeClass:
@@ -233,8 +252,12 @@ class NodeClass:
 
     @cached_property
     def load(self) -> int:
-        """Devices in use."""
+        """How much of it is in use, see ``Loads``."""
         return sum(state.load for state in self.states)
+
+    def growth(self, more: int) -> int:
+        """What the unevenness of nodes grows by when so much more is in use here (S17, goal 5)."""
+        return growth(self.load, self.kind.capacity, more)
 
 
 @dataclass(slots=True, eq=False)

@@ -7,13 +7,14 @@ read from a log when the shape is next asked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from operator import add
 from typing import TYPE_CHECKING
 
+from devalloc_solver.bounds.least_load import least_load
 from devalloc_solver.fleet.equal_devices import EqualDevices
 from devalloc_solver.fleet.fast_path import FastPath, has_fast_path
 from devalloc_solver.fleet.node_class_plan import (
@@ -25,7 +26,8 @@ from devalloc_solver.fleet.node_class_plan import (
 )
 from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, NodeRecord, PoolKind, PoolState
 from devalloc_solver.problem.demand import AllocationMode, Candidates, Demand, PlacementUnit, Request
-from devalloc_solver.problem.placement_policy import square_growth
+from devalloc_solver.problem.placement_policy import PoolScale
+from devalloc_solver.problem.snapshot import Device
 
 if TYPE_CHECKING:
     from devalloc_solver.fleet.node_index import NodeIndex
@@ -189,8 +191,8 @@ _Entry = tuple[Score, int, int]
 """(score or the best it can be, rank of the first node, class)"""
 
 _Looks = tuple[int, ...]
-"""All that a claim of local devices looks at of a class: (kind of node, whether it is in use, or, to spread, how many
-devices are; states of the pools with candidates)"""
+"""All that a claim of local devices looks at of a class: (kind of node, whether it is in use, or, to spread, how much
+is; states of the pools with candidates)"""
 
 
 @dataclass(slots=True, eq=False)
@@ -230,12 +232,12 @@ class ShapeSearch:
     """kinds of nodes of which a class has come to the top and was solved"""
     guesses: dict[int, int] = field(default_factory=dict)
     """kind of node -> pools that it takes there at least"""
+    least: dict[int, int] = field(default_factory=dict)
+    """kind of node -> how much of it comes into use at least, to spread"""
     roomy: set[_Looks] = field(default_factory=set)
     """where counting alone leaves it possible"""
     first: tuple[int, ...] = field(init=False)
     """the first alternative of each detail"""
-    exclusive: bool = field(init=False)
-    """whether it takes devices whole, each for itself"""
     fewest: int = field(init=False)
     """devices that it takes at least"""
 
@@ -245,7 +247,6 @@ class ShapeSearch:
         self.count_bounds = CountBounds(self.demand)
         needs = [min(least for _, least in detail) for detail in self.count_bounds.leasts]
         plain = all(request.mode is AllocationMode.WHOLE and not request.portions for request in self.demand.requests)
-        self.exclusive = plain
         self.fewest = sum(needs) if plain else max(needs)  # details may have devices in common
         network = {kind.index for kind in self.index.network.kinds} if self.index.network is not None else set()
         self.wide = any(network & request.candidates.accepted.keys() for request in self.demand.requests)
@@ -403,7 +404,7 @@ class ShapeSearch:
             self.guesses[kind.index] = self.count_bounds.fewest_pools(kind)
         pools, devices = self.guesses[kind.index], self.fewest
         if self.index.spread:
-            return self.first, pools, devices, devices, *self._least_growth(node, devices), 0
+            return self.first, pools, devices, devices, *self._least_growth(node), 0
         return self.first, pools, devices, devices, 0 if node.in_use else 1, 0, 0
 
     def _find_hope(self, node: NodeClass, relevant: tuple[int, ...]) -> Score | None:
@@ -414,15 +415,18 @@ class ShapeSearch:
         if pools == 1 and not self._may_take_one_pool(node, relevant):
             pools = 2
         if self.index.spread:
-            idle_nodes, idle_pools = self._least_growth(node, devices)
+            idle_nodes, idle_pools = self._least_growth(node)
         else:
             idle_nodes, idle_pools = (0 if node.in_use else idle_nodes), 0
         return alternatives, pools, devices, entries, idle_nodes, idle_pools, 0
 
-    def _least_growth(self, node: NodeClass, devices: int) -> tuple[int, int]:
-        """What the squares of the loads of nodes and pools grow by at least, for so many devices or more."""
-        new = devices if self.exclusive and not self.wide else 0
-        return square_growth(node.load, new), new
+    def _least_growth(self, node: NodeClass) -> tuple[int, int]:
+        """What the unevenness of nodes and pools grows by at least."""
+        if self.wide:
+            return 0, 0
+        if node.kind.index not in self.least:
+            self.least[node.kind.index] = least_load([self.demand], lambda request: _devices_of(request, node.kind))
+        return node.growth(self.least[node.kind.index]), 0
 
     def _may_take_one_pool(self, node: NodeClass, relevant: tuple[int, ...]) -> bool:
         """Whether a node may have it all in one pool; see ``onepool``."""
@@ -473,6 +477,14 @@ class ShapeSearch:
         requests = {(request.detail, request.alternative): request for request in self.demand.requests}
         picks = [pick_of(requests[one[2].request.detail, one[2].request.alternative], one, network) for one in taken]
         return NodeClassPlan(score, tuple(picks), local=any(not pick.network for pick in picks))
+
+
+def _devices_of(request: Request, kind: NodeKind) -> Iterator[tuple[int, Device, PoolScale]]:
+    """The devices of a kind of node that a request may take, one of each kind."""
+    for pool in kind.pools:
+        for each in pool.kinds:
+            if each.index in request.candidates.accepted:
+                yield each.index, each.one, pool.scale
 
 
 def _request_on_kinds(request: Request, kinds: Sequence[EqualDevices]) -> Request:

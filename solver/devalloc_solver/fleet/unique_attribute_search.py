@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import TYPE_CHECKING
 
+from devalloc_solver.bounds.least_load import least_of
 from devalloc_solver.fleet.node_class_plan import ChosenDevice, ClaimQuery, Score, place_exactly
 from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, NodeRecord, PartitionLosses, PoolKind
 from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
-from devalloc_solver.problem.placement_policy import square_growth
 from devalloc_solver.problem.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -84,6 +84,8 @@ class UniqueAttributeSearch:
     """class of nodes -> for each detail the alternatives for which there are enough devices"""
     _bounds: dict[tuple[int, tuple[int, ...]], Score] = field(default_factory=dict)
     """(class of nodes, alternatives) -> the best score there may be"""
+    _least: dict[tuple[int, tuple[int, ...]], int] = field(default_factory=dict)
+    """(kind of node, alternatives) -> how much of it comes into use at least, to spread"""
     _losses: PartitionLosses = field(default_factory=PartitionLosses)
 
     def __post_init__(self) -> None:
@@ -209,13 +211,25 @@ class UniqueAttributeSearch:
         sides = [detail[number] for detail, number in zip(self._sides, alternatives, strict=True)]
         pools = self._find_fewest(node.kind, sides)
         if self.index.spread:
-            new = 0 if shareable or self.index.network is not None else sum(counted)
-            return alternatives, pools, devices, entries, square_growth(node.load, new), new, 0
+            least = 0 if self.index.network is not None else self._least_load(node.kind, alternatives)
+            return alternatives, pools, devices, entries, node.growth(least), 0, 0
         if self.index.network is not None:
             return alternatives, pools, devices, entries, 0, 0, 0
         used = sum(state.in_use and any(side.reaches(state.kind) for side in sides) for state in node.states)
         loss = 0 if shareable else max((self._find_loss(node, side) for side in sides), default=0)
         return alternatives, pools, devices, entries, 0 if node.in_use else 1, max(0, pools - used), loss
+
+    def _least_load(self, kind: NodeKind, alternatives: tuple[int, ...]) -> int:
+        """How much of a node comes into use at least, told from one device of each kind that may do."""
+        key = kind.index, alternatives
+        if key not in self._least:
+            self._least[key] = 0
+            for detail, sides, number in zip(self.demand.details, self._sides, alternatives, strict=True):
+                pools = [pool for pool in kind.pools if sides[number].reaches(pool)]
+                # The numbers of candidates, by which portions go, are of another snapshot.
+                devices = ((-1, each.one, pool.scale) for pool in pools for each in pool.kinds)
+                self._least[key] += least_of(detail[number], devices) or 0
+        return self._least[key]
 
     def _find_loss(self, node: NodeClass, side: _RequestNodes) -> int:
         """What it takes off the largest partitions at least, told from one device of each kind that may do."""

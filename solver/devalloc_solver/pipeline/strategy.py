@@ -17,8 +17,7 @@ from devalloc_solver.place import DEFAULT_STEPS, SearchDeadline, SearchTimeout, 
 from devalloc_solver.place.greedy import place_evenly, place_greedily
 from devalloc_solver.problem.allocations import Allocation, Usage
 from devalloc_solver.problem.demand import PlacementUnit
-from devalloc_solver.problem.placement import GoalLevel, Placement
-from devalloc_solver.problem.placement_policy import unevenness
+from devalloc_solver.problem.placement import GoalLevel, Placement, growth_of
 from devalloc_solver.problem.snapshot import Snapshot
 
 EXACT_SIZE = 4_000
@@ -212,11 +211,11 @@ def _most_even(
     """The most even of these, those that answer the units one by one, and those that fill pool after pool; of the
     latter two where they are as good in goals 1 to 4 of S17."""
     before = Usage.of(snapshot, allocations)
-    best, goals = unevenness(snapshot, before, placements), _goal_values(placements)
+    best, goals = growth_of(before, placements), _goal_values(placements)
     for fill in (False, True):
         rival = place_evenly(snapshot, allocations, units, ends=ends, fill=fill)
-        if _goal_values(rival) == goals and (spread := unevenness(snapshot, before, rival)) < best:
-            placements, best = rival, spread
+        if _goal_values(rival) == goals and (more := growth_of(before, rival)) < best:
+            placements, best = rival, more
     return placements
 
 

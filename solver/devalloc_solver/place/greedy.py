@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -24,7 +24,7 @@ from devalloc_solver.place.search_context import SearchContext
 from devalloc_solver.problem.allocations import Allocation, Usage
 from devalloc_solver.problem.demand import AllocationMode, Candidates, PlacementUnit, Request
 from devalloc_solver.problem.placement import Placement
-from devalloc_solver.problem.placement_policy import load_by_node
+from devalloc_solver.problem.placement_policy import UNIT, Loads
 from devalloc_solver.problem.snapshot import Snapshot
 
 MAX_SPREAD_UNITS = 200
@@ -54,7 +54,7 @@ def place_greedily(
     possible = Counter(demand.claim.priority for unit in units for demand in unit.demands)
     usage = Usage.of(snapshot, allocations)
     rooms = _FreeDevices(snapshot, usage)
-    loads = load_by_node(snapshot, usage.devices_in_use()) if placement == "spread" else None
+    loads = usage.loads if placement == "spread" else None
     placements: list[Placement] = []
     hopeless: dict[object, int] = {}
     """kind of units -> how many of the nodes have no room for one: what a node has only gets less"""
@@ -72,8 +72,6 @@ def place_greedily(
             placed = _try_node(snapshot, usage, unit, nodes[position], placement, deadline, reader=reader)
             if placed:
                 for one in placed:
-                    if loads is not None:
-                        loads.update(_new_devices(usage, one))
                     usage.add(one.allocation())
                     rooms.take(one)
                 placements += placed
@@ -250,7 +248,6 @@ def place_evenly(
     if len(units) > MAX_SPREAD_UNITS and not fill:
         return place_greedily(snapshot, allocations, units, placement="spread", ends=ends)
     usage = Usage.of(snapshot, allocations)
-    loads = load_by_node(snapshot, usage.devices_in_use())
     given: list[Placement] = []
     pools: set[int] = set()
     opened: list[str | None] = []
@@ -273,9 +270,8 @@ def place_evenly(
             start += not placed
         if kind is not None:
             full[kind] = start
-        placed = placed or _most_even(snapshot, usage, unit, loads, deadline, exactly=is_exact)
+        placed = placed or _most_even(snapshot, usage, unit, deadline, exactly=is_exact)
         for one in placed:
-            loads.update(_new_devices(usage, one))
             usage.add(one.allocation())
             new = {entry.device.pool for entry in one.entries} - pools
             pools |= new
@@ -288,19 +284,20 @@ def _most_even(
     snapshot: Snapshot,
     usage: Usage,
     unit: PlacementUnit,
-    loads: Mapping[str, int],
     deadline: SearchDeadline,
     *,
     exactly: bool,
 ) -> Sequence[Placement]:
-    """Where a unit spreads best; if not exactly, the node with the fewest devices in use that has room."""
+    """Where a unit spreads best; if not exactly, the node of which least is in use that has room."""
     if exactly:
         try:
             best = place(snapshot, usage, unit, placement="spread", steps=StepBudget(DEFAULT_STEPS, deadline))
         except StepsExhausted:
             return ()
         return () if best is None else best.placements
-    tried = (_try_node(snapshot, usage, unit, node, "spread", deadline) for node in _by_load(snapshot, unit, loads))
+    tried = (
+        _try_node(snapshot, usage, unit, node, "spread", deadline) for node in _by_load(snapshot, unit, usage.loads)
+    )
     return next((placed for placed in tried if placed), ())
 
 
@@ -420,18 +417,11 @@ def _nodes(snapshot: Snapshot, unit: PlacementUnit) -> Sequence[str | None]:
     return snapshot.nodes or [None]
 
 
-def _by_load(snapshot: Snapshot, unit: PlacementUnit, loads: Mapping[str, int]) -> Sequence[str | None]:
-    """The nodes with the fewest devices in use first."""
+def _by_load(snapshot: Snapshot, unit: PlacementUnit, loads: Loads) -> Sequence[str | None]:
+    """The nodes of which least is in use first."""
     if unit.pin is not None or not snapshot.nodes:
         return _nodes(snapshot, unit)
-    return sorted(snapshot.nodes, key=lambda node: loads.get(node, 0))
-
-
-def _new_devices(usage: Usage, placed: Placement) -> Counter[str]:
-    """Devices of each node that a placement brings into use."""
-    devices = {e.device.index: e.device for e in placed.entries if not e.request.mode.is_admin}
-    pools = Counter(device.pool for device in devices.values() if not usage.in_use(device))
-    return load_by_node(usage.snapshot, pools)
+    return sorted(snapshot.nodes, key=lambda node: loads.growth_of_node(node, UNIT))
 
 
 def _try_node(

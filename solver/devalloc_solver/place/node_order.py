@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from devalloc_solver.bounds.least_load import least_load
 from devalloc_solver.place.node_view import CandidateGroup, NodeView, Place, device_state
 from devalloc_solver.place.search_context import SearchContext
 from devalloc_solver.problem.demand import AllocationMode, PlacementUnit, Request
 from devalloc_solver.problem.device_groups import node_signatures
-from devalloc_solver.problem.placement_policy import load_by_node
-from devalloc_solver.problem.snapshot import Pool, Snapshot
+from devalloc_solver.problem.placement_policy import PoolScale, growth
+from devalloc_solver.problem.snapshot import Device, Pool, Snapshot
 
 
 @dataclass(slots=True, eq=False)
@@ -62,9 +63,42 @@ def batch_nodes(context: SearchContext, units: Sequence[PlacementUnit]) -> Batch
 
     def use(pool: Pool) -> object:
         shapes = context.partitions(pool) if context.packs and pool.resources else ()
-        return context.load(pool.index), tuple(shapes)
+        node = context.use_of_node(pool.node) if not context.packs else None
+        return context.use(pool.index), node, tuple(shapes)
 
     return BatchNodes(node_signatures(context.snapshot, context.usage, units, use))
+
+
+@dataclass(frozen=True, slots=True)
+class LeastSpread:
+    """What a unit brings into use at least wherever it is placed, to spread; nothing to pack, which does not ask."""
+
+    load: int = 0
+    """of a node"""
+    capacity: int = 0
+    """of the largest pool where it may be"""
+
+    @property
+    def pools(self) -> int:
+        """What the unevenness of pools grows by at least."""
+        return growth(0, self.capacity, self.load)
+
+
+def least_spread(context: SearchContext, unit: PlacementUnit) -> LeastSpread:
+    """What a unit brings into use at least."""
+    if context.packs:
+        return LeastSpread()
+    snapshot, loads = context.snapshot, context.usage.loads
+    pools: set[int] = set()
+
+    def devices_of(request: Request) -> Iterator[tuple[int, Device, PoolScale | None]]:
+        for index in request.candidates.accepted:
+            device = snapshot.devices[index]
+            pools.add(device.pool)
+            yield index, device, None if snapshot.pools[device.pool].node is None else loads.scale(device.pool)
+
+    load = least_load(unit.demands, devices_of)
+    return LeastSpread(load, max((loads.scale(pool).capacity for pool in pools), default=0))
 
 
 def unit_key(unit: PlacementUnit) -> object | None:
@@ -73,9 +107,11 @@ def unit_key(unit: PlacementUnit) -> object | None:
     return None if None in shapes else (unit.pin, shapes)
 
 
-def candidate_nodes(context: SearchContext, unit: PlacementUnit, batch: BatchNodes | None = None) -> list[Place]:
-    """Nodes where every detail has some candidate, the preferred first: those in use to pack, those with the fewest
-    devices in use to spread. ``batch``: of its nodes.
+def candidate_nodes(
+    context: SearchContext, unit: PlacementUnit, batch: BatchNodes | None = None, least: int = 0
+) -> list[Place]:
+    """Nodes where every detail has some candidate, the preferred first: those in use to pack; to spread those whose
+    load becomes least uneven by ``least``, see ``least_spread``. ``batch``: of its nodes.
 
     A unit is always on some node, where there is any (S7).
     """
@@ -102,8 +138,8 @@ def candidate_nodes(context: SearchContext, unit: PlacementUnit, batch: BatchNod
     if context.packs:
         busy = {snapshot.pools[index].node for index in context.usage.pools_in_use()}
         return [*sorted(among, key=lambda node: (node not in busy, order[node]))]
-    loads = load_by_node(snapshot, context.usage.devices_in_use())
-    return [*sorted(among, key=lambda node: (loads[node], order[node]))]
+    loads = context.usage.loads
+    return [*sorted(among, key=lambda node: (loads.growth_of_node(node, least), order[node]))]
 
 
 def _detail_key(detail: Sequence[Request]) -> object:
@@ -173,7 +209,8 @@ class NodeKeys:
         own_groups = node_view.candidate_groups[len(network.candidate_groups) :]
         own_pools = node_view.pools[len(network.pools) :]
         groups = tuple(_group_key(node_view, candidate_group, rename) for candidate_group in own_groups)
-        return number, groups, tuple(_pool_key(self.context, node_view, pool) for pool in own_pools)
+        use = self.context.use_of_node(node_view.node)
+        return number, groups, use, tuple(_pool_key(self.context, node_view, pool) for pool in own_pools)
 
 
 def _group_key(

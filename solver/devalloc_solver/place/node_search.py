@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any
 
 from devalloc_solver.place.components import make_components
@@ -15,7 +16,7 @@ from devalloc_solver.place.counting_bounds import CountingBounds
 from devalloc_solver.place.cover_dp import Cover, PolicyCost, improve_cover
 from devalloc_solver.place.device_assignment import assign_devices
 from devalloc_solver.place.match_values import MatchedCover, MatchValueSearch
-from devalloc_solver.place.node_order import BatchNodes, NodeKeys, candidate_nodes, min_pools
+from devalloc_solver.place.node_order import BatchNodes, LeastSpread, NodeKeys, candidate_nodes, least_spread, min_pools
 from devalloc_solver.place.node_view import NodeView, Place, UnitReader
 from devalloc_solver.place.search_context import PlacementScore, SearchContext, score_of
 from devalloc_solver.place.single_request import place_single_request, single_request_alternatives
@@ -23,7 +24,7 @@ from devalloc_solver.place.step_budget import DEFAULT_STEPS, SearchTimeout, Step
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import AllocationMode, PlacementUnit
 from devalloc_solver.problem.placement import Placement
-from devalloc_solver.problem.placement_policy import sum_of_squares
+from devalloc_solver.problem.placement_policy import UNIT
 from devalloc_solver.problem.snapshot import Snapshot
 
 Vector = tuple[int, ...]
@@ -126,7 +127,7 @@ class AlternativeSearch:
 
 _POLICY_STEPS = 2_000
 """The policy is a preference: it may cost so much and no more."""
-_RANK_WEIGHT, _LOSS_WEIGHT, _BUSY_WEIGHT, _DEVICE_WEIGHT = 1, 1 << 32, 1 << 64, 1 << 96
+_RANK_WEIGHT, _LOSS_WEIGHT, _BUSY_WEIGHT, _DEVICE_WEIGHT = 1, 1 << 32, 1 << 64, 1 << 160
 """Weights of which one always outweighs all that come before."""
 
 
@@ -143,7 +144,8 @@ def improve_for_policy(context: SearchContext, settled: MatchedCover, steps: Ste
     try:
         components = make_components(demand_vector, own, context.partitions if context.packs else None)
         opening = tuple(
-            _RANK_WEIGHT * rank + _BUSY_WEIGHT * context.cost_of_pool(pool.index, 1) for rank, pool in enumerate(pools)
+            _RANK_WEIGHT * rank + _BUSY_WEIGHT * context.cost_of_pool(pool.index, UNIT)
+            for rank, pool in enumerate(pools)
         )
         return improve_cover(
             demand_vector,
@@ -202,10 +204,12 @@ def place(
     if batch is not None:
         seek.cache = batch.cache
     is_proven = True
+    least = least_spread(context, unit)
+    nodes = candidate_nodes(context, unit, batch, least.load)
     try:
-        for node in candidate_nodes(context, unit, batch):
+        for node, after in zip_longest(nodes, nodes[1:]):
             seek.look(node)
-            if seek.is_over():
+            if seek.is_over(after, least):
                 break
     except SearchTimeout:
         if seek.best is None:
@@ -259,12 +263,6 @@ def _budget(steps: int | StepBudget) -> StepBudget:
     return steps if isinstance(steps, StepBudget) else StepBudget(steps)
 
 
-def _min_square_growth(devices: int, pools: int) -> int:
-    """The least that the squares of loads grow by when devices come into use in so many pools."""
-    each, more = divmod(devices, pools) if pools else (0, 0)
-    return sum_of_squares([each + 1] * more + [each] * (pools - more))
-
-
 class _NodeSearch:
     """Goes from node to node and keeps the best."""
 
@@ -279,7 +277,7 @@ class _NodeSearch:
     ) -> None:
         self.context, self.unit, self.steps, self.any_will_do = context, unit, steps, any_will_do
         self.reader = reader or UnitReader()
-        self.requests = single_request_alternatives(unit)
+        self.requests = single_request_alternatives(unit, spreads=not context.packs)
         self.best: UnitPlacement | None = None
         self.cache: dict[object, Any] = {}
         self.without_room: list[Place] = []
@@ -320,17 +318,22 @@ class _NodeSearch:
             return False
         return chooser.best(None, any_will_do=True) is not None
 
-    def is_over(self) -> bool:
+    def is_over(self, after: Place, least: LeastSpread) -> bool:
         """Whether no node after the last one can be better, or only in a preference that was sought for long enough.
 
-        Nodes come in the order of the policy, so those to come are no better than the best in that.
+        Nodes come in the order of the policy, so those to come, the first of which is ``after``, are no better than the
+        best in that; to spread, no better than ``least`` would be there.
         """
         if self.best is None or not self._is_optimal(self.best.score):
             return False
+        _, node, pools, loss, *_ = self.best.score.policy
         self.policy_sampled += 1
-        score = self.best.score
-        _, node, pools, loss, *_ = score.policy
-        liked = not pools or node if self.context.packs else pools <= _min_square_growth(score.devices, score.pools)
+        liked: object = not pools or node
+        if not self.context.packs:
+            growth = self.context.cost_of_node(after, least.load)
+            if node < growth:
+                return True
+            liked = node == growth and pools <= least.pools
         return bool(liked and not loss) or self.policy_sampled > POLICY_SAMPLE
 
     def _is_optimal(self, score: PlacementScore) -> bool:

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from devalloc_solver.bounds.largest_partition import Shapes, partition_loss, partition_shapes
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import AllocationMode
-from devalloc_solver.problem.placement import PlacedDevice, Placement
-from devalloc_solver.problem.placement_policy import square_growth
+from devalloc_solver.problem.placement import PlacedDevice, Placement, growth_of
 from devalloc_solver.problem.snapshot import Device, Pool, Snapshot
 
 
@@ -26,7 +25,6 @@ class SearchContext:
     placement: str
     """``pack`` or ``spread``"""
     _busy: dict[int, bool] = field(default_factory=dict)
-    _loads: dict[int, int] = field(default_factory=dict)
     _partitions: dict[int, Shapes] = field(default_factory=dict)
 
     @property
@@ -58,31 +56,33 @@ class SearchContext:
         pools = self.snapshot.pools_by_node.get(node, ()) if node is not None else ()
         return pools[0].index if pools else -1
 
-    def load(self, pool: int) -> int:
-        """How many devices of a pool are in use."""
-        if pool not in self._loads:
-            devices = self.snapshot.pools[pool].devices
-            self._loads[pool] = sum(map(self.usage.in_use, devices)) if self.is_busy(pool) else 0
-        return self._loads[pool]
-
-    def node_load(self, node: str | None) -> int:
-        """How many devices of a node's own pools are in use."""
-        return sum(self.load(pool.index) for pool in self.snapshot.pools_by_node.get(node, ())) if node else 0
-
     def use(self, pool: int) -> object:
         """All that the policy looks at of a pool's use."""
-        return self.is_busy(pool) if self.packs else self.load(pool)
+        return self.is_busy(pool) if self.packs else self.usage.loads.pools.get(pool, 0)
 
-    def cost_of_pool(self, pool: int, more: int) -> int:
-        """How little the policy likes that so many more devices of a pool are in use: to pack, 1 for a pool that was
-        not in use; to spread, what the square of its load grows by (S17, goal 5)."""
-        return int(not self.is_busy(pool)) if self.packs else square_growth(self.load(pool), more)
+    def use_of_node(self, node: str | None) -> object:
+        """The same of a node, beside that of its pools with candidates."""
+        if self.packs or node is None:
+            return None
+        return self.usage.loads.nodes.get(node, 0), self.usage.loads.capacity(node)
 
-    def cost_of_node(self, node: str | None, more: int) -> int:
+    def cost_of_pool(self, pool: int, load: int) -> int:
+        """How little the policy likes that so much more of a pool is in use (see ``Loads``): to pack, 1 for a pool that
+        was not in use; to spread, what the unevenness of pools grows by (S17, goal 5)."""
+        return int(not self.is_busy(pool)) if self.packs else self.usage.loads.growth_of_pool(pool, load)
+
+    def cost_of_node(self, node: str | None, load: int) -> int:
         """The same for a node: to pack it counts whatever comes into use there."""
         if self.packs:
             return int(node is not None and not self.is_busy_node(node))
-        return square_growth(self.node_load(node), more) if more else 0
+        return self.usage.loads.growth_of_node(node, load)
+
+    def costs_of(self, placements: Sequence[Placement], node: str | None) -> tuple[int, int]:
+        """How little the policy likes what placements bring into use: of the node, and of the pools."""
+        if not self.packs:
+            return growth_of(self.usage, placements)
+        pools = {entry.device.pool for placed in placements for entry in placed.entries}
+        return self.cost_of_node(node, 0), sum(self.cost_of_pool(pool, 0) for pool in pools)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -106,14 +106,9 @@ def score_of(context: SearchContext, placements: Sequence[Placement], node: str 
     pools = sorted({entry.device.pool for entry in entries})
     devices = {entry.device.index: entry.device for entry in entries}
     offsets = sum(index - context.snapshot.pools[device.pool].devices[0].index for index, device in devices.items())
-    given = {entry.device.index for entry in entries if not entry.request.mode.is_admin}
-    more = dict.fromkeys(pools, 0)
-    for device in devices.values():
-        more[device.pool] += device.index in given and not context.usage.in_use(device)
     policy = (
         sum(entry.request.mode is AllocationMode.SHARE for entry in entries),
-        context.cost_of_node(node, sum(more[pool] for pool in pools if context.snapshot.pools[pool].node is not None)),
-        sum(context.cost_of_pool(pool, more[pool]) for pool in pools),
+        *context.costs_of(placements, node),
         _partition_loss_of(context, entries) if context.packs else 0,
         context.rank(node),
         sum(pools),

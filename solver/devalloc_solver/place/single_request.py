@@ -1,7 +1,8 @@
 """Fast path for the common question: one request for whole devices, without constraints.
 
 Covers a single device whatever it draws, and several that draw nothing, are of no compatibility group and fit into one
-pool. The search answers everything else; it would give the same answers here.
+pool. To spread, it covers a share or portion of one device as well, since how much of a node comes into use depends on
+the device. The search answers everything else; it would give answers as good here.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from collections.abc import Iterator, Sequence
 from devalloc_solver.bounds.largest_partition import Draws, partition_loss
 from devalloc_solver.place.node_view import free_blocks, pool_allows
 from devalloc_solver.place.search_context import PlacementScore, SearchContext
+from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
-from devalloc_solver.problem.placement import PlacedDevice, Placement
+from devalloc_solver.problem.placement import PlacedDevice, Placement, added_loads
 from devalloc_solver.problem.snapshot import Device, Pool
 
 
-def single_request_alternatives(unit: PlacementUnit) -> tuple[Request, ...]:
+def single_request_alternatives(unit: PlacementUnit, *, spreads: bool = False) -> tuple[Request, ...]:
     """The alternatives of a unit that is simple; empty for any other."""
     if [len(demand.details) for demand in unit.demands] != [1]:
         return ()
@@ -24,12 +26,15 @@ def single_request_alternatives(unit: PlacementUnit) -> tuple[Request, ...]:
     requests = demand.details[0]
     return (
         requests
-        if not (demand.relations or demand.shared) and all(_is_single_request(request, demand) for request in requests)
+        if not (demand.relations or demand.shared)
+        and all(_is_single_request(request, demand, spreads) for request in requests)
         else ()
     )
 
 
-def _is_single_request(request: Request, demand: Demand) -> bool:
+def _is_single_request(request: Request, demand: Demand, spreads: bool) -> bool:
+    if spreads and _takes_part(request):
+        return True
     if request.mode is not AllocationMode.WHOLE or request.requests or request.limits or request.portions:
         return False
     if request.min_count > 1 and (request.match or demand.match):
@@ -37,15 +42,92 @@ def _is_single_request(request: Request, demand: Demand) -> bool:
     return demand.most is None or request.min_count <= demand.most
 
 
+def _takes_part(request: Request) -> bool:
+    """Whether it takes a share, or a portion of a device; of a share the search tells whether several are needed."""
+    if request.limits:
+        return False
+    if request.mode is AllocationMode.SHARE:
+        return all(request.requests.values())
+    return bool(request.portions) and request.mode is AllocationMode.WHOLE and request.min_count == 1
+
+
 def place_single_request(
     context: SearchContext, unit: PlacementUnit, requests: Sequence[Request], node: str | None
 ) -> tuple[Placement, PlacementScore] | bool:
     """Where the first request that fits goes on one node; False when none does, True when the search has to tell."""
     for request in requests:
-        answer = _place_request(context, unit, request, node)
+        place = _place_one_device if not context.packs and request.min_count == 1 else _place_request
+        answer = place(context, unit, request, node)
         if answer is not False:
             return answer
     return False
+
+
+def _place_one_device(
+    context: SearchContext, unit: PlacementUnit, request: Request, node: str | None
+) -> tuple[Placement, PlacementScore] | bool:
+    """The device by which a node, then a pool, becomes least unevenly used; its amounts if it is a share or portion."""
+    usage, snapshot = context.usage, context.snapshot
+    names = (*request.match, *unit.demands[0].match)
+    best: tuple[tuple[int, ...], PlacedDevice] | None = None
+    for pool in _reached_pools(context, node):
+        free: dict[str, int] | None = None
+        own_node = None if pool.node is None else node
+        for device in pool.devices:
+            if device.index not in request.candidates.accepted or not _is_had(usage, device, node, names):
+                continue
+            amounts = _amounts_of(usage, request, device)
+            if amounts is None:
+                continue
+            if not usage.in_use(device) and (device.draws or device.compatibility is not None):
+                free = free_blocks(pool, usage) if free is None else free
+                if not pool_allows(device, free, usage):
+                    continue
+            placed = PlacedDevice(request, device, amounts)
+            load = added_loads(usage, [placed])[pool.index]
+            of_node = context.cost_of_node(own_node, load)
+            rank = (of_node, context.cost_of_pool(pool.index, load), pool.index, device.index)
+            if best is None or rank < best[0]:
+                best = rank, placed
+    if best is None:
+        # Of a share, several devices may have what one has not.
+        return request.mode is AllocationMode.SHARE and request.max_count != 1
+    (of_node, of_pools, pool_index, _), placed = best
+    pool = snapshot.pools[pool_index]
+    placement = Placement(unit.demands[0], None if pool.node is None and unit.is_free else node, (placed,))
+    chosen = () if request.alternative is None else (request.alternative,)
+    offset = placed.device.index - pool.devices[0].index
+    shares = int(request.mode is AllocationMode.SHARE)
+    policy = (shares, of_node, of_pools, 0, context.rank(node), pool_index, offset)
+    return placement, PlacementScore(chosen, 1, 1, policy)
+
+
+def _is_had(usage: Usage, device: Device, node: str | None, names: tuple[str, ...]) -> bool:
+    """Whether a device is not in use whole, and is reached and comparable."""
+    return (
+        device.index not in usage.whole
+        and device.undefined is None
+        and (device.reach is None or node in device.reach)
+        and all(name in device.attributes for name in names)
+    )
+
+
+def _amounts_of(usage: Usage, request: Request, device: Device) -> tuple[tuple[str, int], ...] | None:
+    """What a request takes of a device, none for all of it; None where the device has not that much."""
+    if device.shareable:
+        portion = request.portions.get(device.index)
+        return None if portion is None or usage.portions_left(device, portion) == 0 else portion
+    if request.mode is not AllocationMode.SHARE:
+        return None if usage.in_use(device) else ()
+    amounts = []
+    for name, nano in sorted(request.requests.items()):
+        if (resource := device.resources.get(name)) is None:
+            return None
+        blocks = -(-nano // resource.block)
+        if blocks > usage.free_blocks(device, name):
+            return None
+        amounts.append((name, blocks * resource.block))
+    return tuple(amounts)
 
 
 def _place_request(
@@ -65,12 +147,16 @@ def _place_request(
             continue
         else:
             loss, chosen = 0, devices[: request.min_count]
-        rank = (context.cost_of_pool(pool.index, request.min_count), loss, pool.index)
+        load = 0
+        if not context.packs:
+            load = sum(context.usage.loads.scale(pool.index).whole(device.draws) for device in chosen)
+        of_node = context.cost_of_node(node, load if pool.node is not None else 0)
+        rank = (of_node, context.cost_of_pool(pool.index, load), loss, pool.index)
         if best is None or rank < best[0]:
             best = rank, pool, chosen
     if best is None:
         return several >= request.min_count
-    (avoided, loss, _), pool, devices = best
+    (of_node, of_pools, loss, _), pool, devices = best
     demand = unit.demands[0]
     placed = Placement(
         demand,
@@ -79,20 +165,24 @@ def _place_request(
     )
     offsets = sum(device.index for device in devices) - len(devices) * pool.devices[0].index
     chosen_index = () if request.alternative is None else (request.alternative,)
-    own = 0 if pool.node is None else request.min_count
-    policy = (0, context.cost_of_node(node, own), avoided, loss, context.rank(node), pool.index, offsets)
+    policy = (0, of_node, of_pools, loss, context.rank(node), pool.index, offsets)
     return placed, PlacementScore(chosen_index, 1, len(devices), policy)
+
+
+def _reached_pools(context: SearchContext, node: str | None) -> Sequence[Pool]:
+    by_node = context.snapshot.pools_by_node
+    reached = by_node.get(None, ())
+    return reached if node is None else (*reached, *by_node.get(node, ()))
 
 
 def _free(
     context: SearchContext, request: Request, node: str | None, names: tuple[str, ...]
 ) -> Iterator[tuple[Pool, list[Device]]]:
     """The devices that the request may have, pool by pool."""
-    snapshot, usage = context.snapshot, context.usage
+    usage = context.usage
     accepted = request.candidates.accepted
     whole, shared = usage.whole, usage.shared
-    reached = snapshot.pools_by_node.get(None, ())
-    for pool in (*reached, *snapshot.pools_by_node.get(node, ())) if node is not None else reached:
+    for pool in _reached_pools(context, node):
         devices = []
         free: dict[str, int] | None = None
         for device in pool.devices:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from devalloc.api.claim import DeviceAllocation, DeviceClaim
 from devalloc.api.device_class import DeviceClass
 from devalloc.api.problems import Problem
+from devalloc_solver.problem.placement_policy import Loads
 from devalloc_solver.problem.snapshot import Device, Pool, Snapshot
 
 Key = tuple[str, str]
@@ -67,6 +68,7 @@ class Usage:
     """pool -> resource -> blocks in use"""
     groups: dict[int, set[object]] = field(default_factory=lambda: defaultdict(set))
     """pool -> compatibility groups in use (S12a)"""
+    _loads: Loads | None = None
 
     @classmethod
     def of(cls, snapshot: Snapshot, allocations: Iterable[Allocation]) -> Usage:
@@ -78,6 +80,7 @@ class Usage:
     def add(self, allocation: Allocation) -> None:
         for item in allocation.items:
             device = self.snapshot.devices[item.device]
+            before = self.load_of(device) if self._loads is not None else 0
             if not self.in_use(device):
                 for name, blocks in device.draws:
                     self.drawn[device.pool][name] += blocks
@@ -89,16 +92,31 @@ class Usage:
                 used = self.shared.setdefault(item.device, defaultdict(int))
                 for name, nano in item.amounts:
                     used[name] += nano
+            if self._loads is not None:
+                self._loads.add(device.pool, self.load_of(device) - before)
+
+    @property
+    def loads(self) -> Loads:
+        """How much of each pool and node is in use; once it has been asked for, ``add`` counts there, too."""
+        if self._loads is None:
+            self._loads = Loads(self.snapshot)
+            for index in self.whole | self.shared.keys():
+                device = self.snapshot.devices[index]
+                self._loads.add(device.pool, self.load_of(device))
+        return self._loads
+
+    def load_of(self, device: Device) -> int:
+        """How much of a device is in use, see ``Loads``."""
+        if not self.in_use(device):
+            return 0
+        amounts = None if device.index in self.whole else self.shared[device.index]
+        return self.loads.scale(device.pool).load(device, amounts)
 
     def in_use(self, device: Device) -> bool:
         return device.index in self.whole or device.index in self.shared
 
     def pools_in_use(self) -> set[int]:
         return {self.snapshot.devices[index].pool for index in (*self.whole, *self.shared)}
-
-    def devices_in_use(self) -> Counter[int]:
-        """Of each pool."""
-        return Counter(self.snapshot.devices[index].pool for index in self.whole | self.shared.keys())
 
     def free_blocks(self, device: Device, resource: str) -> int:
         """Blocks that a new share may take."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from devalloc_solver.problem.allocations import Usage
 from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
-from devalloc_solver.problem.placement_policy import load_by_node
+from devalloc_solver.problem.placement_policy import UNIT
 from devalloc_solver.problem.snapshot import Device, Pool, Snapshot
 
 MatchValue = tuple[object, ...]
@@ -61,13 +61,12 @@ def make_device_groups(
 ) -> tuple[list[DeviceGroup], list[str]]:
     """Bunches of all devices that some request may take, and the nodes that are worth considering, in natural order.
 
-    Of interchangeable nodes the first ones are; to spread, those with the fewest devices in use.
+    Of interchangeable nodes the first ones are; to spread, those of which least is in use.
     """
     view = _DeviceKeys.of(usage, units)
     order = snapshot.nodes
     if placement == "spread":
-        loads = load_by_node(snapshot, usage.devices_in_use())
-        order = tuple(sorted(order, key=lambda node: loads[node]))  # stable
+        order = tuple(sorted(order, key=lambda node: usage.loads.growth_of_node(node, UNIT)))  # stable
     nodes = _representatives(view, units, order)
     device_groups: list[DeviceGroup] = []
     for pool in (snapshot.pools[index] for index in sorted(view.pools)):

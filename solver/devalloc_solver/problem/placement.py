@@ -1,11 +1,13 @@
-"""Placements: the node and devices of a claim; and the goals that a set of placements reaches (S11, S17, S18)."""
+"""Placements: the node and devices of a claim; what they bring into use; the goals they reach (S11, S17, S18)."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from devalloc_solver.problem.allocations import AllocatedDevice, Allocation
+from devalloc_solver.problem.allocations import AllocatedDevice, Allocation, Usage
 from devalloc_solver.problem.demand import Demand, Request
 from devalloc_solver.problem.snapshot import Device
 
@@ -70,3 +72,34 @@ class GoalLevel:
         if self.priority is not None:
             shown["choice"] = "exact" if self.choice else "best effort"
         return shown
+
+
+def added_loads(usage: Usage, entries: Iterable[PlacedDevice]) -> dict[int, int]:
+    """pool -> how much more of it is in use once these are given; what admin details look at does not count."""
+    devices: dict[int, Device] = {}
+    whole: set[int] = set()
+    shared: dict[int, dict[str, int]] = {}
+    for entry in entries:
+        device = entry.device
+        if entry.request.mode.is_admin:
+            continue
+        devices[device.index] = device
+        if not entry.amounts and not device.shareable:
+            whole.add(device.index)
+            continue
+        if device.index not in shared:
+            shared[device.index] = dict(usage.shared.get(device.index, {}))
+        amounts = shared[device.index]
+        for name, nano in entry.amounts:
+            amounts[name] = amounts.get(name, 0) + nano
+    by_pool: dict[int, int] = defaultdict(int)
+    for index, device in devices.items():
+        after = usage.loads.scale(device.pool).load(device, None if index in whole else shared[index])
+        by_pool[device.pool] += max(0, after - usage.load_of(device))
+    return by_pool
+
+
+def growth_of(usage: Usage, placements: Iterable[Placement]) -> tuple[int, int]:
+    """How unevenly placements spread beside what is in use: what they add for nodes, then for pools (S17, goal 5)."""
+    entries = [entry for placed in placements for entry in placed.entries]
+    return usage.loads.growth(added_loads(usage, entries))
