@@ -80,9 +80,9 @@ DEVICE_KINDS = {
                 "0300": frozenset({_NVIDIA, _AMD, _INTEL}),  # VGA: not that of a BMC or an emulator
                 "0302": _GPU_VENDORS,  # 3D controller
                 "0380": _GPU_VENDORS,  # other display controller
-                "1200": _GPU_VENDORS,  # processing accelerator
+                "1200": _GPU_VENDORS - {_INTEL},  # processing accelerator; of Intel these are NPUs and FPGAs
             },
-            "PCI classes 0302, 0380, 1200 of GPU vendors; class 0300 of NVIDIA, AMD, Intel",
+            "PCI classes 0302, 0380, 1200 of GPU vendors (1200 not of Intel); class 0300 of NVIDIA, AMD, Intel",
             "yes, except the boot display",
             takes_whole_slot=True,
         ),
@@ -91,7 +91,7 @@ DEVICE_KINDS = {
             "accelerator",
             "accelerators",
             {"12": None, "0b40": None},  # processing accelerators; co-processors such as QAT and vector engines
-            "processing accelerators",
+            "processing accelerators: NPUs, FPGAs, QAT, Gaudi",
             "yes",
         ),
         STORAGE,

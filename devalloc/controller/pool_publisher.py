@@ -289,6 +289,12 @@ class PoolPublisher:
                         self._node_name,
                     )
                     return None
+                if old["spec"].get("driver") != pool["spec"].get("driver"):
+                    # A card of another kind in this slot, or one that an upgrade knows better. A pool keeps its driver.
+                    notes = old["metadata"].get("annotations", {})
+                    pool = {**pool, "metadata": {**pool["metadata"], "annotations": notes}}
+                    self._delete(old)
+                    continue
                 return self._store.replace(apply_cordons(_updated(old, pool)))
             except (Conflict, NotFound):
                 continue

@@ -19,6 +19,7 @@ Models = Mapping[tuple[int, int], DeviceModel]
 """By vendor and device ID."""
 
 _SHARED_WITH_VFS = frozenset({"linkType", "linkSpeed", "rdma"})
+_XILINX = 0x10EE
 _STANDARD = {
     "pciBusID": "resource.kubernetes.io/pciBusID",
     "pcieRoot": "resource.kubernetes.io/pcieRoot",
@@ -125,6 +126,8 @@ def _kind_attributes(port: PciPort, function: PciFunction) -> Attributes:
             return own
         case "gpu":
             return _gpu_attributes(function)
+        case "accelerator" if function.vendor == _XILINX and port.role == "pf":
+            return {"fpgaFunction": "management" if function.address.function == 0 else "user"}
         case _:
             return {}
 

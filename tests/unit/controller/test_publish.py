@@ -45,6 +45,22 @@ def test_creates_updates_and_deletes(store: SQLiteStore, publisher: PoolPublishe
     assert publisher.publish([]) == PublishResult(deleted=("c",))
 
 
+def test_a_card_of_another_kind_replaces_the_pool_and_stays_cordoned(
+    store: SQLiteStore, publisher: PoolPublisher
+) -> None:
+    publisher.publish(device_pools(gpu_pool("a")))
+    old = store.get("DevicePool", None, "a")
+    cordoned = {"devalloc.io/cordoned": '{"*": "repair"}'}
+    old = store.replace({**old, "metadata": {**old["metadata"], "annotations": cordoned}})
+    accelerator = gpu_pool("a")
+    accelerator["spec"]["driver"] = "accelerator.devalloc.io"
+    assert publisher.publish(device_pools(accelerator)) == PublishResult(created=("a",))
+    new = store.get("DevicePool", None, "a")
+    assert new["spec"]["driver"] == "accelerator.devalloc.io"
+    assert new["metadata"]["uid"] != old["metadata"]["uid"], "the CRD keeps the driver of a pool"
+    assert new["metadata"]["annotations"] == cordoned
+
+
 def test_writes_only_what_changed(store: SQLiteStore, publisher: PoolPublisher) -> None:
     publisher.publish(device_pools(gpu_pool("a"), gpu_pool("b", model="A100")))
     before = store.list()

@@ -19,7 +19,7 @@ from devalloc.inventory.pools import pool_name
 from tests.support import pci_cards
 from tests.support.discovery_view import DiscoveredPools
 from tests.support.fake_sysfs import FakeSysfs
-from tests.support.pci_cards import Sriov
+from tests.support.pci_cards import Function, Sriov
 
 SLOT = Address(0, 0x08, 0, 0)
 
@@ -115,6 +115,9 @@ KINDS = [
     (replace(pci_cards.connectx(), class_code=0x020700), "nic", "mellanox"),
     (pci_cards.accelerator(), "accelerator", "habana"),
     (replace(pci_cards.accelerator(), vendor=0x8086, device=0x4940, class_code=0x0B4000), "accelerator", "intel"),
+    (replace(pci_cards.accelerator(), vendor=0x8086, device=0x7D1D, native="intel_vpu"), "accelerator", "intel"),
+    (replace(pci_cards.accelerator(), vendor=0x8086, device=0x0B30, native="dfl-pci"), "accelerator", "intel"),
+    (replace(pci_cards.accelerator(), vendor=0x8086, device=0x0BD5, class_code=0x038000), "gpu", "intel"),
     (replace(pci_cards.accelerator(), vendor=0xABCD, device=1), "accelerator", "0xabcd"),
     (pci_cards.nvme(), "storage", "samsung"),
     (pci_cards.gpu_audio(), None, None),
@@ -428,3 +431,12 @@ def test_drives_and_gpus_have_the_serial_number_and_uuid_that_their_drivers_show
     shown = {name: inventory.attributes(name) for name in ("0000-42-00-0", "0000-01-00-0", "0000-03-00-0")}
     assert [each.get("serial") for each in shown.values()] == ["S64HNE0R500001", None, "f4b1c0de00112233"]
     assert [each.get("uuid") for each in shown.values()] == ["eui.36344830525000010025384e00000001", uuid, None]
+
+
+def test_the_functions_of_an_alveo_say_what_they_are_for(host: FakeSysfs) -> None:
+    for number, device, driver in ((0, 0x5000, "xclmgmt"), (1, 0x5001, "xocl")):
+        host.add(Function(f"0000:3b:00.{number}", 0x10EE, device, 0x120000, native=driver))
+    host.add(pci_cards.accelerator())
+    seen = DiscoveredPools.on(host.root)
+    roles = {device: seen.attributes(device).get("fpgaFunction") for device in seen.devices}
+    assert roles == {"0000-3b-00-0": "management", "0000-3b-00-1": "user", "0000-71-00-0": None}
