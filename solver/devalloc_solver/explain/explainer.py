@@ -22,6 +22,7 @@ from devalloc_solver.cel.budget import OutOfTime
 from devalloc_solver.explain.blocking_claims import BlockingClaimFinder, BlockingClaims
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion, Undecided
 from devalloc_solver.explain.funnel import NO_USERS, SHOWN, Funnel, FunnelCounter, FunnelSource, Users, describe_funnel
+from devalloc_solver.explain.joint_counts import describe_competition, describe_excess
 from devalloc_solver.explain.relaxations import (
     Relaxation,
     RelaxationSet,
@@ -447,7 +448,7 @@ class Explainer(ABC):
         if reason is Reason.NODE_UNAVAILABLE:
             bound = f"it would fit on another node, but is bound to {unit.pin}"
             return join_sentences(bound, self.name_node(unit) or short)
-        if short:
+        if short := short or self.joint_shortage(unit):
             return short
         if reason is Reason.MATCH_ATTRIBUTES_CONFLICT:
             return self.disagreement(unit)
@@ -463,6 +464,10 @@ class Explainer(ABC):
                 if all(shortages):
                     return shortages[0]
         return ""
+
+    def joint_shortage(self, unit: PlacementUnit) -> str:
+        """What requests lack together in an empty fleet, as far as counting tells; "" if it does not."""
+        return describe_excess(self.snapshot, unit) or describe_competition(self.snapshot, unit, self.request_name)
 
     def exhausted(self, unit: PlacementUnit) -> str:
         """Devices are free, and yet it does not fit."""

@@ -6,11 +6,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import chain
 from typing import Any, Protocol
 
 from devalloc.api.quantity import Quantity
 from devalloc_solver.bounds.node_counts import NodeCounts, counts_whole_devices, match_attributes, max_on_node
+from devalloc_solver.explain.joint_counts import best_on_node
 from devalloc_solver.problem.allocations import Allocation, Key, Usage
 from devalloc_solver.problem.demand import AllocationMode, Demand, Request
 from devalloc_solver.problem.overuse import device_title
@@ -143,19 +143,7 @@ class FunnelCounter:
 
     def best(self, devices: Iterable[int], pin: str | None, count: Callable[[Sequence[int]], int]) -> int:
         """The highest count of these devices on one node, or on node ``pin``."""
-        groups: dict[frozenset[str], list[int]] = defaultdict(list)
-        own = {pool.index: frozenset((pool.node,)) for pool in self.snapshot.pools if pool.node is not None}
-        everywhere = frozenset(self.snapshot.nodes)
-        for index in devices:
-            device = self.snapshot.devices[index]
-            groups[own.get(device.pool, everywhere if device.reach is None else device.reach)].append(index)
-        reached: dict[str, list[frozenset[str]]] = defaultdict(list)
-        """node -> keys of the groups that it reaches: the devices of many nodes are not listed for each of them"""
-        for nodes in groups:
-            for node in nodes if pin is None else nodes & {pin}:
-                reached[node].append(nodes)
-        keys = dict.fromkeys(map(tuple, reached.values()))
-        return max((count([*chain.from_iterable(map(groups.__getitem__, key))]) for key in keys), default=0)
+        return best_on_node(self.snapshot, devices, pin, count) or 0
 
     def having(self, request: Request, name: str) -> tuple[int, int]:
         """(devices for a request that have a value of an attribute, all devices for it)"""

@@ -230,6 +230,9 @@ class SliceBook:
                 return None
             if counts != {total}:
                 message = f"{total} of {max(counts)} slices of generation {generation} are there"
+                if len(counts) > 1:
+                    numbers = ", ".join(map(str, sorted(counts)))
+                    message = f"slices of generation {generation} disagree about resourceSliceCount: {numbers}"
                 return ResourcePool(*key, generation, PoolStatus.INCOMPLETE, message, tuple(newest), (), {})
         counters: dict[tuple[str, str], int] = {}
         why = _duplicate_device(newest)

@@ -1,0 +1,101 @@
+"""What requests lack together, although each of them has enough devices on its own: counts that prove it (S19)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import chain
+
+from devalloc_solver.bounds.node_counts import counts_whole_devices
+from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
+from devalloc_solver.problem.snapshot import Snapshot
+
+MAX_SETS = 16
+"""Different sets of matching devices that are compared with each other."""
+MAX_NAMED = 3
+"""Requests that a sentence names."""
+_TOO_MANY = 1 << 30
+
+Detail = tuple[Request, ...]
+
+
+def best_on_node(
+    snapshot: Snapshot, devices: Iterable[int], pin: str | None, count: Callable[[Sequence[int]], int]
+) -> int | None:
+    """The highest count of these devices on one node, or on node ``pin``; None if no node has any."""
+    groups: dict[frozenset[str], list[int]] = defaultdict(list)
+    own = {pool.index: frozenset((pool.node,)) for pool in snapshot.pools if pool.node is not None}
+    everywhere = frozenset(snapshot.nodes)
+    for index in devices:
+        device = snapshot.devices[index]
+        groups[own.get(device.pool, everywhere if device.reach is None else device.reach)].append(index)
+    reached: dict[str, list[frozenset[str]]] = defaultdict(list)
+    """node -> keys of the groups that it reaches: the devices of many nodes are not listed for each of them"""
+    for nodes in groups:
+        for node in nodes if pin is None else nodes & {pin}:
+            reached[node].append(nodes)
+    keys = dict.fromkeys(map(tuple, reached.values()))
+    return max((count([*chain.from_iterable(map(groups.__getitem__, key))]) for key in keys), default=None)
+
+
+def describe_excess(snapshot: Snapshot, unit: PlacementUnit) -> str:
+    """That a claim would get more devices than a claim can have, wherever it goes; "" if counting does not show it."""
+    for demand in unit.demands:
+        if demand.most is None:
+            continue
+        devices = {index for request in demand.requests for index in request.candidates.accepted}
+        fewest = best_on_node(snapshot, devices, unit.pin, lambda some, of=demand: -_fewest(of, some))  # type: ignore[misc]
+        if fewest is not None and demand.most < -fewest < _TOO_MANY:
+            return (
+                f"a claim can have {demand.most} devices, and this one would get {-fewest}; ask for a count, select "
+                "fewer, or split it"
+            )
+    return ""
+
+
+def _fewest(demand: Demand, here: Collection[int]) -> int:
+    """The fewest devices that a claim would get of these, as far as counting tells."""
+    total = 0
+    for detail in demand.details:
+        counts = [_count(request, here) for request in detail]
+        total += min((count for count in counts if count), default=_TOO_MANY)
+    return total
+
+
+def _count(request: Request, here: Collection[int]) -> int:
+    if request.mode not in (AllocationMode.EVERY, AllocationMode.ADMIN_ALL):
+        return request.min_count
+    return sum(index in request.candidates.accepted for index in here)
+
+
+def describe_competition(snapshot: Snapshot, unit: PlacementUnit, request_name: Callable[[Request], str]) -> str:
+    """That requests want more devices together than match any of them, such as "requests a and b want 3 devices, and
+    no node has more than 2 that match"; "" if counting does not show it."""
+    details = [
+        detail
+        for demand in unit.demands
+        for detail in demand.details
+        if all(request.mode is AllocationMode.WHOLE and counts_whole_devices(request) for request in detail)
+    ]
+    sets: dict[frozenset[int], list[Detail]] = {}
+    by_identity: dict[tuple[int, ...], frozenset[int]] = {}
+    for detail in details:
+        key = tuple(id(request.candidates) for request in detail)
+        if key not in by_identity:
+            by_identity[key] = frozenset().union(*(request.candidates.accepted for request in detail))
+        sets.setdefault(by_identity[key], []).append(detail)
+    if len(details) < 2 or len(sets) > MAX_SETS:
+        return ""
+    union = frozenset().union(*sets)
+    for devices in sorted({*sets, union}, key=lambda one: (len(one), min(one, default=0))):
+        inside = [detail for own, same in sets.items() if own <= devices for detail in same]
+        wanted = sum(min(request.min_count for request in detail) for detail in inside)
+        most = best_on_node(snapshot, devices, unit.pin, len) or 0
+        if len(inside) > 1 and most < wanted:
+            names = [request_name(detail[0]).partition("/")[0] for detail in details if detail in inside]
+            who = f"{len(inside)} requests"
+            if len(names) <= MAX_NAMED:
+                who = f"requests {', '.join(names[:-1])} and {names[-1]}"
+            where = f"node {unit.pin} has" if unit.pin else "no node has more than"
+            return f"{who} want {wanted} devices together, and {where} {most} that match"
+    return ""
