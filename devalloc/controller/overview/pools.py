@@ -38,6 +38,7 @@ from devalloc.controller.overview.model import (
 )
 from devalloc.controller.reconcile.availability import CountedPool, FleetCounts, HeldDevice
 from devalloc.store import Object
+from devalloc_solver.dialects.resource_k8s.taint_rules import selects_device, selects_pool
 from devalloc_solver.problem.ordering import natural_key
 
 DEDICATED_NOTE = "set aside for devalloc's controller"
@@ -172,7 +173,7 @@ def slice_card(
     used = {name: use for name in devices if (use := uses.get((pool.driver, pool.name, name))) is not None}
     held = {name for name, use in used.items() if use.is_held}
     left, supplies = _counters(pool, devices, held)
-    concerning = [rule for rule in rules if _rule_matches(rule, pool)]
+    concerning = [rule for rule in rules if selects_pool(rule, pool.driver, pool.name)]
     wrong = pool.wrong
     shown = []
     for name, level in nested_devices(devices, own):
@@ -213,18 +214,13 @@ def _taint(device: Mapping[str, Any], name: str, rules: Sequence[Mapping[str, An
     a cordon: its driver did not say it."""
     taints = [("", taint) for taint in as_mappings(device.get("taints"))]
     for rule in rules:
-        if rule["deviceSelector"].get("device") in (None, name):
+        if selects_device(rule, name):
             taints.append((CORDONED, as_mapping(rule.get("taint"))))
     for who, taint in taints:
         if taint.get("effect") in _BLOCKING_EFFECTS and taint.get("key") != ALLOCATOR_KEY:
             value = f"={taint['value']}" if taint.get("value") else ""
             return f"{who}taint {taint.get('key', '')}{value}:{taint['effect']}"
     return ""
-
-
-def _rule_matches(rule: Mapping[str, Any], pool: SlicePool) -> bool:
-    selector = rule["deviceSelector"]
-    return selector.get("driver") in (None, pool.driver) and selector.get("pool") in (None, pool.name)
 
 
 def _can_be_shared(device: Mapping[str, Any], use: SliceDeviceUse) -> bool:

@@ -84,10 +84,11 @@ def describe_competition(snapshot: Snapshot, unit: PlacementUnit, request_name: 
         if key not in by_identity:
             by_identity[key] = frozenset().union(*(request.candidates.accepted for request in detail))
         sets.setdefault(by_identity[key], []).append(detail)
-    if len(details) < 2 or len(sets) > MAX_SETS:
+    if len(details) < 2:
         return ""
-    union = frozenset().union(*sets)
-    for devices in sorted({*sets, union}, key=lambda one: (len(one), min(one, default=0))):
+    union = frozenset[int]().union(*sets)
+    compared = {*sets, union} if len(sets) <= MAX_SETS else {union}
+    for devices in sorted(compared, key=lambda one: (len(one), min(one, default=0))):
         inside = [detail for own, same in sets.items() if own <= devices for detail in same]
         wanted = sum(min(request.min_count for request in detail) for detail in inside)
         most = best_on_node(snapshot, devices, unit.pin, len) or 0

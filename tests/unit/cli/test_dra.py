@@ -90,7 +90,7 @@ def test_only_claims_that_are_allocated_leave_nothing_to_do(devalloc: Shell, tmp
 
 
 def test_a_manifest_that_is_wrong_is_named_and_the_rest_is_answered(devalloc: Shell, tmp_path: Path) -> None:
-    old = {"apiVersion": "resource.k8s.io/v1beta1", "metadata": {"name": "old"}, "spec": {}}
+    old = {"apiVersion": "resource.k8s.io/v1alpha2", "metadata": {"name": "old"}, "spec": {}}
     files = write(tmp_path, *fleet(claim(request())), ("ResourceClaim", old))
 
     output = devalloc("dra", "allocate", "-f", files, "--node", NODE, "-o", "json")
@@ -98,7 +98,7 @@ def test_a_manifest_that_is_wrong_is_named_and_the_rest_is_answered(devalloc: Sh
     assert output.code == 2
     assert len(output.json) == 1
     assert "all.json, document 1, item 4" in output.err
-    assert "'resource.k8s.io/v1beta1' is not supported" in output.err
+    assert "'resource.k8s.io/v1alpha2' is not supported" in output.err
 
 
 def test_an_error_of_the_allocation_is_bad_input(devalloc: Shell, tmp_path: Path) -> None:
@@ -181,3 +181,15 @@ def test_nodes_that_name_their_pools_alike_are_told(devalloc: Shell, tmp_path: P
 
     assert [one["allocated"] for one in output.json["claims"]] == [True, False]
     assert (output.code, "published by the nodes n0, n1" in output.err) == (1, True)
+
+
+@pytest.mark.parametrize("verb", [("dra", "allocate", "--node", NODE), ("solve",)])
+def test_taint_rules_in_files_count(devalloc: Shell, tmp_path: Path, verb: tuple[str, ...]) -> None:
+    rule = {"metadata": {"name": "r"}, "spec": {"deviceSelector": {}, "taint": {"key": "k", "effect": "NoSchedule"}}}
+    files = write(tmp_path, *fleet(claim(request())), ("DeviceTaintRule", rule))
+
+    output = devalloc(*verb, "-f", files)
+
+    assert output.code == 1
+    assert output.err == ""
+    assert "a taint that is not tolerated" in output.out

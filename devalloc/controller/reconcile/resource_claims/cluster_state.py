@@ -40,6 +40,7 @@ from devalloc.store.kubernetes.resources import ApiResource
 from devalloc_solver.dialects.resource_k8s.decode import read_node_selector
 from devalloc_solver.dialects.resource_k8s.fields import FieldError
 from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, selects
+from devalloc_solver.dialects.resource_k8s.taint_rules import with_rule_taints
 
 Object = dict[str, Any]
 
@@ -389,35 +390,20 @@ def is_dedicated_slice(content: Mapping[str, Any]) -> bool:
     return is_dedicated(spec["pool"]["name"]) and bool(spec.get("nodeName"))
 
 
-def effective_slice(content: Object, rules: Iterable[Mapping[str, Any]], number: int) -> Object:
+def effective_slice(content: Object, rules: Sequence[Mapping[str, Any]], number: int) -> Object:
     """A slice without the taint that keeps others off, with those of rules, and its node's number on each device."""
     spec = content["spec"]
-    matching = [rule["spec"] for rule in rules if _rule_matches(rule["spec"].get("deviceSelector"), spec)]
     if "devices" not in spec:
         return content
-    devices = [_effective_device(device, matching, number) for device in spec["devices"]]
-    return {**content, "spec": {**spec, "devices": devices}}
+    devices = [_effective_device(device, number) for device in spec["devices"]]
+    return dict(with_rule_taints({**content, "spec": {**spec, "devices": devices}}, rules))
 
 
-def _effective_device(device: Object, rules: Sequence[Mapping[str, Any]], number: int) -> Object:
+def _effective_device(device: Object, number: int) -> Object:
     taints = [taint for taint in device.get("taints") or () if taint.get("key") != ALLOCATOR_KEY]
-    taints += (rule["taint"] for rule in rules if _matches_name(rule["deviceSelector"].get("device"), device["name"]))
     attributes = {**(device.get("attributes") or {}), f"{NODE_DOMAIN}/{NODE_ATTRIBUTE}": {"int": number}}
     rest = {name: value for name, value in device.items() if name != "taints"}
     return {**rest, "attributes": attributes} | ({"taints": taints} if taints else {})
-
-
-def _rule_matches(selector: Mapping[str, Any] | None, spec: Mapping[str, Any]) -> bool:
-    """A rule without a selector is for no device, one with an empty selector for all."""
-    if selector is None:
-        return False
-    return _matches_name(selector.get("driver"), spec["driver"]) and _matches_name(
-        selector.get("pool"), spec["pool"]["name"]
-    )
-
-
-def _matches_name(value: str | None, name: str) -> bool:
-    return value is None or value == name
 
 
 def node_expression(numbers: Iterable[int]) -> str:

@@ -38,6 +38,7 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
     read_usage,
 )
 from devalloc_solver.dialects.resource_k8s.slices import ClusterNode
+from devalloc_solver.dialects.resource_k8s.versions import as_v1
 from devalloc_solver.problem.allocations import Allocation
 from devalloc_solver.problem.demand import PlacementUnit
 from devalloc_solver.problem.snapshot import Snapshot
@@ -149,7 +150,7 @@ def as_manifests(given: object, what: str) -> list[Manifest]:
     """What a caller gave as manifests. Raises AllocationError where it is something else."""
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
         raise AllocationError(f"{what}: must be a list of objects, not {type_name(given)}")
-    manifests = list(given)
+    manifests = [as_v1(one) for one in given]
     for number, one in enumerate(manifests):
         if not isinstance(one, Mapping):
             raise AllocationError(f"{what}[{number}]: must be an object, not {type_name(one)}")

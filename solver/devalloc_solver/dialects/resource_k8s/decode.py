@@ -44,8 +44,7 @@ from devalloc_solver.dialects.resource_k8s.claims import (
 )
 from devalloc_solver.dialects.resource_k8s.fields import FieldError, SelectorError, Tolerant, short_text
 from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, NodeSelector, ResourceSlice
-
-API_VERSION = "resource.k8s.io/v1"
+from devalloc_solver.dialects.resource_k8s.versions import API_VERSION, misplaced_field
 
 T = TypeVar("T")
 
@@ -143,8 +142,10 @@ _WORDING = Wording(
 
 
 def check_version(content: Mapping[str, Any]) -> None:
-    """Raises FieldError for another version of the API: its fields are shaped differently."""
+    """Raises FieldError for another version of the API (``as_v1`` converts some), and for a field of another one."""
     version = content.get("apiVersion")
+    if (misplaced := misplaced_field(content)) is not None:
+        raise FieldError(*misplaced)
     if version not in (None, API_VERSION):
         raise FieldError("apiVersion", f"{short_text(version)!r} is not supported; convert the object to {API_VERSION}")
 

@@ -18,6 +18,7 @@ from devalloc.api.problems import Problem
 from devalloc.api.quantity import type_name
 from devalloc.api.reasons import Reason
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
+from devalloc_solver.dialects.resource_k8s import taint_rules
 from devalloc_solver.dialects.resource_k8s.claims import (
     DeviceConstraint,
     DeviceRequest,
@@ -27,7 +28,6 @@ from devalloc_solver.dialects.resource_k8s.claims import (
     request_names,
 )
 from devalloc_solver.dialects.resource_k8s.decode import (
-    API_VERSION,
     check_version,
     read,
     read_claim,
@@ -38,6 +38,7 @@ from devalloc_solver.dialects.resource_k8s.decode import (
 )
 from devalloc_solver.dialects.resource_k8s.fields import FieldError, short_text
 from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, ResourceSlice
+from devalloc_solver.dialects.resource_k8s.versions import API_VERSION, as_v1
 from devalloc_solver.dialects.units import RejectedClaim
 
 MOST_REQUESTS = 32
@@ -169,7 +170,7 @@ def _check_unique(names: Sequence[str], path: str, what: str) -> None:
 Manifest = Mapping[str, Any]
 Key = tuple[str, str]
 
-KINDS = ("ResourceSlice", "DeviceClass", "ResourceClaim", "Node")
+KINDS = ("ResourceSlice", "DeviceClass", "ResourceClaim", taint_rules.KIND, "Node")
 
 
 @dataclass(slots=True)
@@ -186,6 +187,8 @@ class ClusterInput:
     broken_classes: dict[str, str] = field(default_factory=dict)
     """class -> what is wrong with it"""
     claims: list[ResourceClaim] = field(default_factory=list)
+    rules: list[Manifest] = field(default_factory=list)
+    """DeviceTaintRules, in the order of their names; their taints are in the slices already"""
     manifests: dict[Key, Manifest] = field(default_factory=dict)
     """the claims as they were given, with the API server's defaults"""
     refused: list[RejectedClaim] = field(default_factory=list)
@@ -200,7 +203,7 @@ def read_documents(
     ``read``: slices among them that were read before, by the id of the manifest.
     """
     problem_input = ClusterInput(read=dict(read or {}))
-    objects = [content for document in documents for content in _flatten_list(document)]
+    objects = [as_v1(content) for document in documents for content in _flatten_list(document)]
     count = Counter((_kind(content), key_of(content)) for content in objects if isinstance(content, Mapping))
     for content in objects:
         if not isinstance(content, Mapping):
@@ -216,7 +219,18 @@ def read_documents(
             problem = Problem(error.message, error.path, kind=kind, namespace=namespace, name=key[1])
             if problem not in problem_input.problems:
                 problem_input.problems.append(problem)
+    _apply_rules(problem_input)
     return problem_input
+
+
+def _apply_rules(problem_input: ClusterInput) -> None:
+    """Put the taints of DeviceTaintRules onto the devices that they select."""
+    problem_input.rules.sort(key=lambda rule: str(rule["metadata"]["name"]))
+    for number, content in enumerate(problem_input.slices if problem_input.rules else ()):
+        tainted = taint_rules.with_rule_taints(content, problem_input.rules)
+        if tainted is not content:
+            problem_input.slices[number] = tainted
+            problem_input.read[id(tainted)] = read_slice(tainted)
 
 
 def _flatten_list(document: object) -> Iterator[Any]:
@@ -253,7 +267,10 @@ def _read(problem_input: ClusterInput, content: Manifest, gates: frozenset[str],
         if kind == "DeviceClass":
             problem_input.broken_classes[key[1]] = "exists twice"
         raise FieldError("metadata.name", f"is the name of two objects of kind {kind}: both are ignored; rename one")
-    if kind == "Node":
+    if kind == taint_rules.KIND:
+        taint_rules.check_rule(content)
+        problem_input.rules.append(content)
+    elif kind == "Node":
         node = read_node(content)
         problem_input.nodes[node.name], problem_input.node_manifests[node.name] = node, content
     elif kind == "DeviceClass":

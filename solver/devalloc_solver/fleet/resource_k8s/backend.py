@@ -38,6 +38,7 @@ from devalloc_solver.dialects.resource_k8s.manifests import (
 )
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice
 from devalloc_solver.dialects.resource_k8s.slices import single_node_selector
+from devalloc_solver.dialects.resource_k8s.versions import as_v1
 from devalloc_solver.dialects.units import RejectedClaim, timeout_rejection
 from devalloc_solver.fleet.backend import Answer, FleetBackend, Manifest, Name
 from devalloc_solver.fleet.node_class_plan import ChosenDevice, ChosenPlace
@@ -149,7 +150,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         documents = [
             one
             for name, same in self._state.objects.items()
-            for one in same
+            for one in self._state.effective(name, same)
             if name not in wanted and (name[0] != "ResourceClaim" or is_allocated(one) or _group_key(one) in groups)
         ]
         return read_documents([*documents, *requested], self._gates, self._state.read_slices())
@@ -170,6 +171,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         return _name(document)
 
     def _replace(self, name: Name, document: Manifest) -> Iterable[Problem]:
+        document = as_v1(document)
         self._change(name, [document])
         problem_input = read_documents([document], self._gates)
         return (*problem_input.problems, *usage_of_claims(problem_input)[2])
@@ -194,6 +196,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
     def _manifest(self, claim: Manifest) -> Manifest:
         if not isinstance(claim, Mapping) or claim.get("kind") != "ResourceClaim":
             raise ValueError("claim must be the manifest of a ResourceClaim")
+        claim = as_v1(claim)
         stored = self._state.objects.get(_name(claim), [])
         if "spec" in claim:
             return stored[0] if len(stored) == 1 and is_allocated(stored[0]) else claim
@@ -324,7 +327,7 @@ def _flatten_list(document: object) -> Iterator[Manifest]:
         for item in document["items"]:
             yield from _flatten_list(item)
     else:
-        yield document
+        yield as_v1(document)
 
 
 def _name(document: Manifest) -> Name:

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 from devalloc.api.meta import PRIORITY, parse_time
 from devalloc_solver.dialects.resource_k8s.claims import Metadata, ResourceClaim
-from devalloc_solver.dialects.resource_k8s.decode import API_VERSION
 from devalloc_solver.dialects.resource_k8s.manifests import (
     Manifest,
     read_documents,
     with_defaults,
 )
+from devalloc_solver.dialects.resource_k8s.versions import API_VERSION
 from devalloc_solver.dialects.units import RejectedClaim
 from devalloc_solver.fleet.claim_reader import ClaimReader, spec_text
 

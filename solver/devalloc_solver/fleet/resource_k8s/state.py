@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
+from devalloc_solver.dialects.resource_k8s import taint_rules
 from devalloc_solver.dialects.resource_k8s.cluster_check import ClusterChecker
 from devalloc_solver.dialects.resource_k8s.decode import read_slice
 from devalloc_solver.dialects.resource_k8s.fields import FieldError
@@ -53,6 +54,10 @@ class ClusterState:
     """the Node objects"""
     slices: dict[Name, ResourceSlice] = field(default_factory=dict)
     """those that can be read"""
+    tainted: dict[Name, Manifest] = field(default_factory=dict)
+    """slices with the taints of DeviceTaintRules, if any rule is for their devices"""
+    taint_rules: tuple[Manifest, ...] = ()
+    """the DeviceTaintRules"""
     classes: ClusterInput = field(default_factory=ClusterInput)
     share_ids: dict[DeviceId, dict[str, int]] = field(default_factory=dict)
     """ids of shares in use, and how many claims have them"""
@@ -83,6 +88,7 @@ class ClusterState:
         state = cls(gates, placement)
         for name, document in documents:
             state.objects.setdefault(name, []).append(document)
+        state._read_rules()
         for name in state.objects:
             if name[0] == "ResourceSlice":
                 state._read_slice(name)
@@ -120,6 +126,8 @@ class ClusterState:
                 return False
             case "ResourceSlice":
                 self._slice_changed(name)
+            case "DeviceTaintRule":
+                return self._rules_of_taints_changed()
             case "DeviceClass":
                 self._read_classes()
             case "Node":
@@ -150,6 +158,33 @@ class ClusterState:
         if None in places or (None in self._own and names != self.node_names()):
             self._commons = self._rules = None
 
+    def effective(self, name: Name, documents: Sequence[Manifest]) -> Sequence[Manifest]:
+        """The objects of a name as they count: slices with the taints of rules, which are then no objects."""
+        if name[0] == taint_rules.KIND:
+            return [] if name[2] in {str(rule["metadata"]["name"]) for rule in self.taint_rules} else documents
+        return [self.tainted[name]] if name in self.tainted else documents
+
+    def _read_rules(self) -> None:
+        manifests = [one for name, same in self.objects.items() if name[0] == taint_rules.KIND for one in same]
+        self.taint_rules = tuple(read_documents(manifests, self.gates).rules)
+
+    def _rules_of_taints_changed(self) -> bool:
+        """Read the slices again whose devices have other taints now; returns whether there are any."""
+        self._read_rules()
+        changed = False
+        for name in [name for name in self.objects if name[0] == "ResourceSlice"]:
+            documents = self.objects[name]
+            if len(documents) == 1 and taint_rules.with_rule_taints(documents[0], self.taint_rules) != self._content(
+                name
+            ):
+                self._slice_changed(name)
+                changed = True
+        return changed
+
+    def _content(self, name: Name) -> Manifest:
+        """A slice that is alone of its name, as it counts."""
+        return self.tainted.get(name) or self.objects[name][0]
+
     def _node_changed(self, name: Name) -> bool:
         before = self.nodes.get(name[2])
         self._read_node(name)
@@ -177,13 +212,17 @@ class ClusterState:
     def _read_slice(self, name: Name) -> None:
         """Take note of a slice, or that it is gone, as ``documents`` reads it."""
         old = self.slices.pop(name, None)
+        self.tainted.pop(name, None)
         if old is not None:
             del self._pools[old.pool_id][name]
         documents = self.objects.get(name, ())
         if len(documents) != 1:
             return
+        content = taint_rules.with_rule_taints(documents[0], self.taint_rules) if self.taint_rules else documents[0]
+        if content is not documents[0]:
+            self.tainted[name] = content
         try:
-            resource_slice = read_slice(documents[0])
+            resource_slice = read_slice(content)
         except FieldError:
             return
         if gate.COMPATIBILITY_GROUPS in self.gates and resource_slice.uses_groups:
@@ -199,7 +238,7 @@ class ClusterState:
             if not self._own[place]:
                 del self._own[place]
         names = self._pools.get(pool)
-        self.checker.set_pool(pool, [self.objects[name][0] for name in names or ()])
+        self.checker.set_pool(pool, [self._content(name) for name in names or ()])
         if not names:
             self._pools.pop(pool, None)
             return
@@ -209,12 +248,12 @@ class ClusterState:
 
     def read_slices(self) -> dict[int, ResourceSlice]:
         """All that can be read, by the id of the manifest."""
-        return {id(self.objects[name][0]): resource_slice for name, resource_slice in self.slices.items()}
+        return {id(self._content(name)): resource_slice for name, resource_slice in self.slices.items()}
 
     def book(self, pools: Iterable[PoolId]) -> SliceBook:
         """The slices of some pools."""
         names = [name for pool in pools for name in self._pools[pool]]
-        contents = [self.objects[name][0] for name in names]
+        contents = [self._content(name) for name in names]
         read = {id(content): self.slices[name] for name, content in zip(names, contents, strict=True)}
         return SliceBook(contents, self.gates, read)
 

@@ -36,7 +36,7 @@ OFF: list[str] = []
         (claim(request(selectors=[{}])), "selectors[0] has no CEL expression"),
         (claim(request(selectors=[{"regex": "x"}])), "selectors[0].regex is not a known field"),
         (claim(request(future=1)), "exactly.future is not a known field"),
-        (claim({"name": "r", "deviceClassName": "any"}), "deviceClassName is missing"),
+        (claim({"name": "r", "deviceClassName": "any"}), "deviceClassName: move these fields below `exactly`"),
         (claim({"name": "r", "exactly": ask(), "firstAvailable": [{"name": "s", **ask()}]}), "both exactly and"),
         (claim(request(), constraints=[{}]), "constraints[0] must set one of"),
         (claim(request(), constraints=[{"futureAttribute": "a/b"}]), "constraints[0].futureAttribute is not"),
@@ -50,7 +50,7 @@ OFF: list[str] = []
         (claim(request(tolerations=[{"operator": "Like"}])), "tolerations[0].operator 'Like' is not supported"),
         (claim(request(derivedAttributes=[{"name": "a/b", "expression": "1"}])), "DRADerivedAttributes"),
         (claim(request(count="1")), "count must be a whole number, not a string"),
-        ({"apiVersion": "resource.k8s.io/v1beta2", **claim(request())}, "'resource.k8s.io/v1beta2' is not supported"),
+        ({"apiVersion": "resource.k8s.io/v1alpha3", **claim(request())}, "'resource.k8s.io/v1alpha3' is not supported"),
     ],
 )
 def test_an_error_names_claim_request_field_and_what_is_wrong(wanted: Any, message: str) -> None:

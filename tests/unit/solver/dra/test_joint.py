@@ -245,7 +245,7 @@ def test_objects_that_are_wrong_are_reported_and_the_rest_goes_on() -> None:
         CLASS,
         node_slice("n1", "a"),
         object_("ResourceSlice", {"metadata": {"name": "odd"}, "spec": {"driver": "gpu.io"}}),
-        {"apiVersion": "resource.k8s.io/v1beta1", "kind": "ResourceClaim", "metadata": {"name": "old"}, "spec": {}},
+        {"apiVersion": "resource.k8s.io/v1alpha2", "kind": "ResourceClaim", "metadata": {"name": "old"}, "spec": {}},
         {"kind": "Pod", "metadata": {"name": "pod"}},
         "no object",
         wants("x"),

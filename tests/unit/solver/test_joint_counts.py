@@ -1,0 +1,95 @@
+"""Reasons that counts over all requests of a claim prove."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from devalloc_solver import solve_manifests
+from devalloc_solver.dra import solve_manifests as solve_resource_claims
+from devalloc_solver.testing import claim, device, device_class, pool
+from devalloc_solver.testing import request as wants
+from tests.support.dra_builders import ANY, Manifest, ask, devices, first_of, request, slice_
+from tests.support.dra_builders import claim as resource_claim
+
+
+def message(*documents: Manifest) -> str:
+    return str(solve_manifests(documents)["claims"][0]["message"])
+
+
+def resource_answer(of: Manifest, *slices: Manifest) -> Any:
+    kinds = [("DeviceClass", ANY), *(("ResourceSlice", one) for one in slices), ("ResourceClaim", of)]
+    documents = [{"apiVersion": "resource.k8s.io/v1", "kind": kind, **one} for kind, one in kinds]
+    return solve_resource_claims(documents)["claims"][0]
+
+
+GPUS = [device(f"gpu-{number}", attributes={"number": number}) for number in range(15)]
+
+
+def fleet(*details: Manifest, devices: list[Manifest] = GPUS) -> list[Manifest]:
+    return [device_class("gpu"), pool("p", node="n1", devices=devices), claim("c", *details)]
+
+
+def test_more_requests_than_devices_are_counted() -> None:
+    assert "16 requests want 16 devices together, and no node has more than 15 that match; it fits without request" in (
+        message(*fleet(*[wants("gpu", 1)] * 16))
+    )
+
+
+def test_requests_that_differ_are_counted_together() -> None:
+    details = [wants("gpu", 1, constraints=f"device.number != {100 + number}") for number in range(18)]
+
+    assert "18 requests want 18 devices together, and no node has more than 15 that match" in message(*fleet(*details))
+
+
+def test_the_requests_that_compete_are_named() -> None:
+    few = wants("gpu", 2, constraints="device.number < 3")
+
+    assert "requests 0 and 2 want 4 devices together, and no node has more than 3 that match" in (
+        message(*fleet(few, wants("gpu", 5), few))
+    )
+
+
+def test_the_smallest_alternative_counts() -> None:
+    answer = resource_answer(
+        resource_claim(first_of("f", ask(2), ask(3)), first_of("g", ask(2), ask(3))),
+        slice_("s", devices("a", "b", "c")),
+    )
+
+    assert "requests f and g want 4 devices together, and no node has more than 3 that match" in answer["message"]
+
+
+def test_a_node_that_suffices_alone_is_no_cause() -> None:
+    """Both nodes have enough devices in all, and only the constraints are in the way."""
+    pools = [pool(f"p{n}", node=f"n{n}", devices=GPUS) for n in range(2)]
+
+    assert "want" not in message(device_class("gpu"), *pools, claim("c", *[wants("gpu", 1)] * 3, node="n9"))
+
+
+@pytest.mark.parametrize("number", [33, 64])
+@pytest.mark.parametrize("admin", [{}, {"adminAccess": True}])
+def test_a_claim_that_would_get_too_many_devices_learns_the_limit(number: int, admin: Manifest) -> None:
+    answer = resource_answer(
+        resource_claim(request("r", None, **admin)), slice_("s", devices(*(f"d{n}" for n in range(number))))
+    )
+
+    assert answer["reason"] == "NotEnoughDevices"
+    assert f"a claim can have 32 devices, and this one would get {number}; ask for a count" in answer["message"]
+
+
+def test_the_limit_counts_all_requests_of_a_claim() -> None:
+    even = 'device.attributes["gpu.io"].kind == 0'
+    odd = 'device.attributes["gpu.io"].kind == 1'
+    content = [*devices(*(f"e{n}" for n in range(20)), kind=0), *devices(*(f"o{n}" for n in range(20)), kind=1)]
+    answer = resource_answer(resource_claim(request("r", None, even), request("q", 13, odd)), slice_("s", content))
+
+    assert "a claim can have 32 devices, and this one would get 33" in answer["message"]
+
+
+def test_slices_that_contradict_each_other_about_their_number_are_named() -> None:
+    answer = resource_answer(
+        resource_claim(request("r", None)), slice_("a", devices("d1"), count=1), slice_("b", devices("d2"), count=2)
+    )
+
+    assert "slices of generation 1 disagree about resourceSliceCount: 1, 2" in answer["message"]
