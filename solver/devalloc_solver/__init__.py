@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from devalloc_solver.dialects.device_claims.answers import ClaimAnswer, Solution
     from devalloc_solver.errors import AnswerRefused
     from devalloc_solver.fleet.fleet import Fleet
+    from devalloc_solver.fleet.waiting import WaitingBook
     from devalloc_solver.pipeline.device_claims import solve, solve_manifests
     from devalloc_solver.pipeline.remaining_capacity import Capacity, capacity
 
@@ -24,6 +25,7 @@ __all__ = [
     "Fleet",
     "Reason",
     "Solution",
+    "WaitingBook",
     "capacity",
     "solve",
     "solve_manifests",
@@ -36,6 +38,7 @@ _HOMES = {
     "Fleet": ".fleet.fleet",
     "Reason": "devalloc.api.reasons",
     "Solution": ".dialects.device_claims.answers",
+    "WaitingBook": ".fleet.waiting",
     "capacity": ".pipeline.remaining_capacity",
     "solve": ".pipeline.device_claims",
     "solve_manifests": ".pipeline.device_claims",

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol
 
 from devalloc.api.cordon import apply_all_cordons, apply_cordons, is_node, unknown_nodes, unschedulable_nodes
@@ -39,6 +39,7 @@ from devalloc.controller.reconcile.preconditions import (
     allocates_from,
     fuller_pools,
 )
+from devalloc.controller.reconcile.resting import RestingObjects, RoundResult
 from devalloc.controller.reconcile.snapshot import Memo, Snapshot
 from devalloc.controller.reconcile.stored_claims import (
     effective_documents,
@@ -127,7 +128,12 @@ class DeviceClaimAllocator:
         self._store = store
         self._settings = settings
         self.loop = ReconcileLoop("could not answer the claims", store, settings, kinds, clock)
-        self._solve: SolveManifests = IncrementalSolver(self.loop.searches) if solve is None else solve
+        self._warm: IncrementalSolver | None = None
+        self._resting: RestingObjects | None = None
+        if solve is None:
+            solve = self._warm = IncrementalSolver(self.loop.searches, clock)
+            self._resting = RestingObjects(self._warm, clock)
+        self._solve: SolveManifests = solve
         self._progress = progress
         self._wrote = wrote
         self._heard = heard
@@ -149,6 +155,9 @@ class DeviceClaimAllocator:
         self._memo = Memo()
         self._last: DeviceClaimRound | None = None
         """The last round, if one more on the same objects would come to the same."""
+        self._quotas = False
+        """Whether there were ResourceQuotas in the last round. Those that wait for one may be asked for again: how
+        often, in one round, has a bound."""
         self._seen: Mapping[Key, Object] = {}
         """All objects as of the last round, with what it wrote."""
         self._problems: frozenset[str] = frozenset()
@@ -171,11 +180,16 @@ class DeviceClaimAllocator:
 
     def round(self) -> DeviceClaimRound:
         """Answer every claim there is, once."""
-        objects, version, is_new = self.loop.reading.look()
+        everything, version, is_new = self.loop.reading.look()
+        objects = self._active(everything)
         if take_from_fenced(self._store, list(objects.values()), self._fence_backoff, self._may_write):
-            objects, version, _ = self.loop.reading.look()
+            everything, version, _ = self.loop.reading.look()
+            objects = self._active(everything)
             is_new = True
-        if self._last is not None and not (is_new or self.loop.is_unfinished or self.loop.refusals.has_entries()):
+        is_due = self._resting is not None and self._resting.is_due
+        if self._last is not None and not (
+            is_new or is_due or self.loop.is_unfinished or self.loop.refusals.has_entries()
+        ):
             return replace(self._last, seconds=0.0)
         self._last = None
         self._memo.turn()
@@ -183,8 +197,10 @@ class DeviceClaimAllocator:
             is_told = key.kind in (vm_scheduling.KIND, vm_scheduling.MIGRATION_KIND)
             if is_told and (old := self._seen.get(key)) is not None and old is not obj:
                 self._heard(old, obj)  # what its node says of it
-        documents = self._documents(objects.values())
-        solver_input = vm_scheduling.scheduling_input(effective_documents(documents, self._memo), self._memo)
+        documents, solver_input = self._input(objects)
+        if (with_woken := self._wake(solver_input, objects, everything)) is not None:
+            objects = with_woken
+            documents, solver_input = self._input(objects)
         self.loop.is_again, self._unsaid = False, []
         kept_out = rejection_messages(self.loop.refusals.look(documents), solver_input)
         answer = admission.solve_admitted(
@@ -195,7 +211,8 @@ class DeviceClaimAllocator:
             uncounted=solver_input.uncounted,
         )
         answer = {**answer, "claims": [*answer["claims"], *vm_scheduling.withheld_answers(solver_input)]}
-        shown = partial(self._shown, objects, solver_input)
+        shown = cache(partial(self._shown, everything, solver_input))
+        as_solved = {(one["namespace"], one["name"]): one for one in answer["claims"]}
         answer["claims"] = [
             _redacted_answer(vm_scheduling.in_words_of_machine(one, solver_input), shown) for one in answer["claims"]
         ]
@@ -215,7 +232,7 @@ class DeviceClaimAllocator:
             repairs = [unit for unit in missing if not self.loop.refusals.is_backed_off(unit)]
             self.loop.is_again |= len(repairs) > MAX_REPAIRS
             units += repairs[:MAX_REPAIRS]
-        written = self._commit(units, version, objects)
+        written = self._commit(units, version, everything)
         for key, obj in written.items():
             self._wrote(objects[key], obj)
         for change in (change for unit in self._unsaid for change in unit.changes):
@@ -223,10 +240,19 @@ class DeviceClaimAllocator:
             self._wrote(old, with_annotations(with_status(old, change.status), change.annotations))
         freed = {key for unit in units if unit.released or unit.follows_up for key in unit.keys}
         self._own_writes = {obj["metadata"]["resourceVersion"] for key, obj in written.items() if key not in freed}
-        self._seen = {**objects, **written}
+        self._seen = {**everything, **written}
+        resting = 0 if self._resting is None else self._resting.claims
+        if self._resting is not None:
+            gives = any(unit.granted or unit.grows for unit in units)
+            undone = frozenset(key for unit in units for key in unit.keys - written.keys())
+            is_proven = bool(answer["optimal"]) and not answer.get("again")
+            self._resting.settle(objects, solver_input, RoundResult(as_solved, written, undone, gives, is_proven))
+            self.loop.is_again |= self._resting.is_behind
+        seen = {**objects, **written}
+        self._quotas = any(quota.is_quota(obj) for obj in seen.values())
         if self._settings.labels_nodes and not self.has_labelled:
-            self.has_labelled = not missing_labels(self._seen.items(), self.loop.refusals.keys(), self._memo)
-        state = self._documents(self._seen.values())
+            self.has_labelled = not missing_labels(seen.items(), self.loop.refusals.keys(), self._memo)
+        state = self._documents(seen.values())
         pools = sum(obj["kind"] == "DevicePool" for obj in state)
         self._is_behind = self._clock() - self._counted < self._settings.availability
         if not self._is_behind:
@@ -240,9 +266,9 @@ class DeviceClaimAllocator:
         self._report(problems)
         done = DeviceClaimRound(
             resource_version=version,
-            claims=len(claims),
+            claims=len(claims) + resting,
             allocated=sum(bool(ClaimView(claim).entries) for claim in claims),
-            waiting=len(waiting),
+            waiting=len(waiting) + resting,
             granted=[key for unit in units if unit.granted for key in unit.keys & written.keys()],
             stale=[key for unit in units for key in unit.keys - written.keys()],
             pools=self._numbers[0],
@@ -256,9 +282,30 @@ class DeviceClaimAllocator:
         is_searching = any(one.get(STILL_SEARCHING) for one in answer["claims"])
         self.loop.is_again |= bool(answer.get("again"))
         is_final = not (is_searching or answer.get(STILL_SEARCHING, not answer["optimal"]))
-        if not units and is_final and not self._is_behind and not (waiting and self._has_quotas()):
+        if not units and is_final and not self._is_behind and not (waiting and self._quotas):
             self._last = done
         return done
+
+    def _active(self, objects: Mapping[Key, Object]) -> Mapping[Key, Object]:
+        """The objects that a round looks at: without what waits and cannot be helped by what has changed."""
+        return objects if self._resting is None else self._resting.look(objects, self._seen)
+
+    def _input(self, objects: Mapping[Key, Object]) -> tuple[list[Object], vm_scheduling.SchedulingInput]:
+        documents = self._documents(objects.values())
+        return documents, vm_scheduling.scheduling_input(effective_documents(documents, self._memo), self._memo)
+
+    def _wake(
+        self,
+        solver_input: vm_scheduling.SchedulingInput,
+        objects: Mapping[Key, Object],
+        everything: Mapping[Key, Object],
+    ) -> Mapping[Key, Object] | None:
+        """The objects with those that wait and that a change could help; None if there are none."""
+        if self._resting is None or self._warm is None:
+            return None
+        documents = [doc for doc in solver_input.documents if not admission.is_admission_object(doc)]
+        self._warm.update(documents, self._settings.placement)
+        return self._resting.wake(objects, everything)
 
     def _shown(
         self, objects: Mapping[Key, Object], solver_input: vm_scheduling.SchedulingInput, namespace: str, message: str
@@ -291,10 +338,6 @@ class DeviceClaimAllocator:
 
         own = (obj for obj in objects if not is_foreign(obj))
         return [obj for obj in apply_all_cordons(own, cordoned) if not is_node(obj)]
-
-    def _has_quotas(self) -> bool:
-        """Those that wait for one may be asked for again: how often, in one round, has a bound."""
-        return any(quota.is_quota(obj) for obj in self._seen.values())
 
     def _ends(self) -> float | None:
         """When the solver is to have answered, in however many calls."""
@@ -341,13 +384,14 @@ class DeviceClaimAllocator:
     def _publish_counts(self, state: Sequence[Object]) -> None:
         """Write how much of quotas is used if that differs."""
         units = []
-        for doc, status in quota.quota_statuses_to_write(effective_documents(state)) if self._has_quotas() else ():
+        for doc, status in quota.quota_statuses_to_write(effective_documents(state)) if self._quotas else ():
             units.append(WriteUnit((Change(Key.of(doc), doc["metadata"]["resourceVersion"], status),), granted=False))
         done = self.loop.commit(units, fence=None).written
         self._own_writes |= {obj["metadata"]["resourceVersion"] for obj in done.values()}
         # any write of others meanwhile is a reason to look again
         unread = {key for unit in units for key in unit.keys} - done.keys()
-        self._seen = {key: obj for key, obj in {**self._seen, **done}.items() if key not in unread}
+        if done or unread:
+            self._seen = {key: obj for key, obj in {**self._seen, **done}.items() if key not in unread}
 
     def _wait(self, version: str, stop: threading.Event) -> None:
         """Wait until others changed something after ``version``, the resync is due, or ``stop`` is set; on the way
@@ -358,7 +402,9 @@ class DeviceClaimAllocator:
             if self.loop.wait_for_change(version, due, stop, self._is_news):
                 return
             if self._is_behind and not stop.is_set():
-                self._publish_availability(self._documents(self.loop.reading.look().objects.values()))
+                objects = self.loop.reading.look().objects
+                counted = objects if self._resting is None else self._resting.without_resting(objects)
+                self._publish_availability(self._documents(counted.values()))
                 self._is_behind = False
 
     def _is_news(self, event: Event) -> bool:

@@ -69,13 +69,16 @@ class SnapshotReader:
             else:
                 is_ordered = is_ordered and key in objects
                 objects[key] = event.object
-        self._objects = objects if is_ordered else dict(sorted(objects.items(), key=_order))
+        self._objects = objects if is_ordered else {key: objects[key] for key in _in_order(objects)}
         return True
 
 
-def _order(item: tuple[Key, Object]) -> tuple[str, str, str]:
-    kind, namespace, name = item[0]
-    return kind, namespace or "", name
+def _in_order(keys: Collection[Key]) -> list[Key]:
+    """By kind, namespace and name. Keys of a kind all have a namespace, or none has one, nearly always."""
+    try:
+        return sorted(keys)
+    except TypeError:
+        return sorted(keys, key=lambda key: (key.kind, key.namespace or "", key.name))
 
 
 def _previous_if_equal(before: Object | None, obj: Object) -> Object:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from devalloc.api.views import ClaimView
 from devalloc.controller.reconcile.searches import QUICK_SECONDS, BackgroundSearches, search_with_new_fleet
 from devalloc.controller.reconcile.write_backoff import UNRELATED_KINDS
 from devalloc.store import Object
+from devalloc_solver import WaitingBook
 from devalloc_solver.deadline import seconds_left
 
 if TYPE_CHECKING:
@@ -110,25 +111,30 @@ class IncrementalSolver:
     """Called with all documents round after round; answers as ``solve_manifests`` does of each, but for ``objective``.
     Not thread-safe.
 
-    A round that finds one simple claim more, or some fewer, than the last costs what these cost.
+    A round that finds one simple claim more, or some fewer, than the last costs what these cost. Claims that wait as
+    long as nothing changes that could help them are not among the documents: ``waiting`` has them.
     """
 
-    def __init__(self, searches: BackgroundSearches | None = None) -> None:
+    def __init__(self, searches: BackgroundSearches | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         """``searches``: what is not answered at once is left to; None: all is answered at once."""
         self._searches = searches or BackgroundSearches(search_with_new_fleet("pack"))
         self._warm = WarmFleet()
         """It has everything but claims that hold nothing and have a spec."""
         self._previous_round: _PreviousRound | None = None
+        self._changed: dict[ObjectName, Object | None] | None = {}
+        """What ``update`` read since the last call; None: all."""
+        self.waiting = WaitingBook("DeviceClaim", clock)
 
     def __call__(self, documents: Iterable[Object], *, placement: str, deadline: float | None) -> _Answer:
         """The dict of ``solve_manifests`` for these documents. An error leaves nothing behind."""
         ends = None if deadline is None else time.monotonic() + deadline
         documents = list(documents)
         previous_round, self._previous_round = self._previous_round, None
-        loaded = {_name(document): document for document in documents if _is_loaded_beforehand(document)}
-        changed = self._warm.update(loaded, placement, _is_unchanged)
-        fleet = self._warm.take()
+        self.update(documents, placement)
+        changed, self._changed = self._changed, {}
+        fleet, loaded = self._warm.take(), self._warm.loaded
         waiting = [document for document in documents if _is_claim(document) and _name(document) not in loaded]
+        refused, waiting = self._refused_again(fleet, waiting)
         answer = None
         if changed is not None and previous_round is not None and len(waiting) <= 1:
             answer = self._answer_small_change(fleet, previous_round, changed, waiting, seconds_left(ends))
@@ -143,9 +149,57 @@ class IncrementalSolver:
             previous_round = _PreviousRound(held, answer["problems"])
             if any(("", *_name(claim)[1:]) in previous_round.about for claim in waiting):
                 previous_round = None  # they may be gone next time
+        self.waiting.ignore_changes(fleet)
         self._warm.put_back(fleet)
         self._previous_round = previous_round
+        if refused:
+            claims = sorted([*answer["claims"], *refused], key=lambda each: (each["namespace"], each["name"]))
+            answer = {**answer, "claims": claims}
         return answer
+
+    def update(self, documents: Iterable[Object], placement: str) -> None:
+        """Read the documents, but for claims that wait, before a call with the same and with more that wait."""
+        loaded = {_name(document): document for document in documents if _is_loaded_beforehand(document)}
+        so_far, self._changed = self._changed, None
+        changed = self._warm.update(loaded, placement, _is_unchanged)
+        fleet = self._warm.take()
+        if changed is None or changed:
+            self.waiting.catch_up(fleet)
+        self._warm.put_back(fleet)
+        self._changed = None if changed is None or so_far is None else {**so_far, **changed}
+
+    def _refused_again(self, fleet: Fleet, claims: Sequence[Object]) -> tuple[list[_Answer], list[Object]]:
+        """The answers to claims of which equals wait already, and the other claims."""
+        refused: list[_Answer] = []
+        others: list[Object] = []
+        for claim in claims:
+            key = ClaimView(claim).key
+            answer = None if ClaimView(claim).group is not None else self.waiting.refusal(fleet, claim)
+            if answer is None:
+                others.append(claim)
+            else:
+                refused.append({**answer, "namespace": key[0], "name": key[1]})
+        return refused, others
+
+    def wake(self, seconds: float | None) -> list[Hashable]:
+        """The units that a change could help (``WaitingBook.wake``)."""
+        fleet = self._warm.take()
+        units = self.waiting.wake(fleet, seconds)
+        self._warm.put_back(fleet)
+        return units
+
+    def rest(self, unit: Hashable, order: tuple[Any, ...], claims: Sequence[Object], answer: _Answer | None) -> bool:
+        """Leave a unit alone that was refused, until a change could help it; whether that can be told.
+
+        ``answer``: that of a single claim; None for claims that are satisfied together, and are proven not to fit.
+        """
+        fleet = self._warm.take()
+        if answer is None:
+            is_left = self.waiting.rest_together(fleet, unit, order, claims)
+        else:
+            is_left = self.waiting.rest(fleet, unit, order, claims[0], answer)
+        self._warm.put_back(fleet)
+        return is_left
 
     def _answer_small_change(
         self,

@@ -3,6 +3,7 @@
 - ``fleet``: the public class, for both dialects at once
 - ``backend``, ``explainer``: what calls do, and why a claim waits, in either dialect
 - ``device_claims``, ``resource_k8s``: the backends, which alone know their dialects
+- ``waiting``: refusals that still hold, and which of them a change could lift
 - ``claim_reader``: claims; a spec that was read before is not read again
 - ``equal_devices``, ``pool_states``: equal devices; equal pools in equal use are one state, equal nodes one class
 - ``node_index``: the nodes and who holds what there; the best node of each class, caught up from what changed

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from devalloc.api.problems import Problem
 from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import OutOfTime
 from devalloc_solver.deadline import ALLOCATE_SECONDS, end_time
+from devalloc_solver.fleet.fleet_stats import FleetStats
+from devalloc_solver.fleet.node_class_plan import ClaimQuery
 from devalloc_solver.fleet.node_index import Holders, NodeIndex
+from devalloc_solver.fleet.shape_search import ShapeSearch
+from devalloc_solver.fleet.waiting import Gains, Prospects
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline.decomposition import SubproblemSummary, summarize_subproblems
 from devalloc_solver.problem.allocations import Allocation, Key
-from devalloc_solver.problem.demand import PlacementUnit
+from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Snapshot
 
 Manifest = Mapping[str, Any]
@@ -96,6 +100,51 @@ class FleetBackend(ABC, Generic[StateT, ReadT]):
     def holds(self, namespace: str, name: str) -> bool:
         """Whether a claim of that name has devices."""
 
+    # -- claims that wait ----------------------------------------------------------------------------------------------
+
+    def gains(self) -> Gains:
+        """What has become free or new since this was last asked."""
+        index = self._state.index
+        kinds, index.gained = frozenset(index.gained), set()
+        edition, names = self._edition()
+        return Gains((index.kinds, edition), names, kinds, [kind.driver for kind in index.kinds.kinds])
+
+    def waiting_key(self, claim: Manifest) -> Hashable | None:
+        """Equal for claims that stand alone and have the same answer; None if that cannot be told."""
+        try:
+            return self._waiting_key(self._read(claim))
+        except (ValueError, KeyError):
+            return None
+
+    def prospects(self, claim: Manifest, deadline: float | None = None) -> Prospects | None:
+        """What a claim alone could have, whatever group it is in; None if that cannot be told, or not in time."""
+        started, index = time.monotonic(), self._state.index
+        index.allowance.begin(end_time(deadline, started), started, started)
+        try:
+            read = self._read(claim)
+            key = self._waiting_key(read)
+            return None if key is None else self._prospects(read, key)
+        except (ValueError, KeyError):
+            return None
+        except OutOfTime:
+            index.forget()
+            return None
+
+    def _prospects_by_index(self, query: ClaimQuery, key: Hashable, pin: str | None, stats: FleetStats) -> Prospects:
+        """Those of a claim of which the index knows all."""
+        index = self._state.index
+        shape = index.shape(query)
+        requests = [*shape.demand.requests]
+        kinds = None
+        if isinstance(shape, ShapeSearch):
+            kinds = frozenset([kind for request in requests for kind in request.candidates.accepted])
+        own = [query.drivers(request) for request in requests]
+        drivers = None if None in own else frozenset().union(*(one for one in own if one is not None))
+        if index.find(query, pin) is None:
+            return Prospects(key, kinds, drivers, fits=False, most=0)
+        most = None if kinds is None else _most_copies(shape.demand, stats)
+        return Prospects(key, kinds, drivers, fits=True, most=most)
+
     # -- objects -------------------------------------------------------------------------------------------------------
 
     def update(self, document: Manifest) -> list[dict[str, Any]]:
@@ -141,6 +190,18 @@ class FleetBackend(ABC, Generic[StateT, ReadT]):
         """
 
     @abstractmethod
+    def _waiting_key(self, read: ReadT) -> Hashable | None:
+        """Equal for claims that stand alone and have the same answer; None if that cannot be told."""
+
+    @abstractmethod
+    def _prospects(self, read: ReadT, key: Hashable) -> Prospects | None:
+        """What a claim alone could have; None if that cannot be told. Raises OutOfTime."""
+
+    @abstractmethod
+    def _edition(self) -> tuple[object, object]:
+        """Another object once what claims ask for has another meaning, and one once other objects can be named."""
+
+    @abstractmethod
     def _prepare(self, claims: Iterable[Manifest], ends: float | None, started: float) -> _Prepared:
         """The problem of these claims, with the kept members of their groups."""
 
@@ -156,3 +217,18 @@ class FleetBackend(ABC, Generic[StateT, ReadT]):
     @abstractmethod
     def _remove(self, name: Name) -> bool:
         """Whether there was such an object."""
+
+
+def _most_copies(demand: Demand, stats: FleetStats) -> int | None:
+    """How many claims of a demand, of which all candidates are known, could have a place at once, at most; None if
+    that is not counted."""
+    if any(request.mode is not AllocationMode.WHOLE or request.portions for request in demand.requests):
+        return None
+    stats.update()
+    sizes = stats.sizes()
+
+    def most(request: Request) -> int:
+        kinds = request.candidates.accepted
+        return (sum(sizes.get(kind, 0) for kind in kinds) - stats.used(kinds)) // max(1, request.min_count)
+
+    return min((max(map(most, detail)) for detail in demand.details), default=None)

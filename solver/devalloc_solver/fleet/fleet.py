@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, cast
 
 from devalloc.api.problems import Problem
@@ -11,6 +11,7 @@ from devalloc_solver.deadline import ALLOCATE_SECONDS
 from devalloc_solver.dialects.api_groups import DEVICE_CLAIMS, RESOURCE_CLAIMS, api_group_of, as_manifest_list
 from devalloc_solver.fleet.backend import FleetBackend, Manifest
 from devalloc_solver.fleet.device_claims.backend import DeviceClaimFleet
+from devalloc_solver.fleet.waiting import Gains, Prospects
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline import admission, quota
 from devalloc_solver.pipeline.decomposition import SubproblemSummary
@@ -185,6 +186,21 @@ class Fleet:
 
     def _of_kind(self, kind: str | None) -> list[FleetBackend[Any, Any]]:
         return [*self._backends.values()] if kind is None else [self._backend({"kind": kind})]
+
+    # -- claims that wait ----------------------------------------------------------------------------------------------
+
+    def gains(self, kind: str) -> Gains:
+        """What has become free or new since this was last asked, for claims of a kind (``WaitingBook``)."""
+        return self._backend({"kind": kind}).gains()
+
+    def waiting_key(self, claim: Manifest) -> Hashable | None:
+        """Equal for claims that stand alone and have the same answer; None if that cannot be told."""
+        return self._backend(claim).waiting_key(claim)
+
+    def prospects(self, claim: Manifest, deadline: float | None = None) -> Prospects | None:
+        """What a claim alone could have now, whatever group it is in; nothing is kept of it. None if that cannot be
+        told, or not within ``deadline`` seconds."""
+        return self._backend(claim).prospects(claim, deadline)
 
     # -- objects -------------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -23,7 +24,7 @@ from devalloc_solver.fleet.unique_attribute_search import BestOnNode, UniqueAttr
 from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.demand import Request
 from devalloc_solver.problem.ordering import natural_key
-from devalloc_solver.problem.snapshot import Snapshot
+from devalloc_solver.problem.snapshot import Pool, Snapshot
 
 MIN_CHANGES_KEPT = 50_000
 """Changes kept at least; who is further behind starts afresh."""
@@ -135,6 +136,8 @@ class NodeIndex:
     forgotten: int = 0
     """how often these were too many, and were cleared here: everything may have changed then"""
     touched: NodeChangeLog = field(default_factory=NodeChangeLog)
+    gained: set[int] = field(default_factory=set)
+    """kinds of devices that came, or were freed, or that share a pool with such, since this was last cleared"""
     read: frozenset[str] = frozenset()
     """attributes that claims are known to read: they come first among those that are part of kinds"""
     allowance: Allowance = field(default_factory=Allowance)
@@ -171,11 +174,15 @@ class NodeIndex:
 
     def put(self, node: str | None, snapshot: Snapshot) -> None:
         """A node (None: the network) has these pools now, and they are free: call ``hold`` again for each owner."""
+        before = self.network if node is None else self.records.get(node)
         self.drop(node)
         if not snapshot.pools:
             return
         few = self.kinds.note(snapshot)
         self._add(node, snapshot, columns_of_node(snapshot))
+        after = self.network if node is None else self.records[node]
+        assert after is not None
+        self.gained.update(_new_kinds(before, after))
         many = self.classes.node_kinds > self._most_kinds or len(self.kinds.kinds) > self._most_device_kinds
         if not few or many or len(self._ranks) > 2 * len(self.records) + SPARE_RANKS:
             self._rank_again()
@@ -278,13 +285,13 @@ class NodeIndex:
         self.held[key] = items
         self._count(items, 1)
 
-    def free(self, key: Hashable) -> None:
-        """Nothing is held under this name any more."""
+    def free(self, key: Hashable, *, for_good: bool = True) -> None:
+        """Nothing is held under this name any more; not ``for_good``: until it is held again."""
         items = self.held.pop(key, None)
         if items is not None:
-            self._count(items, -1)
+            self._count(items, -1, is_gain=for_good)
 
-    def _count(self, items: Iterable[HeldItem], sign: int) -> None:
+    def _count(self, items: Iterable[HeldItem], sign: int, *, is_gain: bool = False) -> None:
         touched: dict[str | None, tuple[NodeRecord, set[int]]] = {}
         for name, device, amounts in items:
             entry = touched.get(name)
@@ -307,6 +314,8 @@ class NodeIndex:
             if not use.whole and not use.shares:
                 del uses[position]
         for name, (record, pools) in touched.items():
+            if is_gain:
+                self.gained.update([kind.index for pool in pools for kind in record.pools[pool].kinds])
             self._touch(name)
             self.classes.renew(record, pools)
             if name is None:
@@ -412,6 +421,30 @@ class NodeIndex:
         self._sample = None
 
 
+def _new_kinds(before: NodeRecord | None, after: NodeRecord) -> set[int]:
+    """The kinds of devices in those pools of a node that are not as they were."""
+    old = {} if before is None else {(pool.driver, pool.name): (before, pool) for pool in before.snapshot.pools}
+    return {
+        kind.index
+        for pool in after.snapshot.pools
+        if (same := old.get((pool.driver, pool.name))) is None or not _is_as_before(*same, after, pool)
+        for kind in after.pools[pool.index].kinds
+    }
+
+
+def _is_as_before(before: NodeRecord, old: Pool, after: NodeRecord, new: Pool) -> bool:
+    return (
+        old.resources == new.resources
+        and len(old.devices) == len(new.devices)
+        and all(
+            one.name == other.name
+            and before.kinds[one.index] is after.kinds[other.index]
+            and one.attributes == other.attributes
+            for one, other in zip(old.devices, new.devices, strict=True)
+        )
+    )
+
+
 NameT = TypeVar("NameT")
 
 
@@ -467,8 +500,16 @@ class Holders:
         if held is not None:
             for pool in held.pools if self._by_pool else ():
                 _discard(self._by_pool, pool, key)
-            self.lift(key)
+            self._lift(key, for_good=True)
         return held
+
+    @contextmanager
+    def no_gain_if_unchanged(self, key: Key) -> Iterator[None]:
+        """Read a claim anew: if it holds the same then, nothing has become free."""
+        held, gained = self.by_claim.get(key), {*self._index.gained}
+        yield
+        if self.by_claim.get(key) == held:
+            self._index.gained = gained
 
     def put(self, key: Key, items: Sequence[HeldItem]) -> None:
         """These are devices of the index that a claim holds; there are none of it yet."""
@@ -486,10 +527,13 @@ class Holders:
 
     def lift(self, key: Key) -> None:
         """Take a claim out of the index, to be put there again."""
+        self._lift(key, for_good=False)
+
+    def _lift(self, key: Key, *, for_good: bool) -> None:
         for node in {item[0] for item in self._index.held.get(key, ())}:
             _discard(self.on_node, node, key)
         self.scattered.discard(key)
-        self._index.free(key)
+        self._index.free(key, for_good=for_good)
 
     def of_pools(self, pools: Iterable[Hashable]) -> set[Key]:
         """The claims that hold anything of these pools, except claims entered by ``grant``, which only

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 from devalloc.api.claim import DeviceClaim
@@ -29,6 +29,7 @@ from devalloc_solver.fleet.device_claims.documents import (
     select_valid,
 )
 from devalloc_solver.fleet.device_claims.state import DeviceFleetState
+from devalloc_solver.fleet.waiting import Prospects
 from devalloc_solver.pipeline.device_claims import (
     AnswerRefused,
     PreparedProblem,
@@ -144,6 +145,30 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ReadDeviceClaim]):
             answer["warnings"] = [*answer.get("warnings", ()), *state.judge.disagreements]
         state.grant(document, claim, answer, spot)
         return answer
+
+    # -- claims that wait ----------------------------------------------------------------------------------------------
+
+    def _waiting_key(self, read: ReadDeviceClaim) -> Hashable | None:
+        document, claim, shape = read
+        if claim is None or claim.is_deleting or claim.is_allocated or document.key in self._state.allocations:
+            return None
+        warnings = tuple(problem.message for problem in document.problems)
+        return claim.namespace, shape, claim.pinned_node, claim.priority, warnings
+
+    def _prospects(self, read: ReadDeviceClaim, key: Hashable) -> Prospects | None:
+        _, claim, shape = read
+        assert claim is not None
+        state = self._state
+        try:
+            query = state.query(claim, shape)
+            if isinstance(query, RejectedClaim):
+                return Prospects(key, frozenset(), frozenset(), fits=False, most=0)
+            return self._prospects_by_index(query, key, claim.pinned_node, state.refusals.stats)
+        except ExpressionError:
+            return None
+
+    def _edition(self) -> tuple[object, object]:
+        return self._state.rules, self._state.configs_edition
 
     # -- several claims ------------------------------------------------------------------------------------------------
 

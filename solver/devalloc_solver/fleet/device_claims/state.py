@@ -138,6 +138,8 @@ class DeviceFleetState:
     """whether classes have changed since the rules were made"""
     _configs: dict[ConfigKey, dict[str, Any]] = field(default_factory=dict)
     """the configuration objects, which the rules share"""
+    configs_edition: object = field(default_factory=object)
+    """another one whenever there are others than before"""
 
     @classmethod
     def load(cls, documents: Iterable[ManifestRecord], placement: str) -> DeviceFleetState:
@@ -186,9 +188,10 @@ class DeviceFleetState:
         kind, namespace, name = document.name
         if kind == "DeviceClaim":
             key = namespace, name
-            self._forget_claim(key)
-            self.documents.replace(document)
-            self._read_claim(key)
+            with self.holders.no_gain_if_unchanged(key):
+                self._forget_claim(key)
+                self.documents.replace(document)
+                self._read_claim(key)
             return
         before = self.documents.by_name.get(document.name, ())
         self.documents.replace(document)
@@ -231,6 +234,7 @@ class DeviceFleetState:
         self._configs |= new
         if old.keys() != new.keys():
             self._rules.configs_changed()
+            self.configs_edition = object()
         self._are_rules_stale |= name[0] == "DeviceClass"
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import marshal
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -49,6 +49,7 @@ from devalloc_solver.fleet.resource_k8s.explainer import ClusterExplainer
 from devalloc_solver.fleet.resource_k8s.full_solve import FullCluster
 from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimQuery
 from devalloc_solver.fleet.resource_k8s.state import ClusterState, is_allocated
+from devalloc_solver.fleet.waiting import Prospects
 from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline.resource_k8s import (
     PreparedCluster,
@@ -117,6 +118,31 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         except (AllocationError, BudgetExceeded):
             pass  # of one device or the other: the whole cluster is asked, and says of which
         return self._ask_world(read, claim)
+
+    # -- claims that wait ----------------------------------------------------------------------------------------------
+
+    def _waiting_key(self, read: ReadResourceClaim) -> Hashable | None:
+        claim = read.claim
+        if isinstance(claim, RejectedClaim) or claim.allocation is not None or read.shape is None:
+            return None
+        return claim.key[0], read.shape, claim.pinned_node, priority_of(claim)
+
+    def _prospects(self, read: ReadResourceClaim, key: Hashable) -> Prospects | None:
+        claim, rules = read.claim, self._state.rules
+        assert isinstance(claim, ResourceClaim)
+        assert read.shape is not None
+        try:
+            if not rules.has_met(read.shape) and find_refusal(claim, self._state.classes) is not None:
+                return Prospects(key, frozenset(), frozenset(), fits=False, most=0)
+            query = rules.query(claim, read.shape)
+            if query is None or query.is_strange or not query.is_monotone:
+                return None
+            return self._prospects_by_index(query, key, claim.pinned_node, self._refusals.stats)
+        except (AllocationError, BudgetExceeded):
+            return None
+
+    def _edition(self) -> tuple[object, object]:
+        return self._state.rules, None
 
     # -- several claims ------------------------------------------------------------------------------------------------
 

@@ -411,6 +411,11 @@ class ResourceClaimQuery:
         return self.rules.drivers(request.spec.subrequest)
 
     @property
+    def is_monotone(self) -> bool:
+        """Whether it never fits better if there are fewer devices: all of them may be wanted."""
+        return not any(request.spec.subrequest.is_all for request in self.shape_facts.demand.requests)
+
+    @property
     def is_strange(self) -> bool:
         """Whether an expression turned out too expensive."""
         return self.rules.is_spent and self.rules.is_strange(

@@ -118,8 +118,9 @@ class ClusterState:
             self.objects[name] = documents
         match name[0]:
             case "ResourceClaim":
-                self.free((name[1], name[2]))
-                self._read_claim(name)
+                with self.holders.no_gain_if_unchanged((name[1], name[2])):
+                    self.free((name[1], name[2]))
+                    self._read_claim(name)
                 return False
             case "ResourceSlice" | "DeviceClass" if _is_unchanged(old, documents):
                 self.objects[name] = old  # it is known by this

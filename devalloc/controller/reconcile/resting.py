@@ -1,0 +1,388 @@
+"""Which objects a round looks at. Claims and machines that were refused rest until a change could help them.
+
+A unit (a claim, the members of a group, or a machine) rests once its refusal stands on it, and
+
+- it fits nowhere, as the fleet is now: until devices that it could use become free or new (``WaitingBook``); or
+- a quota or admin access keeps it out: until the quota, the namespace or a class changes, or a claim of the namespace
+  gives something back.
+
+It also wakes if it changes itself, or something that belongs to it. What rests costs a round a look-up, however much it
+is. Of a namespace with very many new claims, a round looks at the first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from devalloc.api import meta
+from devalloc.api.reasons import STILL_SEARCHING, Reason, is_transient_reason
+from devalloc.api.views import ClaimKey, ClaimView, MachineView, ObjectView
+from devalloc.controller.reconcile.vm_scheduling import KIND as MACHINE
+from devalloc.controller.reconcile.vm_scheduling import SchedulingInput
+from devalloc.controller.reconcile.vm_scheduling.machines import claims_of
+from devalloc.store import Key, Object
+from devalloc_solver import WaitingBook
+from devalloc_solver.pipeline import admission
+
+CLAIM = "DeviceClaim"
+MAX_NEW = 100
+"""Units of one namespace that wait and are looked at in one round: so those of others are answered soon."""
+WAKE_SECONDS = 0.02
+"""How long a round looks for units that a change could help; the rest is left to the next one."""
+REFRESHED = 50
+"""Units whose refusals a round finds anew, because they are old."""
+_OF_ADMISSION = (Reason.QUOTA_EXCEEDED.value, Reason.ADMIN_ACCESS_DENIED.value)
+Answer = Mapping[str, Any]
+Order = tuple[Any, ...]
+"""The order in which units are satisfied."""
+
+
+class WaitingSolver(Protocol):
+    """What of the solver is asked here."""
+
+    waiting: WaitingBook
+
+    def wake(self, seconds: float | None) -> list[Hashable]: ...
+    def rest(self, unit: Hashable, order: Order, claims: Sequence[Object], answer: Any) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What waits as one; by its first object."""
+
+    key: Key
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResult:
+    """What a round came to."""
+
+    answers: Mapping[ClaimKey, Answer]
+    """As the solver gave them."""
+    written: Mapping[Key, Object]
+    """As they are now."""
+    undone: frozenset[Key]
+    """What was to be written and is not."""
+    gives: bool
+    """Something was given to units that waited."""
+    is_proven: bool
+    """No more could be satisfied."""
+
+
+@dataclass(slots=True)
+class RestingObjects:
+    """Of one loop. Not thread-safe."""
+
+    solver: WaitingSolver
+    clock: Callable[[], float] = time.monotonic
+    _asleep: dict[Key, Object] = field(default_factory=dict)
+    """Objects that are left alone, as they are."""
+    _written: dict[Key, str] = field(default_factory=dict)
+    """The same for those that were written in the last round: their versions."""
+    _machines: set[Key] = field(default_factory=set)
+    """Machines among these."""
+    _unit_of: dict[Key, Unit] = field(default_factory=dict)
+    _members: dict[Unit, frozenset[Key]] = field(default_factory=dict)
+    _by_admission: dict[str, set[Unit]] = field(default_factory=dict)
+    """Namespace -> units that admission keeps out."""
+    _groups: dict[tuple[str, str], Unit] = field(default_factory=dict)
+    _met: dict[Key, Object] = field(default_factory=dict)
+    """Objects that wait and that the last round looked at."""
+    postponed: frozenset[Key] = frozenset()
+    """Objects that wait and were left to a later round."""
+
+    def __len__(self) -> int:
+        return len(self._unit_of)
+
+    @property
+    def claims(self) -> int:
+        """How many claims wait that the last round did not look at."""
+        left = sum(key.kind == CLAIM for key in self.postponed)
+        return left + len(self._asleep) + len(self._written) - len(self._machines)
+
+    def without_resting(self, objects: Mapping[Key, Object]) -> dict[Key, Object]:
+        """The objects that do not rest."""
+        at_rest = map(self._asleep.get, objects)
+        return {
+            key: obj for (key, obj), as_it_rests in zip(objects.items(), at_rest, strict=True) if obj is not as_it_rests
+        }
+
+    # -- before a round ------------------------------------------------------------------------------------------------
+
+    def look(self, objects: Mapping[Key, Object], before: Mapping[Key, Object]) -> dict[Key, Object]:
+        """The objects that a round looks at. ``objects``: all; ``before``: the same as of the last round."""
+        written = self._written
+        active = self.without_resting(objects)
+        if written:
+            for key in [key for key in written if key in active]:
+                if active[key]["metadata"].get("resourceVersion") == written[key]:
+                    self._asleep[key] = active.pop(key)
+                    del written[key]
+        changed = [(key, obj) for key, obj in active.items() if before.get(key) is not obj]
+        awake = {self._unit_of[key] for key, _ in changed if key in self._unit_of}
+        awake |= {self._unit_of[key] for key in [*self._unit_of.keys() - objects.keys()]}
+        for key, obj in changed:
+            awake |= self._touched(key, before.get(key), obj)
+        for key in before.keys() - objects.keys():
+            awake |= self._touched(key, before[key], None)
+        if awake:
+            self._wake(awake)
+            active = self.without_resting(objects)
+        return self._first(active)
+
+    def _touched(self, key: Key, old: Object | None, new: Object | None) -> set[Unit]:
+        """The units to which the change of another object may matter."""
+        units: set[Unit] = set()
+        obj = new or old
+        assert obj is not None
+        if key.kind == CLAIM:
+            if (group := ClaimView(obj).group) is not None and (unit := self._groups.get(_group_key(obj, group))):
+                units.add(unit)
+            if old is not None and ClaimView(old).entries and (new is None or not ClaimView(new).entries):
+                units |= self._by_admission.get(ClaimView(obj).key[0], set())
+        elif key.kind == MACHINE:
+            units |= {unit for claim in claims_of(obj) if (unit := self._unit_of.get(Key(CLAIM, *claim))) is not None}
+        elif _may_serve_others(key, old, new):
+            units |= {self._unit_of[machine] for machine in self._machines}
+        elif key.kind == "DeviceClass":
+            units |= {unit for of_one in self._by_admission.values() for unit in of_one}
+        elif admission.is_admission_object(obj) and _admission_content(old) != _admission_content(new):
+            namespace = key.name if key.kind == "Namespace" else key.namespace or "default"
+            units |= self._by_admission.get(namespace, set())
+            units |= {unit for unit in self._members if _namespace(unit) == namespace}
+        return units
+
+    def wake(self, active: Mapping[Key, Object], objects: Mapping[Key, Object]) -> dict[Key, Object] | None:
+        """The objects that a round looks at, with those that a change of the fleet could help; None if there are no
+        more than ``active``."""
+        units = self.solver.wake(WAKE_SECONDS)
+        units += self.solver.waiting.outdated(REFRESHED) if not units else []
+        woken = {unit for unit in units if isinstance(unit, Unit) and unit in self._members}
+        if not woken:
+            return None
+        keys = {key for unit in woken for key in self._members[unit]}
+        for key in keys:
+            self._forget(key)
+        return {key: obj for key, obj in objects.items() if key in active or key in keys}
+
+    def _forget(self, key: Key) -> None:
+        """It does not rest."""
+        self._asleep.pop(key, None)
+        self._written.pop(key, None)
+        self._machines.discard(key)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the next round is due at once."""
+        return bool(self.postponed) or self.solver.waiting.is_behind
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a round has something to look at, though nothing has changed."""
+        return self.is_behind or self.solver.waiting.has_outdated
+
+    def _wake(self, units: Iterable[Unit]) -> None:
+        for unit in units:
+            for key in self._members.pop(unit, ()):
+                self._forget(key)
+                self._unit_of.pop(key, None)
+            self.solver.waiting.discard(unit)
+            if (of_namespace := self._by_admission.get(_namespace(unit))) is not None:
+                of_namespace.discard(unit)
+                if not of_namespace:
+                    del self._by_admission[_namespace(unit)]
+            if unit.group:
+                self._groups.pop((_namespace(unit), unit.group), None)
+
+    def _first(self, active: dict[Key, Object]) -> dict[Key, Object]:
+        """Without the new units of namespaces that have too many of them; none goes before more urgent ones."""
+        self.postponed = frozenset()
+        waiting = {key: obj for key, obj in active.items() if _waits(obj)}
+        new = [key for key, obj in waiting.items() if self._met.get(key) is not obj]
+        self._met = waiting
+        if len(new) <= MAX_NEW:
+            return active
+        owner = {
+            Key(CLAIM, *claim): key for key, obj in waiting.items() if key.kind == MACHINE for claim in claims_of(obj)
+        }
+        units: dict[Unit, list[Key]] = defaultdict(list)
+        orders: dict[Unit, Order] = {}
+        for key in new:
+            unit, order = Unit(owner[key]) if key in owner else _unit_of(key, waiting[key]), order_of(waiting[key])
+            units[unit].append(key)
+            orders[unit] = min(orders.get(unit, order), order)
+        by_namespace: dict[str, list[Unit]] = defaultdict(list)
+        for unit in sorted(units, key=orders.__getitem__):
+            by_namespace[_namespace(unit)].append(unit)
+        later = {unit for of_one in by_namespace.values() for unit in of_one[MAX_NEW:]}
+        if not later:
+            return active
+        urgent = min(orders[unit][0] for unit in later)
+        later |= {unit for unit in units if orders[unit][0] > urgent}
+        keys = {key for unit in later for key in units[unit]}
+        self.postponed = frozenset(keys)
+        self._met = {key: obj for key, obj in waiting.items() if key not in keys}
+        return {key: obj for key, obj in active.items() if key not in keys}
+
+    # -- after a round -------------------------------------------------------------------------------------------------
+
+    def settle(self, active: Mapping[Key, Object], solver_input: SchedulingInput, done: RoundResult) -> None:
+        """Let the units rest that were refused in a round, and whose refusals stand on them."""
+        bound = {Key(CLAIM, *claim) for claim in (*solver_input.owners, *solver_input.kept_back)}
+        units: dict[Unit, list[Key]] = defaultdict(list)
+        unsettled: set[str] = set()
+        for key, obj in active.items():
+            if not _waits(obj):
+                if key.kind == CLAIM and key in self._unit_of:
+                    self._wake([self._unit_of[key]])
+                continue
+            units[_unit_of(key, obj)].append(key)
+        refused: dict[Unit, list[Answer]] = {}
+        for unit, keys in units.items():
+            if unit in self._members:
+                self._wake([unit])
+            answers = [one for key in keys if (one := self._answer(key, solver_input, done)) is not None]
+            is_settled = bound.isdisjoint(keys) and done.undone.isdisjoint(keys)
+            if unit.key.kind == MACHINE and unit.key in done.written:
+                continue  # a round may have more to say of it
+            if len(answers) == len(keys) and is_settled and all(map(_is_final, answers)):
+                refused[unit] = answers
+            elif unit.key.kind == CLAIM:
+                unsettled.add(_namespace(unit))
+        by_solver = {_namespace(unit) for unit, answers in refused.items() if not _is_kept_out(answers)}
+        documents = {ClaimView(doc).key: doc for doc in solver_input.documents if doc.get("kind") == CLAIM}
+        for unit, answers in refused.items():
+            keys = units[unit]
+            kept_out = _is_kept_out(answers)
+            if kept_out and (_namespace(unit) in unsettled or _namespace(unit) in by_solver):
+                continue  # what these leave of a quota may be for it
+            if kept_out or self._rests(unit, keys, answers, active, solver_input, documents, done):
+                self._enter(unit, keys, active, done.written, by_admission=kept_out)
+
+    def _answer(self, key: Key, solver_input: SchedulingInput, done: RoundResult) -> Answer | None:
+        """The refusal of one object; None if it has none, or another one than the solver's."""
+        name = key.namespace or "default", key.name
+        if key.kind == CLAIM:
+            return done.answers.get(name)
+        wish = solver_input.wishes.get(name)
+        if wish is None or wish.group is not None:
+            return None
+        answers = [done.answers.get(part) for part in wish.parts]
+        return next((one for one in answers if one is not None and not one["allocated"]), None)
+
+    def _rests(
+        self,
+        unit: Unit,
+        keys: Sequence[Key],
+        answers: Sequence[Answer],
+        active: Mapping[Key, Object],
+        solver_input: SchedulingInput,
+        documents: Mapping[ClaimKey, Object],
+        done: RoundResult,
+    ) -> bool:
+        names: list[ClaimKey] = []
+        for key in keys:
+            name = key.namespace or "default", key.name
+            names += [name] if key.kind == CLAIM else solver_input.wishes[name].parts
+        claims = [documents[name] for name in names if name in documents]
+        order = min(order_of(active[key]) for key in keys)
+        if len(claims) == 1 and not unit.group:
+            return self.solver.rest(unit, order, claims, answers[0])
+        return done.is_proven and not done.gives and self.solver.rest(unit, order, claims, None)
+
+    def _enter(
+        self,
+        unit: Unit,
+        keys: Sequence[Key],
+        active: Mapping[Key, Object],
+        written: Mapping[Key, Object],
+        *,
+        by_admission: bool,
+    ) -> None:
+        self._members[unit] = frozenset(keys)
+        if by_admission:
+            self._by_admission.setdefault(_namespace(unit), set()).add(unit)
+        if unit.group:
+            self._groups[_namespace(unit), unit.group] = unit
+        for key in keys:
+            self._unit_of[key] = unit
+            if key.kind == MACHINE:
+                self._machines.add(key)
+            if key in written:
+                self._written[key] = written[key]["metadata"]["resourceVersion"]
+            else:
+                self._asleep[key] = active[key]
+
+
+def order_of(obj: Object) -> Order:
+    """S17: priority, creation time (a missing one comes last), namespace and name."""
+    view = ObjectView(obj)
+    created = obj["metadata"].get("creationTimestamp")
+    return -_priority(view.annotation(meta.PRIORITY)), created is None, str(created or ""), *view.key
+
+
+def _priority(text: str | None) -> int:
+    try:
+        return int(text or 0)
+    except ValueError:
+        return 0
+
+
+def _unit_of(key: Key, obj: Object) -> Unit:
+    group = ClaimView(obj).group if key.kind == CLAIM else None
+    return Unit(key) if group is None else Unit(Key(CLAIM, key.namespace, ""), group)
+
+
+def _group_key(claim: Object, group: str) -> tuple[str, str]:
+    return ClaimView(claim).key[0], group
+
+
+def _namespace(unit: Unit) -> str:
+    return unit.key.namespace or "default"
+
+
+def _waits(obj: Object) -> bool:
+    """Whether it is a claim without devices, or a machine without a node, and asks for them."""
+    if obj["kind"] == CLAIM:
+        view = ClaimView(obj)
+        return not view.entries and not view.is_deleting and not view.is_held
+    if obj["kind"] == MACHINE:
+        machine = MachineView(obj)
+        return not machine.is_deleting and not machine.is_held and not machine.status.get("nodeName")
+    return False
+
+
+def _may_serve_others(key: Key, old: Object | None, new: Object | None) -> bool:
+    """Whether nodes may have other plugins than before: what a machine that names its node says of that."""
+    if key.kind == "DevicePool":
+        return old is None or new is None
+    labels = [None if one is None else one["metadata"].get("labels") for one in (old, new)]
+    return key.kind == "Node" and ((old is None) != (new is None) or labels[0] != labels[1])
+
+
+def _is_final(answer: Answer) -> bool:
+    """Whether it is a refusal that lasts while nothing changes."""
+    reason = str(answer["reason"])
+    return not (
+        answer["allocated"]
+        or answer.get(STILL_SEARCHING)
+        or answer.get("exceeded")
+        or reason in (Reason.SEARCH_LIMIT.value, Reason.REFUSED.value)
+        or is_transient_reason(reason)
+    )
+
+
+def _is_kept_out(answers: Collection[Answer]) -> bool:
+    """Whether one of them is kept out by admission, and with it the others."""
+    return any(answer["reason"] in _OF_ADMISSION for answer in answers)
+
+
+def _admission_content(obj: Object | None) -> Any:
+    """Of a quota what it allows: how much of it is used changes with each answer."""
+    content = None if obj is None else admission.relevant_content(obj)
+    return content[0] if isinstance(content, tuple) else content

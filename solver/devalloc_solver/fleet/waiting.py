@@ -1,0 +1,363 @@
+"""Claims that wait for a change of the fleet: which of them one could help.
+
+Claims that ask for the same, and fit nowhere, are a class. A class is left alone until devices that it could use become
+free or new, or the rules change. Then it is asked whether one of them would fit, and only as many are woken as could
+have a place at once, the first by order (S17). The others cannot get anything before these. What is only taken never
+helps, so it wakes none.
+
+Units that are satisfied together, such as a group, are a class of their own. They are woken by whatever could help one
+of them.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left, insort
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+REFRESH_SECONDS = 60.0
+"""How old a refusal may be while the fleet changes: who holds what is wanted is part of it."""
+QUESTION_SECONDS = 0.1
+"""How long one claim may take to be judged; one that takes longer is not left alone."""
+MAX_CLASSES = 50_000
+"""Classes that are remembered; claims of further ones are not left alone."""
+
+Manifest = Mapping[str, Any]
+Answer = dict[str, Any]
+Order = tuple[Any, ...]
+"""The order in which claims are satisfied."""
+
+
+class Prospects(NamedTuple):
+    """What one claim alone could have."""
+
+    key: Hashable
+    """equal for claims that have the same answer"""
+    kinds: frozenset[int] | None
+    """kinds of devices that it could use; None for any"""
+    drivers: frozenset[str] | None
+    """drivers whose devices of new kinds it could use; None for any"""
+    fits: bool
+    """whether it has a place now"""
+    most: int | None
+    """how many of them could have a place at once, at most; None if that is not known"""
+
+
+class Gains(NamedTuple):
+    """What has become free or new in a fleet."""
+
+    edition: tuple[object, ...]
+    """other objects once all is to be asked for again"""
+    names: object
+    """another object once there are other objects than before that claims name"""
+    kinds: frozenset[int]
+    """kinds of devices that there are more of, or whose pools have more room"""
+    drivers: Sequence[str]
+    """the driver of each kind"""
+
+
+class Questioned(Protocol):
+    """The fleet as the book asks it; ``Fleet`` is one."""
+
+    def gains(self, kind: str) -> Gains: ...
+    def waiting_key(self, claim: Manifest) -> Hashable | None: ...
+    def prospects(self, claim: Manifest, deadline: float | None = None) -> Prospects | None: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Class:
+    """Units that wait for the same."""
+
+    claims: tuple[Manifest, ...]
+    """of one of them, for questions"""
+    namespace: str
+    kinds: frozenset[int] | None
+    drivers: frozenset[str] | None
+    answer: Answer | None
+    """the refusal; None of a unit of several claims"""
+    as_of: int
+    """the last change of the fleet before it"""
+    since: float
+    """when it was found"""
+    members: list[tuple[Order, Hashable]] = field(default_factory=list)
+    """in order"""
+    woken: set[Hashable] = field(default_factory=set)
+    """of its units those that are asked for now"""
+    most: int = 0
+    """how many of them may be at once"""
+    is_outdated: bool = False
+    """its refusal is to be found anew"""
+    differs: bool = False
+    """some of its units were told another refusal"""
+    untold: list[Hashable] = field(default_factory=list)
+    """units that are to be told the refusal of now"""
+
+
+@dataclass(slots=True)
+class WaitingBook:
+    """The refusals of one dialect that still hold. Not thread-safe.
+
+    A unit is what waits as one: a claim, a group or a machine, by any name.
+    """
+
+    kind: str = "DeviceClaim"
+    clock: Callable[[], float] = time.monotonic
+    _classes: dict[Hashable, _Class] = field(default_factory=dict)
+    _class_of: dict[Hashable, Hashable] = field(default_factory=dict)
+    """unit -> its class"""
+    _orders: dict[Hashable, Order] = field(default_factory=dict)
+    _by_kind: dict[int, dict[Hashable, None]] = field(default_factory=dict)
+    _by_driver: dict[str | None, dict[Hashable, None]] = field(default_factory=dict)
+    """driver (None: any) -> classes to which devices of a new kind may matter"""
+    _of_any_kind: dict[str | None, dict[Hashable, None]] = field(default_factory=dict)
+    """the same for classes to which all devices of a driver may matter"""
+    _of_no_kind: dict[None, dict[Hashable, None]] = field(default_factory=dict)
+    """classes that are refused by the rules, whatever is free"""
+    _dirty: dict[str, dict[Hashable, None]] = field(default_factory=dict)
+    """namespace -> classes that a change could have helped"""
+    _edition: tuple[object, ...] = ()
+    _names: object = None
+    _judged_kinds: int = 0
+    """kinds of devices that the classes were judged by"""
+    _changes: int = 0
+
+    # -- who waits -----------------------------------------------------------------------------------------------------
+
+    def __contains__(self, unit: Hashable) -> bool:
+        return unit in self._class_of
+
+    def __len__(self) -> int:
+        return len(self._class_of)
+
+    def refusal(self, fleet: Questioned, claim: Manifest) -> Answer | None:
+        """The answer to a claim of which equals wait, if it holds still, without its names; None if it is to be asked
+        for."""
+        if not self._classes or (key := fleet.waiting_key(claim)) is None:
+            return None
+        record = self._classes.get(key)
+        if record is None or record.answer is None or record.is_outdated or self._is_dirty(key, record):
+            return None
+        return {**record.answer}
+
+    def rest(self, fleet: Questioned, unit: Hashable, order: Order, claim: Manifest, answer: Answer) -> bool:
+        """Leave a claim alone that was refused; False if it may fit now, or that cannot be told."""
+        self.discard(unit)
+        key = fleet.waiting_key(claim)
+        if key is None:
+            return False
+        record = self._classes.get(key)
+        if record is None or self._is_dirty(key, record):
+            prospects = fleet.prospects(claim, QUESTION_SECONDS)
+            if prospects is None or prospects.fits or (record is None and len(self._classes) >= MAX_CLASSES):
+                return False
+            record = self._enter(key, record, (claim,), prospects.kinds, prospects.drivers, answer)
+        self._note(record, answer)
+        self._add(key, record, unit, order)
+        return True
+
+    def _note(self, record: _Class, answer: Answer) -> None:
+        """The refusal of a class as it was last found."""
+        before, record.answer = record.answer, answer
+        record.differs |= before is not None and before["message"] != answer["message"]
+        if record.is_outdated:
+            record.is_outdated = False
+            record.untold = [unit for _, unit in record.members] if record.differs else []
+            record.differs = False
+
+    def rest_together(self, fleet: Questioned, unit: Hashable, order: Order, claims: Sequence[Manifest]) -> bool:
+        """The same of claims that are satisfied together, and are proven not to fit; False if it cannot be told what
+        could help them."""
+        self.discard(unit)
+        kinds: frozenset[int] | None = frozenset()
+        drivers: frozenset[str] | None = frozenset()
+        for claim in claims:
+            prospects = fleet.prospects(claim, QUESTION_SECONDS)
+            if prospects is None:
+                return False
+            kinds = None if kinds is None or prospects.kinds is None else kinds | prospects.kinds
+            drivers = None if drivers is None or prospects.drivers is None else drivers | prospects.drivers
+        if len(self._classes) >= MAX_CLASSES:
+            return False
+        key = ("unit", unit)
+        self._add(key, self._enter(key, None, tuple(claims), kinds, drivers, None), unit, order)
+        return True
+
+    def discard(self, unit: Hashable) -> None:
+        """The unit waits no more, or is asked for by others."""
+        key = self._class_of.pop(unit, None)
+        if key is None:
+            return
+        record = self._classes[key]
+        order = self._orders.pop(unit)
+        record.woken.discard(unit)
+        position = _position(record.members, (order, unit))
+        if position is not None:
+            del record.members[position]
+        if not record.members:
+            self._drop(key, record)
+
+    def _add(self, key: Hashable, record: _Class, unit: Hashable, order: Order) -> None:
+        insort(record.members, (order, unit), key=_rank)
+        self._class_of[unit], self._orders[unit] = key, order
+
+    def _enter(
+        self,
+        key: Hashable,
+        record: _Class | None,
+        claims: tuple[Manifest, ...],
+        kinds: frozenset[int] | None,
+        drivers: frozenset[str] | None,
+        answer: Answer | None,
+    ) -> _Class:
+        """A class that was judged now."""
+        if record is not None:
+            self._take_out(key, record)
+            record.kinds, record.drivers = kinds, drivers
+        else:
+            namespace = str(claims[0].get("metadata", {}).get("namespace") or "default")
+            record = _Class(claims, namespace, kinds, drivers, answer, self._changes, self.clock())
+            self._classes[key] = record
+        for driver in (None,) if drivers is None else drivers:
+            (self._by_driver if kinds is not None else self._of_any_kind).setdefault(driver, {})[key] = None
+        for kind in kinds or ():
+            self._by_kind.setdefault(kind, {})[key] = None
+        if kinds is not None and not kinds:
+            self._of_no_kind.setdefault(None, {})[key] = None
+        return record
+
+    def _drop(self, key: Hashable, record: _Class) -> None:
+        self._take_out(key, record)
+        del self._classes[key]
+
+    def _take_out(self, key: Hashable, record: _Class) -> None:
+        for kind in record.kinds or ():
+            _remove(self._by_kind, kind, key)
+        for driver in (None,) if record.drivers is None else record.drivers:
+            _remove(self._by_driver if record.kinds is not None else self._of_any_kind, driver, key)
+        _remove(self._of_no_kind, None, key)
+        _remove(self._dirty, record.namespace, key)
+
+    def _is_dirty(self, key: Hashable, record: _Class) -> bool:
+        return key in self._dirty.get(record.namespace, ())
+
+    # -- what changes --------------------------------------------------------------------------------------------------
+
+    def catch_up(self, fleet: Questioned, *, has_changed: bool = True) -> None:
+        """Note which classes the changes of the fleet since the last time could help."""
+        self._changes += has_changed
+        gains = fleet.gains(self.kind)
+        if len(gains.edition) != len(self._edition) or any(
+            one is not other for one, other in zip(gains.edition, self._edition, strict=True)
+        ):
+            self._edition, self._names, self._judged_kinds = gains.edition, gains.names, len(gains.drivers)
+            self._mark(self._classes)
+            return
+        if gains.names is not self._names:
+            self._names = gains.names
+            self._mark(self._of_no_kind.get(None, ()))
+        for kind in gains.kinds:
+            driver = gains.drivers[kind]
+            self._mark(self._by_kind.get(kind, ()) if kind < self._judged_kinds else self._by_driver.get(driver, ()))
+            self._mark(self._by_driver.get(None, ()) if kind >= self._judged_kinds else ())
+            self._mark(self._of_any_kind.get(driver, ()))
+            self._mark(self._of_any_kind.get(None, ()))
+        self._judged_kinds = len(gains.drivers)
+
+    def ignore_changes(self, fleet: Questioned) -> None:
+        """What became free since ``catch_up`` was only taken meanwhile."""
+        fleet.gains(self.kind)
+
+    def _mark(self, keys: Iterable[Hashable]) -> None:
+        for key in keys:
+            record = self._classes[key]
+            record.most = len(record.members)  # until it is asked again
+            self._dirty.setdefault(record.namespace, {})[key] = None
+
+    def wake(self, fleet: Questioned, seconds: float | None = None) -> list[Hashable]:
+        """The units that are to be asked for: one of their equals may have a place now.
+
+        ``seconds``: after which the rest is left to the next call; namespaces take turns. None for no limit.
+        """
+        ends = None if seconds is None else self.clock() + seconds
+        woken: list[Hashable] = []
+        turns = [[*keys] for keys in self._dirty.values()]
+        for number in range(max(map(len, turns), default=0)):
+            for keys in turns:
+                if number < len(keys):
+                    woken += self._ask(fleet, keys[number])
+                    if ends is not None and self.clock() >= ends:
+                        return woken
+        return woken
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether ``wake`` left classes that no unit was woken of."""
+        return any(not self._classes[key].woken for keys in self._dirty.values() for key in keys)
+
+    def _ask(self, fleet: Questioned, key: Hashable) -> list[Hashable]:
+        """Units of a class that are to be asked for as well."""
+        record = self._classes[key]
+        if record.woken and len(record.woken) >= min(record.most, len(record.members)):
+            return []  # until these have their answers
+        record.most = len(record.members)
+        if record.answer is not None:
+            prospects = fleet.prospects(record.claims[0], QUESTION_SECONDS)
+            if prospects is not None and not prospects.fits and prospects.key == key:
+                self._enter(key, record, record.claims, prospects.kinds, prospects.drivers, record.answer)
+                return []
+            if prospects is None:
+                record.most = 1
+            elif prospects.most is not None:
+                record.most = max(1, prospects.most)
+        first = [unit for _, unit in record.members[: record.most] if unit not in record.woken]
+        record.woken.update(first)
+        return first
+
+    def outdated(self, count: int) -> list[Hashable]:
+        """So many units at most whose refusals are to be found or told anew, as they are old and the fleet has
+        changed."""
+        now = self.clock()
+        units: list[Hashable] = []
+        for record in self._classes.values():
+            if len(units) >= count:
+                break
+            if record.untold:
+                left = count - len(units)
+                units += record.untold[:left]
+                record.untold = record.untold[left:]
+            elif self._is_old(record, now):
+                record.as_of, record.since, record.is_outdated = self._changes, now, True
+                units.append(record.members[0][1])
+        return units
+
+    @property
+    def has_outdated(self) -> bool:
+        """Whether there are such units."""
+        now = self.clock()
+        return any(record.untold or self._is_old(record, now) for record in self._classes.values())
+
+    def _is_old(self, record: _Class, now: float) -> bool:
+        return record.as_of < self._changes and now - record.since >= REFRESH_SECONDS and not record.woken
+
+
+def _rank(entry: tuple[Order, Hashable]) -> Order:
+    return entry[0]
+
+
+def _position(members: list[tuple[Order, Hashable]], entry: tuple[Order, Hashable]) -> int | None:
+    for position in range(bisect_left(members, entry[0], key=_rank), len(members)):
+        if members[position] == entry:
+            return position
+        if members[position][0] != entry[0]:
+            return None
+    return None
+
+
+def _remove(index: dict[Any, dict[Hashable, None]], name: Any, key: Hashable) -> None:
+    keys = index.get(name)
+    if keys is not None:
+        keys.pop(key, None)
+        if not keys:
+            del index[name]

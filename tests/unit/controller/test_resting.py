@@ -1,0 +1,200 @@
+"""What waits in vain costs a round nothing, and claims of other namespaces do not wait for it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devalloc.controller.reconcile import device_claims, resting
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
+from devalloc.controller.reconcile.loop import AllocatorSettings
+from devalloc.store import Key
+from devalloc.store.sqlite import SQLiteStore
+from tests.support.fleet_manifests import annotations, fill, gpu_claim, gpu_class, gpu_pool, held
+
+Object = dict[str, Any]
+
+
+class Loop:
+    """A store and its loop; rounds are made by hand."""
+
+    def __init__(self, path: Path, **settings: Any) -> None:
+        self.store = SQLiteStore(path / "store.db")
+        self.allocator = DeviceClaimAllocator(self.store, settings=AllocatorSettings(**settings))
+        fill(self.store, gpu_pool("p", devices=2, model="x"), gpu_pool("q", node="m", model="y"), gpu_class())
+
+    def settle(self) -> None:
+        for _ in range(100):
+            done = self.allocator.round()
+            if not (done.granted or self.allocator.loop.is_again):
+                return
+        raise AssertionError("it never comes to rest")
+
+    def looked_at(self, act: Callable[[], object]) -> set[str]:
+        """The claims that rounds look at after something happened."""
+        names: set[str] = set()
+        look = self.allocator._input
+
+        def noted(objects: Any) -> Any:
+            names.update(key.name for key in objects if key.kind == "DeviceClaim")
+            return look(objects)
+
+        self.allocator._input = noted  # type: ignore[method-assign]
+        act()
+        self.settle()
+        self.allocator._input = look  # type: ignore[method-assign]
+        return names
+
+
+@pytest.fixture
+def loop(tmp_path: Path) -> Iterator[Loop]:
+    made = Loop(tmp_path)
+    yield made
+    made.store.close()
+
+
+def of_model(claim: Object, model: str) -> Object:
+    claim["spec"]["claims"][0]["constraints"] = f"device.model == '{model}'"
+    return claim
+
+
+def calls(action: Callable[[], object]) -> int:
+    """How many functions are called."""
+    count = 0
+
+    def note(frame: object, event: str, arg: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_claims_that_wait_cost_the_answer_to_another_one_nothing(loop: Loop) -> None:
+    costs = []
+    for count in (30, 300):
+        fill(loop.store, *(of_model(gpu_claim(f"w{count}-{n}", 3 + n % 5, namespace="a"), "x") for n in range(count)))
+        loop.settle()
+        for name in ("first", "second"):  # all is built at the first
+            loop.store.create(of_model(gpu_claim(name, namespace="b"), "y"))
+            cost = calls(loop.allocator.round)
+            assert held(loop.store, name, "b")
+            loop.settle()
+            loop.store.delete("DeviceClaim", "b", name)
+            loop.settle()
+        costs.append(cost)
+    assert costs[1] - costs[0] < 0.1 * costs[0]
+
+
+def test_a_claim_is_looked_at_again_when_devices_that_it_could_use_are_free(loop: Loop) -> None:
+    fill(loop.store, of_model(gpu_claim("has-x", 2), "x"), of_model(gpu_claim("has-y", 2), "y"))
+    loop.settle()
+    fill(loop.store, of_model(gpu_claim("x"), "x"), of_model(gpu_claim("y"), "y"))
+    loop.settle()
+    names = loop.looked_at(lambda: loop.store.delete("DeviceClaim", "default", "has-x"))
+    assert names == {"x", "has-y"}
+    assert held(loop.store, "x")
+
+
+def test_an_edit_of_a_claim_that_waits_is_answered(loop: Loop) -> None:
+    fill(loop.store, gpu_claim("w", 5))
+    loop.settle()
+    there = loop.store.get("DeviceClaim", "default", "w")
+    loop.store.replace({**there, "spec": gpu_claim("w", 1)["spec"]})
+    loop.settle()
+    assert held(loop.store, "w")
+
+
+def test_a_group_that_waits_is_looked_at_as_a_whole_when_a_member_comes_changes_or_goes(loop: Loop) -> None:
+    fill(loop.store, gpu_claim("one", group="g"), gpu_claim("two", 2, group="g"))
+    loop.settle()
+    assert loop.looked_at(lambda: loop.store.create(gpu_claim("other"))) == {"other"}
+    names = loop.looked_at(lambda: loop.store.create(gpu_claim("three", 9, group="g")))
+    assert names == {"one", "two", "three", "other"}
+    loop.store.delete("DeviceClaim", "default", "three")
+    there = loop.store.get("DeviceClaim", "default", "two")
+    loop.store.replace({**there, "spec": gpu_claim("two", 1)["spec"]})
+    loop.settle()
+    assert held(loop.store, "one")
+    assert held(loop.store, "two")
+
+
+def quota(most: int) -> Object:
+    hard = {"gpu.deviceclass.devmgmtproto.k8s.io/devices": str(most)}
+    metadata = {"name": "q", "namespace": "default"}
+    return {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": {"hard": hard}}
+
+
+def test_what_a_quota_keeps_out_is_looked_at_when_it_allows_more_or_something_is_given_back(loop: Loop) -> None:
+    fill(loop.store, quota(1), gpu_claim("a"))
+    loop.settle()
+    fill(loop.store, gpu_claim("b"), gpu_claim("c"))
+    loop.settle()
+    assert annotations(loop.store, "b")["reason"] == "QuotaExceeded"
+    assert loop.looked_at(lambda: loop.store.create(gpu_claim("other", namespace="x"))) == {"a", "other"}
+    loop.store.delete("DeviceClaim", "default", "a")
+    loop.settle()
+    assert held(loop.store, "b")
+    assert not held(loop.store, "c")
+    there = loop.store.get("ResourceQuota", "default", "q")
+    loop.store.replace({**there, "spec": quota(2)["spec"]})
+    loop.settle()
+    assert held(loop.store, "c")
+
+
+def test_of_a_namespace_with_very_many_new_claims_a_round_looks_at_the_first(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resting, "MAX_NEW", 10)
+    claims = [gpu_claim(f"w{number:02}", 5, namespace="a") for number in range(25)]
+    fill(loop.store, *claims, gpu_claim("b", namespace="b"))
+    done = loop.allocator.round()
+    assert [key.name for key in done.granted] == ["b"]
+    assert (done.claims, done.waiting) == (26, 25)
+    assert loop.allocator.loop.is_again
+    loop.settle()
+    assert all(annotations(loop.store, claim["metadata"]["name"], "a")["reason"] for claim in claims)
+
+
+def test_nobody_goes_before_claims_of_higher_priority_that_a_round_did_not_look_at(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resting, "MAX_NEW", 2)
+    urgent = [gpu_claim(f"w{number}", namespace="a", priority="5") for number in range(4)]
+    fill(loop.store, *urgent, gpu_claim("b", namespace="b"))
+    loop.settle()
+    assert all(held(loop.store, claim["metadata"]["name"], "a") for claim in urgent)
+    assert not held(loop.store, "b", "b")
+
+
+def test_each_message_is_redacted_once_in_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, redacted = Loop(tmp_path, hides_names=True), []
+    redact = device_claims.redact
+    monkeypatch.setattr(
+        device_claims, "redact", lambda message, *more: (redacted.append(message), redact(message, *more))[1]
+    )
+    fill(loop.store, *(gpu_claim(f"held-{number}", namespace="secret") for number in range(4)))
+    loop.settle()
+    fill(loop.store, *(gpu_claim(f"w{number}", namespace="a") for number in range(20)))
+    redacted.clear()
+    loop.allocator.round()
+    assert 1 <= len(redacted) <= 2
+    assert "secret" not in annotations(loop.store, "w0", "a")["message"]
+    loop.store.close()
+
+
+def test_what_rests_counts_as_waiting(loop: Loop) -> None:
+    fill(loop.store, *(gpu_claim(f"w{number}", 5) for number in range(3)))
+    loop.settle()
+    loop.store.create(gpu_claim("new"))
+    done = loop.allocator.round()
+    assert (done.claims, done.allocated, done.waiting) == (4, 1, 3)
+    assert Key("DeviceClaim", "default", "new") in done.granted

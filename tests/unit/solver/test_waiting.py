@@ -1,0 +1,162 @@
+"""Refusals that still hold: a change asks only for claims that it could help, and no more than could have a place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from devalloc_solver import Fleet
+from devalloc_solver.fleet.waiting import REFRESH_SECONDS, WaitingBook
+from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
+
+Object = dict[str, Any]
+
+
+class Waiting:
+    """A fleet of two full kinds of devices, a book, and what is asked of the fleet."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seconds = 0.0
+        self.fleet = Fleet.from_manifests([gpu_pool("p", devices=2, model="x"), gpu_pool("q", model="y"), gpu_class()])
+        for number in range(4):
+            assert self.fleet.allocate(gpu_claim(f"held-{number}"))["allocated"]
+        self.book = WaitingBook(clock=lambda: self.seconds)
+        self.questions: list[str] = []
+        prospects = self.fleet.prospects
+
+        def noted(claim: Object, deadline: float | None = None) -> Any:
+            self.questions.append(claim["metadata"]["name"])
+            return prospects(claim, deadline)
+
+        monkeypatch.setattr(self.fleet, "prospects", noted)
+        self.book.catch_up(self.fleet)
+
+    def rest(self, *claims: Object) -> None:
+        for number, claim in enumerate(claims):
+            answer: Any = self.fleet.allocate(claim)
+            assert self.book.rest(self.fleet, claim["metadata"]["name"], (0, number), claim, answer)
+
+    def change(self, *pools: Object, released: str = "") -> list[Any]:
+        """The units that are asked for after a change."""
+        self.questions.clear()
+        for pool in pools:
+            self.fleet.update(pool)
+        if released:
+            self.fleet.release("default", released)
+        self.book.catch_up(self.fleet)
+        return self.book.wake(self.fleet)
+
+
+@pytest.fixture
+def waiting(monkeypatch: pytest.MonkeyPatch) -> Waiting:
+    return Waiting(monkeypatch)
+
+
+def of_model(claim: Object, model: str) -> Object:
+    claim["spec"]["claims"][0]["constraints"] = f"device.model == '{model}'"
+    return claim
+
+
+def holder_in(fleet: Fleet, pool: str) -> str:
+    """A claim that holds a device of a pool."""
+    answers: list[Any] = [fleet.allocate(gpu_claim(f"held-{number}")) for number in range(4)]
+    return next(str(each["name"]) for each in answers if each["allocations"][0]["devicePoolName"] == pool)
+
+
+def test_equal_claims_are_one_question(waiting: Waiting) -> None:
+    waiting.rest(*(gpu_claim(f"w{number}") for number in range(20)))
+    assert waiting.questions == ["w0"]
+
+
+def test_a_claim_of_which_equals_wait_gets_the_same_answer_and_nothing_is_asked(waiting: Waiting) -> None:
+    waiting.rest(gpu_claim("w"))
+    waiting.questions.clear()
+    answer = waiting.book.refusal(waiting.fleet, gpu_claim("new"))
+    expected: Any = waiting.fleet.allocate(gpu_claim("new"))
+    assert answer is not None
+    assert {**answer, "name": "new"} == expected
+    assert not waiting.questions
+    for other in (gpu_claim("n", count=2), gpu_claim("n", namespace="b"), gpu_claim("n", priority="1")):
+        assert waiting.book.refusal(waiting.fleet, other) is None
+
+
+def test_what_is_free_again_asks_for_claims_that_could_use_it_and_no_others(waiting: Waiting) -> None:
+    waiting.rest(of_model(gpu_claim("x"), "x"), of_model(gpu_claim("y"), "y"))
+    assert waiting.change(released=holder_in(waiting.fleet, "q")) == ["y"]
+    assert waiting.questions == ["y"]
+
+
+def test_no_more_are_woken_than_could_have_a_place_the_first_by_order(waiting: Waiting) -> None:
+    waiting.rest(*(gpu_claim(f"w{number}") for number in range(20)))
+    assert waiting.change(released="held-0") == ["w0"]
+    assert waiting.change(released="held-1") == ["w1"], "w0 has no answer yet"
+    assert waiting.change() == [], "until these have their answers"
+
+
+def test_a_claim_that_still_fits_nowhere_is_not_woken(waiting: Waiting) -> None:
+    waiting.rest(gpu_claim("two-on-one-node", count=5))
+    assert waiting.change(released="held-0") == []
+    assert waiting.questions == ["two-on-one-node"]
+    assert waiting.book.refusal(waiting.fleet, gpu_claim("new", count=5)) is not None, "it is known again"
+
+
+def test_a_pool_that_is_new_or_larger_wakes_and_one_of_another_driver_does_not(waiting: Waiting) -> None:
+    waiting.rest(gpu_claim("w"))
+    other = gpu_pool("nic", model="z")
+    other["spec"]["driver"] = "nic.devalloc.io"
+    assert waiting.change(other) == []
+    assert waiting.questions == []
+    assert waiting.change(gpu_pool("r", node="other", model="never seen")) == ["w"]
+
+
+def test_what_is_taken_wakes_none(waiting: Waiting) -> None:
+    waiting.fleet.release("default", "held-0")
+    waiting.rest(gpu_claim("w", count=2))
+    waiting.book.catch_up(waiting.fleet)
+    waiting.book.wake(waiting.fleet)
+    waiting.questions.clear()
+    assert waiting.fleet.allocate(gpu_claim("new"))["allocated"]
+    assert waiting.change() == []
+    assert waiting.questions == []
+
+
+def test_a_class_that_changes_asks_for_all_and_a_configuration_for_those_that_lack_one(waiting: Waiting) -> None:
+    lacks = gpu_claim("lacks")
+    reference = {"apiVersion": "devalloc.io/v1alpha1", "kind": "VfConfig", "name": "c"}
+    lacks["spec"]["claims"][0]["configs"] = [reference]
+    waiting.rest(gpu_claim("w"), lacks)
+    config = {**reference, "metadata": {"name": "c", "namespace": "default"}, "spec": {}}
+    config.pop("name")
+    waiting.change(config)
+    assert waiting.questions == ["lacks"]
+    waiting.change(gpu_class("another"))
+    assert sorted(waiting.questions) == ["lacks", "w"]
+
+
+def test_namespaces_take_turns_and_the_rest_is_left_to_the_next_call(waiting: Waiting) -> None:
+    many = [of_model(gpu_claim(f"a{number}", count=number + 1, namespace="a"), "x") for number in range(50)]
+    waiting.rest(*many, of_model(gpu_claim("b", namespace="b"), "x"))
+    waiting.questions.clear()
+    waiting.fleet.update(gpu_pool("r", node="other", model="x"))
+    waiting.book.catch_up(waiting.fleet)
+    waiting.book.clock = lambda: len(waiting.questions)
+    waiting.book.wake(waiting.fleet, 4)
+    assert len(waiting.questions) == 4
+    assert "b" in waiting.questions
+    assert waiting.book.is_behind
+
+
+def test_an_old_refusal_is_found_anew_once_for_all_its_equals_and_told_where_it_differs(waiting: Waiting) -> None:
+    waiting.rest(*(gpu_claim(f"w{number}") for number in range(5)))
+    waiting.seconds += REFRESH_SECONDS
+    assert waiting.book.outdated(10) == [], "nothing has changed meanwhile"
+    waiting.fleet.delete(gpu_claim("held-0"))
+    waiting.fleet.allocate(gpu_claim("another"))
+    waiting.book.catch_up(waiting.fleet)
+    assert waiting.book.wake(waiting.fleet) == []
+    assert waiting.book.outdated(10) == ["w0"]
+    assert waiting.book.refusal(waiting.fleet, gpu_claim("new")) is None, "it is to be found anew"
+    waiting.rest(gpu_claim("w0"))
+    assert sorted(waiting.book.outdated(3) + waiting.book.outdated(3)) == ["w1", "w2", "w3", "w4"]
+    assert not waiting.book.has_outdated
