@@ -60,7 +60,7 @@ STORAGE = DeviceKind(
     "NVMe devices",
     {"0108": None},
     "NVMe",
-    "no, until a policy says how it is erased between owners",
+    "only with `--erase-policy external`, see [below](#storage)",
     needs_erasing=True,
 )
 MDEV = DeviceKind(

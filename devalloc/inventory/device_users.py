@@ -18,14 +18,13 @@ from devalloc.inventory.monitors import describe_users
 from devalloc.inventory.network_use import NetworkUse, may_be_half
 from devalloc.inventory.open_nodes import Process, open_device_nodes
 from devalloc.inventory.pci import Address, PciFunction
-from devalloc.inventory.proc_tables import first_unreadable, table
+from devalloc.inventory.storage_use import StorageUse
 from devalloc.inventory.sysfs import Folder, Tree
 from devalloc.inventory.vfio_nodes import function_nodes
 from devalloc.inventory.vgpu import mdev_groups
 
 _CONTROLLER = re.compile(r"nvme[0-9]+", re.ASCII)
 _NVIDIA_MAJOR = 195
-_STORAGE_FILES = frozenset({"mountinfo", "mounts", "swaps"})
 _HIDDEN = {"infiniband": "RDMA device", "ieee80211": "wireless device"}
 
 
@@ -61,24 +60,6 @@ def visibility_problem(tree: Tree) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class _StorageUse:
-    """Block devices that the host uses."""
-
-    mounted: frozenset[str]
-    """Those that are mounted, by name (``nvme0n1p1``) or number (``259:1``)."""
-    swap: frozenset[str]
-    """Those that are swapped to, by name."""
-    unread: str | None
-    """What could not be read of this: the name of a file such as ``mountinfo``."""
-
-    @classmethod
-    def read(cls, tree: Tree) -> _StorageUse:
-        mounted = frozenset(_mounted_devices(tree))
-        swap = frozenset(row[0].rpartition("/")[2] for row in table(tree, "swaps")[1:])
-        return cls(mounted, swap, first_unreadable(tree, _STORAGE_FILES))
-
-
 @dataclass(slots=True)
 class DeviceUsers:
     """What of this host is spoken for. Its routes and mounts, of which a busy host has thousands, are read when a
@@ -92,7 +73,7 @@ class DeviceUsers:
     open_groups: Mapping[int, tuple[Process, ...]]
     """IOMMU groups of mediated devices that processes have open, and which processes."""
     _network: NetworkUse | None = field(default=None, init=False)
-    _storage: _StorageUse | None = field(default=None, init=False)
+    _storage: StorageUse | None = field(default=None, init=False)
 
     @classmethod
     def read(
@@ -133,7 +114,7 @@ class DeviceUsers:
 
     def read_all(self) -> DeviceUsers:
         """Have everything read now, whatever it concerns: what cannot be is a fault of the tree then."""
-        self._network, self._storage = NetworkUse.read(self.tree), _StorageUse.read(self.tree)
+        self._network, self._storage = NetworkUse.read(self.tree), StorageUse.read(self.tree)
         return self
 
     def reserved(self, function: PciFunction) -> str | None:
@@ -183,18 +164,10 @@ class DeviceUsers:
         devices = block_devices(function)
         if not devices:
             return None
-        storage = self._storage = self._storage or _StorageUse.read(self.tree)
+        storage = self._storage = self._storage or StorageUse.read(self.tree)
         if storage.unread is not None:
             return f"{storage.unread} cannot be read"
-        for block in devices:
-            if block.name in storage.mounted or block.text("dev") in storage.mounted:
-                return f"{block.name} is mounted"
-            if block.name in storage.swap:
-                return f"swap on {block.name}"
-            holders = block.names("holders")
-            if holders:
-                return f"{block.name} is held by {holders[0]}"
-        return None
+        return next((need for block in devices if (need := storage.need(block)) is not None), None)
 
 
 def device_nodes(function: PciFunction) -> Iterator[DeviceNode]:
@@ -226,16 +199,3 @@ def _nvidia_node(function: PciFunction) -> Iterator[DeviceNode]:
     minor = re.search(r"^Device Minor:\s*([0-9]{1,7})$", text, re.MULTILINE)
     if minor:
         yield DeviceNode(f"/dev/nvidia{minor[1]}", DeviceNumber(False, _NVIDIA_MAJOR, int(minor[1])))
-
-
-def _mounted_devices(tree: Tree) -> Iterator[str]:
-    for process in ("self", "1"):
-        for row in table(tree, process, "mountinfo"):
-            source = row[row.index("-") + 2 :] if "-" in row else []
-            if len(row) > 2:
-                yield row[2]
-            if source and source[0].startswith("/dev/"):
-                yield source[0].rpartition("/")[2]
-    for row in table(tree, "mounts"):
-        if row[0].startswith("/dev/"):
-            yield row[0].rpartition("/")[2]

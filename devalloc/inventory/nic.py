@@ -48,9 +48,32 @@ def mac_address(function: PciFunction) -> str | None:
     return mac if mac is not None and _MAC.fullmatch(mac) else None
 
 
+def _has_rdma(function: PciFunction) -> bool:
+    """Whether the function can do RDMA. Ports of one card in a bond (RoCE LAG) have one RDMA device together, below the
+    first of them."""
+    if function.folder.names("infiniband"):
+        return True
+    bond, tree = _bond(own_interface(function)), function.folder.tree
+    if bond is None or function.physfn is not None or function.driver is None or tree.sys is None:
+        return False
+    for number in range(8):
+        place = function.address._replace(function=number)
+        sibling = tree.sys.folder("bus", "pci", "devices", str(place)) if place != function.address else None
+        if sibling is None or sibling.link("driver") != function.driver or not sibling.names("infiniband"):
+            continue
+        ports = (sibling.folder("net", name) for name in sibling.names("net"))
+        if any(_bond(port) == bond for port in ports):
+            return True
+    return False
+
+
+def _bond(interface: Folder | None) -> str | None:
+    return interface.link("master") if interface is not None else None
+
+
 def nic_attributes(function: PciFunction) -> dict[str, AttributeValue]:
     """linkType, linkSpeed (bit/s), mac and rdma, as far as they are known."""
-    values: dict[str, AttributeValue] = {"rdma": int(bool(function.folder.names("infiniband")))}
+    values: dict[str, AttributeValue] = {"rdma": int(_has_rdma(function))}
     link = _LINK_BY_SUBCLASS.get(function.subclass)
     if (interface := own_interface(function)) is not None:
         link = _LINK_BY_TYPE.get(interface.number("type") or 0, link)

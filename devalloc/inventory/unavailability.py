@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from devalloc.device_kinds import DEVICE_KINDS, MDEV
 from devalloc.inventory.cards import PciPort, VirtualFunction, kind_of
 from devalloc.inventory.config import DevicePolicy, DeviceRecords
-from devalloc.inventory.device_users import DeviceUsers
+from devalloc.inventory.device_users import DeviceUsers, block_devices
 from devalloc.inventory.pci import BRIDGE, Address, IommuGroups, PciFunction
 from devalloc.inventory.resets import NO_RESET, reset_problem
+from devalloc.inventory.storage_use import kernel_use
 from devalloc.inventory.vf_creation import creation_problem, use_problem
 from devalloc.inventory.vgpu import VgpuParent
 
@@ -41,7 +42,7 @@ class UnavailabilityReasons:
         for member in port.members:
             if member.base_class == BRIDGE:
                 yield f"reserved: the bridge {member.address} is in the same slot"
-            if (need := self.holders.reserved(member)) is not None:
+            if (need := self.holders.reserved(member) or self._kernel_use(port, member)) is not None:
                 yield f"reserved: {need}"
         yield from self._policy(port)
         yield from self.groups.objections(port.members, {vf.address for vf in port.vfs})
@@ -158,6 +159,14 @@ class UnavailabilityReasons:
     def _policy(self, port: PciPort) -> Iterator[str]:
         if DEVICE_KINDS[port.kind].needs_erasing and not self.policy.erase_policy:
             yield _NO_POLICY
+
+    def _kernel_use(self, port: PciPort, member: PciFunction) -> str | None:
+        """What only the kernel knows of disks. Asking means opening them for a moment, so nothing is asked of drives
+        that are withheld."""
+        if not (DEVICE_KINDS[port.kind].needs_erasing and self.policy.erase_policy):
+            return None
+        needs = (kernel_use(disk.tree, disk) for disk in block_devices(member))
+        return next((need for need in needs if need is not None), None)
 
     def _users(self, function: PciFunction) -> Iterator[str]:
         if (user := self.holders.user(function)) is not None:

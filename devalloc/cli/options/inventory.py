@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -63,6 +63,14 @@ class InventoryOptions:
         default=False,
     )
 
+    erase_policy: Literal["none", "external"] = setting(
+        "Who erases storage (NVMe) between its owners. none: it is not offered. external: you do, or its data is "
+        "encrypted by its owners; devalloc erases nothing. Needs --allow storage.",
+        type=click.Choice(["none", "external"]),
+        default="none",
+        env="DEVALLOC_ERASE_POLICY",
+    )
+
     @property
     def node(self) -> str:
         """The name of the node."""
@@ -93,6 +101,7 @@ class InventoryOptions:
             "allow_shared_groups": self.allow_shared_groups,
             "allow_no_reset": self.allow_no_reset,
             "adopt": frozenset(self.adopt),
+            "erase_policy": self.erase_policy != "none",
         }
 
     @property

@@ -64,19 +64,6 @@ def route_to(address: str) -> Route:
     return Route(name, gateway is not None, is_own, Path(f"/sys/class/net/{name}/tun_flags").exists())
 
 
-def is_used_by_host(node: Path) -> bool:
-    """Whether the kernel keeps a block device or a part of it for itself, also if no list of mounts shows it: for a
-    file system, swap, LVM, md, ZFS. Raises OSError if that is not known."""
-    try:
-        # Nothing is read: exclusive opening is how the kernel answers who has it.
-        os.close(os.open(node, os.O_RDONLY | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC))
-    except OSError as error:
-        if error.errno == errno.EBUSY:
-            return True
-        raise
-    return False
-
-
 _WITH_VFS = 1 | 8  # RTEXT_FILTER_VF | RTEXT_FILTER_SKIP_STATS
 """Without their statistics, as ``ip link`` asks: those of 200 VFs and more do not fit into the attribute (64 KiB)."""
 _LINK_STATES = ("auto", "enable", "disable")  # in the order of IFLA_VF_LINK_STATE_*

@@ -22,10 +22,10 @@ from typing import Literal
 from devalloc.file_lock import FileLock
 from devalloc.inventory.capacity.cpus import CpuTopology, read_cpus
 from devalloc.inventory.pci import BarSizes
+from devalloc.inventory.storage_use import is_used_by_host
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, Unknown
-from devalloc_node.host import linux
 from devalloc_node.machine.process import Process, process, with_removed_file
 from devalloc_node.machine.spec import Disk
 
@@ -309,7 +309,7 @@ def disk_image(disk: Disk, folders: Sequence[AllowedFolder], namespace: str) -> 
 
 def _refuse_host_disk(path: str, real: Path) -> None:
     try:
-        is_kept = linux.is_used_by_host(real)
+        is_kept = is_used_by_host(real)
     except OSError as error:
         raise Denied("InUseUnknown", f"cannot check whether the host needs disk {path}: {error.strerror}") from None
     if is_kept:

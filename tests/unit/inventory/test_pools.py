@@ -376,6 +376,48 @@ def test_what_all_devices_have_alike_is_told_once_at_the_pool(host: FakeSysfs) -
     assert gpu.attributes == [], "a device alone tells all itself"
 
 
+class TestRoceLag:
+    """sriov-network-operator: with both ports in one bond, mlx5 has one RDMA device, below the first port."""
+
+    FIRST, SECOND = "0000:61:00.0", "0000:61:00.1"
+
+    def ports(self, host: FakeSysfs, **second: Any) -> None:
+        host.add(pci_cards.connectx(self.FIRST, infiniband="mlx5_bond_0"))
+        host.add(pci_cards.connectx(self.SECOND, infiniband=None, **{"netdev": "ens1f1np1", **second}))
+
+    def bond(self, host: FakeSysfs, address: str, interface: str, name: str = "bond0") -> None:
+        host.write(f"devices/virtual/net/{name}/ifindex", "9\n")
+        host.link(host.path(address, f"net/{interface}/master"), f"devices/virtual/net/{name}")
+
+    def rdma(self, host: FakeSysfs) -> dict[str, set[object]]:
+        inventory = DiscoveredPools.on(host.root)
+        shown: dict[str, set[object]] = {}
+        for device in inventory.devices:
+            attributes = inventory.attributes(device)
+            shown.setdefault(str(attributes.get("pfPciBusID", attributes["pciBusID"])), set()).add(attributes["rdma"])
+        return shown
+
+    def test_the_second_port_of_a_bond_and_its_vfs_can_do_rdma(self, host: FakeSysfs) -> None:
+        self.ports(host)
+        assert self.rdma(host) == {self.FIRST: {1}, self.SECOND: {0}}
+        self.bond(host, self.FIRST, "ens1f0np0")
+        assert self.rdma(host) == {self.FIRST: {1}, self.SECOND: {0}}, "one port alone is no LAG"
+        self.bond(host, self.SECOND, "ens1f1np1")
+        assert self.rdma(host) == {self.FIRST: {1}, self.SECOND: {1}}
+
+    def test_a_port_of_another_bond_cannot(self, host: FakeSysfs) -> None:
+        self.ports(host)
+        self.bond(host, self.FIRST, "ens1f0np0")
+        self.bond(host, self.SECOND, "ens1f1np1", "bond1")
+        assert self.rdma(host)[self.SECOND] == {0}
+
+    def test_a_port_with_another_driver_cannot(self, host: FakeSysfs) -> None:
+        self.ports(host, native="other_driver")
+        self.bond(host, self.FIRST, "ens1f0np0")
+        self.bond(host, self.SECOND, "ens1f1np1")
+        assert self.rdma(host)[self.SECOND] == {0}
+
+
 def slots_of(host: FakeSysfs, **addresses: str) -> None:
     for name, address in addresses.items():
         host.write(f"bus/pci/slots/{name}/address", f"{address}\n")

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,6 +68,17 @@ class TestWhatCannotBeListed:
         host.default_route("eth9")
         unlistable(NIC)
         assert reason(host, NIC_DEVICE) == "reserved: default route"
+
+
+MEMBERS = {
+    "btrfs": ("fs/btrfs/5e0f/devices/nvme0n1", "part of a btrfs file system"),
+    "bcachefs": ("fs/bcachefs/5e0f/dev-0/block", "part of a bcachefs file system"),
+    "an external journal of ext4": ("proc/fs/jbd2/nvme0n1/info", "the journal of a file system"),
+    "a log of XFS": ("mount xfs /dev/sda1 rw,logbufs=8,logdev=/dev/nvme0n1", "mounted"),
+    "a loop device": ("class/block/loop7/loop/backing_file=", "the file of loop7"),
+    "nvmet": ("kernel/config/nvmet/subsystems/nqn/namespaces/1/device_path=", "exported by nvmet"),
+    "LIO": ("kernel/config/target/core/iblock_0/disk/udev_path=", "exported by LIO"),
+}
 
 
 class TestWhatTheHostNeeds:
@@ -143,6 +155,60 @@ class TestWhatTheHostNeeds:
         assert reason(host, DISK_DEVICE, erase_policy=True) is None
         use(host)
         assert reason(host, DISK_DEVICE, erase_policy=True) == f"reserved: {expected}"
+
+    @pytest.mark.parametrize("member", MEMBERS)
+    def test_a_disk_that_is_a_part_of_something(self, host: FakeSysfs, member: str) -> None:
+        """No list of mounts names it, and most have no holder in sysfs."""
+        host.add(pci_cards.nvme())
+        path, expected = MEMBERS[member]
+        if path.startswith("proc/"):
+            host.proc(path.removeprefix("proc/"), "")
+        elif path.startswith("mount "):
+            host.proc("self/mountinfo", f"22 1 8:1 / /data rw - {path.removeprefix('mount ')}\n")
+        elif path.endswith("="):
+            host.write(path.removesuffix("="), "/dev/nvme0n1\n")
+        else:
+            host.link(path, "class/block/nvme0n1")
+        assert reason(host, DISK_DEVICE, erase_policy=True) == f"reserved: nvme0n1 is {expected}"
+
+    def test_a_cache_of_bcache(self, host: FakeSysfs) -> None:
+        host.add(pci_cards.nvme())
+        host.write(f"{host.path(DISK)}/nvme/nvme0/nvme0n1/bcache/set", "x")
+        assert reason(host, DISK_DEVICE, erase_policy=True) == "reserved: nvme0n1 is part of bcache"
+
+    def test_a_disk_exported_by_another_name(self, host: FakeSysfs) -> None:
+        host.add(pci_cards.nvme())
+        (host.root / "dev/disk/by-id").mkdir(parents=True)
+        (host.root / "dev/disk/by-id/nvme-X").symlink_to("../../nvme0n1")
+        host.write("kernel/config/nvmet/subsystems/nqn/namespaces/1/device_path", "/dev/disk/by-id/nvme-X\n")
+        assert reason(host, DISK_DEVICE, erase_policy=True) == "reserved: nvme0n1 is exported by nvmet"
+
+    @pytest.mark.parametrize(
+        ("error", "expected"), [(errno.EBUSY, "reserved: nvme0n1 is in use"), (errno.EACCES, None)]
+    )
+    def test_a_disk_that_the_kernel_keeps_for_itself_as_for_zfs(
+        self, host: FakeSysfs, monkeypatch: pytest.MonkeyPatch, error: int, expected: str | None
+    ) -> None:
+        host.add(pci_cards.nvme())
+        node, opened = str(host.root / "dev/nvme0n1"), os.open
+        asked: list[int] = []
+
+        def exclusively(path: Any, flags: int, *more: Any, **options: Any) -> int:
+            if str(path) == node:
+                asked.append(flags & os.O_EXCL)
+                raise OSError(error, os.strerror(error), node)
+            return opened(path, flags, *more, **options)
+
+        monkeypatch.setattr(os, "open", exclusively)
+        assert reason(host, DISK_DEVICE, erase_policy=True) == expected
+        assert asked == [os.O_EXCL]
+        assert reason(host, DISK_DEVICE) == "withheld: no erase policy for storage is set"
+        assert len(asked) == 1, "a drive that is not offered anyway is not opened: a mount could fail by that"
+
+    def test_a_disk_whose_node_is_not_here_cannot_be_asked_about(self, host: FakeSysfs) -> None:
+        host.add(pci_cards.nvme())
+        (host.root / "dev/nvme0n1").unlink()
+        assert "/dev/nvme0n1 is not there" in (reason(host, DISK_DEVICE, erase_policy=True) or "")
 
     def test_a_partition_counts_for_its_disk(self, host: FakeSysfs) -> None:
         host.add(pci_cards.nvme())
