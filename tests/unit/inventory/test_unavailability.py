@@ -191,19 +191,19 @@ class TestWhatTheHostNeeds:
     ) -> None:
         host.add(pci_cards.nvme())
         node, opened = str(host.root / "dev/nvme0n1"), os.open
-        asked: list[int] = []
+        requests: list[int] = []
 
         def exclusively(path: Any, flags: int, *more: Any, **options: Any) -> int:
             if str(path) == node:
-                asked.append(flags & os.O_EXCL)
+                requests.append(flags & os.O_EXCL)
                 raise OSError(error, os.strerror(error), node)
             return opened(path, flags, *more, **options)
 
         monkeypatch.setattr(os, "open", exclusively)
         assert reason(host, DISK_DEVICE, erase_policy=True) == expected
-        assert asked == [os.O_EXCL]
+        assert requests == [os.O_EXCL]
         assert reason(host, DISK_DEVICE) == "withheld: no erase policy for storage is set"
-        assert len(asked) == 1, "a drive that is not offered anyway is not opened: a mount could fail by that"
+        assert len(requests) == 1, "a drive that is not offered anyway is not opened: a mount could fail by that"
 
     def test_a_disk_whose_node_is_not_here_cannot_be_asked_about(self, host: FakeSysfs) -> None:
         host.add(pci_cards.nvme())
