@@ -116,8 +116,9 @@ def _members(tree: Tree) -> Iterator[tuple[str, str]]:
             yield name.rpartition("!")[2], "the journal of a file system"
     for name in _names(tree.sys, "class", "block"):
         loop = tree.sys.folder("class", "block", name, "loop") if tree.sys and name.startswith("loop") else None
-        if loop is not None and (text := loop.text("backing_file") or "").startswith("/dev/"):
-            yield _device_name(tree, text), f"the file of {name}"
+        file = loop.text("backing_file") if loop is not None else None
+        if file and file.startswith("/dev/"):
+            yield _device_name(tree, file), f"the file of {name}"
     yield from _exported(tree)
 
 

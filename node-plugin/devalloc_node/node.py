@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import Literal
@@ -26,7 +26,7 @@ from devalloc_node.claims.steps import deny_change_in_dry_run, deny_in_dry_run, 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.health import watch
-from devalloc_node.health.conditions import ConditionReporter
+from devalloc_node.health.conditions import ConditionReporter, with_machine_addresses
 from devalloc_node.health.watch import DeviceHealth, HealthSnapshot, HealthWatch, PcieErrorCounter
 from devalloc_node.host.boundary import Host
 from devalloc_node.journal import SQLiteJournal, open_journal
@@ -36,7 +36,7 @@ from devalloc_node.machine.records import MachineAmounts
 from devalloc_node.metrics import gauges
 from devalloc_node.metrics.registry import NodeMetrics, NodeState
 from devalloc_node.model.grant import ClaimRef, Grants
-from devalloc_node.model.step import ATTACHMENT, Prepared, Step
+from devalloc_node.model.step import ATTACHMENT, Prepared, PreparedDevice, Step
 from devalloc_node.operations.change_feed import CLAIMS, DEVICES, ChangeNotifier, machine_change
 from devalloc_node.operations.claim_registry import ClaimRegistry
 from devalloc_node.operations.node_operations import NodeOperations
@@ -203,7 +203,7 @@ class Node:
         self.operations.guest_report = self.guest_reports.report
         self.notifier.follow(self.guest_reports.hear)
         self.inventory = InventoryCache(settings, self._with_recorded, self.notifier.beat)
-        self.condition_reporter = ConditionReporter(source.tell, self.claims.prepared, self.health)
+        self.condition_reporter = ConditionReporter(source.tell, self._reported_claims, self.health)
         # Unlike an Event or a Queue, a SimpleQueue may be used in a signal handler.
         self.messages: SimpleQueue[NodeCommand] = SimpleQueue()
         self._link_errors = PcieErrorCounter()
@@ -277,6 +277,23 @@ class Node:
         withheld = {**own.withheld, **self.health.unhealthy(), **devices.withheld}
         refused = {**own.refused_vfs, **devices.refused_vfs}
         return DeviceRecords(devices.held, own.prepared, withheld, devices.made | own.made, refused)
+
+    def _reported_claims(self) -> list[Prepared]:
+        """The prepared claims, with the addresses of machines in warm setups that have their devices."""
+        homes = self.homes
+        if homes is None:
+            return self.claims.prepared()
+
+        def address_of(ref: ClaimRef, device: PreparedDevice) -> str | None:
+            with suppress(NodeError):  # a machine whose record cannot be read
+                for plug in self.operations.claims.plugs_of(ref):
+                    record = self.machines.find(plug.machine) if plug.device == device.name else None
+                    network = homes.network(plug.machine, record.run) if record is not None else None
+                    if network is not None:
+                        return network.address
+            return None
+
+        return with_machine_addresses(self.claims.prepared(), address_of)
 
     def _subjects(self) -> Iterator[watch.ObservedDevice]:
         return watch.devices_to_observe(

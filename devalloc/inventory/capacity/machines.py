@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from devalloc.api.claim import DeviceAllocation
 from devalloc.api.host_pool_names import CPU, DISK, DISK_IO, NETWORK
 from devalloc.api.quantity import NANO, Quantity
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.capacity.config import MILLI, Resource, resource_named
+
+if TYPE_CHECKING:
+    from devalloc.inventory.capacity.host import HostCapacity
 
 BURST = 4
 """How many times its sustained rate a machine may use for a moment."""
@@ -19,6 +23,25 @@ _MIN_BUCKET = 1540
 """Bytes: less than a frame in the bucket would let nothing through."""
 TBF_LATENCY_MS = 50
 """Milliseconds that a packet may wait for its tokens before it is dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultRates:
+    """Bytes per second, for a machine that asks for none; 0: its host's capacity is not known."""
+
+    network: int
+    """In each direction."""
+    disk_io: int
+
+
+def default_rates(host: HostCapacity, cpus: int) -> DefaultRates:
+    """A machine's part of what its host really has, by its part of the host's CPUs: not of what may be promised, which
+    would give all machines together more than there is. ``cpus``: thousandths of a CPU."""
+
+    def part_of(capacity: int) -> int:
+        return min(capacity, capacity * max(0, cpus) // host.cpu.capacity) if host.cpu.capacity else 0
+
+    return DefaultRates(part_of(host.network.capacity), part_of(host.disk_io.capacity))
 
 
 def bucket_bytes(rate: int, burst: int = BURST) -> int:

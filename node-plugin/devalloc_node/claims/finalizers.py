@@ -32,6 +32,7 @@ from devalloc.api.views import ClaimView
 from devalloc.store import Conflict, NotFound, Object, Store, StoreError
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.model.grant import ClaimRef
+from devalloc_node.model.step import MACHINE_ADDRESS
 
 _ATTEMPTS = 20
 Devices = Mapping[tuple[str, str], Sequence[Mapping[str, str]]]
@@ -207,10 +208,22 @@ def _key(status: Object) -> tuple[Any, Any]:
     return status.get("devicePoolName"), status.get("deviceName")
 
 
+def _with_addresses(device: Object, info: Sequence[Mapping[str, Any]]) -> Object:
+    """The status of a device with the addresses of the machines that have it. What a network component wrote stays:
+    only an address that was noted in ``deviceInfo`` is the node's own, and goes with the machine."""
+    before = {each.get(MACHINE_ADDRESS) for each in device.get("deviceInfo", ()) if isinstance(each, dict)}
+    if device.get("deviceIP") not in (None, "", *before):
+        return device
+    now = list(dict.fromkeys(each[MACHINE_ADDRESS] for each in info if MACHINE_ADDRESS in each))
+    device = _with_field(device, "deviceIP", now[0] if now else None)
+    return _with_field(device, "deviceIPs", [{"ip": address} for address in now])
+
+
 def _with_info(device: Object, status: Object, info: DeviceInfo) -> Object:
     """The status of a device with what the node knows of it, or without what holds no more."""
     if _key(device) not in info:
         return {name: value for name, value in device.items() if name not in _OF_PREPARED}
+    device = _with_addresses(device, info[_key(device)])
     device = _with_field(device, "deviceInfo", [dict(each) for each in info[_key(device)]][:_MOST_SHARES])
     return _with_field(device, "allocations", _amounts(status, _key(device)))
 

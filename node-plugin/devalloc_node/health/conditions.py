@@ -6,12 +6,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from devalloc.api.views import ClaimView
 from devalloc.store import Object, Store, StoreError
 from devalloc_node.binding.binding import HealthState
+from devalloc_node.binding.vfio_handover import MAC
 from devalloc_node.claims.finalizers import set_device_statuses
 from devalloc_node.claims.store_grants import claim_ref
 from devalloc_node.deadline import Deadline
@@ -19,13 +20,30 @@ from devalloc_node.errors import Denied, NodeError
 from devalloc_node.health.device_info import device_info
 from devalloc_node.health.watch import HealthSnapshot, HealthWatch
 from devalloc_node.model.grant import ClaimRef
-from devalloc_node.model.step import Prepared, PreparedDevice
+from devalloc_node.model.step import MACHINE_ADDRESS, Prepared, PreparedDevice
 
 log = logging.getLogger(__name__)
 
 STATUS_SECONDS = 5.0
 """How often it is looked whether claims are to be told something about their devices."""
 _TICK_SECONDS = 0.5
+
+
+def with_machine_addresses(
+    prepared: Iterable[Prepared], address_of: Callable[[ClaimRef, PreparedDevice], str | None]
+) -> list[Prepared]:
+    """Prepared claims with the addresses at which the machines are reached that have their devices. Network cards have
+    addresses of their own, which only guests know. ``address_of``: None for a device that is in no such machine."""
+
+    def with_address(ref: ClaimRef, device: PreparedDevice) -> PreparedDevice:
+        address = None if device.admin or MAC in device.attributes else address_of(ref, device)
+        return (
+            device if address is None else replace(device, attributes={**device.attributes, MACHINE_ADDRESS: address})
+        )
+
+    return [
+        replace(claim, devices=tuple(with_address(claim.ref, device) for device in claim.devices)) for claim in prepared
+    ]
 
 
 class ConditionReporter:

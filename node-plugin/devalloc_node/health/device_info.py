@@ -7,10 +7,10 @@ import re
 from typing import Any
 
 from devalloc_node.binding.vfio_handover import MAC, MDEV_TYPE, VGPU_TYPE, VLAN
-from devalloc_node.model.step import PreparedDevice
+from devalloc_node.model.step import MACHINE_ADDRESS, PreparedDevice
 
 _GROUP_NODE = re.compile(r"/dev/vfio/(\d+)")
-_NAMED = (VLAN, MDEV_TYPE, VGPU_TYPE)
+_NAMED = (VLAN, MDEV_TYPE, VGPU_TYPE, MACHINE_ADDRESS)
 """Attributes that have a member of their own."""
 
 
@@ -32,7 +32,8 @@ def device_data(device: PreparedDevice) -> dict[str, Any]:
 
 
 def network_data(device: PreparedDevice) -> dict[str, str]:
-    """Its hardware address, if it has one. The plugin knows no IP addresses: guests choose them, or their networks."""
+    """Its hardware address, if it has one. The plugin does not know the IP addresses of network cards: guests choose
+    them, or their networks."""
     mac = device.attributes.get(MAC)
     return {"hardwareAddress": mac} if isinstance(mac, str) else {}
 

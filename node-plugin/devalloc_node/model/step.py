@@ -82,6 +82,8 @@ ROOT_PORT = "rootPort"
 """The attribute of a prepared device that names the root port that it must go into, in a machine that moves."""
 NUMA_NODE = "resource.kubernetes.io/numaNode"
 """The attribute with the NUMA node of the host that a device is near."""
+MACHINE_ADDRESS = "networkAddress"
+"""The attribute of a prepared device with the IP address of the machine that has it, in the network of warm setups."""
 ATTACHMENT = "attachment"
 """Kind of the step by which a device of a claim is in a machine."""
 Value = Any

@@ -19,8 +19,10 @@ from devalloc.inventory.capacity import (
     discover_capacity,
     parse_bandwidth,
     parse_size,
+    read_capacity,
 )
 from devalloc.inventory.capacity.cpus import format_cpu_list, free_huge_pages, parse_cpu_list
+from devalloc.inventory.capacity.machines import DefaultRates, default_rates
 from devalloc.inventory.sysfs import Tree
 
 GIB = 2**30
@@ -274,3 +276,31 @@ def test_any_text_is_an_amount_or_an_error_that_shows_it(text: str) -> None:
             amount, complaint = 0, str(error)
         assert 0 <= amount < 2**63
         assert repr(text.strip())[1:-1] in complaint
+
+
+RATES = {
+    "a quarter of the CPUs": (8000, (10**9 // 4, 10**8 // 4)),
+    "half a CPU": (500, (10**9 // 64, 10**8 // 64)),
+    "more than the host has": (64000, (10**9, 10**8)),
+    "none": (0, (0, 0)),
+}
+
+
+@pytest.mark.parametrize("machine", RATES)
+def test_default_rates_are_parts_of_what_there_is_and_not_of_what_may_be_promised(tmp_path: Path, machine: str) -> None:
+    """hypeman#238: parts of the limit, which a ratio makes larger, are together more than the host has."""
+    cpus, expected = RATES[machine]
+    ratios = {"cpu": Fraction(4), "network": Fraction(2), "disk_io": Fraction(2)}
+    (tmp_path / "host").mkdir()
+    host = discover_capacity(
+        Host(tmp_path / "host").root,
+        CapacityConfig(ratios=ratios, network=10**9, disk_io=10**8, data_dir=tmp_path),  # type: ignore[arg-type]
+    )
+    rates = default_rates(host, cpus)
+    assert host.network.effective_limit == 2 * 10**9
+    assert (rates.network, rates.disk_io) == expected
+
+
+def test_a_host_whose_cpus_are_not_known_has_no_default_rates(tmp_path: Path) -> None:
+    (tmp_path / "sys").mkdir()
+    assert default_rates(read_capacity(tmp_path, CapacityConfig(network=10**9)), 1000) == DefaultRates(0, 0)
