@@ -177,8 +177,8 @@ class DeviceStatus(ApiModel):
     conditions: Conditions = Field(default_factory=list)
     """The state of the device."""
     device_ip: Annotated[Text | None, Field(alias="deviceIP")] = None
-    """The first address of the device; equals the first entry of deviceIPs. The node writes that of the machine with the
-    device, if it knows it; a network component may write another. The node removes it when it unprepares the claim."""
+    """The first address of the device; equals the first entry of deviceIPs. A network component may write it. For a
+    device in a machine of a warm setup, the node writes the machine's. It removes both when it unprepares the claim."""
     device_ips: Annotated[list[DeviceIP], Field(alias="deviceIPs", max_length=64)] = Field(default_factory=list)
     """All addresses of the device, as the node or a network component wrote them."""
     device_info: list[dict[str, Any]] = Field(default_factory=list, max_length=64)
