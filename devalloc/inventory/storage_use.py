@@ -108,8 +108,8 @@ def _members(tree: Tree) -> Iterator[tuple[str, str]]:
     for name in _names(tree.sys, "fs", "bcachefs"):
         for device in _names(tree.sys, "fs", "bcachefs", name):
             folder = tree.sys.folder("fs", "bcachefs", name, device) if tree.sys is not None else None
-            if folder is not None and (member := folder.link("block")):
-                yield member, "part of a bcachefs file system"
+            if folder is not None and (disk := folder.link("block")):
+                yield disk, "part of a bcachefs file system"
     for name in _names(tree.proc, "fs", "jbd2"):
         match = _JOURNAL.fullmatch(name)
         if match is not None and match[2] is None:
