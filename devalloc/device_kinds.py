@@ -5,11 +5,18 @@ It imports only the standard library, because the command reads it for its help.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 _NVIDIA, _AMD, _INTEL, _MOORE_THREADS = 0x10DE, 0x1002, 0x8086, 0x1ED5
 _GPU_VENDORS = frozenset({_NVIDIA, _AMD, _INTEL, _MOORE_THREADS})
+
+
+_BRIDGE = 0x06
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,30}[a-z0-9]", re.ASCII)
+_MODEL = re.compile(r"([0-9a-f]{4}):([0-9a-f]{4})", re.ASCII)
+_CLASS = re.compile(r"[0-9a-f]{2}(?:[0-9a-f]{2})?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,10 @@ class DeviceKind:
         """
         if self.device_ids is not None and (vendor, device) not in self.device_ids:
             return False
+        return self.has_class(subclass, vendor)
+
+    def has_class(self, subclass: int, vendor: int) -> bool:
+        """True for a PCI function of one of its classes."""
         code = f"{subclass:04x}"
         return any(
             each in self.classes and ((vendors := self.classes[each]) is None or vendor in vendors)
@@ -115,9 +126,70 @@ ALLOWABLE = tuple(dict.fromkeys((*DEFAULT_ALLOWED, *(kind.name for kind in DEVIC
 """What an admin can allow."""
 
 
-def find_kind(subclass: int, vendor: int, device: int | None) -> str | None:
-    """The kind of a PCI function (see ``DeviceKind.matches``); None: devalloc does not publish it."""
-    return next((kind.name for kind in DEVICE_KINDS.values() if kind.matches(subclass, vendor, device)), None)
+def find_kind(subclass: int, vendor: int, device: int | None, added: Collection[DeviceKind] = ()) -> str | None:
+    """The kind of a PCI function (see ``DeviceKind.matches``); None: devalloc does not publish it.
+
+    ``added``: kinds of the admin's (``read_added_kinds``). The models that they name come before the classes of the
+    table, and their classes after. What the host may need, and what holds data, stays what it is.
+    """
+    built_in = next((kind for kind in DEVICE_KINDS.values() if kind.matches(subclass, vendor, device)), None)
+    own = None if built_in is None else built_in.name
+    if subclass >> 8 == _BRIDGE or (built_in is not None and (built_in.needs_erasing or not built_in.is_offered)):
+        return own
+    named = (kind.name for kind in added if kind.device_ids and (vendor, device) in kind.device_ids)
+    return next(named, own) or next((kind.name for kind in added if kind.has_class(subclass, vendor)), None)
+
+
+def read_added_kinds(texts: Iterable[str]) -> tuple[DeviceKind, ...]:
+    """The kinds that an admin adds: ``NAME=ID[,ID...]``, of classes (``0107``, ``0c``) and models (``1000:00e6``).
+
+    A name may be there several times. Raises ValueError.
+    """
+    classes: dict[str, dict[str, frozenset[int] | None]] = {}
+    models: dict[str, set[tuple[int, int]]] = {}
+    for text in texts:
+        name, _, listed = text.partition("=")
+        if not _NAME.fullmatch(name) or not listed:
+            raise ValueError(f"invalid kind {text[:80]!r}: write NAME=ID[,ID...], such as hba=0107 or chip=1ae0:0063")
+        if name in DEVICE_KINDS or name in DEFAULT_ALLOWED:
+            raise ValueError(f"kind {name} exists already: choose another name")
+        for one in listed.lower().split(","):
+            if model := _MODEL.fullmatch(one):
+                models.setdefault(name, set()).add((int(model[1], 16), int(model[2], 16)))
+            elif not _CLASS.fullmatch(one):
+                raise ValueError(f"kind {name}: {one[:40]!r} is not a PCI class (0107) or model (1000:00e6)")
+            else:
+                _refuse_class(name, one)
+                classes.setdefault(name, {})[one] = None
+    return tuple(
+        DeviceKind(
+            name,
+            f"devices of kind {name}",
+            classes.get(name, {}),
+            "as the admin says",
+            "yes",
+            device_ids=frozenset(models.get(name, ())),
+        )
+        for name in dict.fromkeys([*classes, *models])
+    )
+
+
+def _refuse_class(name: str, code: str) -> None:
+    if code[:2] == f"{_BRIDGE:02x}":
+        raise ValueError(f"kind {name}: the host needs its bridges (class {code})")
+    owner = next((kind for kind in DEVICE_KINDS.values() if not {code, code[:2]}.isdisjoint(kind.classes)), None)
+    if owner is not None:
+        raise ValueError(f"kind {name}: class {code} is of kind {owner.name}; name models (VENDOR:DEVICE) instead")
+
+
+def kinds_by_name(added: Iterable[DeviceKind] = ()) -> dict[str, DeviceKind]:
+    """The kinds of the table and those that the admin adds."""
+    return {**DEVICE_KINDS, **{kind.name: kind for kind in added}}
+
+
+def allowable(added: Iterable[DeviceKind] = ()) -> tuple[str, ...]:
+    """What an admin can allow, with the kinds that the admin adds."""
+    return (*ALLOWABLE, *(kind.name for kind in added))
 
 
 def offered_plurals() -> str:

@@ -81,7 +81,7 @@ def make_host(settings: NodeSettings, *, dry_run: bool, say: Say) -> Host:
     from devalloc_node.host.linux import LinuxHost
     from devalloc_node.machine.machine_files import MachineConfig
 
-    host = LinuxHost(Files(settings.written), settings.root)
+    host = LinuxHost(Files(settings.written), settings.root, settings.bindings.device_kinds)
     if os.geteuid() != 0:
         say("not root: the kernel will refuse to bind, create and reset devices; start it as root to prepare claims")
     if (blind := visibility_problem(host.tree())) is not None:

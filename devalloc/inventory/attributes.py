@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from devalloc.api.pool import AttributeValue
 from devalloc.api.quantity import NANO, Format, Quantity
-from devalloc.device_kinds import MDEV
+from devalloc.device_kinds import MDEV, NIC
 from devalloc.inventory import nic
 from devalloc.inventory.cards import PciPort, VirtualFunction
 from devalloc.inventory.identity import unit_identity
@@ -34,6 +34,7 @@ def port_attributes(port: PciPort, models: Models) -> Attributes:
         | function_attributes(port.function, models)
         | unit_identity(port.function)
         | _kind_attributes(port, port.function)
+        | (_interface(port.function) if port.kind == NIC.name else {})
     )
 
 
@@ -46,7 +47,14 @@ def inherited_attributes(port: PciPort) -> dict[Address, Attributes]:
 def _shared_with_vfs(port: PciPort, pf: PciFunction) -> Attributes:
     if port.kind != "nic":
         return {}
-    return {name: value for name, value in nic.nic_attributes(pf).items() if name in _SHARED_WITH_VFS}
+    shared = {name: value for name, value in nic.nic_attributes(pf).items() if name in _SHARED_WITH_VFS}
+    return shared | _interface(pf)
+
+
+def _interface(port: PciFunction) -> Attributes:
+    """The name of the network interface of a port, as long as the host has it. Its VFs have it, too."""
+    interface = nic.own_interface(port)
+    return {} if interface is None else {"interface": interface.name}
 
 
 def vf_attributes(port: PciPort, vf: VirtualFunction, models: Models, from_pf: Attributes) -> Attributes:

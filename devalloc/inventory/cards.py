@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from devalloc.device_kinds import DEVICE_KINDS, NIC, find_kind
+from devalloc.device_kinds import NIC, DeviceKind, find_kind, kinds_by_name
 from devalloc.inventory.pci import Address, PciFunction
 
 
 def kind_of(function: PciFunction) -> str | None:
     """The kind of a function, None for everything that is not published."""
-    return find_kind(function.subclass, function.vendor, function.device)
+    return find_kind(function.subclass, function.vendor, function.device, function.folder.tree.kinds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,11 @@ class PciPort:
     vfs: tuple[VirtualFunction, ...]
     role: str
     """``whole`` (the card, or a NIC without SR-IOV) or ``pf`` (one of several independent ports)."""
+
+    @property
+    def device_kind(self) -> DeviceKind:
+        """What is special about its kind."""
+        return kinds_by_name(self.function.folder.tree.kinds)[self.kind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +104,8 @@ def _ports(slot: list[PciFunction], vfs: Mapping[Address, list[VirtualFunction]]
 def _members(own: list[PciFunction], kind: str, slot: list[PciFunction]) -> Iterator[PciFunction]:
     """The functions that go away together: all of a GPU's slot, else what the IOMMU cannot keep apart."""
     groups = {function.iommu_group for function in own} - {None}
-    takes_all = kind in DEVICE_KINDS and DEVICE_KINDS[kind].takes_whole_slot
+    kinds = kinds_by_name(own[0].folder.tree.kinds)
+    takes_all = kind in kinds and kinds[kind].takes_whole_slot
     for function in slot:
         if function in own or takes_all or function.iommu_group in groups:
             yield function

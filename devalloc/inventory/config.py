@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from devalloc.device_kinds import DEVICE_KINDS, check_names
+from devalloc.device_kinds import DEVICE_KINDS, DeviceKind, check_names, kinds_by_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,8 @@ class DevicePolicy:
     """Devices may go that the kernel cannot reset between their owners (T7)."""
     max_vfs: int | None = None
     """Most VFs to create on a port. Default: as many as it can have."""
+    device_kinds: tuple[DeviceKind, ...] = ()
+    """Kinds of devices beside those of the table (``devalloc.device_kinds.read_added_kinds``)."""
     creatable_vfs: frozenset[str] = frozenset()
     """Kinds of devices whose drivers can make VFs, although nothing else proves it."""
     adopt: frozenset[str] = frozenset()
@@ -90,7 +92,7 @@ class DevicePolicy:
     def __post_init__(self) -> None:
         if self.max_vfs is not None and self.max_vfs < 0:
             raise ValueError(f"max_vfs must not be negative, but is {self.max_vfs}")
-        check_names(self.creatable_vfs, DEVICE_KINDS)
+        check_names(self.creatable_vfs, kinds_by_name(self.device_kinds))
 
     def vf_count(self, total: int) -> int:
         """How many VFs the first use of a PF creates that can have ``total``."""
@@ -105,9 +107,14 @@ class InventoryConfig(DevicePolicy):
     """Kinds of devices to publish. Default: all."""
     allowed: frozenset[str] | None = None
     """What may be taken from the host: kinds of whole cards, ``vf``, ``vgpu`` (T4). None: no node plugin has said."""
+    physical_networks: Mapping[str, str] = field(default_factory=dict)
+    """By the name of an interface, or the PCI address of a port, what network its cable leads to."""
     records: DeviceRecords = DeviceRecords()
     """What is known of the devices."""
 
     def __post_init__(self) -> None:
         DevicePolicy.__post_init__(self)
-        check_names(self.kinds, DEVICE_KINDS)
+        by_name = kinds_by_name(self.device_kinds)
+        if self.kinds == DEVICE_KINDS.keys():
+            object.__setattr__(self, "kinds", frozenset(by_name))
+        check_names(self.kinds, by_name)

@@ -43,7 +43,7 @@ def discover(root: Path = Path("/"), *, node_name: str, config: InventoryConfig 
     """
     if not node_name:
         raise ValueError("node_name must not be empty")
-    tree = Tree(root)
+    tree = Tree(root, kinds=config.device_kinds)
     if tree.sys is None:
         return Discovery(
             [], [Problem("contains no sysfs: give the folder that holds sys, or sys itself", path=str(root))]
@@ -72,7 +72,8 @@ def discover(root: Path = Path("/"), *, node_name: str, config: InventoryConfig 
     for card in host_cards:
         named = models | pci_ids.board_models(models, _subsystems(card))
         try:
-            pools.append(build_pool(card, node_name, obstacles, named, slots.get(card.slot[:3])))
+            slot = slots.get(card.slot[:3])
+            pools.append(build_pool(card, node_name, obstacles, named, slot, config.physical_networks))
         except ValidationError as error:
             _leave_out(tree, card.ports[0].function.folder, "card", error)
     for parent in mdev_parents:

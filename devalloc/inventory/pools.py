@@ -21,11 +21,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from types import MappingProxyType
 
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE, ObjectMeta
 from devalloc.api.pool import Attribute, AttributeValue, Device, DevicePool, DevicePoolSpec, ResourceCapacity
 from devalloc.api.quantity import NANO, Quantity
-from devalloc.device_kinds import MDEV
+from devalloc.device_kinds import MDEV, NIC
 from devalloc.inventory import vgpu
 from devalloc.inventory.attributes import (
     Attributes,
@@ -82,13 +83,20 @@ def node_scoped_name(node_name: str, what: str) -> str:
 
 
 def build_pool(
-    card: PciCard, node_name: str, obstacles: UnavailabilityReasons, models: Models, slot: str | None = None
+    card: PciCard,
+    node_name: str,
+    obstacles: UnavailabilityReasons,
+    models: Models,
+    slot: str | None = None,
+    networks: Mapping[str, str] = MappingProxyType({}),
 ) -> DevicePool:
-    """The pool of a card. ``slot``: the name of the host's slot that it is in."""
+    """The pool of a card. ``slot``: the name of the host's slot that it is in. ``networks``: see
+    ``InventoryConfig.physical_networks``."""
     devices: dict[str, _DeviceDraft] = {}
     capacity: dict[str, int] = {}
     for port in card.ports:
         drafts, resources = _devices(port, obstacles, models)
+        _name_networks(port, drafts, networks)
         if len(card.ports) > 1:
             _rename(port, drafts, resources)
         for draft in drafts:
@@ -96,6 +104,14 @@ def build_pool(
             devices.setdefault(draft.name, draft)  # a UUID that a broken tree shows twice is one device
         capacity |= resources
     return _pool(pool_name(node_name, card.slot), node_name, card.ports[0].kind, list(devices.values()), capacity)
+
+
+def _name_networks(port: PciPort, drafts: Iterable[_DeviceDraft], networks: Mapping[str, str]) -> None:
+    """Give a port of a network card, and its VFs, the attribute of the network that it is in."""
+    for draft in drafts if networks and port.kind == NIC.name else ():
+        names = (str(draft.attributes.get(name)) for name in ("interface", "pfPciBusID", "pciBusID"))
+        if (network := next((networks[name] for name in names if name in networks), None)) is not None:
+            draft.attributes["physicalNetwork"] = network
 
 
 def build_mdev_pool(parent: MdevParent, node_name: str, obstacles: UnavailabilityReasons) -> DevicePool | None:

@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+from devalloc.device_kinds import DeviceKind
+
 MAX_BYTES = 8 << 20
 """Most bytes read of one file; the largest that matter here (mountinfo of a host with hundreds of containers, 1 KiB
 for each of their layered file systems) stay below."""
@@ -54,6 +56,8 @@ class Tree:
 
     root: Path
     faults: list[ReadFault] = field(default_factory=list)
+    kinds: tuple[DeviceKind, ...] = ()
+    """Kinds of devices that the admin adds (``read_added_kinds``)."""
     sys: Folder | None = field(init=False, default=None)
     """None when there is no sysfs below the root."""
     proc: Folder | None = field(init=False, default=None)
@@ -78,9 +82,10 @@ class Tree:
         """The same tree for another look, with faults of its own. Where it lies is not looked for once more, unless
         there was nothing."""
         if self.sys is None or self.proc is None:
-            return Tree(self.root)
+            return Tree(self.root, kinds=self.kinds)
         other = object.__new__(Tree)
         other.root, other._top, other.faults, other._seen = self.root, self._top, [], set()
+        other.kinds = self.kinds
         other.sys, other.proc = Folder(other, self.sys.path), Folder(other, self.proc.path)
         return other
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from devalloc.device_kinds import DEVICE_KINDS, MDEV
+from devalloc.device_kinds import MDEV
 from devalloc.inventory.cards import PciPort, VirtualFunction, kind_of
 from devalloc.inventory.config import DevicePolicy, DeviceRecords
 from devalloc.inventory.device_users import DeviceUsers, block_devices
@@ -35,7 +35,7 @@ class UnavailabilityReasons:
 
     def port_reasons(self, port: PciPort) -> Iterator[str]:
         """Why the port as a whole is not offered, uses aside."""
-        if not DEVICE_KINDS[port.kind].is_offered:
+        if not port.device_kind.is_offered:
             yield f"reserved: {port.kind} of the host"
         else:
             yield from self._allowance(port.kind)
@@ -66,7 +66,7 @@ class UnavailabilityReasons:
         """Who uses the port itself."""
         if self._is_held(port.function.address):
             return
-        takes_whole_slot = DEVICE_KINDS[port.kind].takes_whole_slot
+        takes_whole_slot = port.device_kind.takes_whole_slot
         for member in port.members:
             yield from self._users(member)
             # A GPU's audio function is free to go with it; a controller beside a network card may run the host's disks.
@@ -81,7 +81,7 @@ class UnavailabilityReasons:
         """
         yield from self._allowance("vf")
         yield from self._policy(port)
-        if DEVICE_KINDS[port.kind].needs_erasing:
+        if port.device_kind.needs_erasing:
             yield from self._needed_below(port)
         if vf.function is not None:
             yield from self.groups.objections([vf.function])
@@ -144,7 +144,7 @@ class UnavailabilityReasons:
 
     def _needed_below(self, port: PciPort) -> Iterator[str]:
         """What the host needs of the card under a part of it. The VFs of a network card stay usable (T4)."""
-        for member in () if DEVICE_KINDS[port.kind].shares_with_host else port.members:
+        for member in () if port.device_kind.shares_with_host else port.members:
             if (need := self.holders.reserved(member)) is not None:
                 yield f"reserved: {need}"
 
@@ -157,13 +157,13 @@ class UnavailabilityReasons:
             yield f"{NO_RESET}: {problem}"
 
     def _policy(self, port: PciPort) -> Iterator[str]:
-        if DEVICE_KINDS[port.kind].needs_erasing and not self.policy.erase_policy:
+        if port.device_kind.needs_erasing and not self.policy.erase_policy:
             yield _NO_POLICY
 
     def _kernel_use(self, port: PciPort, member: PciFunction) -> str | None:
         """What only the kernel knows of disks. Asking means opening them for a moment, so nothing is asked of drives
         that are withheld."""
-        if not (DEVICE_KINDS[port.kind].needs_erasing and self.policy.erase_policy):
+        if not (port.device_kind.needs_erasing and self.policy.erase_policy):
             return None
         needs = (kernel_use(disk.tree, disk) for disk in block_devices(member))
         return next((need for need in needs if need is not None), None)

@@ -35,7 +35,7 @@ class BindingRunner:
 
     @classmethod
     def on(cls, host: FakeHost | Boundary, **settings: Any) -> BindingRunner:
-        boundary = LocalHost(host) if isinstance(host, FakeHost) else host
+        boundary = LocalHost(host, settings.get("device_kinds", ())) if isinstance(host, FakeHost) else host
         return cls(boundary, BindingConfig(NODE, **settings))
 
     @property

@@ -24,6 +24,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
+from devalloc.device_kinds import DeviceKind
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError, Unknown
@@ -255,6 +256,7 @@ class Boundary:
     """The plugin's `Host`, all of it by way of `call`."""
 
     root: Path
+    kinds: tuple[DeviceKind, ...] = ()
     _tree: Tree | None = None
 
     def call(self, method: str, *arguments: Any) -> Any:
@@ -262,7 +264,7 @@ class Boundary:
         raise NotImplementedError
 
     def tree(self) -> Tree:
-        self._tree = Tree(self.root) if self._tree is None else self._tree.again()
+        self._tree = Tree(self.root, kinds=self.kinds) if self._tree is None else self._tree.again()
         return self._tree
 
     def write(self, path: str, text: str, deadline: Deadline) -> None:
@@ -294,9 +296,10 @@ class Boundary:
 class LocalHost(Boundary):
     """A fake host of this process."""
 
-    def __init__(self, host: FakeHost) -> None:
+    def __init__(self, host: FakeHost, kinds: tuple[DeviceKind, ...] = ()) -> None:
         self.root = host.root
         self.host = host
+        self.kinds = kinds
 
     def call(self, method: str, *arguments: Any) -> Any:
         return self.host.answer(method, *arguments)

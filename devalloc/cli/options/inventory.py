@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import socket
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,11 +13,21 @@ import click
 
 from devalloc.cli.command import BadInput
 from devalloc.cli.options.common import EXISTING_FOLDER
-from devalloc.device_kinds import DEVICE_KINDS
+from devalloc.device_kinds import DEVICE_KINDS, DeviceKind, kinds_by_name, read_added_kinds
 from devalloc.settings import setting
 
 if TYPE_CHECKING:
     from devalloc.inventory import InventoryConfig
+
+
+_NETWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", re.ASCII)
+
+
+class KindChoice(click.Choice[str]):
+    """Kinds of devices, for the help: others may be those that --device-kind adds, which are checked later."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return str(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +49,23 @@ class InventoryOptions:
     kinds: tuple[str, ...] = setting(
         "Only devices of this kind. Repeatable.",
         flag="--kind",
-        type=click.Choice(list(DEVICE_KINDS)),
+        type=KindChoice(list(DEVICE_KINDS)),
         default=(),
         unset="all kinds",
+    )
+    device_kinds: tuple[str, ...] = setting(
+        "Also publish these PCI devices, as a kind of this name: by class (hba=0107) or model (chip=1ae0:0063). Then "
+        "name the kind with --allow. Repeatable.",
+        flag="--device-kind",
+        default=(),
+        metavar="NAME=ID[,ID...]",
+    )
+    physical_networks: tuple[str, ...] = setting(
+        "Network to which these ports lead, by interface or PCI address: the attribute physicalNetwork of the ports "
+        "and their virtual functions. Repeatable.",
+        flag="--physical-network",
+        default=(),
+        metavar="NAME=PORT[,PORT...]",
     )
     max_vfs: int | None = setting(
         "Maximum virtual functions to offer per port if none exist yet.",
@@ -50,7 +76,7 @@ class InventoryOptions:
     creatable_vfs: tuple[str, ...] = setting(
         "Also offer virtual functions that do not exist yet of this kind of devices: their driver can make them. "
         "Repeatable.",
-        type=click.Choice(list(DEVICE_KINDS)),
+        type=KindChoice(list(DEVICE_KINDS)),
         default=(),
         unset="those that the driver certainly makes",
     )
@@ -93,11 +119,39 @@ class InventoryOptions:
         )
 
     @property
+    def added_kinds(self) -> tuple[DeviceKind, ...]:
+        """The kinds that the admin adds. Raises BadInput."""
+        try:
+            return read_added_kinds(self.device_kinds)
+        except ValueError as error:
+            raise BadInput(f"--device-kind: {error}") from error
+
+    @property
+    def networks(self) -> dict[str, str]:
+        """The network of each port that has one. Raises BadInput."""
+        networks: dict[str, str] = {}
+        for text in self.physical_networks:
+            name, _, ports = text.partition("=")
+            if not _NETWORK.fullmatch(name) or not all(ports.split(",")):
+                raise BadInput(f"--physical-network: invalid {text[:80]!r}: write NAME=PORT[,PORT...]")
+            for port in ports.split(","):
+                if networks.setdefault(port, name) != name:
+                    raise BadInput(f"--physical-network: {port} cannot be in both {networks[port]} and {name}")
+        return networks
+
+    def check_kinds(self, option: str, names: Collection[str], valid: Iterable[str]) -> None:
+        """Raises BadInput if a kind does not exist."""
+        if unknown := sorted(set(names) - {*valid}):
+            advice = f"valid: {', '.join(valid)}; --device-kind adds others"
+            raise BadInput(f"{option}: unknown kind {', '.join(unknown)} ({advice})")
+
+    @property
     def policy(self) -> dict[str, Any]:
         """The fields of ``DevicePolicy`` that can be set."""
         return {
             "max_vfs": self.max_vfs,
             "creatable_vfs": frozenset(self.creatable_vfs),
+            "device_kinds": self.added_kinds,
             "allow_shared_groups": self.allow_shared_groups,
             "allow_no_reset": self.allow_no_reset,
             "adopt": frozenset(self.adopt),
@@ -109,4 +163,8 @@ class InventoryOptions:
         """The inventory's settings."""
         from devalloc.inventory import InventoryConfig
 
-        return InventoryConfig(kinds=frozenset(self.kinds or DEVICE_KINDS), **self.policy)
+        valid = kinds_by_name(self.added_kinds)
+        self.check_kinds("--kind", self.kinds, valid)
+        self.check_kinds("--creatable-vfs", self.creatable_vfs, valid)
+        networks = self.networks
+        return InventoryConfig(kinds=frozenset(self.kinds or valid), physical_networks=networks, **self.policy)

@@ -18,11 +18,11 @@ from devalloc.cli.documents import read_manifests
 from devalloc.cli.node_client import DEFAULT_SOCKET as SOCKET
 from devalloc.cli.options.capacity import CapacityOptions, amount_parser, discover_or_fail
 from devalloc.cli.options.common import FOLDER
-from devalloc.cli.options.inventory import InventoryOptions
+from devalloc.cli.options.inventory import InventoryOptions, KindChoice
 from devalloc.cli.options.migrations import DEFAULT_MIGRATIONS, MigrationOptions
 from devalloc.cli.options.scaling import ScalingOptions, parse_networks, scaling_settings
 from devalloc.cli.terminal import print_note
-from devalloc.device_kinds import ALLOWABLE, DEFAULT_ALLOWED
+from devalloc.device_kinds import ALLOWABLE, DEFAULT_ALLOWED, allowable
 from devalloc.settings import group, setting
 from devalloc_node.errors import Denied, NodeError
 
@@ -389,7 +389,7 @@ class PluginOptions:
     dry_run: bool = setting("Change nothing on the host: report each change, and refuse it.", default=False)
     allow: tuple[str, ...] = setting(
         "Kind of devices that may be taken from the host. Repeatable.",
-        type=click.Choice(ALLOWABLE),
+        type=KindChoice(ALLOWABLE),
         default=(),
         unset=", ".join(DEFAULT_ALLOWED),
     )
@@ -508,6 +508,7 @@ def node_settings(
     )
     if (overhead := options.machines.machine_memory_overhead) is not None:
         machines = replace(machines, memory_slack=overhead)
+    inventory.check_kinds("--allow", options.allow, allowable(inventory.added_kinds))
     bindings = BindingConfig(inventory.node, allowed=options.allowed_kinds(), **inventory.policy)
     root = inventory.sysfs_root
     return NodeSettings(

@@ -6,7 +6,7 @@ from collections.abc import Collection, Generator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from devalloc.device_kinds import ALLOWABLE, DEFAULT_ALLOWED, check_names
+from devalloc.device_kinds import DEFAULT_ALLOWED, allowable, check_names
 from devalloc.inventory.config import DevicePolicy
 from devalloc_node.deadline import Deadline
 from devalloc_node.model.grant import GrantedDevice
@@ -20,11 +20,11 @@ class BindingConfig(DevicePolicy):
     node_name: str
     """The name that this node's pools begin with."""
     allowed: frozenset[str] = frozenset(DEFAULT_ALLOWED)
-    """What may be taken from the host, of ALLOWABLE; for anything else nothing is written (T4)."""
+    """What may be taken from the host, of ``allowable``; for anything else nothing is written (T4)."""
 
     def __post_init__(self) -> None:
         DevicePolicy.__post_init__(self)
-        check_names(self.allowed, ALLOWABLE)
+        check_names(self.allowed, allowable(self.device_kinds))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from typing import TypeVar
 
-from devalloc.device_kinds import DEVICE_KINDS
 from devalloc.inventory import device_users, locate, vgpu
 from devalloc.inventory.cards import PciPort, kind_of
 from devalloc.inventory.class_devices import DeviceNode
@@ -137,7 +136,7 @@ def vfio_nodes(functions: Iterable[PciFunction]) -> set[DeviceNode]:
 
 def refuse_kind(config: BindingConfig, port: PciPort, offer: str) -> None:
     """``offer``: ``vgpu``, ``vf``, or the kind of a whole port."""
-    kind = DEVICE_KINDS[port.kind]
+    kind = port.device_kind
     if not kind.is_offered:
         raise Denied("DeviceReserved", f"the host uses {port.function.address} as a {port.kind}")
     refuse_offer(config, str(port.function.address), offer)
@@ -166,7 +165,7 @@ def refuse_in_use(tree: Tree, port: PciPort, functions: Collection[PciFunction],
     function (``is_vf``) only if that is storage: the card's driver stays.
     """
     affected = {function.address: function for function in functions}
-    kind = DEVICE_KINDS[port.kind]
+    kind = port.device_kind
     if kind.needs_erasing if is_vf else not kind.shares_with_host:
         affected |= {member.address: member for member in port.members}
     holders = DeviceUsers.read(tree, functions)
@@ -213,7 +212,7 @@ def _refuse_users(port: PciPort, function: PciFunction, holders: DeviceUsers) ->
     user = holders.user(function)
     if user is not None:
         raise _in_use(function, user)
-    is_companion = not DEVICE_KINDS[port.kind].takes_whole_slot and kind_of(function) is None
+    is_companion = not port.device_kind.takes_whole_slot and kind_of(function) is None
     if is_companion and function.driver is not None and not function.on_vfio:
         raise _in_use(function, f"it is part of the card and has the driver {function.driver}")
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from devalloc.device_kinds import DeviceKind
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed, Unknown
@@ -196,12 +197,14 @@ class LinuxHost:
     """The folders of the plugin's own files."""
     root: Path = Path("/")
     """Where sys, proc and dev are: elsewhere in a container that has the host's mounted below a folder."""
+    kinds: tuple[DeviceKind, ...] = ()
+    """Kinds of devices that the admin adds."""
     _waiting: set[tuple[str, str]] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _tree: Tree | None = None
 
     def tree(self) -> Tree:
-        self._tree = Tree(self.root) if self._tree is None else self._tree.again()
+        self._tree = Tree(self.root, kinds=self.kinds) if self._tree is None else self._tree.again()
         return self._tree
 
     def write(self, path: str, text: str, deadline: Deadline) -> None:

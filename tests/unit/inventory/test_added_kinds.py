@@ -1,0 +1,178 @@
+"""Kinds of devices that the admin adds without code: published, allowed, bound and checked as those of the table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from devalloc.cli.main import cli
+from devalloc.device_kinds import DEFAULT_ALLOWED, read_added_kinds
+from devalloc_node.errors import NodeError
+from tests.support import pci_cards
+from tests.support.binding_runner import BindingRunner
+from tests.support.discovery_view import DiscoveredPools
+from tests.support.fake_host import FakeHost
+from tests.support.fake_tree import memory_folder
+from tests.support.pci_cards import Function, Sriov
+
+HBA = Function("0000:5e:00.0", 0x1000, 0x00E6, 0x010700, native="mpt3sas")
+HBA_DEVICE = "0000-5e-00-0"
+USB = Function("0000:00:14.0", 0x8086, 0x7AE0, 0x0C0330, native="xhci_hcd", ports=())
+DSA = Function("0000:6a:01.0", 0x8086, 0x0B25, 0x088000, native="idxd")
+CHIP = Function("0000:71:00.0", 0x1AE0, 0x0063, 0x120000, native="gasket")
+KINDS = read_added_kinds(["hba=0107", "usb=0c03", "dsa=0880", "tpu=1ae0:0063"])
+
+
+@pytest.fixture
+def host() -> Iterator[FakeHost]:
+    with memory_folder() as folder:
+        host = FakeHost(Path(folder))
+        host.load_driver("vfio-pci")
+        yield host
+
+
+def seen(host: FakeHost, **settings: Any) -> DiscoveredPools:
+    return DiscoveredPools.on(host.root, **{"device_kinds": KINDS, **settings})
+
+
+@pytest.mark.parametrize(("function", "kind"), [(HBA, "hba"), (USB, "usb"), (DSA, "dsa"), (CHIP, "tpu")])
+def test_a_class_or_a_model_makes_a_kind(host: FakeHost, function: Function, kind: str) -> None:
+    host.add(function)
+    name = function.address.replace(":", "-").replace(".", "-")
+    pools = seen(host)
+    assert (pools.attributes(name)["kind"], pools.homes[name].spec.driver) == (kind, f"{kind}.devalloc.io")
+    assert pools.unavailable(name) is None
+    assert "is not allowed on this node" in str(seen(host, allowed=frozenset(DEFAULT_ALLOWED)).unavailable(name))
+    hand = BindingRunner.on(host, device_kinds=KINDS, allowed=frozenset({kind}))
+    assert hand.prepare(name).functions == (function.address,)
+    hand.unprepare(name)
+    assert host.driver_of(function.address) == function.native
+    with pytest.raises(NodeError) as refused:
+        BindingRunner.on(host, device_kinds=KINDS).prepare(name)
+    assert refused.value.code == "KindNotAllowed"
+
+
+def test_without_the_kind_nothing_is_published(host: FakeHost) -> None:
+    host.add(HBA)
+    assert not seen(host, device_kinds=()).devices
+    with pytest.raises(NodeError) as refused:
+        BindingRunner.on(host).prepare(HBA_DEVICE)
+    assert refused.value.code == "DeviceUnknown"
+
+
+def test_a_disk_of_the_host_behind_it_keeps_it(host: FakeHost) -> None:
+    host.add(HBA)
+    host.write(f"{host.path(HBA.address)}/host0/target0:0:0/0:0:0:0/block/sda/dev", "8:0")
+    host.proc("mounts", "/dev/sda / ext4 rw 0 0\n")
+    host.proc("self/mountinfo", "22 1 8:0 / / rw shared:1 - ext4 /dev/sda rw\n")
+    assert "reserved" in str(seen(host).unavailable(HBA_DEVICE))
+    with pytest.raises(NodeError):
+        BindingRunner.on(host, device_kinds=KINDS, allowed=frozenset({"hba"})).prepare(HBA_DEVICE)
+
+
+def test_a_process_that_has_a_node_of_it_open_uses_it(host: FakeHost) -> None:
+    host.add(DSA)
+    host.write(f"{host.path(DSA.address)}/dsa0/wq0.0/dsa!wq0.0/uevent", "MAJOR=240\nMINOR=0\nDEVNAME=dsa/wq0.0")
+    host.write(f"{host.path(DSA.address)}/dsa0/wq0.0/dsa!wq0.0/dev", "240:0")
+    host.process(4711, "dpdk", ("/dev/dsa/wq0.0",))
+    assert seen(host).unavailable("0000-6a-01-0") == "in use: dpdk 4711"
+
+
+def test_what_the_table_says_of_data_and_of_the_host_stays(host: FakeHost) -> None:
+    host.add(pci_cards.nvme())
+    host.add(pci_cards.bmc_vga())
+    kinds = read_added_kinds(["mine=144d:a80a,1a03:2000"])
+    pools = seen(host, device_kinds=kinds)
+    assert {str(pools.attributes(device)["kind"]) for device in pools.devices} == {"storage", "display"}
+
+
+def test_vfs_of_an_added_kind_need_the_admins_word(host: FakeHost) -> None:
+    sriov = Sriov(2, offset=1, stride=1, vf_device=0x00E7, vf_driver="mpt3sas")
+    host.add(Function("0000:5e:00.0", 0x1000, 0x00E6, 0x010700, native="mpt3sas", sriov=sriov))
+    assert "--creatable-vfs hba" in str(seen(host).unavailable("0000-5e-00-1"))
+    assert seen(host, creatable_vfs=frozenset({"hba"})).unavailable("0000-5e-00-1") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hba", "write NAME=ID"),
+        ("hba=", "write NAME=ID"),
+        ("HBA=0107", "write NAME=ID"),
+        ("hba=1", "'1' is not a PCI class"),
+        ("hba=0107,xyz", "'xyz' is not a PCI class"),
+        ("gpu=0107", "kind gpu exists already"),
+        ("vf=0107", "kind vf exists already"),
+        ("x1=0302", "class 0302 is of kind gpu; name models"),
+        ("x1=0108", "class 0108 is of kind storage; name models"),
+        ("x1=02", "class 02 is of kind nic; name models"),
+        ("x1=0604", "the host needs its bridges"),
+    ],
+)
+def test_what_is_no_kind(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_added_kinds([text])
+
+
+class TestNetworks:
+    """A NIC can be chosen by its interface, or by the network that its cable leads to."""
+
+    def test_ports_and_their_vfs_have_both(self, host: FakeHost) -> None:
+        host.add(pci_cards.connectx())
+        host.add(pci_cards.nic())
+        networks = {"ens1f0np0": "physnet1", "0000:41:00.0": "physnet2"}
+        pools = seen(host, physical_networks=networks)
+        for port, interface, network in (("61", "ens1f0np0", "physnet1"), ("41", "eth0", "physnet2")):
+            own = [device for device in pools.devices if device.startswith(f"0000-{port}")]
+            assert len(own) > 7
+            facts = [pools.attributes(device) for device in own]
+            assert {(each["interface"], each["physicalNetwork"]) for each in facts} == {(interface, network)}
+
+    def test_existing_vfs_have_their_ports_interface(self, host: FakeHost) -> None:
+        host.add(pci_cards.nic(vfs=2))
+        pools = seen(host)
+        assert {pools.attributes(vf)["interface"] for vf in pools.names(function="vf")} == {"eth0"}
+
+    def test_others_have_none(self, host: FakeHost) -> None:
+        host.add(pci_cards.plain_nic(netdev=None))
+        attributes = seen(host, physical_networks={"eth9": "x"}).attributes("0000-05-00-0")
+        assert not {"interface", "physicalNetwork"} & attributes.keys()
+
+
+class TestCommand:
+    """The options of the command."""
+
+    def run(self, host: FakeHost, *options: str) -> Any:
+        arguments = ["discover", "--sysfs-root", str(host.root), "--node-name", "n", "-o", "json", *options]
+        return CliRunner().invoke(cli, arguments)
+
+    def test_it_publishes_them(self, host: FakeHost) -> None:
+        host.add(HBA)
+        host.add(pci_cards.nic())
+        answer = self.run(host, "--device-kind", "hba=0107", "--physical-network", "physnet1=eth0")
+        assert answer.exit_code == 0, answer.output
+        drivers = {pool["spec"]["driver"] for pool in json.loads(answer.stdout)["items"]}
+        assert drivers == {"hba.devalloc.io", "nic.devalloc.io"}
+        assert "physnet1" in answer.stdout
+        only = self.run(host, "--device-kind", "hba=0107", "--kind", "hba")
+        assert [pool["spec"]["driver"] for pool in json.loads(only.stdout)["items"]] == ["hba.devalloc.io"]
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (("--device-kind", "gpu=0107"), "--device-kind: kind gpu exists already"),
+            (("--kind", "hba"), "--kind: unknown kind hba"),
+            (("--creatable-vfs", "hba"), "--creatable-vfs: unknown kind hba"),
+            (("--physical-network", "x"), "--physical-network: invalid 'x': write NAME=PORT"),
+            (("--physical-network", "a=e0", "--physical-network", "b=e0"), "e0 cannot be in both a and b"),
+        ],
+    )
+    def test_it_says_what_is_wrong(self, host: FakeHost, options: tuple[str, ...], message: str) -> None:
+        answer = self.run(host, *options)
+        assert answer.exit_code != 0
+        assert message in answer.output
