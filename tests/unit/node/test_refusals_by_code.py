@@ -3,11 +3,12 @@ what it names. ``test_codes`` lists those that no test provokes."""
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -42,10 +43,14 @@ from devalloc_node.machine.vcpu import scale
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.step import PreparedDevice, Step
 from devalloc_node.net.unix_sockets import check_path, listening_socket
+from devalloc_node.warm import bridge
+from devalloc_node.warm.addresses import BridgeNetwork
+from devalloc_node.warm.bridge import HostBridge
 from devalloc_node.warm.setup import check_identifier
 from tests.support.fake_host import FakeHost
 from tests.support.fleet_manifests import fill, gpu_class, gpu_pool
 from tests.support.machines import virtual_machine
+from tests.support.toy_setups import ToyPart, opened
 from tests.unit.node.test_machine_command import SPEC
 from tests.unit.node.test_store_grants import NODE, allocated, claim_ref, granted
 
@@ -468,3 +473,99 @@ def test_what_is_no_json_is_not_sent_to_qemu(tmp_path: Path) -> None:
     line = QmpMonitor("default/m", str(tmp_path / "qmp"))
     with raises(Failed, "MonitorMisused", "cannot send qom-set", retryable=False):
         line.execute("qom-set", {"value": object()}, deadline=soon())
+
+
+# -- the network of warm setups ----------------------------------------------------------------------------------------
+
+
+class Routes:
+    """The host's routes, as netlink lists them."""
+
+    def __init__(self, *destinations: str) -> None:
+        self.destinations = destinations
+
+    def get_routes(self, family: int) -> list[Any]:
+        return [_Route(each) for each in self.destinations]
+
+
+class _Route(dict[str, Any]):
+    def __init__(self, destination: str) -> None:
+        address, _, length = destination.partition("/")
+        super().__init__(dst_len=int(length))
+        self.attributes = {"RTA_DST": address, "RTA_TABLE": 254}
+
+    def get_attr(self, name: str) -> Any:
+        return self.attributes[name]
+
+
+@dataclass
+class BridgeHost:
+    """What a host has of the bridge of warm setups."""
+
+    link: dict[str, Any] | None = None
+    is_own: bool = True
+    record: dict[str, Any] | None = None
+    ports: int = 0
+    table: str = ""
+    routes: tuple[str, ...] = ()
+
+
+@pytest.mark.parametrize(
+    ("host", "network", "code", "words", "retryable"),
+    [
+        (BridgeHost(link={"index": 1}), {}, "BridgeForeign", "choose another --warm-bridge", False),
+        (BridgeHost(link={"index": 1}, is_own=False, record={}), {}, "BridgeForeign", "not made by this plugin", False),
+        (
+            BridgeHost(link={"index": 1}, record={"subnet": "10.9.0.0/24"}, ports=3),
+            {},
+            "BridgeInUse",
+            "still has the subnet 10.9.0.0/24 for 3 setups",
+            True,
+        ),
+        (BridgeHost(table="other"), {}, "TableForeign", "nftables has a table inet devalloc_devalloc0", False),
+        (BridgeHost(), {"uplink": "nat"}, "ForwardingOff", "net.ipv4.ip_forward is 0", True),
+        (BridgeHost(routes=("10.0.0.0/8",)), {}, "SubnetInUse", "overlaps with this host's route to 10.0.0.0/8", False),
+    ],
+)
+def test_a_bridge_takes_nothing_that_others_have(
+    host: BridgeHost,
+    network: dict[str, Any],
+    code: str,
+    words: str,
+    retryable: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    subnet = ipaddress.IPv4Network("10.88.0.0/24")
+    monkeypatch.setattr(bridge, "netlink", lambda: nullcontext(Routes(*host.routes)))
+    monkeypatch.setattr(bridge, "_link", lambda route, name: host.link)
+    monkeypatch.setattr(bridge, "_is_own", lambda link, kind, mac: host.is_own)
+    monkeypatch.setattr(bridge, "_ports", lambda route, index: host.ports)
+    monkeypatch.setattr(bridge, "_read_record", lambda path: host.record)
+    monkeypatch.setattr(bridge, "_rules", lambda there: "")
+    monkeypatch.setattr(bridge, "_table_owner", lambda there: host.table)
+    monkeypatch.setattr(bridge, "_write_record", lambda *arguments, **more: pytest.fail("it begins"))
+    (tmp_path / "ip_forward").write_text("0\n")
+    monkeypatch.setattr(bridge, "_FORWARDING", tmp_path / "ip_forward")
+    with raises(Denied, code, words, retryable=retryable):
+        bridge._make_bridge(HostBridge(BridgeNetwork(subnet=subnet, **network), tmp_path))
+
+
+def test_a_setup_that_cannot_be_removed_keeps_its_record(tmp_path: Path) -> None:
+    toy = ToyPart()
+    with opened(tmp_path, toy) as pool:
+        pool.take("a")
+        (record,) = pool._records.all()[0]
+
+        def broken(setup: object) -> None:
+            raise OSError(16, "Device or resource busy")
+
+        toy.removing = broken
+        with raises(Failed, "SetupNotRemoved", "cannot remove the toy"):
+            pool._builder.remove(record)
+        with raises(Failed, "SetupNotRemoved", "that this version does not support"):
+            pool._builder.remove(replace(record, parts=("teleporter",)))
+        assert pool._records.all()[0], "the next look finds it"
+        toy.removing = lambda setup: None
+        pool._builder.remove(record)
+        assert toy.there == pool._records.all()[0] == []
