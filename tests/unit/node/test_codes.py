@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
+SELF = Path(__file__)
 PAGE = ROOT / "docs" / "node-codes.md"
 RAISED = ("Denied", "Failed", "Unknown", "NodeError", "Outcome")
 """Their first argument is a code."""
@@ -91,3 +92,21 @@ def test_the_codes_are_found_wherever_they_are_said() -> None:
     ):
         assert code in in_the_code()
     assert len(in_the_code()) > 100
+
+
+WITHOUT_TEST = {
+    "GuestMonitorUnhealthy": "only its words leave the client: test_agent_monitor compares these",
+    "GuestMonitorUnreachable": "only its words leave the client: test_agent_monitor compares these",
+    "MachineElsewhere": "needs another node that takes the machine between two reads",
+    "LimitNotRemoved": "needs a kernel that keeps a qdisc",
+}
+"""Codes that no test provokes by name, and why."""
+
+
+def test_a_test_names_each_code() -> None:
+    """A refusal that nobody provokes can go without anybody noticing."""
+    tests = "\n".join(
+        path.read_text() for path in (ROOT / "tests").rglob("*.py") if "upgrade" not in path.parts and path != SELF
+    )
+    named = set(re.findall(r"\b[A-Z][A-Za-z]+\b", tests))
+    assert in_the_code() - named == WITHOUT_TEST.keys()

@@ -18,8 +18,10 @@ import pytest
 from devalloc.api import meta
 from devalloc.file_lock import FileLock
 from devalloc.store.sqlite import SQLiteStore
+from devalloc_node.binding.vf_settings import VfSettingsKind
 from devalloc_node.claims import claim_files
 from devalloc_node.claims.claim_files import FileKind, claim_spec
+from devalloc_node.claims.cleanup import check_existence
 from devalloc_node.claims.finalizers import add_finalizer, claim_as_is
 from devalloc_node.claims.locks import ClaimLocks
 from devalloc_node.claims.steps import PrepareOptions, StepRunner
@@ -47,9 +49,13 @@ from devalloc_node.warm import bridge
 from devalloc_node.warm.addresses import BridgeNetwork
 from devalloc_node.warm.bridge import HostBridge
 from devalloc_node.warm.setup import check_identifier
-from tests.support.fake_host import FakeHost
+from tests.support import pci_cards
+from tests.support.fake_host import FakeHost, LocalHost
 from tests.support.fleet_manifests import fill, gpu_class, gpu_pool
 from tests.support.machines import virtual_machine
+from tests.support.node_service import platform_of, toy_bench
+from tests.support.toy_host import EngineBench
+from tests.support.toy_machines import ToyMachines, machine_of, vm
 from tests.support.toy_setups import ToyPart, opened
 from tests.unit.node.test_machine_command import SPEC
 from tests.unit.node.test_store_grants import NODE, allocated, claim_ref, granted
@@ -569,3 +575,84 @@ def test_a_setup_that_cannot_be_removed_keeps_its_record(tmp_path: Path) -> None
         toy.removing = lambda setup: None
         pool._builder.remove(record)
         assert toy.there == pool._records.all()[0] == []
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [(OSError(12, "Cannot allocate memory"), "Cannot allocate memory"), (Denied("TableForeign", "foreign"), "foreign")],
+)
+def test_a_network_that_cannot_be_made_again_is_reported(
+    error: Exception, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(there: HostBridge) -> None:
+        raise error
+
+    monkeypatch.setattr("devalloc_node.warm.builder.make_bridge", refuse)
+    with opened(tmp_path, ToyPart(), network=BridgeNetwork()) as pool:
+        pool._builder.keep_network()  # nothing was made before
+        record = HostBridge(BridgeNetwork(), tmp_path / "run").record
+        record.parent.mkdir(parents=True, exist_ok=True)
+        record.write_text("{}")
+        with raises(Failed, "NetworkUnavailable", words, retryable=True):
+            pool._builder.keep_network()
+        record.unlink()
+
+
+# -- what is no longer as it was ---------------------------------------------------------------------------------------
+
+
+def test_claims_of_another_cluster_are_not_judged_by_this_one(tmp_path: Path) -> None:
+    bench = EngineBench(tmp_path / "node")
+    ref = bench.add("a/slot-0")
+    bench.claims.prepare(ref)
+    assert check_existence(bench.journal, {"DeviceClaim": bench.grants}).moved is None
+    bench.grants.cluster = "cluster-2"
+    moved = check_existence(bench.journal, {"DeviceClaim": bench.grants}).moved
+    assert moved is not None
+    assert (moved.code, moved.retryable) == ("StoreMoved", True)
+
+
+def test_a_machine_that_was_stopped_meanwhile_is_not_started(tmp_path: Path) -> None:
+    machines = ToyMachines()
+    operations = platform_of(toy_bench(tmp_path, machines), machines)
+    with raises(Denied, "NotWanted", "was started, stopped or deleted meanwhile"):
+        operations.create(machine_of(vm("web")), (), soon(), still=lambda: False)
+    assert machines.list() == []
+
+
+def test_a_pf_without_interface_cannot_configure_its_vfs(host: FakeHost) -> None:
+    host.add(pci_cards.amd_gpu(vfs=2))
+    host.set_numvfs("0000:03:00.0", 2)
+    with raises(Failed, "NoInterface", "has no network interface in this namespace"):
+        VfSettingsKind(LocalHost(host)).read("0000:03:00.0/0")
+
+
+def test_a_machine_that_systemd_does_not_start_in_time_is_unclear(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_life_text", lambda spec, config: "before")
+    config = MachineConfig(state=tmp_path / "state", run=tmp_path / "run", start_seconds=0.05)
+    with raises(Unknown, "MachineUnclear", f"see {config.unit(SPEC.id)}"):
+        launch._await_begin(SPEC, config, "before")
+
+
+def test_a_source_without_its_key_does_not_send(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = MachineRecord(
+        virtual_machine("m").to_manifest(), "running", "run", migration=MachineMigration("u", "source")
+    )
+    sent: list[str] = []
+
+    class Machines:
+        config = MachineConfig(state=tmp_path / "state", run=tmp_path / "run")
+        lock = staticmethod(lambda *arguments: nullcontext())
+        running = staticmethod(lambda key: (record, None))
+        line = staticmethod(lambda record: nullcontext(Answers({}, sent)))
+
+    monkeypatch.setattr(migration, "_progress", lambda monitor, deadline: Progress("none"))
+    monkeypatch.setattr(migration, "run_state", lambda monitor, deadline: "running")
+    monkeypatch.setattr(migration_tls, "check_authority", lambda certificate: "")
+    to = Destination("192.0.2.1", 4711, "")
+    machines: Any = Machines()
+    with raises(Failed, "MigrationKeyMissing", "is lost: cancel it"):
+        migration.send(machines, "default/m", "u", to, soon())
+    assert sent == [], "QEMU is told nothing"
