@@ -185,6 +185,8 @@ class _ClaimAnswer(TypedDict):
     warnings: NotRequired[list[str]]
     funnel: NotRequired[list[FunnelDict]]
     blockers: NotRequired[list[Blocker]]
+    missingDrivers: NotRequired[list[str]]
+    """Drivers of which the claim's class takes devices, if no device of them exists: then that is the reason."""
     exceeded: NotRequired[Literal["expression", "common", "device", "time"]]
     """The bound that the claim's expressions exceeded."""
 

@@ -73,6 +73,9 @@ def print_explanation(claim: Answer, *, only_would: bool = False, machine: bool 
     if funnels and not any(funnel["devices"] for funnel in funnels):  # no change of the claim would help
         print_line("", f"What to do: {_GIVE_NODES if claim.get('unreachedDevices') else _PUBLISH}")
         return
+    if claim.get("missingDrivers"):
+        print_line("", f"What to do: {_PUBLISH}")
+        return
     blockers = claim.get("blockers", [])
     print_blockers(blockers)
     if advice := " ".join(_advice(claim["reason"], blockers)):

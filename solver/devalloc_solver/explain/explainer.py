@@ -17,6 +17,7 @@ from itertools import chain
 from typing import Any
 
 from devalloc.api.cordon import is_cordon_or_unschedulable
+from devalloc.api.problems import closest_match
 from devalloc.api.reasons import IMPOSSIBLE_NOW_VERDICT, IMPOSSIBLE_VERDICT, Reason
 from devalloc_solver.cel.budget import OutOfTime
 from devalloc_solver.explain.blocking_claims import BlockingClaimFinder, BlockingClaims
@@ -53,6 +54,12 @@ NOT_TOGETHER = "no single node has everything free that is requested together"
 _NOWHERE_TOGETHER = "no single node has everything that is requested together, even when nothing is in use"
 
 
+_COMMON_TO_MEMBERS = frozenset(
+    ("node", "matchAttribute", "constraint", "poolResource", "compatibilityGroup", "counter")
+)
+"""Kinds of edits of ``special_tiers``, which do not depend on the member that gets the message."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """What is found out about a unit, or about one of its claims; it holds for their equals."""
@@ -64,6 +71,8 @@ class Finding:
     """none can be left out"""
     claims: tuple[Key, ...] = ()
     """whose release makes room once the edits are made"""
+    missing_drivers: frozenset[str] = frozenset()
+    """those of which the class takes devices, if no device of them exists: then that alone is the reason"""
 
     @property
     def is_impossible(self) -> bool:
@@ -163,6 +172,14 @@ class Explainer(ABC):
         Members of its group but ``key``, the claim that gets the message, may be left out; None: none may.
         """
 
+    @abstractmethod
+    def drivers_of_class(self, request: Request) -> frozenset[str] | None:
+        """The drivers of which the class of a request takes devices; None if it does not say so."""
+
+    @abstractmethod
+    def drivers(self) -> frozenset[str]:
+        """The drivers that have devices."""
+
     def counted_reason(self, unit: PlacementUnit) -> Reason:
         """The same reason as far as counting tells, without any search."""
         if unmatched_requests(unit):
@@ -209,6 +226,40 @@ class Explainer(ABC):
 
     def find_all(self, unit: PlacementUnit) -> Mapping[Key, Finding]:
         """Why a unit is not placed, for each of its claims."""
+        missing = {demand.key: self._missing_drivers(demand) for demand in unit.demands}
+        if not any(missing.values()):
+            return self._search_reasons(unit)
+        found = self._search_reasons(unit)
+        guilty, drivers = next((key, names) for key, names in missing.items() if names)
+        common = f"group {unit.group} is all-or-nothing, and {'/'.join(guilty)} cannot be satisfied: "
+        return {
+            key: replace(
+                finding,
+                text=self._describe_missing(missing[key]) if missing[key] else common + self._describe_missing(drivers),
+                missing_drivers=missing[key] or drivers,
+            )
+            for key, finding in found.items()
+        }
+
+    def _missing_drivers(self, demand: Demand) -> frozenset[str]:
+        """The drivers of the classes of a request, if no device of any of them exists."""
+        present = self.drivers()
+        for detail in demand.details if present else ():
+            needed = [self.drivers_of_class(request) for request in detail]
+            if all(drivers is not None and present.isdisjoint(drivers) for drivers in needed):
+                return frozenset[str]().union(*(drivers for drivers in needed if drivers))
+        return frozenset()
+
+    def _describe_missing(self, drivers: Collection[str]) -> str:
+        present = sorted(self.drivers())
+        near = next((near for one in sorted(drivers) if (near := closest_match(one, present, alike=0.9))), None)
+        there = f"there are {', '.join(present[:SHOWN])}{' and others' if len(present) > SHOWN else ''}"
+        advice = f"did you mean {near}?" if near else "publish one, or correct the class"
+        if not near and any(driver.endswith(".devalloc.io") for driver in drivers):
+            advice = "`devalloc discover` shows why a card is not offered"
+        return f"no device of driver {' or '.join(sorted(drivers))} exists ({there}); {advice}"
+
+    def _search_reasons(self, unit: PlacementUnit) -> Mapping[Key, Finding]:
         if len(unit.demands) == 1:
             key = unit.demands[0].key
             return {key: self.find_equal(unit, key)}
@@ -384,7 +435,7 @@ class Explainer(ABC):
                 return self._hopeless_members(unit, alone, hopeless)
             if fits_together is None:
                 raise Undecided
-            return {key: self._apart(unit, key) for key in alone}
+            return self._all_apart(unit, [*alone])
         together = self.find_beside_others(unit)
         message = f"group {unit.group} is all-or-nothing and shares a node: {together.text}"
         return dict.fromkeys(alone, replace(together, text=message))
@@ -423,6 +474,14 @@ class Explainer(ABC):
             )
             findings[key] = replace(common, reason=reason, text=tail)
         return findings
+
+    def _all_apart(self, unit: PlacementUnit, keys: Sequence[Key]) -> dict[Key, Finding]:
+        """The same for all members: rules that come before leaving out members are the same for each of them."""
+        first, *others = keys
+        finding = self._apart(unit, first)
+        if finding.edits and all(edit.kind in _COMMON_TO_MEMBERS for edit in finding.edits):
+            return dict.fromkeys(keys, finding)
+        return {first: finding} | {key: self._apart(unit, key) for key in others}
 
     def _apart(self, unit: PlacementUnit, key: Key) -> Finding:
         """Each member fits some node, and no node has room for all: as the member ``key`` sees it."""
@@ -482,6 +541,8 @@ class Explainer(ABC):
 
     def message(self, finding: Finding, funnels: Sequence[Funnel]) -> str:
         """One sentence: how final it is, the numbers of the request that is worst off, and what stands in the way."""
+        if finding.missing_drivers:
+            return f"{finding.verdict}: {finding.text}"
         column = "matching" if finding.is_impossible else "free"
         worst = min(
             funnels,

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from devalloc.api.meta import COMPATIBILITY_GROUP, ONLY_CLASS, UNAVAILABLE
 from devalloc_solver.bounds.node_counts import NodeCounts
 from devalloc_solver.exact.device_naming import name_devices
-from devalloc_solver.place import DEFAULT_STEPS, StepBudget, StepsExhausted, UnitReader, fits, place_on
+from devalloc_solver.place import DEFAULT_STEPS, StepBudget, StepsExhausted, UnitReader, can_match, fits, place_on
 from devalloc_solver.problem.allocations import Allocation, Key, Usage
 from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
 from devalloc_solver.problem.placement import Placement
@@ -86,6 +86,10 @@ PROBE_STEPS = 2_000
 """Steps of ``place`` that a probe may take; a step is a few microseconds."""
 FINDING_STEPS = 3_500
 """The same for all probes of a finding."""
+HARD_STEPS, HARD_QUESTIONS = 10_000, 4
+"""Steps that one question may take that a finding hangs on, and how many such questions a checker answers."""
+HARD_LIMIT = 0.5
+"""CP-SAT's deterministic time (roughly seconds) for such a question."""
 
 
 class Undecided(Exception):
@@ -200,6 +204,7 @@ class FeasibilityChecker:
     is_cut_short: bool = field(default=False, init=False)
     """a probe of this finding was too hard to be answered"""
     _left: int = field(default=0, init=False)
+    _hard_left: int = field(default=HARD_QUESTIONS, init=False)
     _reader: UnitReader = field(default_factory=UnitReader, init=False)
 
     def __post_init__(self) -> None:
@@ -213,6 +218,19 @@ class FeasibilityChecker:
     def works(self, question: FeasibilityQuestion) -> bool:
         """The same with little work: False may also mean that it is not known, and then ``is_cut_short`` is set."""
         return self._probe(question, self._fits_on) is not None
+
+    def works_if_searched(self, question: FeasibilityQuestion) -> bool:
+        """The same as ``works`` with much more work, for the few questions that a finding hangs on."""
+        if self._hard_left <= 0:
+            return False
+        fitting, hard = self._look(question, StepBudget(HARD_STEPS), self._fits_on)
+        if fitting is None and hard:
+            self._hard_left -= 1
+            try:
+                return self._search(question, hard[0], HARD_LIMIT) is not None
+            except Undecided:
+                return False
+        return fitting is not None
 
     def probe(self, question: FeasibilityQuestion, *, any_will_do: bool = False) -> Sequence[Placement] | None:
         """Where the unit goes best on some node, or just somehow, with little work; None as with ``works``."""
@@ -311,6 +329,9 @@ class FeasibilityChecker:
 
     def _fits_on(self, question: FeasibilityQuestion, usage: Usage, node: str | None, steps: StepBudget) -> bool | None:
         unit = question.unit if node is None else replace(question.unit, pin=node)
+        matches = None if node is None else can_match(question.snapshot, usage, unit, node)
+        if matches is not None:
+            return matches or None
         return fits(question.snapshot, usage, unit, steps=steps, reader=self._reader) or None
 
     def _place_on(
@@ -320,14 +341,16 @@ class FeasibilityChecker:
         placed = place_on(snapshot, usage, unit, node, steps=steps, any_will_do=any_will_do, reader=self._reader)
         return None if placed is None else placed.placements
 
-    def _search(self, question: FeasibilityQuestion, node: str | None) -> Sequence[Placement] | None:
+    def _search(
+        self, question: FeasibilityQuestion, node: str | None, limit: float | None = None
+    ) -> Sequence[Placement] | None:
         """The same for a node that ``place`` does not settle within its budget. Raises Undecided."""
-        from devalloc_solver.exact.goals import GoalSearch
+        from devalloc_solver.exact.goals import STEP_LIMIT, GoalSearch
         from devalloc_solver.exact.model import build_model
 
         pinned = question if node is None else question.pinned(node)
         search = GoalSearch(build_model(pinned.snapshot, pinned.held, [pinned.unit]), self.ends)
-        value, bound = search.maximize([(1, search.model.satisfied[0])], best=1)
+        value, bound = search.maximize([(1, search.model.satisfied[0])], best=1, limit=limit or STEP_LIMIT)
         if value:
             return name_devices(search)
         if bound > 0:

@@ -76,9 +76,17 @@ def fewest_relaxations(
 
     if not edits or not works(edits):
         return None
+    was_cut_short = finder.is_cut_short
     for chosen in islice(relaxation_sets(edits), MAX_TRIES):
         if len(chosen) == len(edits) or works(chosen):
             return narrow_relaxations(question, chosen, finder)
+    if finder.is_cut_short:
+        singles = (chosen for chosen in islice(relaxation_sets(edits), MAX_TRIES) if len(chosen) == 1)
+        for chosen in singles:
+            if finder.works_if_searched(apply_relaxations(question, chosen)):
+                finder.is_cut_short = was_cut_short
+                finder.refill()
+                return narrow_relaxations(question, chosen, finder)
     return narrow_relaxations(question, drop_unneeded(question, edits, finder), finder)
 
 

@@ -13,9 +13,10 @@ From the outside in:
 - ``device_assignment``: from counts to devices
 
 Beside it: ``counting_bounds`` refutes a question first, ``single_request`` answers the most common one, ``greedy``
-gives first answers, and ``search_context`` compares placements.
+gives first answers, ``matching`` decides what asks for whole devices only, and ``search_context`` compares placements.
 """
 
+from devalloc_solver.place.matching import can_match
 from devalloc_solver.place.node_search import UnitPlacement, fits, place, place_on
 from devalloc_solver.place.node_view import UnitReader
 from devalloc_solver.place.search_context import PlacementScore
@@ -36,6 +37,7 @@ __all__ = [
     "StepsExhausted",
     "UnitPlacement",
     "UnitReader",
+    "can_match",
     "fits",
     "place",
     "place_on",

@@ -93,3 +93,60 @@ def test_slices_that_contradict_each_other_about_their_number_are_named() -> Non
     )
 
     assert "slices of generation 1 disagree about resourceSliceCount: 1, 2" in answer["message"]
+
+
+# -- one edit that suffices --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pairs", [12, 16])
+def test_one_constraint_is_named_where_one_suffices(pairs: int) -> None:
+    def root(kind: str, number: int) -> str:
+        return f"r{99 if (kind, number) == ('n', pairs - 1) else number}"
+
+    content = [
+        device_
+        for kind in "gn"
+        for n in range(pairs)
+        for device_ in devices(f"{kind}{n}", kind=kind, root=root(kind, n))
+    ]
+    requests = [
+        request(f"{kind}{n}", 1, f'device.attributes["gpu.io"].kind == "{kind}"') for n in range(pairs) for kind in "gn"
+    ]
+    matches = [{"matchAttribute": "gpu.io/root", "requests": [f"g{n}", f"n{n}"]} for n in range(pairs)]
+
+    answer = resource_answer(resource_claim(*requests, constraints=matches), slice_("s", content))
+
+    assert answer["reason"] == "MatchAttributesConflict"
+    assert [blocker["kind"] for blocker in answer["blockers"]] == ["constraint"]
+    assert "cut short" not in answer["message"]
+
+
+@pytest.mark.parametrize("pairs", [12, 16])
+def test_one_member_s_attribute_is_named_where_one_suffices(pairs: int) -> None:
+    kinds = {"gpu": range(pairs), "nic": [*range(pairs - 1), 99]}
+    pools = [
+        pool(
+            kind,
+            node="n1",
+            driver=f"{kind}.io",
+            devices=[device(f"{kind}-{n}", attributes={"root": f"r{root}"}) for n, root in enumerate(roots)],
+        )
+        for kind, roots in kinds.items()
+    ]
+    classes = [device_class(kind, driver=f"{kind}.io") for kind in kinds]
+    members = [claim(f"c{n}", wants("gpu", 1), wants("nic", 1), match=["root"], group="g") for n in range(pairs)]
+
+    for answer in solve_manifests([*classes, *pools, *members])["claims"]:
+        assert answer["reason"] == "GroupUnsatisfiable"
+        assert [blocker["kind"] for blocker in answer["blockers"]] == ["matchAttribute"]
+        assert "cut short" not in answer["message"]
+
+
+def test_one_request_is_named_where_one_suffices() -> None:
+    """64 requests, each for another 62 of 63 devices."""
+    gpus = [device(f"gpu-{n}", attributes={"number": n}) for n in range(63)]
+    details = [wants("gpu", 1, constraints=f"device.number != {n}") for n in range(64)]
+    (answer,) = solve_manifests(fleet(*details, devices=gpus))["claims"]
+
+    assert [blocker["kind"] for blocker in answer["blockers"]] == ["request"]
+    assert "cut short" not in answer["message"]

@@ -74,6 +74,8 @@ class ClaimAnswer:
     blockers: tuple[dict[str, Any], ...] = ()
     lost: tuple[dict[str, str], ...] = ()
     """allocated devices that exist no more (``DeviceLost``)"""
+    missing_drivers: tuple[str, ...] = ()
+    """of which no device exists, although a class of the claim wants one"""
     exceeded: Bound | None = None
     """what the claim's expressions exceeded, if it was refused for that"""
 
@@ -99,6 +101,7 @@ class ClaimAnswer:
             "funnel": list(self.funnel),
             "blockers": list(self.blockers),
             "lost": list(self.lost),
+            "missingDrivers": list(self.missing_drivers),
             "exceeded": None if self.exceeded is None else str(self.exceeded),
         }
         return shown | {name: value for name, value in where_something_to_say.items() if value}

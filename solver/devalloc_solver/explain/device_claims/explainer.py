@@ -56,6 +56,7 @@ class DeviceClaimExplainer(Explainer):
             warnings=warnings.get(demand.key, ()),
             funnel=tuple(map(self.funnel_dict, funnels)),
             blockers=tuple(self.blockers(finding)),
+            missing_drivers=tuple(sorted(finding.missing_drivers)),
         )
 
     def find_all(self, unit: PlacementUnit) -> Mapping[Key, Finding]:
@@ -71,6 +72,14 @@ class DeviceClaimExplainer(Explainer):
 
     def reads(self, request: Request) -> frozenset[str] | None:
         return self.eligibility.attributes_read(request.spec)
+
+    def drivers_of_class(self, request: Request) -> frozenset[str] | None:
+        classes = self.eligibility.classes_of(request.spec)
+        drivers = frozenset(one.spec.driver for one in classes or ())
+        return None if not drivers or "" in drivers else drivers
+
+    def drivers(self) -> frozenset[str]:
+        return frozenset(pool.driver for pool in self.snapshot.pools if pool.devices)
 
     def fits(self, question: FeasibilityQuestion) -> bool:
         if self.is_proven and question.unit is self.explained and len(question.held) == len(self.in_use):

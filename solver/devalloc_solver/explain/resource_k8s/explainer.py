@@ -6,6 +6,7 @@ its numbers are still true.
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,8 @@ from devalloc_solver.place import DEFAULT_STEPS, SearchDeadline, StepBudget, Ste
 from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.demand import AllocationMode, Constraint, Demand, PlacementUnit, Request
 
+_DRIVER = re.compile(r"""device\.driver\s*==\s*["']([^"']+)["']""")
+"""What selectors of classes say of drivers."""
 MAX_FINDINGS = 40
 """Different units of one call for which what is in the way is looked for; the reasons of all others have numbers."""
 MAX_SEARCHES = 5_000
@@ -81,6 +84,8 @@ class ResourceClaimExplainer(Explainer):
             request.spec.is_exhausting for request in demand.requests
         ):
             answer["exceeded"] = str(Bound.DEVICE)
+        if finding.missing_drivers:
+            answer["missingDrivers"] = sorted(finding.missing_drivers)
         if unreached is not None:
             answer["unreachedDevices"] = unreached.devices
         return answer | ({"warnings": [*errors]} if errors else {})
@@ -96,6 +101,18 @@ class ResourceClaimExplainer(Explainer):
         return funnel.to_dict(self.request_name(funnel.request), with_users=False)
 
     # -- rules ---------------------------------------------------------------------------------------------------------
+
+    def drivers_of_class(self, request: Request) -> frozenset[str] | None:
+        device_class = request.spec.judge.classes[request.spec.subrequest.class_name]
+        for expression in device_class.selectors:
+            if "||" not in expression and "?" not in expression and (names := _DRIVER.findall(expression)):
+                return frozenset(names)
+        return None
+
+    def drivers(self) -> frozenset[str]:
+        if self.unreached.devices:
+            return frozenset()  # there are others, of drivers that do not count here
+        return frozenset(offer.pool.driver for offer in self.offers)
 
     def fits(self, question: FeasibilityQuestion) -> bool:
         """Within the steps of one search, and not counted as one for blockers."""

@@ -1,0 +1,94 @@
+"""If no device of the class's driver exists, that alone is the reason, whatever else would have to change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from devalloc.api.meta import UNAVAILABLE
+from devalloc_solver import Fleet, solve_manifests
+from devalloc_solver.dra import solve_manifests as solve_resource_claims
+from devalloc_solver.testing import claim, device, device_class, pool
+from devalloc_solver.testing import request as wants
+from tests.support.dra_builders import Manifest, devices, request, slice_
+from tests.support.dra_builders import claim as resource_claim
+
+RESERVED = {UNAVAILABLE: "reserved: default route"}
+UPLINK = pool("uplink", node="vm", driver="nic.devalloc.io", devices=[device("nic-0", attributes=RESERVED)])
+GPU = device_class("gpu", driver="gpu.devalloc.io")
+TEXT = (
+    "impossible even on an empty fleet: no device of driver gpu.devalloc.io exists (there are nic.devalloc.io); "
+    "`devalloc discover` shows why a card is not offered"
+)
+
+
+def answers(*documents: Manifest, name: str = "c") -> list[Any]:
+    """Solved once, and by a Fleet one by one and jointly."""
+    rest = [one for one in documents if one["kind"] != "DeviceClaim"]
+    wanted = [one for one in documents if one["kind"] == "DeviceClaim"]
+    once = solve_manifests(documents)["claims"]
+    jointly = Fleet.from_manifests(rest).allocate_all(wanted)["claims"]
+    alone = [Fleet.from_manifests(rest).allocate(wanted[0])] if len(wanted) == 1 else []
+    return [one for one in (*once, *jointly, *alone) if one["name"] == name]
+
+
+@pytest.mark.parametrize("more", [{}, {"constraints": "device.numa == 0"}])
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_missing_driver_is_the_whole_reason(count: int, more: dict[str, str]) -> None:
+    for answer in answers(GPU, UPLINK, claim("c", wants("gpu", count, **more))):
+        assert (answer["reason"], answer["message"]) == ("NoMatchingDevices", TEXT)
+        assert answer["missingDrivers"] == ["gpu.devalloc.io"]
+
+
+def test_a_withheld_device_of_the_driver_is_one() -> None:
+    gpus = pool("gpus", node="vm", driver="gpu.devalloc.io", devices=[device("gpu-0", attributes=RESERVED)])
+
+    for answer in answers(GPU, UPLINK, gpus, claim("c", wants("gpu", 1))):
+        assert "missingDrivers" not in answer
+        assert "once gpus/gpu-0 is available (reserved: default route)" in answer["message"]
+
+
+def test_a_driver_of_almost_the_same_name_is_proposed() -> None:
+    class_with_typo = device_class("gpu", driver="nic.devaloc.io")
+
+    for answer in answers(class_with_typo, UPLINK, claim("c", wants("gpu", 1))):
+        assert answer["message"].endswith("(there are nic.devalloc.io); did you mean nic.devalloc.io?")
+
+
+def test_a_class_of_any_driver_misses_none() -> None:
+    for answer in answers(device_class("gpu", constraints="device.kind == 'gpu'"), UPLINK, claim("c", wants("gpu", 1))):
+        assert "missingDrivers" not in answer
+
+
+def test_a_group_names_the_member_that_misses_it() -> None:
+    members = [claim("a", wants("nic", 1), group="g"), claim("b", wants("gpu", 1), group="g")]
+    free = pool("nics", node="vm", driver="nic.devalloc.io", devices=[device("nic-1")])
+    documents = [GPU, device_class("nic", driver="nic.devalloc.io"), free, *members]
+
+    for answer in answers(*documents, name="a"):
+        assert "group g is all-or-nothing, and default/b cannot be satisfied: no device of driver" in answer["message"]
+    for answer in answers(*documents, name="b"):
+        assert answer["message"] == TEXT
+
+
+def test_classes_of_kubernetes_name_drivers_in_their_selectors() -> None:
+    selectors = [
+        {"cel": {"expression": 'device.driver == "gpu.example.com" && device.allowMultipleAllocations == false'}}
+    ]
+    documents = [
+        {"kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {"selectors": selectors}},
+        {"kind": "ResourceSlice", **slice_("s", devices("nic-0"), driver="nic.example.com")},
+        {"kind": "ResourceClaim", **resource_claim(request(count=2))},
+    ]
+    documents = [{"apiVersion": "resource.k8s.io/v1", **one} for one in documents]
+
+    for answer in (
+        solve_resource_claims(documents)["claims"][0],
+        Fleet.from_manifests(documents[:2]).allocate(documents[2]),
+    ):
+        assert answer["message"] == (
+            "impossible even on an empty fleet: no device of driver gpu.example.com exists (there are "
+            "nic.example.com); publish one, or correct the class"
+        )
+        assert answer["missingDrivers"] == ["gpu.example.com"]
