@@ -23,7 +23,7 @@ from devalloc_solver.cel.budget import OutOfTime
 from devalloc_solver.explain.blocking_claims import BlockingClaimFinder, BlockingClaims
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion, Undecided
 from devalloc_solver.explain.funnel import NO_USERS, SHOWN, Funnel, FunnelCounter, FunnelSource, Users, describe_funnel
-from devalloc_solver.explain.joint_counts import describe_competition, describe_excess
+from devalloc_solver.explain.joint_counts import describe_amounts, describe_competition, describe_excess
 from devalloc_solver.explain.relaxations import (
     Relaxation,
     RelaxationSet,
@@ -184,6 +184,8 @@ class Explainer(ABC):
         """The same reason as far as counting tells, without any search."""
         if unmatched_requests(unit):
             return Reason.NO_MATCHING_DEVICES
+        if describe_amounts(self.snapshot, unit):
+            return Reason.INSUFFICIENT_CAPACITY
         return Reason.NOT_ENOUGH_DEVICES if self.shortage(unit, is_empty=True) else Reason.SEARCH_LIMIT
 
     @abstractmethod
@@ -274,7 +276,7 @@ class Explainer(ABC):
         self.begin(unit)
         try:
             empty = self.question(unit, ())
-            if unmatched_requests(empty.unit) or not self.fits(empty):
+            if unmatched_requests(empty.unit) or describe_amounts(self.snapshot, empty.unit) or not self.fits(empty):
                 return self._impossible(unit, key)
             return self.find_beside_others(unit)
         except (Undecided, OutOfTime):
@@ -300,6 +302,8 @@ class Explainer(ABC):
         except Undecided:
             reason = self.counted_reason(unit)
             return Finding(reason, join_sentences(self.lack(unit, reason), CUT_SHORT))
+        if reason is Reason.NOT_ENOUGH_DEVICES and describe_amounts(self.snapshot, unit):
+            reason = Reason.INSUFFICIENT_CAPACITY
         return self.structural(unit, reason, edits)
 
     def why_impossible(self, question: FeasibilityQuestion, offers: RelaxationSet) -> tuple[Reason, list[Relaxation]]:
@@ -526,7 +530,12 @@ class Explainer(ABC):
 
     def joint_shortage(self, unit: PlacementUnit) -> str:
         """What requests lack together in an empty fleet, as far as counting tells; "" if it does not."""
-        return describe_excess(self.snapshot, unit) or describe_competition(self.snapshot, unit, self.request_name)
+        snapshot = self.snapshot
+        return (
+            describe_excess(snapshot, unit)
+            or describe_competition(snapshot, unit, self.request_name)
+            or describe_amounts(snapshot, unit)
+        )
 
     def exhausted(self, unit: PlacementUnit) -> str:
         """Devices are free, and yet it does not fit."""

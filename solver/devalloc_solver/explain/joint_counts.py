@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain
 
+from devalloc.api.quantity import Format, Quantity
 from devalloc_solver.bounds.node_counts import counts_whole_devices
 from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Snapshot
@@ -100,3 +101,38 @@ def describe_competition(snapshot: Snapshot, unit: PlacementUnit, request_name: 
             where = f"node {unit.pin} has" if unit.pin else "no node has more than"
             return f"{who} want {wanted} devices together, and {where} {most} that match"
     return ""
+
+
+def describe_amounts(snapshot: Snapshot, unit: PlacementUnit) -> str:
+    """That portions come to more than the devices of any node have, such as "requests want 600 of m together, and no
+    node has more than 592"; "" if counting does not show it."""
+    details = [detail for demand in unit.demands for detail in demand.details]
+    shared = [detail for detail in details if all(request.portions for request in detail)]
+    if len(shared) < 2:
+        return ""
+    portions = [
+        {index: dict(portion) for request in detail for index, portion in request.portions.items()} for detail in shared
+    ]
+    names = sorted({name for by_index in portions for portion in by_index.values() for name in portion})
+    devices = {index for by_index in portions for index in by_index}
+    for name in names:
+        wanted = sum(
+            min(request.min_count for request in detail) * min(portion.get(name, 0) for portion in by_index.values())
+            for detail, by_index in zip(shared, portions, strict=True)
+        )
+
+        def total(some: Sequence[int], of: str = name) -> int:
+            resources = (snapshot.devices[index].resources.get(of) for index in some)
+            return sum(resource.nano for resource in resources if resource is not None)
+
+        most = best_on_node(snapshot, devices, unit.pin, total) or 0
+        if most < wanted:
+            where = f"node {unit.pin} has" if unit.pin else "no node has more than"
+            amounts = [str(Quantity(nano, quantity_format(nano))) for nano in (wanted, most)]
+            return f"{len(shared)} requests want {amounts[0]} of {name} together, and {where} {amounts[1]}"
+    return ""
+
+
+def quantity_format(nano: int) -> Format:
+    """Binary suffixes for what is a multiple of 1Mi, as memory is."""
+    return Format.BINARY_SI if nano and nano % (2**20 * 10**9) == 0 else Format.DECIMAL_SI

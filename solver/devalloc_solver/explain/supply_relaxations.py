@@ -10,8 +10,9 @@ from typing import Any
 
 from devalloc.api.cordon import schedulability_remedy, unschedulable_reasons
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
-from devalloc.api.quantity import Format, Quantity
+from devalloc.api.quantity import Quantity
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
+from devalloc_solver.explain.joint_counts import quantity_format
 from devalloc_solver.explain.relaxations import Relaxation, RelaxedQuestion, drop_unneeded
 from devalloc_solver.problem.allocations import AllocatedDevice, Allocation, Key, Usage
 from devalloc_solver.problem.demand import AllocationMode, Candidates, Demand, Request
@@ -362,11 +363,6 @@ def _resource_entry(pool: Pool, name: str, needed: int, missing: int) -> tuple[d
 
 
 POOL_RESOURCES = SharedLimits({"kind": "poolResource"}, "with more of the pools' resources", _resource_entry)
-
-
-def quantity_format(nano: int) -> Format:
-    """Binary suffixes for what is a multiple of 1Mi, as memory is."""
-    return Format.BINARY_SI if nano and nano % (2**20 * 10**9) == 0 else Format.DECIMAL_SI
 
 
 def _mix_groups(pool: Pool) -> Relaxation:

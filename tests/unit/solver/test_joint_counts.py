@@ -12,6 +12,7 @@ from devalloc_solver.testing import claim, device, device_class, pool
 from devalloc_solver.testing import request as wants
 from tests.support.dra_builders import ANY, Manifest, ask, devices, first_of, request, slice_
 from tests.support.dra_builders import claim as resource_claim
+from tests.support.dra_builders import device as shared
 
 
 def message(*documents: Manifest) -> str:
@@ -93,6 +94,17 @@ def test_slices_that_contradict_each_other_about_their_number_are_named() -> Non
     )
 
     assert "slices of generation 1 disagree about resourceSliceCount: 1, 2" in answer["message"]
+
+
+def test_portions_that_come_to_more_than_a_node_has_are_added_up() -> None:
+    """16 requests of 30 to 45 on 8 devices of 74: no search is needed to see that 600 are not there."""
+    content = [shared(f"g{number}", capacity={"m": "74"}, shared=True) for number in range(8)]
+    requests = [request(f"r{number}", amounts={"m": str(30 + number)}) for number in range(16)]
+
+    answer = resource_answer(resource_claim(*requests), slice_("s", content))
+
+    assert answer["reason"] == "InsufficientCapacity"
+    assert "16 requests want 600 of m together, and no node has more than 592" in answer["message"]
 
 
 # -- one edit that suffices --------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from devalloc_solver.dialects.resource_k8s.published_devices import DeviceId, Pu
 from devalloc_solver.dialects.resource_k8s.slices import DeviceTaint
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
 from devalloc_solver.explain.funnel import count_devices
+from devalloc_solver.explain.joint_counts import quantity_format
 from devalloc_solver.explain.relaxations import (
     Relaxation,
     RelaxationSet,
@@ -31,7 +32,6 @@ from devalloc_solver.explain.relaxations import (
 from devalloc_solver.explain.supply_relaxations import (
     SharedLimits,
     fewest_on_nodes,
-    quantity_format,
     relax_shared_limits,
 )
 from devalloc_solver.problem.allocations import Key
