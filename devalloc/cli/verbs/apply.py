@@ -213,11 +213,24 @@ def apply(files: tuple[str, ...], dry_run: bool, namespace: str, store: Path | N
                     print_note(f"error: {document.source}: {Key.of(document.content)}: {refusal}")
                     code = max(code, 1)
                 else:
+                    key = Key.of(document.content)
+                    if outcome != "created" and is_being_deleted(objects, key):
+                        print_note(f"warning: {key} is being deleted; apply it again when it is gone")
                     lines.append(f"{format_key(Key.of(document.content))} {outcome}{' (dry run)' if dry_run else ''}")
         finally:  # not earlier: a reader that closes the pipe must not stop this half-way
             for line in lines:
                 print_line(line)
     return code
+
+
+def is_being_deleted(store: Store, key: Key) -> bool:
+    """Whether an object was deleted and still waits for its finalizers."""
+    from devalloc.store.errors import NotFound
+
+    try:
+        return "deletionTimestamp" in store.get(*key)["metadata"]
+    except NotFound:
+        return False
 
 
 def apply_object(store: Store, wanted: Object, *, dry_run: bool) -> tuple[str, str]:

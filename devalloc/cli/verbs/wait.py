@@ -58,8 +58,8 @@ def wait(names: tuple[str, ...], state: str | None, timeout: float, namespace: s
     """Wait until claims are allocated, released (hold nothing) or deleted, machines running, stopped or deleted,
     migrations succeeded, failed or deleted.
 
-    Exit code 1 when the time is up. At once for a machine that will not start as it is, and for a migration that is
-    over and has not the state.
+    Exit code 1 when the time is up. At once for an object that is deleted meanwhile, for a machine that will not start
+    as it is, and for a migration that is over and has not the state.
 
     \b
     devalloc wait train --for=allocated --timeout 1m
@@ -119,7 +119,7 @@ def _advice(store: Store, key: Key) -> str:
     try:
         stored = store.get(*key)
     except NotFound:
-        return "; it was deleted"
+        return ""
     if key.kind == "VirtualMachine":
         status = stored.get("status", {})
         if not status:
@@ -155,23 +155,46 @@ def _wait(store: Store, keys: list[Key], state: str, timeout: float) -> dict[Key
     """
     until = time.monotonic() + timeout
     since = store.list(()).resource_version
-    waiting = [key for key in keys if not _reached(store, key, state)]
+    uids = {key: _uid(store, key) for key in keys}
+    waiting = [key for key in keys if not _reached(store, key, state, uids[key])]
     kinds = {key.kind for key in keys}
     while True:
-        reasons = {key: _why_never(store, key, state) for key in waiting}
+        reasons = {key: _why_never(store, key, state, uids[key]) for key in waiting}
         if all(reasons.values()) or (left := until - time.monotonic()) <= 0:
             return reasons
         for event in store.watch(kinds, since, timeout=left):
             since = event.resource_version
             break
-        waiting = [key for key in waiting if not _reached(store, key, state)]
+        waiting = [key for key in waiting if not _reached(store, key, state, uids[key])]
 
 
-def _why_never(store: Store, key: Key, state: str) -> str:
+def _uid(store: Store, key: Key) -> str | None:
+    """The identity of the object that has a name now, which tells it from a later one; None if there is none."""
+    obj = _same_object(store, key, None)
+    return None if obj is None else obj["metadata"].get("uid")
+
+
+def _same_object(store: Store, key: Key, uid: str | None) -> dict[str, Any] | None:
+    """The object, unless it was deleted, even if another one has its name."""
+    from devalloc.store.errors import NotFound
+
+    try:
+        obj = store.get(*key)
+    except NotFound:
+        return None
+    return obj if uid is None or obj["metadata"].get("uid") == uid else None
+
+
+def _why_never(store: Store, key: Key, state: str, uid: str | None) -> str:
     """Why an object will not get to the state until someone changes it; empty if it may."""
     from devalloc.api.views import MigrationView
     from devalloc.store.errors import NotFound
 
+    obj = _same_object(store, key, uid)
+    if obj is None:
+        return "because it was deleted"
+    if state in ("allocated", "running") and obj["metadata"].get("deletionTimestamp"):
+        return "because it is being deleted"
     if key.kind == MIGRATION and state != "deleted":
         with suppress(NotFound):
             return "and will not, because it is over" if MigrationView(store.get(*key)).is_over else ""
@@ -196,13 +219,11 @@ def _why_never_running(store: Store, key: Key) -> str:
     return "and stays so, because it ended and its spec.restartPolicy is Never" if has_ended(machine) else ""
 
 
-def _reached(store: Store, key: Key, state: str) -> bool:
-    from devalloc.store.errors import NotFound
-
-    try:
-        status = store.get(*key).get("status", {})
-    except NotFound:
+def _reached(store: Store, key: Key, state: str, uid: str | None) -> bool:
+    obj = _same_object(store, key, uid)
+    if obj is None:
         return state in ("released", "stopped", "deleted")  # a deleted claim has no devices
+    status = obj.get("status", {})
     if state in ("running", "stopped", "succeeded", "failed"):
         return bool(status.get("phase") == state.capitalize())
     return state != "deleted" and bool(status.get("allocations")) == (state == "allocated")

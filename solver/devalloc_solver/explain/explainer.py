@@ -231,7 +231,7 @@ class Explainer(ABC):
         missing = {demand.key: self._missing_drivers(demand) for demand in unit.demands}
         if not any(missing.values()):
             return self._search_reasons(unit)
-        found = self._search_reasons(unit)
+        findings = self._search_reasons(unit)
         guilty, drivers = next((key, names) for key, names in missing.items() if names)
         common = f"group {unit.group} is all-or-nothing, and {'/'.join(guilty)} cannot be satisfied: "
         return {
@@ -240,7 +240,7 @@ class Explainer(ABC):
                 text=self._describe_missing(missing[key]) if missing[key] else common + self._describe_missing(drivers),
                 missing_drivers=missing[key] or drivers,
             )
-            for key, finding in found.items()
+            for key, finding in findings.items()
         }
 
     def _missing_drivers(self, demand: Demand) -> frozenset[str]:

@@ -258,6 +258,42 @@ def test_a_claim_that_is_deleted_meanwhile_is_released(devalloc: Shell) -> None:
         soon.join()
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_wait_ends_at_once_when_its_object_is_deleted(devalloc: Shell, again: bool) -> None:
+    """Also if another object of the same name exists since then."""
+    devalloc("apply", "-f", "-", stdin=text(claim()))
+
+    def delete() -> None:
+        with closing(SQLiteStore(devalloc.store)) as store:
+            store.delete("DeviceClaim", "default", "train")
+            if again:
+                store.create(claim())
+
+    soon = threading.Timer(0.3, delete)
+    soon.start()
+    started = time.monotonic()
+    ended = devalloc("wait", "train", "--timeout", "10m")
+    soon.join()
+
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.err.startswith("error: DeviceClaim default/train is not allocated because it was deleted")
+    assert time.monotonic() - started < 300
+
+
+def test_wait_and_apply_say_that_an_object_is_being_deleted(devalloc: Shell) -> None:
+    held = {**claim(), "metadata": {"name": "train", "finalizers": ["example.com/hold"]}}
+    devalloc("apply", "-f", "-", stdin=text(held))
+    devalloc("delete", "dclaim/train")
+
+    waited = devalloc("wait", "train", "--timeout", "10m")
+    assert waited.code == 1
+    assert "is not allocated because it is being deleted" in waited.err
+    applied = devalloc("apply", "-f", "-", stdin=text(claim()))
+    assert "warning: DeviceClaim default/train is being deleted; apply it again when it is gone" in applied.err
+    assert devalloc("apply", "-f", "-", "--dry-run", stdin=text(claim())).err == applied.err
+    assert devalloc("apply", "-f", "-", stdin=text(pool())).err == ""
+
+
 def test_wait_that_ends_in_vain_says_what_to_look_at(devalloc: Shell) -> None:
     devalloc("apply", "-f", "-", stdin=text(claim()))
 
