@@ -177,6 +177,7 @@ class Node:
             in_use=lambda device: process_using(self.host.tree(), device),
             identify=self.bindings.identify,
             observe=self.bindings.observe,
+            boot_id=self.boot_id,
             remains=files.remains,
             rehearse=lambda ref, due: deny_in_dry_run(host, lambda: self._plan(ref, due), ref),
             refuse=lambda what: deny_change_in_dry_run(host, what),

@@ -237,6 +237,18 @@ def test_another_device_at_the_address_after_a_reboot_is_refused_until_the_claim
         assert not node.journal.records("allocated"), "the next allocation may be of what is there now"
 
 
+def test_a_plugin_that_did_not_notice_the_reboot_prepares_the_claim_again(bed: Bed) -> None:
+    ref, other = bed.grants.add("training", GPU), bed.grants.add("other", VF)
+    with started(bed) as node:
+        first = prepare(node, ref)
+        prepare(node, other)
+        reboot(bed)
+        assert prepare(node, ref) == first
+        assert {bed.driver(address) for address in GPU_FUNCTIONS} == {"vfio-pci"}
+        assert [claim.ref for claim in node.claims.prepared()] == [ref], "the other was undone by the reboot, too"
+        assert prepare(node, ref) == first, "the reboot is noted once"
+
+
 def test_the_same_device_after_a_reboot_is_prepared(bed: Bed) -> None:
     ref = bed.grants.add("training", GPU)
     with started(bed) as node:

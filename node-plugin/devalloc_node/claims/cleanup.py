@@ -15,7 +15,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.journal import ClaimRecord, ClaimState
 from devalloc_node.journal.protocol import JournalReader
-from devalloc_node.journal.sqlite import BOOT, QUARANTINED
+from devalloc_node.journal.sqlite import QUARANTINED
 from devalloc_node.model.grant import ClaimRef, Grants
 
 
@@ -142,10 +142,8 @@ class Reconciler:
 
     def recover(self) -> ReconcileReport:
         """At start: take note of a reboot, and undo what a crash left unfinished."""
-        journal, report, boot_id = self._claims.journal, ReconcileReport(), self._boot_id()
-        if journal.setting(BOOT) not in (None, boot_id):
-            self._remember_devices()
-        for record in journal.boot(boot_id, self._claims.options.persistent_kinds):
+        report = ReconcileReport()
+        for record in self._claims.note_boot(self._boot_id()):
             report.finished.append(
                 f"claim {record.ref} was prepared before a reboot of the host, which undid it: it must be prepared "
                 "again"
@@ -271,15 +269,6 @@ class Reconciler:
                 report.waiting.append(f"claim {record.ref} was deleted; this pass has reached its limit of removals")
             else:
                 self._clear(record, report, report.removed, lambda now: now.state is ClaimState.PREPARED, unused=True)
-
-    def _remember_devices(self) -> None:
-        """Before a reboot is noted: which devices the claims had that it undid."""
-        for record in self._claims.journal.claims():
-            if record.state is ClaimState.PREPARED:
-                try:
-                    self._claims.remember(record)
-                except NodeError as error:
-                    LOG.warning("cannot note which devices claim %s had before the reboot: %s", record.ref, error)
 
     def _forget_gone_devices(self) -> None:
         """Of claims that a reboot undid, and that hold nothing here any more."""

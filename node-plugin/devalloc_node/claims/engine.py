@@ -20,6 +20,7 @@ from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.host.lock_folder import lock_purpose
 from devalloc_node.journal import ClaimRecord, ClaimState, HeldByOther, HeldKey, Journal
 from devalloc_node.journal.audit_log import audit
+from devalloc_node.journal.sqlite import BOOT
 from devalloc_node.model.grant import ClaimRef, Grant, GrantedDevice, Grants, check_ref
 from devalloc_node.model.step import Prepared, PreparedDevice, Step, StepKind
 
@@ -107,6 +108,7 @@ class Claims:
         in_use: InUse = lambda device: None,
         identify: Identify = lambda granted: {},
         observe: Observe = lambda device: HealthState("healthy"),
+        boot_id: Callable[[], str] | None = None,
         remains: Callable[[str], Sequence[str]] = lambda uid: (),
         rehearse: Callable[[ClaimRef, Deadline], None] = lambda ref, due: None,
         refuse: Callable[[str], None] = lambda what: None,
@@ -128,6 +130,7 @@ class Claims:
         self._in_use = in_use
         self._identify = identify
         self._observe = observe
+        self._boot_id = boot_id
         self._remains = remains
         self._rehearse = rehearse
         self._refuse = refuse
@@ -144,6 +147,7 @@ class Claims:
         check_ref(ref)
         grants = self._grants_of(kind)
         with self._locked(ref.uid, due, f"prepare claim {ref}", caller):
+            self._note_boot()
             record = self.journal.claim(ref.uid)
             if record is not None and record.state is ClaimState.PREPARED and record.prepared is not None:
                 again = self._again(record, record.prepared, ref, grants)
@@ -474,6 +478,31 @@ class Claims:
             raise Failed(problem.code, f"{why}, and a machine has its devices; detach it first")
 
     # What claims had before a reboot.
+
+    def note_boot(self, boot_id: str) -> Sequence[ClaimRecord]:
+        """Take note of the boot that the host is in; the claims that a reboot undid since the last time."""
+        if self.journal.setting(BOOT) not in (None, boot_id):
+            for record in self.journal.claims():
+                if record.state is ClaimState.PREPARED:
+                    try:
+                        self.remember(record)
+                    except NodeError as error:
+                        LOG.warning("cannot note which devices claim %s had before the reboot: %s", record.ref, error)
+        return self.journal.boot(boot_id, self.options.persistent_kinds)
+
+    def _note_boot(self) -> None:
+        """A plugin that was restored with its host, or that is frozen for long, may have missed a reboot."""
+        boot = self.journal.setting(BOOT) if self._boot_id is not None else None
+        if boot is None or self._boot_id is None:
+            return  # nothing was prepared in an earlier boot
+        try:
+            now = self._boot_id()
+        except NodeError as error:
+            LOG.warning("cannot check whether the host was restarted: %s", error)
+            return
+        if now != boot:
+            for record in self.note_boot(now):
+                LOG.warning("claim %s was prepared before a reboot of the host, which undid it", record.ref)
 
     def remember(self, record: ClaimRecord) -> None:
         """Note what the devices of a prepared claim are, before they are undone without its owner having asked."""
