@@ -305,7 +305,7 @@ def test_two_equal_drives_of_two_tenants_that_change_places_are_both_refused() -
 def test_a_claim_of_a_journal_without_identities_goes_on_working(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     ref = bed.grants.add("training", GPU)
     with started(bed) as node:
-        monkeypatch.setattr(node.claims, "_identify", lambda granted: {})
+        monkeypatch.setattr(node.claims, "_identify", lambda binding: {})
         prepare(node, ref)
         assert "identity" not in node.journal.claim(ref.uid).prepared["devices"][0]  # type: ignore[union-attr, index]
     reboot(bed)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from devalloc.api.device_identity import Identity, difference
+from devalloc.inventory.cards import VirtualFunction
 from devalloc.inventory.identity import function_identity, unit_identity
 from devalloc.inventory.locate import (
     InstanceDevice,
@@ -75,15 +76,19 @@ class Bindings:
                 vendor_layout = parent.folder.folder("nvidia") and not parent.folder.folder("mdev_supported_types")
                 return (Vgpu if vendor_layout else Mdev)(self.host, self.config, located=located)
 
-    def identify(self, granted: GrantedDevice) -> Identity:
-        """What the device is now; nothing for admin access, and for one that is no PCI function. Raises Denied as
-        ``choose``."""
-        if granted.admin:
-            return {}
-        tree = self.host.tree()
-        if (vf := existing_vf(tree, granted.device)) is not None:
-            return _identity(tree, vf)
-        return located_identity(locate_device(tree, self.config, granted))
+    def identify(self, binding: Binding) -> Identity:
+        """What the device is that a binding was chosen for; nothing for admin access, and for what is no PCI function.
+        Reads only."""
+        located = binding.located if isinstance(binding, (Vfio, Sriov, Mdev, Vgpu)) else None
+        match located:
+            case None:
+                return {}
+            case PciFunction():
+                return _identity(self.host.tree(), located)
+            case VirtualFunction():
+                return _vf_identity(located)
+            case _:
+                return located_identity(located)
 
     def observe(self, device: PreparedDevice) -> HealthState:
         """How a prepared device is. Reads only; never raises for the state of the device."""
@@ -116,17 +121,21 @@ def _identity(tree: Tree, function: PciFunction) -> Identity:
     return function_identity(function, read_function(tree, function.physfn) if function.physfn is not None else None)
 
 
+def _vf_identity(vf: VirtualFunction) -> Identity:
+    if vf.function is not None:
+        return function_identity(vf.function, vf.pf)
+    device = vf.pf.sriov.vf_device if vf.pf.sriov else None
+    shown = {"vendorID": hex_id(vf.pf.vendor)} | ({} if device is None else {"deviceID": hex_id(device)})
+    return shown | unit_identity(vf.pf)
+
+
 def located_identity(located: LocatedDevice) -> Identity:
     """The identity of a device as its pool publishes it: of a VF that does not exist yet, what its PF shows."""
     match located:
         case PortDevice(port=port):
             return function_identity(port.function)
-        case VfDevice(vf=vf) if vf.function is not None:
-            return function_identity(vf.function, vf.pf)
         case VfDevice(vf=vf):
-            device = vf.pf.sriov.vf_device if vf.pf.sriov else None
-            shown = {"vendorID": hex_id(vf.pf.vendor)} | ({} if device is None else {"deviceID": hex_id(device)})
-            return shown | unit_identity(vf.pf)
+            return _vf_identity(vf)
         case ProfileDevice(port=port, parent=parent) | InstanceDevice(port=port, parent=parent):
             pf = next((each for each in port.members if each.address == parent.physfn), None)
             return function_identity(parent, pf)

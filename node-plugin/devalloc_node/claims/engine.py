@@ -78,8 +78,8 @@ InUse = Callable[[PreparedDevice], str | None]
 """Who has a device open, such as ``qemu (1234)``; None if no process is seen. Raises NodeError if that is unknown."""
 
 
-Identify = Callable[[GrantedDevice], Identity]
-"""What a device is now, before it is prepared. Raises Denied as ``Choose``."""
+Identify = Callable[[Binding], Identity]
+"""What the device is for which a binding was chosen, before it is prepared."""
 Observe = Callable[[PreparedDevice], HealthState]
 """Whether a prepared device is still as it was left: what the health watch asks, too."""
 
@@ -106,7 +106,7 @@ class Claims:
         options: PrepareOptions | None = None,
         render: Mapping[str, Sequence[Render]] | None = None,
         in_use: InUse = lambda device: None,
-        identify: Identify = lambda granted: {},
+        identify: Identify = lambda binding: {},
         observe: Observe = lambda device: HealthState("healthy"),
         boot_id: Callable[[], str] | None = None,
         remains: Callable[[str], Sequence[str]] = lambda uid: (),
@@ -295,7 +295,7 @@ class Claims:
 
     def _prepare(self, grant: Grant, source: str, due: Deadline, caller: str) -> Prepared:
         bindings = [self._binding(device) for device in grant.devices]
-        identities = [self._unchanged_identity(device) for device in grant.devices]
+        identities = [self._unchanged_identity(*each) for each in zip(grant.devices, bindings, strict=True)]
         keys = reserve_devices(self.journal, grant, source, bindings, due)
         work = ClaimWork(grant.ref.uid, caller)
         try:
@@ -325,9 +325,9 @@ class Claims:
             )
         return binding
 
-    def _unchanged_identity(self, granted: GrantedDevice) -> Identity:
+    def _unchanged_identity(self, granted: GrantedDevice, binding: Binding) -> Identity:
         """What the device is. Raises Denied ``DeviceChanged`` if another one was allocated."""
-        identity = self._identify(granted)
+        identity = self._identify(binding)
         if (other := difference(granted.identity, identity)) is not None:
             raise Denied(
                 "DeviceChanged",

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from devalloc.device_kinds import DeviceKind
+from devalloc.inventory.storage_use import is_used_by_host as is_used_by_host
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed, Unknown
