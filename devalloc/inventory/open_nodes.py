@@ -38,9 +38,9 @@ def open_device_nodes(proc: Folder | None, nodes: Collection[DeviceNode]) -> dic
     Processes that this one may not look into do not count; there is no telling what they hold.
     """
     users: dict[str, list[Process]] = {}
-    wanted = _Wanted.of(nodes)
     if proc is None or not nodes:
         return {}
+    wanted = _Wanted.of(nodes, is_recording=not os.path.ismount(proc.path))
     for pid in sorted(int(name) for name in proc.names() if name.isdecimal()):
         paths = set(_open_paths(f"{proc.path}/{pid}/fd", wanted))
         if paths:
@@ -56,15 +56,15 @@ class _Wanted:
 
     by_number: Mapping[DeviceNumber, str]
     by_name: Mapping[bytes, str]
-    by_name_alone: Mapping[bytes, str]
-    """Those whose number is unknown."""
+    by_name_too: Mapping[bytes, str]
+    """Those whose number is unknown; of a recording all: its names may be those of other devices here."""
 
     @classmethod
-    def of(cls, nodes: Collection[DeviceNode]) -> _Wanted:
+    def of(cls, nodes: Collection[DeviceNode], *, is_recording: bool) -> _Wanted:
         return cls(
             {node.number: node.path for node in nodes if node.number is not None},
             {os.fsencode(node.path): node.path for node in nodes},
-            {os.fsencode(node.path): node.path for node in nodes if node.number is None},
+            {os.fsencode(node.path): node.path for node in nodes if node.number is None or is_recording},
         )
 
 
@@ -84,7 +84,7 @@ def _open_paths(folder: str, wanted: _Wanted) -> Iterator[str]:
         for descriptor in descriptors:
             try:
                 number = _number(descriptor, opened)
-                names = wanted.by_name_alone if number is not None else {}
+                names = wanted.by_name_too if number is not None else {}
             except OSError:  # closed since, or the node is not there: a recording
                 number, names = None, wanted.by_name
             if number is not None and number in wanted.by_number:
