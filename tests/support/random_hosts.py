@@ -1,7 +1,7 @@
 """Random hosts: cards, what hangs below them at any place, and who uses it; and which of their devices are offered.
 
-`RandomHost.of(seed)` is a plan; `build(folder)` makes the tree. `offered` is an oracle: it is worked out from the plan by
-the rules alone (T3 to T8), and knows nothing of /sys, /proc or the inventory:
+`RandomHost.of(seed)` is a plan; `build(folder)` makes the tree. `offered` is an oracle: it follows from the plan by the
+rules alone (T3 to T8), and knows nothing of /sys, /proc or the inventory:
 
 - not offered is what the host needs: the boot display, the console, an interface with a default route, address, bridge
   or another interface on it (in any network namespace), a disk that is mounted, swapped to or held;
@@ -143,7 +143,6 @@ class RandomHost:
     """Processes of AMD's compute driver: whether it lists them, and the partitions that they use."""
     erase_policy: bool = False
     allowed: frozenset[str] = ALLOWED
-    with_gpu_vfs: bool = False
 
     @classmethod
     def of(cls, seed: int) -> RandomHost:
@@ -153,7 +152,7 @@ class RandomHost:
     def stacked(self) -> StackedInterfaces:
         """What the kernel would say of interfaces that stand on others in other namespaces."""
         names = [each.name for member in self.members for each in member.interfaces if each.use == "stacked"]
-        return StackedInterfaces({name: f"net1 in the network namespace of pause {self.seed}" for name in names})
+        return StackedInterfaces(dict.fromkeys(names, f"net1 in the network namespace of pause {self.seed}"))
 
     @property
     def members(self) -> Iterator[Member]:
@@ -252,7 +251,7 @@ class _Planner:
                     members.append(Member(pci_cards.gpu_audio(f"{slot}.1", **more)))
                 return [Card("gpu", members)]
             case 1:
-                sriov = Sriov(4, offset=16, vf_device=0x7410, vf_driver="amdgpu") if self.host.with_gpu_vfs else None
+                sriov = Sriov(4, offset=16, vf_device=0x7410, vf_driver="amdgpu")
                 return [Card("gpu", [Member(pci_cards.amd_gpu(first, drm=None, sriov=sriov, **more))])]
             case 2:
                 return [Card("nic", [Member(pci_cards.plain_nic(first, netdev=None, **more))])]
@@ -265,9 +264,9 @@ class _Planner:
                     self.parts(vf)
                 return [Card("nic", [Member(spec)], vfs)]
             case 4:
-                ports = [Card("nic", [Member(pci_cards.connectx(f"{slot}.{port}", netdev=None, infiniband=None, sriov=None, **more))])
-                         for port in range(chance.randint(1, 2))]  # fmt: skip
-                return ports
+                more |= {"netdev": None, "infiniband": None, "sriov": None}
+                ports = [pci_cards.connectx(f"{slot}.{port}", **more) for port in range(chance.randint(1, 2))]
+                return [Card("nic", [Member(port)]) for port in ports]
             case 5:
                 return [Card("storage", [Member(pci_cards.nvme(first, nvme=None, **more))])]
             case 6:
