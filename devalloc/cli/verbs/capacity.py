@@ -16,6 +16,15 @@ from devalloc.cli.options.capacity import CapacityOptions, amount_parser
 from devalloc.cli.options.common import EXISTING_FOLDER, files_option, namespace_option, output_option, settings_options
 from devalloc.cli.options.inventory import InventoryOptions
 from devalloc.cli.render.output import print_content, print_objects, show_spinner
+from devalloc.cli.resource_claims import CLAIM as RESOURCE_CLAIM
+from devalloc.cli.resource_claims import (
+    TEMPLATE,
+    as_claim,
+    documents_about,
+    load_resource_objects,
+    of_kind,
+    resource_kind,
+)
 from devalloc.cli.shell_completion import complete_claims
 from devalloc.cli.solver_input import load_solver_input, with_store_option
 from devalloc.cli.storage import store_path
@@ -111,8 +120,9 @@ def capacity(
 
     The result respects ResourceQuotas.
 
-    The claim is in the store (NAME) or in the manifests. devalloc counts on the pools of the store or cluster, or on
-    the manifests alone if they contain pools.
+    The claim is in the store (NAME) or in the manifests: a DeviceClaim, a ResourceClaim or a ResourceClaimTemplate
+    (resourceclaimtemplate/NAME), of which the claims of pods are made. Quotas of these are Kubernetes' own. devalloc
+    counts on the pools of the store or cluster, or on the manifests alone if they contain pools.
 
     With --host: the CPUs, memory, disk, network and disk bandwidth, and GPUs that this host offers to machines: how
     much can be promised (oversubscription), is promised to the store's machines, and is left. The limits and ratios
@@ -130,18 +140,22 @@ def capacity(
         return _host(host, place.store, output)
     if idle := _given_host_options():
         raise BadInput(f"{' and '.join(idle)}: only with --host, which shows what this host offers to machines")
-    from devalloc.controller.reconcile.stored_claims import is_foreign
     from devalloc_solver import capacity as count
 
-    question = load_solver_input(files, namespace, place, with_store)
-    documents = [one for one in question.all if _is_named(one)]
-    given = [document.content for document in question.documents.good]
-    is_of_files = bool(given) or (bool(files) and name is None)
-    candidates = given if is_of_files and name is None else documents
-    claims = [one for one in candidates if one["kind"] == CLAIM and not is_foreign(one)]
-    if files and name is None and not claims and question.code:
-        return question.code  # the claim's problems were already shown
-    claim = _chosen(claims, _claim_name(name, given, namespace), namespace, place if question.is_of_store else None)
+    if not files and name is not None and (kind := resource_kind(name.rpartition("/")[0])):
+        objects: list[Object] = load_resource_objects(place)
+        claim = _chosen([*of_kind(objects, kind)], name, namespace, None)
+        documents, code = documents_about(as_claim(claim), objects), 0
+    else:
+        question = load_solver_input(files, namespace, place, with_store)
+        documents, code = [one for one in question.all if _is_named(one)], question.code
+        given = [document.content for document in question.documents.good]
+        is_of_files = bool(given) or (bool(files) and name is None)
+        candidates = given if is_of_files and name is None else documents
+        claims = _claims_to_count(candidates, name, namespace)
+        if files and name is None and not claims and code:
+            return code  # the claim's problems were already shown
+        claim = _chosen(claims, name, namespace, place if question.is_of_store else None)
     with show_spinner("counting"):
         counted = count(documents, claim)
     if output in ("json", "yaml"):
@@ -153,7 +167,7 @@ def capacity(
         )
     else:
         _show(counted, claim)
-    return question.code
+    return code
 
 
 def _given_host_options() -> list[str]:
@@ -190,25 +204,25 @@ def _is_named(content: Any) -> bool:
     return isinstance(metadata, dict) and isinstance(metadata.get("name"), str) and "kind" in content
 
 
-def _claim_name(name: str | None, manifests: list[Object], namespace: str) -> str | None:
-    """The name in NAME or KIND/NAME. Raises BadInput if the kind is not DeviceClaim."""
+def _claims_to_count(objects: list[Object], name: str | None, namespace: str) -> list[Object]:
+    """The claims that NAME or KIND/NAME may mean: of the kind that is named, otherwise DeviceClaims, and if there are
+    none (of that name), ResourceClaims, then templates of these. Raises BadInput if the kind is another one."""
     from devalloc.cli.object_names import kind_of
+    from devalloc.controller.reconcile.stored_claims import is_foreign
 
     word, _, bare = (name or "").rpartition("/")
-    is_of_kubernetes = word.lower().partition(".")[0] in ("resourceclaim", "resourceclaims")
-    named = {
-        one["kind"]
-        for one in manifests
-        if (one["metadata"].get("namespace", "default"), one["metadata"]["name"]) == (namespace, bare)
-    }
-    if is_of_kubernetes or (not word and CLAIM not in named and "ResourceClaim" in named):
-        raise BadInput(
-            f"{namespace}/{bare} is a ResourceClaim, and `devalloc capacity` counts with DeviceClaims only; "
-            "`devalloc dra allocate -f` shows what ResourceClaims in files get"
-        )
-    if word and (kind := kind_of(word).kind) != CLAIM:
-        raise BadInput(f"`devalloc capacity` counts with DeviceClaims only, not with a {kind}: {name}")
-    return bare or None
+    own = [one for one in objects if one["kind"] == CLAIM and not is_foreign(one)]
+    by_kind = {CLAIM: own, **{kind: [*of_kind(objects, kind)] for kind in (RESOURCE_CLAIM, TEMPLATE)}}
+    if word:
+        kind = resource_kind(word) or kind_of(word).kind
+        if kind not in by_kind:
+            raise BadInput(f"`devalloc capacity` counts with claims only, not with a {kind}: {name}")
+        return by_kind[kind]
+    for claims in by_kind.values():
+        named = [(one["metadata"].get("namespace") or "default", one["metadata"]["name"]) for one in claims]
+        if claims and (not bare or (namespace, bare) in named):
+            return claims
+    return own
 
 
 def _chosen(claims: list[Object], name: str | None, namespace: str, place: StoreTarget | None) -> Object:
@@ -224,7 +238,7 @@ def _chosen(claims: list[Object], name: str | None, namespace: str, place: Store
         )
     if bare is None and not claims:
         raise BadInput(
-            "there is no DeviceClaim to count with; give one with -f, or apply one; --host shows what this host offers "
+            "there is no claim to count with; give one with -f, or apply one; --host shows what this host offers "
             "to machines"
         )
     for claim in claims:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -20,6 +21,17 @@ from devalloc.cli.options.common import (
     placement_option,
 )
 from devalloc.cli.render.output import print_content, show_spinner
+from devalloc.cli.resource_claims import CLAIM as RESOURCE_CLAIM
+from devalloc.cli.resource_claims import (
+    TEMPLATE,
+    as_claim,
+    documents_about,
+    load_resource_objects,
+    named_object,
+    of_kind,
+    resource_kind,
+    with_claim_of,
+)
 from devalloc.cli.shell_completion import complete_claims
 from devalloc.cli.solver_input import SolverInput, load_solver_input, with_store_option
 from devalloc.cli.target import StoreTarget, missing_node_note, open_target, target_options, why_not_running
@@ -92,7 +104,6 @@ def _counted(objects: Sequence[Any]) -> str:
 
 
 CLAIM = "DeviceClaim"
-RESOURCE_CLAIM = "ResourceClaim"
 MIGRATION = "VirtualMachineMigration"
 
 
@@ -122,8 +133,9 @@ def explain(
 ) -> int:
     """Show why a claim is not allocated: how many devices each rule leaves, what is in the way, what to do.
 
-    vm/NAME explains in the same way why a machine waits for a node with enough room, and migration/NAME why one that
-    runs does not move to another node.
+    resourceclaim/NAME and resourceclaimtemplate/NAME explain claims of Kubernetes, in manifests or of a cluster: what a
+    claim gets beside those that are allocated. vm/NAME explains in the same way why a machine waits for a node with
+    enough room, and migration/NAME why one that runs does not move to another node.
 
     KIND.FIELD, such as claim.spec.claims.limits, shows what a field means, with its type, unit and default. If there is
     a claim of that very name, it explains the claim.
@@ -144,10 +156,12 @@ def explain(
 
     if len(words) == 1 and not files and _explain_field(words[0], place, namespace, output):
         return 0
-    question = load_solver_input(files, namespace, place, with_store)
-    kind, name = _object_to_explain(words, question, namespace)
-    if kind == RESOURCE_CLAIM and question.is_of_store:
-        raise CommandFailed(_not_answered(place, Key(kind, namespace, name)))
+    word, _, bare = "/".join(words).rstrip("/").rpartition("/")
+    if not files and (stored := resource_kind(word)) is not None:
+        return _explain_resource_claim(place, Key(stored, namespace, bare), placement, deadline, output)
+    question, kind, name = _question_about(
+        words, load_solver_input(files, namespace, place, with_store), namespace, place
+    )
     waiting = question.is_of_store and not _has_devices(question.all, namespace, name)
     with show_spinner("solving"):
         answer = solve_with_machines(
@@ -191,6 +205,49 @@ def explain(
     if question.code or question.has_errors(answer):
         return 2
     return 1 if problem or not claim["allocated"] else 0
+
+
+def _question_about(
+    words: tuple[str, ...], question: SolverInput, namespace: str, place: StoreTarget
+) -> tuple[SolverInput, str, str]:
+    """The input with what the words name, and its kind and name; for a template, with the claim of one. Raises
+    CommandFailed."""
+    kind, name = _object_to_explain(words, question, namespace)
+    if kind not in (RESOURCE_CLAIM, TEMPLATE):
+        return question, kind, name
+    if question.is_of_store:
+        raise CommandFailed(_not_answered(place, Key(kind, namespace, name)))
+    if kind == TEMPLATE:
+        if (template := named_object(question.all, kind, namespace, name)) is None:
+            names = _names(question, kind, namespace)
+            raise CommandFailed(_no_such(place, question, Key(kind, namespace, name), names))
+        question = replace(question, all=with_claim_of(template, question.all))
+    return question, RESOURCE_CLAIM, name
+
+
+def _explain_resource_claim(place: StoreTarget, key: Key, placement: str, deadline: float | None, output: str) -> int:
+    """Show whether a ResourceClaim of a cluster or store, or one of a template, gets devices beside those that have
+    any."""
+    from devalloc.cli.object_names import similar_names_hint
+    from devalloc.cli.render.explanation import print_explanation
+    from devalloc_solver.dra import solve_manifests
+
+    objects = load_resource_objects(place)
+    content = named_object(objects, key.kind, key.namespace or "default", key.name)
+    if content is None:
+        there = [one["metadata"]["name"] for one in of_kind(objects, key.kind)]
+        raise CommandFailed(f"there is no {key.kind} {key.namespace}/{key.name}{similar_names_hint(key.name, there)}")
+    claim = as_claim(content)
+    with show_spinner("solving"):
+        answer = solve_manifests([*documents_about(claim, objects), claim], placement=placement, deadline=deadline)
+    (one,) = (one for one in answer["claims"] if (one["namespace"], one["name"]) == (key.namespace, key.name))
+    if output in ("json", "yaml"):
+        print_content(one, output)
+    else:
+        is_allocated = bool((claim.get("status") or {}).get("allocation"))
+        then = "kube-scheduler allocates it for a pod; `kubectl describe` shows its Events."
+        print_explanation(one, only_would=not is_allocated, then=then)
+    return 0 if one["allocated"] else 1
 
 
 def _why_not_running_on(node: str | None, machines: Iterable[dict[str, Any]]) -> tuple[str, str]:
@@ -287,18 +344,22 @@ def _object_to_explain(words: tuple[str, ...], question: SolverInput, namespace:
 
     names = _names(question, CLAIM, namespace)
     if not words:
-        own = _names(question, CLAIM, None, of_files=True)
-        if len(own) == 1:
-            return CLAIM, own[0]
+        for kind in (CLAIM, RESOURCE_CLAIM, TEMPLATE):
+            own = _names(question, kind, None, of_files=True)
+            if len(own) == 1:
+                return kind, own[0]
         raise BadInput(
             f"name a claim, or a machine as vm/NAME, for example: devalloc explain train{similar_names_hint('', names)}"
         )
     if len(words) > 2 or (len(words) == 2 and "/" in "".join(words)):
         raise BadInput(f"name one claim or machine: NAME, KIND/NAME or KIND NAME, not {' '.join(words)}")
     kind, _, name = "/".join(words).rstrip("/").rpartition("/")
-    if kind.lower().partition(".")[0] in ("resourceclaim", "resourceclaims"):
-        return RESOURCE_CLAIM, name
+    if (of_kubernetes := resource_kind(kind)) is not None:
+        return of_kubernetes, name
     if not kind:
+        is_claim = name in names or name in _names(question, RESOURCE_CLAIM, namespace)
+        if not is_claim and name in _names(question, TEMPLATE, namespace):
+            return TEMPLATE, name
         if name not in names and (named_kind := _kind_or_none(name)) is not None:
             fields = f"; for its fields: devalloc explain {name}.spec"
             listed = similar_names_hint("", _names(question, named_kind, namespace))
@@ -339,14 +400,11 @@ def _names_of_kind(contents: list[Any], kind: str) -> list[tuple[str, str]]:
 
 
 def _not_answered(place: StoreTarget, key: Key) -> str:
-    """Why `explain` cannot explain a ResourceClaim of a store or cluster, and what to do instead."""
+    """Why `explain` cannot explain a ResourceClaim of a store without a cluster."""
     from devalloc.cli.object_names import fetch_object
     from devalloc.controller.reconcile.stored_claims import ignored_reason
     from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS
 
-    if place.is_cluster:
-        seen = f"kubectl describe resourceclaim {key.name} -n {key.namespace}"
-        return f"`devalloc explain` cannot explain ResourceClaims of a cluster; their Events show why they wait: {seen}"
     with open_target(place) as store:
         fetch_object(store, key)
     return f"{key} is not allocated here: {ignored_reason(RESOURCE_CLAIMS)}"
@@ -356,7 +414,7 @@ def _no_such(place: StoreTarget, question: SolverInput, key: Key, names: list[st
     """The message for a claim or machine that does not exist, with suggestions. ``names``: those that exist."""
     from devalloc.cli.object_names import not_found_hint, similar_names_hint
 
-    what = "machine" if key.kind == "VirtualMachine" else "claim"
+    what = {"VirtualMachine": "machine", TEMPLATE: "template"}.get(key.kind, "claim")
     message = f"there is no {what} {key.namespace}/{key.name}"
     other = CLAIM if what == "machine" else "VirtualMachine"
     if key.name in _names(question, other, key.namespace):

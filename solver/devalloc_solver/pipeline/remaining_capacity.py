@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from devalloc.api.meta import GROUP
 from devalloc.api.reasons import Reason
-from devalloc_solver.dialects.api_groups import as_manifest_list
+from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS, api_group_of, as_manifest_list
 from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.dialects.resource_k8s import templates
+from devalloc_solver.dialects.units import RejectedClaim
 from devalloc_solver.exact.goals import GoalSearch
 from devalloc_solver.exact.model import build_model
 from devalloc_solver.pipeline.admission import is_admission_object, sort_documents
-from devalloc_solver.pipeline.device_claims import PreparedProblem, prepare
+from devalloc_solver.pipeline.device_claims import prepare
 from devalloc_solver.pipeline.quota import copies_allowed
-from devalloc_solver.problem.allocations import Usage
+from devalloc_solver.problem.allocations import Allocation, Usage
 from devalloc_solver.problem.demand import Demand, PlacementUnit
+from devalloc_solver.problem.snapshot import Snapshot
 
+RESOURCE_CLAIM, TEMPLATE = "ResourceClaim", templates.KIND
 MAX_PER_NODE = 4_096
 """Copies of a claim that are looked for on one node at most."""
 
@@ -39,15 +43,20 @@ class Capacity:
 def capacity(documents: Iterable[Mapping[str, Any]], claim: Mapping[str, Any]) -> Capacity:
     """Count the copies of ``claim`` that fit beside the allocated claims among ``documents``.
 
+    ``claim`` is a DeviceClaim, a ResourceClaim or a ResourceClaimTemplate, of which the claims of pods are made.
+
     Pending claims among the documents are left aside. When the claim is allocated itself, its copies come on top of it.
     ResourceQuotas among the documents count: the reason is then ``QuotaExceeded``, and no node is named.
 
     Raises:
         TypeError: ``claim`` is not a dict.
-        ValueError: ``claim`` is not a DeviceClaim manifest with a name, or ``documents`` are one manifest or text.
+        ValueError: ``claim`` is not the manifest of a claim or template with a name, or ``documents`` are one manifest
+            or text.
     """
     documents = as_manifest_list(documents)
     wanted = _pending(claim)
+    if wanted["kind"] == RESOURCE_CLAIM:
+        return _count_resource_claims(documents, wanted)
     others = [d for d in documents if not (isinstance(d, Mapping) and _is_pending(d))]
     return _within_quotas(_count(others, wanted), others, wanted)
 
@@ -65,8 +74,48 @@ def _count(others: Sequence[Any], wanted: dict[str, Any]) -> Capacity:
     prepared = prepare(
         read_documents([*(d for d in others if not (isinstance(d, Mapping) and is_admission_object(d))), wanted])
     )
+    return _count_copies(prepared, _key_of(wanted))
+
+
+def _count_resource_claims(documents: Sequence[Any], wanted: dict[str, Any]) -> Capacity:
+    """The same for claims of Kubernetes. What the claims of pods may have is for the API server to bound."""
+    from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES  # with their CEL runtime
+    from devalloc_solver.dialects.resource_k8s.manifests import read_documents as read_objects
+    from devalloc_solver.pipeline.resource_k8s import prepare as prepare_cluster
+
+    groups = (RESOURCE_CLAIMS, "v1", "")  # Nodes are of v1
+    others = [d for d in documents if api_group_of(d) in groups and not is_admission_object(d) and not _is_waiting(d)]
+    return _count_copies(
+        prepare_cluster(read_objects([*others, wanted], DEFAULT_GATES), DEFAULT_GATES), _key_of(wanted)
+    )
+
+
+def _is_waiting(document: Mapping[str, Any]) -> bool:
+    """Whether it is a ResourceClaim without an allocation, or a template of such."""
+    status = document.get("status")
+    has_devices = isinstance(status, Mapping) and bool(status.get("allocation"))
+    return document.get("kind") == TEMPLATE or (document.get("kind") == RESOURCE_CLAIM and not has_devices)
+
+
+def _key_of(wanted: Mapping[str, Any]) -> tuple[str, str]:
     namespace = wanted["metadata"].get("namespace")
-    key = namespace if isinstance(namespace, str) and namespace else "default", wanted["metadata"]["name"]
+    return namespace if isinstance(namespace, str) and namespace else "default", wanted["metadata"]["name"]
+
+
+class _Prepared(Protocol):
+    """What counting needs of a problem, in either dialect."""
+
+    @property
+    def snapshot(self) -> Snapshot: ...
+    @property
+    def allocations(self) -> Sequence[Allocation]: ...
+    @property
+    def units(self) -> Sequence[PlacementUnit]: ...
+    @property
+    def refused(self) -> Sequence[RejectedClaim]: ...
+
+
+def _count_copies(prepared: _Prepared, key: tuple[str, str]) -> Capacity:
     for refused in prepared.refused:
         if refused.key == key:
             return Capacity(0, True, {}, refused.reason, refused.message)
@@ -78,7 +127,7 @@ def _count(others: Sequence[Any], wanted: dict[str, Any]) -> Capacity:
     return _count_by_node(prepared, unit)
 
 
-def _count_by_node(prepared: PreparedProblem, unit: PlacementUnit) -> Capacity:
+def _count_by_node(prepared: _Prepared, unit: PlacementUnit) -> Capacity:
     """Nodes share nothing, so their parts add up; nodes that look alike are counted once."""
     nodes: Sequence[str] = prepared.snapshot.nodes if unit.pin is None else [unit.pin]
     by_signature: dict[object, tuple[int, bool]] = {}
@@ -95,7 +144,7 @@ def _count_by_node(prepared: PreparedProblem, unit: PlacementUnit) -> Capacity:
     return Capacity(sum(by_node.values()), all_proven, by_node)
 
 
-def _max_copies(prepared: PreparedProblem, unit: PlacementUnit) -> tuple[int, bool]:
+def _max_copies(prepared: _Prepared, unit: PlacementUnit) -> tuple[int, bool]:
     """The most copies that fit at once: try ever more, until not all of them do."""
     copies = 8
     while True:
@@ -107,7 +156,7 @@ def _max_copies(prepared: PreparedProblem, unit: PlacementUnit) -> tuple[int, bo
         copies *= 4
 
 
-def _node_key(prepared: PreparedProblem, demand: Demand, node: str) -> object:
+def _node_key(prepared: _Prepared, demand: Demand, node: str) -> object:
     """What the claim sees of a node: equal for nodes that have room for equally many."""
     snapshot = prepared.snapshot
     usage = Usage.of(snapshot, prepared.allocations)
@@ -121,6 +170,8 @@ def _node_key(prepared: PreparedProblem, demand: Demand, node: str) -> object:
             members.append(
                 (
                     tuple(device.index in request.candidates.accepted for request in demand.requests),
+                    tuple(request.portions.get(device.index) for request in demand.requests),
+                    tuple(device.values(relation.attribute) for relation in demand.relations),
                     tuple(values.setdefault((n, device.attributes.get(n)), len(values)) for n in match),
                     device.draws,
                     groups.setdefault(device.compatibility, len(groups)),
@@ -138,16 +189,19 @@ def _node_key(prepared: PreparedProblem, demand: Demand, node: str) -> object:
     return tuple(seen)
 
 
-def _candidate_pools(prepared: PreparedProblem, demand: Demand) -> set[int]:
+def _candidate_pools(prepared: _Prepared, demand: Demand) -> set[int]:
     return {prepared.snapshot.devices[i].pool for request in demand.requests for i in request.candidates.accepted}
 
 
 def _pending(claim: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(claim, Mapping):
         raise TypeError(f"capacity needs a DeviceClaim manifest as a dict, not {type(claim).__name__}")
+    if claim.get("kind") == TEMPLATE:
+        claim = templates.claim_of_template(claim)
     metadata = claim.get("metadata")
-    if claim.get("kind") != "DeviceClaim" or not isinstance(metadata, Mapping) or not _is_named(metadata):
-        raise ValueError("capacity needs a DeviceClaim manifest with a name")
+    is_claim = claim.get("kind") in ("DeviceClaim", RESOURCE_CLAIM)
+    if not is_claim or not isinstance(metadata, Mapping) or not _is_named(metadata):
+        raise ValueError("capacity needs a manifest with a name: a DeviceClaim, ResourceClaim or ResourceClaimTemplate")
     own_metadata = {k: v for k, v in metadata.items() if k != "deletionTimestamp"}
     marks = metadata.get("annotations")
     if isinstance(marks, Mapping):  # any others are for the reader to refuse

@@ -1,0 +1,126 @@
+"""ResourceClaims and ResourceClaimTemplates of Kubernetes, for `explain` and `capacity`: in manifests, or of a cluster.
+
+On a cluster, a claim with devalloc's label gets devices that are set aside for devalloc, as the controller sees them.
+For any other claim, all slices count, with their taints and those of DeviceTaintRules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+from devalloc.api.cordon import is_node
+from devalloc.cli import target
+from devalloc.cli.command import CommandFailed
+from devalloc.cli.target import StoreTarget
+from devalloc.cli.terminal import print_note
+
+Object = dict[str, Any]
+CLAIM, TEMPLATE = "ResourceClaim", "ResourceClaimTemplate"
+_WORDS = {
+    **dict.fromkeys(("resourceclaim", "resourceclaims"), CLAIM),
+    **dict.fromkeys(("resourceclaimtemplate", "resourceclaimtemplates"), TEMPLATE),
+}
+
+
+def resource_kind(word: str) -> str | None:
+    """The kind of resource.k8s.io that a word means, in any case and with or without its group; None for any other."""
+    return _WORDS.get(word.lower().partition(".")[0])
+
+
+def named_object(objects: Iterable[Any], kind: str, namespace: str, name: str) -> Object | None:
+    """The claim or template of that name; None if there is none."""
+    return next((one for one in of_kind(objects, kind) if _key(one) == (namespace, name)), None)
+
+
+def of_kind(objects: Iterable[Any], kind: str) -> Iterator[Object]:
+    """The objects of a kind of resource.k8s.io that have a name."""
+    from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS, api_group_of
+
+    for one in objects:
+        if (
+            isinstance(one, dict)
+            and one.get("kind") == kind
+            and api_group_of(one) == RESOURCE_CLAIMS
+            and _has_name(one)
+        ):
+            yield one
+
+
+def _has_name(content: Object) -> bool:
+    metadata = content.get("metadata")
+    return isinstance(metadata, dict) and isinstance(metadata.get("name"), str)
+
+
+def _key(content: Object) -> tuple[str, str]:
+    return str(content["metadata"].get("namespace") or "default"), content["metadata"]["name"]
+
+
+def as_claim(content: Object) -> Object:
+    """A claim itself, or the claim that a pod gets from a template."""
+    from devalloc_solver.dialects.resource_k8s.templates import claim_of_template
+
+    return claim_of_template(content) if content["kind"] == TEMPLATE else content
+
+
+def with_claim_of(template: Object, objects: Iterable[Any]) -> list[Any]:
+    """The objects without templates, and with a claim that is made of one, in the place of a claim of its name."""
+    others = [one for one in objects if not any(of_kind([one], TEMPLATE))]
+    others = [one for one in others if one is not named_object([one], CLAIM, *_key(template))]
+    return [*others, as_claim(template)]
+
+
+# -- of a cluster or store ---------------------------------------------------------------------------------------------
+
+
+def load_resource_objects(place: StoreTarget) -> list[Object]:
+    """All of a cluster or store that decides about ResourceClaims. Raises CommandFailed, StoreError."""
+    from devalloc.controller.reconcile.stored_claims import ignored_reason
+    from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS, api_group_of
+
+    if place.is_cluster:
+        return _load_cluster_objects(place)
+    print_note(f"warning: {ignored_reason(RESOURCE_CLAIMS)}")
+    with target.open_target(place) as store:
+        objects = store.list().objects
+    return [one for one in objects if api_group_of(one) == RESOURCE_CLAIMS or is_node(one)]
+
+
+def _load_cluster_objects(place: StoreTarget) -> list[Object]:
+    from devalloc.controller.reconcile.resource_claims.cluster_state import RESOURCES
+    from devalloc.store import Forbidden
+    from devalloc.store.kubernetes import KubernetesStore
+    from devalloc.store.kubernetes.resources import ApiResource
+
+    template = ApiResource(TEMPLATE, "resource.k8s.io", "v1", "resourceclaimtemplates", True, False)
+    resources = [one for one in RESOURCES if one.kind != "Pod"]
+    with closing(
+        KubernetesStore(target.connect_cluster(place.kubeconfig), resources=[*resources, template])
+    ) as cluster:
+        try:
+            return cluster.list([one.store_kind for one in (*resources, template)]).objects
+        except Forbidden as error:
+            raise CommandFailed(f"{error}; ask a user who may list these objects in the whole cluster") from None
+
+
+def documents_about(claim: Object, objects: Sequence[Object]) -> list[Object]:
+    """What decides about a pending claim of a cluster, without other claims that wait."""
+    from devalloc.controller.reconcile.resource_claims.cluster_state import ClusterState
+    from devalloc.controller.reconcile.resource_claims.pending import is_for_devalloc
+
+    waiting = [id(one) for one in of_kind(objects, CLAIM) if not (one.get("status") or {}).get("allocation")]
+    others = [one for one in objects if one["kind"] != TEMPLATE and id(one) not in waiting and _key(one) != _key(claim)]
+    if not is_for_devalloc(claim):
+        return others
+    state = ClusterState()
+    state.look(others)
+    documents = [*state.documents().values()]
+    slices = [one for one in others if one["kind"] == "ResourceSlice"]
+    if slices and not any(one["kind"] == "ResourceSlice" for one in documents):
+        number = sum(len(one["spec"].get("devices") or ()) for one in slices)
+        print_note(
+            f"warning: {number} {'device is' if number == 1 else 'devices are'} published, and none is set aside for "
+            "devalloc; set devices aside, or remove the claim's label devalloc.io/allocator"
+        )
+    return [*documents, *(one for one in others if one["kind"] == "Node")]

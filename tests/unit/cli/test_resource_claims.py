@@ -1,0 +1,129 @@
+"""`explain` and `capacity` of ResourceClaims and ResourceClaimTemplates: in files, in a store, and of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devalloc.cli import target
+from tests.support.cli_shell import Shell, claim, device_class, pool, text
+from tests.support.dra_builders import ANY, devices, request, slice_
+from tests.support.dra_builders import claim as resource_claim
+from tests.support.fake_kube import FakeClient, FakeKube
+
+Object = dict[str, Any]
+V1 = "resource.k8s.io/v1"
+
+
+def of(kind: str, content: Object) -> Object:
+    return {"apiVersion": V1, "kind": kind, **content}
+
+
+def template(name: str, count: int) -> Object:
+    metadata = {"name": name, "namespace": "default"}
+    return of(
+        "ResourceClaimTemplate", {"metadata": metadata, "spec": {"spec": resource_claim(request("r", count))["spec"]}}
+    )
+
+
+CLASS = of("DeviceClass", ANY)
+SLICE = of("ResourceSlice", slice_("s", devices("a", "b", "c")))
+PAIR = of("ResourceClaim", resource_claim(request("r", 2), name="pair"))
+OBJECTS = (CLASS, SLICE, PAIR, template("one", 1), template("many", 9))
+
+
+def test_capacity_of_files_counts_with_claims_and_templates(devalloc: Shell) -> None:
+    def capacity(*words: str) -> str:
+        return devalloc("capacity", *words, "-f", "-", stdin=text(*OBJECTS)).out
+
+    assert capacity() == "1 more like default/pair: 1 on n1\n"
+    assert capacity("one") == "3 more like default/one: 3 on n1\n"
+    assert capacity("resourceclaimtemplate/many") == "0 more like default/many\n"
+    assert capacity("resourceclaims.resource.k8s.io/pair") == "1 more like default/pair: 1 on n1\n"
+
+
+def test_explain_of_files_explains_claims_and_templates(devalloc: Shell) -> None:
+    def explain(*words: str) -> tuple[int, str]:
+        shown = devalloc("explain", *words, "-f", "-", stdin=text(*OBJECTS))
+        return shown.code, shown.out
+
+    assert explain("pair") == explain("resourceclaim/pair")
+    assert explain("resourceclaim/pair")[0] == 0
+    code, out = explain("resourceclaimtemplate/many")
+    assert code == 1
+    assert "default/many is not allocated: NotEnoughDevices" in out
+    assert explain("many")[1] == out
+    assert explain("resourceclaimtemplate", "one")[0] == 0
+    missing = devalloc("explain", "resourceclaimtemplate/on", "-f", "-", stdin=text(*OBJECTS))
+    assert missing.err.endswith("there is no template default/on; did you mean one?\n")
+
+
+def test_a_claim_of_a_store_is_explained_although_nothing_allocates_it_there(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=text(*OBJECTS, pool(), device_class(), claim()))
+
+    shown = devalloc("explain", "resourceclaimtemplate/many")
+    assert "`devalloc up` allocates DeviceClaims, but nothing of this API group" in shown.err
+    assert "NotEnoughDevices" in shown.out
+    assert devalloc("capacity", "resourceclaim/pair").out == "1 more like default/pair: 1 on n1\n"
+    assert devalloc("capacity", "train").out.startswith("2 more like default/train")
+
+
+# -- of a cluster ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cluster(devalloc: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Run a verb on a cluster that has these objects."""
+
+    def run(*words: str, objects: tuple[Object, ...] = OBJECTS) -> Any:
+        kube = FakeKube()
+        for one in objects:
+            group = "/api/v1" if one["apiVersion"] == "v1" else f"/apis/{one['apiVersion']}"
+            space = one["metadata"].get("namespace")
+            where = f"{group}/namespaces/{space}" if space else group
+            plural = f"{one['kind'].lower()}{'es' if one['kind'].endswith('s') else 's'}"
+            kube.create(f"{where}/{plural}", one)
+        monkeypatch.setattr(target, "connect_cluster", lambda _: FakeClient(kube))
+        config = tmp_path / "config"
+        config.write_text("{}")
+        return devalloc(*words, "--kubeconfig", str(config))
+
+    return run
+
+
+def test_claims_and_templates_of_a_cluster_are_counted_and_explained(cluster: Callable[..., Any]) -> None:
+    assert cluster("capacity", "resourceclaim/pair", "-n", "default").out == "1 more like default/pair: 1 on n1\n"
+    many = cluster("explain", "resourceclaimtemplate/many", "-n", "default")
+    assert (many.code, many.err) == (1, "")
+    assert "no node has 9 devices for request r (at most 3)" in many.out
+    pair = cluster("explain", "resourceclaim/pair", "-n", "default")
+    assert pair.out.startswith("default/pair is not allocated yet, but would be: gpu.io/p/a") or (
+        pair.out.startswith("default/pair is not allocated yet, but would be on node n1")
+    )
+    missing = cluster("explain", "resourceclaim/pear", "-n", "default")
+    assert missing.err.endswith("there is no ResourceClaim default/pear; did you mean pair?\n")
+
+
+def test_taint_rules_of_a_cluster_count(cluster: Callable[..., Any]) -> None:
+    rule = {"metadata": {"name": "r"}, "spec": {"deviceSelector": {}, "taint": {"key": "k", "effect": "NoSchedule"}}}
+
+    tainted = cluster(
+        "capacity", "resourceclaim/pair", "-n", "default", objects=(*OBJECTS, of("DeviceTaintRule", rule))
+    )
+
+    assert tainted.out == "0 more like default/pair\n"
+
+
+def test_a_claim_for_devalloc_gets_what_is_set_aside(cluster: Callable[..., Any]) -> None:
+    labelled = {**PAIR, "metadata": {**PAIR["metadata"], "labels": {"devalloc.io/allocator": "devalloc"}}}
+    aside = of("ResourceSlice", slice_("t", devices("x", "y"), pool="p.devalloc"))
+
+    nothing = cluster("explain", "resourceclaim/pair", "-n", "default", objects=(CLASS, SLICE, labelled))
+    assert nothing.code == 1
+    assert "3 devices are published, and none is set aside for devalloc" in nothing.err
+    something = cluster("explain", "resourceclaim/pair", "-n", "default", objects=(CLASS, SLICE, aside, labelled))
+    assert (something.code, something.err) == (0, "")
+    assert "p.devalloc/x" in something.out
