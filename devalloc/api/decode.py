@@ -61,6 +61,7 @@ METADATA_KEYS: Final = (
     MetadataKey("annotations", meta.ALLOCATED_DEVICES, (_CLAIM,)),
     MetadataKey("annotations", meta.ALLOCATION_DETAILS, (_CLAIM,)),
     MetadataKey("annotations", meta.ALLOCATED_IDENTITIES, (_CLAIM,)),
+    MetadataKey("annotations", meta.DEVICE_RECORDS, (_CLAIM, _RESOURCE_CLAIM)),
     MetadataKey("annotations", meta.ALLOCATED_SPEC, (_CLAIM,)),
     MetadataKey("annotations", meta.ADMIN_CLASSES, (_CLAIM,)),
     MetadataKey("annotations", meta.REASON, (_CLAIM,)),

@@ -41,6 +41,9 @@ ALLOCATION_DETAILS = "devalloc.io/allocation-details"
 ALLOCATED_IDENTITIES = "devalloc.io/allocated-identities"
 """On an allocated claim: a JSON map from its devices (pool/device) to what they were at the allocation: vendor, device,
 subsystem, serial number, UUID, as far as their pools have them. A node refuses another device at the same place."""
+DEVICE_RECORDS = "devalloc.io/device-records"
+"""On an allocated claim: a JSON object with what each of its devices drew of its pool, and its compatibility group. It
+counts when the pool publishes the device no longer, or with less (S18)."""
 ALLOCATED_SPEC = "devalloc.io/allocated-spec"
 """On an allocated claim: its spec at the allocation, as JSON, which counts until the claim is released (S18)."""
 ADMIN_CLASSES = "devalloc.io/admin-classes"

@@ -85,7 +85,7 @@ def moved_claim(devices: MovedDevices, claim: Mapping[str, Any] | None) -> Objec
     return {"apiVersion": meta.DEVMGMT, "kind": "DeviceClaim", "metadata": metadata, "spec": spec, "status": status}
 
 
-_COUNTED = (meta.ALLOCATION_DETAILS, meta.ALLOCATED_SPEC, meta.ADMIN_CLASSES)
+_COUNTED = (meta.ALLOCATION_DETAILS, meta.DEVICE_RECORDS, meta.ALLOCATED_SPEC, meta.ADMIN_CLASSES)
 
 
 def moved_claims_among(objects: Sequence[Mapping[str, Any]]) -> list[Object]:

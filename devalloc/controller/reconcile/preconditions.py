@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from devalloc.api.machine_reservation import readable_entries
-from devalloc.api.meta import ADMIN_CLASSES, ALLOCATED_NODE, ALLOCATED_SPEC, ALLOCATION_DETAILS
+from devalloc.api.meta import ADMIN_CLASSES, ALLOCATED_NODE, ALLOCATED_SPEC, ALLOCATION_DETAILS, DEVICE_RECORDS
 from devalloc.api.moved_claims import moved_entries
 from devalloc.api.views import ClaimView, as_mapping, as_mappings
 from devalloc.controller.reconcile import vm_scheduling
@@ -21,7 +21,7 @@ from devalloc.store import Key, Object
 EXCLUSIVE_SPECS = frozenset({"DevicePool", "DeviceClass"})
 EXCLUSIVE_STATUSES = frozenset({"DeviceClaim", vm_scheduling.KIND})
 """What a decision depends on so that no device is given twice."""
-_ALLOCATION_ANNOTATIONS = (ALLOCATED_NODE, ALLOCATION_DETAILS, ALLOCATED_SPEC, ADMIN_CLASSES)
+_ALLOCATION_ANNOTATIONS = (ALLOCATED_NODE, ALLOCATION_DETAILS, DEVICE_RECORDS, ALLOCATED_SPEC, ADMIN_CLASSES)
 """Annotations that say what an allocated claim holds."""
 
 

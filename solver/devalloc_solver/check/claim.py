@@ -9,6 +9,7 @@ from devalloc.api.claim import DeviceClaim
 from devalloc_solver.cel.device_claims import BudgetExceeded
 from devalloc_solver.check.answer import Answer, DetailIndex, MalformedAnswer
 from devalloc_solver.check.detail import detail_violations, mismatched_attributes
+from devalloc_solver.check.device_records import record_violations
 from devalloc_solver.check.pools import CheckedDevice, KnownPools
 from devalloc_solver.check.specs import SpecCache
 from devalloc_solver.check.usage import CheckedUse
@@ -48,6 +49,7 @@ def check_new_claim(
             if not term.is_admin:
                 taken.append(use)
     wrong += _node_violations(claim, answer, devices)
+    wrong += record_violations(answer, (use.pooled for use in taken))
     try:
         for index, term in terms.items():
             for sentence in detail_violations(term, uses.get(index, ()), node, fleet, claim.pinned_node):

@@ -9,15 +9,22 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from devalloc.api import meta
 from devalloc.api.claim import DeviceClaim
 from devalloc.api.device_class import DeviceClass
+from devalloc.api.device_records import read_records
 from devalloc.api.pool import DevicePool
 from devalloc_solver.check.answer import Answer, MalformedAnswer, read_answer, recorded_grants
 from devalloc_solver.check.cel_results import CelResults
 from devalloc_solver.check.claim import check_new_claim
 from devalloc_solver.check.classes import ClassCatalogue
 from devalloc_solver.check.pools import KnownPools
-from devalloc_solver.check.prior_allocations import RejectedClaimView, allocated_uses, rejected_claim_uses
+from devalloc_solver.check.prior_allocations import (
+    RejectedClaimView,
+    allocated_uses,
+    rejected_claim_uses,
+    uses_of_grant,
+)
 from devalloc_solver.check.specs import SpecCache
 from devalloc_solver.check.usage import CheckedUse, UsageAccount, are_exclusive, conflicts
 
@@ -162,12 +169,12 @@ class IncrementalChecker:
             return rejected_claim_uses(holder, self._fleet)
         claim, answer = holder
         user = "/".join(claim.key)
-        uses = []
+        uses: list[CheckedUse] = []
+        records = read_records(answer.annotations.get(meta.DEVICE_RECORDS))
         for grant, (position, alternative) in zip(answer.grants, answer.details(), strict=True):
-            detail = claim.spec.claims[position].alternatives[alternative or 0]
-            pooled = self._fleet.find(answer.node, grant.pool, grant.device)
-            if pooled is not None and not self._catalogue.is_admin(detail):
-                uses.append(CheckedUse(pooled, user, grant.amounts, held=True))
+            if not self._catalogue.is_admin(claim.spec.claims[position].alternatives[alternative or 0]):
+                record = records.get((grant.pool, grant.device))
+                uses += uses_of_grant(grant, answer.node, self._fleet, user, record)
         return uses
 
 

@@ -28,15 +28,18 @@ class CheckedDevice:
         "compatibility_group",
         "device",
         "draws",
+        "is_published",
         "node",
         "pool",
         "pool_key",
         "undefined_resources",
     )
 
-    def __init__(self, pool: DevicePool, device: Device) -> None:
+    def __init__(self, pool: DevicePool, device: Device, *, is_published: bool = True) -> None:
         self.pool = pool
         self.device = device
+        self.is_published = is_published
+        """False for one that a claim has, and the pool does not"""
         self.node = pool.spec.node_name
         self.pool_key = pool_key(pool)
         self.attributes: Mapping[str, AttributeValue] = {
@@ -96,6 +99,8 @@ class KnownPools:
         self._on_nodes: Counter[str] = Counter()
         self._devices: dict[PoolKey, dict[str, CheckedDevice]] = {}
         """those that were asked for"""
+        self._missing: dict[PoolKey, dict[str, CheckedDevice]] = {}
+        """of those that were asked for, the ones that pools do not have"""
         self._listed: dict[PoolKey, dict[str, Device]] = {}
         """of large pools"""
         self._nodes_of: dict[str, list[str]] = {}
@@ -112,6 +117,7 @@ class KnownPools:
         for key in self._by_name.pop(name, ()):
             del self._pools[key]
             self._devices.pop(key, None)
+            self._missing.pop(key, None)
             self._listed.pop(key, None)
             for of_driver in (self._wholes or {}).values():
                 of_driver.pop(key, None)
@@ -181,6 +187,20 @@ class KnownPools:
         else:
             candidates = [self._find(key, device_name) for key in self._by_name.get(pool_name, ())]
         return [pooled for pooled in candidates if pooled is not None]
+
+    def find_missing(self, node: str | None, pool_name: str, device_name: str) -> list[CheckedDevice]:
+        """A device that ``find_held`` does not find, in every pool that an entry of a status may mean."""
+        if node is None:
+            keys = self._by_name.get(pool_name, ())
+        else:
+            keys = [key for key in ((node, pool_name), ("", pool_name)) if key in self._pools][:1]
+        missing = []
+        for key in keys:
+            cache = self._missing.setdefault(key, {})
+            if device_name not in cache:
+                cache[device_name] = CheckedDevice(self._pools[key], Device(name=device_name), is_published=False)
+            missing.append(cache[device_name])
+        return missing
 
     def reached(self, node: str | None) -> Iterator[CheckedDevice]:
         """Every device that the node reaches (S7)."""

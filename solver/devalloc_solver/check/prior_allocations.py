@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
+from devalloc.api import meta
 from devalloc.api.claim import DeviceClaim, DeviceClaimDetail, DeviceClaimStatus
-from devalloc_solver.check.answer import Answer, DetailIndex, recorded_grants
+from devalloc.api.device_records import DeviceRecord, read_records
+from devalloc_solver.check.answer import Answer, AnsweredDevice, DetailIndex, recorded_grants
 from devalloc_solver.check.classes import ClassCatalogue
+from devalloc_solver.check.device_records import NOTHING, counted_draws
 from devalloc_solver.check.pools import KnownPools
 from devalloc_solver.check.usage import CheckedUse
 
@@ -31,21 +34,32 @@ def allocated_uses(claim: DeviceClaim, fleet: KnownPools, catalogue: ClassCatalo
         return []
     details = _details(claim)
     node = claim.allocated_node or claim.pinned_node
-    uses = []
+    uses: list[CheckedUse] = []
+    records = read_records(claim.metadata.annotations.get(meta.DEVICE_RECORDS))
     for position, grant in enumerate(recorded_grants(claim.status)):
         detail = details[position] if details is not None else None
         if detail is None or not catalogue.is_admin(detail):
-            for pooled in fleet.find_held(node, grant.pool, grant.device):
-                uses.append(CheckedUse(pooled, "/".join(claim.key), _amounts_in_use(grant.amounts), held=True))
+            uses += uses_of_grant(grant, node, fleet, "/".join(claim.key), records.get((grant.pool, grant.device)))
     return uses
+
+
+def uses_of_grant(
+    grant: AnsweredDevice, node: str | None, fleet: KnownPools, user: str, record: DeviceRecord | None
+) -> Iterator[CheckedUse]:
+    """What a claim holds by one entry; a device that its pool does not have counts as recorded (S18)."""
+    there = fleet.find_held(node, grant.pool, grant.device)
+    for pooled in there or fleet.find_missing(node, grant.pool, grant.device):
+        counted = counted_draws(pooled, record)
+        if pooled.is_published or counted != NOTHING:
+            yield CheckedUse(pooled, user, _amounts_in_use(grant.amounts), held=True, counted=counted)
 
 
 def rejected_claim_uses(claim: RejectedClaimView, fleet: KnownPools) -> list[CheckedUse]:
     """What an invalid claim holds: its details cannot be told apart, so every entry counts."""
     return [
-        CheckedUse(pooled, "/".join(claim.key), _amounts_in_use(grant.amounts), held=True)
+        use
         for grant in recorded_grants(claim.status)
-        for pooled in fleet.find_held(claim.node, grant.pool, grant.device)
+        for use in uses_of_grant(grant, claim.node, fleet, "/".join(claim.key), None)
     ]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from devalloc.api.quantity import floor_blocks
+from devalloc_solver.check.device_records import NOTHING, CountedDraws
 from devalloc_solver.check.pools import CheckedDevice, PoolKey
 
 
@@ -19,6 +20,8 @@ class CheckedUse(NamedTuple):
     amounts: Mapping[str, int] = {}
     held: bool = False
     """Whether the claim came in with it. Existing overuse is no error of this answer, and leaves nothing (S18)."""
+    counted: CountedDraws = NOTHING
+    """What it counts for at least, whatever the pool publishes."""
 
 
 _NO_USERS: Mapping[CheckedDevice, Sequence[CheckedUse]] = {}
@@ -34,32 +37,31 @@ class UsageAccount:
 
     def add(self, uses: Iterable[CheckedUse]) -> None:
         for use in uses:
-            pooled = use.pooled
-            pool = self._pools.setdefault(pooled.pool_key, {})
-            users = pool.get(pooled)
-            if users is None:
-                pool[pooled] = [use]
-                self._draw(pooled, 1)
-            else:
-                users.append(use)
+            users = self._pools.setdefault(use.pooled.pool_key, {}).setdefault(use.pooled, [])
+            is_same = bool(users) and not use.counted.blocks
+            self._draw(use.pooled, () if is_same else users, -1)
+            users.append(use)
+            self._draw(use.pooled, () if is_same else users, 1)
 
     def remove(self, uses: Iterable[CheckedUse]) -> None:
         for use in uses:
-            pooled = use.pooled
-            pool = self._pools[pooled.pool_key]
-            users = pool[pooled]
+            pool = self._pools[use.pooled.pool_key]
+            users = pool[use.pooled]
+            is_same = len(users) > 1 and not use.counted.blocks
+            self._draw(use.pooled, () if is_same else users, -1)
             users.remove(use)
+            self._draw(use.pooled, () if is_same else users, 1)
             if not users:
-                del pool[pooled]
-                self._draw(pooled, -1)
+                del pool[use.pooled]
                 if not pool:
-                    del self._pools[pooled.pool_key]
-                    self._drawn.pop(pooled.pool_key, None)
+                    del self._pools[use.pooled.pool_key]
+                    self._drawn.pop(use.pooled.pool_key, None)
 
-    def _draw(self, pooled: CheckedDevice, times: int) -> None:
-        if pooled.draws:
+    def _draw(self, pooled: CheckedDevice, users: Sequence[CheckedUse], times: int) -> None:
+        draws = _drawn_by(pooled, users) if users else {}
+        if draws:
             drawn = self._drawn.setdefault(pooled.pool_key, {})
-            for name, blocks, _ in pooled.draws:
+            for name, blocks in draws.items():
                 drawn[name] = drawn.get(name, 0) + times * blocks
 
     def of_pool(self, key: PoolKey) -> Mapping[CheckedDevice, Sequence[CheckedUse]]:
@@ -68,6 +70,15 @@ class UsageAccount:
     def drawn(self, key: PoolKey) -> Mapping[str, int]:
         """Blocks of each resource of a pool that the devices in use draw, each device once (S12)."""
         return self._drawn.get(key, _NOTHING)
+
+
+def _drawn_by(pooled: CheckedDevice, users: Iterable[CheckedUse]) -> dict[str, int]:
+    """Blocks of each resource of its pool that a device draws once, however many use it (S12)."""
+    drawn = {name: blocks for name, blocks, _ in pooled.draws}
+    for use in users:
+        for name, blocks in use.counted.blocks.items():
+            drawn[name] = max(blocks, drawn.get(name, 0))
+    return drawn
 
 
 def are_exclusive(account: UsageAccount, uses: Sequence[CheckedUse]) -> bool:
@@ -146,18 +157,18 @@ def _pool_resources(devices: Iterable[Sequence[CheckedUse]], wanted: Set[str]) -
 
     Only resources that new devices draw on, the ``wanted`` ones, can be overdrawn by them.
     """
-    distinct = [(users[0].pooled, users) for users in devices]
-    pool = distinct[0][0].pool
+    distinct = [(_drawn_by(users[0].pooled, users), users) for users in devices]
+    pool = distinct[0][1][0].pooled.pool
     for resource in pool.spec.resources:
         if resource.name not in wanted:
             continue
-        drawn = sum(pooled.drawn_blocks(resource) for pooled, _ in distinct)
+        drawn = sum(draws.get(resource.name, 0) for draws, _ in distinct)
         if drawn <= floor_blocks(resource.capacity, resource.block):
             continue
-        for pooled, users in distinct:
-            if pooled.drawn_blocks(resource) and not any(use.held for use in users):
+        for draws, users in distinct:
+            if draws.get(resource.name) and not any(use.held for use in users):
                 yield (
-                    f"{users[0].user}: device {pooled} and the other devices in use draw {drawn} blocks of"
+                    f"{users[0].user}: device {users[0].pooled} and the other devices in use draw {drawn} blocks of"
                     f" {resource.name}, and the pool has {floor_blocks(resource.capacity, resource.block)} (S12)"
                 )
                 break
@@ -167,8 +178,8 @@ def _compatibility(devices: Iterable[Sequence[CheckedUse]]) -> Iterator[str]:
     """Devices of one pool that carry a compatibility group carry the same one (S12a)."""
     carriers: dict[str, list[Sequence[CheckedUse]]] = defaultdict(list)
     for users in devices:
-        group = users[0].pooled.compatibility_group
-        if group is not None:
+        groups = {users[0].pooled.compatibility_group, *(use.counted.group for use in users)}
+        for group in sorted(group for group in groups if group is not None):
             carriers[group].append(users)
     if len(carriers) < 2:
         return

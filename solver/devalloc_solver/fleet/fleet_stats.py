@@ -359,12 +359,12 @@ class FleetStats:
         return ranked_users(users)
 
     def sizes(self) -> Mapping[int, int]:
-        """kind -> devices"""
+        """kind -> devices; ghosts are none"""
         if self._sizes[0] != self.layout:
             sizes: dict[int, int] = defaultdict(int)
             for state, count in self.states():
                 for kind, size in zip(state.kind.kinds, state.kind.sizes, strict=True):
-                    sizes[kind.index] += size * count
+                    sizes[kind.index] += size * count if kind.one.ghost is None else 0
             self._sizes = self.layout, dict(sizes)
         return self._sizes[1]
 

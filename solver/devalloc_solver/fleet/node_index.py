@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from devalloc.api.device_records import DeviceRecord
 from devalloc_solver.cel.budget import Allowance
 from devalloc_solver.fleet.equal_devices import (
     NODE_KINDS,
@@ -456,6 +457,8 @@ class HeldDevice(NamedTuple):
     device: str
     amounts: HeldAmounts | None
     """None when whole"""
+    record: DeviceRecord | None = None
+    """what the claim recorded of it"""
 
 
 class HeldDevices(NamedTuple):

@@ -277,15 +277,17 @@ class NodeRecord:
     member_of: NodeClass | None = None
     version: int = 0
     """no two states of any record have the same"""
-    _names: dict[tuple[str, str], int] | None = None
+    _names: dict[tuple[str, str, bool], int] | None = None
 
-    def find(self, pool: str, device: str) -> int | None:
-        """The index of a device by its names."""
+    def find(self, pool: str, device: str, *, ghost: bool = False) -> int | None:
+        """The index of a device, or of its ghost, by its names."""
         if self._names is None:
             self._names = {
-                (owner.name, each.name): each.index for owner in self.snapshot.pools for each in owner.devices
+                (owner.name, each.name, each.ghost is not None): each.index
+                for owner in self.snapshot.pools
+                for each in owner.devices
             }
-        return self._names.get((pool, device))
+        return self._names.get((pool, device, ghost))
 
     def usage(self, snapshot: Snapshot | None = None, offset: int = 0) -> Usage:
         """What is in use, in terms of a snapshot that has this node's devices from ``offset`` on."""

@@ -35,8 +35,16 @@ from devalloc_solver.gc_pause import gc_paused
 from devalloc_solver.pipeline import admission
 from devalloc_solver.pipeline.decomposition import unproven_names
 from devalloc_solver.pipeline.strategy import SearchOutcome, add_rejected_claims, search_parts
-from devalloc_solver.problem.allocations import Allocation, Key, MissingDevice, read_allocations, recover_allocation
+from devalloc_solver.problem.allocations import (
+    Allocation,
+    Key,
+    MissingDevice,
+    ghosts_of,
+    read_allocations,
+    recover_allocation,
+)
 from devalloc_solver.problem.demand import PlacementUnit
+from devalloc_solver.problem.ghosts import snapshot_with_ghosts
 from devalloc_solver.problem.overuse import device_title, overuse_of_allocations, overuse_problems
 from devalloc_solver.problem.placement_policy import check_policy
 from devalloc_solver.problem.snapshot import Snapshot, take_snapshot
@@ -176,8 +184,12 @@ def prepare(
     ``ends``: the monotonic time at which the call has to answer that began at ``started``.
     """
     snapshot, problems, eligibility = (standing or SolveCache()).take(problem_input)
-    eligibility.begin(ends, started)
     allocated = [claim for claim in problem_input.claims if claim.is_allocated]
+    invalid = [(one.node, one.status.allocations) for one in problem_input.refused if one.status is not None]
+    if ghosts := ghosts_of(snapshot, allocated, invalid, problem_input.classes):
+        snapshot = snapshot_with_ghosts(snapshot, ghosts)
+        eligibility = eligibility.for_others(snapshot, problem_input.classes, problem_input.invalid_classes)
+    eligibility.begin(ends, started)
     allocations, lost, unclear = read_allocations(snapshot, allocated, problem_input.classes)
     for one in problem_input.refused:
         if one.status is not None:

@@ -38,6 +38,7 @@ from devalloc_solver.dialects.resource_k8s.manifests import (
 )
 from devalloc_solver.dialects.resource_k8s.pools import ClusterView, ResourcePool, SliceBook, view_cluster
 from devalloc_solver.dialects.resource_k8s.published_devices import (
+    NO_RECORDS,
     DeviceId,
     DevicesInUse,
     DeviceUsage,
@@ -47,6 +48,8 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
     duplicate_problems,
     list_published_devices,
     make_snapshot,
+    recorded_use,
+    records_of_claim,
     resources_of,
 )
 from devalloc_solver.dialects.units import RejectedClaim, timeout_rejection
@@ -151,7 +154,8 @@ def prepare(
     book = SliceBook(problem_input.slices, gates, problem_input.read)
     seen = view_cluster(book, problem_input.nodes)
     usage, holders, problems = usage_of_claims(problem_input)
-    offers = list_published_devices(seen.views, usage, gates)
+    recorded = recorded_use(usage, book, (view.pool for view in seen.views))
+    offers = list_published_devices(seen.views, usage, gates, recorded)
     selectors = SelectorJudge(gates)
     selectors.allowance.begin(ends, started)
     judge = RequestJudge(gates, offers, DeviceUsage(), selectors, problem_input.classes, frozenset(seen.broken))
@@ -186,16 +190,20 @@ def usage_of_claims(
     problem_input: ClusterInput,
 ) -> tuple[DeviceUsage, list[tuple[Key, int, DeviceUsage]], list[Problem]]:
     """What is in use, and claim by claim; an allocation that cannot be read is a problem."""
-    allocated = [(*c.key, priority_of(c), c.allocation) for c in problem_input.claims if c.allocation is not None]
-    allocated += [(*r.key, 0, r.allocation) for r in problem_input.refused if r.allocation is not None]
+    allocated = [
+        (*c.key, priority_of(c), c.allocation, records_of_claim(c.annotations))
+        for c in problem_input.claims
+        if c.allocation is not None
+    ]
+    allocated += [(*r.key, 0, r.allocation, NO_RECORDS) for r in problem_input.refused if r.allocation is not None]
     usage = DeviceUsage()
     holders: list[tuple[Key, int, DeviceUsage]] = []
     problems: list[Problem] = []
-    for namespace, name, priority, allocation in allocated:
+    for namespace, name, priority, allocation, records in allocated:
         own = DeviceUsage()
         try:
-            add_allocation(own, allocation, "status.allocation")
-            add_allocation(usage, allocation, "status.allocation")
+            add_allocation(own, allocation, "status.allocation", records)
+            add_allocation(usage, allocation, "status.allocation", records)
         except FieldError as error:
             problems.append(Problem(str(error), kind="ResourceClaim", namespace=namespace, name=name))
         holders.append(((namespace, name), priority, own))
@@ -220,7 +228,7 @@ def _overuse_problems(
 
     def draws(device: DeviceId) -> Iterator[tuple[tuple[ResourcePool, str], int]]:
         offer = first.get(device)
-        if offer is not None:
+        if offer is not None and (offer.drawn is None or offer.drawn.is_certain):
             yield from (((offer.pool, name), nano) for name, nano in draws_of(offer, gates))
 
     def capacity(device: DeviceId) -> dict[str, int]:
@@ -285,7 +293,7 @@ def _answers(
     placements = outcome.placements
     results = _results(prepared, placements)
     _verify_results(prepared, placements, results)
-    answers = [placed_answer(placement, results[placement.demand.key]) for placement in placements]
+    answers = [placed_answer(p, results[p.demand.key], prepared.offers, prepared.gates) for p in placements]
     answers += [
         allocated_answer(claim.key, dict(claim.allocation), node_of(claim))
         for claim in prepared.problem_input.claims
@@ -325,7 +333,7 @@ def _verify_results(
     checker = make_cluster_checker(prepared.problem_input, prepared.survey.nodes, prepared.gates)
     by_node: dict[str, list[Key]] = defaultdict(list)
     for placement in placements:
-        checker.hold(placement.demand.key, results[placement.demand.key])
+        checker.hold(placement.demand.key, results[placement.demand.key], NO_RECORDS)
         by_node[node_of_placement(placement, prepared.offers, prepared.survey)].append(placement.demand.key)
     violations = [
         violation

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from devalloc.api.claim import DeviceAllocation, DeviceClaim
 from devalloc.api.device_class import DeviceClass
+from devalloc.api.device_records import DeviceRecord, read_records
+from devalloc.api.meta import DEVICE_RECORDS
 from devalloc.api.problems import Problem
+from devalloc_solver.problem.ghosts import HeldRecords
 from devalloc_solver.problem.placement_policy import Loads
-from devalloc_solver.problem.snapshot import Device, Pool, Snapshot
+from devalloc_solver.problem.snapshot import Device, Ghost, Pool, Snapshot
 
 Key = tuple[str, str]
 
@@ -178,6 +181,7 @@ def node_of(claim: DeviceClaim, snapshot: Snapshot) -> str | None:
         d
         for entry in claim.status.allocations
         for d in _devices(snapshot, claim.allocated_node or claim.pinned_node, entry)
+        if d.ghost is None
     ]
     nodes = {snapshot.pools[device.pool].node for device in devices} - {None}
     return nodes.pop() if len(nodes) == 1 else None
@@ -195,13 +199,13 @@ def read_allocations(
         held: list[AllocatedDevice] = []
         for entry, admin in zip(claim.status.allocations, admin_entries(claim, classes), strict=True):
             devices = _devices(snapshot, claim.allocated_node or claim.pinned_node, entry)
-            if not devices:
+            published = [device for device in devices if device.ghost is None]
+            if not published:
                 lost.append(MissingDevice(claim.key, entry.device_pool_name, entry.device_name))
-            if len(devices) > 1:
-                problems.append(_ambiguous_device(claim, entry, len(devices)))
+            if len(published) > 1:
+                problems.append(_ambiguous_device(claim, entry, len(published)))
             if not admin:
-                amounts = allocated_amounts(entry)
-                held += [AllocatedDevice(device.index, amounts, len(devices) == 1) for device in devices]
+                held += _held_devices(devices, allocated_amounts(entry))
         allocations.append(Allocation(claim.key, claim.priority, tuple(held)))
     return allocations, lost, problems
 
@@ -245,21 +249,72 @@ def recover_allocation(
     lost: list[MissingDevice] = []
     for entry in entries:
         devices = _devices(snapshot, node, entry)
-        held += [AllocatedDevice(device.index, allocated_amounts(entry), len(devices) == 1) for device in devices]
-        if not devices:
+        held += _held_devices(devices, allocated_amounts(entry))
+        if all(device.ghost is not None for device in devices):
             lost.append(MissingDevice(claim, entry.device_pool_name, entry.device_name))
     return Allocation(claim, 0, tuple(held)), lost
 
 
+def _held_devices(devices: Sequence[Device], amounts: tuple[tuple[str, int], ...] | None) -> list[AllocatedDevice]:
+    """The devices that an entry may mean, with their ghosts."""
+    is_clear = sum(device.ghost is None for device in devices) == 1
+    return [
+        AllocatedDevice(device.index, amounts, is_clear)
+        if device.ghost is None
+        else AllocatedDevice(device.index, None, device.ghost.is_certain)
+        for device in devices
+    ]
+
+
 def _devices(snapshot: Snapshot, node: str | None, entry: DeviceAllocation) -> list[Device]:
-    """The device of an entry. Where its node is unknown and the pool name is not unique, every one it may be:
-    holding too much is safe, giving a device twice is not (S13)."""
-    if node is not None:
-        pool = snapshot.find_pool(node, entry.device_pool_name)
-        pools: tuple[Pool, ...] = (pool,) if pool is not None else ()
-    else:
-        pools = snapshot.pools_by_name.get(entry.device_pool_name, ())
+    """The device of an entry, and its ghost. Where its node is unknown and the pool name is not unique, every one it
+    may be: holding too much is safe, giving a device twice is not (S13)."""
+    pools = _pools_of(snapshot, node, entry.device_pool_name)
     return [device for pool in pools for device in pool.devices if device.name == entry.device_name]
+
+
+def _pools_of(snapshot: Snapshot, node: str | None, name: str) -> Sequence[Pool]:
+    """The pools that an entry may mean."""
+    if node is None:
+        return snapshot.pools_by_name.get(name, ())
+    pool = snapshot.find_pool(node, name)
+    return (pool,) if pool is not None else ()
+
+
+def ghosts_of(
+    snapshot: Snapshot,
+    claims: Iterable[DeviceClaim],
+    others: Iterable[tuple[str | None, Iterable[DeviceAllocation]]],
+    classes: Mapping[str, DeviceClass],
+) -> dict[int, dict[str, Ghost]]:
+    """What the snapshot lacks of the devices of allocated claims: ghosts by pool and device.
+
+    ``others``: node and entries of invalid claims, of which no record counts.
+    """
+    held = HeldRecords()
+    for claim in claims:
+        assert claim.status is not None
+        node = claim.allocated_node or claim.pinned_node
+        records = read_records(claim.metadata.annotations.get(DEVICE_RECORDS))
+        for entry, admin in zip(claim.status.allocations, admin_entries(claim, classes), strict=True):
+            if not admin:
+                record = records.get((entry.device_pool_name, entry.device_name))
+                _add_record(held, snapshot, node, entry, record)
+    for node, entries in others:
+        for entry in entries:
+            _add_record(held, snapshot, node, entry, None)
+    return held.ghosts()
+
+
+def _add_record(
+    held: HeldRecords, snapshot: Snapshot, node: str | None, entry: DeviceAllocation, record: DeviceRecord | None
+) -> None:
+    pools = _pools_of(snapshot, node, entry.device_pool_name)
+    devices = [(pool, device) for pool in pools for device in pool.devices if device.name == entry.device_name]
+    for pool, device in devices:
+        held.add(pool, entry.device_name, device, record)
+    for pool in pools if not devices else ():
+        held.add(pool, entry.device_name, None, record)
 
 
 def _ambiguous_device(claim: DeviceClaim, entry: DeviceAllocation, count: int) -> Problem:

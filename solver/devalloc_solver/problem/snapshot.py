@@ -54,6 +54,18 @@ class Resource:
         return self.block * self.blocks
 
 
+@dataclass(frozen=True, slots=True)
+class Ghost:
+    """What a device in use draws beside what its pool publishes of it (``problem.ghosts``)."""
+
+    draws: tuple[tuple[str, int], ...]
+    """(pool resource, blocks)"""
+    group: str | None
+    """the compatibility group that it carries"""
+    is_certain: bool
+    """False if it is not known what it draws, so that it counts for all there is"""
+
+
 @immutable_record
 class Device:
     """A device with its effective attributes (S3)."""
@@ -76,6 +88,8 @@ class Device:
     """the dialect's own: equal for devices that nothing tells apart but names, and what stands here"""
     source: object = None
     """the dialect's own: what the device was made of"""
+    ghost: Ghost | None = None
+    """of a ghost, which bears the name of its device: it is in use, and no request is offered it"""
 
     @property
     def unavailable(self) -> str | None:
@@ -217,6 +231,7 @@ def with_index(device: Device, index: int, pool: int) -> Device:
         device.reach,
         device.traits,
         device.source,
+        device.ghost,
     )
 
 

@@ -146,6 +146,18 @@ class PublishedPools:
             self._pools[key] = self._look(*key)
         return self._pools[key]
 
+    def device_names(self, driver: str, name: str) -> set[str] | None:
+        """The devices of a pool that any node publishes, in its newest generation; None while slices are missing."""
+        specs = self._specs.get((driver, name), [])
+        newest: dict[object, int] = {}
+        for spec in specs:
+            node = spec.get("nodeName") or None
+            newest[node] = max(newest.get(node, 0), _generation(spec))
+        current = [spec for spec in specs if _generation(spec) == newest[spec.get("nodeName") or None]]
+        if any((spec["pool"].get("resourceSliceCount") or 0) > len(current) for spec in current):
+            return None
+        return {manifest["name"] for spec in current for manifest in spec.get("devices") or ()}
+
     def pools(self) -> Iterator[NodePool]:
         """All pools of which the node reaches something."""
         for key in sorted(self._specs):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from devalloc.api.device_records import DeviceRecord, PoolDevice, read_records
+from devalloc.api.meta import DEVICE_RECORDS
 from devalloc_solver.check.resource_k8s.pools import DeviceId
 from devalloc_solver.check.resource_k8s.quantities import UncountableAmount, to_nano
 
 Manifest = Mapping[str, Any]
+Records = Mapping[PoolDevice, DeviceRecord]
+"""What a claim recorded of its devices."""
 
 
 class PriorUsage:
@@ -21,21 +25,50 @@ class PriorUsage:
         """device -> shares of it"""
         self.share_ids: dict[tuple[DeviceId, str], int] = {}
         self.consumed: dict[DeviceId, dict[str, int]] = {}
+        self._of_pools: dict[tuple[str, str], dict[DeviceId, list[DeviceRecord | None]]] = {}
+        """pool -> device -> of each that has it, what it recorded of it"""
         for one in allocated.get("devices") or ():
             _add_count(self.whole, _device_id(one), 1)
+            self._record(_device_id(one), None)
         for one in allocated.get("shares") or ():
+            self._record(_device_id(one), None)
             _add_count(self.shared, _device_id(one), 1)
             _add_count(self.share_ids, (_device_id(one), str(one.get("shareID"))), 1)
         for one in allocated.get("consumedCapacity") or ():
             self._share(one, 1)
         for claim in claims:
-            self.add((claim.get("status") or {}).get("allocation") or {})
+            annotations = (claim.get("metadata") or {}).get("annotations") or {}
+            self.add((claim.get("status") or {}).get("allocation") or {}, read_records(annotations.get(DEVICE_RECORDS)))
 
     def __contains__(self, device: DeviceId) -> bool:
         return device in self.whole or device in self.shared
 
-    def add(self, allocation: Manifest, sign: int = 1) -> None:
-        """A claim has an allocation; with ``sign`` -1 it has it no more."""
+    def of_pool(self, driver: str, pool: str) -> Mapping[DeviceId, Sequence[DeviceRecord | None]]:
+        """The devices in use of a pool, with what those recorded that have them."""
+        return self._of_pools.get((driver, pool), {})
+
+    def add(self, allocation: Manifest, records: Records) -> None:
+        """A claim has an allocation, and recorded this of its devices."""
+        for one in self._change(allocation, 1):
+            key = _device_id(one)
+            self._record(key, records.get((f"{key[0]}/{key[1]}", key[2])))
+
+    def remove(self, allocation: Manifest, records: Records) -> None:
+        """It has it no more."""
+        for one in self._change(allocation, -1):
+            key = _device_id(one)
+            held = self._of_pools[key[:2]]
+            held[key].remove(records.get((f"{key[0]}/{key[1]}", key[2])))
+            if not held[key]:
+                del held[key]
+                if not held:
+                    del self._of_pools[key[:2]]
+
+    def _record(self, key: DeviceId, record: DeviceRecord | None) -> None:
+        self._of_pools.setdefault(key[:2], {}).setdefault(key, []).append(record)
+
+    def _change(self, allocation: Manifest, sign: int) -> Iterator[Manifest]:
+        """Count what an allocation holds; the results that hold something."""
         for one in _results_with_device(allocation):
             if one.get("adminAccess") is True:
                 continue
@@ -45,6 +78,7 @@ class PriorUsage:
                 _add_count(self.share_ids, (_device_id(one), share), sign)
             else:
                 _add_count(self.whole, _device_id(one), sign)
+            yield one
 
     def _share(self, one: Manifest, sign: int) -> None:
         """A share of an amount that is negative or cannot be read is as good as the whole device."""

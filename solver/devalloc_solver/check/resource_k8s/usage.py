@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
 
+from devalloc.api.device_records import DeviceRecord, counters_digest
 from devalloc_solver.check.resource_k8s.claim import AllocatedResult, AnsweredClaim, duplicate_devices
-from devalloc_solver.check.resource_k8s.pools import CounterId, DeviceId, NodeDevice, PublishedPools
+from devalloc_solver.check.resource_k8s.pools import CounterId, DeviceId, NodeDevice, NodePool, PublishedPools
 from devalloc_solver.check.resource_k8s.prior_allocations import PriorUsage
 from devalloc_solver.check.resource_k8s.quantities import to_nano
 
@@ -116,6 +117,9 @@ def counter_violations(devices: dict[DeviceId, NodeDevice], offer: PublishedPool
             if device.id[:2] == (driver, name):
                 for counter, amount in device.draws:
                     drawn[counter] += amount
+        for counter, amount in _recorded_draws(pool, offer, held.of_pool(driver, name)):
+            if counter in drawn:
+                drawn[counter] += amount
         for counter_set in {counter[2] for counter in drawn}:
             drawing = pool.drawing.get(counter_set, {})
             for key in drawing.keys() & held.whole.keys() | drawing.keys() & held.shared.keys():
@@ -125,3 +129,36 @@ def counter_violations(devices: dict[DeviceId, NodeDevice], offer: PublishedPool
         for counter in sorted(drawn):
             if drawn[counter] > pool.counters.get(counter, 0):
                 yield f"{'/'.join(counter)}: {drawn[counter]} of {pool.counters.get(counter, 0)} are drawn (nano units)"
+
+
+def _recorded_draws(
+    pool: NodePool, offer: PublishedPools, held: Mapping[DeviceId, Sequence[DeviceRecord | None]]
+) -> Iterator[tuple[CounterId, int]]:
+    """What devices in use draw beyond what the slices say: as recorded, or all there is if that is not known."""
+    if not held:
+        return
+    published = {device.id: device for device in pool.every}
+    lacking = [key for key in held if key not in published]
+    everywhere = offer.device_names(*lacking[0][:2]) if lacking else None
+    missing = {key for key in lacking if everywhere is not None and key[2] not in everywhere}
+    names = {"/".join(counter[2:]): counter for counter in pool.counters}
+    digest = counters_digest(frozenset(names))
+    for key, records in held.items():
+        device = published.get(key)
+        if device is None and key not in missing:
+            continue
+        own: dict[CounterId, int] = defaultdict(int)
+        for counter, amount in () if device is None else device.draws:
+            own[counter] += amount
+        counted = dict(own)
+        for record in records:
+            draws = None if record is None or record.draws is None else dict(record.draws)
+            if draws is None and device is not None:
+                continue
+            is_same = record is not None and (device is not None or record.counters == digest)
+            if draws is None or not is_same or not draws.keys() <= names.keys():
+                counted = {counter: max(own[counter], amount) for counter, amount in pool.counters.items()}
+                break
+            for name, amount in draws.items():
+                counted[names[name]] = max(amount, counted.get(names[name], 0))
+        yield from ((counter, amount - own[counter]) for counter, amount in counted.items() if amount > own[counter])

@@ -9,15 +9,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from devalloc.api.claim import DeviceAllocation, DeviceClaim, DeviceConfigReference, ResourceAllocation
-from devalloc.api.meta import ALLOCATED_NODE, ALLOCATION_DETAILS
+from devalloc.api.device_records import write_records
+from devalloc.api.meta import ALLOCATED_NODE, ALLOCATION_DETAILS, DEVICE_RECORDS
 from devalloc.api.problems import Problem
 from devalloc.api.quantity import Format, Quantity
 from devalloc_solver.cel.budget import Bound
 from devalloc_solver.dialects.device_claims.manifests import ConfigKey, ProblemInput
 from devalloc_solver.dialects.units import RejectedClaim
 from devalloc_solver.problem.allocations import Key, MissingDevice, node_of
+from devalloc_solver.problem.ghosts import device_record
 from devalloc_solver.problem.placement import GoalLevel, PlacedDevice, Placement
-from devalloc_solver.problem.snapshot import Snapshot
+from devalloc_solver.problem.snapshot import Device, Pool, Snapshot
 
 CONFIG_FIELDS = ("classConfigs", "classConfigAllocations", "claimConfigs")
 """What an answer, and the status of a claim, say of configuration objects."""
@@ -151,6 +153,9 @@ def placed_answer(placement: Placement, snapshot: Snapshot, problem_input: Probl
     annotations = {ALLOCATION_DETAILS: json.dumps([entry.request.label for entry in placement.entries])}
     if placement.node is not None:
         annotations[ALLOCATED_NODE] = placement.node
+    given = ((snapshot.pools[e.device.pool], e.device) for e in placement.entries if not e.request.mode.is_admin)
+    if (records := records_of(given)) is not None:
+        annotations[DEVICE_RECORDS] = records
     return ClaimAnswer(
         namespace=claim.namespace,
         name=claim.metadata.name,
@@ -165,6 +170,18 @@ def placed_answer(placement: Placement, snapshot: Snapshot, problem_input: Probl
             problem_input,
         ),
         warnings=problem_input.warnings.get(claim.key, ()),
+    )
+
+
+def records_of(devices: Iterable[tuple[Pool, Device]]) -> str | None:
+    """The annotation that records what devices drew, for as long as a claim has them (S18). Of a pool whose devices
+    share nothing, there is nothing to record."""
+    return write_records(
+        {
+            (pool.name, device.name): device_record(pool, device)
+            for pool, device in devices
+            if pool.resources or device.compatibility is not None
+        }
     )
 
 

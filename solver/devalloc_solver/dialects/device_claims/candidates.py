@@ -376,12 +376,14 @@ class CandidateFinder:
         ``present`` are attributes that a device must have, whatever their value. In order of the first of each.
         """
         if reads is None:
-            return [[device] for device in self.snapshot.devices]
+            return [[device] for device in self.snapshot.devices if device.ghost is None]
         if (reads, present) not in self._groups:
             groups: dict[object, list[Device]] = {}
             names = sorted(reads | {UNAVAILABLE, ONLY_CLASS})
             for pool in self.snapshot.pools:
                 for device in pool.devices:
+                    if device.ghost is not None:
+                        continue
                     attributes = device.attributes
                     has = tuple(name in attributes for name in present)
                     key = (pool.driver, device.undefined, has, *map(attributes.get, names))

@@ -64,7 +64,7 @@ def _devices_of(claim: DeviceClaim, snapshot: Snapshot) -> Iterator[Device]:
     for entry in claim.status.allocations if claim.status is not None else ():
         for pool in snapshot.pools_by_name.get(entry.device_pool_name, ()):
             if pool.node in (node, None):
-                yield from (device for device in pool.devices if device.name == entry.device_name)
+                yield from (d for d in pool.devices if d.name == entry.device_name and d.ghost is None)
 
 
 def _devices_with_value(name: str, value: object, snapshot: Snapshot) -> frozenset[int]:

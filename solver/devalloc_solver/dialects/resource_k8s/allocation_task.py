@@ -36,6 +36,7 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
     list_published_devices,
     make_snapshot,
     read_usage,
+    recorded_use,
 )
 from devalloc_solver.dialects.resource_k8s.slices import ClusterNode
 from devalloc_solver.dialects.resource_k8s.versions import as_v1
@@ -104,7 +105,8 @@ def prepare(
     pools = book.pools(target)
     for one in pending:
         _reject_incomplete_pools(one.claim, pools)
-    offers = list_published_devices([PoolView(pool, (target,)) for pool in pools], usage, gates)
+    recorded = recorded_use(usage, book, pools)
+    offers = list_published_devices([PoolView(pool, (target,)) for pool in pools], usage, gates, recorded)
     judged = usage if holders is None else DeviceUsage()
     judge = RequestJudge(gates, offers, judged, selectors or SelectorJudge(gates, allowance), named)
     used = DevicesInUse(offers)

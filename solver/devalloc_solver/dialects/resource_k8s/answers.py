@@ -6,13 +6,15 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from devalloc.api.device_records import write_records
+from devalloc.api.meta import DEVICE_RECORDS
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s.candidates import RequestCandidates
 from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim, ResourceDeviceClass, SubRequest
 from devalloc_solver.dialects.resource_k8s.decode import selected_node
 from devalloc_solver.dialects.resource_k8s.fields import Amount
 from devalloc_solver.dialects.resource_k8s.manifests import Key
-from devalloc_solver.dialects.resource_k8s.published_devices import DeviceId, PublishedDevice
+from devalloc_solver.dialects.resource_k8s.published_devices import DeviceId, PublishedDevice, records_of_devices
 from devalloc_solver.dialects.resource_k8s.slices import merge_selectors, single_node_selector
 from devalloc_solver.dialects.units import RejectedClaim
 from devalloc_solver.problem.placement import PlacedDevice, Placement
@@ -182,13 +184,24 @@ def allocated_answer(key: Key, allocation: Mapping[str, Any], node: str | None) 
     }
 
 
-def placed_answer(placement: Placement, result: Mapping[str, Any]) -> dict[str, Any]:
+def annotations_of(given: Iterable[AllocatedRequestDevice], gates: frozenset[str]) -> dict[str, str]:
+    """What is to be written on a claim together with its allocation: what its devices draw, if that matters."""
+    held = (one.offer for one in given if one.offer.pool.counters and not one.subrequest.admin)
+    text = write_records(records_of_devices(held, gates))
+    return {} if text is None else {DEVICE_RECORDS: text}
+
+
+def placed_answer(
+    placement: Placement, result: Mapping[str, Any], offers: Sequence[PublishedDevice], gates: frozenset[str]
+) -> dict[str, Any]:
     """The answer for a claim that got its devices."""
     claim: ResourceClaim = placement.demand.claim.claim
     answer = allocated_answer(placement.demand.key, result, placement.node or selected_node(result))
     answer["oneOf"] = chosen_alternatives(
         claim, ((entry.request.detail, entry.request.alternative) for entry in placement.entries)
     )
+    if annotations := annotations_of(devices_of_placement(placement.entries, offers), gates):
+        answer["annotations"] = annotations
     skipped = {error for request in placement.demand.requests for error in request.spec.verdict.errors}
     return answer | ({"warnings": sorted(skipped)} if skipped else {})
 

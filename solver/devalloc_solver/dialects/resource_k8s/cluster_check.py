@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from devalloc.api.device_records import read_records
+from devalloc.api.meta import DEVICE_RECORDS
 from devalloc_solver.check.resource_k8s import (
     PlainAnswers,
     PriorUsage,
@@ -13,7 +15,7 @@ from devalloc_solver.check.resource_k8s import (
     SelectorResults,
     check_answers,
 )
-from devalloc_solver.check.resource_k8s.prior_allocations import copy_allocation
+from devalloc_solver.check.resource_k8s.prior_allocations import Records, copy_allocation
 from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput, Key
 from devalloc_solver.dialects.resource_k8s.slices import ClusterNode
 
@@ -37,7 +39,7 @@ class ClusterChecker:
         """node (None: pools that span nodes) -> pool -> its slices"""
         self._offers: dict[str, PublishedPools] = {}
         self._held = PriorUsage({}, ())
-        self._allocations: dict[Key, Manifest] = {}
+        self._allocations: dict[Key, tuple[Manifest, Records]] = {}
 
     # -- what there is -------------------------------------------------------------------------------------------------
 
@@ -68,16 +70,17 @@ class ClusterChecker:
 
     # -- who has it ----------------------------------------------------------------------------------------------------
 
-    def hold(self, key: Key, allocation: Manifest, *, is_own: bool = False) -> None:
-        """A claim that has nothing yet has an allocation; ``is_own``: it is an answer, which no other code changes."""
-        self._allocations[key] = allocation if is_own else copy_allocation(allocation)
-        self._held.add(self._allocations[key])
+    def hold(self, key: Key, allocation: Manifest, records: Records, *, is_own: bool = False) -> None:
+        """A claim that has nothing yet has an allocation; ``records``: what it recorded of its devices. ``is_own``: it
+        is an answer, which no other code changes."""
+        self._allocations[key] = (allocation if is_own else copy_allocation(allocation)), records
+        self._held.add(*self._allocations[key])
 
     def free(self, key: Key) -> None:
         """A claim has its allocation no more, if it had one."""
-        allocation = self._allocations.pop(key, None)
-        if allocation is not None:
-            self._held.add(allocation, -1)
+        held = self._allocations.pop(key, None)
+        if held is not None:
+            self._held.remove(*held)
 
     def wrong(
         self, node: str, answers: Sequence[tuple[Key, Manifest, Manifest]], ends: float | None = None
@@ -94,14 +97,14 @@ class ClusterChecker:
             ):
                 return []
         own = [self._allocations[key] for key, _, _ in answers if key in self._allocations]
-        for allocation in own:
-            self._held.add(allocation, -1)
+        for held in own:
+            self._held.remove(*held)
         try:
             pairs = [(claim, result) for _, claim, result in answers]
             return check_answers(pairs, self._offer(node), self._held, self.classes, self._verdicts, self._gates)
         finally:
-            for allocation in own:
-                self._held.add(allocation)
+            for held in own:
+                self._held.add(*held)
 
     def _offer(self, node: str) -> PublishedPools:
         offer = self._offers.get(node)
@@ -125,10 +128,10 @@ def make_cluster_checker(
         checker.set_pool(pool, slices)
     for claim in problem_input.claims:
         if claim.allocation is not None:
-            checker.hold(claim.key, claim.allocation)
+            checker.hold(claim.key, claim.allocation, read_records(claim.annotations.get(DEVICE_RECORDS)))
     for refused in problem_input.refused:
         if refused.allocation is not None:
-            checker.hold(refused.key, refused.allocation)
+            checker.hold(refused.key, refused.allocation, {})
     return checker
 
 

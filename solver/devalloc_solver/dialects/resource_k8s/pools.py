@@ -7,7 +7,7 @@ reach it, and looks at the others only when these alone are not all: slices of o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -107,6 +107,8 @@ class SliceBook:
         self._shared: list[_SliceEntry] = []
         self._by_pool: dict[object, list[_SliceEntry]] | None = None
         self._ignored: set[IgnoredObject] = set()
+        self._compared: set[PoolId] = set()
+        """pools whose devices were compared with those in use"""
         for entry in self._entries:
             name = _spec(entry.content).get("nodeName")
             (self._local[name] if isinstance(name, str) and name else self._shared).append(entry)
@@ -159,7 +161,7 @@ class SliceBook:
         """The manifests of these pools, without those that were left out; of one that was not read, its position."""
         pool_ids = {(pool.driver, pool.name) for pool in pools}
         return [
-            entry.content if entry.is_read else _place_of(entry.content)
+            entry.content if entry.is_read else _place_of(entry.content, self._compared)
             for entry in self._entries
             if (entry.resource_slice is not None or not entry.is_read) and _pool_id(entry.content) in pool_ids
         ]
@@ -251,15 +253,10 @@ class SliceBook:
 
         A slice of another node that has none is counted and not read.
         """
-        if self._by_pool is None:
-            self._by_pool = defaultdict(list)
-            for entry in self._entries:
-                self._by_pool[_pool_id(entry.content)].append(entry)
         seen = {id(resource_slice) for resource_slice in newest}
         total, hidden = 0, []
-        for entry in self._by_pool[key]:
-            number = _pool_field(entry.content, "generation")
-            number = number if isinstance(number, int) else 0
+        for entry in self._of_pool(key):
+            number = _generation(entry.content)
             if number != generation:
                 if number > generation:
                     return True, 0, []
@@ -273,6 +270,31 @@ class SliceBook:
                 hidden += [resource_slice] if says and id(resource_slice) not in seen else []
         return False, total, hidden
 
+    def _of_pool(self, key: PoolId) -> Sequence[_SliceEntry]:
+        if self._by_pool is None:
+            self._by_pool = defaultdict(list)
+            for entry in self._entries:
+                self._by_pool[_pool_id(entry.content)].append(entry)
+        return self._by_pool.get(key, ())
+
+    def absent_devices(self, key: PoolId, names: Collection[str]) -> set[str]:
+        """Those of the names that no slice of a pool has, of the newest generation of its node; none while slices are
+        missing."""
+        self._compared.add(key)
+        newest: dict[object, int] = {}
+        for entry in self._of_pool(key):
+            node = _spec(entry.content).get("nodeName") or None
+            newest[node] = max(newest.get(node, 0), _generation(entry.content))
+        contents = [
+            entry.content
+            for entry in self._of_pool(key)
+            if _generation(entry.content) == newest[_spec(entry.content).get("nodeName") or None]
+        ]
+        counts = [_pool_field(content, "resourceSliceCount") for content in contents]
+        if any(isinstance(count, int) and count > len(contents) for count in counts):
+            return set()
+        return set(names).difference(*map(_device_names, contents))
+
 
 def name_of(content: Manifest) -> str:
     """The name of an object; empty where it has none."""
@@ -285,16 +307,30 @@ def _spec(content: Manifest) -> Mapping[str, Any]:
     return spec if isinstance(spec, Mapping) else {}
 
 
-def _place_of(content: Manifest) -> Manifest:
-    """A slice of another node without its content, which was not read."""
-    spec, generation = _spec(content), _pool_field(content, "generation")
-    number = generation if isinstance(generation, int) else 0
-    pool = {"name": _pool_field(content, "name"), "generation": number}
-    return {"spec": {"driver": spec.get("driver"), "nodeName": spec.get("nodeName"), "pool": pool}}
+def _place_of(content: Manifest, named: Container[PoolId]) -> Manifest:
+    """A slice of another node without its content, which was not read; with the names of its devices for some pools."""
+    spec = _spec(content)
+    pool = {"name": _pool_field(content, "name"), "generation": _generation(content)}
+    place = {"driver": spec.get("driver"), "nodeName": spec.get("nodeName"), "pool": pool}
+    if _pool_id(content) in named:
+        place["devices"] = [{"name": name} for name in _device_names(content)]
+        pool["resourceSliceCount"] = _pool_field(content, "resourceSliceCount")
+    return {"spec": place}
+
+
+def _device_names(content: Manifest) -> list[str]:
+    devices = _spec(content).get("devices")
+    named = (one.get("name") for one in (devices if isinstance(devices, list) else ()) if isinstance(one, Mapping))
+    return [name for name in named if isinstance(name, str)]
 
 
 def _pool_id(content: Manifest) -> tuple[str, str]:
     return short_text(_spec(content).get("driver")), short_text(_pool_field(content, "name"))
+
+
+def _generation(content: Manifest) -> int:
+    number = _pool_field(content, "generation")
+    return number if isinstance(number, int) else 0
 
 
 def _pool_field(content: Manifest, name: str) -> Any:

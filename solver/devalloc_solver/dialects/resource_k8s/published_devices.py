@@ -10,11 +10,13 @@ treats such twins as devices of one pool that draw on a resource with a capacity
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
+from devalloc.api.device_records import DeviceRecord, PoolDevice, counters_digest, read_records
+from devalloc.api.meta import DEVICE_RECORDS
 from devalloc.api.problems import Problem
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s.claims import (
@@ -26,7 +28,7 @@ from devalloc_solver.dialects.resource_k8s.claims import (
 )
 from devalloc_solver.dialects.resource_k8s.decode import read
 from devalloc_solver.dialects.resource_k8s.fields import Amount, FieldError
-from devalloc_solver.dialects.resource_k8s.pools import PoolId, PoolStatus, PoolView, ResourcePool
+from devalloc_solver.dialects.resource_k8s.pools import PoolId, PoolStatus, PoolView, ResourcePool, SliceBook
 from devalloc_solver.dialects.resource_k8s.slices import (
     REACH,
     UNNAMED_NODE,
@@ -40,10 +42,12 @@ from devalloc_solver.dialects.resource_k8s.slices import (
 )
 from devalloc_solver.problem import snapshot as core
 from devalloc_solver.problem.allocations import AllocatedDevice
+from devalloc_solver.problem.ghosts import Drawn, drawn_in_use
 
 DeviceId = tuple[str, str, str]
 """driver, pool, device"""
 _NO_NAME = frozenset((UNNAMED_NODE.name,))
+NO_RECORDS: Mapping[PoolDevice, DeviceRecord] = {}
 
 
 @dataclass(slots=True)
@@ -54,6 +58,15 @@ class DeviceUsage:
     shared: dict[DeviceId, dict[str, int]] = field(default_factory=dict)
     """capacity -> nano units; empty where shares take none"""
     share_ids: dict[DeviceId, set[str]] = field(default_factory=lambda: defaultdict(set))
+    records: dict[DeviceId, list[DeviceRecord | None]] = field(default_factory=lambda: defaultdict(list))
+    """of each that has the device, what it recorded of it"""
+
+    def add(self, other: DeviceUsage) -> None:
+        """Devices that others have, besides; of shares, only which devices they are of."""
+        self.whole |= other.whole
+        self.shared |= other.shared
+        for device, records in other.records.items():
+            self.records[device] += records
 
     def is_used(self, device: DeviceId) -> bool:
         return device in self.whole or device in self.shared
@@ -73,18 +86,32 @@ def read_usage(allocated: Mapping[str, Any] | None, claims: Iterable[ResourceCla
     """
     usage = DeviceUsage()
     listed = read(DevicesInUseSpec, allocated, "allocated")
-    usage.whole.update(device.id for device in listed.devices)
+    for device in listed.devices:
+        usage.whole.add(device.id)
+        usage.records[device.id].append(None)
     for share in listed.shares:
         usage.add_share(share.id, share.share, {})
+        usage.records[share.id].append(None)
     for use in listed.consumed:
         usage.add_share(use.id, None, _nano(use.consumed))
     for claim in claims:
         if claim.allocation is not None:
-            add_allocation(usage, claim.allocation, f"claim {claim.title}: status.allocation")
+            path = f"claim {claim.title}: status.allocation"
+            add_allocation(usage, claim.allocation, path, records_of_claim(claim.annotations))
     return usage
 
 
-def add_allocation(usage: DeviceUsage, allocation: Mapping[str, Any], path: str) -> None:
+def records_of_claim(annotations: Mapping[str, str]) -> Mapping[PoolDevice, DeviceRecord]:
+    """What a claim recorded of its devices."""
+    return read_records(annotations.get(DEVICE_RECORDS))
+
+
+def add_allocation(
+    usage: DeviceUsage,
+    allocation: Mapping[str, Any],
+    path: str,
+    records: Mapping[PoolDevice, DeviceRecord] = NO_RECORDS,
+) -> None:
     """Add what a claim's ``status.allocation`` holds. Raises FieldError; all that names a device is added before.
 
     A device whose held amount is unknown counts as held whole: unreadable content releases nothing.
@@ -92,7 +119,7 @@ def add_allocation(usage: DeviceUsage, allocation: Mapping[str, Any], path: str)
     faults = []
     for entry, at in _results(allocation, path):
         try:
-            _add_result(usage, entry, at)
+            _add_result(usage, entry, at, records)
         except FieldError as error:
             faults.append(error)
     if faults:
@@ -107,16 +134,21 @@ def _results(allocation: Mapping[str, Any], path: str) -> Iterator[tuple[Any, st
     return ((entry, f"{where}[{number}]") for number, entry in enumerate(entries))
 
 
-def _add_result(usage: DeviceUsage, entry: object, path: str) -> None:
+def _add_result(
+    usage: DeviceUsage, entry: object, path: str, records: Mapping[PoolDevice, DeviceRecord] = NO_RECORDS
+) -> None:
     try:
         result = read(DeviceResult, entry, path)
     except FieldError:
         device = read(DeviceName, entry, path).id
         if not isinstance(entry, Mapping) or entry.get("adminAccess") is not True:
             usage.whole.add(device)
+            usage.records[device].append(None)
         raise
     if result.admin:
         return
+    driver, pool, name = result.id
+    usage.records[result.id].append(records.get((f"{driver}/{pool}", name)))
     if result.share:
         usage.add_share(result.id, result.share, _nano(result.consumed))
     else:
@@ -158,6 +190,10 @@ class PublishedDevice:
     is_shareable: bool
     nodes: frozenset[str]
     """the nodes of the call that reach it; a device without any counts as far as it draws counters"""
+    drawn: Drawn | None = None
+    """what it draws as long as it is in use, if that is more than its slice says"""
+    is_ghost: bool = False
+    """whether its pool does not publish it, and some claim has it all the same"""
 
     @property
     def id(self) -> DeviceId:
@@ -178,18 +214,53 @@ class PublishedDevice:
         return self.device if self.slice.spec.per_device else self.slice.spec
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedUse:
+    """What claims have of pools beyond what these publish: of the devices, what is recorded, and which are gone."""
+
+    records: Mapping[DeviceId, Sequence[DeviceRecord | None]] = field(default_factory=dict)
+    gone: Mapping[PoolId, Sequence[str]] = field(default_factory=dict)
+
+
+def recorded_use(usage: DeviceUsage, book: SliceBook, pools: Iterable[ResourcePool]) -> RecordedUse:
+    """What is in use of pools that have counters."""
+    counted = [pool for pool in pools if pool.counters]
+    held: dict[PoolId, set[str]] = {pool.id: set() for pool in counted}
+    for driver, name, device in (*usage.whole, *usage.shared) if held else ():
+        if (driver, name) in held:
+            held[driver, name].add(device)
+    for pool in counted:
+        if held[pool.id]:
+            held[pool.id].difference_update(device.name for _, device in _devices(pool))
+    gone = {
+        pool: sorted(absent) for pool, names in held.items() if names and (absent := book.absent_devices(pool, names))
+    }
+    records = {one: records for one, records in usage.records.items() if one[:2] in held and any(records)}
+    for pool_id, names in gone.items():
+        records |= {(*pool_id, name): usage.records[*pool_id, name] for name in names}
+    return RecordedUse(records, gone)
+
+
+NOTHING_RECORDED = RecordedUse()
+
+
 def list_published_devices(
-    views: Sequence[PoolView], usage: DeviceUsage | None, gates: frozenset[str]
+    views: Sequence[PoolView],
+    usage: DeviceUsage | None,
+    gates: frozenset[str],
+    recorded: RecordedUse = NOTHING_RECORDED,
 ) -> list[PublishedDevice]:
     """All devices that some node reaches, and of the others those that may hold counters: the ones in use.
 
-    ``usage`` None: what is in use is not known yet.
+    ``usage`` None: what is in use is not known yet. ``recorded``: what counts besides; devices that are gone become
+    ghosts, which no node reaches.
     """
     offers: list[PublishedDevice] = []
     first_index: dict[DeviceId, int] = {}
     sharing = gate.CONSUMABLE_CAPACITY in gates
     for view in views:
         pool = view.pool
+        counters = _counters_of(pool, gates) if recorded.records else {}
         reach, nodes = None, frozenset[str]()
         for resource_slice, device in _devices(pool):
             own_reach = device if resource_slice.spec.per_device else resource_slice.spec
@@ -203,13 +274,39 @@ def list_published_devices(
                 offer = PublishedDevice(
                     len(offers), pool, resource_slice, device, sharing and device.allow_multiple, nodes
                 )
+                if counters and device_id in recorded.records:
+                    offer = _with_recorded(offer, counters, recorded.records[device_id])
                 first = first_index.setdefault(device_id, offer.index)
                 merged = None if first == offer.index else merge_duplicate(offers[first], offer)
                 if merged is None:
                     offers.append(offer)
                 else:
                     offers[first] = merged
+        for name in recorded.gone.get(pool.id, ()) if counters else ():
+            drawn = drawn_in_use(counters, None, recorded.records[*pool.id, name])
+            owner = (*pool.slices, *pool.hidden)[0] if pool.slices or pool.hidden else None
+            if owner is not None:
+                ghost = SliceDevice(name=name)
+                offers.append(
+                    PublishedDevice(len(offers), pool, owner, ghost, False, frozenset(), drawn, is_ghost=True)
+                )
     return offers
+
+
+def _counters_of(pool: ResourcePool, gates: frozenset[str]) -> Mapping[str, int]:
+    """Nano units of the counters of a pool, as far as devices of it are to be had."""
+    if pool.state is not PoolStatus.COMPLETE or gate.PARTITIONABLE_DEVICES not in gates:
+        return {}
+    return {"/".join(key): max(0, nano) for key, nano in pool.counters.items()}
+
+
+def _with_recorded(
+    offer: PublishedDevice, counters: Mapping[str, int], records: Sequence[DeviceRecord | None]
+) -> PublishedDevice:
+    """A device in use that draws what claims recorded, if that is more than its slice says."""
+    published = dict(_draws(offer.device.consumes))
+    drawn = drawn_in_use(counters, published, records)
+    return offer if drawn.amounts == published else replace(offer, drawn=drawn)
 
 
 def _devices(pool: ResourcePool) -> Iterator[tuple[ResourceSlice, SliceDevice]]:
@@ -281,8 +378,9 @@ def make_snapshot(
             resources, draws = _merge_duplicates(members, twins, gates)
         else:
             resources = {"/".join(key): core.Resource(1, max(0, nano)) for key, nano in pool.counters.items()}
-            nodes_of = {offer.nodes for offer in members}
-            names = {offer.reach.node_name for offer in members}
+            there = [offer for offer in members if not offer.is_ghost] or members
+            nodes_of = {offer.nodes for offer in there}
+            names = {offer.reach.node_name for offer in there}
             where = names.pop() if len(names) == 1 and nodes_of == {frozenset(names)} else None
         devices = tuple(
             _to_snapshot_device(offer, len(pools), attributes, gates, draws.get(offer.index), local=where is not None)
@@ -337,8 +435,16 @@ def _to_snapshot_device(
         draws=draws_of(offer, gates) if draws is None else draws,
         undefined=None,
         shareable=offer.is_shareable,
-        reach=None if local else offer.nodes,
+        reach=None if local and not offer.is_ghost else offer.nodes,
+        ghost=ghost_of(offer, gates),
     )
+
+
+def ghost_of(offer: PublishedDevice, gates: frozenset[str]) -> core.Ghost | None:
+    """The same as the core has it; None of a device that its pool publishes."""
+    if not offer.is_ghost or offer.drawn is None:
+        return None
+    return core.Ghost(draws_of(offer, gates), None, offer.drawn.is_certain)
 
 
 def _joined_pools(offers: Sequence[PublishedDevice], common: Collection[PoolId]) -> Iterable[list[PublishedDevice]]:
@@ -368,8 +474,21 @@ def resources_of(offer: PublishedDevice) -> Mapping[str, core.Resource]:
 
 def draws_of(offer: PublishedDevice, gates: frozenset[str]) -> Draws:
     """What taking a device draws of the counters of its pool."""
+    if offer.drawn is not None:
+        return tuple(sorted((name, nano) for name, nano in offer.drawn.amounts.items() if nano > 0))
     counts = offer.device.consumes and offer.pool.state is PoolStatus.COMPLETE and gate.PARTITIONABLE_DEVICES in gates
     return _draws(offer.device.consumes) if counts else ()
+
+
+def records_of_devices(offers: Iterable[PublishedDevice], gates: frozenset[str]) -> dict[PoolDevice, DeviceRecord]:
+    """What is to be recorded of devices that a claim gets, as long as it has them: of pools with counters."""
+    records = {}
+    for offer in offers:
+        counters = _counters_of(offer.pool, gates) if offer.pool.counters else {}
+        if counters:
+            draws, digest = _draws(offer.device.consumes), counters_digest(frozenset(counters))
+            records[offer.pool.title, offer.device.name] = DeviceRecord(draws, digest)
+    return records
 
 
 @lru_cache(maxsize=4096)
@@ -390,13 +509,25 @@ class DevicesInUse:
         for offer in offers:
             self._by_id.setdefault(offer.id, []).append(offer)
 
+    def lacks_record(self, usage: DeviceUsage, pools: Container[PoolId]) -> bool:
+        """Whether devices that a usage has of some pools are not there, or not with what is recorded of them."""
+        for device in (one for one in (*usage.whole, *usage.shared) if one[:2] in pools):
+            same, records = self._by_id.get(device), usage.records.get(device, ())
+            if not same:
+                return True
+            for one in same if any(records) else ():
+                published = _draws(one.device.consumes)
+                if any(record is not None and record.draws not in (None, published) for record in records):
+                    return True
+        return False
+
     def items(self, usage: DeviceUsage) -> tuple[AllocatedDevice, ...]:
         """What of a usage is in use of them; the rest is of devices that are not there."""
         in_use: list[AllocatedDevice] = []
         for device in {**dict.fromkeys(usage.whole), **usage.shared}:
             same = self._by_id.get(device, ())
             # Of twins that draw counters one is enough: it draws what all of them would.
-            for offer in same[:1] if any(one.device.consumes for one in same) else same:
+            for offer in same[:1] if any(one.device.consumes or one.drawn for one in same) else same:
                 # Shares of a device that nodes see differently cannot be added up.
                 in_use.append(AllocatedDevice(offer.index, amounts_in_use(offer, usage) if len(same) == 1 else None))
         return tuple(sorted(in_use, key=lambda held: held.device))
@@ -417,7 +548,7 @@ def overdrawn_counters(offers: Sequence[PublishedDevice], usage: DeviceUsage) ->
         left = {"/".join(key): nano for key, nano in pool.counters.items()}
         for offer in members if is_any_used else ():
             if pool.state is PoolStatus.COMPLETE and usage.is_used(offer.id):
-                for name, nano in _draws(offer.device.consumes):
+                for name, nano in _draws(offer.device.consumes) if offer.drawn is None else offer.drawn.amounts.items():
                     left[name] = left.get(name, nano) - nano
         worst = next((name for name in sorted(left) if left[name] < 0), None)
         if worst is not None:
@@ -468,7 +599,7 @@ def merge_duplicate(one: PublishedDevice, other: PublishedDevice) -> PublishedDe
 
     Only what is taken in shares needs it: shares of one are shares of the other.
     """
-    if not one.is_shareable or one.device.consumes or one.nodes & other.nodes:
+    if not one.is_shareable or one.device.consumes or one.drawn or other.drawn or one.nodes & other.nodes:
         return None
     if None in (one.reach.node_name, other.reach.node_name) or one.slice.spec.skip_node_operations:
         return None

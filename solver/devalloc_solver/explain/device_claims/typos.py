@@ -82,7 +82,8 @@ class TypoFinder(UnitTypos):
 
     def __post_init__(self) -> None:
         copies = self.copies
-        self._there = {d.index: d for d in self.snapshot.devices if copies is None or copies.get(d.index)}
+        there = (d for d in self.snapshot.devices if d.ghost is None)
+        self._there = {d.index: d for d in there if copies is None or copies.get(d.index)}
 
     def marked(self, edit: Relaxation, unit: PlacementUnit) -> Relaxation:
         """The edit with what was most likely meant, where what it takes away was mistyped."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -12,12 +12,13 @@ from typing import Any
 
 from devalloc.api.claim import DeviceAllocation, DeviceClaim, DeviceClaimStatus
 from devalloc.api.device_class import DeviceClass
-from devalloc.api.meta import ALLOCATED_NODE, ALLOCATION_DETAILS
+from devalloc.api.device_records import DeviceRecord, PoolDevice, read_records
+from devalloc.api.meta import ALLOCATED_NODE, ALLOCATION_DETAILS, DEVICE_RECORDS
 from devalloc.api.pool import DevicePool
 from devalloc.api.quantity import Quantity
 from devalloc_solver.cel.device_claims.reads import attributes_read
 from devalloc_solver.check.incremental import IncrementalChecker
-from devalloc_solver.dialects.device_claims.answers import CONFIG_FIELDS, config_entries
+from devalloc_solver.dialects.device_claims.answers import CONFIG_FIELDS, config_entries, records_of
 from devalloc_solver.dialects.device_claims.manifests import ConfigKey, ProblemInput, configs_of
 from devalloc_solver.dialects.device_claims.parts import WholeDevices
 from devalloc_solver.dialects.units import RejectedClaim
@@ -34,8 +35,10 @@ from devalloc_solver.fleet.device_claims.explainer import DeviceClaimsExplainer
 from devalloc_solver.fleet.device_claims.rules import DeviceClaimQuery, DeviceClaimRules
 from devalloc_solver.fleet.node_class_plan import ChosenDevice, ChosenPlace
 from devalloc_solver.fleet.node_index import HeldDevice, HeldDevices, HeldItem, Holders, NodeIndex
+from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.problem.allocations import Key, admin_entries, allocated_amounts
-from devalloc_solver.problem.snapshot import Snapshot, take_snapshot, without_duplicate_pools
+from devalloc_solver.problem.ghosts import HeldRecords, device_record, is_as_recorded, snapshot_with_ghosts
+from devalloc_solver.problem.snapshot import Device, Pool, Snapshot, take_snapshot, without_duplicate_pools
 
 
 def placed_answer(
@@ -48,6 +51,9 @@ def placed_answer(
     annotations = {ALLOCATION_DETAILS: _labels(tuple([given.request.label for given in spot.given]))}
     if spot.node is not None:
         annotations[ALLOCATED_NODE] = spot.node
+    taken = ((given.pool, given.device) for given in spot.given if not given.request.mode.is_admin)
+    if (records := records_of(taken)) is not None:
+        annotations[DEVICE_RECORDS] = records
     namespace, name = claim.key
     answer: dict[str, Any] = {
         "namespace": namespace,
@@ -100,7 +106,8 @@ def with_status(claim: DeviceClaim, answer: Mapping[str, Any]) -> DeviceClaim:
         **{name: answer[name] for name in CONFIG_FIELDS if name in answer},
     }
     status = DeviceClaimStatus.model_validate(content, by_alias=True, by_name=False)
-    annotations = {**claim.metadata.annotations, **answer["annotations"]}
+    annotations = {name: text for name, text in claim.metadata.annotations.items() if name != DEVICE_RECORDS}
+    annotations |= answer["annotations"]
     metadata = claim.metadata.model_copy(update={"annotations": annotations})
     return claim.model_copy(update={"status": status, "metadata": metadata})
 
@@ -177,9 +184,19 @@ class DeviceFleetState:
         """What claims hold."""
         return self.holders.by_claim
 
-    def _snapshot(self, node: str | None) -> Snapshot:
+    def _snapshot(self, node: str | None, held: Iterable[HeldDevice] = ()) -> Snapshot:
+        """The pools of a node, with the ghosts of what claims have of them."""
         snapshot, _ = take_snapshot(self.pools[node].values())
-        return snapshot
+        records = HeldRecords()
+        by_name: dict[Hashable, tuple[Pool, dict[str, Device]]] = {}
+        for entry in held:
+            if entry.pool not in by_name:
+                (pool,) = snapshot.pools_by_name[entry.pool]
+                by_name[entry.pool] = pool, {device.name: device for device in pool.devices}
+            pool, devices = by_name[entry.pool]
+            records.add(pool, entry.device, devices.get(entry.device), entry.record)
+        ghosts = records.ghosts()
+        return snapshot_with_ghosts(snapshot, ghosts) if ghosts else snapshot
 
     # -- changes -------------------------------------------------------------------------------------------------------
 
@@ -269,21 +286,31 @@ class DeviceFleetState:
         nodes = {node for node, pools in self.pools.items() if name in pools}
         valid = {pool.spec.node_name: pool for pool in _valid_together(same)}
         nodes |= valid.keys()
-        keys = self.holders.of_pools((name,)) | self.holders.on_nodes(nodes)
+        for node in nodes:
+            self.pools[node].pop(name, None)
+            if node in valid:
+                self.pools[node][name] = valid[node]
+        self._put_again(nodes, self.holders.of_pools((name,)))
+        self.judge.set_pools(name, same)
+
+    def _put_again(self, nodes: Collection[str | None], keys: Set[Key] = frozenset()) -> None:
+        """Enter nodes as they are now, and what claims hold of them: these claims, and those that the index knows."""
+        keys = keys | self.holders.on_nodes(nodes)
         for key in keys:
             self.holders.lift(key)
+        held: dict[str | None, list[HeldDevice]] = {node: [] for node in nodes}
+        for key in keys:
+            for entry in self.allocations[key].entries:
+                for node in self._places_of(self.allocations[key].node, entry):
+                    if node in held:
+                        held[node].append(entry)
         for node in sorted(nodes, key=lambda n: n or ""):
-            pools = self.pools[node]
-            pools.pop(name, None)
-            if node in valid:
-                pools[name] = valid[node]
-            snapshot = self._snapshot(node)
+            snapshot = self._snapshot(node, held[node])
             self.index.put(node, snapshot)
             if self._rules.wholes.put(node, snapshot):
                 self.index.forget()
-            if not pools:
+            if not self.pools[node]:
                 del self.pools[node]
-        self.judge.set_pools(name, same)
         self._rules.kinds = self.index.kinds
         for key in sorted(keys):
             self.holders.put(key, [*self._items(self.allocations[key])])
@@ -300,10 +327,10 @@ class DeviceFleetState:
         for refused in problem_input.refused:
             if refused.status is not None:
                 self.judge.hold_rejected(refused)
-                entries = tuple(map(_held_device, refused.status.allocations))
+                entries = tuple(_held_device(entry, {}) for entry in refused.status.allocations)
                 old = self.allocations.get(key)
                 if old is not None:  # several of one name: all that any of them holds
-                    self.holders.leave(key)
+                    self._leave(key)
                     entries = (*old.entries, *entries)
                 self._keep(key, HeldDevices(0, refused.node, entries))
 
@@ -316,7 +343,8 @@ class DeviceFleetState:
         items: list[HeldItem] = []
         for request, pool, device, _, amounts in spot.given:
             if not request.mode.is_admin:
-                entries.append(HeldDevice(pool.name, device.name, amounts or None))
+                record = device_record(pool, device) if pool.resources or device.compatibility is not None else None
+                entries.append(HeldDevice(pool.name, device.name, amounts or None, record))
                 items.append((pool.node, device.index, amounts or None))
         self.holders.grant(key, HeldDevices(claim.priority, spot.node, tuple(entries)), items)
         self.judge.grant(claim, answer)
@@ -332,33 +360,71 @@ class DeviceFleetState:
         self.judge.grant(claim, answer)
 
     def _keep(self, key: Key, allocation: HeldDevices) -> None:
-        self.holders.enter(key, allocation, [*self._items(allocation)])
+        places = self._places_to_renew(allocation)
+        self.holders.enter(key, allocation, () if places else [*self._items(allocation)])
+        if places:
+            self._put_again(places, {key})
+
+    def _leave(self, key: Key) -> None:
+        """A claim holds nothing any more, and its ghosts are gone."""
+        items = self.index.held.get(key, ())
+        places = {n for n, device, _ in items if self._record_of(n).snapshot.devices[device].ghost is not None}
+        self.holders.leave(key)
+        if places:
+            self._put_again(places)
 
     def _hold_again(self, key: Key) -> None:
         """What counts as held depends on classes: read it back."""
         if key in self.granted:
             claim = with_status(*self.granted[key])
-            self.holders.leave(key)
+            self._leave(key)
             self._keep(key, _held_devices(claim, self.rules.problem_input))
             return
-        self.holders.leave(key)
+        self._leave(key)
         self.judge.release(key)
         self._read_claim(key)
 
     def _forget_claim(self, key: Key) -> None:
         """It holds nothing here any more."""
-        self.holders.leave(key)
+        self._leave(key)
         self.granted.pop(key, None)
         self._written.pop(key, None)
         self.judge.release(key)
 
     def _items(self, allocation: HeldDevices) -> Iterator[HeldItem]:
         for entry in allocation.entries:
-            for node in self._nodes_of(allocation.node, entry.pool):
-                record = self.index.network if node is None else self.index.records.get(node)
-                device = None if record is None else record.find(entry.pool, entry.device)
+            for node in self._places_of(allocation.node, entry):
+                record = self._record_of(node)
+                device = record.find(entry.pool, entry.device)
                 if device is not None:
                     yield node, device, entry.amounts
+                if (ghost := record.find(entry.pool, entry.device, ghost=True)) is not None:
+                    yield node, ghost, None
+
+    def _record_of(self, node: str | None) -> NodeRecord:
+        record = self.index.network if node is None else self.index.records.get(node)
+        assert record is not None
+        return record
+
+    def _places_of(self, node: str | None, entry: HeldDevice) -> Sequence[str | None]:
+        """Where an entry counts: where its device is, or every place where it was, as far as that is known."""
+        places = [*self._nodes_of(node, entry.pool)]
+        if len(places) < 2:
+            return places
+        there = [n for n in places if any(one.name == entry.device for one in self.pools[n][entry.pool].spec.devices)]
+        return there or places
+
+    def _places_to_renew(self, allocation: HeldDevices) -> set[str | None]:
+        """Where the index lacks a ghost of what a claim has, or may lack it."""
+        places = set()
+        for entry in allocation.entries:
+            for node in self._places_of(allocation.node, entry):
+                snapshot, device = self._record_of(node).snapshot, self._record_of(node).find(entry.pool, entry.device)
+                if device is None or (
+                    entry.record is not None and not is_as_recorded(*_device_and_pool(snapshot, device), entry.record)
+                ):
+                    places.add(node)
+        return places
 
     def _nodes_of(self, node: str | None, pool: str) -> Iterable[str | None]:
         """Where the pool that an entry means is: every place it may be, where the node is not told (S2, S13)."""
@@ -455,9 +521,16 @@ def _admin_classes(problem_input: ProblemInput) -> set[str]:
 def _held_devices(claim: DeviceClaim, problem_input: ProblemInput) -> HeldDevices:
     assert claim.status is not None
     marks = zip(claim.status.allocations, admin_entries(claim, problem_input.classes), strict=True)
-    entries = tuple(_held_device(entry) for entry, is_admin in marks if not is_admin)
+    records = read_records(claim.metadata.annotations.get(DEVICE_RECORDS))
+    entries = tuple(_held_device(entry, records) for entry, is_admin in marks if not is_admin)
     return HeldDevices(claim.priority, claim.allocated_node or claim.pinned_node, entries)
 
 
-def _held_device(entry: DeviceAllocation) -> HeldDevice:
-    return HeldDevice(entry.device_pool_name, entry.device_name, allocated_amounts(entry))
+def _held_device(entry: DeviceAllocation, records: Mapping[PoolDevice, DeviceRecord]) -> HeldDevice:
+    pool, device = entry.device_pool_name, entry.device_name
+    return HeldDevice(pool, device, allocated_amounts(entry), records.get((pool, device)))
+
+
+def _device_and_pool(snapshot: Snapshot, index: int) -> tuple[Pool, Device]:
+    device = snapshot.devices[index]
+    return snapshot.pools[device.pool], device

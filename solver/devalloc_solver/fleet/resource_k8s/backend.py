@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
-from devalloc.api.meta import GROUP
+from devalloc.api.meta import DEVICE_RECORDS, GROUP
 from devalloc.api.problems import Problem
 from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import BudgetExceeded, OutOfTime
@@ -18,6 +18,7 @@ from devalloc_solver.dialects.resource_k8s.answers import (
     AllocatedRequestDevice,
     ShareIds,
     allocated_answer,
+    annotations_of,
     chosen_alternatives,
     devices_of_placement,
     make_result,
@@ -36,7 +37,11 @@ from devalloc_solver.dialects.resource_k8s.manifests import (
     priority_of,
     read_documents,
 )
-from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice
+from devalloc_solver.dialects.resource_k8s.published_devices import (
+    PublishedDevice,
+    records_of_claim,
+    records_of_devices,
+)
 from devalloc_solver.dialects.resource_k8s.slices import single_node_selector
 from devalloc_solver.dialects.resource_k8s.versions import as_v1
 from devalloc_solver.dialects.units import RejectedClaim, timeout_rejection
@@ -162,6 +167,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
                     claim,
                     _deep_copy(given["allocations"]),
                     None,
+                    given.get("annotations", {}),
                 )
         return answer
 
@@ -248,15 +254,19 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
             given.append(AllocatedRequestDevice(request.detail, subrequest, offer, takes))
             chosen[request.detail] = request.alternative
             if not subrequest.admin:
-                entries.append(HeldDevice(offer.pool.id, device.name, taken))
+                records = records_of_devices((offer,), self._gates) if offer.pool.counters else {}
+                entries.append(HeldDevice(offer.pool.id, device.name, taken, next(iter(records.values()), None)))
                 items.append((spot.node, device.index, taken))
         warnings = query.rules.warnings(query, state.layout)
         node = spot.node or ""
         result = make_result(claim, given, state.classes.classes, node, self._gates, ShareIds(state.share_ids))
         self._check(node, read, claim, result)
-        self._keep(read, claim, result, (HeldDevices(priority_of(claim), None, tuple(entries)), items))
+        annotations = annotations_of(given, self._gates)
+        self._keep(read, claim, result, (HeldDevices(priority_of(claim), None, tuple(entries)), items), annotations)
         answer = allocated_answer(claim.key, _copy_of_result(result, node), node)
         answer["oneOf"] = chosen_alternatives(claim, chosen.items())
+        if annotations:
+            answer["annotations"] = annotations
         if warnings:
             answer["warnings"] = [*warnings]
         return answer
@@ -280,17 +290,20 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         claim: ResourceClaim,
         result: Manifest,
         granted: tuple[HeldDevices, list[HeldItem]] | None,
+        annotations: Mapping[str, str],
     ) -> None:
-        """A claim has a result, which no other code changes; ``granted``: what that is, if it is all in the index."""
-        state, key, manifest = self._state, claim.key, read.manifest
+        """A claim has a result, which no other code changes; ``granted``: what that is, if it is all in the index.
+        ``annotations``: what its answer writes on it besides."""
+        state, key, manifest = self._state, claim.key, _annotated(read.manifest, annotations)
         status = manifest.get("status")
         before = status if status is not None and isinstance(status, Mapping) else {}
         new_status = {**before, "allocation": result}
         state.objects["ResourceClaim", *key] = [{**manifest, "kind": "ResourceClaim", "status": new_status}]
+        records = records_of_claim(annotations)
         if granted is None:
-            state.hold(key, priority_of(claim), result)
+            state.hold(key, priority_of(claim), result, records)
         else:
-            state.grant(key, *granted, result)
+            state.grant(key, *granted, result, records)
         if self._full_cluster is not None:
             self._full_cluster.hold(key, state.allocations[key])
 
@@ -317,8 +330,20 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         node = node_of_placement(placement, full_cluster.offers, full_cluster.seen)
         result = make_result(claim, given, state.classes.classes, node, self._gates, ShareIds(state.share_ids))
         self._check(node, read, claim, result)
-        self._keep(read, claim, result, None)
-        return placed_answer(placement, _deep_copy(result))
+        answer = placed_answer(placement, _deep_copy(result), full_cluster.offers, self._gates)
+        self._keep(read, claim, result, None, answer.get("annotations", {}))
+        return answer
+
+
+def _annotated(manifest: Manifest, annotations: Mapping[str, str]) -> Manifest:
+    """A claim with what its answer writes on it, in place of what an earlier one wrote."""
+    metadata = manifest.get("metadata")
+    own = metadata.get("annotations") if isinstance(metadata, Mapping) else None
+    before = own if isinstance(own, Mapping) else {}
+    if not annotations and DEVICE_RECORDS not in before:
+        return manifest
+    others = {name: text for name, text in before.items() if name != DEVICE_RECORDS}
+    return {**manifest, "metadata": {**(metadata or {}), "annotations": {**others, **annotations}}}
 
 
 def _by_request(given: ChosenDevice) -> tuple[int, int]:

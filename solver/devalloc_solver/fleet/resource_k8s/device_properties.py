@@ -14,11 +14,14 @@ from devalloc_solver.cel.kubernetes import Scalar
 from devalloc_solver.dialects.resource_k8s.candidates import cel_device
 from devalloc_solver.dialects.resource_k8s.pools import PoolStatus, PoolView, ResourcePool
 from devalloc_solver.dialects.resource_k8s.published_devices import (
+    NOTHING_RECORDED,
     DeviceUsage,
     PublishedDevice,
+    RecordedUse,
     constraint_value,
     draws_of,
     full_names,
+    ghost_of,
     list_published_devices,
     overdrawn_counters,
     qualified_attributes,
@@ -61,11 +64,15 @@ def cel_value(value: Any) -> Scalar:
 
 
 def local_snapshot(
-    node: str, pools: Iterable[ResourcePool], gates: frozenset[str], met: MetProperties
+    node: str,
+    pools: Iterable[ResourcePool],
+    gates: frozenset[str],
+    met: MetProperties,
+    recorded: RecordedUse = NOTHING_RECORDED,
 ) -> core.Snapshot:
-    """What a node has in pools of its own, in the order of the dialect."""
+    """What a node has in pools of its own, in the order of the dialect, and what claims recorded of it."""
     seen = tuple(pools)
-    offers = list_published_devices([PoolView(pool, (ClusterNode(node),)) for pool in seen], None, gates)
+    offers = list_published_devices([PoolView(pool, (ClusterNode(node),)) for pool in seen], None, gates, recorded)
     over = overdrawn_counters(offers, DeviceUsage())
     is_broken = any(pool.state is not PoolStatus.COMPLETE for pool in seen)
     by_pool: dict[int, list[PublishedDevice]] = {}
@@ -92,9 +99,10 @@ def local_snapshot(
                     draws_of(offer, gates),
                     None,
                     offer.is_shareable,
-                    None,
+                    frozenset() if offer.is_ghost else None,
                     traits,
                     offer,
+                    ghost_of(offer, gates),
                 )
             )
         counters = {"/".join(key): core.Resource.shared(1, max(0, nano)) for key, nano in pool.counters.items()}

@@ -10,7 +10,7 @@ from devalloc_solver.dialects.resource_k8s.candidates import RequestJudge, Selec
 from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim
 from devalloc_solver.dialects.resource_k8s.demands import make_claim_demand, pending_claim, single_claim_unit
 from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput, Key
-from devalloc_solver.dialects.resource_k8s.pools import ClusterView, view_cluster
+from devalloc_solver.dialects.resource_k8s.pools import ClusterView, PoolId, view_cluster
 from devalloc_solver.dialects.resource_k8s.published_devices import (
     DeviceId,
     DevicesInUse,
@@ -18,6 +18,7 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
     PublishedDevice,
     list_published_devices,
     make_snapshot,
+    recorded_use,
 )
 from devalloc_solver.dialects.units import RejectedClaim
 from devalloc_solver.explain.explainer import FleetTotals
@@ -55,7 +56,10 @@ class FullCluster:
     is_stale: bool = False
     """slices, classes or nodes have changed: kept until there is another, since it takes long to throw away"""
     hidden: frozenset[DeviceId] = frozenset()
-    """devices that draw on counters where no node reaches them: there they are among the offers only while in use"""
+    """devices that draw on counters where no node reaches them: there they are among the offers only while in use;
+    and those that draw more than is published"""
+    counted: frozenset[PoolId] = frozenset()
+    """pools with counters"""
     allocations: dict[Key, Allocation] = field(default_factory=dict)
     _used: DevicesInUse = field(init=False)
     _judge: RequestJudge = field(init=False)
@@ -67,22 +71,23 @@ class FullCluster:
     @classmethod
     def of(cls, state: ClusterState, selectors: SelectorJudge | None) -> FullCluster:
         """``selectors``: those of the full cluster before, whose verdicts hold as long as devices do."""
-        seen = view_cluster(state.all_slices(), state.nodes)
+        book = state.all_slices()
+        seen = view_cluster(book, state.nodes)
         usage = DeviceUsage()
         for tenant in state.allocations.values():
-            own = usage_of(tenant)
-            usage.whole |= own.whole
-            usage.shared |= own.shared
-        offers = list_published_devices(seen.views, None, state.gates)
-        hidden = frozenset(offer.id for offer in offers if not offer.nodes)
+            usage.add(usage_of(tenant))
+        recorded = recorded_use(usage, book, (view.pool for view in seen.views))
+        offers = list_published_devices(seen.views, None, state.gates, recorded)
+        hidden = frozenset(offer.id for offer in offers if not offer.nodes or offer.drawn is not None)
         if hidden:
-            offers = list_published_devices(seen.views, usage, state.gates)
+            offers = list_published_devices(seen.views, usage, state.gates, recorded)
         snapshot = make_snapshot(offers, seen.nodes, None, state.gates)
         shared_selectors = SelectorJudge(state.gates, state.index.allowance) if selectors is None else selectors
         full_cluster = cls(state.classes, seen, offers, snapshot, state.gates, state.placement, shared_selectors)
         for key, tenant in state.allocations.items():
             full_cluster.hold(key, tenant)
         full_cluster.hidden = hidden
+        full_cluster.counted = frozenset(view.pool.id for view in seen.views if view.pool.counters)
         return full_cluster
 
     def __post_init__(self) -> None:
@@ -107,6 +112,7 @@ class FullCluster:
         self.free(key)
         usage = usage_of(tenant)
         self.is_stale |= not self.hidden.isdisjoint((*usage.whole, *usage.shared))
+        self.is_stale |= self._used.lacks_record(usage, self.counted)
         self._explanations.clear()
         self.allocations[key] = Allocation(key, tenant.priority, self._used.items(usage))
         if self._usage is not None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import marshal
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from devalloc.api.device_records import DeviceRecord, PoolDevice
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s import taint_rules
 from devalloc_solver.dialects.resource_k8s.cluster_check import ClusterChecker
@@ -16,15 +17,19 @@ from devalloc_solver.dialects.resource_k8s.fields import FieldError
 from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput, Key, priority_of, read_documents
 from devalloc_solver.dialects.resource_k8s.pools import PoolId, SliceBook, view_cluster
 from devalloc_solver.dialects.resource_k8s.published_devices import (
+    NO_RECORDS,
+    NOTHING_RECORDED,
     DeviceId,
     DeviceUsage,
     add_allocation,
     list_published_devices,
+    recorded_use,
+    records_of_claim,
 )
 from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, ResourceSlice
 from devalloc_solver.fleet.backend import Manifest, Name
 from devalloc_solver.fleet.node_index import HeldDevice, HeldDevices, HeldItem, Holders, NodeIndex
-from devalloc_solver.fleet.resource_k8s.device_properties import MetProperties, local_snapshot
+from devalloc_solver.fleet.resource_k8s.device_properties import MetProperties, local_snapshot, published_device
 from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimRules, SharedDevices
 from devalloc_solver.problem.snapshot import Snapshot
 
@@ -32,11 +37,12 @@ from devalloc_solver.problem.snapshot import Snapshot
 def usage_of(held: HeldDevices) -> DeviceUsage:
     """What a claim holds, as a usage."""
     usage = DeviceUsage()
-    for (driver, pool), device, amounts in held.entries:
+    for (driver, pool), device, amounts, record in held.entries:
         if amounts is None:
             usage.whole.add((driver, pool, device))
         else:
             usage.add_share((driver, pool, device), None, dict(amounts))
+        usage.records[driver, pool, device].append(record)
     return usage
 
 
@@ -145,19 +151,27 @@ class ClusterState:
         for pool in pools:
             self._settle(pool)
         places = before | {self._places[pool] for pool in pools if pool in self._places}
-        keys = self.holders.of_pools(pools) | self.holders.on_nodes(places)
+        self._put_again(places, self.holders.of_pools(pools))
+        self.layout += 1
+        if None in places or (None in self._own and names != self.node_names()):
+            self._commons = self._rules = None
+
+    def _put_again(self, places: Iterable[str | None], keys: Set[Key] = frozenset()) -> None:
+        """Enter nodes as they are now, and what claims hold of them: these claims, and those that the index knows."""
+        places = {*places}
+        keys = keys | self.holders.on_nodes(places)
         for key in keys:
             self.holders.lift(key)
+        usage = DeviceUsage()
+        for key in keys:
+            usage.add(usage_of(self.allocations[key]))
         for node in sorted(place for place in places if place is not None):
             if node in self._own:
-                self.index.put(node, self._snapshot(node))
+                self.index.put(node, self._snapshot(node, usage))
             else:
                 self.index.drop(node)
         for key in sorted(keys):
             self.holders.put(key, [*self._items(self.allocations[key])])
-        self.layout += 1
-        if None in places or (None in self._own and names != self.node_names()):
-            self._commons = self._rules = None
 
     def effective(self, name: Name, documents: Sequence[Manifest]) -> Sequence[Manifest]:
         """The objects of a name as they count: slices with the taints of rules, which are then no objects."""
@@ -261,8 +275,12 @@ class ClusterState:
     def all_slices(self) -> SliceBook:
         return self.book(self._pools)
 
-    def _snapshot(self, node: str) -> Snapshot:
-        return local_snapshot(node, self.book(self._own[node]).pools(ClusterNode(node)), self.gates, self._properties)
+    def _snapshot(self, node: str, usage: DeviceUsage | None = None) -> Snapshot:
+        """The pools of a node, with what claims have of them beyond what is published."""
+        book = self.book(self._own[node])
+        pools = book.pools(ClusterNode(node))
+        recorded = NOTHING_RECORDED if usage is None else recorded_use(usage, book, pools)
+        return local_snapshot(node, pools, self.gates, self._properties, recorded)
 
     @property
     def common_holders(self) -> set[Key]:
@@ -299,34 +317,55 @@ class ClusterState:
         if not any(is_allocated(one) for one in self.objects.get(name, ())):
             return
         problem_input = read_documents(self.objects[name], self.gates)
-        allocated = [(c.key, priority_of(c), c.allocation) for c in problem_input.claims]
-        allocated += [(refused.key, 0, refused.allocation) for refused in problem_input.refused]
-        for key, priority, allocation in allocated:
+        allocated = [
+            (c.key, priority_of(c), c.allocation, records_of_claim(c.annotations)) for c in problem_input.claims
+        ]
+        allocated += [(refused.key, 0, refused.allocation, NO_RECORDS) for refused in problem_input.refused]
+        for key, priority, allocation, records in allocated:
             if allocation is not None:
-                self.hold(key, priority, allocation)
+                self.hold(key, priority, allocation, records)
 
-    def hold(self, key: Key, priority: int, allocation: Manifest) -> None:
-        """A claim has an allocation, in place of any it had."""
+    def hold(
+        self, key: Key, priority: int, allocation: Manifest, records: Mapping[PoolDevice, DeviceRecord] = NO_RECORDS
+    ) -> None:
+        """A claim has an allocation, in place of any it had. ``records``: what it recorded of its devices."""
         usage = DeviceUsage()
         with suppress(FieldError):  # all that names a device is added
-            add_allocation(usage, allocation, "status.allocation")
+            add_allocation(usage, allocation, "status.allocation", records)
         devices = sorted({*usage.whole, *usage.shared})
-        amounts = (None if one in usage.whole else tuple(sorted(usage.shared[one].items())) for one in devices)
-        entries = tuple(HeldDevice(one[:2], one[2], each) for one, each in zip(devices, amounts, strict=True))
+        entries = tuple(
+            HeldDevice(
+                one[:2],
+                one[2],
+                None if one in usage.whole else tuple(sorted(usage.shared[one].items())),
+                next(iter(usage.records[one]), None),
+            )
+            for one in devices
+        )
         held = HeldDevices(priority, None, entries)
         self.free(key)
-        self.holders.enter(key, held, [*self._items(held)])
+        places = self._places_to_renew(held)
+        self.holders.enter(key, held, () if places else [*self._items(held)])
+        if places:
+            self._put_again(places, {key})
         self._add_shares(key, [(device, share) for device, ids in usage.share_ids.items() for share in ids])
-        self.checker.hold(key, allocation)
+        self.checker.hold(key, allocation, records)
 
-    def grant(self, key: Key, held: HeldDevices, items: Sequence[HeldItem], allocation: Manifest) -> None:
+    def grant(
+        self,
+        key: Key,
+        held: HeldDevices,
+        items: Sequence[HeldItem],
+        allocation: Manifest,
+        records: Mapping[PoolDevice, DeviceRecord],
+    ) -> None:
         """The same of an answer of the index."""
         self.free(key)
         self.holders.grant(key, held, items)
         if any(entry.amounts is not None for entry in held.entries):
             results = [one for one in allocation["devices"]["results"] if "shareID" in one and "adminAccess" not in one]
             self._add_shares(key, [((one["driver"], one["pool"], one["device"]), one["shareID"]) for one in results])
-        self.checker.hold(key, allocation, is_own=True)
+        self.checker.hold(key, allocation, records, is_own=True)
 
     def _add_shares(self, key: Key, shares: list[tuple[DeviceId, str]]) -> None:
         if shares:
@@ -337,8 +376,12 @@ class ClusterState:
 
     def free(self, key: Key) -> None:
         """A claim has nothing any more."""
+        items = self.index.held.get(key, ())
+        places = {node for node, device, _ in items if node is not None and self._is_recorded(node, device)}
         if self.holders.leave(key) is None:
             return
+        if places:
+            self._put_again(places)
         for device, share in self._shares.pop(key, ()):
             counts = self.share_ids[device]
             counts[share] -= 1
@@ -350,12 +393,34 @@ class ClusterState:
 
     def _items(self, held: HeldDevices) -> Iterator[HeldItem]:
         """What of it is of nodes' own pools; the rest is of the commons, or not there."""
-        for pool, device, amounts in held.entries:
+        for pool, device, amounts, _ in held.entries:
             node = self._places.get(pool)
             record = None if node is None else self.index.records.get(node)
-            number = None if record is None else record.find("/".join(pool), device)
-            if record is not None and number is not None:
+            if record is None:
+                continue
+            number, ghost = (record.find("/".join(pool), device, ghost=is_ghost) for is_ghost in (False, True))
+            if number is not None:
                 yield node, number, amounts if record.snapshot.devices[number].shareable else None
+            elif ghost is not None:
+                yield node, ghost, None
+
+    def _is_recorded(self, node: str, device: int) -> bool:
+        """Whether a device draws more than is published."""
+        return published_device(self.index.records[node].snapshot.devices[device]).drawn is not None
+
+    def _places_to_renew(self, held: HeldDevices) -> set[str]:
+        """Nodes where the index lacks what a claim has of their own pools, or may lack it."""
+        places = set()
+        for pool, device, _, recorded in held.entries:
+            node = self._places.get(pool)
+            record = None if node is None else self.index.records.get(node)
+            if node is None or record is None:
+                continue
+            number = record.find("/".join(pool), device)
+            draws = None if number is None else record.snapshot.devices[number].draws
+            if draws is None or (recorded is not None and recorded.draws not in (None, draws)):
+                places.add(node)
+        return places
 
 
 def _is_unchanged(old: list[Manifest], new: list[Manifest]) -> bool:

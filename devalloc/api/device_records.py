@@ -1,0 +1,126 @@
+"""What the devices of an allocated claim were when it got them: the annotation ``DEVICE_RECORDS`` (S18).
+
+Pools are published again and again, and a driver may leave out a device that a claim has, or publish it with less. What
+the device drew of its pool is drawn all the same, so the claim records it. The annotation is a JSON object::
+
+    {"POOL": {"DEVICE": {"draws": {"slices": "4"}, "counters": "9f86d081", "compatibilityGroup": "A",
+                         "identity": {"serial": "7C"}}}}
+
+POOL is the name of a DevicePool, or DRIVER/POOL of a device of a ResourceClaim. Every field may be missing: a device
+without ``draws`` has no record of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from devalloc.api.quantity import Quantity, QuantityError
+
+PoolDevice = tuple[str, str]
+"""(pool, device)"""
+Draws = tuple[tuple[str, int], ...]
+"""(counter, nano units), sorted, each above zero"""
+MAX_RECORDS_SIZE = 128 * 1024
+"""Characters of the annotation: all annotations of an object on a cluster have 256 KiB together. A claim with more has
+no record, and counts as one of an earlier version."""
+_MAX_READ = 2 * MAX_RECORDS_SIZE
+_MAX_ENTRIES = 512
+"""Counters, or attributes, of one device that are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRecord:
+    """What is recorded of one device."""
+
+    draws: Draws | None = None
+    """what it drew of the counters of its pool; None if that is not recorded"""
+    counters: str = ""
+    """``counters_digest`` of the pool at that time"""
+    group: str | None = None
+    """its compatibility group (S12a)"""
+    identity: Mapping[str, str] = field(default_factory=dict)
+    """attributes that tell the device from any other, such as its serial number"""
+
+
+@lru_cache(maxsize=4096)
+def counters_digest(counters: frozenset[str]) -> str:
+    """A short text that is another one when a pool gets other counters."""
+    return hashlib.sha256("\n".join(sorted(counters)).encode()).hexdigest()[:8]
+
+
+def write_records(records: Mapping[PoolDevice, DeviceRecord]) -> str | None:
+    """The annotation for the devices of a claim; None where there is nothing to record, or too much."""
+    pools: dict[str, dict[str, Any]] = {}
+    for (pool, device), record in records.items():
+        pools.setdefault(pool, {})[device] = _content(record)
+    if not pools:
+        return None
+    text = json.dumps(pools, separators=(",", ":"))
+    return text if len(text) <= MAX_RECORDS_SIZE else None
+
+
+def _content(record: DeviceRecord) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    if record.draws is not None:
+        content |= {"draws": _texts(record.draws), "counters": record.counters}
+    if record.group is not None:
+        content["compatibilityGroup"] = record.group
+    if record.identity:
+        content["identity"] = {**record.identity}
+    return content
+
+
+@lru_cache(maxsize=4096)
+def _texts(draws: Draws) -> dict[str, str]:
+    return {name: str(Quantity(nano)) for name, nano in draws}
+
+
+_NOTHING: Mapping[PoolDevice, DeviceRecord] = {}
+
+
+def read_records(text: object) -> Mapping[PoolDevice, DeviceRecord]:
+    """What an annotation records. What cannot be read is not recorded."""
+    return _read(text) if isinstance(text, str) and text and len(text) <= _MAX_READ else _NOTHING
+
+
+@lru_cache(maxsize=1024)
+def _read(text: str) -> Mapping[PoolDevice, DeviceRecord]:
+    try:
+        pools = json.loads(text)
+    except (ValueError, RecursionError):
+        return _NOTHING
+    return {
+        (pool, device): _read_record(content)
+        for pool, devices in (pools.items() if isinstance(pools, dict) else ())
+        for device, content in (devices.items() if isinstance(devices, dict) else ())
+        if isinstance(content, dict)
+    }
+
+
+def _read_record(content: Mapping[str, Any]) -> DeviceRecord:
+    counters, group, identity = (content.get(name) for name in ("counters", "compatibilityGroup", "identity"))
+    is_readable = isinstance(counters, str) and (group is None or isinstance(group, str))
+    texts = identity.items() if isinstance(identity, dict) and len(identity) <= _MAX_ENTRIES else ()
+    return DeviceRecord(
+        draws=_read_draws(content.get("draws")) if is_readable else None,
+        counters=counters if isinstance(counters, str) else "",
+        group=group if isinstance(group, str) else None,
+        identity={name: value for name, value in texts if isinstance(value, str)},
+    )
+
+
+def _read_draws(content: object) -> Draws | None:
+    if not isinstance(content, dict) or len(content) > _MAX_ENTRIES:
+        return None
+    try:
+        amounts = {name: Quantity.parse(amount).nano for name, amount in content.items()}
+    except QuantityError:
+        return None
+    if any(nano < 0 for nano in amounts.values()):
+        return None
+    return tuple(sorted((name, nano) for name, nano in amounts.items() if nano))

@@ -1,0 +1,149 @@
+"""Ghosts: what devices in use draw beyond what their pool publishes of them (S18).
+
+A pool may be published without a device that a claim has, or with one that draws less. The hardware is in use all the
+same. A ghost is a device of the pool that draws the rest: what the claim recorded, or everything if nothing is
+recorded. Each claim that has the device has its ghost; no node reaches it, and no request is offered it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from devalloc.api.device_records import DeviceRecord, counters_digest
+from devalloc.api.meta import COMPATIBILITY_GROUP
+from devalloc_solver.problem.snapshot import Device, Ghost, Pool, Snapshot, join_pools, renumber
+
+UNKNOWN_GROUP = "not recorded"
+"""The compatibility group of a device of which it is not known: it is compatible with no other."""
+_UNREACHABLE: frozenset[str] = frozenset()
+
+Records = Sequence[DeviceRecord | None]
+"""Of the claims that have a device, what they recorded of it; None if nothing."""
+
+
+class Drawn(NamedTuple):
+    """What a device in use draws."""
+
+    amounts: Mapping[str, int]
+    """nano units of each counter"""
+    is_certain: bool = True
+    """False if it is not known, so that it counts for all there is"""
+
+
+def drawn_in_use(counters: Mapping[str, int], published: Mapping[str, int] | None, records: Records) -> Drawn:
+    """What a device in use draws of its pool.
+
+    ``counters``: nano units that the pool has of each. ``published``: what the pool says that the device draws; None if
+    it does not publish the device.
+    """
+    amounts = dict(published or {})
+    for record in records:
+        if record is None or record.draws is None:
+            if published is None:
+                return Drawn(counters, is_certain=False)
+            continue
+        is_renamed = any(name not in counters for name, _ in record.draws)
+        if is_renamed or (published is None and record.counters != counters_digest(frozenset(counters))):
+            return Drawn(counters, is_certain=False)
+        for name, nano in record.draws:
+            amounts[name] = max(nano, amounts.get(name, 0))
+    return Drawn(amounts)
+
+
+def find_ghost(pool: Pool, device: Device | None, records: Records) -> Ghost | None:
+    """The ghost of a device in use, if it has one. ``device``: as the pool publishes it."""
+    if device is not None and not any(records):
+        return None
+    counters = {name: resource.nano for name, resource in pool.resources.items()}
+    draws = {} if device is None else dict(device.draws)
+    published = None if device is None else dict(_nano(pool, device))
+    drawn = drawn_in_use(counters, published, records)
+    more = {
+        name: blocks
+        for name, nano in sorted(drawn.amounts.items())
+        if (blocks := -(-nano // pool.resources[name].block) - draws.get(name, 0)) > 0
+    }
+    group = _group_of_ghost(pool, device, records)
+    return Ghost(tuple(more.items()), group, drawn.is_certain) if more or group is not None else None
+
+
+def device_record(pool: Pool, device: Device) -> DeviceRecord:
+    """What is to be recorded of a device that a claim gets."""
+    group = device.compatibility
+    return DeviceRecord(
+        draws=_nano(pool, device),
+        counters=counters_digest(frozenset(pool.resources)),
+        group=group if isinstance(group, str) else None,
+    )
+
+
+def _nano(pool: Pool, device: Device) -> tuple[tuple[str, int], ...]:
+    resources = pool.resources
+    return tuple([(name, blocks * resources[name].block) for name, blocks in device.draws])
+
+
+def is_as_recorded(pool: Pool, device: Device, record: DeviceRecord) -> bool:
+    """Whether a pool publishes a device as a claim recorded it."""
+    return record.draws == _nano(pool, device) and record.group in (None, device.compatibility)
+
+
+def _group_of_ghost(pool: Pool, device: Device | None, records: Records) -> str | None:
+    if all(one.compatibility is None for one in pool.devices):
+        return None
+    if device is None and not all(record is not None and record.draws is not None for record in records):
+        return UNKNOWN_GROUP
+    groups = {record.group for record in records if record is not None}
+    groups -= {None, None if device is None else device.compatibility}
+    return UNKNOWN_GROUP if len(groups) > 1 else next(iter(groups), None)
+
+
+class HeldRecords:
+    """The devices of pools that claims have, with what these recorded of them."""
+
+    def __init__(self) -> None:
+        self._by_pool: dict[int, tuple[Pool, dict[str, tuple[Device | None, list[DeviceRecord | None]]]]] = {}
+
+    def add(self, pool: Pool, name: str, device: Device | None, record: DeviceRecord | None) -> None:
+        """A claim has a device. ``device``: as the pool publishes it."""
+        if device is not None and (record is None or is_as_recorded(pool, device, record)):
+            return
+        _, held = self._by_pool.setdefault(pool.index, (pool, {}))
+        held.setdefault(name, (device, []))[1].append(record)
+
+    def ghosts(self) -> dict[int, dict[str, Ghost]]:
+        """By the number of the pool and the name of the device."""
+        ghosts: dict[int, dict[str, Ghost]] = defaultdict(dict)
+        for number, (pool, held) in self._by_pool.items():
+            for name, (device, records) in sorted(held.items()):
+                ghost = find_ghost(pool, device, records)
+                if ghost is not None:
+                    ghosts[number][name] = ghost
+        return ghosts
+
+
+def with_ghosts(pool: Pool, ghosts: Mapping[str, Ghost]) -> Pool:
+    """The pool with its ghosts behind its devices; they have no numbers yet."""
+    more = tuple(
+        Device(
+            index=-1,
+            pool=pool.index,
+            name=name,
+            attributes={} if ghost.group is None else {COMPATIBILITY_GROUP: ghost.group},
+            resources={},
+            draws=ghost.draws,
+            undefined=None,
+            reach=_UNREACHABLE,
+            ghost=ghost,
+        )
+        for name, ghost in ghosts.items()
+    )
+    return replace(pool, devices=(*pool.devices, *more)) if more else pool
+
+
+def snapshot_with_ghosts(snapshot: Snapshot, ghosts: Mapping[int, Mapping[str, Ghost]]) -> Snapshot:
+    """The snapshot with the ghosts of its pools, by the number of the pool; all devices get new numbers."""
+    pools = [with_ghosts(pool, ghosts.get(pool.index, {})) for pool in snapshot.pools]
+    return join_pools(renumber(pools), snapshot.nodes)
