@@ -23,6 +23,8 @@ ARGS ?=
 FUZZ_SECONDS ?= 60
 # How many instances of resource.k8s.io it compares with upstream's allocator.
 FUZZ_INSTANCES ?= 20000
+# How many events of pools that are published again while claims have their devices.
+FUZZ_EVENTS ?= 20000
 # How many instances of each kind it compares with exhaustive search; the tests look at the first of them.
 FUZZ_EXAMPLES ?= 400
 SEARCHED := scaling_world.py normal_form.py place_properties.py place_partitions.py slice_bounds.py blockers_of_cards.py \
@@ -166,6 +168,7 @@ fuzz: setup ## random fleets against the oracle and upstream's allocator, then p
 	@mkdir -p build
 	$(BIN)/python -m tools.fuzz_resource_claims --count $(FUZZ_INSTANCES) --seed $$((RANDOM * 32768 + RANDOM)) --out build
 	$(BIN)/python -m tools.fuzz_claims --seconds $(FUZZ_SECONDS) --seed $$RANDOM --out build
+	$(BIN)/python -m tools.fuzz_pools --events $(FUZZ_EVENTS) --seed $$((RANDOM * 32768 + RANDOM))
 	DEVALLOC_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(PYTEST) $(addprefix tests/conformance/test_,$(SEARCHED)) -n $(JOBS) -q
 	@end=$$((SECONDS + $(FUZZ_SECONDS))); \
 	while [ $$SECONDS -lt $$end ]; do \

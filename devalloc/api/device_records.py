@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from devalloc.api.meta import DEVICE_RECORDS
 from devalloc.api.quantity import Quantity, QuantityError
 
 PoolDevice = tuple[str, str]
@@ -86,6 +87,13 @@ _NOTHING: Mapping[PoolDevice, DeviceRecord] = {}
 def read_records(text: object) -> Mapping[PoolDevice, DeviceRecord]:
     """What an annotation records. What cannot be read is not recorded."""
     return _read(text) if isinstance(text, str) and text and len(text) <= _MAX_READ else _NOTHING
+
+
+def records_of_manifest(claim: Mapping[str, Any]) -> Mapping[PoolDevice, DeviceRecord]:
+    """What the manifest of a claim records, whatever else it has."""
+    metadata = claim.get("metadata")
+    annotations = metadata.get("annotations") if isinstance(metadata, Mapping) else None
+    return read_records(annotations.get(DEVICE_RECORDS)) if isinstance(annotations, Mapping) else _NOTHING
 
 
 @lru_cache(maxsize=1024)

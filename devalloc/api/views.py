@@ -275,14 +275,32 @@ def attribute_text(device_or_spec: Object, name: str) -> str:
     return ""
 
 
+DEVICE_LOST = "DeviceLost"
+"""Condition of an allocated device that no longer exists (S18), and the state of its claim."""
+
+
+def lost_devices(claim: Object) -> list[str]:
+    """The devices of a DeviceClaim that no longer exist, as pool/device: what the controller notes in its status."""
+    held = {(entry.get("devicePoolName"), entry.get("deviceName")) for entry in ClaimView(claim).entries}
+    lost = []
+    for status in as_mappings(ClaimView(claim).status.get("deviceStatuses")):
+        device = status.get("devicePoolName"), status.get("deviceName")
+        conditions = as_mappings(status.get("conditions"))
+        if device in held and any(c.get("type") == DEVICE_LOST and c.get("status") == "True" for c in conditions):
+            lost.append(f"{device[0]}/{device[1]}")
+    return lost
+
+
 def claim_state(claim: Object) -> str:
-    """Allocated, Prepared (its node has bound the devices), Pending, Releasing or Deleting."""
+    """Allocated, Prepared (its node has bound the devices), DeviceLost, Pending, Releasing or Deleting."""
     if claim["metadata"].get("deletionTimestamp"):
         return "Deleting"
     is_prepared = meta.NODE_FINALIZER in claim["metadata"].get("finalizers", [])
     holds = bool(claim.get("status", {}).get("allocations"))
     if annotation_text(claim, meta.RELEASE) and (holds or is_prepared):
         return "Releasing"
+    if holds and lost_devices(claim):
+        return DEVICE_LOST
     if is_prepared:
         return "Prepared"
     return "Allocated" if holds else "Pending"

@@ -182,8 +182,16 @@ class _FleetCollector:
             owners.add_metric([dialect], len({device for alarm in alarms for device in alarm.devices}))
             for state, number in _states(seen.overview, dialect).items():
                 devices.add_metric([dialect, state], number)
+        gone = GaugeMetricFamily(
+            "devalloc_lost_devices",
+            "Devices that claims have and that no pool publishes any more. Alert on more than 0.",
+            labels=["kind"],
+        )
+        for kind in ("DeviceClaim", "ResourceClaim"):
+            gone.add_metric([kind], sum(len(claim.lost) for claim in seen.overview.claims if claim.kind == kind))
         yield owners
         yield devices
+        yield gone
         lost = GaugeMetricFamily(
             "devalloc_lost_node_objects",
             "Machines and claims of a node whose kubelet does not report, and that is not fenced. The "

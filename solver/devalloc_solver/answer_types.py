@@ -276,12 +276,23 @@ class AllocationResult(TypedDict, total=False):
     allocationTimestamp: str
 
 
+class LostResultDevice(TypedDict):
+    """A device that the claim has and that no longer exists."""
+
+    driver: str
+    pool: str
+    device: str
+
+
 class ResourceClaimAnswerDict(_ClaimAnswer):
     """What became of a ResourceClaim."""
 
     allocations: AllocationResult
     unreachedDevices: NotRequired[int]
     """Devices whose node selectors select none of the nodes, if that may be why no device matches."""
+    annotations: NotRequired[dict[str, str]]
+    """To write on the claim together with the allocation; without them its devices count for more if they go."""
+    lost: NotRequired[list[LostResultDevice]]
 
 
 class ResourceSolutionDict(_Solution):

@@ -49,6 +49,14 @@ CASES = [
         ({'devalloc_devices_with_several_owners{dialect="DevicePool",pod="x"}': "0x120"},),
     ),
     Case(
+        "DevallocDeviceLost",
+        {'devalloc_lost_devices{kind="DeviceClaim",pod="x"}': "0 2x9"},
+        6,
+        "2 devices of DeviceClaims are published no longer",
+        {"kind": "DeviceClaim"},
+        ({'devalloc_lost_devices{kind="DeviceClaim",pod="x"}': "0 2 2 0 " * 30},),
+    ),
+    Case(
         "DevallocControllerDown",
         {'devalloc_ready{pod="x"}': "1 stale"},
         6,

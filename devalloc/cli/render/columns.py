@@ -9,6 +9,7 @@ from typing import Any
 
 from devalloc.api import meta
 from devalloc.api.views import (
+    DEVICE_LOST,
     MigrationView,
     annotation_text,
     claim_state,
@@ -75,7 +76,7 @@ def _devices_or_reason(claim: Object) -> str:
     return format_devices(entries) if entries else annotation_text(claim, meta.REASON)
 
 
-_STATES = {"Allocated": "green", "Prepared": "green"}
+_STATES = {"Allocated": "green", "Prepared": "green", DEVICE_LOST: "red"}
 _PHASES = {"Running": "green", "Failed": "red", "Unknown": "red", "Stopped": ""}
 
 

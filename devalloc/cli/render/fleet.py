@@ -77,8 +77,13 @@ def _numbers(overview: Overview) -> tuple[str, str]:
         f"{count_noun(nodes, 'node')}, {count_noun(overview.cards, 'card')}, {count_noun(counts.devices, 'device')}: "
         f"{counts.available} available, "
         f"{counts.in_use} in use{both}, {counts.unavailable} unavailable, {counts.excluded} excluded.",
-        f"Claims: {overview.allocated} allocated, {overview.pending} pending. Machines: {len(overview.machines)}.",
+        f"Claims: {overview.allocated} allocated, {overview.pending} pending{_lost(overview)}. "
+        f"Machines: {len(overview.machines)}.",
     )
+
+
+def _lost(overview: Overview) -> str:
+    return f"; {count_noun(overview.lost, 'device')} of claims lost" if overview.lost else ""
 
 
 def overview_tables(overview: Overview, *, wide: bool) -> list[TitledTable]:
@@ -90,6 +95,11 @@ def overview_tables(overview: Overview, *, wide: bool) -> list[TitledTable]:
     claims = [claim for claim in overview.claims if claim.is_pending]
     every = [
         nodes,
+        TitledTable(
+            "Claims whose devices are gone",
+            ("CLAIM", "STATE", "NODE", "GONE"),
+            [_losing_claim(claim) for claim in overview.claims if claim.lost],
+        ),
         TitledTable("Claims that wait", ("CLAIM", "WANTS", "REASON", "MESSAGE"), [_claim(claim) for claim in claims]),
         TitledTable(
             "Machines",
@@ -229,6 +239,12 @@ def _remarks(card: CardSummary) -> str:
 
 def _limit_cell(quota: QuotaSummary) -> Cell:
     return StyledText(quota.hard, "yellow") if quota.is_full else quota.hard
+
+
+def _losing_claim(claim: ClaimSummary) -> list[Cell]:
+    kind = "resourceclaim " if claim.kind == "ResourceClaim" else ""
+    name = f"{kind}{claim.namespace}/{claim.name}"
+    return [name, StyledText(claim.state, "red"), claim.node, StyledText(", ".join(claim.lost), "red")]
 
 
 def _claim(claim: ClaimSummary) -> list[Cell]:

@@ -113,7 +113,8 @@ def build_overview(documents: Iterable[Object], notes: Sequence[str] = (), memo:
     listed = [claims.summarize_device_claim(doc, users) for doc in device_claims_in(docs)]
     sizes = [(is_dedicated(pool.name), len(pool.devices)) for pool in published if pool.driver == claims.DRIVER]
     aside = claims.dedicated_note(sum(n for is_kept, n in sizes if is_kept), sum(n for _, n in sizes))
-    listed += [claims.summarize_resource_claim(doc, reasons, aside) for doc in theirs]
+    is_lost = pools.loss_finder(published)
+    listed += [claims.summarize_resource_claim(doc, reasons, aside, is_lost) for doc in theirs]
     bounds, is_said = summarize_quotas(docs)
     return Overview(
         nodes=nodes,
@@ -135,6 +136,7 @@ def build_overview(documents: Iterable[Object], notes: Sequence[str] = (), memo:
         + sum(map(claims.is_allocated, theirs)),
         is_settled=is_said and all(pools.reported_available(one) == len(one.available) for one in counted.pools),
         alarms=(*alarms.pool_alarms(counted), *alarms.slice_alarms(published, used)),
+        lost=sum(len(claim.lost) for claim in listed),
         node_statuses=node_statuses(documents),
     )
 
@@ -149,6 +151,7 @@ def in_namespace(whole: Overview, namespace: str) -> Overview:
         quotas=tuple(each for each in whole.quotas if each.namespace == namespace),
         pending=sum(claim.is_pending for claim in selected),
         allocated=sum(bool(claim.devices) for claim in selected),
+        lost=sum(len(claim.lost) for claim in selected),
     )
 
 

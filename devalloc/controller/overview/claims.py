@@ -3,7 +3,7 @@ them; ResourceQuotas, as far as they are about devices."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from devalloc.api import meta, views
@@ -131,6 +131,7 @@ def summarize_device_claim(doc: Object, users: Mapping[ClaimKey, str]) -> ClaimS
         machine=users.get((namespace, name), ""),
         created=str(doc["metadata"].get("creationTimestamp", "")),
         is_pending=not ClaimView(doc).entries and not ObjectView(doc).is_deleting,
+        lost=tuple(map(shorten, views.lost_devices(doc))),
     )
 
 
@@ -190,9 +191,17 @@ def dedicated_note(aside: int, devices: int) -> str:
     return f"{number} devices of devalloc are set aside for claims with the label {label}"
 
 
-def summarize_resource_claim(doc: Object, events: Mapping[str, tuple[str, str]], aside: str = "") -> ClaimSummary:
-    """``events``: reason and message of the last Event of each claim, by UID. ``aside``: of ``dedicated_note``."""
+def summarize_resource_claim(
+    doc: Object,
+    events: Mapping[str, tuple[str, str]],
+    aside: str = "",
+    is_lost: Callable[[str, str, str], bool] = lambda *device: False,
+) -> ClaimSummary:
+    """``events``: reason and message of the last Event of each claim, by UID. ``aside``: of ``dedicated_note``.
+    ``is_lost``: whether a device, by driver, pool and name, no longer exists."""
     metadata = doc["metadata"]
+    named = [tuple(str(one.get(part, "")) for part in ("driver", "pool", "device")) for one in allocated_results(doc)]
+    lost = tuple(shorten("/".join(one[1:])) for one in dict.fromkeys(named) if is_lost(*one))
     is_pending = not is_allocated(doc) and not ObjectView(doc).is_deleting
     reason, message = _why(doc, events) if is_pending else ("", "")
     if is_pending and aside and not is_for_devalloc(doc):
@@ -200,7 +209,7 @@ def summarize_resource_claim(doc: Object, events: Mapping[str, tuple[str, str]],
     return ClaimSummary(
         namespace=metadata.get("namespace") or "default",
         name=metadata["name"],
-        state=_state(doc),
+        state=views.DEVICE_LOST if lost and not ObjectView(doc).is_deleting else _state(doc),
         wants=safe_text(_wanted, doc),
         node=safe_text(_node, doc),
         devices=safe_text(_devices, doc),
@@ -211,6 +220,7 @@ def summarize_resource_claim(doc: Object, events: Mapping[str, tuple[str, str]],
         is_pending=is_pending,
         kind="ResourceClaim",
         pods=reserved_for(doc),
+        lost=lost,
     )
 
 

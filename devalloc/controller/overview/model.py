@@ -239,6 +239,8 @@ class ClaimSummary:
     kind: Literal["DeviceClaim", "ResourceClaim"] = "DeviceClaim"
     pods: tuple[str, ...] = ()
     """That it is reserved for."""
+    lost: tuple[str, ...] = ()
+    """Devices that it has and that no longer exist, as pool/device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,4 +346,6 @@ class Overview:
     is_settled: bool
     """What the controller writes of counts says the same: it has counted."""
     alarms: tuple[Alarm, ...] = ()
+    lost: int = 0
+    """Devices that claims have and that no longer exist, as often as claims have them."""
     node_statuses: tuple[NodeStatus, ...] = ()

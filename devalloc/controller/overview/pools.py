@@ -10,7 +10,7 @@ it draws on.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -124,6 +124,21 @@ def slice_pools(documents: Iterable[Object]) -> list[SlicePool]:
         SlicePool(driver, name, tuple(_newest(by_pool[driver, name])))
         for driver, name in sorted(by_pool, key=lambda key: natural_key(key[1]))
     ]
+
+
+def loss_finder(published: Iterable[SlicePool]) -> Callable[[str, str, str], bool]:
+    """Says of a device, by driver, pool and name, whether it no longer exists. While slices of its pool are missing,
+    that is not known."""
+    names = {
+        (pool.driver, pool.name): None if pool.wrong else {str(device.get("name", "")) for device in pool.devices}
+        for pool in published
+    }
+
+    def is_lost(driver: str, pool: str, device: str) -> bool:
+        there = names.get((driver, pool), set())
+        return there is not None and device not in there
+
+    return is_lost
 
 
 def _newest(specs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -244,6 +244,7 @@ def _tiles(overview: Overview) -> tuple[Tile, ...]:
         Tile("Claims allocated", overview.allocated),
         Tile("Claims pending", overview.pending, "pending" if overview.pending else ""),
         Tile("Machines", len(overview.machines)),
+        *([Tile("Devices lost", overview.lost, "unavailable")] if overview.lost else []),
     )
 
 

@@ -19,6 +19,7 @@ from devalloc.api import meta
 from devalloc.api.claim import DeviceClaimStatus
 from devalloc.api.reasons import STILL_SEARCHING, Reason, is_transient_reason
 from devalloc.api.views import (
+    DEVICE_LOST,
     ClaimKey,
     ClaimView,
     admin_class_names,
@@ -64,8 +65,6 @@ _MAX_MESSAGE = 300
 """Characters that a column shows of a claim's devices."""
 ALLOCATED = "Allocated"
 """Condition of a claim that has devices, and its reason."""
-DEVICE_LOST = "DeviceLost"
-"""Condition of an allocated device that no longer exists (S18)."""
 
 
 @dataclass(frozen=True)

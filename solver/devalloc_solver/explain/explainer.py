@@ -337,7 +337,7 @@ class Explainer(ABC):
         if self.finder.is_cut_short and not note:
             note = NOT_PROVEN if remedy else CUT_SHORT
         typos = self.typos.of_unit(unit, self.ends)
-        text = join_sentences(lack, *typos, remedy, note)
+        text = join_sentences(lack, *typos, remedy, self.ghosts_of(claims), note)
         return Finding(reason, text, self._with_other_nodes(unit, marked, claims), claims)
 
     def _with_other_nodes(
@@ -385,7 +385,8 @@ class Explainer(ABC):
             reason = Reason.LOST_TO_HIGHER_PRIORITY
         note = "" if blocking.smallest else NOT_PROVEN
         other = "" if self.is_brief else self._other_node(unit)
-        text = join_sentences(lack, self.describe_remedy((), blocking.claims), note, other)
+        remedy = self.describe_remedy((), blocking.claims)
+        text = join_sentences(lack, remedy, self.ghosts_of(blocking.claims), note, other)
         return Finding(reason, text, (), blocking.claims)
 
     def _other_node(self, unit: PlacementUnit) -> str:
@@ -573,6 +574,24 @@ class Explainer(ABC):
 
     def describe_remedy(self, edits: Sequence[Relaxation], claims: Sequence[Key]) -> str:
         return describe_remedy(edits, claims)
+
+    def ghosts_of(self, claims: Collection[Key]) -> str:
+        """Such as "default/a has card/whole, which is published no longer": why claims hold more than can be seen."""
+        devices, pools = self.snapshot.devices, self.snapshot.pools
+        held = [
+            (allocation.claim, device, pools[device.pool])
+            for allocation in self.in_use
+            if allocation.claim in claims
+            for device in (devices[item.device] for item in allocation.items)
+            if device.ghost is not None
+        ]
+        if not held:
+            return ""
+        claim, device, pool = held[0]
+        is_there = any(other.name == device.name and other.ghost is None for other in pool.devices)
+        how = "with less than it drew" if is_there else "no longer"
+        more = f" (and {len(held) - 1} more such)" if len(held) > 1 else ""
+        return f"{'/'.join(claim)} has {pool.name}/{device.name}, which is published {how}{more}"
 
     def blockers(self, finding: Finding) -> list[dict[str, Any]]:
         """What is in the way, as JSON."""

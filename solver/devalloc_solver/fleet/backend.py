@@ -25,6 +25,8 @@ from devalloc_solver.problem.snapshot import Snapshot
 Manifest = Mapping[str, Any]
 Name = tuple[str, str, str]
 """(kind, namespace, name); the namespace is "" for kinds that have none"""
+_MAX_VERSION = 20
+"""Digits of a resourceVersion that is compared."""
 Answer = dict[str, Any]
 """of one claim, as ``solve_manifests`` has it"""
 
@@ -57,6 +59,8 @@ class FleetBackend(ABC, Generic[StateT, ReadT]):
 
     def __init__(self, state: StateT) -> None:
         self._state = state
+        self._assumed: set[Name] = set()
+        """claims that were given devices here, and of which no state with these has come in yet"""
 
     # -- claims --------------------------------------------------------------------------------------------------------
 
@@ -74,7 +78,10 @@ class FleetBackend(ABC, Generic[StateT, ReadT]):
             message = f"is a member of group {group}, and a group is answered as a whole: use allocate_all"
             return self._rejected(read, Reason.GROUP_UNSATISFIABLE, message)
         try:
-            return self._place(read)
+            answer = self._place(read)
+            if answer["allocated"]:
+                self._assume((answer["namespace"], answer["name"]))
+            return answer
         except OutOfTime as error:
             index.forget()
             return self._timed_out(read, error)
@@ -94,6 +101,7 @@ class FleetBackend(ABC, Generic[StateT, ReadT]):
         """Take its devices from a claim; the claim itself is kept as pending."""
         if not self.holds(namespace, name):
             raise KeyError(f"no claim {namespace}/{name} holds devices")
+        self._assumed.discard((self._claim_kind, namespace, name))
         self._release((namespace, name))
 
     @abstractmethod
@@ -148,12 +156,34 @@ class FleetBackend(ABC, Generic[StateT, ReadT]):
     # -- objects -------------------------------------------------------------------------------------------------------
 
     def update(self, document: Manifest) -> list[dict[str, Any]]:
-        """Take in an object that is new or has changed; what is wrong with it."""
-        return [problem.to_dict() for problem in self._replace(self._checked_name(document), document)]
+        """Take in an object that is new or has changed; what is wrong with it. Nothing of a claim in an older state
+        than the one that counts."""
+        name = self._checked_name(document)
+        if name[0] == self._claim_kind and self.holds(*name[1:]) and self._is_older(name, document):
+            return []
+        self._assumed.discard(name)
+        return [problem.to_dict() for problem in self._replace(name, document)]
+
+    def _assume(self, key: Key) -> None:
+        """A claim was given devices here."""
+        self._assumed.add((self._claim_kind, *key))
+
+    def _is_older(self, name: Name, document: Manifest) -> bool:
+        """Whether this state of a claim that has devices is from before it got them, or from before the last one."""
+        now, new = self._metadata_of(name), document.get("metadata")
+        uids = now.get("uid"), new.get("uid") if isinstance(new, Mapping) else None
+        if None not in uids and uids[0] != uids[1]:
+            return False
+        versions = [str(one.get("resourceVersion", "")) for one in (now, new) if isinstance(one, Mapping)]
+        is_known = len(versions) == 2 and all(text.isdecimal() and len(text) < _MAX_VERSION for text in versions)
+        if is_known and int(versions[1]) < int(versions[0]):
+            return True
+        return name in self._assumed and not self._is_allocated(document)
 
     def delete(self, document: Manifest) -> None:
         """Forget an object; of a claim also what it holds."""
         name = self._checked_name(document)
+        self._assumed.discard(name)
         if not self._remove(name):
             raise KeyError(f"no {name[0]} {'/'.join(part for part in name[1:] if part)}")
 
@@ -164,6 +194,16 @@ class FleetBackend(ABC, Generic[StateT, ReadT]):
         return name
 
     # -- what the dialects differ in -----------------------------------------------------------------------------------
+
+    _claim_kind: str
+
+    @abstractmethod
+    def _metadata_of(self, name: Name) -> Mapping[str, Any]:
+        """``uid`` and ``resourceVersion`` of a claim, as far as they are known."""
+
+    @abstractmethod
+    def _is_allocated(self, document: Manifest) -> bool:
+        """Whether the status of a claim's manifest records devices."""
 
     @abstractmethod
     def _read(self, claim: Manifest) -> ReadT:

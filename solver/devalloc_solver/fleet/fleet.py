@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, cast
 
 from devalloc.api.problems import Problem
+from devalloc.api.quantity import type_name
 from devalloc_solver.answer_types import ClaimAnswerDict, ProblemDict, SolutionDict
 from devalloc_solver.deadline import ALLOCATE_SECONDS
 from devalloc_solver.dialects.api_groups import DEVICE_CLAIMS, RESOURCE_CLAIMS, api_group_of, as_manifest_list
@@ -34,7 +35,15 @@ class Fleet:
     """
 
     def __init__(self, placement: str) -> None:
-        """Use ``from_manifests``."""
+        """An empty fleet. Use ``from_manifests``.
+
+        Raises:
+            ValueError: when ``placement`` is neither ``pack`` nor ``spread``.
+            TypeError: when it is not text: manifests are for ``from_manifests``.
+        """
+        if not isinstance(placement, str):
+            raise TypeError(f"placement must be text, not {type_name(placement)}: Fleet.from_manifests takes manifests")
+        check_policy(placement)
         self._placement = placement
         self._backends: dict[str, FleetBackend[Any, Any]] = {}
         """API group -> the back end of its dialect, as far as there is anything of it"""
@@ -208,8 +217,13 @@ class Fleet:
         """Take in an object that is new or has changed: a pool, a class, a configuration object or a claim.
 
         It replaces the objects of its kind, namespace and name; a pool only that of its node, if there is one (S2).
-        Claims keep what they hold of a pool that changes, as far as it is still there (S18). A claim is taken as it
-        is: with the allocations that its status records, and none without.
+        Claims keep what they hold of a pool that changes, also what is published no longer (S18). A claim is taken as
+        it is: with the allocations that its status records, and none without.
+
+        An older state of a claim that has devices changes nothing: one with a lower ``resourceVersion``, or, of a claim
+        that was given its devices by this fleet, one without devices before the first with devices came in, unless its
+        ``uid`` says that it is another claim. So an event from before the status was written frees nothing; ``release``
+        and ``delete`` do.
 
         Returns:
             What is wrong with it, as in ``problems`` of ``solve_manifests``. An invalid object counts as such.

@@ -17,6 +17,7 @@ from devalloc_solver.dialects.resource_k8s.answers import (
     ShareIds,
     allocated_answer,
     devices_of_placement,
+    loss_message,
     make_result,
     placed_answer,
     rejected_answer,
@@ -47,6 +48,7 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
     draws_of,
     duplicate_problems,
     list_published_devices,
+    lost_devices,
     make_snapshot,
     recorded_use,
     records_of_claim,
@@ -79,6 +81,8 @@ class PreparedCluster:
     units: tuple[PlacementUnit, ...]
     refused: tuple[RejectedClaim, ...]
     problems: tuple[Problem, ...]
+    lost: Mapping[Key, Sequence[DeviceId]]
+    """devices of allocated claims that no longer exist"""
 
 
 @gc_paused()
@@ -164,6 +168,7 @@ def prepare(
     used = DevicesInUse(offers)
     allocations = [(key, priority, used.items(held)) for key, priority, held in holders]
     overused = overuse.overuse_problems(_overuse_problems(offers, holders, gates), "ResourceClaim", "/".join)
+    lost = lost_by_claim(problem_input, book)
     left_out = [Problem(why.why, kind="ResourceSlice", name=why.name, severity="warning") for why in book.ignored]
     return PreparedCluster(
         problem_input=problem_input,
@@ -182,8 +187,32 @@ def prepare(
             *_pool_problems(seen),
             *duplicate_problems(offers),
             *overused,
+            *loss_problems(lost),
         ),
+        lost=lost,
     )
+
+
+def lost_by_claim(problem_input: ClusterInput, book: SliceBook) -> dict[Key, Sequence[DeviceId]]:
+    """The devices of claims, valid or not, that no longer exist."""
+    held = [(each.key, each.allocation) for each in problem_input.claims]
+    held += [(each.key, each.allocation) for each in problem_input.refused]
+    lost = {key: lost_devices(allocation, book.absent_devices) for key, allocation in held if allocation is not None}
+    return {key: lost[key] for key in sorted(lost) if lost[key]}
+
+
+def loss_problems(lost: Mapping[Key, Sequence[DeviceId]]) -> Iterator[Problem]:
+    """A warning for each device that a claim has and that no longer exists."""
+    for (namespace, name), devices in lost.items():
+        for device in devices:
+            yield Problem(
+                loss_message(device),
+                path="status.allocation",
+                kind="ResourceClaim",
+                namespace=namespace,
+                name=name,
+                severity="warning",
+            )
 
 
 def usage_of_claims(
@@ -295,7 +324,7 @@ def _answers(
     _verify_results(prepared, placements, results)
     answers = [placed_answer(p, results[p.demand.key], prepared.offers, prepared.gates) for p in placements]
     answers += [
-        allocated_answer(claim.key, dict(claim.allocation), node_of(claim))
+        allocated_answer(claim.key, dict(claim.allocation), node_of(claim), prepared.lost.get(claim.key, ()))
         for claim in prepared.problem_input.claims
         if claim.allocation is not None
     ]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from devalloc.api.meta import DEVICE_RECORDS
 from devalloc.api.reasons import STILL_SEARCHING, Reason
 from devalloc.controller.leader.election import ClusterStore
 from devalloc.controller.reconcile.decision import WriteUnit, redact
@@ -440,7 +441,9 @@ def _grant(want: PendingGroup, claim: Object, answer: Mapping[str, Any], key: Ke
     given = {**answer["allocations"], "allocationTimestamp": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
     status = {**claim.get("status", {}), "allocation": given, "reservedFor": want.users(key)}
     version = claim["metadata"]["resourceVersion"]
-    return WriteUnit((Change(_object_key(key), version, status, finalizers=(FINALIZER,)),), granted=True)
+    before = {name: None for name in (DEVICE_RECORDS,) if name in claim["metadata"].get("annotations", {})}
+    notes = {**before, **answer.get("annotations", {})}
+    return WriteUnit((Change(_object_key(key), version, status, notes, finalizers=(FINALIZER,)),), granted=True)
 
 
 def _release(want: PendingGroup, claim: Object) -> WriteUnit | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from devalloc.api.cordon import not_ready_reason
 from devalloc.api.dedicated_pools import ALLOCATOR_KEY, is_dedicated
+from devalloc.api.meta import DEVICE_RECORDS
 from devalloc.api.reasons import Reason
 from devalloc.controller.reconcile.resource_claims.node_room import (
     Amounts,
@@ -370,6 +371,8 @@ def _allocated_document(claim: Object) -> Object | None:
     if not ours:
         return None
     metadata = {key: claim["metadata"][key] for key in ("namespace", "name", "uid")}
+    if (records := claim["metadata"].get("annotations", {}).get(DEVICE_RECORDS)) is not None:
+        metadata["annotations"] = {DEVICE_RECORDS: records}
     fields = {name: claim[name] for name in ("apiVersion", "kind", "spec")}
     return {**fields, "metadata": metadata, "status": {"allocation": {"devices": {"results": ours}}}}
 

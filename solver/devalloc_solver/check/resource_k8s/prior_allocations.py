@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from devalloc.api.device_records import DeviceRecord, PoolDevice, read_records
-from devalloc.api.meta import DEVICE_RECORDS
+from devalloc.api.device_records import DeviceRecord, PoolDevice, records_of_manifest
 from devalloc_solver.check.resource_k8s.pools import DeviceId
 from devalloc_solver.check.resource_k8s.quantities import UncountableAmount, to_nano
 
@@ -26,19 +25,16 @@ class PriorUsage:
         self.share_ids: dict[tuple[DeviceId, str], int] = {}
         self.consumed: dict[DeviceId, dict[str, int]] = {}
         self._of_pools: dict[tuple[str, str], dict[DeviceId, list[DeviceRecord | None]]] = {}
-        """pool -> device -> of each that has it, what it recorded of it"""
+        """pool -> device -> of each claim that has it, what it recorded of it"""
         for one in allocated.get("devices") or ():
             _add_count(self.whole, _device_id(one), 1)
-            self._record(_device_id(one), None)
         for one in allocated.get("shares") or ():
-            self._record(_device_id(one), None)
             _add_count(self.shared, _device_id(one), 1)
             _add_count(self.share_ids, (_device_id(one), str(one.get("shareID"))), 1)
         for one in allocated.get("consumedCapacity") or ():
             self._share(one, 1)
         for claim in claims:
-            annotations = (claim.get("metadata") or {}).get("annotations") or {}
-            self.add((claim.get("status") or {}).get("allocation") or {}, read_records(annotations.get(DEVICE_RECORDS)))
+            self.add((claim.get("status") or {}).get("allocation") or {}, records_of_manifest(claim))
 
     def __contains__(self, device: DeviceId) -> bool:
         return device in self.whole or device in self.shared

@@ -116,7 +116,8 @@ def counter_violations(devices: dict[DeviceId, NodeDevice], offer: PublishedPool
         for device in new.values():
             if device.id[:2] == (driver, name):
                 for counter, amount in device.draws:
-                    drawn[counter] += amount
+                    if amount:  # who takes nothing of a counter is not kept off by what is in use of it
+                        drawn[counter] += amount
         for counter, amount in _recorded_draws(pool, offer, held.of_pool(driver, name)):
             if counter in drawn:
                 drawn[counter] += amount

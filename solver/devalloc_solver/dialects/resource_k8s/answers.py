@@ -170,8 +170,15 @@ def _selectors(offers: Sequence[PublishedDevice]) -> Iterator[Any]:
     return (offer.reach.node_selector for offer in offers if offer.reach.node_selector is not None)
 
 
-def allocated_answer(key: Key, allocation: Mapping[str, Any], node: str | None) -> dict[str, Any]:
-    """The answer for a claim that has an allocation; ``allocations`` is its AllocationResult."""
+def allocated_answer(
+    key: Key, allocation: Mapping[str, Any], node: str | None, lost: Sequence[DeviceId] = ()
+) -> dict[str, Any]:
+    """The answer for a claim that has an allocation; ``allocations`` is its AllocationResult. ``lost``: devices of it
+    that no longer exist."""
+    gone = {
+        "warnings": [loss_message(one) for one in lost],
+        "lost": [dict(zip(("driver", "pool", "device"), one, strict=True)) for one in lost],
+    }
     return {
         "namespace": key[0],
         "name": key[1],
@@ -181,7 +188,13 @@ def allocated_answer(key: Key, allocation: Mapping[str, Any], node: str | None) 
         "oneOf": None,
         "reason": None,
         "message": None,
+        **(gone if lost else {}),
     }
+
+
+def loss_message(device: DeviceId) -> str:
+    """The warning of a device that a claim has and that no longer exists."""
+    return f"DeviceLost: device {'/'.join(device)} no longer exists"
 
 
 def annotations_of(given: Iterable[AllocatedRequestDevice], gates: frozenset[str]) -> dict[str, str]:

@@ -10,7 +10,8 @@ treats such twins as devices of one pool that draw on a resource with a capacity
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -59,7 +60,7 @@ class DeviceUsage:
     """capacity -> nano units; empty where shares take none"""
     share_ids: dict[DeviceId, set[str]] = field(default_factory=lambda: defaultdict(set))
     records: dict[DeviceId, list[DeviceRecord | None]] = field(default_factory=lambda: defaultdict(list))
-    """of each that has the device, what it recorded of it"""
+    """of each claim that has the device, what it recorded of it"""
 
     def add(self, other: DeviceUsage) -> None:
         """Devices that others have, besides; of shares, only which devices they are of."""
@@ -82,16 +83,13 @@ class DeviceUsage:
 def read_usage(allocated: Mapping[str, Any] | None, claims: Iterable[ResourceClaim]) -> DeviceUsage:
     """Read ``{"devices": [...], "shares": [...], "consumedCapacity": [...]}``, and what claims with a status hold.
 
-    Devices of admin access hold nothing. Raises FieldError.
+    Devices of admin access hold nothing; nor does a listed device that no slice has, as upstream. Raises FieldError.
     """
     usage = DeviceUsage()
     listed = read(DevicesInUseSpec, allocated, "allocated")
-    for device in listed.devices:
-        usage.whole.add(device.id)
-        usage.records[device.id].append(None)
+    usage.whole.update(device.id for device in listed.devices)
     for share in listed.shares:
         usage.add_share(share.id, share.share, {})
-        usage.records[share.id].append(None)
     for use in listed.consumed:
         usage.add_share(use.id, None, _nano(use.consumed))
     for claim in claims:
@@ -153,6 +151,21 @@ def _add_result(
         usage.add_share(result.id, result.share, _nano(result.consumed))
     else:
         usage.whole.add(result.id)
+
+
+def lost_devices(allocation: Mapping[str, Any], absent: Callable[[PoolId, set[str]], set[str]]) -> list[DeviceId]:
+    """The devices of an allocation that no longer exist, each once. ``absent``: those of some names that a pool does
+    not have."""
+    named: dict[DeviceId, None] = {}
+    with suppress(FieldError):
+        for entry, at in _results(allocation, ""):
+            with suppress(FieldError):
+                named[read(DeviceName, entry, at).id] = None
+    of_pools: dict[PoolId, set[str]] = defaultdict(set)
+    for driver, pool, name in named:
+        of_pools[driver, pool].add(name)
+    gone = {pool: absent(pool, names) for pool, names in of_pools.items()}
+    return [one for one in named if one[2] in gone[one[:2]]]
 
 
 def readable_allocation(allocation: Mapping[str, Any]) -> dict[str, Any]:
@@ -226,7 +239,7 @@ def recorded_use(usage: DeviceUsage, book: SliceBook, pools: Iterable[ResourcePo
     """What is in use of pools that have counters."""
     counted = [pool for pool in pools if pool.counters]
     held: dict[PoolId, set[str]] = {pool.id: set() for pool in counted}
-    for driver, name, device in (*usage.whole, *usage.shared) if held else ():
+    for driver, name, device in usage.records if held else ():
         if (driver, name) in held:
             held[driver, name].add(device)
     for pool in counted:

@@ -13,6 +13,7 @@ from itertools import islice
 from operator import itemgetter
 from typing import Any
 
+from devalloc.api.device_records import records_of_manifest
 from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import Allowance
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
@@ -235,7 +236,8 @@ def list_holders(source: CallInput) -> list[tuple[Relaxation, DeviceUsage]]:
         entry = {"kind": "claim", "namespace": namespace, "name": name, "priority": 0}
         usage = DeviceUsage()
         with suppress(FieldError):  # all that names a device is added before
-            add_allocation(usage, claim["status"]["allocation"], "status.allocation")
+            records = records_of_manifest(claim)
+            add_allocation(usage, claim["status"]["allocation"], "status.allocation", records)
         listed.append((entry, f"once {namespace}/{name} is released", usage))
     for where in sorted({_device_of(item) for part in source.allocated.values() for item in part or ()}):
         entry = {"kind": "device", **dict(zip(("driver", "pool", "device"), where, strict=True))}

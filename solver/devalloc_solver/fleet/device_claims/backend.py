@@ -70,6 +70,8 @@ def _pools_named(claim: DeviceClaim, documents: ManifestStore) -> list[DevicePoo
 class DeviceClaimFleet(FleetBackend[DeviceFleetState, ReadDeviceClaim]):
     """Pools, classes and claims."""
 
+    _claim_kind = "DeviceClaim"
+
     def __init__(self, state: DeviceFleetState) -> None:
         """Use ``from_manifests``."""
         super().__init__(state)
@@ -183,6 +185,7 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ReadDeviceClaim]):
         for answer in solution.claims:
             if answer.allocated and answer.key not in state.allocations and answer.key in by_key:
                 state.record(by_key[answer.key], answer.to_dict())
+                self._assume(answer.key)
         return solution.to_dict()
 
     def _prepare(self, claims: Iterable[Manifest], ends: float | None, started: float) -> PreparedProblem:
@@ -200,6 +203,16 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ReadDeviceClaim]):
 
     def _release(self, key: Key) -> None:
         self._state.release(key)
+
+    def _metadata_of(self, name: Name) -> Mapping[str, Any]:
+        for document in self._state.documents.by_name.get(name, ()):
+            if isinstance(claim := document.object, DeviceClaim):
+                return {"uid": claim.metadata.uid, "resourceVersion": claim.metadata.resource_version}
+        return {}
+
+    def _is_allocated(self, document: Manifest) -> bool:
+        status = document.get("status")
+        return isinstance(status, Mapping) and bool(status.get("allocations"))
 
     def _name_of(self, document: Manifest) -> Name:
         return name_of(document)

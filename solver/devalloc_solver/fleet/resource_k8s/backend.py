@@ -39,6 +39,7 @@ from devalloc_solver.dialects.resource_k8s.manifests import (
 )
 from devalloc_solver.dialects.resource_k8s.published_devices import (
     PublishedDevice,
+    lost_devices,
     records_of_claim,
     records_of_devices,
 )
@@ -69,6 +70,8 @@ from devalloc_solver.problem.allocations import Key
 class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
     """ResourceSlices, DeviceClasses, Nodes and ResourceClaims."""
 
+    _claim_kind = "ResourceClaim"
+
     def __init__(self, state: ClusterState) -> None:
         """Use ``from_manifests``."""
         super().__init__(state)
@@ -94,7 +97,8 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         if isinstance(claim, RejectedClaim):
             return rejected_answer(claim)
         if claim.allocation is not None:
-            return allocated_answer(claim.key, dict(claim.allocation), node_of(claim))
+            lost = lost_devices(claim.allocation, self._state.absent_devices)
+            return allocated_answer(claim.key, dict(claim.allocation), node_of(claim), lost)
         return None
 
     def _group_of(self, read: ReadResourceClaim) -> str | None:
@@ -169,6 +173,7 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
                     None,
                     given.get("annotations", {}),
                 )
+                self._assume(key)
         return answer
 
     def _prepare(self, claims: Iterable[Manifest], ends: float | None, started: float) -> PreparedCluster:
@@ -198,6 +203,13 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         self._state.replace(full, [{**one, "status": _without_allocation(one)} for one in held])
         if self._full_cluster is not None:
             self._full_cluster.free(key)
+
+    def _metadata_of(self, name: Name) -> Mapping[str, Any]:
+        metadata = next((one.get("metadata") for one in self._state.objects.get(name, ())), None)
+        return metadata if isinstance(metadata, Mapping) else {}
+
+    def _is_allocated(self, document: Manifest) -> bool:
+        return is_allocated(document)
 
     def _name_of(self, document: Manifest) -> Name:
         return _name(document)

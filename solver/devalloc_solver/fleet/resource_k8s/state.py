@@ -272,6 +272,10 @@ class ClusterState:
         read = {id(content): self.slices[name] for name, content in zip(names, contents, strict=True)}
         return SliceBook(contents, self.gates, read)
 
+    def absent_devices(self, pool: PoolId, names: set[str]) -> set[str]:
+        """See ``SliceBook.absent_devices``."""
+        return self.book([pool]).absent_devices(pool, names) if pool in self._pools else names
+
     def all_slices(self) -> SliceBook:
         return self.book(self._pools)
 
