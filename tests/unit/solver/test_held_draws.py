@@ -1,0 +1,301 @@
+"""What a claim's devices drew stays in use, whatever their pool publishes now (S12, S13, S18)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from devalloc.api.device_records import DeviceRecord, counters_digest, read_records, write_records
+from devalloc.api.meta import DEVICE_RECORDS
+from devalloc_solver import Fleet, dra, solve_manifests
+from devalloc_solver.check import check
+from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.testing import allocated, claim, device, device_class, entry, pool, request
+from tests.support import dra_builders
+from tests.support.dra_builders import counter_slice, slice_
+
+Object = dict[str, Any]
+WHOLE = device("whole", requests={"slices": 4})
+HALVES = [device(name, requests={"slices": 2}) for name in ("h1", "h2")]
+HELD = allocated(claim("held", request("any")), [entry("card", "whole")], node="n1", details=["0"])
+WAITER = claim("waiter", request("any", 2))
+
+
+def card(*devices: Object, counters: tuple[str, ...] = ("slices",)) -> Object:
+    return pool("card", "n1", devices=devices, resources=dict.fromkeys(counters, 4))
+
+
+def cold(published: Object, held: Object, new: Object = WAITER) -> Object:
+    solution = solve_manifests([device_class("any"), published, held, new])
+    return next(dict(each) for each in solution["claims"] if each["name"] == new["metadata"]["name"])
+
+
+def warm(published: Object, held: Object, new: Object = WAITER) -> Object:
+    return dict(Fleet.from_manifests([device_class("any"), published, held]).allocate(new))
+
+
+def joint(published: Object, held: Object, new: Object = WAITER) -> Object:
+    fleet = Fleet.from_manifests([device_class("any"), published, held])
+    return dict(fleet.allocate_all([new])["claims"][-1])
+
+
+WAYS = pytest.mark.parametrize("solve", [cold, warm, joint])
+
+
+def recorded(held: Object, *devices: Object, counters: tuple[str, ...] = ("slices",)) -> Object:
+    """The claim as this version writes it: it got its devices when the card had these."""
+    new = {**held, "status": None, "metadata": {"namespace": "default", "name": held["metadata"]["name"]}}
+    answer = Fleet.from_manifests([device_class("any"), card(*devices, counters=counters)]).allocate(new)
+    assert answer["allocated"], answer
+    metadata = {**new["metadata"], "annotations": answer["annotations"]}
+    return {**new, "metadata": metadata, "status": {"allocations": answer["allocations"]}}
+
+
+def names(answer: Object) -> list[str]:
+    return [each["deviceName"] for each in answer["allocations"]]
+
+
+# -- DeviceClaims ------------------------------------------------------------------------------------------------------
+
+
+@WAYS
+def test_nothing_overlaps_a_device_that_is_published_no_longer(solve: Any) -> None:
+    answer = solve(card(*HALVES), HELD)
+    assert (answer["allocated"], answer["reason"]) == (False, "DevicesInUse")
+    assert "default/held has card/whole, which is published no longer" in answer["message"]
+    assert answer["blockers"] == [{"kind": "claim", "namespace": "default", "name": "held", "priority": 0}]
+
+
+@WAYS
+def test_what_is_recorded_counts_and_no_more(solve: Any) -> None:
+    half = recorded(HELD, HALVES[0])
+    assert names(solve(card(HALVES[1]), half, claim("waiter", request("any")))) == ["h2"]
+    assert not solve(card(*HALVES), recorded(HELD, WHOLE))["allocated"]
+
+
+@WAYS
+def test_a_device_that_draws_less_now_counts_as_recorded(solve: Any) -> None:
+    answer = solve(card(device("whole"), *HALVES), recorded(HELD, WHOLE))
+    assert not answer["allocated"]
+    assert "default/held has card/whole, which is published with less than it drew" in answer["message"]
+
+
+@WAYS
+def test_a_device_that_draws_more_now_counts_as_published(solve: Any) -> None:
+    grown = device("h1", requests={"slices": 3})
+    assert not solve(card(grown, HALVES[1]), recorded(HELD, HALVES[0]), claim("w", request("any")))["allocated"]
+
+
+@WAYS
+@pytest.mark.parametrize("is_there", [False, True])
+def test_where_counters_have_other_names_the_device_has_all(solve: Any, is_there: bool) -> None:
+    parts = [device(name, requests={"parts": 2}) for name in ("h1", "h2")]
+    there = [device("whole", requests={"parts": 4})] if is_there else []
+    published = card(*there, *parts, counters=("parts",))
+    assert not solve(published, recorded(HELD, WHOLE), claim("w", request("any")))["allocated"]
+
+
+@WAYS
+def test_a_counter_that_came_later_is_not_given_beside_a_missing_device(solve: Any) -> None:
+    later = card(device("new", requests={"later": 1}), counters=("slices", "later"))
+    assert not solve(later, recorded(HELD, HALVES[0]), claim("w", request("any")))["allocated"]
+
+
+@WAYS
+def test_what_draws_nothing_is_given_all_the_same(solve: Any) -> None:
+    answer = solve(card(*HALVES, device("plain")), HELD, claim("w", request("any")))
+    assert names(answer) == ["plain"]
+
+
+@WAYS
+def test_a_pool_without_counters_loses_nothing_else(solve: Any) -> None:
+    published = pool("card", "n1", devices=[device("a"), device("b")])
+    assert names(solve(published, HELD)) == ["a", "b"]
+
+
+@WAYS
+def test_a_type_that_is_published_no_longer_keeps_the_other_types_off(solve: Any) -> None:
+    of_type = [device(t.lower(), attributes={"devalloc.io/compatibilityGroup": t}) for t in "AB"]
+    held = allocated(claim("held", request("any")), [entry("card", "a")], node="n1", details=["0"])
+    one = claim("w", request("any"))
+    only_b = pool("card", "n1", devices=of_type[1:])
+    assert not solve(only_b, held, one)["allocated"]
+    same = pool("card", "n1", devices=[device("a2", attributes={"devalloc.io/compatibilityGroup": "A"})])
+    granted = Fleet.from_manifests([device_class("any"), pool("card", "n1", devices=of_type[:1])]).allocate(held)
+    assert granted["allocated"]
+    text = write_records({("card", "a"): DeviceRecord((), counters_digest(frozenset()), "A")})
+    noted = {**held["metadata"], "annotations": {**held["metadata"]["annotations"], DEVICE_RECORDS: text}}
+    assert names(solve(same, {**held, "metadata": noted}, one)) == ["a2"]
+    assert not solve(only_b, {**held, "metadata": noted}, one)["allocated"]
+
+
+@WAYS
+def test_a_share_of_a_missing_device_counts_once(solve: Any) -> None:
+    shared = device("s", requests={"slices": 2}, resources={"memory": 8})
+    shares = recorded(claim("held", request("any", requests={"memory": 2})), shared)
+    assert names(solve(card(HALVES[0]), shares, claim("w", request("any")))) == ["h1"]
+
+
+@WAYS
+def test_admin_access_holds_nothing_of_a_missing_device(solve: Any) -> None:
+    admin = allocated(claim("held", request("boss")), [entry("card", "whole")], node="n1", details=["0"])
+    documents = [device_class("any"), device_class("boss", adminAccess=True), card(*HALVES), admin]
+    if solve is cold:
+        assert solve_manifests([*documents, WAITER])["claims"][-1]["allocated"]
+    else:
+        assert Fleet.from_manifests(documents).allocate(WAITER)["allocated"]
+
+
+@WAYS
+def test_a_network_pool_counts_for_every_node(solve: Any) -> None:
+    network = {**card(*HALVES), "spec": {**card(*HALVES)["spec"]}}
+    del network["spec"]["nodeName"]
+    held = allocated(claim("held", request("any")), [entry("card", "whole")], details=["0"])
+    assert not solve(network, held)["allocated"]
+
+
+def test_a_fleet_remembers_over_every_change_of_the_pool() -> None:
+    fleet = Fleet.from_manifests([device_class("any"), card(WHOLE)])
+    assert fleet.allocate(claim("held", request("any")))["allocated"]
+    for published in (card(*HALVES), card(WHOLE, *HALVES), card(device("whole"), *HALVES), card(*HALVES)):
+        fleet.update(published)
+        assert not fleet.allocate(WAITER)["allocated"]
+    fleet.delete(card())
+    fleet.update(card(*HALVES))
+    assert not fleet.allocate(WAITER)["allocated"]
+    fleet.release("default", "held")
+    assert fleet.allocate(WAITER)["allocated"]
+
+
+def test_the_check_refuses_what_overlaps_by_its_own_account() -> None:
+    documents = read_documents([device_class("any"), card(*HALVES), HELD, WAITER])
+    answers = solve_manifests([device_class("any"), card(*HALVES), WAITER])["claims"]
+    echo = solve_manifests([device_class("any"), card(*HALVES), HELD])["claims"]
+    wrong = check(documents.pools, documents.classes.values(), documents.claims, [*answers, *echo])
+    assert any("(S12)" in sentence for sentence in wrong), wrong
+
+
+def test_the_check_refuses_a_record_that_says_less() -> None:
+    documents = read_documents([device_class("any"), card(*HALVES), WAITER])
+    (answer,) = solve_manifests([device_class("any"), card(*HALVES), WAITER])["claims"]
+    less = answer["annotations"][DEVICE_RECORDS].replace('"2"', '"1"', 1)
+    damaged = {**answer, "annotations": {**answer["annotations"], DEVICE_RECORDS: less}}
+    wrong = check(documents.pools, documents.classes.values(), documents.claims, [damaged])
+    assert any("recorded with other draws" in sentence for sentence in wrong), wrong
+
+
+# -- ResourceClaims ----------------------------------------------------------------------------------------------------
+
+
+def dra_device(name: str, draws: int | None) -> Object:
+    return dra_builders.device(name, counters=None if draws is None else {"c": {"x": str(draws)}})
+
+
+def slices(*devices: Object, counter: str = "x", generation: int = 1) -> list[Object]:
+    where: Object = {"generation": generation, "count": 2}
+    both = [counter_slice("s0", {"c": {counter: "4"}}, **where), slice_("s1", devices, **where)]
+    return [{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", **each} for each in both]
+
+
+def resource_claim(name: str, count: int = 1, device_name: str | None = None) -> Object:
+    new = dra_builders.claim(dra_builders.request("r", count), name=name)
+    if device_name is not None:
+        result = {"request": "r", "driver": dra_builders.DRIVER, "pool": "p", "device": device_name}
+        new["status"] = {"allocation": {"devices": {"results": [result]}}}
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", **new}
+
+
+ANY_CLASS = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", **dra_builders.ANY}
+DRA_HALVES = [dra_device("h1", 2), dra_device("h2", 2)]
+
+
+def dra_cold(published: list[Object], *held: Object) -> Object:
+    solution = dra.solve_manifests([ANY_CLASS, *published, *held, resource_claim("waiter", 2)])
+    return next(dict(each) for each in solution["claims"] if each["name"] == "waiter")
+
+
+def dra_warm(published: list[Object], *held: Object) -> Object:
+    return dict(Fleet.from_manifests([ANY_CLASS, *published, *held]).allocate(resource_claim("waiter", 2)))
+
+
+HELD_OF_SLICES = resource_claim("held", device_name="whole")
+DRA_WAYS = pytest.mark.parametrize("solve", [dra_cold, dra_warm])
+
+
+def dra_recorded(*devices: Object) -> Object:
+    answer: Any = Fleet.from_manifests([ANY_CLASS, *slices(*devices)]).allocate(resource_claim("held"))
+    new = resource_claim("held")
+    metadata = {**new["metadata"], "annotations": answer["annotations"]}
+    return {**new, "metadata": metadata, "status": {"allocation": answer["allocations"]}}
+
+
+@DRA_WAYS
+def test_nothing_overlaps_a_device_that_no_slice_has(solve: Any) -> None:
+    answer = solve(slices(*DRA_HALVES), HELD_OF_SLICES)
+    assert (answer["allocated"], answer["reason"]) == (False, "DevicesInUse")
+    assert "default/held has gpu.io/p/whole, which is published no longer" in answer["message"]
+
+
+@DRA_WAYS
+def test_what_a_resource_claim_recorded_counts(solve: Any) -> None:
+    assert not solve(slices(dra_device("whole", None), *DRA_HALVES), dra_recorded(dra_device("whole", 4)))["allocated"]
+    assert solve(slices(*DRA_HALVES, dra_device("h3", 2)), dra_recorded(dra_device("gone", 0)))["allocated"]
+
+
+@DRA_WAYS
+def test_while_slices_are_missing_no_device_is_gone(solve: Any) -> None:
+    (_, newer) = slices(*DRA_HALVES, generation=2)
+    answer = solve([*slices(dra_device("whole", 4)), {**newer, "metadata": {"name": "s2"}}], HELD_OF_SLICES)
+    assert (answer["allocated"], "published no longer" in answer["message"]) == (False, False)
+
+
+def test_allocate_knows_what_claims_of_the_call_have() -> None:
+    new = resource_claim("waiter", 2)
+    assert dra.allocate("n1", [HELD_OF_SLICES, new], [ANY_CLASS], slices(*DRA_HALVES)) is None
+    assert dra.allocate("n1", [new], [ANY_CLASS], slices(*DRA_HALVES)) is not None
+
+
+def test_a_lost_device_of_a_resource_claim_is_reported_like_that_of_a_device_claim() -> None:
+    held = HELD_OF_SLICES
+    solution = dra.solve_manifests([ANY_CLASS, *slices(*DRA_HALVES), held])
+    lost = [{"driver": "gpu.io", "pool": "p", "device": "whole"}]
+    warning = "DeviceLost: device gpu.io/p/whole no longer exists"
+    assert solution["claims"][0]["lost"] == lost
+    assert solution["claims"][0]["warnings"] == [warning]
+    assert [(each["kind"], each["name"], each["message"]) for each in solution["problems"]] == [
+        ("ResourceClaim", "held", warning)
+    ]
+    answer: Any = Fleet.from_manifests([ANY_CLASS, *slices(*DRA_HALVES), held]).allocate(held)
+    assert (answer["lost"], answer["warnings"]) == (lost, [warning])
+
+
+# -- the annotation ----------------------------------------------------------------------------------------------------
+
+
+def test_the_record_is_readable_json() -> None:
+    answer = warm(card(WHOLE), claim("other", request("any", constraints="false")), claim("held", request("any")))
+    record = {"draws": {"slices": "4"}, "counters": counters_digest(frozenset({"slices"}))}
+    assert json.loads(answer["annotations"][DEVICE_RECORDS]) == {"card": {"whole": record}}
+
+
+def test_where_nothing_is_shared_nothing_is_recorded() -> None:
+    answer = warm(pool("p", "n1", devices=[device("a")]), HELD, claim("w", request("any")))
+    assert DEVICE_RECORDS not in answer["annotations"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[", "[]", "1", '{"card": []}', '{"card": {"whole": 1}}', '{"card": {"whole": {"draws": {"x": "4"}}}}',
+     '{"card": {"whole": {"draws": {"x": "-1"}, "counters": ""}}}', '{"card": {"whole": {"draws": 1, "counters": ""}}}',
+     '{"card": {"whole": {"draws": {}, "counters": "", "compatibilityGroup": 1}}}', "[" * 100_000, "x" * 300_000],
+)  # fmt: skip
+def test_what_cannot_be_read_is_not_recorded(text: str) -> None:
+    record = read_records(text).get(("card", "whole"))
+    assert record is None or record.draws is None
+
+
+def test_other_fields_of_a_record_stay_readable() -> None:
+    record = DeviceRecord((("slices", 4 * 10**9),), "digest", "A", {"serial": "7C"})
+    assert read_records(write_records({("card", "whole"): record})) == {("card", "whole"): record}
