@@ -26,10 +26,10 @@ PoolDevice = tuple[str, str]
 """(pool, device)"""
 Draws = tuple[tuple[str, int], ...]
 """(counter, nano units), sorted, each above zero"""
-MAX_RECORDS_SIZE = 128 * 1024
-"""Characters of the annotation: all annotations of an object on a cluster have 256 KiB together. A claim with more has
-no record, and counts as one of an earlier version."""
-_MAX_READ = 2 * MAX_RECORDS_SIZE
+MAX_RECORDS_SIZE = 48 * 1024
+"""Characters of the annotation: of the 256 KiB that annotations of an object have on a cluster, half is for devalloc. A
+claim with more has no record, and counts as one of an earlier version."""
+_MAX_READ = 128 * 1024
 _MAX_ENTRIES = 512
 """Counters, or attributes, of one device that are read."""
 

@@ -83,7 +83,7 @@ def _numbers(overview: Overview) -> tuple[str, str]:
 
 
 def _lost(overview: Overview) -> str:
-    return f"; {count_noun(overview.lost, 'device')} of claims lost" if overview.lost else ""
+    return f"; {count_noun(overview.lost, 'lost device')}" if overview.lost else ""
 
 
 def overview_tables(overview: Overview, *, wide: bool) -> list[TitledTable]:

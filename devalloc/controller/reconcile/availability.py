@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,7 +10,8 @@ from functools import partial
 from devalloc.api.claim import DeviceAllocation, DeviceClaim
 from devalloc.api.decode import decode
 from devalloc.api.device_class import DeviceClass
-from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
+from devalloc.api.device_records import DeviceRecord, read_records
+from devalloc.api.meta import COMPATIBILITY_GROUP, DEVICE_RECORDS, UNAVAILABLE
 from devalloc.api.moved_claims import moved_claims_among
 from devalloc.api.pool import AttributeValue, Device, DevicePool
 from devalloc.api.quantity import ceil_blocks, floor_blocks
@@ -20,6 +21,7 @@ from devalloc.controller.reconcile.snapshot import Memo
 from devalloc.controller.reconcile.stored_claims import effective_documents
 from devalloc.store import Object
 from devalloc_solver.problem.allocations import admin_entries
+from devalloc_solver.problem.ghosts import UNKNOWN_GROUP, drawn_in_use
 
 
 @dataclass
@@ -29,6 +31,8 @@ class DeviceUse:
     whole: bool = False
     nano: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     """Nano units in use of each of the device's resources."""
+    records: list[DeviceRecord | None] = field(default_factory=list)
+    """What each claim recorded of it."""
 
 
 PoolUse = Mapping[str, DeviceUse]
@@ -43,6 +47,8 @@ class HeldDevice:
     entry: DeviceAllocation
     is_admin: bool = False
     """Of an admin detail: it holds nothing (S14)."""
+    record: DeviceRecord | None = None
+    """What the claim recorded of the device."""
 
 
 def held_devices(
@@ -65,8 +71,10 @@ def _held_by_manifest(doc: Object, classes: Mapping[str, DeviceClass]) -> tuple[
 
 def _held_by_claim(claim: DeviceClaim, classes: Mapping[str, DeviceClass]) -> Iterator[HeldDevice]:
     if claim.status is not None:
+        records = read_records(claim.metadata.annotations.get(DEVICE_RECORDS))
         for entry, is_admin in zip(claim.status.allocations, admin_entries(claim, classes), strict=True):
-            yield HeldDevice(claim.key, entry, is_admin)
+            record = records.get((entry.device_pool_name, entry.device_name))
+            yield HeldDevice(claim.key, entry, is_admin, record)
 
 
 def device_uses(held: Iterable[HeldDevice]) -> dict[str, dict[str, DeviceUse]]:
@@ -76,6 +84,7 @@ def device_uses(held: Iterable[HeldDevice]) -> dict[str, dict[str, DeviceUse]]:
         if holding.is_admin:
             continue
         use = by_pool[holding.entry.device_pool_name][holding.entry.device_name]
+        use.records.append(holding.record)
         use.whole |= not holding.entry.allocations
         for part in holding.entry.allocations:
             use.nano[part.name] += part.allocation.nano
@@ -122,9 +131,14 @@ def count_fleet(documents: Sequence[Object], memo: Memo) -> FleetCounts:
     """Of all objects; the pools among them are ``with_cordons``. What a claim holds is taken from ``made`` if the claim
     has not changed."""
     held, machines = _held_with_machines(documents, memo)
-    used = device_uses(held)
+    used, shared = device_uses(held), _shared_names(documents)
     counted = [
-        CountedPool(doc, pool, use := used.get(pool.metadata.name, {}), available_devices(pool, use))
+        CountedPool(
+            doc,
+            pool,
+            use := used.get(name := pool.metadata.name, {}),
+            available_devices(pool, use, knows_missing=name not in shared),
+        )
         for doc in documents
         if doc["kind"] == "DevicePool" and isinstance(pool := decode(doc).object, DevicePool)
     ]
@@ -135,14 +149,21 @@ def count_pools(documents: Sequence[Object], memo: Memo) -> list[tuple[Object, i
     """The same as numbers: each pool that can be read, with how many devices it has and how many are available. What
     was ``made`` of documents before is not read again."""
     held, _ = _held_with_machines(documents, memo)
-    used = device_uses(held)
+    used, shared = device_uses(held), _shared_names(documents)
     counts = []
     for doc in documents:
         if doc["kind"] == "DevicePool":
-            use = used.get(doc["metadata"]["name"], {})
-            if (number := memo.of("available", doc, partial(_pool_numbers, doc, use), use)) is not None:
+            use, is_alone = used.get(doc["metadata"]["name"], {}), doc["metadata"]["name"] not in shared
+            made = partial(_pool_numbers, doc, use, knows_missing=is_alone)
+            if (number := memo.of("available", doc, made, (use, is_alone))) is not None:
                 counts.append((doc, *number))
     return counts
+
+
+def _shared_names(documents: Sequence[Object]) -> frozenset[str]:
+    """Names that several pools have: what claims have of one may be missing in another one."""
+    names = Counter(doc["metadata"]["name"] for doc in documents if doc["kind"] == "DevicePool")
+    return frozenset(name for name, number in names.items() if number > 1)
 
 
 def _held_with_machines(
@@ -156,35 +177,44 @@ def _held_with_machines(
     return list(held_devices(placed.documents, by_name, memo)), placed.names
 
 
-def _pool_numbers(doc: Object, use: PoolUse) -> tuple[int, int] | None:
+def _pool_numbers(doc: Object, use: PoolUse, *, knows_missing: bool) -> tuple[int, int] | None:
     pool = decode(doc).object
-    return (len(pool.spec.devices), len(available_devices(pool, use))) if isinstance(pool, DevicePool) else None
+    if not isinstance(pool, DevicePool):
+        return None
+    return len(pool.spec.devices), len(available_devices(pool, use, knows_missing=knows_missing))
 
 
-def available_devices(pool: DevicePool, use: PoolUse) -> frozenset[str]:
-    """Names of the devices of which one more claim could get at least a part, each looked at alone."""
+def available_devices(pool: DevicePool, use: PoolUse, *, knows_missing: bool = True) -> frozenset[str]:
+    """Names of the devices of which one more claim could get at least a part, each looked at alone. ``knows_missing``:
+    whether a device in use that the pool does not have is one that it had."""
     capacity = {resource.name: resource for resource in pool.spec.resources}
     attributes = _attributes(pool)
-    held = [device for device in pool.spec.devices if device.name in use]
-    groups = {attributes[device.name].get(COMPATIBILITY_GROUP) for device in held} - {None}
+    there = {device.name: device for device in pool.spec.devices}
+    held = {name: one for name, one in use.items() if knows_missing or name in there}
+    groups = _groups_in_use({name: attributes.get(name) for name in held}, held)
 
     def draws(device: Device) -> dict[str, int]:
         return {name: ceil_blocks(amount, capacity[name].block) for name, amount in device.requests.items()}
 
     free = {name: floor_blocks(resource.capacity, resource.block) for name, resource in capacity.items()}
-    for device in held:
-        if device.requests.keys() <= capacity.keys():
-            for name, blocks in draws(device).items():
-                free[name] -= blocks
+    total = {name: blocks * capacity[name].block.nano for name, blocks in free.items()}
+    for device_name, used in held.items():
+        device = there.get(device_name)
+        if device is not None and not device.requests.keys() <= capacity.keys():
+            continue
+        own = None if device is None else draws(device)
+        published = None if own is None else {name: n * capacity[name].block.nano for name, n in own.items()}
+        for name, nano in drawn_in_use(total, published, used.records).amounts.items():
+            free[name] -= -(-nano // capacity[name].block.nano)
 
     def is_available(device: Device) -> bool:
         own = attributes[device.name]
         # A resource that the pool does not define can never be drawn on (S12).
         if UNAVAILABLE in own or not device.requests.keys() <= capacity.keys():
             return False
-        if (used := use.get(device.name)) is not None:
-            return not used.whole and any(
-                (resource.capacity.nano - used.nano[resource.name]) // resource.block.nano > 0
+        if (own_use := use.get(device.name)) is not None:
+            return not own_use.whole and any(
+                (resource.capacity.nano - own_use.nano[resource.name]) // resource.block.nano > 0
                 for resource in device.resources
             )
         if any(blocks > free[name] for name, blocks in draws(device).items()):
@@ -192,6 +222,21 @@ def available_devices(pool: DevicePool, use: PoolUse) -> frozenset[str]:
         return COMPATIBILITY_GROUP not in own or groups <= {own[COMPATIBILITY_GROUP]}
 
     return frozenset(device.name for device in pool.spec.devices if is_available(device))
+
+
+def _groups_in_use(
+    attributes: Mapping[str, Mapping[str, AttributeValue] | None], use: PoolUse
+) -> set[AttributeValue | None]:
+    """The compatibility groups of devices in use; of one that the pool does not have, the recorded one."""
+    groups: set[AttributeValue | None] = set()
+    for name, own in attributes.items():
+        records = use[name].records
+        groups |= {record.group for record in records if record is not None}
+        if own is not None:
+            groups.add(own.get(COMPATIBILITY_GROUP))
+        elif not all(record is not None and record.draws is not None for record in records):
+            groups.add(UNKNOWN_GROUP)
+    return groups - {None}
 
 
 def _attributes(pool: DevicePool) -> dict[str, dict[str, AttributeValue]]:

@@ -59,7 +59,8 @@ def holding(device: str, memory: str | None = None, **claim: Any) -> Object:
         ([holding("half-a", "1Gi"), holding("half-a", "3Gi")], 2),
         ([holding("half-a", "9Gi")], 2),  # more held than there is means nothing left
         ([holding("half-b", "1Gi"), holding("half-c")], 1),
-        ([holding("elsewhere"), holding("impossible")], 4),
+        ([holding("impossible")], 4),
+        ([holding("gone")], 0),  # what it drew is not known, so nothing else is to be had
     ],
 )
 def test_counts_what_is_left(claims: list[Object], count: int) -> None:
