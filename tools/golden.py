@@ -32,7 +32,7 @@ from contextlib import closing
 from copy import deepcopy
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -445,6 +445,16 @@ def _without_wording(value: Answer) -> Answer:
     return value
 
 
+def _without_added(value: Answer, added: frozenset[str]) -> Answer:
+    """Without fields that came later, and maps that have nothing else."""
+    if isinstance(value, dict):
+        others = {key: _without_added(each, added) for key, each in value.items() if key not in added}
+        return {key: each for key, each in others.items() if each != {} or value[key] == {}}
+    if isinstance(value, list):
+        return [_without_added(each, added) for each in value]
+    return value
+
+
 def _digest(value: Answer) -> str:
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -467,6 +477,7 @@ def _entry(section: str, key: str, job: Callable[[], Answer]) -> tuple[str, str]
         answer = _crash(error)
     if section in AS_TEXT:
         return key, _masked(answer if isinstance(answer, str) else json.dumps(answer))
+    answer = _without_added(answer, added_fields())
     return key, f"{_digest(_without_wording(answer))} {_digest(answer)}"
 
 
@@ -520,6 +531,12 @@ class Intended:
         if self.old:
             return re.sub(self.old, self.new, before) == now
         return not self.is_wording or before.split()[0] == now.split()[0]
+
+
+@cache
+def added_fields() -> frozenset[str]:
+    """Fields of answers that came later, and that are left out of the comparison."""
+    return frozenset(tomllib.loads(INTENDED.read_text()).get("added", []) if INTENDED.exists() else [])
 
 
 def intended() -> list[Intended]:

@@ -21,9 +21,9 @@ from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.events import EventRecorder
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver.testing import device, pool
+from tests.support import fleet_manifests
 from tests.support.fake_kube import FakeClient, FakeKube
-from tests.support.fleet_manifests import DRIVER as CARD_DRIVER
-from tests.support.fleet_manifests import annotations, fill, gpu_claim, gpu_class, held
+from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, held
 
 Object = dict[str, Any]
 
@@ -31,7 +31,7 @@ Object = dict[str, Any]
 def card(*names: str) -> Object:
     draws = {"whole": 4, "h1": 2, "h2": 2}
     devices = [device(name, requests={"slices": draws[name]}) for name in names]
-    return pool("card", "n", CARD_DRIVER, devices=devices, resources={"slices": 4})
+    return pool("card", "n", fleet_manifests.DRIVER, devices=devices, resources={"slices": 4})
 
 
 @pytest.fixture
@@ -66,7 +66,8 @@ def lost_devices_of(overview: Overview) -> dict[str, float]:
 def test_the_controller_gives_nothing_that_overlaps(store: SQLiteStore, documents: list[Object]) -> None:
     assert held(store, "holder") == ["card/whole"]
     assert held(store, "waiter") == []
-    assert "default/holder has card/whole, which is published no longer" in annotations(store, "waiter")["message"]
+    message = claim_named(documents, "waiter")["metadata"]["annotations"]["devalloc.io/message"]
+    assert "default/holder has card/whole, which is published no longer" in message
     republish(store, "whole", "h1", "h2")
     DeviceClaimAllocator(store).round()
     assert (held(store, "holder"), held(store, "waiter")) == (["card/whole"], [])
