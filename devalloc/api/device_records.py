@@ -3,8 +3,7 @@
 Pools are published again and again, and a driver may leave out a device that a claim has, or publish it with less. What
 the device drew of its pool is drawn all the same, so the claim records it. The annotation is a JSON object::
 
-    {"POOL": {"DEVICE": {"draws": {"slices": "4"}, "counters": "9f86d081", "compatibilityGroup": "A",
-                         "identity": {"serial": "7C"}}}}
+    {"POOL": {"DEVICE": {"draws": {"slices": "4"}, "counters": "9f86d081", "compatibilityGroup": "A"}}}
 
 POOL is the name of a DevicePool, or DRIVER/POOL of a device of a ResourceClaim. Every field may be missing: a device
 without ``draws`` has no record of them.
@@ -15,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -30,8 +29,8 @@ MAX_RECORDS_SIZE = 48 * 1024
 """Characters of the annotation: of the 256 KiB that annotations of an object have on a cluster, half is for devalloc. A
 claim with more has no record, and counts as one of an earlier version."""
 _MAX_READ = 128 * 1024
-_MAX_ENTRIES = 512
-"""Counters, or attributes, of one device that are read."""
+_MAX_COUNTERS = 512
+"""Counters of one device that are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +43,6 @@ class DeviceRecord:
     """``counters_digest`` of the pool at that time"""
     group: str | None = None
     """its compatibility group (S12a)"""
-    identity: Mapping[str, str] = field(default_factory=dict)
-    """attributes that tell the device from any other, such as its serial number"""
 
 
 @lru_cache(maxsize=4096)
@@ -71,8 +68,6 @@ def _content(record: DeviceRecord) -> dict[str, Any]:
         content |= {"draws": _texts(record.draws), "counters": record.counters}
     if record.group is not None:
         content["compatibilityGroup"] = record.group
-    if record.identity:
-        content["identity"] = {**record.identity}
     return content
 
 
@@ -111,19 +106,17 @@ def _read(text: str) -> Mapping[PoolDevice, DeviceRecord]:
 
 
 def _read_record(content: Mapping[str, Any]) -> DeviceRecord:
-    counters, group, identity = (content.get(name) for name in ("counters", "compatibilityGroup", "identity"))
+    counters, group = content.get("counters"), content.get("compatibilityGroup")
     is_readable = isinstance(counters, str) and (group is None or isinstance(group, str))
-    texts = identity.items() if isinstance(identity, dict) and len(identity) <= _MAX_ENTRIES else ()
     return DeviceRecord(
         draws=_read_draws(content.get("draws")) if is_readable else None,
         counters=counters if isinstance(counters, str) else "",
         group=group if isinstance(group, str) else None,
-        identity={name: value for name, value in texts if isinstance(value, str)},
     )
 
 
 def _read_draws(content: object) -> Draws | None:
-    if not isinstance(content, dict) or len(content) > _MAX_ENTRIES:
+    if not isinstance(content, dict) or len(content) > _MAX_COUNTERS:
         return None
     try:
         amounts = {name: Quantity.parse(amount).nano for name, amount in content.items()}

@@ -281,14 +281,17 @@ DEVICE_LOST = "DeviceLost"
 
 def lost_devices(claim: Object) -> list[str]:
     """The devices of a DeviceClaim that no longer exist, as pool/device: what the controller notes in its status."""
-    held = {(entry.get("devicePoolName"), entry.get("deviceName")) for entry in ClaimView(claim).entries}
+    held = {_device_title(entry) for entry in as_mappings(ClaimView(claim).entries)}
     lost = []
     for status in as_mappings(ClaimView(claim).status.get("deviceStatuses")):
-        device = status.get("devicePoolName"), status.get("deviceName")
         conditions = as_mappings(status.get("conditions"))
-        if device in held and any(c.get("type") == DEVICE_LOST and c.get("status") == "True" for c in conditions):
-            lost.append(f"{device[0]}/{device[1]}")
-    return lost
+        if any(c.get("type") == DEVICE_LOST and c.get("status") == "True" for c in conditions):
+            lost.append(_device_title(status))
+    return [title for title in lost if title in held]
+
+
+def _device_title(entry: Mapping[str, Any]) -> str:
+    return f"{entry.get('devicePoolName')}/{entry.get('deviceName')}"
 
 
 def claim_state(claim: Object) -> str:

@@ -48,8 +48,8 @@ class PublishedDevice:
     group: str | None
     is_shared: bool
     is_there: bool = True
-    said: dict[int, int] | None = None
-    """what the pool says that it draws, if that is less"""
+    published: dict[int, int] | None = None
+    """what the pool publishes that it draws, if that is less"""
 
 
 @dataclass
@@ -64,7 +64,7 @@ class PublishedPool:
     generation: int = 1
 
     def draws(self, one: PublishedDevice) -> dict[str, str]:
-        draws = one.draws if one.said is None else one.said
+        draws = one.draws if one.published is None else one.published
         return {self.counters[number]: str(amount) for number, amount in draws.items()}
 
 
@@ -206,17 +206,19 @@ class History:
     def _shrink(self) -> None:
         chosen = self._some(there=True)
         if chosen is not None and self._is_recorded(*chosen):
-            chosen[1].said = {n: amount // 2 for n, amount in chosen[1].draws.items() if self.random.random() < 0.5}
+            chosen[1].published = {
+                n: amount // 2 for n, amount in chosen[1].draws.items() if self.random.random() < 0.5
+            }
             self._publish(chosen[0])
 
     def _restore(self) -> None:
         if (chosen := self._some(there=True)) is not None:
-            chosen[1].said = None
+            chosen[1].published = None
             self._publish(chosen[0])
 
     def _rename_counters(self) -> None:
         one = self.random.choice(self.pools)
-        if all(self._is_recorded(one, each) or each.said is None for each in one.devices):
+        if all(self._is_recorded(one, each) or each.published is None for each in one.devices):
             one.counters[self.random.randrange(2)] = self._name("counter")
             self._publish(one)
 
@@ -295,7 +297,7 @@ class History:
         for other in (given for of in self.given.values() for given in of):
             if self._is_of(other, one, each):  # a share of a device in use draws nothing more
                 return other
-        return Given(pool_name, name, dict(each.draws if each.said is None else each.said), each.group)
+        return Given(pool_name, name, dict(each.draws if each.published is None else each.published), each.group)
 
     # -- the oracle ----------------------------------------------------------------------------------------------------
 
@@ -325,8 +327,8 @@ def run(dialect: str, seed: int, events: int, *, is_warm: bool) -> list[str]:
         history = History(dialect, is_warm, Random(f"{seed}/{number}"))
         for _ in range(min(200, events - done)):
             history.step()
-            if found := [*history.problems()]:
-                problems += [f"seed {seed}, history {number}, event {history.events}: {each}" for each in found]
+            if wrong := [*history.problems()]:
+                problems += [f"seed {seed}, history {number}, event {history.events}: {each}" for each in wrong]
                 break
         done += history.events
         number += 1

@@ -127,16 +127,17 @@ def slice_pools(documents: Iterable[Object]) -> list[SlicePool]:
 
 
 def loss_finder(published: Iterable[SlicePool]) -> Callable[[str, str, str], bool]:
-    """Says of a device, by driver, pool and name, whether it no longer exists. While slices of its pool are missing,
-    that is not known."""
+    """Says of a device, by driver, pool and name, whether it no longer exists. While slices of its pool are missing, or
+    no slice of its driver can be read, that is not known."""
     names = {
         (pool.driver, pool.name): None if pool.wrong else {str(device.get("name", "")) for device in pool.devices}
         for pool in published
     }
+    drivers = {driver for driver, _ in names}
 
     def is_lost(driver: str, pool: str, device: str) -> bool:
         there = names.get((driver, pool), set())
-        return there is not None and device not in there
+        return driver in drivers and there is not None and device not in there
 
     return is_lost
 

@@ -66,7 +66,5 @@ def record_violations(answer: Answer, taken: Iterable[CheckedDevice]) -> Iterato
             continue
         blocks = {each.name: each.block.nano for each in pooled.pool.spec.resources}
         draws = tuple(sorted((name, number * blocks[name]) for name, number, _ in pooled.draws))
-        if record != DeviceRecord(
-            draws, counters_digest(frozenset(blocks)), pooled.compatibility_group, record.identity
-        ):
+        if record != DeviceRecord(draws, counters_digest(frozenset(blocks)), pooled.compatibility_group):
             yield f"device {pooled} is recorded with other draws, or another group, than it has (S18)"

@@ -133,15 +133,21 @@ def resource_documents(*there: str, slices: int = 1) -> list[Object]:
     ]
 
 
+def other_pool(name: str) -> list[Object]:
+    first = resource_documents("d0")[0]
+    return [{**first, "spec": {**first["spec"], "pool": {**first["spec"]["pool"], "name": name}}}]
+
+
 @pytest.mark.parametrize(
     ("documents", "state", "count"),
     [
         (resource_documents("d0"), "Allocated", 0),
         (resource_documents("d1"), "DeviceLost", 1),
-        (resource_documents("d1")[1:], "DeviceLost", 1),
+        ([*other_pool("q"), resource_documents("d1")[1]], "DeviceLost", 1),
+        (resource_documents("d1")[1:], "Allocated", 0),
         (resource_documents("d1", slices=2), "Allocated", 0),
     ],
-    ids=["there", "gone", "no pool", "being published"],
+    ids=["there", "gone", "no pool", "no slice can be read", "being published"],
 )
 def test_a_resource_claim_is_shown_the_same(documents: list[Object], state: str, count: int) -> None:
     overview = build_overview(documents)
