@@ -11,7 +11,8 @@ from unittest.mock import Mock
 import pytest
 
 from devalloc.api.dedicated_pools import base_pool_name, dedicated_pool_name, is_dedicated
-from devalloc.api.meta import LEADER
+from devalloc.api.device_records import read_records
+from devalloc.api.meta import DEVICE_RECORDS, LEADER
 from devalloc.api.reasons import STILL_SEARCHING
 from devalloc.controller.metrics import ControllerMetrics
 from devalloc.controller.reconcile import warm_solver as resourceclaims_solver
@@ -659,6 +660,53 @@ def test_an_event_names_no_claims_of_other_namespaces() -> None:
         thread.join(60)
     assert all("used by a claim of another namespace" in note for note in notes), notes
     assert not any("secret" in note for note in notes), notes
+
+
+def test_the_answer_records_what_devices_drew_and_it_stays_in_use() -> None:
+    """The pool comes back without the device of a claim: what it drew is given to no other one."""
+
+    def publish(generation: int, **draws: int) -> None:
+        where = {"name": "n.devalloc", "generation": generation, "resourceSliceCount": 2}
+        content = {"driver": "devalloc.io", "nodeName": "n", "pool": where}
+        counters = [{"name": "card", "counters": {"slices": {"value": "4"}}}]
+        devices = [
+            {"name": one, "consumesCounters": [{"counterSet": "card", "counters": {"slices": {"value": str(draw)}}}]}
+            for one, draw in draws.items()
+        ]
+        for name, more in (("counters", {"sharedCounters": counters}), ("devices", {"devices": devices})):
+            path = f"/apis/resource.k8s.io/v1/resourceslices/{name}"
+            new = {**a_slice(name), "spec": {**content, **more}}
+            if generation == 1:
+                create(client, new)
+            else:
+                client.replace(path, {**client.get(path), "spec": new["spec"]})
+
+    def stored(name: str) -> Object:
+        one: Object = client.get(f"/apis/resource.k8s.io/v1/namespaces/a/resourceclaims/{name}")
+        return one
+
+    def want(name: str) -> None:
+        create(client, claim(name))
+        create(client, pod(f"p{name}", name, spec={"nodeName": ""}))
+
+    def is_noted(words: str) -> bool:
+        allocator.round()
+        return any(words in each.note for each in events)
+
+    client = FakeClient(FakeKube())
+    for each in (node("n"), ANY):
+        create(client, each)
+    publish(1, whole=4)
+    events: list[ObjectEvent] = []
+    allocator = ResourceClaimAllocator(store_of(client), stamp="1 a", record=events.extend)
+    want("held")
+    until(lambda: is_noted("n.devalloc/whole"))
+    records = read_records(stored("held")["metadata"]["annotations"][DEVICE_RECORDS])
+    assert records["devalloc.io/n.devalloc", "whole"].draws == (("card/slices", 4 * 10**9),)
+    publish(2, h1=2, h2=2)
+    want("waits")
+    until(lambda: is_noted("a/held has devalloc.io/n.devalloc/whole, which is published no longer"))
+    assert "allocation" not in stored("waits").get("status", {})
 
 
 @pytest.mark.parametrize("left", ["nothing", "no node"])
