@@ -591,7 +591,11 @@ class Explainer(ABC):
         is_there = any(other.name == device.name and other.ghost is None for other in pool.devices)
         how = "with less than it drew" if is_there else "no longer"
         more = f" (and {len(held) - 1} more such)" if len(held) > 1 else ""
-        return f"{'/'.join(claim)} has {pool.name}/{device.name}, which is published {how}{more}"
+        return f"{self.holder_title(claim)} has {pool.name}/{device.name}, which is published {how}{more}"
+
+    def holder_title(self, claim: Key) -> str:
+        """The name of a claim that holds something."""
+        return "/".join(claim)
 
     def blockers(self, finding: Finding) -> list[dict[str, Any]]:
         """What is in the way, as JSON."""

@@ -299,3 +299,8 @@ def test_what_cannot_be_read_is_not_recorded(text: str) -> None:
 def test_what_is_written_is_what_is_read() -> None:
     record = DeviceRecord((("slices", 4 * 10**9),), "digest", "A")
     assert read_records(write_records({("card", "whole"): record})) == {("card", "whole"): record}
+
+
+def test_the_explanation_of_a_call_names_the_claim() -> None:
+    explained = dra.explain("n1", [HELD_OF_SLICES, resource_claim("waiter", 2)], [ANY_CLASS], slices(*DRA_HALVES))
+    assert "default/held has gpu.io/p/whole, which is published no longer" in str(explained["message"])

@@ -342,6 +342,9 @@ class CallExplainer(ResourceClaimExplainer):
         names = [self.holders[int(number)].entry for _, number in claims]
         return describe_remedy(edits, [_holder_name(entry) for entry in names])
 
+    def holder_title(self, claim: Key) -> str:
+        return "/".join(_holder_name(self.holders[int(claim[1])].entry))
+
     def blockers(self, finding: Finding) -> list[dict[str, Any]]:
         edits = (*finding.edits, *(self.holders[int(number)] for _, number in finding.claims))
         return [dict(edit.entry) for edit in edits]
