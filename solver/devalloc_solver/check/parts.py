@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from devalloc_solver.check.pools import FUNCTION, PART_FUNCTIONS, CheckedDevice, KnownPools
+from devalloc_solver.check.pools import CheckedDevice, KnownPools
 from devalloc_solver.check.specs import RequestTerms
 
 
@@ -18,7 +18,7 @@ def part_violation(
     if term.is_admin or term.says_which:
         return None
     for pooled in devices:
-        if pooled.attributes.get(FUNCTION) not in PART_FUNCTIONS:
+        if not pooled.is_part:
             continue
         for whole in fleet.whole_devices(pooled.pool.spec.driver, pin):
             has_all = all(name in whole.attributes for name in term.detail.match_attributes)

@@ -14,6 +14,8 @@ PoolKey = tuple[str, str]
 
 FUNCTION, WHOLE_FUNCTIONS, PART_FUNCTIONS = "function", ("whole", "pf"), ("vf", "mdev")
 """The attribute that tells whole devices from parts, and its values."""
+PROFILE = "profile"
+"""An attribute that only partitions have."""
 INDEX_ABOVE = 32
 """Devices of a pool among which one is soon found without an index of their names."""
 
@@ -64,6 +66,12 @@ class CheckedDevice:
             ]
             self.undefined_resources = sorted(device.requests.keys() - {resource.name for resource in defined})
         self._resources: Mapping[str, ResourceCapacity] | None = None
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it is a part of a card (S6b)."""
+        function = self.attributes.get(FUNCTION)
+        return function in PART_FUNCTIONS or (function is None and PROFILE in self.attributes)
 
     @property
     def key(self) -> tuple[str, str, str]:

@@ -81,6 +81,18 @@ def test_one_class_alone_of_a_type_that_is_for_parts_gives_parts() -> None:
     assert given == {"c": ["a/part-0"]}
 
 
+def test_partitions_of_other_publishers_are_parts_too() -> None:
+    mig = card("a", parts=7)
+    for each in mig["spec"]["devices"][1:]:
+        each["attributes"] = [{"name": "profile", "stringValue": "1g.10gb"}]
+    assert devices_given(GPU, mig, *gpus(2)) == {"c0": ["a/whole"], "c1": []}
+    assert devices_given(GPU, mig, *gpus(1, constraints="device.profile == '1g.10gb'")) == {"c0": ["a/part-0"]}
+    message = solve_manifests([GPU, mig, *gpus(2)])["claims"][1]["message"]
+    assert "7 of 8 devices go only to claims that say 'profile' in device while whole ones are offered" in message
+    silent = claim("c", {"deviceClass": "gpu"})
+    assert "is a part, which the claim does not ask for" in judged(silent, "part-0", mig)[0]
+
+
 def test_parts_of_another_card_are_no_substitute_while_a_whole_one_is_offered() -> None:
     split = card("a", parts=4, part="mdev", whole={"devalloc.io/unavailable": "in use: it has 4 VFs"})
     given = devices_given(GPU, split, card("b", node="n2"), *gpus(2))

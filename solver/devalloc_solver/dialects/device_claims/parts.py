@@ -1,7 +1,7 @@
 """Parts of devices, and the claims that do not say that they want one (S6b).
 
-A virtual function or a vGPU is a part of a card. If the card itself, or another one, is offered whole, then a claim
-that says nothing about parts means a whole one: its candidates are without the parts of that driver.
+A virtual function, a vGPU or a MIG instance is a part of a card. If the card itself, or another one, is offered whole,
+then a claim that says nothing about parts means a whole one: its candidates are without the parts of that driver.
 
 Which devices are offered whole is a fact of the fleet, and candidates are also judged on extracts of it: one device of
 each kind, or a few nodes. So it stands here by itself.
@@ -18,18 +18,26 @@ from devalloc_solver.problem.snapshot import Device, Snapshot
 
 FUNCTION = "function"
 """The attribute that says whether a device is a part."""
+PROFILE = "profile"
+"""The attribute that partitions have."""
 _WHOLE, _PARTS = frozenset(("whole", "pf")), frozenset(("vf", "mdev"))
-_ATTRIBUTES_OF_PARTS = frozenset((FUNCTION, "profile", "profileID", "vfIndex", "pfPciBusID", "mdevParent"))
+_ATTRIBUTES_OF_PARTS = frozenset((FUNCTION, PROFILE, "profileID", "vfIndex", "pfPciBusID", "mdevParent"))
 """A claim whose expressions read one of these says whether it wants a part."""
-_START = "go only to claims that say device.function == "
+_START = "go only to claims that say "
 
 Driver = str
 Node = str | None
 
 
 def is_part(device: Device) -> bool:
-    """Whether a device is a virtual function or a vGPU."""
-    return device.attributes.get(FUNCTION) in _PARTS
+    """Whether a device is a virtual function, a vGPU or another partition."""
+    function = device.attributes.get(FUNCTION)
+    return function in _PARTS or (function is None and PROFILE in device.attributes)
+
+
+def _is_offered_whole(device: Device) -> bool:
+    is_offered = device.unavailable is None and device.undefined is None
+    return is_offered and device.attributes.get(FUNCTION) in _WHOLE
 
 
 def says_which(expressions: Iterable[str | None]) -> bool:
@@ -40,7 +48,9 @@ def says_which(expressions: Iterable[str | None]) -> bool:
 
 def why_left_out(part: Device) -> str:
     """The step of the funnel at which a part drops out."""
-    return f"{_START}'{part.attributes[FUNCTION]}' while whole ones are offered"
+    function = part.attributes.get(FUNCTION)
+    expression = f"'{PROFILE}' in device" if function is None else f"device.{FUNCTION} == '{function}'"
+    return f"{_START}{expression} while whole ones are offered"
 
 
 def is_left_out(step: str) -> bool:
@@ -75,10 +85,13 @@ class WholeDevices:
         by_driver: dict[Driver, list[Device]] = {}
         for pool in snapshot.pools_by_node.get(node, ()):
             for device in pool.devices:
-                function = device.attributes.get(FUNCTION)
-                if function in _PARTS:
+                if is_part(device):
                     parts[pool.driver] += 1
-                elif function in _WHOLE and device.unavailable is None and device.undefined is None:
+                elif (
+                    device.attributes.get(FUNCTION) in _WHOLE
+                    and device.unavailable is None
+                    and device.undefined is None
+                ):
                     by_driver.setdefault(pool.driver, []).append(device)
         self._parts.subtract(self._parts_on.pop(node, Counter[Driver]()))
         self._parts += parts
