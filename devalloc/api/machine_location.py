@@ -17,14 +17,15 @@ from devalloc.api.host_pool_names import (
     SHARED_STORAGE,
     SHARED_STORAGE_SEPARATOR,
 )
+from devalloc.api.machine_reservation import STARTABLE
 from devalloc.api.moved_claims import claim_obstacle, local_claims
 from devalloc.api.views import READY, ClaimKey, MachineKey, MachineView, as_mapping, as_mappings
 
 LIVE_MIGRATABLE = "LiveMigratable"
 """Condition of a machine that runs: whether QEMU could move it now, with the devices that it has, as its node says. If
 it is False, with the reason."""
-NODE_CONDITIONS = (READY, LIVE_MIGRATABLE)
-"""Conditions of a machine that runs, which its node writes."""
+NODE_CONDITIONS = (READY, LIVE_MIGRATABLE, STARTABLE)
+"""Conditions of a machine that its node writes."""
 
 _NONE_RECEIVES = "no other node receives machines that run; start the plugin of another node with --migration-address"
 

@@ -12,6 +12,9 @@ from devalloc.api.claim import DeviceAllocation
 from devalloc.api.quantity import Quantity, QuantityError
 from devalloc.api.virtual_machine import VirtualMachineSpec
 
+STARTABLE = "Startable"
+"""Condition of a machine that its node cannot start and for which it therefore reserves nothing: False, with the node's
+code. It is not there otherwise."""
 FITS = "Fits"
 """Condition of a placed machine: whether its node reserves what its spec now asks for. Present only if it is False."""
 
@@ -36,6 +39,17 @@ def reserved_entries(machine: Mapping[str, Any]) -> list[Any]:
     if not isinstance(entries, list) or not isinstance(node, str) or not node:
         return []
     return readable_entries(entries)
+
+
+def start_refusal(machine: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The condition ``Startable`` of a manifest's machine that cannot start by its present spec; empty for others."""
+    status, metadata = machine.get("status"), machine.get("metadata")
+    conditions = status.get("conditions") if isinstance(status, dict) else None
+    for one in conditions if isinstance(conditions, list) else ():
+        if isinstance(one, dict) and (one.get("type"), one.get("status")) == (STARTABLE, "False"):
+            generation = metadata.get("generation") if isinstance(metadata, dict) else None
+            return one if one.get("observedGeneration") in (None, generation) else {}
+    return {}
 
 
 def booked_entries(machine: Mapping[str, Any]) -> list[Any]:

@@ -187,6 +187,14 @@ class Reason(StrEnum):
         "The nodes' capacity for machines is reserved for other machines.",
         "Stop machines, make them smaller, or wait; `devalloc describe pool/NODE-host` shows what each one has.",
     )
+    START_REFUSED = (
+        "StartRefused",
+        (f"{_RECONCILE}/vm_scheduling/machines.py",),
+        "",
+        "Its node cannot start it, so nothing is reserved for it.",
+        "Correct what the message names. devalloc tries again when the machine, or a file or interface that it needs, "
+        "changes; otherwise after 10 minutes at most.",
+    )
     NODES_TOO_SMALL = (
         "NodesTooSmall",
         (f"{_RECONCILE}/vm_scheduling/messages.py",),

@@ -515,6 +515,7 @@ class VirtualMachineLoop:
                     self._is_room = True
             elif changed == DEVICES:  # those that are well again, or there again
                 self._is_room = True
+                self._keeper.device_changes += 1
             elif changed == _MISSED:
                 self._is_room = True
                 for name in self._work:

@@ -16,7 +16,7 @@ from devalloc.api import meta, views
 from devalloc.api.fencing import fenced_from, without_holder
 from devalloc.api.host_pool_names import CPU
 from devalloc.api.machine_location import LIVE_MIGRATABLE, NODE_CONDITIONS
-from devalloc.api.machine_reservation import FITS, missing_amounts, parse_nano, sum_memory_nano, sum_nano
+from devalloc.api.machine_reservation import FITS, STARTABLE, missing_amounts, parse_nano, sum_memory_nano, sum_nano
 from devalloc.api.machine_reservation import reserved_entries as reserved
 from devalloc.api.quantity import NANO, Format, Quantity
 from devalloc.api.virtual_machine import VirtualMachine, VirtualMachineSpec
@@ -45,6 +45,8 @@ class Outcome:
     is_unchanged: Callable[[], bool] | None = None
     """Whether what it waits for on the host, without an event, is as it was when it was tried; None: it waits for
     nothing like that. Does not raise, and may take its time."""
+    refused: Mapping[str, Any] | None = None
+    """The condition ``Startable`` of a machine that cannot start, and for which nothing is reserved because of that."""
     written: Mapping[str, Any] | None = None
     """This node's part of the status (``own_status``) after it was written; None: nothing was to be written."""
 
@@ -172,13 +174,14 @@ def write_status(
     uses: Mapping[str, str] | None = None,
     ready: Mapping[str, str] | None = None,
     movable: Mapping[str, Any] | None = None,
+    refused: Mapping[str, Any] | None = None,
 ) -> Mapping[str, Any] | None:
     """Write the status of the machine, if it differs from what is there; this node's part of it then, or None if the
     object is gone. Raises Failed.
 
     ``at_rest``: nothing of it runs here, and is not about to; what is kept for it is given back with the same write.
     ``uses``: what it has, if no agent scales it that would give back the rest of its permit: that is done then.
-    ``ready``, ``movable``: as ``readiness`` and ``migratability`` say.
+    ``ready``, ``movable``: as ``readiness`` and ``migratability`` say. ``refused``: as of ``Outcome``.
     """
 
     def updated(now: Object) -> Object | None:
@@ -187,6 +190,7 @@ def write_status(
         after = {**status, **{name: before[name] for name in preserved}}
         conditions = with_readiness(before, status.get("machineID", ""), ready)
         conditions = with_condition(conditions, LIVE_MIGRATABLE, movable)
+        conditions = with_condition(conditions, STARTABLE, refused)
         if conditions != list(views.as_mappings(before.get("conditions"))):
             after["conditions"] = conditions
         reported = after.get("permitted", {}).get("givenBy")  # by the agent, of another program's server

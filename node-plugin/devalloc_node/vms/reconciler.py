@@ -12,6 +12,7 @@ from devalloc.api import views
 from devalloc.api.decode import decode
 from devalloc.api.host_pool_names import node_of_host_pool
 from devalloc.api.machine_location import LIVE_MIGRATABLE
+from devalloc.api.machine_reservation import start_refusal
 from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.capacity import host_pool_name
 from devalloc.scaling.health import ScalingReport
@@ -43,6 +44,7 @@ from devalloc_node.vms.scaling import (
     scaled_machine,
     scaling_reason,
 )
+from devalloc_node.vms.start_refusals import GIVEN_BACK, HOST_FILES, SOON_SECONDS, Needs, StartRefusals, start_refused
 
 CALLER = "virtualmachine"
 WORK_SECONDS = 30.0
@@ -51,29 +53,6 @@ SCALE_SECONDS = 10.0
 """For one amount: a guest that boots, or refuses, is asked again later."""
 _AMOUNTS = {"vcpus": "vcpus", "cpu": "cpu_milli", "memory": "memory_bytes"}
 """What is scaled, in order, and the field of MachineAmounts for it."""
-_OF_HOST_FILES = frozenset(
-    {
-        "DeviceReserved",
-        "DiskFormat",
-        "DiskInUse",
-        "DiskNamesOthers",
-        "DiskTooSmall",
-        "FileUnreadable",
-        "FirmwareChanged",
-        "FirmwareInvalid",
-        "FirmwareMissing",
-        "ImageChanged",
-        "InUseUnknown",
-        "PathMissing",
-        "PathNotAllowed",
-        "PathNotFile",
-        "QemuMissing",
-        "SwtpmMissing",
-        "TapInUse",
-        "TapMissing",
-    }
-)
-"""Codes for a machine that cannot start as long as a program, file or interface of the host is as it is."""
 _RUN = ("machineID", "pid")
 """Parts of the status that identify the run of a machine."""
 
@@ -97,9 +76,11 @@ class MachineReconciler:
         guest, which may take an hour."""
         self._store = store
         self._operations = operations
-        self._backoff = RestartBackoff(clock)
+        self._backoff, self._refusals = RestartBackoff(clock), StartRefusals()
         self._scaling, self._runners, self._reports = scaling, runners, reports
         self._aside = aside
+        self.device_changes = 0
+        """How often devices of the host changed, were well again or there again."""
         self._no_window: dict[tuple[str, str], tuple[tuple[str, frozenset[str]], Outcome]] = {}
         """Claims (key of the machine, UID of the claim) for which a machine had no window: in which run, and beside
         which other claims."""
@@ -185,6 +166,9 @@ class MachineReconciler:
                 return over
             if (early := self._too_early(vm, machine)) is not None:
                 return early
+            needs = self._needs(vm, claims)
+            if (refused := self._start_refused(vm, held, needs)) is not None:
+                return refused
             if self._is_unplaced(held, vm) or not self._is_announced(held, vm):
                 return Outcome("NotPlaced", objects.why_not_admitted(held))
             begins = vm if self._scaling is None else limited_to_permit(vm, held)
@@ -193,7 +177,7 @@ class MachineReconciler:
             rounds = 2 if machine is not None and machine.is_paused else 1
             firmware = rounds * FIRMWARE_SECONDS if refs else 0.0
             due = Deadline.after(WORK_SECONDS + spec_of(begins).locking_seconds + firmware)
-            if (missing := self._create(begins, refs, due)) is not None:
+            if (missing := self._create(begins, held, refs, needs, due)) is not None:
                 return missing
             self._backoff.begun(key, vm.metadata.generation)
             machine = self._operations.machine(key)
@@ -222,20 +206,49 @@ class MachineReconciler:
             return Outcome()
         return Outcome(problems[0].reason, "; ".join(dict.fromkeys(one.message for one in problems)), problems[0].after)
 
-    def _create(self, vm: VirtualMachine, refs: list[ClaimRef], deadline: Deadline) -> Outcome | None:
-        """Start it. Returns what is in the way if that is something of the host, which causes no event when it changes.
-        Raises NodeError."""
-        machines, spec = self._operations.machines, spec_of(vm)
-        files = machines.host_files(spec)
+    def _create(
+        self, vm: VirtualMachine, held: Object, refs: list[ClaimRef], needs: Needs, deadline: Deadline
+    ) -> Outcome | None:
+        """Start it. Returns what is in the way if that is something of the host, which causes no event when it changes,
+        or if its room is given back because of it. Raises NodeError."""
+        key, generation = "/".join(vm.key), vm.metadata.generation
         try:
             self._operations.create(vm, refs, deadline, caller=CALLER)
         except NodeError as error:
-            if error.code not in _OF_HOST_FILES:
+            gives_back = self._refusals.gives_back(key, generation, error, needs.current)
+            outcome = Outcome(error.code, error.message, retry_delay(error), is_unchanged=needs.is_unchanged)
+            if gives_back and objects.reserved_entries(held, self._operations.node_name) and self._is_gone(key, vm):
+                refused = start_refused(error, generation)
+                message = f"{error.message}; {GIVEN_BACK}"
+                return replace(outcome, message=message, after=SOON_SECONDS, at_rest=True, refused=refused)
+            if error.code not in HOST_FILES:
                 raise
-            return Outcome(
-                error.code, error.message, retry_delay(error), is_unchanged=lambda: machines.host_files(spec) == files
-            )
+            return outcome
+        self._refusals.forget(key)
         return None
+
+    def _is_gone(self, key: str, vm: VirtualMachine) -> bool:
+        """Whether it is certain that nothing of it runs here."""
+        machine = self._operations.machines.get(key)
+        if vm.spec.adopt is not None or self._operations.machines.lost(key) is not None:
+            return False
+        return machine is None or not (machine.runs or machine.is_paused or machine.phase == "Unknown")
+
+    def _start_refused(self, vm: VirtualMachine, held: Object, needs: Needs) -> Outcome | None:
+        """Why a machine whose room was given back is not tried again yet; None if it may be, or if nothing was."""
+        if not (condition := start_refusal(held)):
+            return None
+        if not objects.reserved_entries(held, self._operations.node_name) and not self._is_unplaced(held, vm):
+            return None  # this node does not publish what it has any more, and admits it
+        if not (left := self._refusals.pause("/".join(vm.key), condition, needs.current)):
+            return None
+        code, message = str(condition.get("reason")), f"{condition.get('message')}; {GIVEN_BACK}"
+        return Outcome(code, message, left, is_unchanged=needs.is_unchanged, refused=condition)
+
+    def _needs(self, vm: VirtualMachine, claims: Claims) -> Needs:
+        machines, spec = self._operations.machines, spec_of(vm)
+        devices = [repr(views.ClaimView(claims[name]).entries) for name in sorted(claims)]
+        return Needs(lambda: machines.host_files(spec), (self.device_changes, *devices))
 
     def _rest(self, obj: Object, vm: VirtualMachine) -> Outcome:
         """Stop it, and unprepare its claims."""
@@ -276,6 +289,7 @@ class MachineReconciler:
             self._tell(obj, vm, Outcome(error.code, error.message))
             raise
         self._backoff.forget(key)
+        self._refusals.forget(key)
         for each in list(self._no_window):  # other threads add theirs meanwhile
             if each[0] == key:
                 self._no_window.pop(each, None)
@@ -607,7 +621,16 @@ class MachineReconciler:
         is_alone = self._scaling is None and vm is not None and vm.spec.scaling is not None
         uses = objects.in_use(machine) if is_alone and machine is not None and machine.phase == "Running" else None
         ready, movable = readiness(vm, machine, self._reports), self._migratability(obj, vm, machine)
-        return objects.write_status(self._store, obj, status, at_rest=at_rest, uses=uses, ready=ready, movable=movable)
+        return objects.write_status(
+            self._store,
+            obj,
+            status,
+            at_rest=at_rest,
+            uses=uses,
+            ready=ready,
+            movable=movable,
+            refused=outcome.refused,
+        )
 
     def _migratability(
         self, obj: Object, vm: VirtualMachine | None, machine: MachineView | None

@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from devalloc.api import meta, views
 from devalloc.api.decode import decode
+from devalloc.api.meta import parse_time
 from devalloc.api.virtual_machine import VirtualMachine, VirtualMachineStatus
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
@@ -26,7 +27,7 @@ from devalloc.store import Key, NotFound, Object, Store, Unavailable
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.claims.store_grants import StoreGrants
 from devalloc_node.deadline import Deadline
-from devalloc_node.errors import Denied
+from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.machine.process import qemu_uuid
 from devalloc_node.machine.records import MachineAmounts
 from devalloc_node.machine.spec import RateLimits, spec_of
@@ -34,6 +35,7 @@ from devalloc_node.operations.change_feed import DEVICES, ChangeNotifier, machin
 from devalloc_node.vms import LoopSettings, VirtualMachineLoop
 from devalloc_node.vms.machine_claims import due_unprepares, unprepare
 from devalloc_node.vms.objects import permitted_on
+from devalloc_node.vms.start_refusals import CHANGE_SECONDS, FAILURES, RETRY_SECONDS, SOON_SECONDS, StartRefusals
 from devalloc_solver import solve_manifests
 from tests.support.fake_tree import memory_folder
 from tests.support.host_pools import host
@@ -1808,3 +1810,170 @@ class TestPlaced:
         assert world.status().get("allocations") is None
         self.allocate(world)
         assert world.status()["nodeName"] == "node-b"
+
+
+BROKEN = ("PathMissing", "PathNotAllowed", "DiskFormat", "TapMissing", "TapNotAllowed", "FirmwareMissing")
+
+
+class TestCannotStart:
+    """A machine that its node cannot start gives its room back, so that it is there for others."""
+
+    def allocate(self, world: World) -> None:
+        DeviceClaimAllocator(world.store, solve=solve_manifests).round()
+
+    def both(self, world: World, times: int = 3, pause: float = 1.0) -> None:
+        for _ in range(times):
+            self.allocate(world)
+            world.round(pause=pause)
+
+    def apply(self, world: World, name: str, **spec: Any) -> None:
+        made = vm(name, **spec)
+        del made["spec"]["nodeName"]
+        world.apply(made)
+
+    def refused(self, world: World, error: Exception, name: str = "web") -> None:
+        """A machine that was placed, and that its node cannot start because of the error."""
+        world.store.create(host(NODE, cpus=4, numa=1))
+        world.machines.refuse[f"start default/{name}"] = error
+        self.apply(world, name)
+        self.both(world)
+
+    def starts(self, world: World, name: str = "web") -> int:
+        return world.machines.calls.count(f"start default/{name}")
+
+    def test_six_broken_machines_do_not_fill_a_node(self, world: World) -> None:
+        world.store.create(host(NODE, cpus=12, memory=12, numa=1))
+        for number, code in enumerate(BROKEN):
+            world.machines.refuse[f"start default/broken-{number}"] = Denied(code, "as things are")
+            self.apply(world, f"broken-{number}")
+        self.both(world)
+        for number in range(6):
+            self.apply(world, f"good-{number}")
+        self.both(world)
+        assert [world.phase(f"good-{number}") for number in range(6)] == ["Running"] * 6
+        for number, code in enumerate(BROKEN):
+            status = world.status(f"broken-{number}")
+            assert (status["phase"], status["reason"], status.get("allocations")) == ("Pending", code, None)
+            assert "nothing is reserved for it" in status["message"]
+            conditions = {one["type"]: (one["status"], one["reason"]) for one in status["conditions"]}
+            assert conditions == {"Placed": ("False", "StartRefused"), "Startable": ("False", code)}
+
+    def test_it_is_left_alone_after_that(self, world: World) -> None:
+        self.refused(world, Denied("PathNotAllowed", "no"))
+        tries, version = self.starts(world), world.store.list().resource_version
+        self.both(world, times=10, pause=50.0)
+        assert tries == self.starts(world) == 1
+        assert world.store.list().resource_version == version, "no one writes anything"
+
+    def test_a_plugin_and_an_allocator_that_start_again_leave_it_alone(self, world: World) -> None:
+        self.refused(world, Denied("PathNotAllowed", "no"))
+        version = world.store.list().resource_version
+        world.restart()
+        self.both(world)
+        assert self.starts(world) == 1
+        assert world.store.list().resource_version == version
+
+    def test_it_starts_when_its_spec_is_corrected(self, world: World) -> None:
+        self.refused(world, Denied("PathNotAllowed", "no"))
+        world.machines.refuse.clear()
+        self.apply(world, "web", cpu={"min": "1", "max": "2"})
+        self.both(world)
+        assert world.phase() == "Running"
+        assert [one["type"] for one in world.status()["conditions"] if one["status"] == "False"] == []
+
+    @pytest.mark.parametrize("is_restarted", [False, True])
+    def test_it_starts_when_what_it_needs_is_there(self, world: World, is_restarted: bool) -> None:
+        self.refused(world, Denied("PathMissing", "no image"))
+        if is_restarted:
+            world.restart()
+            self.both(world, times=1)
+        world.machines.refuse.clear()
+        world.machines.files += 1
+        until(lambda: self.both(world, times=1) or world.phase() == "Running", "it starts", 30)
+
+    def test_it_starts_when_a_device_is_there_again(self, world: World) -> None:
+        self.refused(world, Denied("DeviceNotThere", "no card"))
+        world.machines.refuse.clear()
+        world.loop._hear([DEVICES])
+        until(lambda: self.both(world, times=1) or world.phase() == "Running", "it starts", 30)
+
+    def test_what_may_pass_gives_the_room_back_after_five_tries(self, world: World) -> None:
+        self.refused(world, Failed("QemuFailed", "QEMU ended"))
+        for tried in range(self.starts(world), 5):
+            assert (tried, bool(world.status().get("allocations"))) == (self.starts(world), True)
+            world.round()
+            self.allocate(world)
+        assert world.status().get("allocations") is None
+        self.both(world, pause=50.0)
+        assert self.starts(world) == 5
+
+    @pytest.mark.parametrize(
+        "error", [Unknown("QemuSilent", "no answer"), Denied("MachineBusy", "soon", retryable=True)]
+    )
+    def test_room_is_kept_where_something_may_run(self, world: World, error: NodeError) -> None:
+        self.refused(world, error)
+        limit = 5 if isinstance(error, Unknown) else 1
+        for _ in range(limit):
+            world.round()
+        assert world.status()["allocations"]
+
+    def test_room_is_kept_where_a_machine_runs_all_the_same(self, world: World) -> None:
+        self.refused(world, Denied("MachineBusy", "soon", retryable=True))
+        world.machines.refuse["start default/web"] = Denied("PathNotAllowed", "no")
+        obj = world.store.get("VirtualMachine", "default", "web")
+        lost = world.machines._new(machine_of(vm("web", uid=obj["metadata"]["uid"])), is_paused=False)
+        world.machines.forgotten["default/web"] = lost
+        world.machines.refuse["take_up"] = Failed("MachineUnknown", "its QEMU does not answer")
+        world.round(times=8)
+        assert world.status()["allocations"]
+
+    def test_others_read_that_the_holder_does_not_run_and_why(self, world: World) -> None:
+        world.store.create(host(NODE, cpus=2, numa=1))
+        world.machines.refuse["start default/broken"] = Denied("DiskInUse", "another machine has it", retryable=True)
+        self.apply(world, "broken", cpu={"min": "2", "max": "2"})
+        self.both(world, times=1)
+        self.apply(world, "web", cpu={"min": "2", "max": "2"})
+        self.allocate(world)
+        message = world.status()["message"]
+        assert message.endswith("without machine default/broken (which does not run: DiskInUse) there would be room")
+
+
+class TestStartRefusals:
+    CONDITION: ClassVar = {"lastTransitionTime": "2026-01-31T12:00:00Z", "observedGeneration": 1}
+
+    def pause(self, code: str, *, retryable: bool, after: float, host: str = "as it was") -> float:
+        now = parse_time("2026-01-31T12:00:00Z").timestamp() + after
+        refusals = StartRefusals(lambda: now)
+        refusals.gives_back("k", 1, Denied(code, "no", retryable=retryable), "as it was")
+        return refusals.pause("k", self.CONDITION, host)
+
+    def test_it_asks_for_room_again_after_a_while(self) -> None:
+        assert self.pause("PathNotAllowed", retryable=False, after=10) == RETRY_SECONDS - 10
+        assert self.pause("PathNotAllowed", retryable=False, after=RETRY_SECONDS) == 0
+        assert self.pause("DiskInUse", retryable=False, after=10) == SOON_SECONDS - 10, "no file shows when it is free"
+        assert self.pause("QemuFailed", retryable=True, after=SOON_SECONDS) == 0
+
+    def test_a_file_that_changes_all_the_time_does_not_keep_it_trying(self) -> None:
+        assert self.pause("PathMissing", retryable=False, after=1, host="other") == CHANGE_SECONDS - 1
+        assert self.pause("PathMissing", retryable=False, after=CHANGE_SECONDS, host="other") == 0
+
+    def test_a_clock_that_was_set_back_delays_it_by_no_more_than_one_pause(self) -> None:
+        assert self.pause("PathNotAllowed", retryable=False, after=-(10**6)) == RETRY_SECONDS
+
+    def test_one_of_another_run_of_the_plugin_is_tried_soon_and_gives_back_at_once(self) -> None:
+        now = parse_time("2026-01-31T12:00:00Z").timestamp()
+        refusals = StartRefusals(lambda: now)
+        assert refusals.pause("k", self.CONDITION, "host") == SOON_SECONDS
+        assert refusals.gives_back("k", 1, Failed("QemuFailed", "no"), "host")
+
+    @pytest.mark.parametrize("error", [Denied("MachineRuns", "it runs"), Unknown("QemuSilent", "no answer")])
+    def test_what_may_run_gives_nothing_back(self, error: NodeError) -> None:
+        refusals = StartRefusals()
+        assert not any(refusals.gives_back("k", 1, error, "") for _ in range(3 * FAILURES))
+
+    def test_a_failure_that_may_pass_is_counted_by_spec(self) -> None:
+        refusals, error = StartRefusals(), Failed("QemuFailed", "no")
+        assert [refusals.gives_back("k", 1, error, "") for _ in range(FAILURES)] == [False] * (FAILURES - 1) + [True]
+        assert not refusals.gives_back("k", 2, error, "")
+        refusals.forget("k")
+        assert not refusals.gives_back("k", 1, error, "")

@@ -16,6 +16,7 @@ from devalloc.api.machine_reservation import (
     parse_nano,
     required_amounts,
     reserved_entries,
+    start_refusal,
     sum_nano,
 )
 from devalloc.api.quantity import Quantity
@@ -32,6 +33,7 @@ TakenAmounts = Mapping[tuple[str, str, str], int]
 _RUNNING_PHASES = ("Starting", "Running", "Stopping", "Unknown")
 _NOT_ENDED = ("", "StoppedOnRequest", "NotPlaced")
 _AMOUNTS = {host_pool_names.CPU: "cpus", **dict.fromkeys(host_pool_names.MEMORY_RESOURCES, "memory")}
+_MAX_CODE = 63
 _AMOUNT_FIELDS = ("permitted", "applied", "observed")
 
 
@@ -57,6 +59,15 @@ def is_running(machine: Object) -> bool:
         return True
     is_adopted = spec.get("adopt") is not None and spec.get("running") is not False
     return is_adopted and phase not in ("Stopped", "Failed") and not view.is_deleting
+
+
+def why_idle(machine: Object) -> str:
+    """The code why a machine that its node has does not run, though it is to; empty if it runs, or is about to."""
+    view = MachineView(machine)
+    reason = view.status.get("reason")
+    if view.holder is None or is_running(machine) or view.spec.get("running") is False or not isinstance(reason, str):
+        return ""
+    return reason if reason.isalnum() and reason.isascii() and len(reason) <= _MAX_CODE else ""
 
 
 def running_node(machine: Object) -> str:
@@ -387,6 +398,9 @@ class _MachineSorter:
 
     def _obstacle(self, key: MachineKey, doc: Object) -> tuple[str, str] | None:
         """What must change before it makes sense to look for a place."""
+        if refused := start_refusal(doc):
+            why = f"node {running_node(doc)} cannot start it: {refused.get('reason')}: {refused.get('message')}"
+            return Reason.START_REFUSED.value, why
         for claim in claims_of(doc):
             name, claim_doc = "/".join(claim), self.claims.get(claim)
             if claim_doc is None:

@@ -139,10 +139,17 @@ class MachineMessages:
         own = f"machine {'/'.join(key)}"  # what is kept for it already is no help
         if freeing and len(freeing) == len(blockers) and own not in freeing:
             more = f" and {len(freeing) - _MAX_NODES} more" if len(freeing) > _MAX_NODES else ""
-            text += f"; without {', '.join(freeing[:_MAX_NODES])}{more} there would be room"
+            shown = [name + self._idle(one) for name, one in zip(freeing, blockers, strict=True)]
+            text += f"; without {', '.join(shown[:_MAX_NODES])}{more} there would be room"
         if also := _ALSO_FITS.search(answer["message"]):
             text += also[0]
         return code, text, details
+
+    def _idle(self, blocker: Mapping[str, Any]) -> str:
+        """What to add to the name of a machine that is in the way and does not run."""
+        machine = self._placing.objects.get((blocker["namespace"], blocker["name"]))
+        code = "" if machine is None or blocker["kind"] != "machine" else machines.why_idle(machine)
+        return f" (which does not run: {code})" if code else ""
 
     def _without_expressions(self, part: ClaimKey, text: str, details: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """With words for the expressions and requests of a claim that stands for a machine: its user wrote none."""

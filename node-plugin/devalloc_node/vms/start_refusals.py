@@ -1,0 +1,140 @@
+"""Machines that cannot start: when their room is given back, and when another try makes sense.
+
+A machine that can never start would keep what its node reserves for it for ever, and others would wait for that room.
+So after a refusal that lasts, or several failures, the node gives it back and writes the condition ``Startable``. The
+allocator then looks for no place for the machine until the condition goes or its spec changes. The node removes the
+condition when a file, program or interface of the host changes that the machine needs, or after a while.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from devalloc.api.machine_reservation import STARTABLE
+from devalloc.api.meta import parse_time
+from devalloc_node.errors import NodeError, Unknown
+
+FAILURES = 5
+"""So many tries in a row that fail, for any reason, give the room back."""
+RETRY_SECONDS = 600.0
+"""The pause before a machine asks for room again though nothing changed."""
+SOON_SECONDS = 60.0
+"""The same for what may pass without a change of the host, and for what another run of the plugin refused: this run may
+have other options."""
+CHANGE_SECONDS = 5.0
+"""The least pause: files of the host can change again and again, as while an image is copied."""
+HOST_FILES = frozenset(
+    {
+        "DeviceReserved",
+        "DiskFormat",
+        "DiskInUse",
+        "DiskNamesOthers",
+        "DiskTooSmall",
+        "FileUnreadable",
+        "FirmwareChanged",
+        "FirmwareInvalid",
+        "FirmwareMissing",
+        "ImageChanged",
+        "InUseUnknown",
+        "PathMissing",
+        "PathNotAllowed",
+        "PathNotFile",
+        "QemuMissing",
+        "SwtpmMissing",
+        "TapInUse",
+        "TapMissing",
+    }
+)
+"""Codes for a machine that cannot start as long as a program, file or interface of the host is as it is."""
+_MAY_PASS = frozenset({"DiskInUse", "InUseUnknown", "TapInUse"})
+"""Those of them that others end without a change of the host, such as a machine that is still powering down."""
+_RUNS = frozenset({"MachineExists", "MachineRuns"})
+"""Those of a start that something else which runs is in the way of: nothing is given back."""
+_MAX_MESSAGE = 4096
+
+
+GIVEN_BACK = "nothing is reserved for it until something of it or of its host changes, or until the next try"
+
+
+class Needs:
+    """What a machine needs to start, as it is now: files of the host, and what else there is."""
+
+    def __init__(self, files: Callable[[], Hashable], others: Hashable) -> None:
+        self._look = files
+        self._files = files()
+        self.current: Hashable = (self._files, others)
+
+    def is_unchanged(self) -> bool:
+        """Whether the files are as they were."""
+        return self._look() == self._files
+
+
+@dataclass(slots=True)
+class _Failures:
+    """Of one machine, by one generation of its spec."""
+
+    generation: int | None
+    count: int = 0
+    host: Hashable = None
+    """What it needs of the host, as that was when its room was given back."""
+    may_pass: bool = True
+    """Whether what failed may succeed without a change of the host, or with the options of this run of the plugin."""
+
+
+class StartRefusals:
+    """The failed starts of machines, by their keys. Safe for threads."""
+
+    def __init__(self, now: Callable[[], float] = time.time) -> None:
+        """``now``: seconds since the epoch, as conditions have their times."""
+        self._now = now
+        self._mutex = threading.Lock()
+        self._failures: dict[str, _Failures] = {}
+
+    def gives_back(self, key: str, generation: int | None, error: NodeError, host: Hashable) -> bool:
+        """Whether this failure is one after which its room is given back. ``host``: what it needs of the host."""
+        if isinstance(error, Unknown) or error.code in _RUNS:
+            return False
+        with self._mutex:
+            before = self._failures.get(key)
+            if before is None or before.generation != generation:
+                before = self._failures[key] = _Failures(generation)
+            before.count, before.host = before.count + 1, host
+            before.may_pass = error.code in _MAY_PASS or (error.retryable and error.code not in HOST_FILES)
+            return not before.may_pass or before.count >= FAILURES
+
+    def forget(self, key: str) -> None:
+        """It has started, or is gone."""
+        with self._mutex:
+            self._failures.pop(key, None)
+
+    def pause(self, key: str, condition: Mapping[str, Any], host: Hashable) -> float:
+        """Seconds until a machine with this condition is worth another try; soon if something of the host changed."""
+        with self._mutex:
+            before = self._failures.get(key)
+            if before is None:  # another run of the plugin refused it
+                before = self._failures[key] = _Failures(condition.get("observedGeneration"), FAILURES - 1, host)
+            whole = SOON_SECONDS if before.may_pass else RETRY_SECONDS
+            if before.host != host:
+                whole = CHANGE_SECONDS
+        try:
+            since = parse_time(str(condition.get("lastTransitionTime"))).timestamp()
+        except ValueError:
+            return 0.0
+        return min(whole, max(0.0, since + whole - self._now()))
+
+
+def start_refused(error: NodeError, generation: int | None) -> dict[str, Any]:
+    """The condition ``Startable`` of a machine whose start failed."""
+    condition: dict[str, Any] = {
+        "type": STARTABLE,
+        "status": "False",
+        "reason": error.code,
+        "message": error.message[:_MAX_MESSAGE],
+        "lastTransitionTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+    return condition if generation is None else condition | {"observedGeneration": generation}
