@@ -75,6 +75,8 @@ class ClusterSettings:
     """ResourceClaims of resource.k8s.io are allocated as well, if their label asks for it."""
     listen: tuple[str, int] | None = None
     """Where health, metrics and pages are; None: nowhere."""
+    health: tuple[str, int] | None = None
+    """Where health is served for probes alone, by plain HTTP; None: nowhere."""
     tls: ssl.SSLContext | None = None
     certificate: tuple[str, str] | None = None
     """The files that ``tls`` is of, or is to be of when they are there."""
@@ -197,13 +199,24 @@ class ClusterProcess:
             may_write=lambda: self.lease.is_valid,
         )
         self.controller = LeaderElection(self.lease, self.store, self._loops, on_state=on_state)
-        self._site: HttpSite | None = None
+        self._sites: list[HttpSite] = []
+        health = {"/healthz": SitePage(self._health, is_open=True), "/readyz": SitePage(self._ready, is_open=True)}
+        if settings.health is not None:
+            self._sites.append(
+                HttpSite(
+                    health,
+                    None,
+                    host=settings.health[0],
+                    port=settings.health[1],
+                    connections=http_endpoints.HEALTH_CONNECTIONS,
+                    on_ready=lambda at: log.info("health for probes at http://%s:%d", *at),
+                )
+            )
         if settings.listen is not None:
             access = ClusterAuthorizer(client.create, audience=settings.audience)
-            self._site = HttpSite(
+            site = HttpSite(
                 {
-                    "/healthz": SitePage(self._health, is_open=True),
-                    "/readyz": SitePage(self._ready, is_open=True),
+                    **health,
                     "/metrics": SitePage(self._metrics, is_open=settings.open_metrics),
                     "/permits": SitePage(self._ledgers),
                     "/usage": SitePage(self._usage_of_month),
@@ -216,6 +229,7 @@ class ClusterProcess:
                 certificate=settings.certificate,
                 on_ready=on_listening,
             )
+            self._sites.append(site)
 
     def stop(self) -> None:
         """End ``run`` soon. From any thread or signal handler."""
@@ -228,8 +242,7 @@ class ClusterProcess:
         """Raises Lost, after which the process is to end at once, and what ended a loop."""
         over = threading.Event()
         asides: list[Loop] = [self.recorder.run]
-        if self._site is not None:
-            asides.append(self._site.run)
+        asides += [site.run for site in self._sites]
         threads = [threading.Thread(target=self._aside, args=(loop, over), daemon=True) for loop in asides]
         for thread in threads:
             thread.start()

@@ -109,6 +109,8 @@ def _silent(loop: LoopHealth) -> str:
 log = logging.getLogger(__name__)
 
 PORT = 10301
+HEALTH_CONNECTIONS = 32
+"""At a port for probes alone."""
 CERTIFICATE_CHECK_SECONDS = 60.0
 """How often a certificate is read again, because it may be renewed."""
 _REJECTIONS = {
@@ -143,6 +145,7 @@ class HttpSite:
         port: int = PORT,
         tls: ssl.SSLContext | None = None,
         certificate: tuple[str, str] | None = None,
+        connections: int = 256,
         on_ready: Callable[[tuple[str, int]], None] = lambda address: None,
     ) -> None:
         """``access`` None: anyone who can connect may read all pages, which is for loopback. ``certificate``: the files
@@ -153,6 +156,7 @@ class HttpSite:
         self._tls = tls
         self._newest = tls
         self._certificate = certificate
+        self._connections = connections
         self._on_ready = on_ready
         # Apart from the loop's own threads: what pages do there must not keep tokens from being looked at.
         self._threads = ThreadPoolExecutor(4, "access")
@@ -166,9 +170,8 @@ class HttpSite:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self, stop: threading.Event) -> None:
-        door = HttpServer(
-            self._respond, ServerLimits(connections=256), for_people=self._tls is None and is_loopback(self._at[0])
-        )
+        is_local = self._tls is None and is_loopback(self._at[0])
+        door = HttpServer(self._respond, ServerLimits(connections=self._connections), for_people=is_local)
         address = await door.listen(*self._at, self._tls)
         renewing = asyncio.create_task(self._renew())
         try:

@@ -1,4 +1,5 @@
-"""An HTTP server for untrusted clients: connections, requests and bodies are bounded in number, size and time.
+"""An HTTP server for untrusted clients: connections, requests and bodies are bounded in number, size and time, and each
+source address has a share of the connections.
 
 aiohttp reads and writes the protocol; what stands in front of it here is what it has no settings for: how long a
 request may take to come in, and how many connections there may be.
@@ -66,6 +67,7 @@ class ServerLimits:
     """How much of a door a stranger can have. Seconds."""
 
     connections: int = 1024
+    """Of all addresses together. One address can have three quarters of them, so that others always get in."""
     request_seconds: float = 5.0
     idle_seconds: float = 75.0
 
@@ -89,8 +91,11 @@ class HttpServer:
         word. ``networks``: connections from other addresses are cut before a byte is read; None: all may connect.
         ``plain_http`` is called with the address of a client that speaks plain HTTP where TLS is served."""
         self.bounds = bounds
-        self.open: dict[_ConnectionGuard, None] = {}
-        """From the one that has been idle for longest."""
+        self.open: dict[str, dict[_ConnectionGuard, None]] = {}
+        """By source address, from the one that has been idle for longest. The addresses of one IPv6 network of 64 bits
+        count as one."""
+        self._count = 0
+        """Of all of them."""
         self.refused = refused
         self.networks = networks
         self.plain_http = plain_http
@@ -125,7 +130,7 @@ class HttpServer:
         if self._server is not None:
             self._server.close()
         await self._http.shutdown(1.0)
-        for guard in list(self.open):
+        for guard in [guard for guards in self.open.values() for guard in guards]:
             guard.cut()
         if self._server is not None:
             await self._server.wait_closed()
@@ -136,20 +141,41 @@ class HttpServer:
 
     def admit(self, guard: _ConnectionGuard) -> None:
         """It is open."""
-        self.open[guard] = None
+        self.open.setdefault(guard.source, {})[guard] = None
+        self._count += 1
         self._guards[guard.inner] = guard
 
     def forget(self, guard: _ConnectionGuard) -> None:
         """It is closed."""
-        self.open.pop(guard, None)
+        of_source = self.open.get(guard.source, {})
+        if guard in of_source:
+            del of_source[guard]
+            self._count -= 1
+            if not of_source:
+                del self.open[guard.source]
         self._guards.pop(guard.inner, None)
 
-    def make_room(self) -> bool:
-        """Whether one more may come in: where there are too many, the one that has been idle for longest goes."""
-        if len(self.open) < min(self.bounds.connections, _max_connections()):
+    def was_used(self, guard: _ConnectionGuard) -> None:
+        """It is idle from now on."""
+        of_source = self.open.get(guard.source, {})
+        if guard in of_source:  # the longest idle come first
+            of_source[guard] = of_source.pop(guard)
+
+    def make_room(self, source: str) -> bool:
+        """Whether one more may come in from an address. If there are too many, the one goes that has been idle for
+        longest among those of the address that has most; so an address that floods displaces only its own."""
+        most = min(self.bounds.connections, _max_connections())
+        own = len(self.open.get(source, ()))
+        if self._count < most and own < max(1, most * 3 // 4):
             return True
-        idle = next((guard for guard in self.open if not guard.busy), None)
         self.refused("too many")
+        if self._count < most:
+            largest = source
+        else:
+            largest = max(self.open, key=lambda each: (len(self.open[each]), each == source))
+            if own >= len(self.open[largest]):
+                largest = source
+        idle = next((guard for guard in self.open.get(largest, ()) if not guard.busy), None)
         if idle is None:
             return False
         idle.cut()
@@ -229,6 +255,17 @@ def _peer(transport: asyncio.BaseTransport) -> str:
     return str(peer[0]) if isinstance(peer, tuple) and peer else ""
 
 
+def _source(address: str) -> str:
+    """What an address is counted as."""
+    try:
+        client = ip_address(address)
+    except ValueError:
+        return address
+    if not isinstance(client, IPv6Address):
+        return address
+    return str(client.ipv4_mapped or IPv6Network((client, 64), strict=False))
+
+
 def _max_connections() -> int:
     """How many connections leave enough to the rest of the process, which has machines to keep."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -242,6 +279,8 @@ class _ConnectionGuard(asyncio.Protocol):
         self.inner = inner
         self.busy = False
         """A request is being answered."""
+        self.source = ""
+        """The address that it comes from, as it is counted."""
         self._door = door
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -257,7 +296,8 @@ class _ConnectionGuard(asyncio.Protocol):
             self._door.refused("address")
             self._transport.abort()
             return
-        if not self._door.make_room():
+        self.source = _source(_peer(self._transport))
+        if not self._door.make_room(self.source):
             self._transport.abort()
             return
         self._door.admit(self)
@@ -328,13 +368,12 @@ class _ConnectionGuard(asyncio.Protocol):
         """It is answered."""
         self.busy = False
         self._stop_timer()
-        if self in self._door.open:  # the longest idle come first
-            self._door.open[self] = self._door.open.pop(self)
+        self._door.was_used(self)
 
     def cut(self) -> None:
         """Close the connection now."""
         self._stop_timer()
-        self._door.open.pop(self, None)
+        self._door.forget(self)
         if self._transport is not None:
             self._transport.abort()
 

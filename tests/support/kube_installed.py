@@ -55,10 +55,11 @@ def shipped_manifests(
         elif one["kind"] == "Deployment":
             one["spec"]["replicas"] = 1  # two would want one port of the host's network
             one["spec"]["strategy"] = {"type": "Recreate"}
-            (port,) = free_ports(1)  # of the host's network, in which others may run the same test
-            pod = _adapted(one, node.cluster, [f"--listen=0.0.0.0:{port}"])
+            port, health = free_ports(2)  # of the host's network, in which others may run the same test
+            pod = _adapted(one, node.cluster, [f"--listen=0.0.0.0:{port}", f"--health-listen=0.0.0.0:{health}"])
             pod["hostNetwork"] = True
-            pod["containers"][0]["ports"] = [{"name": "https", "containerPort": port}]
+            ports = {"https": port, "health": health}
+            pod["containers"][0]["ports"] = [{"name": name, "containerPort": at} for name, at in ports.items()]
     return objects
 
 

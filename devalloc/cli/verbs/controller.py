@@ -51,6 +51,12 @@ class ControllerOptions:
         default="127.0.0.1:10301",
         metavar="HOST:PORT",
     )
+    health_listen: str = setting(
+        "Also serve /healthz and /readyz here, by plain HTTP, for probes: connections to --listen do not take their "
+        "place. Empty: not at all. Port 0: any free port.",
+        default="",
+        metavar="HOST:PORT",
+    )
     tls_certificate: Path | None = setting(
         "PEM file for --listen, read again when it changes.",
         type=EXISTING_FILE,
@@ -206,6 +212,7 @@ def controller(options: ControllerOptions) -> int:
         ),
         resource_claims=options.resource_claims,
         listen=address,
+        health=_address(options.health_listen, "--health-listen", "0.0.0.0:10302"),
         tls=tls,
         certificate=None if certificate is None else (str(certificate), str(key)),
         audience=options.token_audience,

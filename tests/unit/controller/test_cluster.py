@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
@@ -25,6 +27,7 @@ from devalloc.store.kubernetes import ApiError
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.fleet_manifests import gpu_claim
 from tests.support.neon_installation import MACHINES
+from tests.support.ports import free_ports
 from tests.support.waiting import until
 
 
@@ -287,3 +290,21 @@ def test_claims_are_answered_also_where_the_kinds_of_this_version_are_missing(st
         until(lambda: cluster._permits is not None and cluster._permits.server is not None)
         assert cluster._permits is not None
         assert not cluster._permits._at.migrates
+
+
+def test_health_has_a_port_of_its_own_for_probes() -> None:
+    (port,) = free_ports(1)
+    with running(FakeClient(FakeKube()), health=("127.0.0.1", port)):
+
+        def status(path: str) -> int:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
+                    return int(answer.status)
+            except urllib.error.HTTPError as error:
+                return error.code
+            except OSError:
+                return 0
+
+        until(lambda: status("/healthz") == 200, "probes are answered")
+        until(lambda: status("/readyz") == 200, "it is ready")
+        assert [status(path) for path in ("/metrics", "/permits", "/usage", "/devalloc/")] == [404] * 4

@@ -418,3 +418,18 @@ def test_a_service_of_a_host_finds_what_the_pod_beside_it_keeps() -> None:
     unit = (UNITS / "devalloc-node.service").read_text()
     assert f"--kubeconfig {folder}/{credentials.KUBECONFIG} " in unit
     assert f"EnvironmentFile=-{folder}/{credentials.ENVIRONMENT}\n" in unit
+
+
+def test_probes_have_a_port_of_their_own_that_no_one_but_the_kubelet_reaches() -> None:
+    objects = render_manifests(InstallOptions())
+    (controller,) = [one for one in objects if one["kind"] == "Deployment"]
+    container = controller["spec"]["template"]["spec"]["containers"][0]
+    ports = {one["name"]: one["containerPort"] for one in container["ports"]}
+    assert f"--health-listen=0.0.0.0:{ports['health']}" in container["args"]
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert container[probe]["httpGet"]["port"] == "health", probe
+        assert "scheme" not in container[probe]["httpGet"]
+    policies = [one for one in objects if one["kind"] == "NetworkPolicy"]
+    allowed = {port["port"] for one in policies for rule in one["spec"].get("ingress", ()) for port in rule["ports"]}
+    assert policies
+    assert not allowed & {"health", ports["health"]}
