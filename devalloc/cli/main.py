@@ -9,8 +9,9 @@ import importlib
 import io
 import os
 import sys
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
@@ -241,7 +242,16 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The entry point. Exits."""
-    sys.exit(run(arguments))
+    code = run(arguments)
+    others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+    if any(thread.daemon for thread in others):
+        # Such as a search that is not over: Python would cancel the thread inside the solver's C++ code, which ends the
+        # process with SIGABRT ("FATAL: exception not rethrown"). What goes on has written nothing.
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

@@ -211,3 +211,40 @@ def test_with_its_output_closed_nothing_is_written_into_the_store_instead(devall
 
     assert done.returncode == 0
     assert "train" in devalloc("get", "claims").out
+
+
+_IN_THE_MIDDLE = """
+import threading
+from ortools.sat.python import cp_model
+from devalloc.cli import main
+
+begun = threading.Event()
+
+class Watch(cp_model.CpSolverSolutionCallback):
+    def on_solution_callback(self):
+        begun.set()
+
+def solve():
+    model = cp_model.CpModel()
+    for _ in range(40):
+        model.new_bool_var("")
+    solver = cp_model.CpSolver()
+    solver.parameters.enumerate_all_solutions = True
+    solver.parameters.max_time_in_seconds = 600
+    solver.solve(model, Watch())
+
+def run(arguments):
+    threading.Thread(target=solve, daemon=True).start()
+    assert begun.wait(120)
+    print("ended")
+    return 3
+
+main.run = run
+main.main([])
+"""
+
+
+def test_a_process_ends_cleanly_in_the_middle_of_a_solve() -> None:
+    """Python cancels threads at its end. In C++ code that aborts the process: it looked like a crash to supervisors."""
+    done = subprocess.run([sys.executable, "-c", _IN_THE_MIDDLE], capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "ended\n", "")
