@@ -384,6 +384,11 @@ def no_space_message(path: Path, schema: Schema) -> str:
     )
 
 
+def damaged_database(path: Path, schema: Schema, why: str) -> Damaged:
+    """The error for a database that is damaged, which says what to do."""
+    return Damaged(f"the {schema.noun} {path} is damaged ({why}). {schema.damaged.format(name=path.name)}")
+
+
 def store_error_for(path: Path, schema: Schema, error: sqlite3.Error) -> StoreError:
     """The translation of an SQLite error, which says what to do."""
     what = f"the {schema.noun} {path}"
@@ -398,7 +403,7 @@ def store_error_for(path: Path, schema: Schema, error: sqlite3.Error) -> StoreEr
                 f"{path} is not a devalloc {schema.noun} ({error}); choose another path, or move the file away"
             )
         case sqlite3.SQLITE_CORRUPT:
-            return Damaged(f"{what} is damaged ({error}). {schema.damaged.format(name=path.name)}")
+            return damaged_database(path, schema, str(error))
         case sqlite3.SQLITE_FULL:
             return NoSpace(no_space_message(path, schema))
         case sqlite3.SQLITE_READONLY if code == sqlite3.SQLITE_READONLY and is_read_only(path):

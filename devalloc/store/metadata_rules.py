@@ -67,9 +67,18 @@ def encode(obj: Object) -> str:
 
 
 def decode(text: str) -> Object:
-    """The object of a JSON text from ``encode``."""
-    obj: Object = json.loads(text)
+    """The object of a JSON text from ``encode``. Raises DamagedRow if the text is not one."""
+    try:
+        obj: Object = json.loads(text)
+    except ValueError as error:
+        raise DamagedRow(str(error)) from error
+    if type(obj) is not dict or type(obj.get("metadata")) is not dict or "name" not in obj["metadata"]:
+        raise DamagedRow("it is not an object with a name")
     return obj
+
+
+class DamagedRow(ValueError):
+    """A row of the store that no version of devalloc wrote."""
 
 
 def as_stored(obj: Object) -> Object:

@@ -176,10 +176,13 @@ class SqlStatements:
     def problems(self) -> list[str]:
         """Damage to the file, and rows that do not match their objects."""
         problems = [text for (text,) in self._connection.execute("PRAGMA integrity_check") if text != "ok"]
-        newest = self.version()
-        for kind, namespace, name, version, content in self._connection.execute(
-            "SELECT kind, namespace, name, version, content FROM objects"
-        ):
+        newest, factory = self.version(), self._connection.text_factory
+        self._connection.text_factory = lambda raw: raw.decode("utf-8", "replace")  # damaged bytes, too
+        try:
+            rows = self._connection.execute("SELECT kind, namespace, name, version, content FROM objects").fetchall()
+        finally:
+            self._connection.text_factory = factory
+        for kind, namespace, name, version, content in rows:
             key = Key(kind, namespace or None, name)
             try:
                 obj = metadata_rules.decode(content)

@@ -19,7 +19,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial, wraps
 from pathlib import Path
@@ -161,7 +161,7 @@ class SQLiteStore:
             while stop is None or not stop.is_set():
                 if (now_there := file_identity(self.path)) != file:
                     raise self._removed() if now_there is None else Expired("the store was replaced; list again")
-                with translate_errors(self.path, database.STORE_SCHEMA):
+                with self._translating(rows):
                     (now,) = connection.execute("PRAGMA data_version").fetchone()
                     events: list[Event] = []
                     if now != seen:
@@ -300,7 +300,7 @@ class SQLiteStore:
             self._follow()
             rows = SqlStatements(self._connection)
             try:
-                with translate_errors(self.path, database.STORE_SCHEMA), transaction(self._connection, write=write):
+                with self._translating(rows), transaction(self._connection, write=write):
                     yield rows
                     if write and not database.is_whole(self.path) and rows.grows and not database.refill(self.path):
                         raise NoSpace(no_space_message(self.path, database.STORE_SCHEMA))
@@ -308,6 +308,21 @@ class SQLiteStore:
                 if rows.grows:  # the reserve is not for writes that grow
                     raise Unavailable(str(error)) from error
                 raise
+
+    @contextmanager
+    def _translating(self, rows: SqlStatements) -> Iterator[None]:
+        """Translate SQLite's errors, and those of damaged rows, which name the object."""
+        try:
+            with translate_errors(self.path, database.STORE_SCHEMA):
+                yield
+        except (metadata_rules.DamagedRow, Unavailable) as error:
+            is_undecodable = "Could not decode to UTF-8" in str(error)
+            if not (is_undecodable or isinstance(error, metadata_rules.DamagedRow)):
+                raise
+            with suppress(sqlite3.Error):
+                if problems := rows.problems():
+                    raise database.damaged_database(self.path, database.STORE_SCHEMA, problems[0]) from error
+            raise database.damaged_database(self.path, database.STORE_SCHEMA, str(error)) from error
 
     def _shorten_log(self) -> None:
         with self._lock:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -256,6 +256,44 @@ class TestDamage:
             "DeviceClaim default/a",
             "DeviceClaim default/c",
         ]
+
+
+class TestDamagedRows:
+    """A file that SQLite can read, in which bytes of an object were changed."""
+
+    DAMAGE: ClassVar = {
+        "cut off": "'{'",
+        "no object": "'[1]'",
+        "no name": """'{"metadata": {}}'""",
+        "no text": "CAST(X'7b22ff22' AS TEXT)",
+    }
+
+    @pytest.fixture(params=DAMAGE)
+    def damaged(self, request: pytest.FixtureRequest, store: SQLiteStore, path: Path) -> SQLiteStore:
+        store.create(claim("a"))
+        store.create(claim("b"))
+        with closing(sqlite3.connect(path, isolation_level=None)) as raw:
+            raw.execute(f"UPDATE objects SET content = {self.DAMAGE[request.param]} WHERE name = 'b'")
+        return store
+
+    @pytest.mark.parametrize(
+        "use",
+        [
+            lambda store: store.get("DeviceClaim", "default", "b"),
+            lambda store: store.list(),
+            lambda store: store.delete("DeviceClaim", "default", "b"),
+            lambda store: next(store.watch(since="0", timeout=1)),
+        ],
+        ids=["get", "list", "delete", "watch"],
+    )
+    def test_the_error_names_the_object_and_says_what_to_do(self, damaged: SQLiteStore, use: Any) -> None:
+        words = r"is damaged \(DeviceClaim default/b: the row does not contain that object.*devalloc restore"
+        with pytest.raises(Unusable, match=words):
+            use(damaged)
+
+    def test_others_can_be_read_and_the_check_finds_it(self, damaged: SQLiteStore) -> None:
+        assert damaged.get("DeviceClaim", "default", "a")["metadata"]["name"] == "a"
+        assert [problem.split(":")[0] for problem in damaged.check()] == ["DeviceClaim default/b"]
 
 
 class TestFailingWrites:
