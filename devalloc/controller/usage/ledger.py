@@ -7,6 +7,7 @@ A ledger counts one month (UTC). When the month ends, it is finished, and the ne
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -183,14 +184,24 @@ def _counter_key(key: UsageKey) -> CounterKey:
 
 def folded(rows: Mapping[UsageKey, UsageTotal], most: int) -> dict[UsageKey, UsageTotal]:
     """At most about ``most`` rows (and never less than three) with the same sums. The smallest lose the name of their
-    device first, then that of the machine, the class, and the namespace."""
+    device first, then that of the machine, the class, and the namespace. Namespaces with more than their share of the
+    rows come first."""
     rows = dict(rows)
     while len(rows) > max(3, most):
         order = sorted(rows, key=lambda key: (_weight(rows[key]), key))
         candidates = [key for key in order if _level(key) < len(_FOLDS)]
         if not candidates:
             break
-        for key in candidates[: max(1, len(rows) // 4)]:
+        counts = Counter(key.namespace for key in rows)
+        share = max(1, most // len(counts))
+        # Of each namespace the smallest quarter at a time: what they add up to may be more than the largest one.
+        excess = {name: -(-count // 4) for name, count in counts.items() if count > share}
+        beyond = []
+        for key in candidates:
+            if excess.get(key.namespace, 0) > 0:
+                excess[key.namespace] -= 1
+                beyond.append(key)
+        for key in (beyond or candidates)[: max(1, len(rows) // 4)]:
             total, target = rows.pop(key), _folded_key(key)
             rows[target] = rows.get(target, UsageTotal()).plus(total)
     return rows

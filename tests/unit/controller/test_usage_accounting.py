@@ -525,6 +525,19 @@ def test_few_rows_have_the_same_sums_and_the_largest_keep_their_names(most: int)
         assert any(key.device == OTHER and key.namespace != OTHER for key in short) or most == 3000
 
 
+def test_one_namespace_with_many_names_takes_no_names_of_others() -> None:
+    others = {
+        UsageKey("DeviceClaim", f"team-{n % 50}", f"vm-{n}", "gpu", f"card-{n}/gpu"): UsageTotal(1) for n in range(200)
+    }
+    flood = {
+        UsageKey("DeviceClaim", "flood", f"vm-{n}", "gpu", f"card-{n}/cpu"): UsageTotal(1000) for n in range(10_000)
+    }
+    short = folded(others | flood, 5_000)
+    assert len(short) <= 5_000
+    assert {key: total for key, total in short.items() if key.namespace != "flood"} == others
+    assert sum_totals(short.values()) == sum_totals((others | flood).values())
+
+
 def test_a_month_fits_into_a_config_map() -> None:
     record = MonthRecord("2026-11", START, rows_of(8000), {}, frozenset(f"{n:016x}" for n in range(50_000)))
     data = record_data(record, "me")
