@@ -419,6 +419,20 @@ def _check_own(record: MachineRecord, uid: str, role: Literal["source", "target"
     return own
 
 
+def refuse_own_services(address: str, own: str | None) -> None:
+    """Refuse a target that is no other host: loopback, which plugins on one host may use if this one (``own``) does,
+    link-local addresses, where clouds have their metadata service, and what no single host has. The target's token may
+    write any address. Raises Denied."""
+    to = ip_address(_checked_address(address))
+    to = getattr(to, "ipv4_mapped", None) or to
+    is_loopback_bed = own is not None and to.is_loopback and ip_address(own).is_loopback
+    if is_loopback_bed or not (
+        to.is_loopback or to.is_link_local or to.is_multicast or to.is_unspecified or to.is_reserved
+    ):
+        return
+    raise Denied("OfferInvalid", f"{to} is not an address of another host, to which a machine could move")
+
+
 def _checked_address(text: str) -> str:
     try:
         return ip_address(text).compressed

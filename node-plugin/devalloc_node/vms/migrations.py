@@ -358,6 +358,7 @@ class MigrationLoop:
             return self._give_up(move, "MigrationFailed", why)
         try:
             to = moves.destination_of(move.migration or {})
+            migration.refuse_own_services(to.address, self._settings.address)
             due = Deadline.after(STEP_SECONDS)
             migration.send(self._machines, move.key, move.uid, to, due, bandwidth=self._settings.bandwidth)
         except NodeError as error:

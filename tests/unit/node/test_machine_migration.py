@@ -409,3 +409,24 @@ def test_an_address_is_one_of_ip(tmp_path: Path, address: str) -> None:
             migration.receive(machines, virtual_machine("m", pciSlots=4), "u", offer(), address, soon())
         with pytest.raises(Denied, match="machine default/m not found"):
             migration.send(machines, "default/m", "u", Destination("::1", 1, offer().certificate), soon())
+
+
+OWN_SERVICES = ["127.0.0.1", "::1", "::ffff:127.0.0.1", "169.254.169.254", "fe80::1", "0.0.0.0", "::", "224.0.0.1",
+                "ff02::1", "255.255.255.255"]  # fmt: skip
+
+
+@pytest.mark.parametrize("address", OWN_SERVICES)
+def test_a_machine_is_not_sent_to_what_is_no_other_host(address: str) -> None:
+    """The target's token may write any address, and the source's plugin would connect there from its host's network."""
+    for own in (None, "10.3.0.7"):
+        with pytest.raises(Denied, match="not an address of another host"):
+            migration.refuse_own_services(address, own)
+
+
+def test_a_machine_is_sent_to_other_hosts_and_by_loopback_where_this_one_receives_so() -> None:
+    for address in ("10.3.0.8", "192.168.1.1", "2001:db8::1", "fd00::1", "8.8.8.8"):
+        migration.refuse_own_services(address, "10.3.0.7")
+    migration.refuse_own_services("127.0.0.2", "127.0.0.1")
+    migration.refuse_own_services("::1", "127.0.0.1")
+    with pytest.raises(Denied):
+        migration.refuse_own_services("169.254.169.254", "127.0.0.1")
