@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from email.message import Message
 from email.parser import HeaderParser
@@ -11,6 +12,11 @@ from typing import Any
 
 Component = dict[str, Any]
 _NO_LICENSE = ("", "UNKNOWN")
+_LICENSES = {
+    "cel-python": "Apache-2.0",  # its LICENSE file; the metadata names none
+    "qemu-qmp": "LGPL-2.0-or-later",  # without its modules that are GPL-2.0, which contents.toml leaves out
+}
+"""Licences of packages whose metadata does not say it, or says it of more than is in an image."""
 
 
 def debian_component(name: str, version: str, release: str) -> Component:
@@ -37,13 +43,14 @@ def document(name: str, version: str, components: Sequence[Component]) -> bytes:
 
 def _wheel(metadata: Message) -> Component:
     name, version = str(metadata["Name"]), str(metadata["Version"])
-    component = _component(name, version, f"pkg:pypi/{name.lower().replace('_', '-')}@{version}")
-    if (license_name := _license(metadata)) not in _NO_LICENSE:
+    normalized = re.sub(r"[-_.]+", "-", name.lower())
+    component = _component(name, version, f"pkg:pypi/{normalized}@{version}")
+    if (license_name := _LICENSES.get(normalized) or license_of(metadata)) not in _NO_LICENSE:
         component["licenses"] = [{"license": {"name": license_name}}]
     return component
 
 
-def _license(metadata: Message) -> str:
+def license_of(metadata: Message) -> str:
     """An expression where there is one, else a short word for it, else the classifiers."""
     short = str(metadata["License"] or "").strip()
     classes = [line.rpartition("::")[2].strip() for line in metadata.get_all("Classifier", []) if "License ::" in line]
