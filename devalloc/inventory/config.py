@@ -86,6 +86,8 @@ class DevicePolicy:
     """Kinds of devices whose drivers can make VFs, although nothing else proves it."""
     adopt: frozenset[str] = frozenset()
     """Names of vGPUs (``mdev-<uuid>``) that others made, and that are offered and used as they are (T8)."""
+    release_from: frozenset[str] = frozenset()
+    """Names of monitors (``devalloc.inventory.monitors``) that let a GPU go when they are asked to."""
     erase_policy: bool = False
     """Storage is erased between its owners by a policy of the admin's; without one it is never offered (T7)."""
 

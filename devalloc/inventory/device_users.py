@@ -72,6 +72,8 @@ class DeviceUsers:
     """Functions that processes have open, and which processes."""
     open_groups: Mapping[int, tuple[Process, ...]]
     """IOMMU groups of mediated devices that processes have open, and which processes."""
+    released: frozenset[str] = frozenset()
+    """Names of monitors that do not count, because they let a GPU go when they are asked to."""
     _network: NetworkUse | None = field(default=None, init=False)
     _storage: StorageUse | None = field(default=None, init=False)
 
@@ -81,11 +83,12 @@ class DeviceUsers:
         tree: Tree,
         functions: Collection[PciFunction],
         *,
+        released: Collection[str] = (),
         mdevs: bool = False,
         mdev_parents: Collection[Folder] = (),
     ) -> DeviceUsers:
-        """What is spoken for of the functions. ``mdevs``: look for the users of mediated devices, too: of those on the
-        functions and on ``mdev_parents``."""
+        """What is spoken for of the functions. ``released``: monitors that do not count. ``mdevs``: look for the users
+        of mediated devices, too: of those on the functions and on ``mdev_parents``."""
         kfd = KfdTopology.read(tree)
         # One node may stand for several functions: those of an IOMMU group.
         nodes = [
@@ -110,6 +113,7 @@ class DeviceUsers:
             nodes=frozenset(node for node, _ in nodes),
             opened={address: _by_number(processes) for address, processes in opened.items() if processes},
             open_groups={group: users[node.path] for node, group in groups.items() if node.path in users},
+            released=frozenset(released),
         )
 
     def read_all(self) -> DeviceUsers:
@@ -138,7 +142,7 @@ class DeviceUsers:
         if hidden:
             return f"its {_HIDDEN.get(hidden[-1], 'interface')} is in another network namespace"
         processes = self.opened.get(function.address)
-        return describe_users(processes, str(function.address)) if processes else None
+        return describe_users(processes, str(function.address), self.tree, self.released) if processes else None
 
     def group_user(self, group: int | None) -> str | None:
         """The process that has the group of a mediated device open; None where none is seen."""

@@ -60,6 +60,7 @@ def discover(root: Path = Path("/"), *, node_name: str, config: InventoryConfig 
         holders=DeviceUsers.read(
             tree,
             _functions(host_cards),
+            released=config.release_from,
             mdevs=bool(config.adopt),
             mdev_parents=[parent.folder for parent in mdev_parents],
         ).read_all(),

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from devalloc.inventory.open_nodes import Process
+from devalloc.inventory.sysfs import Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,10 +17,20 @@ class Monitor:
     name: str
     stop: str
     """The command that makes it leave a GPU; ``{address}`` stands for that of the GPU."""
+    socket: tuple[str, ...] | None = None
+    """Where it can be asked to let one GPU go, below the root folder; None if it cannot."""
+
+    def can_release(self, tree: Tree) -> bool:
+        """Whether it can be asked to let one GPU go, on this host."""
+        if self.socket is None:
+            return False
+        *folders, name = self.socket
+        folder = tree.folder(*folders)
+        return folder is not None and folder.has(name)
 
 
 _MONITORS = (
-    Monitor("nvidia-persistenced", "nvidia-smi -i {address} -pm 0"),
+    Monitor("nvidia-persistenced", "nvidia-smi -i {address} -pm 0", ("run", "nvidia-persistenced", "socket")),
     Monitor("nvidia-vgpud", "systemctl stop nvidia-vgpud"),
     Monitor("nvidia-vgpu-mgr", "systemctl stop nvidia-vgpu-mgr"),
     Monitor("nv-hostengine", "systemctl stop nvidia-dcgm"),
@@ -28,6 +39,8 @@ _MONITORS = (
 _COMM_LENGTH = 15
 MONITORS = {monitor.name[:_COMM_LENGTH]: monitor for monitor in _MONITORS}
 """By their names, as Linux cuts off those of processes."""
+RELEASABLE = tuple(monitor.name for monitor in _MONITORS if monitor.socket is not None)
+"""Names of those that can be asked to let one GPU go."""
 
 
 def monitor_of(process: Process) -> Monitor | None:
@@ -35,10 +48,20 @@ def monitor_of(process: Process) -> Monitor | None:
     return MONITORS.get(process.name[:_COMM_LENGTH])
 
 
-def describe_users(processes: Collection[Process], address: str) -> str:
-    """Who uses a GPU, for its reason: a program that is no monitor; if there is none, what to do about the monitor."""
+def describe_users(
+    processes: Collection[Process], address: str, tree: Tree, released: Collection[str] = ()
+) -> str | None:
+    """Who uses a GPU, for its reason: a program that is no monitor; if there is none, what to do about the monitor.
+
+    None if only monitors use it that the admin lets devalloc ask to let it go (``released``), and that can be asked.
+    """
     for process in processes:
         if monitor_of(process) is None:
             return str(process)
-    monitor = next(monitor for process in processes if (monitor := monitor_of(process)) is not None)
-    return f"{monitor.name}; stop it ({monitor.stop.format(address=address)})"
+    for process in processes:
+        monitor = monitor_of(process)
+        if monitor is None or (monitor.name in released and monitor.can_release(tree)):
+            continue
+        offer = f", or allow devalloc to (--release-from {monitor.name})" if monitor.can_release(tree) else ""
+        return f"{monitor.name}; stop it ({monitor.stop.format(address=address)}){offer}"
+    return None

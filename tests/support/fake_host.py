@@ -59,6 +59,8 @@ class FakeHost(FakeSysfs):
         """Settings of VFs that differ from fresh ones, by the VF's address."""
         self.no_link: set[str] = set()
         """Interfaces whose cable is out: igb sets no rate of a VF then."""
+        self.held_by_daemon: dict[str, tuple[int, str]] = {}
+        """GPUs that `nvidia-persistenced` can hold: its process, and the node."""
         self._open: dict[int, tuple[str, ...]] = {}
         self._waiting: list[tuple[str, str]] = []
         self._kernel = threading.RLock()
@@ -138,6 +140,8 @@ class FakeHost(FakeSysfs):
             "unanswered": self._unanswered,
             "vf_settings": self._vf_settings,
             "set_vf": self._set_vf,
+            "persistence": self._persistence,
+            "set_persistence": self._set_persistence,
             "own": self._own,
             "put_file": self.files.put,
             "remove_file": self.files.remove,
@@ -213,6 +217,32 @@ class FakeHost(FakeSysfs):
         self.set_up.pop(address, None)
         super().remove_function(address)
 
+    def persistenced(self, address: str, *, pid: int = 812) -> str:
+        """`nvidia-persistenced` runs, and holds this NVIDIA GPU, which is the only one; the GPU's node."""
+        self.proc(f"driver/nvidia/gpus/{address}/information", "Device Minor: \t 0\n")
+        socket = self.root / "run/nvidia-persistenced/socket"
+        socket.parent.mkdir(parents=True, exist_ok=True)
+        socket.touch()
+        self.held_by_daemon = {address: (pid, "/dev/nvidia0")}
+        self._show_daemon(address, held=True)
+        return "/dev/nvidia0"
+
+    def _show_daemon(self, address: str, *, held: bool) -> None:
+        pid, node = self.held_by_daemon[address]
+        self.process(pid, "nvidia-persiste", ("/dev/nvidiactl", node) if held else ("/dev/nvidiactl",))
+
+    def _persistence(self, address: str) -> bool:
+        with self._kernel:
+            if not self.held_by_daemon:
+                raise fail(errno.ENOENT, "run/nvidia-persistenced/socket")
+            pid, node = self.held_by_daemon[address]
+            return node in self._open[pid]
+
+    def _set_persistence(self, address: str, enabled: bool, deadline: Deadline) -> None:
+        with self._kernel:
+            if self._persistence(address) != enabled:
+                self._show_daemon(address, held=enabled)
+
     def _own(self, node: str, uid: int, gid: int) -> None:
         if not node.startswith("/dev/vfio/") or not is_name(node.rpartition("/")[2]):
             raise fail(errno.EPERM, node)
@@ -282,6 +312,12 @@ class Boundary:
 
     def set_vf(self, interface: str, index: int, settings: VfSettings) -> None:
         self.call("set_vf", interface, index, dict(settings))
+
+    def persistence(self, address: str) -> bool:
+        return bool(self.call("persistence", address))
+
+    def set_persistence(self, address: str, enabled: bool, deadline: Deadline) -> None:
+        self.call("set_persistence", address, enabled, deadline)
 
     def own(self, node: str, uid: int, gid: int) -> None:
         self.call("own", node, uid, gid)

@@ -23,7 +23,7 @@ from tests.support.fake_host import Boundary, FakeHost
 FAILS = ("fail", "late", "down")
 KILLS = ("before", "after")
 HOWS = FAILS + KILLS
-CHANGES = frozenset({"write", "hot_reset", "set_vf", "own", "put_file", "remove_file"})
+CHANGES = frozenset({"write", "hot_reset", "set_vf", "set_persistence", "own", "put_file", "remove_file"})
 """Methods of `Host` that change something."""
 WRITES = frozenset(name for name in vars(Journal) if not name.startswith("_"))
 """Methods of the journal that change something."""

@@ -89,6 +89,12 @@ class InventoryOptions:
         default=False,
     )
 
+    release_from: tuple[str, ...] = setting(
+        "Ask this program, which keeps GPUs open to watch them, to let a GPU go for a claim, and to hold it again "
+        "after the claim. Repeatable.",
+        type=click.Choice(["nvidia-persistenced"]),
+        default=(),
+    )
     erase_policy: Literal["none", "external"] = setting(
         "Who erases storage (NVMe) between its owners. none: it is not offered. external: you do, or its data is "
         "encrypted by its owners; devalloc erases nothing. Needs --allow storage.",
@@ -155,6 +161,7 @@ class InventoryOptions:
             "allow_shared_groups": self.allow_shared_groups,
             "allow_no_reset": self.allow_no_reset,
             "adopt": frozenset(self.adopt),
+            "release_from": frozenset(self.release_from),
             "erase_policy": self.erase_policy != "none",
         }
 

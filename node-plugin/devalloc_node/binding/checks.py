@@ -157,20 +157,27 @@ def refuse_offer(config: BindingConfig, what: str, offer: str) -> None:
         )
 
 
-def refuse_in_use(tree: Tree, port: PciPort, functions: Collection[PciFunction], *, is_vf: bool = False) -> None:
+def refuse_in_use(
+    tree: Tree,
+    port: PciPort,
+    functions: Collection[PciFunction],
+    *,
+    is_vf: bool = False,
+    released: Collection[str] = (),
+) -> None:
     """Raises Denied ``DeviceReserved`` if the host needs one of the functions itself, ``DeviceInUse`` if a process uses
     one, ``InUseUnknown`` if that is unknown.
 
     The host's need for the card counts for a part of it, too, but not for a vGPU of a network card, and for a virtual
-    function (``is_vf``) only if that is storage: the card's driver stays.
+    function (``is_vf``) only if that is storage: the card's driver stays. ``released``: monitors that do not count.
     """
     affected = {function.address: function for function in functions}
     kind = port.device_kind
     if kind.needs_erasing if is_vf else not kind.shares_with_host:
         affected |= {member.address: member for member in port.members}
-    holders = DeviceUsers.read(tree, functions)
+    holders = DeviceUsers.read(tree, functions, released=released)
     if holders.opened and not _open_nodes(tree, holders.nodes):  # it was udev
-        holders = DeviceUsers.read(tree, functions)
+        holders = DeviceUsers.read(tree, functions, released=released)
     for function in affected.values():
         _refuse_reserved(tree, function, holders)
     known_by_others = bool(holders.nodes) or any(holders.interfaces(function) for function in functions)

@@ -25,6 +25,7 @@ from devalloc_node.binding.binding import Binding, BindingConfig, HealthState, S
 from devalloc_node.binding.checks import locate_device
 from devalloc_node.binding.drivers import HEALTHY, DriverKind, ResetKind, problem_with_function
 from devalloc_node.binding.mdev import Mdev, MdevKind
+from devalloc_node.binding.monitor_steps import PersistenceKind
 from devalloc_node.binding.sriov import Sriov, VfAutoprobeKind, VfCountKind
 from devalloc_node.binding.vf_settings import VfSettingsKind
 from devalloc_node.binding.vfio import Vfio
@@ -46,6 +47,7 @@ def step_kinds(host: Host) -> Mapping[str, StepKind]:
         "vf-settings": VfSettingsKind(host),
         "vgpu": VgpuKind(host),
         "mdev": MdevKind(host),
+        "persistence": PersistenceKind(host),
     }
 
 

@@ -14,6 +14,7 @@ from devalloc_node.binding import checks
 from devalloc_node.binding.binding import BindingConfig, HealthState, Steps
 from devalloc_node.binding.checks import locate_device_of_kind
 from devalloc_node.binding.drivers import health_of_functions
+from devalloc_node.binding.monitor_steps import release_steps
 from devalloc_node.binding.vfio_handover import (
     describe_passed_through,
     function_key,
@@ -53,13 +54,16 @@ class Vfio:
         tree = self.host.tree()
         port = locate_device_of_kind(tree, self.config, granted, PortDevice).port
         checks.refuse_kind(self.config, port, port.kind)
-        checks.refuse_in_use(tree, port, port.members)
+        checks.refuse_in_use(tree, port, port.members, released=self.config.release_from)
         _refuse_parts(tree, port)
         checks.refuse_group(tree, self.config, port.members)
         checks.refuse_without_reset(self.config, port.function)
         rom_file(granted)
         functions = [port.function, *(member for member in port.members if member is not port.function)]
         mac = nic.mac_address(port.function) if nic.is_nic(port.function) else None  # unreadable once VFIO has it
+        if self.config.release_from:
+            yield from release_steps(self.host, tree, functions)
+            checks.refuse_in_use(self.host.tree(), port, port.members)  # any program can have the name of a monitor
         yield from handover_steps(tree, functions)
         return with_network(describe_passed_through(self.host, granted, functions), mac)
 

@@ -41,6 +41,12 @@ class Host(Protocol):
     def set_vf(self, interface: str, index: int, settings: VfSettings) -> None:
         """Set them by netlink."""
 
+    def persistence(self, address: str) -> bool:
+        """Whether ``nvidia-persistenced`` holds a GPU. Reads only."""
+
+    def set_persistence(self, address: str, enabled: bool, deadline: Deadline) -> None:
+        """Have it hold a GPU, or let it go."""
+
     def own(self, node: str, uid: int, gid: int) -> None:
         """Give a device node below /dev to a user."""
 
@@ -79,6 +85,12 @@ class DryRun:
     def set_vf(self, interface: str, index: int, settings: VfSettings) -> None:
         wanted = ", ".join(f"{name}={value}" for name, value in sorted(settings.items()))
         self._refuse(f"would set {wanted} of VF {index} of {interface}")
+
+    def persistence(self, address: str) -> bool:
+        return self.host.persistence(address)
+
+    def set_persistence(self, address: str, enabled: bool, deadline: Deadline) -> None:
+        self._refuse(f"would have nvidia-persistenced {'hold' if enabled else 'let go'} {address}")
 
     def own(self, node: str, uid: int, gid: int) -> None:
         self._refuse(f"would give {node} to user {uid}, group {gid}")

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from devalloc.device_kinds import DeviceKind
+from devalloc.inventory.pci import Address
 from devalloc.inventory.storage_use import is_used_by_host as is_used_by_host
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed, Unknown
+from devalloc_node.host import persistence
 from devalloc_node.host.boundary import VfSettings
 from devalloc_node.host.files import Files, is_name
 from devalloc_node.host.vfio_reset import hot_reset
@@ -163,6 +165,17 @@ _DEVICES = "/dev/vfio"
 log = logging.getLogger(__name__)
 
 
+_DAEMON_SECONDS = 10.0
+"""How long nvidia-persistenced may take: it starts a GPU when it is to hold it."""
+
+
+def _address(text: str) -> Address:
+    address = Address.parse(text)
+    if address is None:
+        raise OSError(errno.EINVAL, "is not a PCI address", text)
+    return address
+
+
 @dataclass(frozen=True, slots=True)
 class _Job:
     """A change that the kernel may not complete in time."""
@@ -271,6 +284,17 @@ class LinuxHost:
 
     def set_vf(self, interface: str, index: int, settings: VfSettings) -> None:
         set_vf(interface, index, settings)
+
+    def persistence(self, address: str) -> bool:
+        return persistence.persistence(self._persistenced, _address(address), _DAEMON_SECONDS)
+
+    def set_persistence(self, address: str, enabled: bool, deadline: Deadline) -> None:
+        where, seconds = _address(address), max(0.1, min(deadline.seconds, _DAEMON_SECONDS))
+        persistence.set_persistence(self._persistenced, where, enabled=enabled, seconds=seconds)
+
+    @property
+    def _persistenced(self) -> Path:
+        return self.root / "run/nvidia-persistenced/socket"
 
     def own(self, node: str, uid: int, gid: int) -> None:
         names = node.removeprefix(f"{_DEVICES}/").split("/")

@@ -57,7 +57,7 @@ MACHINES = MachineConfig(
 )
 SECONDS = 280.0
 """For a change of a machine."""
-HOST_CHANGES = frozenset({"write", "hot_reset", "set_vf", "own", "put_file", "remove_file"})
+HOST_CHANGES = frozenset({"write", "hot_reset", "set_vf", "set_persistence", "own", "put_file", "remove_file"})
 JOURNAL_CHANGES = frozenset(name for name in vars(Journal) if not name.startswith("_"))
 
 Answer = dict[str, Any]
