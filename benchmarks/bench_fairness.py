@@ -60,7 +60,12 @@ def fairness(runs: int) -> Iterator[Row]:
             with _controller(Path(tree), attack.driver) as (store, process, path):
                 for when, seconds, cpu in _windows(attack, store, process, path, runs * SECONDS_PER_RUN):
                     p90 = sorted(seconds)[len(seconds) * 9 // 10] * 1000
-                    what = {"tenant A": attack.what, "tree": name, "B": when, "answers": len(seconds)}
+                    what: dict[str, str | int] = {
+                        "tenant A": attack.what,
+                        "tree": name,
+                        "B": when,
+                        "answers": len(seconds),
+                    }
                     yield Row({**what, "CPU s": f"{cpu:.2f}", "p90": f"{p90:.0f}"}, tuple(seconds))
 
 
@@ -186,9 +191,7 @@ def _edits(store: SQLiteStore) -> None:
     waiting = [c["metadata"]["name"] for c in store.list("DeviceClaim").objects if not c.get("status")]
     for number, name in enumerate(waiting):
         there = store.get("DeviceClaim", "a", name)
-        _unless_changed(
-            lambda old=there, n=number: store.replace({**old, "spec": _claim("", "", "gpu", n + 9)["spec"]})
-        )
+        _unless_changed(store.replace, {**there, "spec": _claim("", "", "gpu", number + 9)["spec"]})
         time.sleep(0.2)
 
 
@@ -235,7 +238,7 @@ def _flaps(store: SQLiteStore) -> None:
     for number in range(100_000):
         store.create(_claim("a", f"a{number}", "gpu"))
         if number >= 20:
-            _unless_changed(lambda n=number: store.delete("DeviceClaim", "a", f"a{n - 20}"))
+            _unless_changed(store.delete, "DeviceClaim", "a", f"a{number - 20}")
         time.sleep(0.02)
 
 
@@ -244,7 +247,7 @@ def _deletes(store: SQLiteStore) -> None:
     until(lambda: not _unanswered(store), "all have an answer", 600)
     held = [c["metadata"]["name"] for c in store.list("DeviceClaim").objects if c.get("status")]
     for name in held:
-        _unless_changed(lambda n=name: store.delete("DeviceClaim", "a", n))
+        _unless_changed(store.delete, "DeviceClaim", "a", name)
         time.sleep(0.05)
 
 
@@ -257,9 +260,9 @@ def _replica_set(store: SQLiteStore) -> None:
     store.create({**kind, "metadata": metadata, "spec": {"replicas": 10_000, "template": template}})
 
 
-def _unless_changed(act: Callable[[], object]) -> None:
+def _unless_changed(act: Callable[..., object], *arguments: object) -> None:
     with suppress(Conflict, NotFound):
-        act()
+        act(*arguments)
 
 
 GPU = "gpu.devalloc.io"

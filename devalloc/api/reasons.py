@@ -6,6 +6,7 @@ from here. Once released, a code keeps its meaning for ever. The codes of the no
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -433,6 +434,17 @@ def is_transient_reason(code: str) -> bool:
     """Whether it is a code that is transient."""
     reason = find_reason(code)
     return reason is not None and reason.is_transient
+
+
+def is_final_refusal(answer: Mapping[str, Any]) -> bool:
+    """Whether a solver's answer to a claim refuses it, and would do so again while nothing changes."""
+    return not (
+        answer["allocated"]
+        or answer.get(STILL_SEARCHING)
+        or answer.get("exceeded")
+        or answer["reason"] in (Reason.SEARCH_LIMIT.value, Reason.REFUSED.value)
+        or is_transient_reason(str(answer["reason"]))
+    )
 
 
 def refusal_answer(key: tuple[str, str], reason: Reason, message: str) -> dict[str, Any]:

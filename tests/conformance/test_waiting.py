@@ -15,13 +15,15 @@ from typing import Any
 import pytest
 
 from devalloc.api.meta import GROUP
-from devalloc.controller.reconcile import resting
+from devalloc.controller.reconcile import resting, warm_solver
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
+from devalloc.controller.reconcile.warm_solver import IncrementalResourceSolver
 from devalloc.store import Key
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests, testing
 from devalloc_solver.fleet.waiting import REFRESH_SECONDS
+from tests.support.dra_builders import devices, slice_
 
 Object = dict[str, Any]
 DRIVERS = ("a", "b")
@@ -166,7 +168,8 @@ def _competes(claim: Object, other: Object) -> bool:
 @pytest.fixture(autouse=True)
 def without_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a round does not look at for want of time is not compared."""
-    monkeypatch.setattr(resting, "WAKE_SECONDS", None)
+    for module in (resting, warm_solver):
+        monkeypatch.setattr(module, "WAKE_SECONDS", None)
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -176,3 +179,107 @@ def test_claims_get_what_a_solve_of_everything_gives(tmp_path: Path, seed: int) 
         history.check_step()
     history.check_end()
     history.store.close()
+
+
+# -- ResourceClaims ----------------------------------------------------------------------------------------------------
+
+API = "resource.k8s.io/v1"
+
+
+class ResourceHistory:
+    """Slices, classes and claims of a cluster, and the solver that is told what changes of them."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.solver = IncrementalResourceSolver()
+        self.documents: dict[tuple[str, ...], Object] = {}
+        """All but claims that wait."""
+        self.waiting: dict[str, Object] = {}
+        self.number = 0
+        for driver in DRIVERS:
+            self.put(_resource_class(driver))
+            for node in range(self.random.randint(1, 3)):
+                self.put(self.slice(driver, node))
+
+    def put(self, obj: Object) -> None:
+        metadata = obj["metadata"]
+        self.documents[obj["kind"], metadata.get("namespace", ""), metadata["name"]] = obj
+
+    def slice(self, driver: str, node: int) -> Object:
+        model = self.random.choice("xy")
+        names = [f"d{number}" for number in range(self.random.randint(1, 4))]
+        body = slice_(f"{driver}{node}", devices(*names, model=model), nodeName=f"n{node}", driver=f"{driver}.io")
+        body["spec"]["pool"]["name"] = f"{driver}{node}"
+        return {"apiVersion": API, "kind": "ResourceSlice", **body}
+
+    def claim(self) -> Object:
+        self.number += 1
+        name, driver = f"c{self.number:03}", self.random.choice(DRIVERS)
+        exactly: Object = {
+            "deviceClassName": driver,
+            "allocationMode": "ExactCount",
+            "count": self.random.randint(1, 3),
+        }
+        if self.random.random() < 0.1:
+            exactly = {"deviceClassName": driver, "allocationMode": "All"}
+        if self.random.random() < 0.5:
+            expression = f"device.attributes['{driver}.io'].model == '{self.random.choice('xyz')}'"
+            exactly["selectors"] = [{"cel": {"expression": expression}}]
+        notes = {"devalloc.io/priority": self.random.choice(["0", "0", "5"])}
+        if self.random.random() < 0.15:
+            notes["devalloc.io/group"] = "g"
+        metadata = {"name": name, "namespace": "s", "uid": name, "annotations": notes}
+        requests = [{"name": "r", "exactly": exactly}]
+        return {
+            "apiVersion": API,
+            "kind": "ResourceClaim",
+            "metadata": metadata,
+            "spec": {"devices": {"requests": requests}},
+        }
+
+    def happen(self) -> None:
+        chance = self.random.random
+        for _ in range(self.random.choice([0, 1, 1, 2, 5])):
+            claim = self.claim()
+            self.waiting[claim["metadata"]["name"]] = claim
+        held = [name for name in self.documents if name[0] == "ResourceClaim"]
+        if held and chance() < 0.5:
+            del self.documents[self.random.choice(held)]
+        if self.waiting and chance() < 0.3:
+            del self.waiting[self.random.choice(sorted(self.waiting))]
+        claims = [each for name, each in self.documents.items() if name[0] == "ResourceClaim"]
+        in_use = {result["pool"] for claim in claims for result in claim["status"]["allocation"]["devices"]["results"]}
+        driver, node = self.random.choice(DRIVERS), self.random.randrange(4)
+        if chance() < 0.3 and f"{driver}{node}" not in in_use:
+            if chance() < 0.3:
+                self.documents.pop(("ResourceSlice", "", f"{driver}{node}"), None)
+            else:
+                self.put(self.slice(driver, node))
+        if chance() < 0.1:
+            self.put(_resource_class("b", *(["device.attributes['b.io'].model == 'x'"] if chance() < 0.5 else [])))
+
+    def check_step(self) -> None:
+        self.happen()
+        fresh = IncrementalResourceSolver()
+        given = []
+        for solver in (self.solver, fresh):
+            solver.update(self.documents)
+            answers = solver.solve([*self.waiting.values()], None) if self.waiting else []
+            given.append({each["name"]: each for each in answers if each["allocated"]})
+        assert given[0].keys() == given[1].keys()
+        for name, answer in given[0].items():
+            claim = self.waiting.pop(name)
+            self.put({**claim, "status": {"allocation": answer["allocations"]}})
+
+
+def _resource_class(driver: str, *expressions: str) -> Object:
+    texts = [f"device.driver == '{driver}.io'", *expressions]
+    selectors = [{"cel": {"expression": text}} for text in texts]
+    return {"apiVersion": API, "kind": "DeviceClass", "metadata": {"name": driver}, "spec": {"selectors": selectors}}
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_resource_claims_get_what_a_solve_of_everything_gives(seed: int) -> None:
+    history = ResourceHistory(seed)
+    for _ in range(STEPS):
+        history.check_step()

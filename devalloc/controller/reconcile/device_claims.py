@@ -47,7 +47,7 @@ from devalloc.controller.reconcile.stored_claims import (
     ignored_messages,
     is_foreign,
 )
-from devalloc.controller.reconcile.warm_solver import IncrementalSolver
+from devalloc.controller.reconcile.warm_solver import REFRESH_PAUSE, IncrementalSolver
 from devalloc.controller.reconcile.write_backoff import WriteBackoff, rejection_messages
 from devalloc.store import Change, Event, EventType, Fence, Key, Object, Store
 from devalloc.store.metadata_rules import with_annotations, with_status
@@ -180,13 +180,13 @@ class DeviceClaimAllocator:
 
     def round(self) -> DeviceClaimRound:
         """Answer every claim there is, once."""
+        is_due = self._resting is not None and self._resting.is_due
         everything, version, is_new = self.loop.reading.look()
         objects = self._active(everything)
         if take_from_fenced(self._store, list(objects.values()), self._fence_backoff, self._may_write):
             everything, version, _ = self.loop.reading.look()
             objects = self._active(everything)
             is_new = True
-        is_due = self._resting is not None and self._resting.is_due
         if self._last is not None and not (
             is_new or is_due or self.loop.is_unfinished or self.loop.refusals.has_entries()
         ):
@@ -397,6 +397,8 @@ class DeviceClaimAllocator:
         """Wait until others changed something after ``version``, the resync is due, or ``stop`` is set; on the way
         availableDevices are written when that is due."""
         until = self._clock() + self._settings.resync
+        if self._warm is not None and self._warm.waiting.has_outdated:
+            until = self._clock() + REFRESH_PAUSE
         while not stop.is_set() and self._clock() < until:
             due = min(until, self._counted + self._settings.availability) if self._is_behind else until
             if self.loop.wait_for_change(version, due, stop, self._is_news):

@@ -18,12 +18,13 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from devalloc.api import meta
-from devalloc.api.reasons import STILL_SEARCHING, Reason, is_transient_reason
+from devalloc.api import host_pool_names, meta
+from devalloc.api.reasons import Reason, is_final_refusal
 from devalloc.api.views import ClaimKey, ClaimView, MachineView, ObjectView
 from devalloc.controller.reconcile.vm_scheduling import KIND as MACHINE
 from devalloc.controller.reconcile.vm_scheduling import SchedulingInput
 from devalloc.controller.reconcile.vm_scheduling.machines import claims_of
+from devalloc.controller.reconcile.warm_solver import REFRESHED, WAKE_SECONDS
 from devalloc.store import Key, Object
 from devalloc_solver import WaitingBook
 from devalloc_solver.pipeline import admission
@@ -31,10 +32,6 @@ from devalloc_solver.pipeline import admission
 CLAIM = "DeviceClaim"
 MAX_NEW = 100
 """Units of one namespace that wait and are looked at in one round: so those of others are answered soon."""
-WAKE_SECONDS = 0.02
-"""How long a round looks for units that a change could help; the rest is left to the next one."""
-REFRESHED = 50
-"""Units whose refusals a round finds anew, because they are old."""
 _OF_ADMISSION = (Reason.QUOTA_EXCEEDED.value, Reason.ADMIN_ACCESS_DENIED.value)
 Answer = Mapping[str, Any]
 Order = tuple[Any, ...]
@@ -90,6 +87,8 @@ class RestingObjects:
     _members: dict[Unit, frozenset[Key]] = field(default_factory=dict)
     _by_admission: dict[str, set[Unit]] = field(default_factory=dict)
     """Namespace -> units that admission keeps out."""
+    _by_hosts: set[Unit] = field(default_factory=set)
+    """Machines that no node has anything for, as nodes have published it."""
     _groups: dict[tuple[str, str], Unit] = field(default_factory=dict)
     _met: dict[Key, Object] = field(default_factory=dict)
     """Objects that wait and that the last round looked at."""
@@ -149,6 +148,8 @@ class RestingObjects:
             units |= {unit for claim in claims_of(obj) if (unit := self._unit_of.get(Key(CLAIM, *claim))) is not None}
         elif _may_serve_others(key, old, new):
             units |= {self._unit_of[machine] for machine in self._machines}
+        elif key.kind == "DevicePool" and host_pool_names.node_of_host_pool(obj) is not None:
+            units |= self._by_hosts if _content(old) != _content(new) else set()
         elif key.kind == "DeviceClass":
             units |= {unit for of_one in self._by_admission.values() for unit in of_one}
         elif admission.is_admission_object(obj) and _admission_content(old) != _admission_content(new):
@@ -160,8 +161,7 @@ class RestingObjects:
     def wake(self, active: Mapping[Key, Object], objects: Mapping[Key, Object]) -> dict[Key, Object] | None:
         """The objects that a round looks at, with those that a change of the fleet could help; None if there are no
         more than ``active``."""
-        units = self.solver.wake(WAKE_SECONDS)
-        units += self.solver.waiting.outdated(REFRESHED) if not units else []
+        units = self.solver.wake(WAKE_SECONDS) + self.solver.waiting.outdated(REFRESHED)
         woken = {unit for unit in units if isinstance(unit, Unit) and unit in self._members}
         if not woken:
             return None
@@ -196,6 +196,7 @@ class RestingObjects:
                 of_namespace.discard(unit)
                 if not of_namespace:
                     del self._by_admission[_namespace(unit)]
+            self._by_hosts.discard(unit)
             if unit.group:
                 self._groups.pop((_namespace(unit), unit.group), None)
 
@@ -246,11 +247,15 @@ class RestingObjects:
         for unit, keys in units.items():
             if unit in self._members:
                 self._wake([unit])
+            if unit.key.kind == MACHINE and self._has_no_host(unit.key, active, solver_input, done):
+                self._enter(unit, keys, active, done.written, by_admission=False)
+                self._by_hosts.add(unit)
+                continue
             answers = [one for key in keys if (one := self._answer(key, solver_input, done)) is not None]
             is_settled = bound.isdisjoint(keys) and done.undone.isdisjoint(keys)
             if unit.key.kind == MACHINE and unit.key in done.written:
                 continue  # a round may have more to say of it
-            if len(answers) == len(keys) and is_settled and all(map(_is_final, answers)):
+            if len(answers) == len(keys) and is_settled and all(map(is_final_refusal, answers)):
                 refused[unit] = answers
             elif unit.key.kind == CLAIM:
                 unsettled.add(_namespace(unit))
@@ -263,6 +268,13 @@ class RestingObjects:
                 continue  # what these leave of a quota may be for it
             if kept_out or self._rests(unit, keys, answers, active, solver_input, documents, done):
                 self._enter(unit, keys, active, done.written, by_admission=kept_out)
+
+    @staticmethod
+    def _has_no_host(key: Key, active: Mapping[Key, Object], solver_input: SchedulingInput, done: RoundResult) -> bool:
+        """Whether a machine without claims waits for what nodes have, and a round has said so."""
+        is_reported = key not in done.written and key not in done.undone
+        name = key.namespace or "default", key.name
+        return is_reported and name in solver_input.waiting and not claims_of(active[key])
 
     def _answer(self, key: Key, solver_input: SchedulingInput, done: RoundResult) -> Answer | None:
         """The refusal of one object; None if it has none, or another one than the solver's."""
@@ -357,24 +369,17 @@ def _waits(obj: Object) -> bool:
     return False
 
 
+def _content(obj: Object | None) -> Any:
+    """Equal as long as the spec is."""
+    return None if obj is None else (obj["metadata"].get("uid"), obj["metadata"].get("generation"), obj.get("spec"))
+
+
 def _may_serve_others(key: Key, old: Object | None, new: Object | None) -> bool:
     """Whether nodes may have other plugins than before: what a machine that names its node says of that."""
     if key.kind == "DevicePool":
         return old is None or new is None
     labels = [None if one is None else one["metadata"].get("labels") for one in (old, new)]
     return key.kind == "Node" and ((old is None) != (new is None) or labels[0] != labels[1])
-
-
-def _is_final(answer: Answer) -> bool:
-    """Whether it is a refusal that lasts while nothing changes."""
-    reason = str(answer["reason"])
-    return not (
-        answer["allocated"]
-        or answer.get(STILL_SEARCHING)
-        or answer.get("exceeded")
-        or reason in (Reason.SEARCH_LIMIT.value, Reason.REFUSED.value)
-        or is_transient_reason(reason)
-    )
 
 
 def _is_kept_out(answers: Collection[Answer]) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from devalloc.api.meta import GROUP, PRIORITY
-from devalloc.api.reasons import Reason
+from devalloc.api.reasons import Reason, is_final_refusal
 from devalloc.api.views import ClaimView
 from devalloc.controller.reconcile.searches import QUICK_SECONDS, BackgroundSearches, search_with_new_fleet
 from devalloc.controller.reconcile.write_backoff import UNRELATED_KINDS
@@ -29,6 +29,12 @@ _INCREMENTAL_KINDS = frozenset({"ResourceSlice", "ResourceClaim"})
 """Kinds that the solver's parts of a batch say all of; answers are made of classes as well."""
 REST_FACTOR = 20.0
 """How many times as long as the solver was busy with it a claim is left alone whose expressions were too expensive."""
+WAKE_SECONDS = 0.02
+"""How long a round looks for units that a change could help; the rest is left to the next one."""
+REFRESHED = 50
+"""Units whose refusals a round finds anew, because they are old."""
+REFRESH_PAUSE = 1.0
+"""Seconds between two such rounds."""
 MAX_EXPENSIVE = 10_000
 """Such claims that are remembered; of more the oldest are forgotten."""
 
@@ -80,6 +86,42 @@ class WarmFleet:
         self._fleet = fleet
 
 
+class _WaitingFleet:
+    """A warm fleet, and what waits for a change of it."""
+
+    def __init__(self, kind: str, clock: Callable[[], float]) -> None:
+        self._warm = WarmFleet()
+        compared = "message" if kind == "DeviceClaim" else "reason"  # of ResourceClaims, messages have their names
+        self.waiting = WaitingBook(kind, clock, compared)
+
+    def _note_changes(self, changed: Mapping[ObjectName, Object | None] | None) -> None:
+        """Note what they could help. ``changed``: by the last update; None: all."""
+        if changed is None or changed:
+            fleet = self._warm.take()
+            self.waiting.catch_up(fleet)
+            self._warm.put_back(fleet)
+
+    def wake(self, seconds: float | None) -> list[Hashable]:
+        """The units that a change could help (``WaitingBook.wake``)."""
+        fleet = self._warm.take()
+        units = self.waiting.wake(fleet, seconds)
+        self._warm.put_back(fleet)
+        return units
+
+    def rest(self, unit: Hashable, order: tuple[Any, ...], claims: Sequence[Object], answer: _Answer | None) -> bool:
+        """Leave a unit alone that was refused, until a change could help it; whether that can be told.
+
+        ``answer``: that of a single claim; None for claims that are satisfied together, and are proven not to fit.
+        """
+        fleet = self._warm.take()
+        if answer is None:
+            is_left = self.waiting.rest_together(fleet, unit, order, claims)
+        else:
+            is_left = self.waiting.rest(fleet, unit, order, claims[0], answer)
+        self._warm.put_back(fleet)
+        return is_left
+
+
 def _withdraw(fleet: Fleet, claims: Iterable[Object], answers: Iterable[Mapping[str, Any]]) -> None:
     """Forget what was given now: the documents of the next round say what of it was written."""
     given = {(each["namespace"], each["name"]) for each in answers if each["allocated"]}
@@ -107,7 +149,7 @@ class _PreviousRound:
         self.about = frozenset(("", kind, namespace or "default", name) for kind, namespace, name in subjects)
 
 
-class IncrementalSolver:
+class IncrementalSolver(_WaitingFleet):
     """Called with all documents round after round; answers as ``solve_manifests`` does of each, but for ``objective``.
     Not thread-safe.
 
@@ -117,13 +159,11 @@ class IncrementalSolver:
 
     def __init__(self, searches: BackgroundSearches | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         """``searches``: what is not answered at once is left to; None: all is answered at once."""
+        super().__init__("DeviceClaim", clock)  # the fleet has all but claims that hold nothing and have a spec
         self._searches = searches or BackgroundSearches(search_with_new_fleet("pack"))
-        self._warm = WarmFleet()
-        """It has everything but claims that hold nothing and have a spec."""
         self._previous_round: _PreviousRound | None = None
         self._changed: dict[ObjectName, Object | None] | None = {}
         """What ``update`` read since the last call; None: all."""
-        self.waiting = WaitingBook("DeviceClaim", clock)
 
     def __call__(self, documents: Iterable[Object], *, placement: str, deadline: float | None) -> _Answer:
         """The dict of ``solve_manifests`` for these documents. An error leaves nothing behind."""
@@ -162,10 +202,7 @@ class IncrementalSolver:
         loaded = {_name(document): document for document in documents if _is_loaded_beforehand(document)}
         so_far, self._changed = self._changed, None
         changed = self._warm.update(loaded, placement, _is_unchanged)
-        fleet = self._warm.take()
-        if changed is None or changed:
-            self.waiting.catch_up(fleet)
-        self._warm.put_back(fleet)
+        self._note_changes(changed)
         self._changed = None if changed is None or so_far is None else {**so_far, **changed}
 
     def _refused_again(self, fleet: Fleet, claims: Sequence[Object]) -> tuple[list[_Answer], list[Object]]:
@@ -180,26 +217,6 @@ class IncrementalSolver:
             else:
                 refused.append({**answer, "namespace": key[0], "name": key[1]})
         return refused, others
-
-    def wake(self, seconds: float | None) -> list[Hashable]:
-        """The units that a change could help (``WaitingBook.wake``)."""
-        fleet = self._warm.take()
-        units = self.waiting.wake(fleet, seconds)
-        self._warm.put_back(fleet)
-        return units
-
-    def rest(self, unit: Hashable, order: tuple[Any, ...], claims: Sequence[Object], answer: _Answer | None) -> bool:
-        """Leave a unit alone that was refused, until a change could help it; whether that can be told.
-
-        ``answer``: that of a single claim; None for claims that are satisfied together, and are proven not to fit.
-        """
-        fleet = self._warm.take()
-        if answer is None:
-            is_left = self.waiting.rest_together(fleet, unit, order, claims)
-        else:
-            is_left = self.waiting.rest(fleet, unit, order, claims[0], answer)
-        self._warm.put_back(fleet)
-        return is_left
 
     def _answer_small_change(
         self,
@@ -294,21 +311,21 @@ def _name(document: Object) -> ObjectName:
 
 
 @dataclass(slots=True)
-class _ExpensiveClaims:
-    """The answers to a claim whose expressions were too expensive, and to the members of its group."""
+class _RefusedClaims:
+    """The answers to a claim that is not asked for again, and to the members of its group."""
 
     claims: Sequence[object]
     """which claims these are: an edit of the spec makes another one"""
     specs: Sequence[object]
     """as they were asked for, with the nodes that suit their pods"""
     answers: Sequence[_Answer]
-    until: float
-    """when they may be asked for again"""
-    is_stale: bool
+    until: float = 0.0
+    """when those whose expressions were too expensive may be asked for again"""
+    is_stale: bool = False
     """something has changed that they could use; or they were asked for with others, and may do with all of the time"""
 
 
-class IncrementalResourceSolver:
+class IncrementalResourceSolver(_WaitingFleet):
     """The same for the ResourceClaims of a cluster. Not thread-safe."""
 
     def __init__(
@@ -318,12 +335,16 @@ class IncrementalResourceSolver:
         searches: BackgroundSearches | None = None,
     ) -> None:
         """``searches``: what is not answered at once is left to; None: all is answered at once."""
+        super().__init__("ResourceClaim", clock)
         self._placement = placement
         self._searches = searches or BackgroundSearches(search_with_new_fleet(placement))
         self._clock = clock
-        self._left_alone: dict[_ClaimKey, _ExpensiveClaims] = {}
-        """by the group of the claims, or the one of them"""
-        self._warm = WarmFleet()
+        self._left_alone: dict[_ClaimKey, _RefusedClaims] = {}
+        """those whose expressions were too expensive; by the group of the claims, or the one of them"""
+        self._resting: dict[_ClaimKey, _RefusedClaims] = {}
+        """those that fit nowhere until a change could help them"""
+        self._is_proven = False
+        """whether no more of what was asked last could have been given devices"""
         self.is_again = False
         """whether what was asked since the last ``update`` would have another answer if asked again: the time did not
         suffice for all expressions"""
@@ -332,6 +353,7 @@ class IncrementalResourceSolver:
         """Read everything but claims that wait. Returns whether anything changed."""
         self.is_again = False  # a round in which nothing waits updates, and does not solve
         changed = self._warm.update(dict(documents), self._placement, operator.eq)
+        self._note_changes(changed)
         if changed is None or any(name[0] not in _INCREMENTAL_KINDS for name in changed):
             self._searches.forget()
         if changed is None or any(name[0] != "ResourceClaim" for name in changed):
@@ -346,6 +368,8 @@ class IncrementalResourceSolver:
     def is_due(self) -> bool:
         """Whether a claim that was left alone is to be asked for: what it can use has changed meanwhile."""
         now = self._clock()
+        if self.waiting.is_behind or self.waiting.has_outdated:
+            return True
         return any(one.is_stale and one.until <= now for one in self._left_alone.values())
 
     def solve(self, claims: Sequence[Object], deadline: float | None) -> list[dict[str, Any]]:
@@ -354,20 +378,59 @@ class IncrementalResourceSolver:
         Single ones one after the other, as long as all get devices: then there is no better answer. Else all jointly,
         within the deadline; what takes long has ``SEARCHING`` in its answer (``BackgroundSearches.solve``). A claim
         whose expressions were too expensive gets the same answer again, at no cost, until slices, classes or the nodes
-        for its pods change. Then it is asked for again, though not at once (``REST_FACTOR``).
+        for its pods change. Then it is asked for again, though not at once (``REST_FACTOR``). One that fits nowhere
+        costs nothing until a change could help it (``WaitingBook``).
         """
         units = _units(claims)
-        again = [record for key, unit in units.items() if (record := self._find_left_alone(key, unit)) is not None]
+        self._wake(units)
+        again = [record for key, unit in units.items() if (record := self._find_refused(key, unit)) is not None]
         answered = {(each["namespace"], each["name"]) for one in again for each in one.answers}
         fresh = [claim for claim in claims if ClaimView(claim).key not in answered]
         began = self._clock()
         self.is_again = False
         answers = self._ask(fresh, deadline) if fresh else []
         self._note(units, answers, self._clock() - began)
+        self._let_rest(units, answers)
+        self.is_again |= self.waiting.is_behind
         return [*answers, *(dict(each) for one in again for each in one.answers)]
 
-    def _find_left_alone(self, key: _ClaimKey, unit: Sequence[Object]) -> _ExpensiveClaims | None:
+    def _wake(self, units: Mapping[_ClaimKey, Sequence[Object]]) -> None:
+        """Let those rest no more that a change could help, and forget those that wait no more."""
+        for key in self._resting.keys() - units.keys():
+            self.waiting.discard(key)
+            del self._resting[key]
+        woken = {*self.wake(WAKE_SECONDS), *self.waiting.outdated(REFRESHED)} if self._resting else set()
+        self._resting = {key: one for key, one in self._resting.items() if key not in woken}
+
+    def _let_rest(self, units: Mapping[_ClaimKey, Sequence[Object]], answers: Sequence[_Answer]) -> None:
+        """Leave those alone that were refused now and fit nowhere."""
+        by_key = {(each["namespace"], each["name"]): each for each in answers}
+        nothing_given = self._is_proven and not any(each["allocated"] for each in answers)
+        for key, unit in units.items() if answers else ():
+            own = [by_key[ClaimView(claim).key] for claim in unit if ClaimView(claim).key in by_key]
+            if not own:
+                continue
+            self._resting.pop(key, None)
+            self.waiting.discard(key)
+            if len(own) < len(unit) or not all(map(is_final_refusal, own)):
+                continue
+            order = min(map(_priority_order, unit))
+            if (
+                self.rest(key, order, unit, own[0])
+                if len(unit) == 1
+                else (nothing_given and self.rest(key, order, unit, None))
+            ):
+                specs = [claim.get("spec") for claim in unit]
+                self._resting[key] = _RefusedClaims([_identity(claim) for claim in unit], specs, own)
+
+    def _find_refused(self, key: _ClaimKey, unit: Sequence[Object]) -> _RefusedClaims | None:
         """What these claims were told, if they are to be left alone."""
+        resting = self._resting.get(key)
+        if resting is not None and (resting.claims, resting.specs) == (
+            [_identity(claim) for claim in unit],
+            [claim.get("spec") for claim in unit],
+        ):
+            return resting
         record = self._left_alone.get(key)
         if record is None or record.claims != [_identity(claim) for claim in unit]:
             return None
@@ -392,7 +455,7 @@ class IncrementalResourceSolver:
                     del self._left_alone[next(iter(self._left_alone))]
                 specs = [claim.get("spec") for claim in unit]
                 stale = several and "expression" not in exceeded
-                self._left_alone[key] = _ExpensiveClaims(
+                self._left_alone[key] = _RefusedClaims(
                     [_identity(claim) for claim in unit], specs, unit_answers, until, stale
                 )
 
@@ -400,13 +463,16 @@ class IncrementalResourceSolver:
         ends = None if deadline is None else time.monotonic() + deadline
         fleet = self._warm.take()
         by_key = {ClaimView(claim).key: claim for claim in claims}
+        self._is_proven = True
         answers = self._one_by_one(fleet, claims, ends)
         _withdraw(fleet, claims, answers)
         is_answered = len(answers) == len(claims) and all(each["allocated"] for each in answers)
         if not is_answered and (len(claims) > 1 or not answers or self._is_left(answers[0])):
             answer = self._searches.solve(fleet, [*self._warm.loaded.values()], claims, seconds_left(ends))
             self.is_again = bool(answer.get("again"))
+            self._is_proven = bool(answer.get("optimal")) and not self.is_again
             answers = [each for each in answer["claims"] if (each["namespace"], each["name"]) in by_key]
+        self.waiting.ignore_changes(fleet)
         self._warm.put_back(fleet)
         return answers
 

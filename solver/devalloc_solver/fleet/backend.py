@@ -114,8 +114,9 @@ class FleetBackend(ABC, Generic[StateT, ReadT]):
         """What has become free or new since this was last asked."""
         index = self._state.index
         kinds, index.gained = frozenset(index.gained), set()
+        lost, index.lost = frozenset(index.lost), set()
         edition, names = self._edition()
-        return Gains((index.kinds, edition), names, kinds, [kind.driver for kind in index.kinds.kinds])
+        return Gains((index.kinds, edition), names, kinds, lost, [kind.driver for kind in index.kinds.kinds])
 
     def waiting_key(self, claim: Manifest) -> Hashable | None:
         """Equal for claims that stand alone and have the same answer; None if that cannot be told."""
@@ -146,8 +147,7 @@ class FleetBackend(ABC, Generic[StateT, ReadT]):
         kinds = None
         if isinstance(shape, ShapeSearch):
             kinds = frozenset([kind for request in requests for kind in request.candidates.accepted])
-        own = [query.drivers(request) for request in requests]
-        drivers = None if None in own else frozenset().union(*(one for one in own if one is not None))
+        drivers = self._drivers(query, requests)
         if index.find(query, pin) is None:
             return Prospects(key, kinds, drivers, fits=False, most=0)
         most = None if kinds is None else _most_copies(shape.demand, stats)
@@ -236,6 +236,10 @@ class FleetBackend(ABC, Generic[StateT, ReadT]):
     @abstractmethod
     def _prospects(self, read: ReadT, key: Hashable) -> Prospects | None:
         """What a claim alone could have; None if that cannot be told. Raises OutOfTime."""
+
+    def _drivers(self, query: ClaimQuery, requests: Sequence[Request]) -> frozenset[str] | None:
+        """The drivers whose devices a claim may ever have, of kinds too that are yet to come; None for any."""
+        return None
 
     @abstractmethod
     def _edition(self) -> tuple[object, object]:

@@ -139,6 +139,8 @@ class NodeIndex:
     touched: NodeChangeLog = field(default_factory=NodeChangeLog)
     gained: set[int] = field(default_factory=set)
     """kinds of devices that came, or were freed, or that share a pool with such, since this was last cleared"""
+    lost: set[int] = field(default_factory=set)
+    """kinds of devices of pools that went or are other than before, the same"""
     read: frozenset[str] = frozenset()
     """attributes that claims are known to read: they come first among those that are part of kinds"""
     allowance: Allowance = field(default_factory=Allowance)
@@ -176,20 +178,26 @@ class NodeIndex:
     def put(self, node: str | None, snapshot: Snapshot) -> None:
         """A node (None: the network) has these pools now, and they are free: call ``hold`` again for each owner."""
         before = self.network if node is None else self.records.get(node)
-        self.drop(node)
+        self._drop(node)
         if not snapshot.pools:
+            self.lost.update(_changed_kinds(before, None))
             return
         few = self.kinds.note(snapshot)
         self._add(node, snapshot, columns_of_node(snapshot))
         after = self.network if node is None else self.records[node]
         assert after is not None
-        self.gained.update(_new_kinds(before, after))
+        self.gained.update(_changed_kinds(after, before))
+        self.lost.update(_changed_kinds(before, after))
         many = self.classes.node_kinds > self._most_kinds or len(self.kinds.kinds) > self._most_device_kinds
         if not few or many or len(self._ranks) > 2 * len(self.records) + SPARE_RANKS:
             self._rank_again()
 
     def drop(self, node: str | None) -> None:
         """The node has no pools any more."""
+        self.lost.update(_changed_kinds(self.network if node is None else self.records.get(node), None))
+        self._drop(node)
+
+    def _drop(self, node: str | None) -> None:
         record = self.network if node is None else self.records.get(node)
         if record is None:
             return
@@ -422,14 +430,16 @@ class NodeIndex:
         self._sample = None
 
 
-def _new_kinds(before: NodeRecord | None, after: NodeRecord) -> set[int]:
-    """The kinds of devices in those pools of a node that are not as they were."""
-    old = {} if before is None else {(pool.driver, pool.name): (before, pool) for pool in before.snapshot.pools}
+def _changed_kinds(one: NodeRecord | None, other: NodeRecord | None) -> set[int]:
+    """The kinds of devices in those pools of a node that are not the same in the other state of it."""
+    if one is None:
+        return set()
+    old = {} if other is None else {(pool.driver, pool.name): (other, pool) for pool in other.snapshot.pools}
     return {
         kind.index
-        for pool in after.snapshot.pools
-        if (same := old.get((pool.driver, pool.name))) is None or not _is_as_before(*same, after, pool)
-        for kind in after.pools[pool.index].kinds
+        for pool in one.snapshot.pools
+        if (same := old.get((pool.driver, pool.name))) is None or not _is_as_before(*same, one, pool)
+        for kind in one.pools[pool.index].kinds
     }
 
 

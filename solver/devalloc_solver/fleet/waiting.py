@@ -11,9 +11,10 @@ of them.
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_left, insort
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -54,6 +55,8 @@ class Gains(NamedTuple):
     """another object once there are other objects than before that claims name"""
     kinds: frozenset[int]
     """kinds of devices that there are more of, or whose pools have more room"""
+    lost: frozenset[int]
+    """kinds of devices that there are fewer of: refusals may have other reasons"""
     drivers: Sequence[str]
     """the driver of each kind"""
 
@@ -104,6 +107,8 @@ class WaitingBook:
 
     kind: str = "DeviceClaim"
     clock: Callable[[], float] = time.monotonic
+    compared: str = "message"
+    """the part of a refusal that its claims report: if it is another one, they report it"""
     _classes: dict[Hashable, _Class] = field(default_factory=dict)
     _class_of: dict[Hashable, Hashable] = field(default_factory=dict)
     """unit -> its class"""
@@ -160,7 +165,7 @@ class WaitingBook:
     def _note(self, record: _Class, answer: Answer) -> None:
         """The refusal of a class as it was last found."""
         before, record.answer = record.answer, answer
-        record.differs |= before is not None and before["message"] != answer["message"]
+        record.differs |= before is not None and before[self.compared] != answer[self.compared]
         if record.is_outdated:
             record.is_outdated = False
             record.untold = [unit for _, unit in record.members] if record.differs else []
@@ -252,28 +257,39 @@ class WaitingBook:
             one is not other for one, other in zip(gains.edition, self._edition, strict=True)
         ):
             self._edition, self._names, self._judged_kinds = gains.edition, gains.names, len(gains.drivers)
-            self._mark(self._classes)
+            for key in self._classes:
+                self._mark(key)
             return
         if gains.names is not self._names:
             self._names = gains.names
-            self._mark(self._of_no_kind.get(None, ()))
+            for key in self._of_no_kind.get(None, ()):
+                self._mark(key)
         for kind in gains.kinds:
-            driver = gains.drivers[kind]
-            self._mark(self._by_kind.get(kind, ()) if kind < self._judged_kinds else self._by_driver.get(driver, ()))
-            self._mark(self._by_driver.get(None, ()) if kind >= self._judged_kinds else ())
-            self._mark(self._of_any_kind.get(driver, ()))
-            self._mark(self._of_any_kind.get(None, ()))
+            for key in self._that_could_use(kind, gains.drivers[kind]):
+                self._mark(key)
+        for kind in gains.lost:
+            for key in self._that_could_use(kind, gains.drivers[kind]):
+                self._classes[key].since = -math.inf
         self._judged_kinds = len(gains.drivers)
 
     def ignore_changes(self, fleet: Questioned) -> None:
         """What became free since ``catch_up`` was only taken meanwhile."""
         fleet.gains(self.kind)
 
-    def _mark(self, keys: Iterable[Hashable]) -> None:
-        for key in keys:
-            record = self._classes[key]
-            record.most = len(record.members)  # until it is asked again
-            self._dirty.setdefault(record.namespace, {})[key] = None
+    def _that_could_use(self, kind: int, driver: str) -> Iterator[Hashable]:
+        """The classes that could use devices of a kind."""
+        if kind < self._judged_kinds:
+            yield from self._by_kind.get(kind, ())
+        else:
+            yield from self._by_driver.get(driver, ())
+            yield from self._by_driver.get(None, ())
+        yield from self._of_any_kind.get(driver, ())
+        yield from self._of_any_kind.get(None, ())
+
+    def _mark(self, key: Hashable) -> None:
+        record = self._classes[key]
+        record.most = len(record.members)  # until it is asked again
+        self._dirty.setdefault(record.namespace, {})[key] = None
 
     def wake(self, fleet: Questioned, seconds: float | None = None) -> list[Hashable]:
         """The units that are to be asked for: one of their equals may have a place now.

@@ -15,6 +15,7 @@ from devalloc.controller.reconcile.loop import AllocatorSettings
 from devalloc.store import Key
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fleet_manifests import annotations, fill, gpu_claim, gpu_class, gpu_pool, held
+from tests.support.host_pools import host, machine
 
 Object = dict[str, Any]
 
@@ -173,6 +174,29 @@ def test_nobody_goes_before_claims_of_higher_priority_that_a_round_did_not_look_
     loop.settle()
     assert all(held(loop.store, claim["metadata"]["name"], "a") for claim in urgent)
     assert not held(loop.store, "b", "b")
+
+
+def test_machines_rest_that_no_node_has_room_for_until_one_has(loop: Loop) -> None:
+    fill(loop.store, host("n", cpus=2), *(machine(f"m{number}", "4", "1Gi") for number in range(150)))
+    loop.settle()
+    loop.settle()
+    assert loop.allocator._resting is not None
+    assert len(loop.allocator._resting) == 150
+    loop.store.create(host("big", cpus=4))
+    loop.settle()
+    assert loop.store.get("VirtualMachine", "default", "m0")["status"]["nodeName"] == "big"
+
+
+def test_machines_rest_while_no_node_has_published_anything_for_them(loop: Loop) -> None:
+    fill(loop.store, *(machine(f"m{number}", "1", "1Gi") for number in range(150)))
+    loop.settle()
+    loop.settle()
+    assert loop.allocator._resting is not None
+    assert len(loop.allocator._resting) == 150
+    loop.store.create(host("n", cpus=2))
+    loop.settle()
+    placed = [each for each in loop.store.list("VirtualMachine").objects if each["status"].get("nodeName")]
+    assert [each["metadata"]["name"] for each in placed] == ["m0", "m1"]
 
 
 def test_each_message_is_redacted_once_in_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

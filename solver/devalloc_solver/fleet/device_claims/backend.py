@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from devalloc.api.claim import DeviceClaim
@@ -29,6 +29,7 @@ from devalloc_solver.fleet.device_claims.documents import (
     select_valid,
 )
 from devalloc_solver.fleet.device_claims.state import DeviceFleetState
+from devalloc_solver.fleet.node_class_plan import ClaimQuery
 from devalloc_solver.fleet.waiting import Prospects
 from devalloc_solver.pipeline.device_claims import (
     AnswerRefused,
@@ -38,6 +39,7 @@ from devalloc_solver.pipeline.device_claims import (
     solve_input,
 )
 from devalloc_solver.problem.allocations import Key, read_allocations
+from devalloc_solver.problem.demand import Request
 from devalloc_solver.problem.snapshot import take_snapshot
 
 
@@ -168,6 +170,10 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ReadDeviceClaim]):
             return self._prospects_by_index(query, key, claim.pinned_node, state.refusals.stats)
         except ExpressionError:
             return None
+
+    def _drivers(self, query: ClaimQuery, requests: Sequence[Request]) -> frozenset[str] | None:
+        named = [query.drivers(request) for request in requests]  # as its classes say
+        return None if None in named else frozenset().union(*(one for one in named if one is not None))
 
     def _edition(self) -> tuple[object, object]:
         return self._state.rules, self._state.configs_edition
