@@ -35,7 +35,14 @@ def port_attributes(port: PciPort, models: Models) -> Attributes:
         | unit_identity(port.function)
         | _kind_attributes(port, port.function)
         | (_interface(port.function) if port.kind == NIC.name else {})
+        | _group_size(port)
     )
+
+
+def _group_size(port: PciPort) -> Attributes:
+    """How many devices of our kinds a port has that takes all of its IOMMU group along."""
+    size = len(port.functions_to_reset)
+    return {"groupDevices": size} if size > 1 else {}
 
 
 def inherited_attributes(port: PciPort) -> dict[Address, Attributes]:

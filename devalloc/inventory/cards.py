@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from devalloc.device_kinds import NIC, DeviceKind, find_kind, kinds_by_name
-from devalloc.inventory.pci import Address, PciFunction
+from devalloc.inventory.pci import NVIDIA, Address, IommuGroups, PciFunction
 
 
 def kind_of(function: PciFunction) -> str | None:
@@ -36,6 +36,13 @@ class PciPort:
     vfs: tuple[VirtualFunction, ...]
     role: str
     """``whole`` (the card, or a NIC without SR-IOV) or ``pf`` (one of several independent ports)."""
+
+    @property
+    def functions_to_reset(self) -> list[PciFunction]:
+        """Those that must be reset between owners: the main one, and those of our kinds that come from other slots."""
+        slot = self.function.address.card
+        others = [member for member in self.members if member.address.card != slot and kind_of(member)]
+        return [self.function, *others]
 
     @property
     def device_kind(self) -> DeviceKind:
@@ -73,6 +80,32 @@ def group_cards(by_address: Mapping[Address, PciFunction], max_vfs: int | None =
                 if kind_of(pf)
             }
             yield PciCard(slot, tuple(_ports(members, virtual)))
+
+
+def with_shared_group(port: PciPort, groups: IommuGroups, allowed: Collection[str] | None) -> PciPort:
+    """The port with all devices of its IOMMU group as its members, if they go together: it is the first of them, and
+    each of the others may be taken from its driver, or has none. ``allowed``: see ``InventoryConfig``."""
+    peers = groups.peers(port.members) if groups.bound_together else []
+    if not peers or min(peer.address for peer in peers) < min(member.address for member in port.members):
+        return port
+    by_slot: dict[Address, list[PciFunction]] = {}
+    for peer in peers:
+        by_slot.setdefault(peer.address.card, []).append(peer)
+    if not all(_goes_along(function, slot, allowed) for slot in by_slot.values() for function in slot):
+        return port
+    return replace(port, members=(*port.members, *peers))
+
+
+def _goes_along(function: PciFunction, slot: Iterable[PciFunction], allowed: Collection[str] | None) -> bool:
+    """Whether a function of another slot can be taken together with a device of its group."""
+    by_name = kinds_by_name(function.folder.tree.kinds)
+    kinds = [by_name[kind] for mate in slot if (kind := kind_of(mate)) is not None]
+    has_own_parts = function.sriov is not None and function.vendor != NVIDIA  # VFs are offered by themselves
+    if has_own_parts or any(not kind.is_offered or kind.needs_erasing for kind in kinds):
+        return False
+    taken = [kind for kind in kinds if allowed is None or kind.name in allowed]
+    is_taken = kind_of(function) in {kind.name for kind in taken} or any(kind.takes_whole_slot for kind in taken)
+    return is_taken or (not kinds and (function.driver is None or function.on_vfio))
 
 
 def _link_vfs(functions: Mapping[Address, PciFunction]) -> dict[Address, PciFunction]:

@@ -76,6 +76,8 @@ class DevicePolicy:
     allow_shared_groups: bool = False
     """Devices may go whose IOMMU group holds devices of other slots, if no host driver has one of those (T5). They go
     to a machine together, so only the first of a group is offered."""
+    bind_shared_groups: bool = False
+    """The first device of such a group is offered together with all others of it, and takes them from their drivers."""
     allow_no_reset: bool = False
     """Devices may go that the kernel cannot reset between their owners (T7)."""
     max_vfs: int | None = None

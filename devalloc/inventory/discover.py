@@ -12,7 +12,7 @@ from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
 from devalloc.device_kinds import MDEV
 from devalloc.inventory import pci_ids
-from devalloc.inventory.cards import PciCard, group_cards
+from devalloc.inventory.cards import PciCard, group_cards, with_shared_group
 from devalloc.inventory.config import InventoryConfig
 from devalloc.inventory.device_users import DeviceUsers
 from devalloc.inventory.identity import physical_slots
@@ -49,14 +49,19 @@ def discover(root: Path = Path("/"), *, node_name: str, config: InventoryConfig 
             [], [Problem("contains no sysfs: give the folder that holds sys, or sys itself", path=str(root))]
         )
     functions = scan_functions(tree)
+    groups = IommuGroups.of(functions.values(), config.allow_shared_groups, bound_together=config.bind_shared_groups)
     host_cards = [
         PciCard(card.slot, ports)
         for card in group_cards(functions, config.max_vfs)
-        if (ports := tuple(port for port in card.ports if port.kind in config.kinds))
+        if (
+            ports := tuple(
+                with_shared_group(port, groups, config.allowed) for port in card.ports if port.kind in config.kinds
+            )
+        )
     ]
     mdev_parents = list(scan_mdev_parents(tree)) if MDEV.name in config.kinds else []
     obstacles = UnavailabilityReasons(
-        groups=IommuGroups.of(functions.values(), config.allow_shared_groups),
+        groups=groups,
         holders=DeviceUsers.read(
             tree,
             _functions(host_cards),

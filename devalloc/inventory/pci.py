@@ -415,14 +415,25 @@ class IommuGroups:
     members: Mapping[int, tuple[PciFunction, ...]]
     shared_allowed: bool
     """The admin lets devices go that share a group with another slot."""
+    bound_together: bool = False
+    """The admin lets the first device of a group take the others from their drivers, too."""
 
     @classmethod
-    def of(cls, functions: Collection[PciFunction], shared_allowed: bool) -> IommuGroups:
+    def of(
+        cls, functions: Collection[PciFunction], shared_allowed: bool, *, bound_together: bool = False
+    ) -> IommuGroups:
         members: dict[int, list[PciFunction]] = {}
         for function in functions:
             if function.iommu_group is not None and not _is_passive(function):
                 members.setdefault(function.iommu_group, []).append(function)
-        return cls({group: tuple(group_members) for group, group_members in members.items()}, shared_allowed)
+        groups = {group: tuple(group_members) for group, group_members in members.items()}
+        return cls(groups, shared_allowed or bound_together, bound_together)
+
+    def peers(self, device: Collection[PciFunction]) -> list[PciFunction]:
+        """What else is in the groups of functions."""
+        own = {function.address for function in device}
+        groups = sorted({function.iommu_group for function in device if function.iommu_group is not None})
+        return [peer for group in groups for peer in self.members.get(group, ()) if peer.address not in own]
 
     def objections(self, device: Collection[PciFunction], together: Collection[Address] = frozenset()) -> Iterator[str]:
         """Why functions that are given away as one device cannot be.
@@ -443,12 +454,14 @@ class IommuGroups:
         if not self.shared_allowed:
             names = ", ".join(str(peer.address) for peer in peers[:3]) + (", …" if len(peers) > 3 else "")
             return f"IOMMU group {group} is shared with {names}"
+        head = min(peer.address for peer in peers)
+        if self.bound_together and head < first:
+            return f"IOMMU group {group} goes with {head}"
         busy = next((peer for peer in peers if peer.driver is not None and not peer.on_vfio), None)
         if busy is not None:
             peer = f"{busy.address} of its IOMMU group {group} has the driver {busy.driver}"
             return f"in use: {peer}; bind it to vfio-pci, unless the host needs it"
         # One group goes to one machine: of the devices in it only the first is offered, and takes the others along.
-        head = min(peer.address for peer in peers)
         return f"IOMMU group {group} goes with {head}" if head < first else None
 
 

@@ -46,7 +46,8 @@ class UnavailabilityReasons:
                 yield f"reserved: {need}"
         yield from self._policy(port)
         yield from self.groups.objections(port.members, {vf.address for vf in port.vfs})
-        yield from self._no_reset(port.function)
+        for function in port.functions_to_reset:
+            yield from self._no_reset(function)
 
     def whole_port_reasons(self, port: PciPort, parts: Iterable[str]) -> Iterator[str]:
         """Why the port as a whole is not offered although its parts are unused. ``parts``: names of all devices

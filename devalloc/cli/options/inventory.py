@@ -84,6 +84,10 @@ class InventoryOptions:
         "Offer devices whose IOMMU group contains devices of other slots; a machine gets the whole group.",
         default=False,
     )
+    bind_shared_groups: bool = setting(
+        "Offer the devices of such a group as one: the first takes the others along, also from their drivers.",
+        default=False,
+    )
     allow_no_reset: bool = setting(
         "Offer devices that the kernel cannot reset between their owners.",
         default=False,
@@ -159,6 +163,7 @@ class InventoryOptions:
             "creatable_vfs": frozenset(self.creatable_vfs),
             "device_kinds": self.added_kinds,
             "allow_shared_groups": self.allow_shared_groups,
+            "bind_shared_groups": self.bind_shared_groups,
             "allow_no_reset": self.allow_no_reset,
             "adopt": frozenset(self.adopt),
             "release_from": frozenset(self.release_from),

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import TypeVar
 
 from devalloc.inventory import device_users, locate, vgpu
-from devalloc.inventory.cards import PciPort, kind_of
+from devalloc.inventory.cards import PciPort, kind_of, with_shared_group
 from devalloc.inventory.class_devices import DeviceNode
 from devalloc.inventory.device_users import DeviceUsers, device_nodes, visibility_problem
 from devalloc.inventory.locate import LocatedDevice, group_members, mdev_folder, read_function
@@ -239,6 +239,14 @@ def refuse_vgpus(function: PciFunction) -> None:
         raise _in_use(function, f"it carries {len(parent.live)} vGPUs ({names})")
 
 
+def with_group(tree: Tree, config: BindingConfig, port: PciPort) -> PciPort:
+    """The port with what its IOMMU group makes go along with it (``with_shared_group``)."""
+    if not config.bind_shared_groups:
+        return port
+    members = {member.address: member for function in port.members for member in group_members(tree, function)}
+    return with_shared_group(port, IommuGroups.of(members.values(), True, bound_together=True), config.allowed)
+
+
 def refuse_group(
     tree: Tree, config: BindingConfig, functions: Collection[PciFunction], together: Iterable[Address] = ()
 ) -> None:
@@ -247,7 +255,7 @@ def refuse_group(
     members = {function.address: function for function in functions}
     for function in functions:
         members |= {member.address: member for member in group_members(tree, function, members)}
-    groups = IommuGroups.of(members.values(), config.allow_shared_groups)
+    groups = IommuGroups.of(members.values(), config.allow_shared_groups, bound_together=config.bind_shared_groups)
     for objection in groups.objections(functions, frozenset(together)):
         code = "NoIommuGroup" if objection.startswith("no IOMMU group") else "GroupShared"
         raise Denied(code, f"{min(function.address for function in functions)} cannot be taken: {objection}")

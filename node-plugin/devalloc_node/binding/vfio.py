@@ -45,6 +45,7 @@ class Vfio:
     def keys(self, granted: GrantedDevice, owner: str, held: Collection[str]) -> tuple[str, ...]:
         tree = self.host.tree()
         port = locate_device_of_kind(tree, self.config, granted, PortDevice, self.located).port
+        port = checks.with_group(tree, self.config, port)
         keys = function_keys(tree, port.members)
         keys += [function_key(address) for address in _vf_addresses(port)]
         keys += [part for member in port.members for part in part_keys(member)]
@@ -53,11 +54,13 @@ class Vfio:
     def prepare(self, granted: GrantedDevice, keys: Collection[str], deadline: Deadline) -> Steps:
         tree = self.host.tree()
         port = locate_device_of_kind(tree, self.config, granted, PortDevice).port
+        port = checks.with_group(tree, self.config, port)
         checks.refuse_kind(self.config, port, port.kind)
         checks.refuse_in_use(tree, port, port.members, released=self.config.release_from)
         _refuse_parts(tree, port)
         checks.refuse_group(tree, self.config, port.members)
-        checks.refuse_without_reset(self.config, port.function)
+        for function in port.functions_to_reset:
+            checks.refuse_without_reset(self.config, function)
         rom_file(granted)
         functions = [port.function, *(member for member in port.members if member is not port.function)]
         mac = nic.mac_address(port.function) if nic.is_nic(port.function) else None  # unreadable once VFIO has it
