@@ -115,12 +115,7 @@ def documents_about(claim: Object, objects: Sequence[Object]) -> list[Object]:
         return others
     state = ClusterState()
     state.look(others)
-    documents = [*state.documents().values()]
-    slices = [one for one in others if one["kind"] == "ResourceSlice"]
-    if slices and not any(one["kind"] == "ResourceSlice" for one in documents):
-        number = sum(len(one["spec"].get("devices") or ()) for one in slices)
-        print_note(
-            f"warning: {number} {'device is' if number == 1 else 'devices are'} published, and none is set aside for "
-            "devalloc; set devices aside, or remove the claim's label devalloc.io/allocator"
-        )
+    if missing := state.none_set_aside():
+        print_note(f"warning: {missing}")
+    documents = state.documents().values()
     return [*documents, *(one for one in others if one["kind"] == "Node")]

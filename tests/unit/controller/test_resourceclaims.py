@@ -13,7 +13,7 @@ import pytest
 from devalloc.api.dedicated_pools import base_pool_name, dedicated_pool_name, is_dedicated
 from devalloc.api.device_records import read_records
 from devalloc.api.meta import DEVICE_RECORDS, LEADER
-from devalloc.api.reasons import STILL_SEARCHING
+from devalloc.api.reasons import STILL_SEARCHING, Reason
 from devalloc.controller.metrics import ControllerMetrics
 from devalloc.controller.reconcile import warm_solver as resourceclaims_solver
 from devalloc.controller.reconcile.events import ObjectEvent
@@ -282,7 +282,12 @@ class Played:
         avoid = {("a", name): frozenset({where}) for name, where in avoided.items()}
         questions = self.cluster.build_requests(self.cluster.wants(), avoid)
         self.solver.update(self.cluster.documents())
-        by_claim = {key[1]: "no node" for each in questions if each.misfit for key in each.want.claims}
+        misfits = [each for each in questions if each.misfit]
+        by_claim = {
+            key[1]: "no node" if each.reason is Reason.NO_SUITABLE_NODE else str(each.reason)
+            for each in misfits
+            for key in each.want.claims
+        }
         documents = [document for each in questions for document in each.documents]
         for each in self.solver.solve(documents, None) if documents else ():
             results = (each["allocations"] or {}).get("devices", {}).get("results", ())
@@ -309,6 +314,20 @@ def test_the_answer_follows_what_is_told() -> None:
     assert one.answers(x="n") == {"x": "no node"}
     one.lose(a_slice("s"))
     assert one.answers()["x"] == "NoMatchingDevices"
+
+
+def test_devices_that_are_not_set_aside_are_a_reason_of_their_own() -> None:
+    one = Played(node("n"), a_slice("open", pool="n", devices=3), claim("x"), pod("p", "x"))
+    (question,) = one.cluster.build_requests(one.cluster.wants(), {})
+    assert question.reason is Reason.NO_MATCHING_DEVICES
+    assert question.misfit == (
+        "3 devices are published, and none is set aside for devalloc; set devices aside, or remove the claim's label "
+        "devalloc.io/allocator"
+    )
+    one.lose(a_slice("open"))
+    assert one.answers() == {"x": "NoMatchingDevices"}
+    (question,) = one.cluster.build_requests(one.cluster.wants(), {})
+    assert question.misfit is None
 
 
 NUMBERS = str([*range(60)])

@@ -192,6 +192,7 @@ class ClusterState:
         suitable: dict[str, frozenset[str]] = {}
         """Nodes by what a pod says of them: most pods say the same."""
         roomy = _RoomyNodes(self._ledger(), there)
+        missing = "" if offering else self.none_set_aside()
 
         def suiting(pod: Object) -> frozenset[str]:
             pod_wishes = repr(scheduling_key(pod))
@@ -201,6 +202,9 @@ class ClusterState:
 
         requests = []
         for want in wanted:
+            if missing:
+                requests.append(SolverRequest(want, (), None, missing, Reason.NO_MATCHING_DEVICES))
+                continue
             left = frozenset(there).intersection(*(suiting(pod) for pod in want.pods))
             left = left if want.nodes is None else left & want.nodes
             left = left.difference(*(avoided.get(key, frozenset()) for key in want.claims))
@@ -262,6 +266,15 @@ class ClusterState:
             if claims and all(held) and (node := next(filter(None, (allocation_node(e) for e in held if e)), None)):
                 ledger.place(node, self._memo.of("requests", pod, partial(pod_requests, pod)))
         return ledger
+
+    def none_set_aside(self) -> str:
+        """That devices exist, and none of them is for devalloc; "" if some is, or if there are none."""
+        number = sum(len(each["spec"].get("devices") or ()) for each in self._objects["ResourceSlice"])
+        if not number or any(self._ours()):
+            return ""
+        devices = "1 device is" if number == 1 else f"{number} devices are"
+        advice = "set devices aside, or remove the claim's label devalloc.io/allocator"
+        return f"{devices} published, and none is set aside for devalloc; {advice}"
 
     def _ours(self) -> Iterator[Object]:
         return (content for content in self._objects["ResourceSlice"] if is_dedicated_slice(content))
