@@ -82,8 +82,10 @@ class DamagedRow(ValueError):
 
 
 def as_stored(obj: Object) -> Object:
-    """The object as it will be read back: lists instead of tuples, texts as keys. Raises Invalid."""
-    return decode(encode(obj))
+    """The object, or a part of one such as its status, as it will be read back: lists instead of tuples, texts as keys.
+    Raises Invalid."""
+    stored: Object = json.loads(encode(obj))
+    return stored
 
 
 def new_object(obj: Object, uid: str, now: str) -> Object:
