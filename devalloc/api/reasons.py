@@ -77,6 +77,13 @@ class Reason(StrEnum):
         "A class that the claim names exists and is invalid.",
         "Correct the class and apply it again.",
     )
+    EXPRESSION_TOO_EXPENSIVE = (
+        "ExpressionTooExpensive",
+        _DEMANDS,
+        "waits for a simpler expression",
+        "An expression of the claim, or of a class that it names, is valid and costs too much on a fleet of this size.",
+        "Make the expression simpler: what reads an attribute that every device has its own value of should be cheap.",
+    )
     CONFIG_NOT_FOUND = (
         "ConfigNotFound",
         _DEMANDS[:1],

@@ -259,4 +259,4 @@ def test_steps_bound_an_expression_when_no_clock_does(answer: Callable[[], dict[
     one = answer()
 
     assert not one["allocated"]
-    assert "exceeds the budget" in one["message"] or "costs more than" in one["message"], one
+    assert "too expensive for this fleet" in one["message"] or "costs more than" in one["message"], one

@@ -20,14 +20,14 @@ from enum import StrEnum
 from typing import TypeVar
 
 EXPRESSION_BUDGET = 5_000_000
-"""Steps that one expression may spend over the whole fleet: a second or two."""
+"""Steps that one expression may spend over the whole fleet beyond those that are FREE: a second or two."""
 
 COMMON_BUDGET = 4 * EXPRESSION_BUDGET
 """The same for the expressions of all claims of one call, but for those that are FREE."""
 
 FREE_STEPS = 100
-"""Steps of one evaluation that the common budget is spared: more than most expressions have. What is cheap for each
-device is never refused for what others cost.
+"""Steps of one evaluation that both budgets are spared: more than most expressions have. What is cheap for each device
+is refused neither for what others cost, nor because the fleet is large.
 """
 
 STEPS_PER_CLOCK_CHECK = 10_000
@@ -49,7 +49,7 @@ MIN_CLAIM_SECONDS = 0.05
 EXTRA_SECONDS = 0.3
 """Seconds that all of them have together in this way."""
 
-TOO_EXPENSIVE = "is too expensive: its evaluation over the fleet exceeds the budget; make it simpler"
+TOO_EXPENSIVE = "is too expensive for this fleet"
 COMMON_SPENT = (
     "is too expensive: with the other expressions of these claims it exceeds their common budget; make it simpler"
 )
@@ -285,27 +285,47 @@ def evaluate_in_turns(
 
 
 @dataclass(slots=True)
+class _Cost:
+    """What one expression has cost."""
+
+    left: int = field(default_factory=lambda: EXPRESSION_BUDGET)
+    """steps beyond FREE that are left of its own budget"""
+    beyond: int = 0
+    """steps beyond FREE of each evaluation; none for what is cheap"""
+    most: int = 0
+    """steps of the most expensive evaluation that was completed"""
+
+
+@dataclass(slots=True)
 class Costs:
     """What expressions have cost since their verdicts are remembered."""
 
-    _left: dict[str, int] = field(default_factory=dict)
-    """expression -> steps that are left of its own budget"""
-    _beyond: dict[str, int] = field(default_factory=dict)
-    """expression -> steps beyond FREE of each evaluation; none for what is cheap"""
+    _costs: dict[str, _Cost] = field(default_factory=dict)
 
     def of(self, expression: str) -> int:
         """The steps that an expression has cost beyond what is FREE."""
-        return self._beyond.get(expression, 0)
+        cost = self._costs.get(expression)
+        return 0 if cost is None else cost.beyond
 
     def forget(self, expression: str) -> None:
         """The expression has cost nothing: what it cost before was for other devices, or is to be found out again."""
-        self._left.pop(expression, None)
-        self._beyond.pop(expression, None)
+        self._costs.pop(expression, None)
 
     @property
     def total(self) -> int:
         """The steps that all have cost beyond what is FREE."""
-        return sum(self._beyond.values())
+        return sum(cost.beyond for cost in self._costs.values())
+
+    def too_expensive(self, expression: str) -> str:
+        """Why an expression is refused that used up its budget."""
+        most = self._costs.get(expression, _Cost()).most
+        if most <= FREE_STEPS:
+            return f"{TOO_EXPENSIVE}: more than {EXPRESSION_BUDGET} units for one device; make it simpler"
+        devices = EXPRESSION_BUDGET // (most - FREE_STEPS)
+        return (
+            f"{TOO_EXPENSIVE}: up to {most} units for each device that differs in what it reads, and the bound of "
+            f"{EXPRESSION_BUDGET} units is enough for {devices} of them; make it simpler"
+        )
 
     def evaluate(
         self,
@@ -331,18 +351,22 @@ class Costs:
         CommonBudgetExceeded or OutOfTime, which cost nothing.
         """
         ends = allowance.ends
-        check_deadline(ends)
-        own, before = self._left.get(expression, EXPRESSION_BUDGET), self._beyond.get(expression, 0)
-        common = allowance.left(expression, before) if is_common else own
+        if ends is not None:
+            check_deadline(ends)
+        cost = self._costs.get(expression)
+        if cost is None:
+            cost = self._costs[expression] = _Cost()
+        own = cost.left + FREE_STEPS
+        common = allowance.left(expression, cost.beyond) if is_common else own
         limit = min(own, common) - base
         if limit < 0:
             raise CommonBudgetExceeded if common < own else BudgetExceeded
         budget = Budget(limit if most is None or limit < most else most, ends)
-        is_free = False
+        is_free, is_complete = False, True
         try:
             return run(budget)
         except BudgetExceeded:
-            is_free = common < own
+            is_free, is_complete = common < own, False
             if is_free:
                 raise CommonBudgetExceeded from None
             raise
@@ -352,6 +376,9 @@ class Costs:
         finally:
             if not is_free:
                 spent = budget.spent + base
-                self._left[expression] = own - spent
-                if is_counted and spent > FREE_STEPS:
-                    self._beyond[expression] = before + spent - FREE_STEPS
+                if spent > FREE_STEPS:
+                    if is_complete and spent > cost.most:
+                        cost.most = spent
+                    cost.left -= spent - FREE_STEPS
+                    if is_counted:
+                        cost.beyond += spent - FREE_STEPS

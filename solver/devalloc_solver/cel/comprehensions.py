@@ -65,9 +65,15 @@ def compile_comprehension(node: Comprehension, scope: VariableScope, build: Buil
         inner = inner.with_variable(node.second_variable, _part_reader(slot, 1))
     else:
         inner = scope.with_variable(node.variable, _reader(slot))
-    if (body := _quantified(node)) is not None:
+    if (body := quantified(node)) is not None:
         decisive = _is_literal(node.start, False)
-        return _quantifier(items, slot, TURN + cost_of(body), build(body, inner), decisive, environment)
+        weight = TURN + cost_of(body)
+        turns = _quantifier(items, slot, weight, build(body, inner), decisive, environment)
+        searched = _searched_in_texts(node, body, decisive)
+        if searched is None:
+            return turns
+        what, texts = searched
+        return _member_of_texts(build(what, scope), texts, decisive, weight, turns)
     if (appended := _appended_value(node)) is not None:
         value, condition = appended
         weight = TURN + cost_of(value) + (cost_of(condition) if condition else 0)
@@ -86,6 +92,42 @@ def compile_comprehension(node: Comprehension, scope: VariableScope, build: Buil
         _step(node, step_scope, build, accumulator, environment),
         build(node.result, scope.with_variable(node.accumulator, held)),
     )
+
+
+def _searched_in_texts(node: Comprehension, body: Node, decisive: bool) -> tuple[Node, frozenset[str]] | None:
+    """What ``[texts].exists(x, x == what)`` or ``[texts].all(x, x != what)`` searches, and the texts."""
+    wanted = "_==_" if decisive else "_!=_"
+    if node.second_variable or not isinstance(node.range, ListOf) or node.range.optional:
+        return None
+    texts = [one.value for one in node.range.elements if isinstance(one, Literal) and type(one.value) is str]
+    if len(texts) != len(node.range.elements) or not isinstance(body, Call) or body.function != wanted:
+        return None
+    left, right = body.arguments
+    for variable, other in ((left, right), (right, left)):
+        if isinstance(variable, Name) and variable.name == node.variable and not _names(other, node.variable):
+            return other, frozenset(texts)
+    return None
+
+
+def _names(node: Node, name: str) -> bool:
+    """Whether a name stands anywhere in a node."""
+    return (isinstance(node, Name) and node.name == name) or any(_names(part, name) for part in children(node))
+
+
+def _member_of_texts(searched: Run, texts: frozenset[str], decisive: bool, weight: int, turns: Run) -> Run:
+    """The same by a set, where a text is searched; what compares with texts in another way is compared in turns."""
+
+    def run(frame: Frame) -> Any:
+        try:
+            value = searched(frame)
+        except EvaluationError:
+            return turns(frame)
+        if type(value) is not str:
+            return turns(frame)
+        frame.spend(weight)
+        return (value in texts) is decisive
+
+    return run
 
 
 def _items(source: Run, pairs: bool, environment: Environment) -> Callable[[Frame], Iterable[Any]]:
@@ -132,7 +174,7 @@ def _general_loop(
     return run
 
 
-def _quantified(node: Comprehension) -> Node | None:
+def quantified(node: Comprehension) -> Node | None:
     """The body of ``all`` and ``exists``: ``accumulator && body`` or ``accumulator || body``, until that is decided."""
     match node.condition, node.step, node.result:
         case (

@@ -161,6 +161,35 @@ def comparisons(node: Node, variables: Places) -> Iterator[Comparison]:
                 yield _SWAPPED[operator], path, left.value
 
 
+MAX_OPERANDS = 8
+"""Operands of ``&&`` that are evaluated apart; further ones are evaluated together."""
+
+
+def conjuncts(root: Node, variables: Places) -> list[tuple[Node, frozenset[tuple[str, ...]] | None]]:
+    """The operands of the top-level ``&&``, those that read the same as one, with the paths that each reads (None: not
+    known beforehand). An expression is what these are together, whatever their order."""
+    apart: dict[frozenset[tuple[str, ...]] | None, list[Node]] = {}
+    for operand in _operands(root):
+        read = paths_read(operand, variables)
+        if read not in apart and len(apart) >= MAX_OPERANDS:
+            read = next(reversed(apart))
+        apart.setdefault(read, []).append(operand)
+    joined = [_and(operands) for operands in apart.values()]
+    return [(node, paths_read(node, variables)) for node in joined]
+
+
+def _operands(node: Node) -> Iterator[Node]:
+    if isinstance(node, Call) and node.function == "_&&_":
+        for part in node.arguments:
+            yield from _operands(part)
+    else:
+        yield node
+
+
+def _and(operands: Sequence[Node]) -> Node:
+    return operands[0] if len(operands) == 1 else Call(operands[0].id, "_&&_", tuple(operands), False)
+
+
 Equality = tuple[tuple[str, ...], tuple[object, ...]]
 """(path, values) of which a device must have one there for the expression to be true of it"""
 Accepts = Callable[[tuple[str, ...], Sequence[object]], bool]

@@ -22,7 +22,7 @@ from devalloc_solver.dialects.resource_k8s.answers import (
     placed_answer,
     rejected_answer,
 )
-from devalloc_solver.dialects.resource_k8s.candidates import RequestJudge, RequestVerdict, SelectorJudge
+from devalloc_solver.dialects.resource_k8s.candidates import RequestJudge, RequestVerdict
 from devalloc_solver.dialects.resource_k8s.cluster_check import make_cluster_checker
 from devalloc_solver.dialects.resource_k8s.demands import (
     build_units,
@@ -54,6 +54,7 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
     records_of_claim,
     resources_of,
 )
+from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
 from devalloc_solver.dialects.units import RejectedClaim, timeout_rejection
 from devalloc_solver.explain.resource_k8s.explainer import ResourceClaimExplainer
 from devalloc_solver.gc_pause import gc_paused

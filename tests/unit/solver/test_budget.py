@@ -20,7 +20,7 @@ from devalloc_solver.cel.budget import (
     evaluate_in_turns,
 )
 from devalloc_solver.cel.kubernetes import program
-from devalloc_solver.dialects.resource_k8s import candidates
+from devalloc_solver.dialects.resource_k8s import selectors
 from tests.support.manifests import claim, device, device_class, pool
 from tests.unit.solver.dra.test_joint import CLASS, node_slice, wants
 
@@ -128,7 +128,7 @@ def own_fleet() -> list[dict[str, Any]]:
 def test_steps_alone_end_an_expression(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "EXPRESSION_BUDGET", 20_000)
     (one,) = solve_manifests([*own_fleet(), dear_claim()])["claims"]
-    assert (one["reason"], one["exceeded"]) == ("ClaimInvalid", "expression")
+    assert (one["reason"], one["exceeded"]) == ("ExpressionTooExpensive", "expression")
 
 
 def test_the_common_budget_alone_ends_expressions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def test_the_common_budget_alone_ends_expressions(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(budget, "COMMON_BUDGET", 20_000)
     claims = [dear_claim(), claim("plain", {"deviceClass": "gpu"})]
     dear, plain = solve_manifests([*own_fleet(), *claims])["claims"]
-    assert (dear["reason"], dear["exceeded"]) == ("ClaimInvalid", "common")
+    assert (dear["reason"], dear["exceeded"]) == ("ExpressionTooExpensive", "common")
     assert plain["allocated"]
 
 
@@ -187,7 +187,7 @@ def test_a_selector_has_a_budget_over_all_devices(
     answer = dra.solve_manifests([*cluster, *claims])
     assert messages_by_name(answer)["good"] is None
     (bad,) = [one for one in answer["claims"] if one["name"] == "bad"]
-    assert bad["reason"] == "ClaimInvalid"
+    assert bad["reason"] == "ExpressionTooExpensive"
     assert "request r" in bad["message"]
     assert f"selector #1: {budget.TOO_EXPENSIVE}" in bad["message"]
     fleet = Fleet.from_manifests(cluster)
@@ -200,7 +200,7 @@ def test_a_selector_has_a_budget_over_all_devices(
 def test_a_selector_has_a_budget_on_each_device(cluster: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "EXPRESSION_BUDGET", ENDLESS)
     monkeypatch.setattr(budget, "COMMON_BUDGET", ENDLESS)
-    for module in (candidates, program):
+    for module in (program, selectors):
         monkeypatch.setattr(module, "COST_LIMIT", 5_000)
     pending = selecting("dear", costly(0))
     answers = [*dra.solve_manifests([*cluster, pending])["claims"], Fleet.from_manifests(cluster).allocate(pending)]
@@ -210,19 +210,19 @@ def test_a_selector_has_a_budget_on_each_device(cluster: list[dict[str, Any]], m
 def test_the_clock_alone_ends_selectors(cluster: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("EXPRESSION_BUDGET", "COMMON_BUDGET"):
         monkeypatch.setattr(budget, name, ENDLESS)
-    monkeypatch.setattr(candidates, "COST_LIMIT", ENDLESS)
+    monkeypatch.setattr(selectors, "COST_LIMIT", ENDLESS)
     deep = f"{NUMBERS}.all(v, {NUMBERS}.all(w, {costly(0)}))"
     (one,) = dra.solve_manifests([*cluster, selecting("dear", deep)], deadline=0.1)["claims"]
     assert (one["reason"], one["exceeded"]) == ("SearchLimit", "time")
 
 
-def test_a_class_with_such_a_selector_is_invalid(
+def test_a_class_with_such_a_selector_is_valid_and_too_expensive(
     cluster: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budget, "EXPRESSION_BUDGET", 60_000)
     heavy = {**cluster[0], "spec": {"selectors": [{"cel": {"expression": costly(0)}}]}}
     (one,) = dra.solve_manifests([heavy, cluster[1], wants("c")])["claims"]
-    assert one["reason"] == "ClassInvalid"
+    assert one["reason"] == "ExpressionTooExpensive"
     assert budget.TOO_EXPENSIVE in one["message"]
 
 

@@ -17,7 +17,8 @@ from devalloc_solver.cel.device_claims.parser import parse
 from devalloc_solver.cel.device_claims.type_checker import check
 from devalloc_solver.cel.environment import Run
 from devalloc_solver.cel.errors import EvaluationError
-from devalloc_solver.cel.reads import paths_read
+from devalloc_solver.cel.reads import conjuncts, paths_read
+from devalloc_solver.cel.syntax_tree import Node
 from devalloc_solver.cel.values import Frame
 
 
@@ -28,6 +29,9 @@ class Program:
     text: str
     attributes: frozenset[str] | None
     """The names of the attributes that can influence the result; None: all of them."""
+    operands: tuple[Program, ...]
+    """Those of its top-level ``&&``, which may be evaluated apart: the expression is true where all of them are, and
+    false where any is, whatever errors beside. None where it is one operand."""
     cost: int
     """Steps of every evaluation: the nodes, but for those of the bodies of macros."""
     _run: Run = field(repr=False)
@@ -55,6 +59,12 @@ def compile(text: str) -> Program:
     """
     tree = parse(text)
     check(text, tree)
-    paths = paths_read(tree, PLACES)
-    attributes = None if paths is None else frozenset(name for (name,) in paths)
-    return Program(text, attributes, 1 + cost_of(tree), *build(tree, ENVIRONMENT))
+    apart = [_program(text, node, paths) for node, paths in conjuncts(tree, PLACES)]
+    return _program(text, tree, paths_read(tree, PLACES), tuple(apart) if len(apart) > 1 else ())
+
+
+def _program(
+    text: str, tree: Node, paths: frozenset[tuple[str, ...]] | None, operands: tuple[Program, ...] = ()
+) -> Program:
+    names = None if paths is None else frozenset(name for (name,) in paths)
+    return Program(text, names, operands, 1 + cost_of(tree), *build(tree, ENVIRONMENT))

@@ -14,7 +14,7 @@ from devalloc_solver.cel.errors import CompileError, EvaluationError, ExhaustedE
 from devalloc_solver.cel.kubernetes.declarations import GATES, SHARING_GATE
 from devalloc_solver.cel.kubernetes.device import CelDevice
 from devalloc_solver.cel.kubernetes.environment import environment
-from devalloc_solver.cel.kubernetes.reads import DeviceField, Equality, equalities, needs_only_texts, reads
+from devalloc_solver.cel.kubernetes.reads import DeviceField, Equality, conjuncts, equalities, needs_only_texts, reads
 from devalloc_solver.cel.kubernetes.type_checker import parse_and_check
 from devalloc_solver.cel.values import Frame, type_name
 
@@ -35,6 +35,9 @@ class Program:
     """What every matching device fulfils; a device that lacks such an attribute does not match either."""
     safe_texts: frozenset[DeviceField] | None
     """The expression cannot fail on a device of which each of these attributes is one string; None if it may."""
+    operands: tuple[Program, ...]
+    """Those of its top-level ``&&``, which may be evaluated apart: the expression is true where all of them are, and
+    false where any is, whatever errors beside. None where it is one operand."""
     cost: int
     """Steps of an evaluation that no operation counts: a part of its nodes, since most evaluations do not reach all."""
     _run: Run = field(repr=False)
@@ -77,15 +80,22 @@ def _compiled(expression: str, gates: frozenset[str]) -> Program | CompileError:
     """Failures are kept too: an invalid selector of a class comes with every claim."""
     try:
         checked = parse_and_check(expression, gates)
-        run, slots = build(checked.root, environment(SHARING_GATE in gates))
+        own = environment(SHARING_GATE in gates)
+        apart = conjuncts(checked.root)
+        operands = tuple(
+            Program(
+                expression, read, equalities(node), needs_only_texts(node), (), cost_of(node) // 4, *build(node, own)
+            )
+            for node, read in apart
+        )
         return Program(
             expression,
             reads(checked.root),
             equalities(checked.root),
             needs_only_texts(checked.root),
+            operands if len(operands) > 1 else (),
             cost_of(checked.root) // 4,
-            run,
-            slots,
+            *build(checked.root, own),
         )
     except CompileError as error:
         return error

@@ -65,6 +65,21 @@ def compile_pattern(text: str, bounds: PatternBounds) -> Any:
         raise EvaluationError(f"the regular expression {short_text(text)} is not valid Unicode") from None
 
 
+MAX_SAFE_PATTERN = 200
+"""Characters of a pattern of which it is certain that it costs little on the text of an attribute."""
+
+
+def is_pattern(text: str) -> bool:
+    """Whether a text is a pattern, and a short one without repetitions that make its program large."""
+    if len(text) > MAX_SAFE_PATTERN or "{" in text:
+        return False
+    try:
+        compile_pattern(text, PatternBounds(memory=1 << 20, too_large=0, instruction=1))
+    except EvaluationError:
+        return False
+    return True
+
+
 def pattern_functions(bounds: PatternBounds) -> tuple[Overload, ...]:
     """The functions that search for patterns. Both compiling and searching cost what the program of a pattern is."""
 

@@ -5,7 +5,7 @@ An expression is evaluated once per distinct tuple of the attributes it reads, h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from devalloc.api.claim import DeviceClaimDetail
@@ -15,7 +15,6 @@ from devalloc.api.pool import AttributeValue
 from devalloc_solver.cel import device_claims as cel
 from devalloc_solver.cel.budget import (
     COMMON_SPENT,
-    TOO_EXPENSIVE,
     Allowance,
     Bound,
     Budget,
@@ -65,7 +64,7 @@ class CandidateFinder:
     classes: Mapping[str, DeviceClass]
     invalid_classes: Mapping[str, str]
     """classes that do not exist for deviceType; those with an invalid expression are found with ``class_error``"""
-    _verdicts: dict[str, dict[tuple[object, ...], bool | str]] = field(default_factory=dict)
+    _operands: dict[str, list[_Operand]] = field(default_factory=dict)
     _failed: dict[str, str] = field(default_factory=dict)
     _too_expensive: set[str] = field(default_factory=set)
     """expressions that cost more than one may"""
@@ -99,7 +98,7 @@ class CandidateFinder:
             snapshot,
             classes,
             invalid_classes,
-            _verdicts=self._verdicts,
+            _operands=self._operands,
             _failed=self._failed,
             _too_expensive=self._too_expensive,
             _errors=self._errors,
@@ -130,25 +129,34 @@ class CandidateFinder:
         if expression in self._failed:
             raise ExpressionError(self._failed[expression])
         try:
-            program = cel.compile(expression)
-            key = _read(device.attributes, program.attributes)
-            verdicts = self._verdicts.setdefault(expression, {})
-            if key not in verdicts:
-                try:
-                    verdicts[key] = self._evaluate(expression, program, device)
-                except cel.EvaluationError as error:
-                    verdicts[key] = str(error)
-            return verdicts[key]
+            operands = self._operands.get(expression)
+            if operands is None:
+                program = cel.compile(expression)
+                operands = self._operands[expression] = [_Operand(one) for one in program.operands or (program,)]
+            failure: str | None = None
+            for operand in operands:
+                key = operand.key(device.attributes)
+                verdict = operand.verdicts.get(key)
+                if verdict is None:
+                    try:
+                        verdict = self._evaluate(expression, operand.program, device)
+                    except cel.EvaluationError as error:
+                        verdict = str(error)
+                    operand.verdicts[key] = verdict
+                if verdict is False:
+                    return False
+                if verdict is not True:
+                    failure = failure or verdict
+            return True if failure is None else failure
         except cel.CompileError as error:
             message = f"line {error.line}, column {error.column}: {error.message}"
         except CommonBudgetExceeded:
             raise  # it may fit in another call, which evaluates this again
         except BudgetExceeded:
-            if expression in self._judged:
-                self._too_expensive.add(expression)
-                raise ExpressionError(TOO_EXPENSIVE) from None  # it is as good as ever for the devices that there are
             self._too_expensive.add(expression)
-            message = TOO_EXPENSIVE
+            message = self._costs.too_expensive(expression)
+            if expression in self._judged:
+                raise ExpressionError(message) from None  # it is as good as ever for the devices that there are
         self._failed[expression] = message
         raise ExpressionError(message)
 
@@ -226,7 +234,8 @@ class CandidateFinder:
     @property
     def remembered(self) -> int:
         """Expressions, and verdicts of them, that are kept."""
-        return len(self._errors) + sum(map(len, self._verdicts.values()))
+        verdicts = (len(operand.verdicts) for operands in self._operands.values() for operand in operands)
+        return len(self._errors) + sum(verdicts)
 
     # -- candidates ----------------------------------------------------------------------------------------------------
 
@@ -451,8 +460,26 @@ class CandidateFinder:
 _MISSING = object()
 
 
-def _read(attributes: Mapping[str, AttributeValue], names: frozenset[str] | None) -> tuple[object, ...]:
-    """What an expression sees of a device, as a key. A value's Python type tells its kind apart."""
-    if names is None:
-        return tuple(sorted((name, type(value).__name__, value) for name, value in attributes.items()))
-    return tuple(attributes.get(name, _MISSING) for name in sorted(names))
+@dataclass(slots=True, eq=False)
+class _Operand:
+    """An operand of the top-level ``&&`` of an expression, or all of it, and its verdicts."""
+
+    program: cel.Program
+    key: Callable[[Mapping[str, AttributeValue]], object] = field(init=False)
+    """what it sees of a device; a value's Python type tells its kind apart"""
+    verdicts: dict[object, bool | str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        names = self.program.attributes
+        if names is None:
+            self.key = _everything
+        elif len(names) == 1:
+            (only,) = names
+            self.key = lambda attributes: attributes.get(only, _MISSING)
+        else:
+            ordered = sorted(names)
+            self.key = lambda attributes: tuple([attributes.get(name, _MISSING) for name in ordered])
+
+
+def _everything(attributes: Mapping[str, AttributeValue]) -> object:
+    return tuple(sorted((name, type(value).__name__, value) for name, value in attributes.items()))

@@ -113,7 +113,13 @@ def find_refusal(claim: DeviceClaim, problem_input: ProblemInput, eligibility: C
     all_faults: list[_SpecError] = []
     for path, detail in _detail_paths(claim):
         all_faults += _detail_refusals(path, detail, claim, problem_input, eligibility)
-    for reason in (Reason.CLAIM_INVALID, Reason.CLASS_INVALID, Reason.CLASS_NOT_FOUND, Reason.CONFIG_NOT_FOUND):
+    for reason in (
+        Reason.CLAIM_INVALID,
+        Reason.CLASS_INVALID,
+        Reason.EXPRESSION_TOO_EXPENSIVE,
+        Reason.CLASS_NOT_FOUND,
+        Reason.CONFIG_NOT_FOUND,
+    ):
         faults = [fault for fault in all_faults if fault[0] is reason]
         if faults:
             message = "; ".join(message for _, message, _ in faults)
@@ -155,7 +161,9 @@ def _detail_refusals(
         raise OutOfTime(f"{path}.constraints: {OUT_OF_TIME}") from None
     if error is not None:
         entry = {"kind": "constraint", "path": f"{path}.constraints", "expression": detail.constraints}
-        yield Reason.CLAIM_INVALID, f"{path}.constraints: {error}", entry
+        exceeded = eligibility.exceeded(detail.constraints) is not None
+        reason = Reason.EXPRESSION_TOO_EXPENSIVE if exceeded else Reason.CLAIM_INVALID
+        yield reason, f"{path}.constraints: {error}", entry
     name = detail.device_class
     named = {"kind": "class", "path": f"{path}.deviceClass", "deviceClass": name}
     if name and name not in problem_input.classes and name not in problem_input.invalid_classes:
@@ -166,7 +174,11 @@ def _detail_refusals(
         else:
             yield Reason.CLASS_NOT_FOUND, f"{message}; did you mean {near!r}?", {**named, "didYouMean": near}
     elif name and (error := eligibility.class_error(name)) is not None:
-        yield Reason.CLASS_INVALID, f"{path}.deviceClass: class {name!r} is invalid: {error}", named
+        of_class = eligibility.classes.get(name)
+        if of_class is not None and eligibility.exceeded(of_class.spec.constraints) is not None:
+            yield Reason.EXPRESSION_TOO_EXPENSIVE, f"{path}.deviceClass: class {name!r}: {error}", named
+        else:
+            yield Reason.CLASS_INVALID, f"{path}.deviceClass: class {name!r} is invalid: {error}", named
     else:
         for device_class in eligibility.classes_of(detail) or ():
             for ref in device_class.spec.configs:

@@ -9,7 +9,7 @@ from typing import Any
 from devalloc.api.problems import closest_match
 from devalloc.api.quantity import type_name
 from devalloc_solver.cel.budget import Allowance
-from devalloc_solver.dialects.resource_k8s.candidates import RequestCandidates, RequestJudge, SelectorJudge
+from devalloc_solver.dialects.resource_k8s.candidates import RequestCandidates, RequestJudge
 from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim, ResourceDeviceClass, claim_with_allocation
 from devalloc_solver.dialects.resource_k8s.decode import read_claim, read_class, read_node
 from devalloc_solver.dialects.resource_k8s.demands import (
@@ -38,6 +38,7 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
     read_usage,
     recorded_use,
 )
+from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
 from devalloc_solver.dialects.resource_k8s.slices import ClusterNode
 from devalloc_solver.dialects.resource_k8s.versions import as_v1
 from devalloc_solver.problem.allocations import Allocation

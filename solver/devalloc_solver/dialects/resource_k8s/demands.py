@@ -144,6 +144,8 @@ def make_claim_demand(one: PendingClaim, problem_input: ClusterInput, judge: Req
         ]
     except AllocationError as error:
         reason = Reason.CLASS_INVALID if error.message.startswith("class ") else Reason.CLAIM_INVALID
+        if error.exceeded is not None:
+            reason = Reason.EXPRESSION_TOO_EXPENSIVE
         return RejectedClaim(one.key, reason, error.message, claim.group, exceeded=error.exceeded)
     return replace(make_demand(one, choices), shape=_shape(claim))
 

@@ -441,8 +441,10 @@ class SliceDevice(Strict, NodeAccess):
     @property
     def has_fault(self) -> bool:
         """Whether it has an attribute that no selector can read."""
-        unusual = [one for one in self.attributes.values() if isinstance(one, UnusualAttribute)]
-        return any(one.fault is not None for one in unusual)
+        for one in self.attributes.values():
+            if type(one) is not tuple and isinstance(one, UnusualAttribute) and one.fault is not None:
+                return True
+        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,11 @@ from devalloc.api.reasons import Reason
 from devalloc_solver.cel.budget import Allowance
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
 from devalloc_solver.dialects.resource_k8s.allocation_task import AllocationTask, Manifest, holder_key, prepare
-from devalloc_solver.dialects.resource_k8s.candidates import SelectorJudge
 from devalloc_solver.dialects.resource_k8s.decode import read_slice
 from devalloc_solver.dialects.resource_k8s.fields import AllocationError, FieldError, short_text
 from devalloc_solver.dialects.resource_k8s.pools import PoolId, PoolStatus, ResourcePool
 from devalloc_solver.dialects.resource_k8s.published_devices import DeviceId, DeviceUsage, add_allocation, read_usage
+from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
 from devalloc_solver.explain.blocking_claims import BlockingClaimFinder, BlockingClaims
 from devalloc_solver.explain.explainer import Finding, describe_remedy
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion, ProblemSource

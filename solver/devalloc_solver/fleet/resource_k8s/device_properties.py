@@ -11,7 +11,6 @@ from typing import Any
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
 from devalloc.api.semver import SemVer
 from devalloc_solver.cel.kubernetes import Scalar
-from devalloc_solver.dialects.resource_k8s.candidates import cel_device
 from devalloc_solver.dialects.resource_k8s.pools import PoolStatus, PoolView, ResourcePool
 from devalloc_solver.dialects.resource_k8s.published_devices import (
     NOTHING_RECORDED,
@@ -27,6 +26,7 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
     qualified_attributes,
     resources_of,
 )
+from devalloc_solver.dialects.resource_k8s.selectors import cel_device
 from devalloc_solver.dialects.resource_k8s.slices import ClusterNode, UnusualAttribute
 from devalloc_solver.problem import snapshot as core
 

@@ -13,18 +13,14 @@ from typing import Any
 from devalloc_solver.cel.budget import BudgetExceeded
 from devalloc_solver.cel.kubernetes import CelDevice, Program
 from devalloc_solver.cel.kubernetes import DeviceField as CelRead
-from devalloc_solver.dialects.resource_k8s.candidates import (
-    SELECTOR_FAILED,
-    RequestJudge,
-    RequestVerdict,
-    SelectorJudge,
-)
+from devalloc_solver.dialects.resource_k8s.candidates import SELECTOR_FAILED, RequestJudge, RequestVerdict
 from devalloc_solver.dialects.resource_k8s.claims import ResourceClaim, SubRequest
 from devalloc_solver.dialects.resource_k8s.demands import make_demand, pending_claim
 from devalloc_solver.dialects.resource_k8s.fields import AllocationError
 from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput
 from devalloc_solver.dialects.resource_k8s.pools import UnreachedDevices
 from devalloc_solver.dialects.resource_k8s.published_devices import DeviceUsage, PublishedDevice
+from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
 from devalloc_solver.fleet.equal_devices import EqualDevices
 from devalloc_solver.fleet.node_index import NodeIndex
 from devalloc_solver.fleet.pool_states import NodeRecord
@@ -348,18 +344,21 @@ class ResourceClaimRules:
         """Whether devices of a kind may fail; ``nodes`` are filled in where only few of them may."""
         offer, varied = published_device(kind.one), self.index.kinds.varied.intersection(kind.one.attributes)
         for program in programs:
-            if program.reads is not None and varied.isdisjoint(attribute_names(program)):
-                verdict = self._selectors.verdict(program.text, offer)
+            open_operands = []
+            for number, operand in enumerate(program.operands or (program,)):
+                if operand.reads is None or not varied.isdisjoint(attribute_names(operand)):
+                    open_operands.append(operand)
+                    continue
+                verdict = self._selectors.operand_verdict(program.text, number, offer)
                 if verdict is not True:
-                    return isinstance(verdict, str)
-                continue
-            for name, values in _equalities(program):
+                    return verdict is not False
+            for name, values in _equalities(program) if open_operands else ():
                 places = self.index.kinds.find(name, values) if name in varied else None
                 if places is not None and _has_type(kind, name, values):
                     # A device with another value is not selected, whatever the rest of the expression would say.
                     nodes.update(node for node in places if node is not None)
                     return False
-            if program.safe_texts is None or not self._are_texts(kind, program.safe_texts):
+            if any(one.safe_texts is None or not self._are_texts(kind, one.safe_texts) for one in open_operands):
                 return True
         return False
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from devalloc_solver.dialects.resource_k8s.candidates import MAX_EXHAUSTED, SelectorJudge
 from devalloc_solver.dialects.resource_k8s.decode import read_slice
 from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES
 from devalloc_solver.dialects.resource_k8s.pools import PoolStatus, ResourcePool
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice
+from devalloc_solver.dialects.resource_k8s.selectors import MAX_EXHAUSTED, SelectorJudge
 from devalloc_solver.dra import AllocationError
 from tests.support.dra_builders import device, slice_
 
