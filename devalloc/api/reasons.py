@@ -84,6 +84,13 @@ class Reason(StrEnum):
         "An expression of the claim, or of a class that it names, is valid and costs too much on a fleet of this size.",
         "Make the expression simpler: what reads an attribute that every device has its own value of should be cheap.",
     )
+    CHECK_FAILED = (
+        "CheckFailed",
+        ("solver/devalloc_solver/pipeline/device_claims.py", f"{_FLEET}/device_claims/backend.py"),
+        "waits for a correction of devalloc",
+        "The two evaluators judge a device of the answer differently by an expression of the claim or its class.",
+        "Write the expression in another way, and report the message: one of the two evaluators is wrong.",
+    )
     CONFIG_NOT_FOUND = (
         "ConfigNotFound",
         _DEMANDS[:1],

@@ -125,13 +125,19 @@ STORE = Setting(
 store_option = option(STORE)
 """--store PATH, passed as ``store: Path | None``."""
 PLACEMENT = Setting(
-    "Among equally good answers: fill nodes that are in use, or prefer nodes with the fewest devices in use.",
+    "Among equally good answers: fill nodes that are in use, or prefer nodes of which the smallest share is in use.",
     flag="--placement",
     type=click.Choice(["pack", "spread"]),
     default="pack",
 )
 placement_option = option(PLACEMENT)
 """--placement, passed as ``placement: str``."""
+CEL_CHECK = Setting(
+    "If two evaluators disagree about an expression of a DeviceClaim: refuse its answer (CheckFailed), or only warn.",
+    flag="--cel-check",
+    type=click.Choice(["refuse", "warn"]),
+    default="refuse",
+)
 BATCH_DEADLINE = Setting(
     "Time limit of the solver for one batch of claims; then the best answer so far counts.",
     flag="--deadline",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from devalloc.cli.command import BadInput, CommandFailed, parse_duration, verb
-from devalloc.cli.options.common import BATCH_DEADLINE, EXISTING_FILE, FOLDER, PLACEMENT, settings_options
+from devalloc.cli.options.common import BATCH_DEADLINE, CEL_CHECK, EXISTING_FILE, FOLDER, PLACEMENT, settings_options
 from devalloc.cli.options.migrations import MigrationOptions
 from devalloc.cli.options.permits import COMPAT, COMPUTE_UNIT, OF_PERMITS, PermitsOptions, permit_arithmetic
 from devalloc.cli.render.output import open_display
@@ -116,6 +116,7 @@ class ControllerOptions:
     compute_unit: str | None = declared(COMPUTE_UNIT)
     arithmetic: PermitsOptions = group(PermitsOptions)
     placement: str = declared(PLACEMENT)
+    cel_check: str = declared(CEL_CHECK)
     deadline: float = declared(BATCH_DEADLINE)
     resync: float = setting(
         "Check all claims this often, even without events.", type=parse_duration, default="60s", metavar="DURATION"
@@ -204,6 +205,7 @@ def controller(options: ControllerOptions) -> int:
             labels_nodes=True,
             hides_names=True,
             placement=options.placement,
+            cel_check=options.cel_check,
             deadline=options.deadline,
             resync=options.resync,
             availability=options.availability_interval,

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from devalloc.cli.command import BadInput, CommandFailed, require_packages, verb
 from devalloc.cli.options.capacity import HOST_CAPACITY, DiscoverFunction
-from devalloc.cli.options.common import BATCH_DEADLINE, PLACEMENT, RESYNC, STORE, settings_options
+from devalloc.cli.options.common import BATCH_DEADLINE, CEL_CHECK, PLACEMENT, RESYNC, STORE, settings_options
 from devalloc.cli.options.inventory import InventoryOptions
 from devalloc.cli.options.migrations import MigrationOptions
 from devalloc.cli.options.node import PluginOptions, check_published
@@ -50,6 +50,7 @@ class UpOptions:
     no_inventory: bool = setting("Only allocate claims; do not publish this host's devices.", default=False)
     resync: float = declared(RESYNC)
     placement: str = declared(PLACEMENT)
+    cel_check: str = declared(CEL_CHECK)
     deadline: float = declared(BATCH_DEADLINE)
     with_node: bool | None = setting(
         "Also run the node plugin, which binds devices and runs machines.",
@@ -136,6 +137,7 @@ def up(options: UpOptions) -> int:
             ),
             settings=AllocatorSettings(
                 placement=options.placement,
+                cel_check=options.cel_check,
                 deadline=options.deadline,
                 resync=options.resync,
                 migrations=options.migrations.limits,

@@ -131,7 +131,7 @@ class DeviceClaimAllocator:
         self._warm: IncrementalSolver | None = None
         self._resting: RestingObjects | None = None
         if solve is None:
-            solve = self._warm = IncrementalSolver(self.loop.searches, clock)
+            solve = self._warm = IncrementalSolver(self.loop.searches, clock, settings.cel_check)
             self._resting = RestingObjects(self._warm, clock)
         self._solve: SolveManifests = solve
         self._progress = progress

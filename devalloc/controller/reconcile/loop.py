@@ -109,6 +109,8 @@ class AllocatorSettings:
 
     placement: str = "pack"
     """``pack`` or ``spread`` (S17)."""
+    cel_check: str = "refuse"
+    """``refuse``: a claim gets nothing of which two evaluators judge an expression differently; ``warn``: it does."""
     deadline: float | None = 10.0
     """Seconds that the solver may use for one batch; None for as long as it takes."""
     admin_namespaces: admission.AdminNamespaces = "all"
@@ -169,7 +171,7 @@ class ReconcileLoop:
         self._clock = clock
         self._stop = threading.Event()
         self.reading = SnapshotReader(store, self._kinds)
-        self.searches = BackgroundSearches(search_with_new_fleet(settings.placement), clock)
+        self.searches = BackgroundSearches(search_with_new_fleet(settings.placement, settings.cel_check), clock)
         self.refusals = WriteBackoff(clock)
         self.is_again = False
         """Another round is due at once: devices were set aside in vain, or work was left over."""

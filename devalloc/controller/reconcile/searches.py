@@ -525,13 +525,14 @@ class BackgroundSearches:
             self._has_news = True
 
 
-def search_with_new_fleet(placement: str) -> SearchFunction:
+def search_with_new_fleet(placement: str, cel_check: str = "refuse") -> SearchFunction:
     """A search that begins with a fleet of its own."""
 
     def search(documents: Sequence[Object], claims: Sequence[Object], deadline: float | None) -> _Answer:
         from devalloc_solver import Fleet as NewFleet  # takes a while to load
 
-        return cast(_Answer, NewFleet.from_manifests(documents, placement=placement).allocate_all(claims, deadline))
+        fleet = NewFleet.from_manifests(documents, placement=placement, cel_check=cel_check)
+        return cast(_Answer, fleet.allocate_all(claims, deadline))
 
     return search
 

@@ -46,7 +46,9 @@ class WarmFleet:
     An error leaves nothing behind: then the next round begins with all documents.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cel_check: str = "refuse") -> None:
+        """``cel_check``: see ``AllocatorSettings``."""
+        self._cel_check = cel_check
         self.loaded: Mapping[ObjectName, Object] = {}
         self._fleet: Fleet | None = None
         self._placement = ""
@@ -63,7 +65,7 @@ class WarmFleet:
         fleet, self._fleet = self._fleet, None
         changed: dict[ObjectName, Object | None] | None = None
         if fleet is None or placement != self._placement:
-            fleet = Fleet.from_manifests(documents.values(), placement=placement)
+            fleet = Fleet.from_manifests(documents.values(), placement=placement, cel_check=self._cel_check)
         else:
             changed = dict.fromkeys(name for name in self.loaded if name not in documents)
             for name in changed:
@@ -89,8 +91,8 @@ class WarmFleet:
 class _WaitingFleet:
     """A warm fleet, and what waits for a change of it."""
 
-    def __init__(self, kind: str, clock: Callable[[], float]) -> None:
-        self._warm = WarmFleet()
+    def __init__(self, kind: str, clock: Callable[[], float], cel_check: str = "refuse") -> None:
+        self._warm = WarmFleet(cel_check)
         compared = "message" if kind == "DeviceClaim" else "reason"  # of ResourceClaims, messages have their names
         self.waiting = WaitingBook(kind, clock, compared)
 
@@ -157,10 +159,16 @@ class IncrementalSolver(_WaitingFleet):
     long as nothing changes that could help them are not among the documents: ``waiting`` has them.
     """
 
-    def __init__(self, searches: BackgroundSearches | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        searches: BackgroundSearches | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        cel_check: str = "refuse",
+    ) -> None:
         """``searches``: what is not answered at once is left to; None: all is answered at once."""
-        super().__init__("DeviceClaim", clock)  # the fleet has all but claims that hold nothing and have a spec
-        self._searches = searches or BackgroundSearches(search_with_new_fleet("pack"))
+        # The fleet has all but claims that hold nothing and have a spec.
+        super().__init__("DeviceClaim", clock, cel_check)
+        self._searches = searches or BackgroundSearches(search_with_new_fleet("pack", cel_check))
         self._previous_round: _PreviousRound | None = None
         self._changed: dict[ObjectName, Object | None] | None = {}
         """What ``update`` read since the last call; None: all."""

@@ -21,7 +21,7 @@ from devalloc.api.claim import DeviceClaim, DeviceClaimStatus
 from devalloc.api.device_class import DeviceClass
 from devalloc.api.pool import DevicePool
 from devalloc_solver.check.answer import Answer, MalformedAnswer, read_answer, recorded_grants
-from devalloc_solver.check.cel_results import CelResults
+from devalloc_solver.check.cel_results import CEL_CHECKS, CelResults, check_cel_check
 from devalloc_solver.check.claim import check_new_claim
 from devalloc_solver.check.classes import ClassCatalogue
 from devalloc_solver.check.group import group_violations
@@ -38,12 +38,14 @@ from devalloc_solver.check.specs import SpecCache
 from devalloc_solver.check.usage import CheckedUse, UsageAccount, conflicts
 
 __all__ = [
+    "CEL_CHECKS",
     "CelResults",
     "GoalValues",
     "IncrementalChecker",
     "PriorityLevel",
     "RejectedClaimView",
     "check",
+    "check_cel_check",
     "goal_values",
 ]
 
@@ -97,7 +99,9 @@ def check(
             sentences.append("is being deleted, and has been allocated (S18)")
         else:
             allocated[key] = answer
+            verdicts.begin_claim()
             taken, sentences = check_new_claim(claim, answer, fleet, specs)
+            verdicts.end_claim(answer.key)
             uses += taken
         violations += [f"{'/'.join(key)}: {sentence}" for sentence in sentences]
     times = Counter(answer.key for answer in given)

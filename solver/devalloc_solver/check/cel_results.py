@@ -4,8 +4,9 @@ The check evaluates with cel-python (``celpy_engine``), which shares no code wit
 (``devalloc_solver.cel.device_claims``). It evaluates with that one, too:
 
 - first, because only that one has a budget, finds out which expressions are invalid, and knows what they read;
-- for a second verdict: if the two differ, one is wrong. ``disagreements`` reports it, and the answer stands, because a
-  tenant with such an expression must not stop the answers of others;
+- for a second verdict: if the two differ, one is wrong. ``disagreements`` reports it, and ``disputed`` tells whose
+  answer rests on it. That answer is not given (``refused_for``), unless the admin says ``warn``; the others stand,
+  because a tenant with such an expression must not stop the answers of others;
 - alone, for what cel-python cannot judge (``celpy_engine.UNSUPPORTED_FORMS``, its bounds on text, depth and steps), and
   when the steps of one call are used up.
 """
@@ -35,6 +36,15 @@ _MAX_SHOWN = 500
 
 _Values = tuple[object, ...]
 
+CEL_CHECKS = ("refuse", "warn")
+"""What becomes of an answer that rests on a verdict in which the evaluators disagree."""
+
+
+def check_cel_check(cel_check: str) -> None:
+    """Raise ValueError for what is none of CEL_CHECKS."""
+    if cel_check not in CEL_CHECKS:
+        raise ValueError(f"cel_check must be one of {', '.join(CEL_CHECKS)}, not {cel_check!r}")
+
 
 class Disagreement(NamedTuple):
     """The two evaluators judge a device differently."""
@@ -42,6 +52,8 @@ class Disagreement(NamedTuple):
     of_solver: bool
     message: str
     """the expression, the attributes that it reads, and both verdicts"""
+    is_verdict: bool = True
+    """False where cel-python has none: it cannot read the expression"""
 
 
 class CelResults:
@@ -54,11 +66,26 @@ class CelResults:
         self._programs: dict[str, _CompiledExpression | cel.CompileError] = {}
         self._steps_left = STEPS_PER_CALL
         self._disagreements: dict[str, None] = {}
+        self._of_claim: dict[str, None] = {}
+        self.disputed: dict[tuple[str, str], list[str]] = {}
+        """(namespace, name) of a claim with new devices -> the disagreements that its answer rests on, since
+        ``begin_call``"""
 
     def begin_call(self) -> None:
         """A call of the check begins: cel-python has all its steps again, and nothing is reported yet."""
         self._steps_left = STEPS_PER_CALL
         self._disagreements.clear()
+        self._of_claim.clear()
+        self.disputed.clear()
+
+    def begin_claim(self) -> None:
+        """The answer to a claim is judged from now on."""
+        self._of_claim.clear()
+
+    def end_claim(self, key: tuple[str, str]) -> None:
+        """The answer to a claim has been judged: what was disputed since ``begin_claim`` is about it."""
+        if self._of_claim:
+            self.disputed[key] = [*self._of_claim]
 
     @property
     def disagreements(self) -> list[str]:
@@ -100,6 +127,8 @@ class CelResults:
             program.verdicts[key] = verdict
         if isinstance(verdict, Disagreement):
             self._disagreements[verdict.message] = None
+            if verdict.is_verdict:
+                self._of_claim[verdict.message] = None
             return verdict.of_solver
         return verdict
 
@@ -120,7 +149,7 @@ class CelResults:
         try:
             expression = celpy_engine.parse(text)
         except celpy_engine.UnreadableExpression as error:
-            return Disagreement(of_solver, f"cel-python cannot read {text!r}: {error} (S6)")
+            return Disagreement(of_solver, f"cel-python cannot read {text!r}: {error} (S6)", is_verdict=False)
         if expression is None:
             return of_solver
         work = celpy_engine.Work(min(MAX_STEPS, self._steps_left))

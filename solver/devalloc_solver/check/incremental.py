@@ -114,6 +114,11 @@ class IncrementalChecker:
         """What two evaluators of expressions judged differently in the last call of ``judge``, as sentences."""
         return self._verdicts.disagreements
 
+    @property
+    def disputed(self) -> list[str]:
+        """Those of them that the answer rests on."""
+        return [message for messages in self._verdicts.disputed.values() for message in messages]
+
     def judge(self, claim: DeviceClaim, answer: object) -> list[str]:
         """What is wrong with the answer to one pending claim that stands alone; [] when it is right."""
         self._judged = None
@@ -136,7 +141,9 @@ class IncrementalChecker:
             wrong.append("is being deleted, and has been allocated (S18)")
         if claim.group is not None:
             wrong.append(f"is allocated without the others of group {claim.group} (S7)")
+        self._verdicts.begin_claim()
         taken, sentences = check_new_claim(claim, given, self._fleet, self._specs)
+        self._verdicts.end_claim(key)
         wrong += sentences
         violations = [f"{name}: {sentence}" for sentence in wrong]
         if not are_exclusive(self._account, taken):

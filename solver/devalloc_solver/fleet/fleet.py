@@ -8,6 +8,7 @@ from typing import Any, cast
 from devalloc.api.problems import Problem
 from devalloc.api.quantity import type_name
 from devalloc_solver.answer_types import ClaimAnswerDict, ProblemDict, SolutionDict
+from devalloc_solver.check import check_cel_check
 from devalloc_solver.deadline import ALLOCATE_SECONDS
 from devalloc_solver.dialects.api_groups import DEVICE_CLAIMS, RESOURCE_CLAIMS, api_group_of, as_manifest_list
 from devalloc_solver.fleet.backend import FleetBackend, Manifest
@@ -34,17 +35,19 @@ class Fleet:
     A Fleet is not thread-safe: call it from one thread at a time.
     """
 
-    def __init__(self, placement: str) -> None:
+    def __init__(self, placement: str, cel_check: str = "refuse") -> None:
         """An empty fleet. Use ``from_manifests``.
 
         Raises:
-            ValueError: when ``placement`` is neither ``pack`` nor ``spread``.
+            ValueError: when ``placement`` is neither ``pack`` nor ``spread``, or ``cel_check`` neither ``refuse`` nor
+                ``warn``.
             TypeError: when it is not text: manifests are for ``from_manifests``.
         """
         if not isinstance(placement, str):
             raise TypeError(f"placement must be text, not {type_name(placement)}: Fleet.from_manifests takes manifests")
         check_policy(placement)
-        self._placement = placement
+        check_cel_check(cel_check)
+        self._placement, self._cel_check = placement, cel_check
         self._backends: dict[str, FleetBackend[Any, Any]] = {}
         """API group -> the back end of its dialect, as far as there is anything of it"""
         self._others: dict[tuple[object, ...], Manifest] = {}
@@ -54,18 +57,19 @@ class Fleet:
 
     @classmethod
     @gc_paused(settle=True)
-    def from_manifests(cls, documents: Iterable[Manifest], *, placement: str = "pack") -> Fleet:
+    def from_manifests(
+        cls, documents: Iterable[Manifest], *, placement: str = "pack", cel_check: str = "refuse"
+    ) -> Fleet:
         """A fleet of what ``solve_manifests`` takes, of either dialect or both. Pending claims among it are kept, and
         not solved.
 
         Content that is invalid is left out, as everywhere.
 
         Raises:
-            ValueError: when ``placement`` is neither ``pack`` nor ``spread``, or ``documents`` are one manifest or
-                text.
+            ValueError: when ``placement`` is neither ``pack`` nor ``spread``, ``cel_check`` neither ``refuse`` nor
+                ``warn`` (see ``solve_manifests``), or ``documents`` are one manifest or text.
         """
-        check_policy(placement)
-        fleet = cls(placement)
+        fleet = cls(placement, cel_check)
         numbered = [(api_group_of(document), document) for document in as_manifest_list(documents)]
         met = {group for group, _ in numbered}
         groups = [group for group in (RESOURCE_CLAIMS, DEVICE_CLAIMS) if group in met] or [DEVICE_CLAIMS]
@@ -84,7 +88,9 @@ class Fleet:
 
             self._backends[group] = ResourceClaimFleet.from_manifests(documents, placement=self._placement)
         else:
-            self._backends[group] = DeviceClaimFleet.from_manifests(documents, placement=self._placement)
+            self._backends[group] = DeviceClaimFleet.from_manifests(
+                documents, placement=self._placement, cel_check=self._cel_check
+            )
         return self._backends[group]
 
     def _backend(self, document: object) -> FleetBackend[Any, Any]:

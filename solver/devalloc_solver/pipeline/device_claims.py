@@ -13,9 +13,10 @@ from devalloc.api.device_class import DeviceClass
 from devalloc.api.fields import ApiModel
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
+from devalloc.api.reasons import Reason
 from devalloc_solver.answer_types import SolutionDict
 from devalloc_solver.cel.budget import SEARCH_CUT_SHORT, OutOfTime, SearchCutShort
-from devalloc_solver.check import CelResults, check
+from devalloc_solver.check import CelResults, check, check_cel_check
 from devalloc_solver.deadline import end_time, quick_search_end
 from devalloc_solver.dialects.api_groups import as_manifest_list, foreign_manifests, is_resource_k8s
 from devalloc_solver.dialects.device_claims.answers import (
@@ -58,7 +59,11 @@ MAX_VERDICTS = 200_000
 
 @gc_paused()
 def solve_manifests(
-    documents: Iterable[Mapping[str, Any]], *, placement: str = "pack", deadline: float | None = None
+    documents: Iterable[Mapping[str, Any]],
+    *,
+    placement: str = "pack",
+    deadline: float | None = None,
+    cel_check: str = "refuse",
 ) -> SolutionDict:
     """Allocate the pending claims among manifests: pools, classes, claims, configuration objects, ResourceQuotas.
 
@@ -75,13 +80,15 @@ def solve_manifests(
         deadline: seconds after which the best answer found so far is returned; 0 for the first one that is found, None
             for no limit. A claim whose expressions take too long is answered with ``SearchLimit``, and the others are
             solved. What follows the search, such as the check, comes on top: well below a second.
+        cel_check: ``refuse`` (default): a DeviceClaim whose expressions the check's evaluator judges differently gets
+            nothing (``CheckFailed``); ``warn``: it gets its devices, and ``problems`` say so.
 
     Returns:
         ``{"claims": [...], "objective": {"levels": [...]}, "optimal": bool, "seconds": float, "problems": [...]}``
         with claims ordered by namespace and name (settled L2).
 
     Raises:
-        ValueError: for an unknown ``placement``, or ``documents`` that are one manifest or text.
+        ValueError: for an unknown ``placement`` or ``cel_check``, or ``documents`` that are one manifest or text.
         ValueError, TypeError: for a ``deadline`` that is not a number of seconds.
     """
     started = time.monotonic()
@@ -95,18 +102,20 @@ def solve_manifests(
 
         def solve_some(some: list[dict[str, Any]]) -> dict[str, Any]:
             left = None if deadline is None else max(0.0, deadline - (time.monotonic() - started))
-            return _solve_without_quotas([*map(apart.written, some), *apart.rest], placement, left, time.monotonic())
+            return _solve_without_quotas(
+                [*map(apart.written, some), *apart.rest], placement, left, time.monotonic(), cel_check
+            )
 
         end_time(deadline, started)  # raises for one that is none
         return cast(SolutionDict, admission.solve_admitted(apart.readable, solve_some, unread=apart.rest))
-    return cast(SolutionDict, _solve_without_quotas(documents, placement, deadline, started))
+    return cast(SolutionDict, _solve_without_quotas(documents, placement, deadline, started, cel_check))
 
 
 def _solve_without_quotas(
-    documents: Sequence[Mapping[str, Any]], placement: str, deadline: float | None, started: float
+    documents: Sequence[Mapping[str, Any]], placement: str, deadline: float | None, started: float, cel_check: str
 ) -> dict[str, Any]:
     """The answer without regard to ResourceQuotas."""
-    solution = solve_input(read_documents(documents), placement, deadline, started)
+    solution = solve_input(read_documents(documents), placement, deadline, started, cel_check=cel_check)
     problems = sorted((*solution.problems, *foreign_manifests(documents)), key=_problem_order)
     return replace(solution, problems=tuple(problems)).to_dict()
 
@@ -272,6 +281,7 @@ def solve_input(
     standing: SolveCache | None = None,
     *,
     is_quick: bool = False,
+    cel_check: str = "refuse",
 ) -> Solution:
     """The answers to the claims of a problem input; see ``solve_manifests``.
 
@@ -282,6 +292,7 @@ def solve_input(
     solver.
     """
     check_policy(placement)
+    check_cel_check(cel_check)
     ends, began, cpu_began = end_time(deadline, started), time.monotonic(), time.thread_time()
     prepared = prepare(problem_input, standing, ends=ends, started=started)
     if is_quick:
@@ -294,7 +305,7 @@ def solve_input(
     levels = add_rejected_claims(outcome.levels, [claim.priority for claim in pending])
     optimal = all(level.is_proven for level in levels if level.goal == "satisfied")
     answers = _answer_all(prepared, outcome, ends, is_quick=is_quick)
-    disagreements = _verify_answers(prepared, answers)
+    answers, disagreements = _verify_answers(prepared, answers, cel_check)
     return Solution(
         claims=tuple(answers),
         levels=tuple(levels),
@@ -333,8 +344,13 @@ def _answer_all(
     return sorted(answers, key=lambda a: a.key)
 
 
-def _verify_answers(prepared: PreparedProblem, answers: Sequence[ClaimAnswer]) -> list[Problem]:
-    """Expressions that the check and the solver evaluate differently (S6). Raises AnswerRefused."""
+def _verify_answers(
+    prepared: PreparedProblem, answers: Sequence[ClaimAnswer], cel_check: str
+) -> tuple[list[ClaimAnswer], list[Problem]]:
+    """The answers that stand, and the expressions that the check and the solver evaluate differently (S6).
+
+    Raises AnswerRefused.
+    """
     problem_input, results = prepared.problem_input, CelResults()
     violations = check(
         problem_input.pools,
@@ -346,4 +362,28 @@ def _verify_answers(prepared: PreparedProblem, answers: Sequence[ClaimAnswer]) -
     )
     if violations:
         raise AnswerRefused("the check refuses this answer (please report it): " + "; ".join(violations[:10]))
-    return [Problem(message, severity="warning") for message in results.disagreements]
+    problems = [Problem(message, severity="warning") for message in results.disagreements]
+    if cel_check == "warn" or not results.disputed:
+        return [*answers], problems
+    return _without_disputed(prepared, answers, results.disputed), problems
+
+
+def _without_disputed(
+    prepared: PreparedProblem, answers: Sequence[ClaimAnswer], disputed: Mapping[Key, Sequence[str]]
+) -> list[ClaimAnswer]:
+    """The answers, but for claims whose expressions are disputed, and the others of their groups: these get nothing."""
+    of_groups: dict[Key, list[str]] = {}
+    claims = {claim.key: claim for claim in prepared.problem_input.claims}
+    for key, messages in disputed.items():
+        if group := claims[key].group:
+            of_groups.setdefault((key[0], group), []).extend(messages)
+    standing = []
+    for answer in answers:
+        claim = claims.get(answer.key)
+        group = None if claim is None or claim.is_allocated else claim.group
+        about = disputed.get(answer.key) or of_groups.get((answer.key[0], group or ""), ())
+        if about and answer.allocated:
+            refused = RejectedClaim(answer.key, Reason.CHECK_FAILED, "; ".join(about[:3]), group)
+            answer = rejected_answer(refused)
+        standing.append(answer)
+    return standing

@@ -218,7 +218,7 @@ MUTATIONS: list[tuple[str, str, Callable[[pytest.MonkeyPatch], None]]] = [
     ),
     (
         "&& is ||",
-        "device.numa == 1 && device.model == 'h100'",
+        "(device.numa == 1 && device.model == 'h100') || false",
         lambda patch: patch.setitem(OPERATORS, "_&&_", OPERATORS["_||_"]),
     ),
     (
@@ -248,9 +248,9 @@ def test_a_mistake_in_the_evaluator_of_the_solver_is_noticed(
     assert solve_manifests([*inventory(), wish])["claims"][0]["allocated"] is False
     mutate(monkeypatch)
     device_claims.compile.cache_clear()
-    solved = solve_manifests([*inventory(), wish])
+    solved = solve_manifests([*inventory(), wish], cel_check="warn")
     problems = [problem["message"] for problem in solved["problems"] if problem["severity"] == "warning"]
-    allocated = Fleet.from_manifests(inventory()).allocate(wish)
+    allocated = Fleet.from_manifests(inventory(), cel_check="warn").allocate(wish)
     for messages in (problems, allocated["warnings"]):
         (message,) = (each for each in messages if each.startswith("the evaluators disagree on"))
         assert repr(constraints) in message
@@ -258,17 +258,58 @@ def test_a_mistake_in_the_evaluator_of_the_solver_is_noticed(
         assert "solver accepts" in message
 
 
-def test_a_disagreement_about_one_claim_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+DISPUTED = claim("hostile", {"deviceClass": "gpu", "constraints": "device.numa >= 0"})
+
+
+def answers_in_every_way(documents: list[Any], *claims: Any, **options: str) -> list[dict[str, Any]]:
+    """By name: of one solve, of a warm fleet jointly, and of a warm fleet one by one."""
+    fleet = Fleet.from_manifests(documents, **options)
+    every = [
+        solve_manifests([*documents, *claims], **options)["claims"],
+        Fleet.from_manifests(documents, **options).allocate_all(claims)["claims"],
+        [fleet.allocate(each) for each in claims if "devalloc.io/group" not in each["metadata"].get("annotations", {})],
+    ]
+    return [{each["name"]: each for each in answers} for answers in every]
+
+
+def test_the_answer_of_a_disputed_claim_is_refused_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(celpy_engine.Expression, "holds", lambda *_: False)
-    hostile = claim("hostile", {"deviceClass": "gpu", "constraints": "device.numa >= 0"})
-    other = claim("other", {"deviceClass": "gpu"})
+    documents = [*inventory(), pool("free", "n", "gpu", devices=[device("d")])]
+    for answers in answers_in_every_way(documents, DISPUTED, claim("other", {"deviceClass": "gpu"})):
+        refused = answers["hostile"]
+        assert (refused["allocated"], refused["reason"], refused["allocations"]) == (False, "CheckFailed", [])
+        assert "cel-python does not accept a device with numa=" in refused["message"]
+        assert "the evaluator of the solver accepts it" in refused["message"]
+        assert answers["other"]["allocated"]
 
-    free = pool("free", "n", "gpu", devices=[device("d")])
 
-    answer = solve_manifests([*inventory(), free, hostile, other])
+def test_a_group_with_a_disputed_claim_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(celpy_engine.Expression, "holds", lambda *_: False)
+    documents = [*inventory(), pool("free", "n", "gpu", devices=[device("d")])]
+    members = [
+        {**each, "metadata": {**each["metadata"], "annotations": {"devalloc.io/group": "g"}}}
+        for each in (DISPUTED, claim("other", {"deviceClass": "gpu"}))
+    ]
+    for answers in answers_in_every_way(documents, *members)[:2]:
+        assert {each["reason"] for each in answers.values()} == {"CheckFailed"}
 
-    assert {each["name"]: each["allocated"] for each in answer["claims"]} == {"hostile": True, "other": True}
-    assert any("the evaluators disagree" in problem["message"] for problem in answer["problems"])
+
+def test_the_admin_can_have_it_as_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(celpy_engine.Expression, "holds", lambda *_: False)
+    every = answers_in_every_way(inventory(), DISPUTED, cel_check="warn")
+    assert all(answers["hostile"]["allocated"] for answers in every)
+    problems = solve_manifests([*inventory(), DISPUTED], cel_check="warn")["problems"]
+    assert any("the evaluators disagree" in problem["message"] for problem in problems)
+    with pytest.raises(ValueError, match="cel_check must be one of refuse, warn"):
+        Fleet.from_manifests(inventory(), cel_check="never")
+
+
+def test_what_cel_python_is_known_to_misread_or_cannot_read_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    misread = claim("misread", {"deviceClass": "gpu", "constraints": "size([device.numa, 2,]) == 2"})
+    assert all(answers["misread"]["allocated"] for answers in answers_in_every_way(inventory(), misread))
+    monkeypatch.setattr(celpy_engine, "UNSUPPORTED_FORMS", ())
+    celpy_engine.parse.cache_clear()
+    assert all(answers["misread"]["allocated"] for answers in answers_in_every_way(inventory(), misread))
 
 
 def test_a_disagreement_names_the_attributes_and_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

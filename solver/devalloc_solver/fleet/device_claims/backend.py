@@ -74,16 +74,17 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ReadDeviceClaim]):
 
     _claim_kind = "DeviceClaim"
 
-    def __init__(self, state: DeviceFleetState) -> None:
+    def __init__(self, state: DeviceFleetState, cel_check: str) -> None:
         """Use ``from_manifests``."""
         super().__init__(state)
+        self._cel_check = cel_check
         self._reader = DeviceClaimReader()
         self._standing = SolveCache()
 
     @classmethod
-    def from_manifests(cls, documents: Iterable[Manifest], *, placement: str) -> DeviceClaimFleet:
+    def from_manifests(cls, documents: Iterable[Manifest], *, placement: str, cel_check: str) -> DeviceClaimFleet:
         """Read everything at once."""
-        return cls(DeviceFleetState.load((read_manifest(document) for document in documents), placement))
+        return cls(DeviceFleetState.load((read_manifest(document) for document in documents), placement), cel_check)
 
     # -- one claim -----------------------------------------------------------------------------------------------------
 
@@ -145,6 +146,9 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ReadDeviceClaim]):
         violations = state.judge.judge(claim, answer)
         if violations:
             raise AnswerRefused("the check refuses this answer (please report it): " + "; ".join(violations[:10]))
+        if state.judge.disputed and self._cel_check == "refuse":
+            message = "; ".join(state.judge.disputed[:3])
+            return rejected_answer(RejectedClaim(claim.key, Reason.CHECK_FAILED, message, claim.group)).to_dict()
         if state.judge.disagreements:
             answer["warnings"] = [*answer.get("warnings", ()), *state.judge.disagreements]
         state.grant(document, claim, answer, spot)
@@ -186,7 +190,15 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ReadDeviceClaim]):
         started, state = time.monotonic(), self._state
         fresh = self._fresh(claims)
         problem_input = state.everything(fresh)
-        solution = solve_input(problem_input, state.placement, deadline, started, self._standing, is_quick=is_quick)
+        solution = solve_input(
+            problem_input,
+            state.placement,
+            deadline,
+            started,
+            self._standing,
+            is_quick=is_quick,
+            cel_check=self._cel_check,
+        )
         by_key = {document.key: document for document in (*state.pending(), *fresh)}
         for answer in solution.claims:
             if answer.allocated and answer.key not in state.allocations and answer.key in by_key:
