@@ -74,7 +74,7 @@ def _open_paths(folder: str, wanted: _Wanted) -> Iterator[str]:
     A host has thousands of descriptors, and taking a device waits for all of them: hence bytes, names from the folder
     on, and one call for each.
     """
-    place = os.fsencode(folder)
+    place, answer = os.fsencode(folder), ctypes.create_string_buffer(_SIZE_OF_STATX)
     try:
         descriptors = os.listdir(place)
         opened = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if descriptors else -1
@@ -83,7 +83,7 @@ def _open_paths(folder: str, wanted: _Wanted) -> Iterator[str]:
     try:
         for descriptor in descriptors:
             try:
-                number = _number(descriptor, opened)
+                number = _number(descriptor, opened, answer)
                 names = wanted.by_name_too if number is not None else {}
             except OSError:  # closed since, or the node is not there: a recording
                 number, names = None, wanted.by_name
@@ -106,22 +106,23 @@ _AT_STATX_DONT_SYNC, _STATX_TYPE = 0x4000, 0x1
 _RESULT = struct.Struct("=28xH98xII")
 """Of ``struct statx``: stx_mode, stx_rdev_major, stx_rdev_minor."""
 _SIZE_OF_STATX = 256
+_KIND = 0o170000
+"""S_IFMT: the part of a mode that says what a file is."""
 
 
-def _number(name: bytes, folder: int) -> DeviceNumber | None:
-    """The number of the device that a descriptor is of; None for all else. Raises OSError.
+def _number(name: bytes, folder: int, answer: ctypes.Array[ctypes.c_char]) -> DeviceNumber | None:
+    """The number of the device that a descriptor is of; None for all else. ``answer``: room for that of the kernel.
+    Raises OSError.
 
     The server of a network file system that has such a file is not asked: it may never answer.
     """
-    result = ctypes.create_string_buffer(_SIZE_OF_STATX)
-    if _STATX is not None and not _STATX(folder, name, _AT_STATX_DONT_SYNC, _STATX_TYPE, result):
-        mode, major, minor = _RESULT.unpack_from(result)
+    if _STATX is not None and not _STATX(folder, name, _AT_STATX_DONT_SYNC, _STATX_TYPE, answer):
+        mode, major, minor = _RESULT.unpack_from(answer)
     else:  # not there, or the kernel or a filter of a container does not know the call
         status = os.stat(name, dir_fd=folder)
         mode, major, minor = status.st_mode, os.major(status.st_rdev), os.minor(status.st_rdev)
-    if not (stat.S_ISCHR(mode) or stat.S_ISBLK(mode)):
-        return None
-    return DeviceNumber(stat.S_ISBLK(mode), major, minor)
+    kind = mode & _KIND
+    return DeviceNumber(kind == stat.S_IFBLK, major, minor) if kind in (stat.S_IFCHR, stat.S_IFBLK) else None
 
 
 def _name(process: Folder | None) -> str:
