@@ -56,18 +56,19 @@ class _Interface(NamedTuple):
 
 
 def stacked_interfaces(tree: Tree) -> StackedInterfaces:
-    """Asks the kernel. Nothing for a tree that is not this host's own."""
-    if not tree.is_host or tree.proc is None:
+    """Asks the kernel. Nothing for a recording, whose processes are not this kernel's."""
+    if tree.proc is None or not os.path.ismount(tree.proc.path):
         return StackedInterfaces()
+    proc = tree.proc.path
     answers: list[StackedInterfaces] = []
     # A thread of its own, which ends in the last namespace that it went to.
-    thread = threading.Thread(target=lambda: answers.append(_ask_all()), name="network-namespaces", daemon=True)
+    thread = threading.Thread(target=lambda: answers.append(_ask_all(proc)), name="network-namespaces", daemon=True)
     thread.start()
     thread.join()
     return answers[0] if answers else StackedInterfaces(problem="the network namespaces could not be asked")
 
 
-def _ask_all() -> StackedInterfaces:
+def _ask_all(proc: str) -> StackedInterfaces:
     try:
         home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -79,7 +80,7 @@ def _ask_all() -> StackedInterfaces:
         names = {each.number: each.name for each in interfaces}
         stacked = {names[each.link]: each.name for each in interfaces
                    if each.namespace is None and each.link in names and each.link != each.number}  # fmt: skip
-        others, problem = _others(own)
+        others, problem = _others(proc, own)
         for inode, (path, owner) in others.items():
             try:
                 for each in _standing_on(path, inode, home):
@@ -96,12 +97,12 @@ def _ask_all() -> StackedInterfaces:
         os.close(home)
 
 
-def _others(own: int) -> tuple[dict[int, tuple[str, str]], str | None]:
+def _others(proc: str, own: int) -> tuple[dict[int, tuple[str, str]], str | None]:
     """The other namespaces: by their number a path to each, and whose it is; and why some may be missing."""
     namespaces: dict[int, tuple[str, str]] = {}
     denied = 0
-    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()):
-        path = f"/proc/{pid}/ns/net"
+    for pid in sorted(int(name) for name in os.listdir(proc) if name.isdecimal()):
+        path = f"{proc}/{pid}/ns/net"
         try:
             match = _NAMESPACE.fullmatch(os.readlink(path))
         except PermissionError:
@@ -110,11 +111,11 @@ def _others(own: int) -> tuple[dict[int, tuple[str, str]], str | None]:
         except OSError:  # it has ended
             continue
         if match and int(match[1]) != own and int(match[1]) not in namespaces:
-            namespaces[int(match[1])] = (path, f"{_comm(pid)} {pid}")
+            namespaces[int(match[1])] = (path, f"{_comm(proc, pid)} {pid}")
     for process in ("self", "1"):
-        for number, place in _named(process):
+        for number, place in _named(proc, process):
             if number != own:
-                namespaces.setdefault(number, (f"/proc/{process}/root{place}", place.rpartition("/")[2]))
+                namespaces.setdefault(number, (f"{proc}/{process}/root{place}", place.rpartition("/")[2]))
     if len(namespaces) > _MOST:
         return dict(list(namespaces.items())[:_MOST]), f"there are more than {_MOST} network namespaces"
     if denied:
@@ -122,18 +123,18 @@ def _others(own: int) -> tuple[dict[int, tuple[str, str]], str | None]:
     return namespaces, None
 
 
-def _comm(pid: int) -> str:
+def _comm(proc: str, pid: int) -> str:
     try:
-        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+        with open(f"{proc}/{pid}/comm", encoding="utf-8", errors="replace") as file:
             return file.read(64).strip()
     except OSError:
         return "process"
 
 
-def _named(process: str) -> Iterator[tuple[int, str]]:
+def _named(proc: str, process: str) -> Iterator[tuple[int, str]]:
     """The namespaces that are mounted somewhere: their numbers and places."""
     try:
-        with open(f"/proc/{process}/mountinfo", encoding="utf-8", errors="replace") as file:
+        with open(f"{proc}/{process}/mountinfo", encoding="utf-8", errors="replace") as file:
             rows = [line.split() for line in file if " nsfs " in line]
     except OSError:
         return
