@@ -76,6 +76,21 @@ class TestTheKernel:
                 here.link("set", index=moved, net_ns_pid=pid)
             assert stacked() == {"card1": f"pod1 in the network namespace of sleep {pid}"}
 
+    def test_an_interface_in_a_namespace_that_is_only_mounted(self, tmp_path: Path) -> None:
+        """As `ip netns add` and container runtimes do it: no process need be in there."""
+        place = tmp_path / "blue"
+        place.touch()
+        with other_interfaces():
+            add_tap("card0")
+            stack("card0", "net1")
+            try:
+                with pod() as pid, IPRoute() as here:
+                    subprocess.run(["mount", "--bind", f"/proc/{pid}/ns/net", place], check=True)
+                    here.link("set", index=here.link_lookup(ifname="net1")[0], net_ns_pid=pid)
+                assert stacked() == {"card0": "net1 in the network namespace of blue"}
+            finally:
+                subprocess.run(["umount", place], check=True)
+
     def test_interfaces_of_other_namespaces_do_not_count_as_this_ones(self) -> None:
         """Numbers of interfaces are of their namespace: 2 is another one in each."""
         with other_interfaces():
