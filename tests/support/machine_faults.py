@@ -16,7 +16,7 @@ import os
 import subprocess
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -29,8 +29,7 @@ from unittest.mock import patch
 import pytest
 
 from devalloc.api.virtual_machine import VirtualMachine
-from devalloc.inventory.class_devices import DeviceNode
-from devalloc.inventory.open_nodes import open_device_nodes
+from devalloc.inventory.sysfs import Tree
 from devalloc_node.binding.binding import BindingConfig
 from devalloc_node.binding.registry import Bindings, step_kinds
 from devalloc_node.claims import ClaimLocks, Claims
@@ -173,6 +172,18 @@ class MachineOutside(PersistentOutside):
                 return None
             case _:
                 return super().answer(where, method, *arguments)
+
+
+def _user_of(tree: Tree, nodes: Collection[str]) -> str | None:
+    """Who has one of the nodes open, as the version that runs here sees it."""
+    try:
+        from devalloc.inventory.class_devices import DeviceNode
+        from devalloc.inventory.open_nodes import open_device_nodes
+    except ModuleNotFoundError:  # the release before
+        users = import_module("devalloc.inventory.sysfs").open_device_nodes(tree.proc, set(nodes), ())
+        return next(iter(users.values()), None)
+    opened = open_device_nodes(tree.proc, {DeviceNode(node, None) for node in nodes}) if tree.proc else {}
+    return next((str(processes[0]) for processes in opened.values()), None)
 
 
 class MachineFaults(FaultPoints):
@@ -366,15 +377,7 @@ class MachineFaults(FaultPoints):
                 {**step_kinds(host), "file": FileKind(host), "attachment": attachments},
                 options=PrepareOptions(),
                 render={KIND: [lambda grant, devices: claim_spec(grant.ref, devices, driver="d.example", folder=cdi)]},
-                in_use=lambda device: next(
-                    (
-                        str(processes[0])
-                        for processes in open_device_nodes(
-                            host.tree().proc, {DeviceNode(node, None) for node in device.nodes}
-                        ).values()
-                    ),
-                    None,
-                ),
+                in_use=lambda device: _user_of(host.tree(), device.nodes),
             )
             held = ClaimRegistry(
                 claims,
