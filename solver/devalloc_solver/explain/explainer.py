@@ -127,6 +127,7 @@ class Explainer(ABC):
     _finder: FeasibilityChecker | None = field(init=False, default=None)
     _releases: BlockingClaimFinder | None = field(init=False, default=None)
     _typos: UnitTypos | None = field(init=False, default=None)
+    _drivers: frozenset[str] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.before = tuple(self.allocations)
@@ -146,6 +147,12 @@ class Explainer(ABC):
             given = frozenset(placement.demand.key for placement in self.placements)
             self._releases = BlockingClaimFinder(self.snapshot, self.in_use, given)
         return self._releases
+
+    @property
+    def drivers(self) -> frozenset[str]:
+        if self._drivers is None:
+            self._drivers = self.list_drivers()
+        return self._drivers
 
     @property
     def typos(self) -> UnitTypos:
@@ -177,8 +184,8 @@ class Explainer(ABC):
         """The drivers of which the class of a request takes devices; None if it does not say so."""
 
     @abstractmethod
-    def drivers(self) -> frozenset[str]:
-        """The drivers that have devices."""
+    def list_drivers(self) -> frozenset[str]:
+        """The drivers that have devices; none if that is not certain."""
 
     def counted_reason(self, unit: PlacementUnit) -> Reason:
         """The same reason as far as counting tells, without any search."""
@@ -245,7 +252,7 @@ class Explainer(ABC):
 
     def _missing_drivers(self, demand: Demand) -> frozenset[str]:
         """The drivers of the classes of a request, if no device of any of them exists."""
-        present = self.drivers()
+        present = self.drivers
         for detail in demand.details if present else ():
             needed = [self.drivers_of_class(request) for request in detail]
             if all(drivers is not None and present.isdisjoint(drivers) for drivers in needed):
@@ -253,7 +260,7 @@ class Explainer(ABC):
         return frozenset()
 
     def _describe_missing(self, drivers: Collection[str]) -> str:
-        present = sorted(self.drivers())
+        present = sorted(self.drivers)
         near = next((near for one in sorted(drivers) if (near := closest_match(one, present, alike=0.9))), None)
         there = f"there are {', '.join(present[:SHOWN])}{' and others' if len(present) > SHOWN else ''}"
         advice = f"did you mean {near}?" if near else "publish one, or correct the class"

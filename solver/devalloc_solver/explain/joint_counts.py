@@ -16,6 +16,7 @@ MAX_SETS = 16
 MAX_NAMED = 3
 """Requests that a sentence names."""
 _TOO_MANY = 1 << 30
+_ALL = (AllocationMode.EVERY, AllocationMode.ADMIN_ALL)
 
 Detail = tuple[Request, ...]
 
@@ -42,8 +43,8 @@ def best_on_node(
 def describe_excess(snapshot: Snapshot, unit: PlacementUnit) -> str:
     """That a claim would get more devices than a claim can have, wherever it goes; "" if counting does not show it."""
     for demand in unit.demands:
-        if demand.most is None:
-            continue
+        if demand.most is None or not any(request.mode in _ALL for request in demand.requests):
+            continue  # what is asked for by number was counted before
         devices = {index for request in demand.requests for index in request.candidates.accepted}
         fewest = best_on_node(snapshot, devices, unit.pin, lambda some, of=demand: -_fewest(of, some))  # type: ignore[misc]
         if fewest is not None and demand.most < -fewest < _TOO_MANY:
@@ -64,7 +65,7 @@ def _fewest(demand: Demand, here: Collection[int]) -> int:
 
 
 def _count(request: Request, here: Collection[int]) -> int:
-    if request.mode not in (AllocationMode.EVERY, AllocationMode.ADMIN_ALL):
+    if request.mode not in _ALL:
         return request.min_count
     return sum(index in request.candidates.accepted for index in here)
 

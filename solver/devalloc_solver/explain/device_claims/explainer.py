@@ -78,7 +78,7 @@ class DeviceClaimExplainer(Explainer):
         drivers = frozenset(one.spec.driver for one in classes or ())
         return None if not drivers or "" in drivers else drivers
 
-    def drivers(self) -> frozenset[str]:
+    def list_drivers(self) -> frozenset[str]:
         return frozenset(pool.driver for pool in self.snapshot.pools if pool.devices)
 
     def fits(self, question: FeasibilityQuestion) -> bool:

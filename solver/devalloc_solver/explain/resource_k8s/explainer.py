@@ -109,7 +109,7 @@ class ResourceClaimExplainer(Explainer):
                 return frozenset(names)
         return None
 
-    def drivers(self) -> frozenset[str]:
+    def list_drivers(self) -> frozenset[str]:
         if self.unreached.devices:
             return frozenset()  # there are others, of drivers that do not count here
         return frozenset(offer.pool.driver for offer in self.offers)
