@@ -116,7 +116,7 @@ class FleetBackend(ABC, Generic[StateT, ReadT]):
         kinds, index.gained = frozenset(index.gained), set()
         lost, index.lost = frozenset(index.lost), set()
         edition, names = self._edition()
-        return Gains((index.kinds, edition), names, kinds, lost, [kind.driver for kind in index.kinds.kinds])
+        return Gains((index.kinds, *edition), names, kinds, lost, [kind.driver for kind in index.kinds.kinds])
 
     def waiting_key(self, claim: Manifest) -> Hashable | None:
         """Equal for claims that stand alone and have the same answer; None if that cannot be told."""
@@ -242,8 +242,8 @@ class FleetBackend(ABC, Generic[StateT, ReadT]):
         return None
 
     @abstractmethod
-    def _edition(self) -> tuple[object, object]:
-        """Another object once what claims ask for has another meaning, and one once other objects can be named."""
+    def _edition(self) -> tuple[tuple[object, ...], object]:
+        """Other objects once what claims ask for has another meaning, and one once other objects can be named."""
 
     @abstractmethod
     def _prepare(self, claims: Iterable[Manifest], ends: float | None, started: float) -> _Prepared:

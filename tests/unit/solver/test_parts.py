@@ -12,6 +12,7 @@ from devalloc.api.device_class import DeviceClass
 from devalloc.api.pool import DevicePool
 from devalloc_solver import Fleet, capacity, solve_manifests
 from devalloc_solver.check import check
+from devalloc_solver.fleet.waiting import WaitingBook
 from tests.support.manifests import Manifest, claim, device, device_class, pool
 
 GPU = device_class("gpu", driver="gpu.devalloc.io", deviceType="gpu")
@@ -150,6 +151,21 @@ class TestWarm:
         assert not fleet.allocate(gpus(3)[2])["allocated"]
         fleet.update(card("b", node="n2", whole=RESERVED))
         assert titles(fleet.allocate(gpus(4)[3])) == ["a/part-1"]
+
+    def test_a_waiting_claim_is_asked_for_when_parts_come_into_reach(self) -> None:
+        split = card("a", parts=4, node="n1", whole=RESERVED)
+        fleet = Fleet.from_manifests([GPU, split, card("b", node="n2", whole=RESERVED)])
+        fleet.update(card("b", node="n2"))  # devices of both kinds are known from now on
+        assert titles(fleet.allocate(gpus(1)[0])) == ["b/whole"]
+        book, waiting = WaitingBook(), gpus(2)[1]
+        book.catch_up(fleet)
+        assert book.rest(fleet, "c1", (0, 1), waiting, fleet.allocate(waiting))
+        book.catch_up(fleet)
+        assert not list(book.wake(fleet))
+        fleet.update(card("b", node="n2", whole=RESERVED))
+        book.catch_up(fleet)
+        assert list(book.wake(fleet)) == ["c1"]
+        assert titles(fleet.allocate(waiting)) == ["a/part-0"]
 
     @pytest.mark.parametrize("seed", range(12))
     def test_it_answers_as_the_whole_solve(self, seed: int) -> None:

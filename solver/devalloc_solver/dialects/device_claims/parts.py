@@ -62,8 +62,8 @@ def is_left_out(step: str) -> bool:
 class WholeDevices:
     """The devices of a fleet that are offered whole, and the drivers that have parts."""
 
-    edition: int = 0
-    """changes whenever an answer of ``is_offered`` may be another one"""
+    edition: object = field(default_factory=object)
+    """another one whenever an answer of ``is_offered`` may be another one"""
     _wholes: dict[Driver, dict[Node, Sequence[Device]]] = field(default_factory=dict)
     _parts: Counter[Driver] = field(default_factory=Counter)
     """driver -> parts"""
@@ -101,7 +101,8 @@ class WholeDevices:
         for driver, devices in by_driver.items():
             self._wholes.setdefault(driver, {})[node] = devices
         changed = self._seen(before) != self._seen(by_driver)
-        self.edition += changed
+        if changed:
+            self.edition = object()
         return changed
 
     def _seen(self, by_driver: dict[Driver, Sequence[Device]] | dict[Driver, list[Device]]) -> object:

@@ -179,8 +179,9 @@ class DeviceClaimFleet(FleetBackend[DeviceFleetState, ReadDeviceClaim]):
         named = [query.drivers(request) for request in requests]  # as its classes say
         return None if None in named else frozenset().union(*(one for one in named if one is not None))
 
-    def _edition(self) -> tuple[object, object]:
-        return self._state.rules, self._state.configs_edition
+    def _edition(self) -> tuple[tuple[object, ...], object]:
+        rules = self._state.rules
+        return (rules, rules.wholes.edition), self._state.configs_edition
 
     # -- several claims ------------------------------------------------------------------------------------------------
 

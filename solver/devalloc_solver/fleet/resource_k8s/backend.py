@@ -150,8 +150,8 @@ class ResourceClaimFleet(FleetBackend[ClusterState, ReadResourceClaim]):
         except (AllocationError, BudgetExceeded):
             return None
 
-    def _edition(self) -> tuple[object, object]:
-        return self._state.rules, None
+    def _edition(self) -> tuple[tuple[object, ...], object]:
+        return (self._state.rules,), None
 
     # -- several claims ------------------------------------------------------------------------------------------------
 
