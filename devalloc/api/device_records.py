@@ -16,6 +16,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from devalloc.api.meta import DEVICE_RECORDS
@@ -53,27 +54,24 @@ def counters_digest(counters: frozenset[str]) -> str:
 
 def write_records(records: Mapping[PoolDevice, DeviceRecord]) -> str | None:
     """The annotation for the devices of a claim; None where there is nothing to record, or too much."""
-    pools: dict[str, dict[str, Any]] = {}
+    pools: dict[str, list[str]] = {}
     for (pool, device), record in records.items():
-        pools.setdefault(pool, {})[device] = _content(record)
+        pools.setdefault(pool, []).append(f"{encode_basestring_ascii(device)}:{_content(record)}")
     if not pools:
         return None
-    text = json.dumps(pools, separators=(",", ":"))
-    return text if len(text) <= MAX_RECORDS_SIZE else None
-
-
-def _content(record: DeviceRecord) -> dict[str, Any]:
-    content: dict[str, Any] = {}
-    if record.draws is not None:
-        content |= {"draws": _texts(record.draws), "counters": record.counters}
-    if record.group is not None:
-        content["compatibilityGroup"] = record.group
-    return content
+    text = ",".join([f"{encode_basestring_ascii(pool)}:{{{','.join(of_pool)}}}" for pool, of_pool in pools.items()])
+    return f"{{{text}}}" if len(text) <= MAX_RECORDS_SIZE else None
 
 
 @lru_cache(maxsize=4096)
-def _texts(draws: Draws) -> dict[str, str]:
-    return {name: str(Quantity(nano)) for name, nano in draws}
+def _content(record: DeviceRecord) -> str:
+    """A record as JSON: many devices have the same."""
+    content: dict[str, Any] = {}
+    if record.draws is not None:
+        content |= {"draws": {name: str(Quantity(nano)) for name, nano in record.draws}, "counters": record.counters}
+    if record.group is not None:
+        content["compatibilityGroup"] = record.group
+    return json.dumps(content, separators=(",", ":"))
 
 
 _NOTHING: Mapping[PoolDevice, DeviceRecord] = {}

@@ -49,7 +49,7 @@ def check_new_claim(
             if not term.is_admin:
                 taken.append(use)
     wrong += _node_violations(claim, answer, devices)
-    wrong += record_violations(answer, (use.pooled for use in taken))
+    wrong += record_violations(answer, [use.pooled for use in taken])
     try:
         for index, term in terms.items():
             for sentence in detail_violations(term, uses.get(index, ()), node, fleet, claim.pinned_node):

@@ -7,11 +7,11 @@ that the pool does not have any more, the device counts for everything.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from devalloc.api import meta
-from devalloc.api.device_records import DeviceRecord, PoolDevice, counters_digest, read_records
+from devalloc.api.device_records import DeviceRecord, counters_digest, read_records, write_records
 from devalloc.api.quantity import Quantity, ceil_blocks, floor_blocks
 from devalloc_solver.check.answer import Answer
 from devalloc_solver.check.pools import CheckedDevice
@@ -33,38 +33,44 @@ NOTHING = CountedDraws()
 
 def counted_draws(pooled: CheckedDevice, record: DeviceRecord | None) -> CountedDraws:
     """What a device in use counts for, given what its claim recorded of it."""
-    resources = pooled.pool.spec.resources
-    has_groups = any(a.name == meta.COMPATIBILITY_GROUP for d in pooled.pool.spec.devices for a in d.attributes)
-    everything = {each.name: floor_blocks(each.capacity, each.block) for each in resources}
     if record is None or record.draws is None:
-        if pooled.is_published:
-            return NOTHING
-        return CountedDraws(everything, UNKNOWN_GROUP if has_groups or _is_grouped(pooled) else None)
-    is_same = pooled.is_published or record.counters == counters_digest(frozenset(everything))
-    draws = dict(record.draws)
-    if not is_same or not draws.keys() <= everything.keys():
-        return CountedDraws(everything, record.group)
-    blocks = {
-        each.name: ceil_blocks(Quantity(draws[each.name]), each.block) for each in resources if each.name in draws
-    }
+        return NOTHING if pooled.is_published else CountedDraws(_everything(pooled), _unknown_group(pooled))
+    resources, draws = pooled.pool.spec.resources, dict(record.draws)
+    names = {each.name for each in resources}
+    is_same = pooled.is_published or record.counters == counters_digest(frozenset(names))
+    if not is_same or not draws.keys() <= names:
+        return CountedDraws(_everything(pooled), record.group)
+    blocks = {one.name: ceil_blocks(Quantity(draws[one.name]), one.block) for one in resources if one.name in draws}
     return CountedDraws(blocks, record.group)
 
 
-def _is_grouped(pooled: CheckedDevice) -> bool:
-    return any(attribute.name == meta.COMPATIBILITY_GROUP for attribute in pooled.pool.spec.attributes)
+def _everything(pooled: CheckedDevice) -> Mapping[str, int]:
+    return {each.name: floor_blocks(each.capacity, each.block) for each in pooled.pool.spec.resources}
 
 
-def record_violations(answer: Answer, taken: Iterable[CheckedDevice]) -> Iterator[str]:
+def _unknown_group(pooled: CheckedDevice) -> str | None:
+    spec = pooled.pool.spec
+    listed = [*spec.attributes, *(attribute for device in spec.devices for attribute in device.attributes)]
+    return UNKNOWN_GROUP if any(one.name == meta.COMPATIBILITY_GROUP for one in listed) else None
+
+
+def record_violations(answer: Answer, taken: Sequence[CheckedDevice]) -> Iterator[str]:
     """Where a record of a new allocation differs from what its devices draw. It may be missing: then more counts."""
     text = answer.annotations.get(meta.DEVICE_RECORDS)
     if text is None:
         return
-    records: Mapping[PoolDevice, DeviceRecord] = read_records(text)
+    right = {(one.pool.metadata.name, one.device.name): _record_of(one) for one in taken if one.pool.spec.resources}
+    if write_records(right) == text:
+        return  # as nearly always
+    records = read_records(text)
     for pooled in taken:
         record = records.get((pooled.pool.metadata.name, pooled.device.name))
-        if record is None or record.draws is None:
-            continue
-        blocks = {each.name: each.block.nano for each in pooled.pool.spec.resources}
-        draws = tuple(sorted((name, number * blocks[name]) for name, number, _ in pooled.draws))
-        if record != DeviceRecord(draws, counters_digest(frozenset(blocks)), pooled.compatibility_group):
+        if record is not None and record.draws is not None and record != _record_of(pooled):
             yield f"device {pooled} is recorded with other draws, or another group, than it has (S18)"
+
+
+def _record_of(pooled: CheckedDevice) -> DeviceRecord:
+    """What is right to record of a device."""
+    blocks = {each.name: each.block.nano for each in pooled.pool.spec.resources}
+    draws = tuple(sorted([(name, number * blocks[name]) for name, number, _ in pooled.draws]))
+    return DeviceRecord(draws, counters_digest(frozenset(blocks)), pooled.compatibility_group)

@@ -37,11 +37,19 @@ class UsageAccount:
 
     def add(self, uses: Iterable[CheckedUse]) -> None:
         for use in uses:
-            users = self._pools.setdefault(use.pooled.pool_key, {}).setdefault(use.pooled, [])
-            is_same = bool(users) and not use.counted.blocks
-            self._draw(use.pooled, () if is_same else users, -1)
-            users.append(use)
-            self._draw(use.pooled, () if is_same else users, 1)
+            pooled = use.pooled
+            pool = self._pools.setdefault(pooled.pool_key, {})
+            users = pool.get(pooled)
+            if users is None:
+                pool[pooled] = users = [use]
+                if pooled.draws or use.counted.blocks:
+                    self._draw(pooled, users, 1)
+            elif use.counted.blocks:
+                self._draw(pooled, users, -1)
+                users.append(use)
+                self._draw(pooled, users, 1)
+            else:
+                users.append(use)
 
     def remove(self, uses: Iterable[CheckedUse]) -> None:
         for use in uses:

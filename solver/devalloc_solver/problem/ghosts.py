@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 from devalloc.api.device_records import DeviceRecord, counters_digest
@@ -53,6 +54,11 @@ def drawn_in_use(counters: Mapping[str, int], published: Mapping[str, int] | Non
     return Drawn(amounts)
 
 
+def has_limits(pool: Pool) -> bool:
+    """Whether devices of a pool share anything, so that it matters what is in use of others."""
+    return bool(pool.resources) or any(one.compatibility is not None for one in pool.devices)
+
+
 def find_ghost(pool: Pool, device: Device | None, records: Records) -> Ghost | None:
     """The ghost of a device in use, if it has one. ``device``: as the pool publishes it."""
     if device is not None and not any(records):
@@ -73,11 +79,13 @@ def find_ghost(pool: Pool, device: Device | None, records: Records) -> Ghost | N
 def device_record(pool: Pool, device: Device) -> DeviceRecord:
     """What is to be recorded of a device that a claim gets."""
     group = device.compatibility
-    return DeviceRecord(
-        draws=_nano(pool, device),
-        counters=counters_digest(frozenset(pool.resources)),
-        group=group if isinstance(group, str) else None,
-    )
+    return _record(_nano(pool, device), tuple(pool.resources), group if isinstance(group, str) else None)
+
+
+@lru_cache(maxsize=4096)
+def _record(draws: tuple[tuple[str, int], ...], counters: tuple[str, ...], group: str | None) -> DeviceRecord:
+    """One object for all devices that draw the same."""
+    return DeviceRecord(draws, counters_digest(frozenset(counters)), group)
 
 
 def _nano(pool: Pool, device: Device) -> tuple[tuple[str, int], ...]:

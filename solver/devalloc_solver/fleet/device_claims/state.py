@@ -37,7 +37,13 @@ from devalloc_solver.fleet.node_class_plan import ChosenDevice, ChosenPlace
 from devalloc_solver.fleet.node_index import HeldDevice, HeldDevices, HeldItem, Holders, NodeIndex
 from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.problem.allocations import Key, admin_entries, allocated_amounts
-from devalloc_solver.problem.ghosts import HeldRecords, device_record, is_as_recorded, snapshot_with_ghosts
+from devalloc_solver.problem.ghosts import (
+    HeldRecords,
+    device_record,
+    has_limits,
+    is_as_recorded,
+    snapshot_with_ghosts,
+)
 from devalloc_solver.problem.snapshot import Device, Pool, Snapshot, take_snapshot, without_duplicate_pools
 
 
@@ -188,13 +194,14 @@ class DeviceFleetState:
         """The pools of a node, with the ghosts of what claims have of them."""
         snapshot, _ = take_snapshot(self.pools[node].values())
         records = HeldRecords()
-        by_name: dict[Hashable, tuple[Pool, dict[str, Device]]] = {}
+        by_name: dict[Hashable, dict[str, Device] | None] = {}
         for entry in held:
+            (pool,) = snapshot.pools_by_name[entry.pool]
             if entry.pool not in by_name:
-                (pool,) = snapshot.pools_by_name[entry.pool]
-                by_name[entry.pool] = pool, {device.name: device for device in pool.devices}
-            pool, devices = by_name[entry.pool]
-            records.add(pool, entry.device, devices.get(entry.device), entry.record)
+                named = {device.name: device for device in pool.devices}
+                by_name[entry.pool] = named if has_limits(pool) else None
+            if (devices := by_name[entry.pool]) is not None:
+                records.add(pool, entry.device, devices.get(entry.device), entry.record)
         ghosts = records.ghosts()
         return snapshot_with_ghosts(snapshot, ghosts) if ghosts else snapshot
 
