@@ -77,3 +77,41 @@ def test_a_node_that_loses_less_is_found_behind_one_with_equal_devices_to_offer(
     documents = [RULES, broken, spare]
     assert Fleet.from_manifests(documents).allocate(pending)["node"] == "n1"
     assert solve_manifests([*documents, pending])["claims"][0]["node"] == "n1"
+
+
+def equal_cards(random: Random) -> list[Manifest]:
+    """Cards of one node that differ in their names alone, each with physical and virtual functions, in any order."""
+    count, functions, virtual = random.choice([2, 2, 3]), random.choice([1, 1, 2]), random.choice([2, 2, 3])
+    made = []
+    for card in range(count):
+        devices = []
+        for pf in range(functions):
+            of_pf = {"kind": "pf", "numa": 0}
+            devices.append(device(f"pf{pf}", attributes=of_pf, requests={f"vfs{pf}": virtual}))
+            devices += [
+                device(f"pf{pf}vf{vf}", attributes={"kind": "vf", "numa": 0}, requests={f"vfs{pf}": 1})
+                for vf in range(virtual)
+            ]
+        resources = {f"vfs{pf}": virtual for pf in range(functions)}
+        made.append(pool(f"nic{card}", "node", "nic", resources=resources, devices=devices))
+    random.shuffle(made)
+    return made
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_of_equal_cards_a_fleet_gives_the_same_as_solve_manifests(seed: int) -> None:
+    """Three of four virtual functions of two cards: two of the first card and one of the second, in every way."""
+    random = Random(seed)
+    documents = [device_class("vf", driver="nic", constraints="device.kind == 'vf'"), *equal_cards(random)]
+    wanted: dict[str, Any] = {"deviceClass": "vf", "requests": {"count": random.randint(1, 4)}}
+    if random.random() < 0.5:
+        wanted["matchAttributes"] = ["numa"]
+    wish = claim("c", wanted)
+    for placement in ("pack", "spread"):
+        (cold,) = solve_manifests([*documents, wish], placement=placement)["claims"]
+        assert Fleet.from_manifests(documents, placement=placement).allocate(wish) == cold
+        (joint,) = Fleet.from_manifests(documents, placement=placement).allocate_all([wish])["claims"]
+        assert joint == cold
+        pools = [each["devicePoolName"] for each in cold["allocations"]]
+        counts = [pools.count(name) for name in dict.fromkeys(pools)]
+        assert counts == sorted(counts, reverse=True), "the first cards have the most of it"

@@ -167,6 +167,14 @@ class FastPath:
                 return self._recipe(combination, choices, node)
         return None
 
+    def splits_partitions(self, plan: NodeClassPlan, kind: NodeKind) -> bool:
+        """Whether a request takes partitions of several pools: how many of which loses least, only a search tells."""
+        pools: dict[int, set[int]] = {}
+        for part in plan.parts:
+            if isinstance(part, PlanPart) and any(kind.pools[part.pool].kinds[g].one.draws for g in part.groups):
+                pools.setdefault(id(part.request), set()).add(part.pool)
+        return any(len(of_request) > 1 for of_request in pools.values())
+
     def _choose(
         self, requests: Sequence[Request], node: NodeClass, pools: dict[int, tuple[int, ...]]
     ) -> tuple[RequestOption, ...] | None:

@@ -346,9 +346,12 @@ class ShapeSearch:
             return None
         if looks not in self.solved:
             pools = self.plain.pools_of(node.kind) if self.plain is not None else None
-            self.solved[looks] = (
-                self.exactly(record) if self.plain is None or pools is None else self.plain.solve(node, pools)
-            )
+            if self.plain is None or pools is None:
+                self.solved[looks] = self.exactly(record)
+            else:
+                plan = self.plain.solve(node, pools)
+                unsure = plan is not None and self.plain.splits_partitions(plan, node.kind)
+                self.solved[looks] = self.exactly(record) if unsure else plan
         return self.solved[looks]
 
     def _hope(self, node: NodeClass) -> Score | None:

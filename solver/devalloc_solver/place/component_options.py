@@ -109,7 +109,9 @@ def component_options(
     options = [ComponentOption(p.gain, p.spend, p.cost, p.wide, p.uses, p.looks, whole**2 - p.whole**2) for p in parts]
     if len(options) == 1:
         return options
-    return undominated(options, lambda o: ((*o.gain, *[-s for s in o.spend], -o.cost, -o.loss), o.wide), steps)
+    left = undominated(options, lambda o: ((*o.gain, *[-s for s in o.spend], -o.cost, -o.loss), o.wide), steps)
+    # Of covers that cost the same the first one found counts: the one that takes most of the first pools.
+    return sorted(left, key=lambda option: -sum(option.gain))
 
 
 def _within_compatibility_group(shape: IndexedGroup, group: int | None) -> IndexedGroup:
