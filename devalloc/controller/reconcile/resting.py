@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from devalloc.api import host_pool_names, meta
-from devalloc.api.reasons import Reason, is_final_refusal
+from devalloc.api.reasons import STILL_SEARCHING, Reason, is_final_refusal
 from devalloc.api.views import ClaimKey, ClaimView, MachineView, ObjectView
 from devalloc.controller.reconcile.vm_scheduling import KIND as MACHINE
 from devalloc.controller.reconcile.vm_scheduling import SchedulingInput
@@ -32,6 +32,8 @@ from devalloc_solver.pipeline import admission
 CLAIM = "DeviceClaim"
 MAX_NEW = 100
 """Units of one namespace that wait and are looked at in one round: so those of others are answered soon."""
+EXCEEDED_SECONDS = 60.0
+"""How long claims are left alone for whose expressions the time did not suffice, in however many rounds."""
 _OF_ADMISSION = (Reason.QUOTA_EXCEEDED.value, Reason.ADMIN_ACCESS_DENIED.value)
 Answer = Mapping[str, Any]
 Order = tuple[Any, ...]
@@ -89,6 +91,8 @@ class RestingObjects:
     """Namespace -> units that admission keeps out."""
     _by_hosts: set[Unit] = field(default_factory=set)
     """Machines that no node has anything for, as nodes have published it."""
+    _until: dict[Unit, float] = field(default_factory=dict)
+    """Units whose expressions take too long, and when they are asked for again."""
     _groups: dict[tuple[str, str], Unit] = field(default_factory=dict)
     _met: dict[Key, Object] = field(default_factory=dict)
     """Objects that wait and that the last round looked at."""
@@ -125,6 +129,7 @@ class RestingObjects:
         changed = [(key, obj) for key, obj in active.items() if before.get(key) is not obj]
         awake = {self._unit_of[key] for key, _ in changed if key in self._unit_of}
         awake |= {self._unit_of[key] for key in [*self._unit_of.keys() - objects.keys()]}
+        awake |= {unit for unit, until in self._until.items() if until <= self.clock()}
         for key, obj in changed:
             awake |= self._touched(key, before.get(key), obj)
         for key in before.keys() - objects.keys():
@@ -184,7 +189,8 @@ class RestingObjects:
     @property
     def is_due(self) -> bool:
         """Whether a round has something to look at, though nothing has changed."""
-        return self.is_behind or self.solver.waiting.has_outdated
+        now = self.clock()
+        return self.is_behind or self.solver.waiting.has_outdated or any(each <= now for each in self._until.values())
 
     def _wake(self, units: Iterable[Unit]) -> None:
         for unit in units:
@@ -197,6 +203,7 @@ class RestingObjects:
                 if not of_namespace:
                     del self._by_admission[_namespace(unit)]
             self._by_hosts.discard(unit)
+            self._until.pop(unit, None)
             if unit.group:
                 self._groups.pop((_namespace(unit), unit.group), None)
 
@@ -255,7 +262,10 @@ class RestingObjects:
             is_settled = bound.isdisjoint(keys) and done.undone.isdisjoint(keys)
             if unit.key.kind == MACHINE and unit.key in done.written:
                 continue  # a round may have more to say of it
-            if len(answers) == len(keys) and is_settled and all(map(is_final_refusal, answers)):
+            if len(answers) == len(keys) and is_settled and any(map(_takes_too_long, answers)):
+                self._enter(unit, keys, active, done.written, by_admission=False)
+                self._until[unit] = self.clock() + EXCEEDED_SECONDS
+            elif len(answers) == len(keys) and is_settled and all(map(is_final_refusal, answers)):
                 refused[unit] = answers
             elif unit.key.kind == CLAIM:
                 unsettled.add(_namespace(unit))
@@ -380,6 +390,11 @@ def _may_serve_others(key: Key, old: Object | None, new: Object | None) -> bool:
         return old is None or new is None
     labels = [None if one is None else one["metadata"].get("labels") for one in (old, new)]
     return key.kind == "Node" and ((old is None) != (new is None) or labels[0] != labels[1])
+
+
+def _takes_too_long(answer: Answer) -> bool:
+    """Whether its expressions cost too much, or the time did not suffice for them, in however many rounds."""
+    return not answer["allocated"] and not answer.get(STILL_SEARCHING) and bool(answer.get("exceeded"))
 
 
 def _is_kept_out(answers: Collection[Answer]) -> bool:

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from devalloc.api.reasons import STILL_SEARCHING, Reason, refusal_answer
+from devalloc.api.views import ClaimView
 from devalloc.store import Object
 
 if TYPE_CHECKING:
@@ -46,7 +47,9 @@ MAX_IDLE_CALLS = 64
 """Calls of ``solve`` after which a queued part, or a result, that was in none of them is dropped: a round has a few."""
 MAX_ROUND_CALLS = 20
 """Calls of ``solve`` that a round has at most, unless several namespaces have quotas."""
-MAX_EVALUATION_ROUNDS = 40
+LATE_SECONDS = QUICK_SECONDS / 4
+"""Seconds that a round evaluates expressions further for which earlier rounds had no time, if it has nothing else."""
+MAX_EVALUATION_ROUNDS = 160
 """Rounds in which the expressions of a claim are evaluated further before it is refused because the time ran out."""
 MAX_NAMESPACES = 64
 """Namespaces whose seconds are counted one by one; those of all others are counted as ``OTHER_NAMESPACES``."""
@@ -184,6 +187,8 @@ class BackgroundSearches:
     _usage: _SearchUsage = field(default_factory=_SearchUsage)
     _late_rounds: dict[_Key, int] = field(default_factory=dict)
     """claims whose expressions there was no time for yet -> in how many rounds"""
+    _gave_way: bool = False
+    """those were left to the next round, so that it has them"""
     _overtaken: dict[_Key, int] = field(default_factory=dict)
     """claims for which the state changed while they were searched for, and the call in which that was seen: the next
     time they take what a round finds"""
@@ -279,7 +284,10 @@ class BackgroundSearches:
             ):
                 self._leave(batch, part, light, documents, deadline)
         self._note_overtaken(batch, before)
-        answer = self._of_fleet(fleet, batch.open, QUICK_SECONDS, others, is_quick=True)
+        self._let_others_pass(batch)
+        is_late = batch.open and all(_key(claim) in self._late_rounds for claim in batch.open)
+        seconds = LATE_SECONDS if is_late else QUICK_SECONDS
+        answer = self._of_fleet(fleet, batch.open, seconds, others, is_quick=True)
         quick = {_key_of_answer(each): each for each in answer["claims"]}
         unproven = {*map(_key_of_text, answer.get("unproven", ()))}
         late = unproven | {
@@ -358,6 +366,21 @@ class BackgroundSearches:
         answers = self._of_fleet(fleet, claims, QUICK_SECONDS)["claims"]
         return {key: each for each in answers if (key := _key_of_answer(each)) in keys and each["allocated"]}
 
+    def _let_others_pass(self, batch: _AnswerBatch) -> None:
+        """Leave claims whose expressions take long to the next round, with their groups, if there are others: these are
+        answered at once. Not in two rounds in a row."""
+        late = [claim for claim in batch.open if _key(claim) in self._late_rounds]
+        groups = {(_key(claim)[0], group) for claim in late if (group := ClaimView(claim).group) is not None}
+        aside = {
+            _key(claim)
+            for claim in batch.open
+            if _key(claim) in self._late_rounds or (_key(claim)[0], ClaimView(claim).group) in groups
+        }
+        self._gave_way = not self._gave_way and bool(aside) and len(aside) < len(batch.open)
+        if self._gave_way:
+            batch.waiting |= aside
+            batch.is_again = True
+
     def _leave_unread(self, batch: _AnswerBatch, unproven: set[_Key]) -> None:
         """Claims whose expressions take longer than a round has are not refused yet: the fleet remembers how far it
         came, so the next round goes on from there."""
@@ -366,7 +389,8 @@ class BackgroundSearches:
             for key, each in batch.answers.items()
             if key in batch.claims and (each.get("exceeded") == "time" or (key in unproven and not each["allocated"]))
         ]
-        self._late_rounds = {key: self._late_rounds.get(key, 0) + 1 for key in late}
+        aside = {key: rounds for key, rounds in self._late_rounds.items() if key in batch.waiting}
+        self._late_rounds = aside | {key: self._late_rounds.get(key, 0) + 1 for key in late}
         unread = {key for key, rounds in self._late_rounds.items() if rounds < MAX_EVALUATION_ROUNDS}
         batch.waiting |= unread
         batch.is_again |= bool(unread)
