@@ -77,9 +77,16 @@ def find_ghost(pool: Pool, device: Device | None, records: Records) -> Ghost | N
 
 
 def device_record(pool: Pool, device: Device) -> DeviceRecord:
-    """What is to be recorded of a device that a claim gets."""
-    group = device.compatibility
-    return _record(_nano(pool, device), tuple(pool.resources), group if isinstance(group, str) else None)
+    """What is to be recorded of a device that a claim gets; of one that others share, with what its ghost draws."""
+    group, draws = device.compatibility, _nano(pool, device)
+    for one in reversed(pool.devices):
+        if one.ghost is None:
+            break  # ghosts are the last ones
+        if one.name == device.name:
+            more = dict(_nano(pool, one))
+            names = sorted(more.keys() | dict(draws).keys())
+            draws = tuple((name, more.get(name, 0) + dict(draws).get(name, 0)) for name in names)
+    return _record(draws, tuple(pool.resources), group if isinstance(group, str) else None)
 
 
 @lru_cache(maxsize=4096)

@@ -138,6 +138,17 @@ def test_a_share_of_a_missing_device_counts_once(solve: Any) -> None:
     assert names(solve(card(HALVES[0]), shares, claim("w", request("any")))) == ["h1"]
 
 
+def test_a_later_share_records_what_the_first_one_drew() -> None:
+    """The device draws less than when it came into use, and the claim that recorded more gives its share back."""
+    fleet = Fleet.from_manifests([device_class("any"), card(device("s", requests={"slices": 4}, resources={"m": 8}))])
+    share = request("any", requests={"m": 2})
+    assert fleet.allocate(claim("first", share))["allocated"]
+    fleet.update(card(device("s", requests={"slices": 1}, resources={"m": 8}), *HALVES))
+    assert names(dict(fleet.allocate(claim("second", share)))) == ["s"]
+    fleet.release("default", "first")
+    assert not fleet.allocate(claim("w", request("any")))["allocated"]
+
+
 @WAYS
 def test_admin_access_holds_nothing_of_a_missing_device(solve: Any) -> None:
     admin = allocated(claim("held", request("boss")), [entry("card", "whole")], node="n1", details=["0"])

@@ -499,8 +499,9 @@ def records_of_devices(offers: Iterable[PublishedDevice], gates: frozenset[str])
     for offer in offers:
         counters = _counters_of(offer.pool, gates) if offer.pool.counters else {}
         if counters:
-            draws, digest = _draws(offer.device.consumes), counters_digest(frozenset(counters))
-            records[offer.pool.title, offer.device.name] = DeviceRecord(draws, digest)
+            records[offer.pool.title, offer.device.name] = DeviceRecord(
+                draws_of(offer, gates), counters_digest(frozenset(counters))
+            )
     return records
 
 
