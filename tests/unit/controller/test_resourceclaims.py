@@ -32,7 +32,7 @@ from devalloc.store import Forbidden, Key
 from devalloc.store.kubernetes import ApiError, KubernetesStore
 from devalloc_solver.cel import budget
 from devalloc_solver.cel.budget import OUT_OF_TIME, TOO_EXPENSIVE_ONCE, Costs
-from devalloc_solver.dialects.resource_k8s import candidates
+from devalloc_solver.dialects.resource_k8s import selectors
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.waiting import until
 
@@ -379,21 +379,21 @@ def test_a_claim_that_is_too_expensive_costs_nothing_in_later_rounds(monkeypatch
     one = Played(node("n"), a_slice("s", pool="n.devalloc", devices=4), costly("x"), pod("p", "x"))
     one.solver = slow = SlowCluster()
     counting = Counting(monkeypatch)
-    assert one.answers() == {"x": "ClaimInvalid"}
+    assert one.answers() == {"x": "ExpressionTooExpensive"}
     assert counting.count > 0
 
     assert counting.of(one.answers) == 0
     one.tell(claim("y"), pod("q", "y"))
-    assert one.answers() == {"x": "ClaimInvalid", "y": "n/d0"}
+    assert one.answers() == {"x": "ExpressionTooExpensive", "y": "n/d0"}
     held = claim("other", node="n", device="d3")
     one.tell(held)
     before = counting.count
-    assert one.answers()["x"] == "ClaimInvalid"
+    assert one.answers()["x"] == "ExpressionTooExpensive"
     assert counting.count == before, "what others hold does not make an expression cheaper"
 
     one.tell(a_slice("s", pool="n.devalloc", devices=3))
     monkeypatch.setattr(budget, "EXPRESSION_BUDGET", 10**9)
-    assert one.answers()["x"] == "ClaimInvalid"
+    assert one.answers()["x"] == "ExpressionTooExpensive"
     assert not one.solver.is_due
     slow.now += 80
     assert one.solver.is_due
@@ -404,7 +404,7 @@ def test_a_claim_that_is_too_expensive_costs_nothing_in_later_rounds(monkeypatch
 def test_a_new_claim_of_the_same_name_is_asked_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "EXPRESSION_BUDGET", 10_000)
     one = Played(node("n"), a_slice("s", pool="n.devalloc"), costly("x"), pod("p", "x"))
-    assert one.answers() == {"x": "ClaimInvalid"}
+    assert one.answers() == {"x": "ExpressionTooExpensive"}
     other = claim("x")
     other["metadata"]["uid"] = "another"
     one.tell(other)
@@ -416,7 +416,7 @@ def test_a_claim_that_had_too_little_time_beside_others_gets_another_turn(monkey
     one.tell(claim("y"), pod("q", "y"))
     one.solver = slow = SlowCluster()
     monkeypatch.setattr(budget, "COMMON_BUDGET", 10_000)
-    assert one.answers() == {"x": "ClaimInvalid", "y": "n/d0"}
+    assert one.answers() == {"x": "ExpressionTooExpensive", "y": "n/d0"}
     monkeypatch.setattr(budget, "COMMON_BUDGET", 10**9)
     monkeypatch.setattr(budget, "EXPRESSION_BUDGET", 10**9)
     slow.now += 80
@@ -430,7 +430,7 @@ def test_no_more_than_so_many_expensive_claims_are_remembered(monkeypatch: pytes
     waiting = [each for n in range(4) for each in (costly(f"x{n}"), pod(f"p{n}", f"x{n}"))]
     one = Played(node("n"), a_slice("s", pool="n.devalloc"), *waiting)
     for _ in range(2):
-        assert one.answers() == {f"x{n}": "ClaimInvalid" for n in range(4)}
+        assert one.answers() == {f"x{n}": "ExpressionTooExpensive" for n in range(4)}
     assert len(one.solver._left_alone) == 2
 
 
@@ -774,7 +774,7 @@ def test_an_expensive_claim_keeps_nobody_waiting(bound: str, monkeypatch: pytest
     """Its selectors cost more than they may: it is told so, once, and the next claim has its device. The
     time suffices without any bound in steps."""
     if bound == "time":
-        for module, name in ((budget, "EXPRESSION_BUDGET"), (budget, "COMMON_BUDGET"), (candidates, "COST_LIMIT")):
+        for module, name in ((budget, "EXPRESSION_BUDGET"), (budget, "COMMON_BUDGET"), (selectors, "COST_LIMIT")):
             monkeypatch.setattr(module, name, 10**15)
     client, stop = FakeClient(FakeKube()), threading.Event()
     events: list[ObjectEvent] = []
