@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 import sys
+import threading
 import tomllib
 from pathlib import Path
 
@@ -27,12 +28,20 @@ def test_the_first_chapter_of_the_changes_is_its() -> None:
     assert re.findall(r"^## (\S+) \((?:unreleased|\d{4}-\d\d-\d\d)\)$", changes, re.MULTILINE)[0] == VERSION
 
 
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread of another test: beside a daemon thread the command ends the process at once."""
+    monkeypatch.setattr(threading, "enumerate", lambda: [threading.main_thread()])
+
+
+@pytest.mark.usefixtures("alone")
 def test_the_command_says_it(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--version"])
     assert capsys.readouterr().out == f"devalloc {VERSION}\n"
 
 
+@pytest.mark.usefixtures("alone")
 def test_the_package_is_run_as_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """``python -m devalloc``"""
     monkeypatch.setattr(sys, "argv", ["devalloc", "--version"])

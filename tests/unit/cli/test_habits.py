@@ -309,7 +309,7 @@ class TestExplain:
             (("web", "old"), 2, "unknown kind 'web'"),
             (("web", "old", "plain"), 2, "name one claim or machine"),
             (("pool/gpus",), 1, "`devalloc explain` explains claims, machines and migrations, not a DevicePool"),
-            (("resourceclaim/x",), 1, "ResourceClaim default/x does not exist"),
+            (("resourceclaim/x",), 1, "there is no ResourceClaim default/x"),
         ],
     )
     def test_what_cannot_be_explained_says_what_else_to_write(
@@ -342,12 +342,15 @@ class TestExplain:
         assert "there is a VirtualMachine of that name: devalloc explain vm/runner" in result.err
 
     @pytest.mark.parametrize("word", ["resourceclaim", "resourceclaims", "resourceclaims.resource.k8s.io"])
-    def test_a_resource_claim_says_why_nobody_answers_it_here(self, fleet: Shell, word: str) -> None:
+    def test_a_resource_claim_is_explained_and_says_that_nothing_allocates_it_here(
+        self, fleet: Shell, word: str
+    ) -> None:
         fleet("apply", "-f", "-", stdin=text(resource_claim()))
 
         result = fleet("explain", f"{word}/rc")
         assert result.code == 1
-        assert "ResourceClaim default/rc is not allocated here: `devalloc up` allocates DeviceClaims" in result.err
+        assert result.out.startswith("default/rc is not allocated: ClassNotFound")
+        assert "`devalloc up` allocates DeviceClaims, but nothing of this API group" in result.err
 
     def test_a_resource_claim_of_files_is_explained(self, devalloc: Shell) -> None:
         result = devalloc("explain", "resourceclaim/serve", "-f", "examples/dra")
