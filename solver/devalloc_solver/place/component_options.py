@@ -95,6 +95,13 @@ def component_options(
         use = shapes[0].uses[0][0]
         count = min(shapes[0].size, max(n for n, g in zip(demand_vector.needs, use.gain, strict=True) if g))
         return [ComponentOption(tuple(g * count for g in use.gain), use.spend, 0, 0, ((0, 0, count),), ())]
+    if len(shapes) == 1 and shapes[0].size == 1 and not partitions and all(demand_vector.needs):
+        uses = [use for use, _, _ in shapes[0].uses]
+        if _is_plain(shapes[0]) and all(sum(use.gain) == 1 for use in uses):
+            steps.spend_each(len(uses))
+            return [
+                ComponentOption(use.gain, use.spend, 0, 0, ((0, position, 1),), ()) for position, use in enumerate(uses)
+            ]
     parts: list[_PartialOption] = []
     whole = _largest(partitions, counters)
     groups = {shape.group for shape in shapes if shape.group is not None}
@@ -294,6 +301,8 @@ class _OptionBuilder:
         self.gain, self.spend, self.counters = [*part.gain], [*part.spend], [*part.counters]
         self.left = shape.size
         self.plain = _is_plain(shape)
+        self.later = self._missing_after() if self.plain else ()
+        """per use of a plain stack: the devices that those after it want, at the most"""
         self.counts: list[tuple[int, int]] = []
         """(use, devices)"""
 
@@ -310,8 +319,7 @@ class _OptionBuilder:
         most = self._most(use, values)
         least = 0
         if self.plain:
-            later = sum(self._missing(other) for other, _, _ in uses[position + 1 :])
-            least = max(0, min(most, self.left - later))
+            least = max(0, min(most, self.left - self.later[position]))
         elif self.last and position + 1 == len(uses) and not (self.shape.watchers or values or use.cost):
             least = 0 if any(use.spend) else most
         for count in range(most, least - 1, -1):
@@ -322,6 +330,12 @@ class _OptionBuilder:
             if count:
                 self.counts.pop()
             self._take(use, values, -count)
+
+    def _missing_after(self) -> list[int]:
+        after = [0]
+        for use, _, _ in reversed(self.shape.uses[1:]):
+            after.append(after[-1] + self._missing(use))
+        return after[::-1]
 
     def _missing(self, use: DeviceUse) -> int:
         """Devices that the demand entries of a use still want, at the most."""

@@ -47,13 +47,16 @@ def _augment(
     came: dict[int, tuple[int, int] | None] = {number: None}
     """demand entry -> (demand entry it makes room for, class it gives up)"""
     queue = [number]
+    looked = 0
+    """classes whose entries are in the queue"""
     for entry in queue:
-        candidate_mask = demand_entries[entry][0]
-        for position, left in enumerate(free):
+        candidate_mask = demand_entries[entry][0] & ~looked
+        for position, left in enumerate(free if candidate_mask else ()):
             if not candidate_mask >> position & 1:
                 continue
             if left:
                 return _move_along(came, free, given, entry, position, min(need, left))
+            looked |= 1 << position
             for other in range(len(demand_entries)):
                 if other not in came and given[other][position]:
                     came[other] = (entry, position)

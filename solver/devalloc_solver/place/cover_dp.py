@@ -13,6 +13,7 @@ from operator import add, ge, mul
 from devalloc_solver.place.component_options import ComponentOption
 from devalloc_solver.place.components import Component, PoolComponents
 from devalloc_solver.place.demand_vector import DemandEntry, DemandVector, TakeKind
+from devalloc_solver.place.flow_bound import make_flow_bound
 from devalloc_solver.place.node_view import resource_families
 from devalloc_solver.place.step_budget import StepBudget, StepsExhausted
 
@@ -234,6 +235,7 @@ class _Search:
         self.next_kind = _next_kinds([component.kind for component in components])
         self.next_cell = [_next_kinds([cell.kind for cell in component.cells]) for component in components]
         self.rates = _cost_rates(components)
+        self.flow = make_flow_bound(len(self.rates), components)
 
     def start(self, demand_vector: DemandVector, pools: int) -> _State:
         return self._enter(0, demand_vector.needs, demand_vector.budgets, pools, 0)
@@ -255,6 +257,8 @@ class _Search:
         self.steps.spend()
         self.solved[state] = None
         if not self.bounds.may_do(component, number, needs, pools, is_open):
+            return None
+        if self.flow is not None and not self.flow.may_serve(component, number, needs, self.steps):
             return None
         more = pools if is_open else pools - 1
         floor = self._floor(needs) * self.policy_cost.device
@@ -340,6 +344,8 @@ def _next_kinds(kinds: Sequence[object]) -> list[int]:
 def _cost_rates(components: Sequence[PoolComponents]) -> list[tuple[int, int]]:
     """Per need the best ratio of cost to gain of any option."""
     options = {id(cell.options): cell.options for component in components for cell in component.cells}
+    if not any(option.cost for alternatives in options.values() for option in alternatives):
+        return [(0, 0)] * len(components[0].cells[0].options[0].gain)
     rates: list[tuple[int, int]] | None = None
     for option in (option for alternatives in options.values() for option in alternatives):
         if rates is None:

@@ -1,0 +1,90 @@
+"""Many requests that compete for single devices: the search follows a flow, and answers as it does without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from random import Random
+from typing import Any
+
+import pytest
+
+from devalloc_solver import Fleet, solve_manifests
+from devalloc_solver.dialects.device_claims.manifests import read_documents
+from devalloc_solver.pipeline.device_claims import prepare
+from devalloc_solver.place import StepBudget, UnitPlacement, cover_dp, place
+from devalloc_solver.problem.allocations import Usage
+from devalloc_solver.testing import claim, device, device_class, pool, request
+
+ENTRIES = 64
+FEW_STEPS = 25_000
+"""Half of what the search for a unit may spend."""
+ORDER = Random(3).sample(range(ENTRIES), ENTRIES)
+
+
+def documents(values: Iterable[int], wanted: Sequence[int], *, pools: int = 1, count: int = 1) -> list[dict[str, Any]]:
+    """Devices with these values of ``i``, in so many pools, and a claim whose entries each want at least a value."""
+    devices = [device(f"d{number}", attributes={"i": value}) for number, value in enumerate(values)]
+    size = len(devices) // pools
+    return [
+        device_class("any", driver="example.com"),
+        *(
+            pool(f"p{n}", node="n1", driver="example.com", devices=devices[n * size : (n + 1) * size])
+            for n in range(pools)
+        ),
+        claim("c", *(request("any", count, constraints=f"device.i >= {least}") for least in wanted)),
+    ]
+
+
+def placed(docs: list[dict[str, Any]], steps: int = FEW_STEPS) -> UnitPlacement | None:
+    problem = prepare(read_documents(docs))
+    return place(problem.snapshot, Usage(problem.snapshot), problem.units[0], steps=StepBudget(steps))
+
+
+def devices(outcome: UnitPlacement | None) -> list[str]:
+    """The devices of the claim, entry by entry; none where it fits nowhere."""
+    return [] if outcome is None else [entry.device.name for entry in outcome.placements[0].entries]
+
+
+COMPETING = {
+    "in order": documents(range(ENTRIES), range(ENTRIES)),
+    "the last device first": documents(reversed(range(ENTRIES)), range(ENTRIES)),
+    "in any order": documents(ORDER, ORDER[::-1]),
+    "two devices of each value": documents([v for v in ORDER for _ in range(2)], ORDER),
+    "two devices for each entry": documents([v for v in ORDER for _ in range(2)], ORDER, count=2),
+    "in eight pools": documents(ORDER, range(ENTRIES), pools=8),
+}
+
+
+@pytest.mark.parametrize("docs", COMPETING.values(), ids=COMPETING)
+def test_chained_entries_need_few_steps(docs: list[dict[str, Any]]) -> None:
+    outcome = placed(docs)
+
+    assert outcome is not None
+    entries = outcome.placements[0].entries
+    assert len({entry.device.index for entry in entries}) == len(entries)
+    assert all(entry.device.index in entry.request.candidates.accepted for entry in entries)
+
+
+def test_a_chain_whose_only_assignment_is_forced_gets_it() -> None:
+    docs = documents(range(ENTRIES), range(ENTRIES))
+    expected = [f"d{number}" for number in range(ENTRIES)]
+
+    for answer in (solve_manifests(docs)["claims"][0], Fleet.from_manifests(docs[:-1]).allocate(docs[-1], deadline=60)):
+        assert [entry["deviceName"] for entry in answer["allocations"]] == expected
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_flow_changes_no_answer(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = Random(seed)
+    docs = documents(
+        [rng.randrange(6) for _ in range(rng.randrange(8, 17))],
+        [rng.randrange(6) for _ in range(rng.randrange(2, 8))],
+        pools=rng.choice((1, 2, 4)),
+        count=rng.choice((1, 1, 2)),
+    )
+    with monkeypatch.context() as without:
+        without.setattr(cover_dp, "make_flow_bound", lambda *_: None)
+        expected = devices(placed(docs, 10**6))
+    monkeypatch.setattr("devalloc_solver.place.flow_bound.FEW_NEEDS", 0)
+
+    assert devices(placed(docs, 10**6)) == expected
