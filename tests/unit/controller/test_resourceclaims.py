@@ -4,6 +4,7 @@ a real API server (``tests/cluster/test_resourceclaims.py``)."""
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest.mock import Mock
@@ -314,6 +315,22 @@ def test_the_answer_follows_what_is_told() -> None:
     assert one.answers(x="n") == {"x": "no node"}
     one.lose(a_slice("s"))
     assert one.answers()["x"] == "NoMatchingDevices"
+
+
+def test_what_is_asked_for_a_claim_costs_in_proportion_to_the_nodes() -> None:
+    seconds = []
+    for count in (1000, 8000):
+        names = [f"n{number}" for number in range(count)]
+        slices = [a_slice(f"s-{name}", pool=f"{name}.devalloc", on=name) for name in names]
+        one = Played(*map(node, names), *slices, claim("x"), pod("p", "x"))
+        costs = []
+        for _ in range(2):
+            began = time.process_time()
+            (question,) = one.cluster.build_requests(one.cluster.wants(), {})
+            costs.append(time.process_time() - began)
+        assert question.misfit is None
+        seconds.append(min(costs))
+    assert seconds[1] < 20 * seconds[0], "eight times as many nodes"
 
 
 def test_devices_that_are_not_set_aside_are_a_reason_of_their_own() -> None:

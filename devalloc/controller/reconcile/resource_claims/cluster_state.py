@@ -218,7 +218,8 @@ class ClusterState:
                 message = no_room_message(want, len(left), lacks)
                 requests.append(SolverRequest(want, (), None, message, Reason.NO_ROOM_FOR_POD))
                 continue
-            best = {name for name, count in placed.items() if count == max(placed.values())}
+            most = max(placed.values(), default=0)
+            best = {name for name, count in placed.items() if count == most}
             is_narrow = len(best) < len(placed) and not any(key in wide for key in want.claims)
             left = frozenset(best if is_narrow else placed)
             expression = None
