@@ -729,6 +729,11 @@ def test_the_answer_records_what_devices_drew_and_it_stays_in_use() -> None:
         allocator.round()
         return any(words in each.note for each in events)
 
+    def is_seen(device: str) -> bool:
+        allocator.round()
+        slices = [one for one in allocator._cluster.documents().values() if one["kind"] == "ResourceSlice"]
+        return any(one["name"] == device for each in slices for one in each["spec"].get("devices", ()))
+
     client = FakeClient(FakeKube())
     for each in (node("n"), ANY):
         create(client, each)
@@ -740,6 +745,7 @@ def test_the_answer_records_what_devices_drew_and_it_stays_in_use() -> None:
     records = read_records(stored("held")["metadata"]["annotations"][DEVICE_RECORDS])
     assert records["devalloc.io/n.devalloc", "whole"].draws == (("card/slices", 4 * 10**9),)
     publish(2, h1=2, h2=2)
+    until(lambda: is_seen("h1"))  # else the reason, which is reported once, may be about the devices of before
     want("waits")
     until(lambda: is_noted("a/held has devalloc.io/n.devalloc/whole, which is published no longer"))
     assert "allocation" not in stored("waits").get("status", {})
