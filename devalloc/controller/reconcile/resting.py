@@ -130,37 +130,45 @@ class RestingObjects:
         awake = {self._unit_of[key] for key, _ in changed if key in self._unit_of}
         awake |= {self._unit_of[key] for key in [*self._unit_of.keys() - objects.keys()]}
         awake |= {unit for unit, until in self._until.items() if until <= self.clock()}
-        for key, obj in changed:
-            awake |= self._touched(key, before.get(key), obj)
-        for key in before.keys() - objects.keys():
-            awake |= self._touched(key, before[key], None)
+        gone = before.keys() - objects.keys()
+        awake |= self._touched(
+            [*((key, before.get(key), obj) for key, obj in changed), *((key, before[key], None) for key in gone)]
+        )
         if awake:
             self._wake(awake)
             active = self.without_resting(objects)
         return self._first(active)
 
-    def _touched(self, key: Key, old: Object | None, new: Object | None) -> set[Unit]:
-        """The units to which the change of another object may matter."""
+    def _touched(self, changes: Iterable[tuple[Key, Object | None, Object | None]]) -> set[Unit]:
+        """The units to which changes of other objects may matter: each with what it was and what it is."""
         units: set[Unit] = set()
-        obj = new or old
-        assert obj is not None
-        if key.kind == CLAIM:
-            if (group := ClaimView(obj).group) is not None and (unit := self._groups.get(_group_key(obj, group))):
-                units.add(unit)
-            if old is not None and ClaimView(old).entries and (new is None or not ClaimView(new).entries):
-                units |= self._by_admission.get(ClaimView(obj).key[0], set())
-        elif key.kind == MACHINE:
-            units |= {unit for claim in claims_of(obj) if (unit := self._unit_of.get(Key(CLAIM, *claim))) is not None}
-        elif _may_serve_others(key, old, new):
-            units |= {self._unit_of[machine] for machine in self._machines}
-        elif key.kind == "DevicePool" and host_pool_names.node_of_host_pool(obj) is not None:
-            units |= self._by_hosts if _content(old) != _content(new) else set()
-        elif key.kind == "DeviceClass":
-            units |= {unit for of_one in self._by_admission.values() for unit in of_one}
-        elif admission.is_admission_object(obj) and _admission_content(old) != _admission_content(new):
-            namespace = key.name if key.kind == "Namespace" else key.namespace or "default"
+        has_new_hosts = has_new_plugins = has_new_classes = False
+        freed: set[str] = set()  # namespaces that hold less than before
+        admitting: set[str] = set()  # namespaces that admit something else than before
+        for key, old, new in changes:
+            obj = new or old
+            assert obj is not None
+            if key.kind == CLAIM:
+                if (group := ClaimView(obj).group) is not None and (unit := self._groups.get(_group_key(obj, group))):
+                    units.add(unit)
+                if old is not None and ClaimView(old).entries and (new is None or not ClaimView(new).entries):
+                    freed.add(ClaimView(obj).key[0])
+            elif key.kind == MACHINE:
+                units |= {unit for claim in claims_of(obj) if (unit := self._unit_of.get(Key(CLAIM, *claim)))}
+            elif _may_serve_others(key, old, new):
+                has_new_plugins = True
+            elif key.kind == "DevicePool" and host_pool_names.node_of_host_pool(obj) is not None:
+                has_new_hosts |= _content(old) != _content(new)
+            elif key.kind == "DeviceClass":
+                has_new_classes = True
+            elif admission.is_admission_object(obj) and _admission_content(old) != _admission_content(new):
+                admitting.add(key.name if key.kind == "Namespace" else key.namespace or "default")
+        # Once for all changes: a tenant can release thousands of claims at once, while thousands wait.
+        units |= {self._unit_of[machine] for machine in self._machines} if has_new_plugins else set()
+        units |= self._by_hosts if has_new_hosts else set()
+        units |= {unit for unit in self._members if _namespace(unit) in admitting} if admitting else set()
+        for namespace in self._by_admission if has_new_classes else freed | admitting:
             units |= self._by_admission.get(namespace, set())
-            units |= {unit for unit in self._members if _namespace(unit) == namespace}
         return units
 
     def wake(self, active: Mapping[Key, Object], objects: Mapping[Key, Object]) -> dict[Key, Object] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 from devalloc.controller.reconcile import device_claims, resting
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.controller.reconcile.loop import AllocatorSettings
+from devalloc.controller.reconcile.resting import RestingObjects, Unit
+from devalloc.controller.reconcile.warm_solver import IncrementalSolver
 from devalloc.store import Key
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fleet_manifests import annotations, fill, gpu_claim, gpu_class, gpu_pool, held
@@ -149,6 +152,23 @@ def test_what_a_quota_keeps_out_is_looked_at_when_it_allows_more_or_something_is
     loop.store.replace({**there, "spec": quota(2)["spec"]})
     loop.settle()
     assert held(loop.store, "c")
+
+
+def test_thousands_of_claims_that_are_given_back_at_once_cost_no_more_each_however_many_rest() -> None:
+    costs = []
+    for count in (1000, 4000):
+        rests = RestingObjects(IncrementalSolver())
+        waiting = {Key("DeviceClaim", "a", f"w{number}"): gpu_claim(f"w{number}", namespace="a")
+                   for number in range(count)}  # fmt: skip
+        entries = {"allocations": [{"devicePoolName": "p", "deviceName": "d"}]}
+        holding = {Key("DeviceClaim", "a", f"h{number}"): {**gpu_claim(f"h{number}", namespace="a"), "status": entries}
+                   for number in range(count)}  # fmt: skip
+        for key in waiting:
+            rests._enter(Unit(key), [key], waiting, {}, by_admission=True)
+        began = time.process_time()
+        assert len(rests.look(waiting, {**waiting, **holding})) == resting.MAX_NEW
+        costs.append(time.process_time() - began)
+    assert costs[1] < 10 * costs[0], "four times as many"
 
 
 def test_of_a_namespace_with_very_many_new_claims_a_round_looks_at_the_first(
