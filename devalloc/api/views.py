@@ -21,6 +21,8 @@ from devalloc.api.json_content import ContentError, content_faults, escape_inval
 from devalloc.api.quantity import count_text
 
 Object = dict[str, Any]
+Order = tuple[Any, ...]
+"""A place in the order in which claims and machines are satisfied."""
 
 
 def as_mapping(value: object) -> dict[str, Any]:
@@ -75,6 +77,20 @@ class ObjectView:
     def is_unsettled(self) -> bool:
         """Whether its latest content may still be taken back: what belongs to it is not written yet."""
         return self.annotation(meta.TRANSACTION) is not None
+
+
+def order_of(obj: Object) -> Order:
+    """S17: priority, creation time (a missing one comes last), namespace and name."""
+    view = ObjectView(obj)
+    created = view.metadata.get("creationTimestamp")
+    return -_priority(view.annotation(meta.PRIORITY)), created is None, str(created or ""), *view.key
+
+
+def _priority(text: str | None) -> int:
+    try:
+        return int(text or 0)
+    except ValueError:
+        return 0
 
 
 class ClaimView(ObjectView):

@@ -18,9 +18,9 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from devalloc.api import host_pool_names, meta
+from devalloc.api import host_pool_names
 from devalloc.api.reasons import STILL_SEARCHING, Reason, is_final_refusal
-from devalloc.api.views import ClaimKey, ClaimView, MachineView, ObjectView
+from devalloc.api.views import ClaimKey, ClaimView, MachineView, Order, order_of
 from devalloc.controller.reconcile.vm_scheduling import KIND as MACHINE
 from devalloc.controller.reconcile.vm_scheduling import SchedulingInput
 from devalloc.controller.reconcile.vm_scheduling.machines import claims_of
@@ -36,8 +36,6 @@ EXCEEDED_SECONDS = 60.0
 """How long claims are left alone for whose expressions the time did not suffice, in however many rounds."""
 _OF_ADMISSION = (Reason.QUOTA_EXCEEDED.value, Reason.ADMIN_ACCESS_DENIED.value)
 Answer = Mapping[str, Any]
-Order = tuple[Any, ...]
-"""The order in which units are satisfied."""
 
 
 class WaitingSolver(Protocol):
@@ -347,20 +345,6 @@ class RestingObjects:
                 self._written[key] = written[key]["metadata"]["resourceVersion"]
             else:
                 self._asleep[key] = active[key]
-
-
-def order_of(obj: Object) -> Order:
-    """S17: priority, creation time (a missing one comes last), namespace and name."""
-    view = ObjectView(obj)
-    created = obj["metadata"].get("creationTimestamp")
-    return -_priority(view.annotation(meta.PRIORITY)), created is None, str(created or ""), *view.key
-
-
-def _priority(text: str | None) -> int:
-    try:
-        return int(text or 0)
-    except ValueError:
-        return 0
 
 
 def _unit_of(key: Key, obj: Object) -> Unit:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from devalloc.api.meta import GROUP, PRIORITY
+from devalloc.api.meta import GROUP
 from devalloc.api.reasons import Reason, is_final_refusal
-from devalloc.api.views import ClaimView
+from devalloc.api.views import ClaimView, order_of
 from devalloc.controller.reconcile.searches import QUICK_SECONDS, BackgroundSearches, search_with_new_fleet
 from devalloc.controller.reconcile.write_backoff import UNRELATED_KINDS
 from devalloc.store import Object
@@ -422,7 +422,7 @@ class IncrementalResourceSolver(_WaitingFleet):
             self.waiting.discard(key)
             if len(own) < len(unit) or not all(map(is_final_refusal, own)):
                 continue
-            order = min(map(_priority_order, unit))
+            order = min(map(order_of, unit))
             if (
                 self.rest(key, order, unit, own[0])
                 if len(unit) == 1
@@ -494,7 +494,7 @@ class IncrementalResourceSolver(_WaitingFleet):
         if any(claim["metadata"].get("annotations", {}).get(GROUP) for claim in claims):
             return answers
         several = len(claims) > 1
-        for number, claim in enumerate(sorted(claims, key=_priority_order)):
+        for number, claim in enumerate(sorted(claims, key=order_of)):
             left = seconds_left(ends)
             share = left / (4 * (len(claims) - number)) if left is not None and several else left
             if self._searches.is_open:
@@ -524,14 +524,3 @@ def _units(claims: Sequence[Object]) -> dict[_ClaimKey, list[Object]]:
 def _identity(claim: Object) -> object:
     """Equal as long as it is the same claim: its spec cannot be edited."""
     return claim["metadata"].get("uid") or claim.get("spec")
-
-
-def _priority_order(claim: Object) -> tuple[int, str, str, str]:
-    """The most urgent first, then the oldest."""
-    metadata = claim["metadata"]
-    return -_priority(claim), metadata.get("creationTimestamp", ""), metadata["namespace"], metadata["name"]
-
-
-def _priority(claim: Object) -> int:
-    text = claim["metadata"].get("annotations", {}).get(PRIORITY, "0")
-    return int(text) if text.removeprefix("-").isdecimal() and len(text) < 20 else 0

@@ -7,6 +7,7 @@ import pytest
 from devalloc.api import decode as module
 from devalloc.api import dedicated_pools, meta
 from devalloc.api.decode import DOMAIN, METADATA_KEYS, key_names, misspelled_keys
+from devalloc.api.views import order_of
 
 NO_MARKS = {
     meta.UNAVAILABLE,  # attributes of devices
@@ -54,3 +55,12 @@ def test_what_people_write_is_told_apart() -> None:
     assert meta.LEADER in key_names("VirtualMachine", "annotations")
     (publish,) = (each for each in METADATA_KEYS if each.name == module.PUBLISH)
     assert publish.values == ("slices", "pools", "host", "set-aside", "none")
+
+
+@pytest.mark.parametrize("text", ["", "0", "7", "+7", "-7", "nine", "9" * 5000])
+def test_the_order_of_claims_is_by_the_priority_that_the_annotation_says(text: str) -> None:
+    metadata = {"name": "a", "namespace": "n", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    first = order_of({"metadata": {**metadata, "annotations": {meta.PRIORITY: text}}})
+    assert first == (-{"7": 7, "+7": 7, "-7": -7}.get(text, 0), False, "2026-01-01T00:00:00Z", "n", "a")
+    undated = {"metadata": {"name": "a", "annotations": {meta.PRIORITY: text}}}
+    assert first < order_of(undated), "one without a time comes last"
