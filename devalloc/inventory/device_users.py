@@ -125,6 +125,8 @@ class DeviceUsers:
         """What the host needs the function for: ``default route``; None when it does not."""
         if function.folder.number("boot_vga") == 1:
             return "boot VGA"
+        if _is_boot_display(function):
+            return "boot display"
         if any(_is_console(device) for device in function.below.of_class("graphics", "tty")):
             return "console"
         need = self._network_use(function) or self._storage_use(function)
@@ -180,6 +182,13 @@ def device_nodes(function: PciFunction) -> Iterator[DeviceNode]:
         yield from function_nodes(function)
     yield from (device.node for device in function.below.devices if device.node is not None)
     yield from _nvidia_node(function)
+
+
+def _is_boot_display(function: PciFunction) -> bool:
+    """Whether the host came up on it. Linux tells of a GPU that is no VGA device (class 0380) only here: 6.18 and later
+    at the card, 6.17 at the function."""
+    cards = (device.folder for device in function.below.of_class("drm"))
+    return any(folder.number("boot_display") == 1 for folder in (function.folder, *cards))
 
 
 def _is_console(device: ClassDevice) -> bool:

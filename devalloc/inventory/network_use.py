@@ -11,7 +11,7 @@ from devalloc.inventory.pci import Address, PciFunction, read_pci_function
 from devalloc.inventory.proc_tables import first_unreadable, table
 from devalloc.inventory.sysfs import Folder, Tree, ipv4_interfaces
 
-_FILES = frozenset({"route", "ipv6_route", "if_inet6"})
+_FILES = frozenset({"route", "ipv6_route", "if_inet6", "pppoe"})
 _LINK_LOCAL = "20"
 _SOCKET_DIRECT_DRIVER = "mlx5_core"
 _VPD_SIZE = 1 << 15
@@ -27,6 +27,8 @@ class NetworkUse:
     """Those of a default route."""
     addressed: frozenset[str]
     """Those with an address or a route."""
+    pppoe: frozenset[str]
+    """Those that connections of PPPoE go through: they need no address, and nothing in sysfs tells."""
     unseen: bool
     """The host's addresses and routes are not those that this process sees."""
     unread: str | None
@@ -38,7 +40,7 @@ class NetworkUse:
         default_route, addressed = _routes(tree)
         addressed |= _ipv6(tree) | ipv4_interfaces(tree)
         unseen, unread = _is_in_another_network(tree), first_unreadable(tree, _FILES)
-        return cls(tree, frozenset(default_route), frozenset(addressed), unseen, unread)
+        return cls(tree, frozenset(default_route), frozenset(addressed), frozenset(_pppoe(tree)), unseen, unread)
 
     @property
     def stacked(self) -> StackedInterfaces:
@@ -63,6 +65,8 @@ class NetworkUse:
         for interface in interfaces:
             if interface.name in self.addressed:
                 return f"address on {interface.name}"
+            if interface.name in self.pppoe:
+                return f"carries PPPoE on {interface.name}"
             names = interface.names()
             if "master" in names:
                 return f"member of {interface.link('master')}"
@@ -188,3 +192,8 @@ def _is_in_another_network(tree: Tree) -> bool:
 def _ipv6(tree: Tree) -> set[str]:
     """Interfaces with an IPv6 address that is not link-local: every interface that is up has one of those."""
     return {row[5] for row in table(tree, "net", "if_inet6") if len(row) == 6 and row[3] != _LINK_LOCAL}
+
+
+def _pppoe(tree: Tree) -> set[str]:
+    """Interfaces under ``ppp0`` and the like, also if a default route goes by that one."""
+    return {row[2] for row in table(tree, "net", "pppoe")[1:] if len(row) == 3}

@@ -15,8 +15,9 @@ _LINK_BY_SUBCLASS = {0x0200: "ethernet", 0x0207: "infiniband"}
 _LINK_BY_TYPE = {1: "ethernet", 32: "infiniband"}  # ARPHRD_ETHER, ARPHRD_INFINIBAND
 _MEGABIT = 10**6
 _MAC = re.compile(r"(?:[0-9a-f]{2}:){5}(?:[0-9a-f]{2}|(?:[0-9a-f]{2}:){14}[0-9a-f]{2})", re.ASCII)
-_REPRESENTOR = re.compile(r"(?:c[0-9]+)?pf[0-9]+(?:vf|sf)[0-9]+", re.ASCII)
-"""What ``phys_port_name`` says of an interface that stands for a virtual function inside the card's switch."""
+_REPRESENTOR = re.compile(r"(?:c[0-9]+)?pf[0-9]+(?:(?:vf|sf)[0-9]+)?", re.ASCII)
+"""What ``phys_port_name`` says of an interface that stands for another function inside the card's switch: a virtual or
+scalable one, and on a DPU (``c1pf0``) the one that its host has."""
 _OWN_PLACE = re.compile(r"(?:virtio[0-9]+/)?net/", re.ASCII)
 """Where a driver puts the function's own interface."""
 
@@ -33,7 +34,7 @@ def network_interfaces(function: PciFunction) -> list[Folder]:
 
 def own_interface(function: PciFunction) -> Folder | None:
     """The interface that is the function's own, and not that of a subfunction or of a device on it. A card in
-    switchdev mode has one for each of its VFs beside it, which may come first by name."""
+    switchdev mode has one for each of its VFs beside it, and a DPU those of its host, which may come first by name."""
     start = len(function.folder.path) + 1
     candidates = [each for each in network_interfaces(function) if _OWN_PLACE.match(each.path[start:])]
     if len(candidates) > 1:

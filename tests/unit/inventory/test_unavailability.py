@@ -14,6 +14,7 @@ import pytest
 from tests.support import pci_cards
 from tests.support.discovery_view import DiscoveredPools
 from tests.support.fake_sysfs import FakeSysfs
+from tests.support.pci_cards import Function
 
 NIC = "0000:05:00.0"
 NIC_DEVICE = "0000-05-00-0"
@@ -112,6 +113,12 @@ class TestWhatTheHostNeeds:
         host.add(pci_cards.plain_nic())
         host.proc("net/if_inet6", f"fd00000000000000fc0000fffe000001 04 40 {scope} 80     eth9\n")
         assert reason(host, NIC_DEVICE) == expected
+
+    def test_a_nic_whose_default_route_goes_by_pppoe(self, host: FakeSysfs) -> None:
+        host.add(pci_cards.plain_nic())
+        host.default_route("ppp0")
+        host.proc("net/pppoe", "Id       Address              Device\n000001A2 00:90:1a:a3:11:22     eth9\n")
+        assert reason(host, NIC_DEVICE) == "reserved: carries PPPoE on eth9"
 
     def test_the_port_of_a_bridge(self, host: FakeSysfs) -> None:
         host.add(pci_cards.plain_nic())
@@ -230,6 +237,13 @@ class TestWhatTheHostNeeds:
     def test_the_boot_vga(self, host: FakeSysfs) -> None:
         host.add(pci_cards.gpu(boot_vga=True))
         assert reason(host, GPU_DEVICE) == "reserved: boot VGA"
+
+    @pytest.mark.parametrize("place", ["", "/drm/card1"], ids=["function", "card"])
+    def test_the_boot_display_that_is_no_vga_device(self, host: FakeSysfs, place: str) -> None:
+        host.add(Function("0000:c5:00.0", 0x1002, 0x1586, 0x038000, native="amdgpu", drm="card1"))
+        assert reason(host, "0000-c5-00-0") is None
+        host.write(f"{host.path('0000:c5:00.0')}{place}/boot_display", "1")
+        assert reason(host, "0000-c5-00-0") == "reserved: boot display"
 
     def test_the_console(self, host: FakeSysfs) -> None:
         host.add(pci_cards.gpu())
