@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from devalloc.inventory.boot_display import BootDisplay
 from devalloc.inventory.class_devices import BLOCK, NET, ClassDevice, DeviceNode, DeviceNumber
 from devalloc.inventory.kfd import KfdTopology
 from devalloc.inventory.monitors import describe_users
@@ -76,6 +77,7 @@ class DeviceUsers:
     """Names of monitors that do not count, because they let a GPU go when they are asked to."""
     _network: NetworkUse | None = field(default=None, init=False)
     _storage: StorageUse | None = field(default=None, init=False)
+    _display: BootDisplay | None = field(default=None, init=False)
 
     @classmethod
     def read(
@@ -123,10 +125,9 @@ class DeviceUsers:
 
     def reserved(self, function: PciFunction) -> str | None:
         """What the host needs the function for: ``default route``; None when it does not."""
-        if function.folder.number("boot_vga") == 1:
-            return "boot VGA"
-        if _is_boot_display(function):
-            return "boot display"
+        self._display = self._display or BootDisplay(self.tree)
+        if (display := self._display.need(function)) is not None:
+            return display
         if any(_is_console(device) for device in function.below.of_class("graphics", "tty")):
             return "console"
         need = self._network_use(function) or self._storage_use(function)
@@ -182,13 +183,6 @@ def device_nodes(function: PciFunction) -> Iterator[DeviceNode]:
         yield from function_nodes(function)
     yield from (device.node for device in function.below.devices if device.node is not None)
     yield from _nvidia_node(function)
-
-
-def _is_boot_display(function: PciFunction) -> bool:
-    """Whether the host came up on it. Linux tells of a GPU that is no VGA device (class 0380) only here: 6.18 and later
-    at the card, 6.17 at the function."""
-    cards = (device.folder for device in function.below.of_class("drm"))
-    return any(folder.number("boot_display") == 1 for folder in (function.folder, *cards))
 
 
 def _is_console(device: ClassDevice) -> bool:

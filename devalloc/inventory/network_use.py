@@ -39,8 +39,9 @@ class NetworkUse:
     def read(cls, tree: Tree) -> NetworkUse:
         default_route, addressed = _routes(tree)
         addressed |= _ipv6(tree) | ipv4_interfaces(tree)
+        pppoe = frozenset(_pppoe(tree))
         unseen, unread = _is_in_another_network(tree), first_unreadable(tree, _FILES)
-        return cls(tree, frozenset(default_route), frozenset(addressed), frozenset(_pppoe(tree)), unseen, unread)
+        return cls(tree, frozenset(default_route), frozenset(addressed), pppoe, unseen, unread)
 
     @property
     def stacked(self) -> StackedInterfaces:

@@ -101,7 +101,8 @@ def test_any_one_bad_file_is_survived(tmp_path: Path, card: Callable[[FakeSysfs]
 READ = {
     "class", "vendor", "device", "numa_node", "driver", "iommu_group", "physfn", "sriov_totalvfs", "sriov_numvfs",
     "sriov_offset", "sriov_stride", "sriov_vf_device", "speed", "address", "type", "name", "description", "mdev_type",
-    "available_instances", "creatable_vgpu_types", "current_vgpu_type", "boot_vga", "dev", "holders",
+    "available_instances", "creatable_vgpu_types", "current_vgpu_type", "boot_vga", "boot_display",
+    "dev", "holders",
     "phys_port_name", "subsystem", "subsystem_vendor", "subsystem_device", "reset_method", "serial", "wwid", "uevent",
 }  # fmt: skip
 """The names that discovery reads; what it never opens cannot harm it."""
@@ -121,7 +122,9 @@ def test_the_list_of_read_files_is_complete(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(os, "open", recorded)
     DiscoveredPools.on(host.root)
-    in_proc = {"route", "ipv6_route", "if_inet6", "mounts", "swaps", "mountinfo", "comm", "information"}
+    in_proc = {
+        "route", "ipv6_route", "if_inet6", "pppoe", "iomem", "mounts", "swaps", "mountinfo", "comm", "information",
+    }  # fmt: skip
     not_in_these = {"config", "boot_vga", "mem_info_vram_total"}
     assert opened - in_proc - not_in_these - {"pci.ids.gz"} <= READ
 

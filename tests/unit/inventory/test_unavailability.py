@@ -245,6 +245,18 @@ class TestWhatTheHostNeeds:
         host.write(f"{host.path('0000:c5:00.0')}{place}/boot_display", "1")
         assert reason(host, "0000-c5-00-0") == "reserved: boot display"
 
+    @pytest.mark.parametrize("driver", ["simpledrm", "efifb", "vesadrm"])
+    def test_a_gpu_in_whose_memory_the_firmwares_screen_is(self, host: FakeSysfs, driver: str) -> None:
+        """vfio-pci then has it, and a guest cannot use it: its memory is taken."""
+        for address in ("0000:c3:00.0", "0000:c5:00.0"):
+            host.add(Function(address, 0x1002, 0x1586, 0x038000, driver="vfio-pci"))
+        ranges = "00000000-00000fff : Reserved", "2800000000-2fffffffff : PCI Bus 0000:c0"
+        drawn = "    2800000000-2801fa3fff : BOOTFB", f"      2800000000-2801fa3fff : {driver}"
+        other = "  3000000000-3000ffffff : 0000:c5:00.0", "    3000000000-3000ffffff : vfio-pci"
+        host.proc("iomem", "\n".join((*ranges, "  2800000000-2fffffffff : 0000:c3:00.0", *drawn, *other)))
+        assert reason(host, "0000-c3-00-0") == f"reserved: boot display, which {driver} draws on"
+        assert reason(host, "0000-c5-00-0") is None
+
     def test_the_console(self, host: FakeSysfs) -> None:
         host.add(pci_cards.gpu())
         host.write(f"{host.path('0000:01:00.0')}/graphics/fb0/name", "nvidiadrmfb")
@@ -415,9 +427,11 @@ class TestUsers:
 @pytest.mark.parametrize(
     ("file", "device"),
     [("net/route", NIC_DEVICE), ("net/ipv6_route", NIC_DEVICE), ("net/if_inet6", NIC_DEVICE),
+     ("net/pppoe", NIC_DEVICE), ("iomem", GPU_DEVICE),
      ("self/mountinfo", DISK_DEVICE), ("mounts", DISK_DEVICE), ("swaps", DISK_DEVICE)],
 )  # fmt: skip
 def test_what_cannot_be_ruled_out_is_reserved(host: FakeSysfs, file: str, device: str) -> None:
+    host.add(pci_cards.gpu())
     host.add(pci_cards.plain_nic())
     host.add(pci_cards.nvme())
     (host.root / "proc" / file).unlink(missing_ok=True)
@@ -425,7 +439,7 @@ def test_what_cannot_be_ruled_out_is_reserved(host: FakeSysfs, file: str, device
     inventory = DiscoveredPools.on(host.root, erase_policy=True)
     assert inventory.unavailable(device) == f"reserved: {file.rpartition('/')[2]} cannot be read"
     assert [name for name in inventory.devices if inventory.unavailable(name) is None] == [
-        name for name in (NIC_DEVICE, DISK_DEVICE) if name != device
+        name for name in (GPU_DEVICE, NIC_DEVICE, DISK_DEVICE) if name != device
     ]
 
 

@@ -199,11 +199,11 @@ class TestSettings:
             assert own == attributes
             hand.unprepare(VF0)
 
-    @pytest.mark.parametrize("beside", ["pf0vf0", "pf0sf3", "c1pf0vf0", "c1pf0"])
-    def test_they_are_set_by_the_cards_own_interface(self, host: FakeHost, beside: str) -> None:
+    @pytest.mark.parametrize("port", ["pf0vf0", "pf0sf3", "c1pf0vf0", "c1pf0"])
+    def test_they_are_set_by_the_cards_own_interface(self, host: FakeHost, port: str) -> None:
         """A card whose switch is on (switchdev) has interfaces for its VFs, which lie beside its own; a DPU also has
         those of its host."""
-        host.write(f"{host.path(PF)}/net/eth-1/phys_port_name", beside)
+        host.write(f"{host.path(PF)}/net/eth-1/phys_port_name", port)
         host.write(f"{host.path(PF)}/net/eth0/phys_port_name", "p0")
         self.prepare(host, {"vlan": 7})
         assert settings(host) == {"vlan": 7}
