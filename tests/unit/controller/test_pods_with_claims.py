@@ -53,9 +53,10 @@ class Bed:
         spec = {"driver": "devalloc.io", "nodeName": name, "pool": header, "devices": entries}
         self.client.create(SLICES, {"kind": "ResourceSlice", "metadata": {"name": name}, "spec": spec})
 
-    def claim(self, name: str) -> None:
+    def claim(self, name: str, **annotations: str) -> None:
         exactly = {"deviceClassName": "any", "allocationMode": "ExactCount", "count": 1}
         metadata = {"namespace": "a", "name": name, "labels": {"devalloc.io/allocator": "devalloc"}}
+        metadata |= {"annotations": annotations}
         spec = {"devices": {"requests": [{"name": "r", "exactly": exactly}]}}
         self.client.create(CLAIMS, {"kind": "ResourceClaim", "metadata": metadata, "spec": spec})
 
@@ -206,6 +207,17 @@ def test_pods_of_one_round_share_the_room_of_a_node(bed: Bed) -> None:
     assert bed.placed() == [f"p{number}" for number in range(3, 8)]
     assert all("SentBack" not in bed.reasons(f"c{number}") for number in range(8))
     assert [bed.node_of(f"c{number}") for number in range(3)] == [None] * 3, "no device is held without room"
+
+
+def test_a_claim_that_says_its_priority_goes_before_more_urgent_pods(bed: Bed) -> None:
+    """The solver and the room of nodes go by the same order (S17)."""
+    bed.node("n0", "1", devices=8)
+    for name, priority in (("a", 5), ("b", 0)):
+        bed.claim(name, **({"devalloc.io/priority": "9"} if name == "b" else {}))
+        bed.pod(f"p{name}", name, priority=priority)
+    for _ in range(3):
+        bed.round()
+    assert bed.placed() == ["pb"]
 
 
 def test_a_pod_gets_devices_once_another_leaves_its_node(bed: Bed) -> None:

@@ -441,8 +441,7 @@ def _grant(want: PendingGroup, claim: Object, answer: Mapping[str, Any], key: Ke
     given = {**answer["allocations"], "allocationTimestamp": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
     status = {**claim.get("status", {}), "allocation": given, "reservedFor": want.users(key)}
     version = claim["metadata"]["resourceVersion"]
-    before = {name: None for name in (DEVICE_RECORDS,) if name in claim["metadata"].get("annotations", {})}
-    notes = {**before, **answer.get("annotations", {})}
+    notes = {**_records_removed(claim), **answer.get("annotations", {})}
     return WriteUnit((Change(_object_key(key), version, status, notes, finalizers=(FINALIZER,)),), granted=True)
 
 
@@ -453,8 +452,14 @@ def _release(want: PendingGroup, claim: Object) -> WriteUnit | None:
     if not {each.get("uid") for each in status.get("reservedFor") or ()} <= users:
         return None
     remaining = {name: value for name, value in status.items() if name not in ("allocation", "reservedFor", "devices")}
-    change = Change(_object_key(key_of(claim)), claim["metadata"]["resourceVersion"], remaining)
+    version = claim["metadata"]["resourceVersion"]
+    change = Change(_object_key(key_of(claim)), version, remaining, _records_removed(claim))
     return WriteUnit((change,), granted=False, released=True)
+
+
+def _records_removed(claim: Object) -> dict[str, str | None]:
+    """The change of annotations that takes away what an earlier allocation recorded."""
+    return {name: None for name in (DEVICE_RECORDS,) if name in claim["metadata"].get("annotations", {})}
 
 
 def _allocations(snapshot: Snapshot) -> dict[ObjectKey, object]:

@@ -16,6 +16,7 @@ from devalloc.api.cordon import not_ready_reason
 from devalloc.api.dedicated_pools import ALLOCATOR_KEY, is_dedicated
 from devalloc.api.meta import DEVICE_RECORDS
 from devalloc.api.reasons import Reason
+from devalloc.api.views import Order, order_of
 from devalloc.controller.reconcile.resource_claims.node_room import (
     Amounts,
     NodeRoom,
@@ -105,10 +106,9 @@ class SolverRequest:
     """Nodes are left out that have room for some of its pods, but for fewer than others."""
 
     @property
-    def order(self) -> tuple[int, str, Key]:
-        """The place among others that want the same room: priority, age, name."""
-        created = min((pod["metadata"].get("creationTimestamp") or "~" for pod in self.want.pods), default="~")
-        return -self.want.priority, created, self.want.claims[0]
+    def order(self) -> Order:
+        """The place among others that want the same room: that of its first claim (S17)."""
+        return min(map(order_of, self.documents))
 
 
 @dataclass(frozen=True, slots=True)
