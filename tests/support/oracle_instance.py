@@ -427,19 +427,33 @@ def _hold(claim: DeviceClaim, reader: _ClaimReader, pools: Sequence[Pool], devic
     nodes = set()
     for position, entry in enumerate(claim.status.allocations):
         named = by_name.get((entry.device_pool_name, entry.device_name), [])
-        if len(named) != 1:
-            continue
-        device = named[0]
-        nodes.add(device.key[0])
         if details is None:
             admin = all_admin
         else:
             index, alternative = details[position]
             admin = reader.is_admin(alternatives[index][alternative or 0])
+        if not named and not admin:
+            there = [
+                n for n, p in enumerate(pools) if p.name == entry.device_pool_name and p.node in (None, node or p.node)
+            ]
+            if len(there) == 1:
+                _take_missing(pools[there[0]], [device for device in devices if device.pool == there[0]])
+        if len(named) != 1:
+            continue
+        device = named[0]
+        nodes.add(device.key[0])
         if not admin:
             _take(device, pools[device.pool], {a.name: a.allocation for a in entry.allocations})
     nodes.discard(None)
     return node or (nodes.pop() if len(nodes) == 1 else None)
+
+
+def _take_missing(pool: Pool, devices: Sequence[Device]) -> None:
+    """A device that its pool does not publish, and of which no claim here records anything, counts for all that the
+    pool has, and goes with no group (S18)."""
+    pool.free = dict.fromkeys(pool.free, 0)
+    if any(device.compatibility is not None for device in devices):
+        pool.compatibility.add(_NONE)
 
 
 def _take(device: Device, pool: Pool, amounts: Mapping[str, Quantity]) -> None:
