@@ -43,8 +43,8 @@ def round_is_over(done):
     wait_for(begin)
 
 
-def search_held(placement):
-    search = search_anew(placement)
+def search_held(*settings):
+    search = search_anew(*settings)
 
     def search_once_let_go(*given):
         print("search", flush=True)
