@@ -149,6 +149,14 @@ def count_text(amount: object) -> str:
     return text if units is None else str(units)
 
 
+def sum_text(nano: int, form: Format = Format.DECIMAL_SI) -> str:
+    """Write a sum of amounts, which may be beyond what one quantity can be."""
+    try:
+        return str(Quantity(nano, form))
+    except QuantityError:
+        return f"more than {MAX_BASE_UNITS}"
+
+
 _READABLE_DIGITS = 4
 """Amounts with more digits are rounded for people."""
 

@@ -57,6 +57,14 @@ CASES = [
         ({'devalloc_lost_devices{kind="DeviceClaim",pod="x"}': "0 2 2 0 " * 30},),
     ),
     Case(
+        "DevallocCheckFailed",
+        {'devalloc_pending_claims{kind="DeviceClaim",namespace="a",reason="CheckFailed",pod="x"}': "0 2x9"},
+        1,
+        "2 DeviceClaims of namespace a: two evaluators disagree about an expression",
+        {"kind": "DeviceClaim", "namespace": "a"},
+        ({'devalloc_pending_claims{kind="DeviceClaim",namespace="a",reason="NoRoom",pod="x"}': "2x25"},),
+    ),
+    Case(
         "DevallocControllerDown",
         {'devalloc_ready{pod="x"}': "1 stale"},
         6,

@@ -269,13 +269,12 @@ def slices_of_pool(pool: DevicePool, features: SliceFeatures) -> SlicePool:
     if features.counters:
         plan = plan_counters(pool)
         left_out.update(plan.left_out)
-    else:
-        offered, unsaid = compatible_devices(
-            pool, {name for name, values in attributes.items() if UNAVAILABLE in values}
-        )
+    closed = _closed_groups(attributes, plan, features)
+    if not features.counters:
+        unavailable = {name for name, values in attributes.items() if UNAVAILABLE in values}
+        offered, unsaid = compatible_devices(pool, unavailable | closed.keys())
         left_out.update(unsaid)
 
-    closed = _closed_groups(attributes, plan, features)
     devices: list[Content] = []
     for device in pool.spec.devices:
         name = device.name

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain
 
-from devalloc.api.quantity import Format, Quantity
+from devalloc.api.quantity import Format, sum_text
 from devalloc_solver.bounds.node_counts import counts_whole_devices
 from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Snapshot
@@ -129,7 +129,7 @@ def describe_amounts(snapshot: Snapshot, unit: PlacementUnit) -> str:
         most = best_on_node(snapshot, devices, unit.pin, total) or 0
         if most < wanted:
             where = f"node {unit.pin} has" if unit.pin else "no node has more than"
-            amounts = [str(Quantity(nano, quantity_format(nano))) for nano in (wanted, most)]
+            amounts = [sum_text(nano, quantity_format(nano)) for nano in (wanted, most)]
             return f"{len(shared)} requests want {amounts[0]} of {name} together, and {where} {amounts[1]}"
     return ""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from devalloc.api.cordon import schedulability_remedy, unschedulable_reasons
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
-from devalloc.api.quantity import Quantity
+from devalloc.api.quantity import sum_text
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
 from devalloc_solver.explain.joint_counts import quantity_format
 from devalloc_solver.explain.relaxations import Relaxation, RelaxedQuestion, drop_unneeded
@@ -356,7 +356,7 @@ def _raise_limit(
 
 
 def _resource_entry(pool: Pool, name: str, needed: int, missing: int) -> tuple[dict[str, Any], str]:
-    whole, shown = (str(Quantity(nano, quantity_format(nano))) for nano in (needed - missing, missing))
+    whole, shown = (sum_text(nano, quantity_format(nano)) for nano in (needed - missing, missing))
     entry = {"kind": "poolResource", "pool": pool.name, "node": pool.node, "resource": name}
     words = f"with {shown} more of {name} in pool {pool.name} (which has {whole})"
     return {**entry, "capacity": whole, "missing": shown}, words

@@ -18,6 +18,7 @@ from devalloc.api.quantity import (
     count_text,
     floor_blocks,
     readable_texts,
+    sum_text,
 )
 
 SCALES = {
@@ -253,3 +254,8 @@ def test_a_rate_beyond_the_range_is_refused_without_a_number() -> None:
 )
 def test_cpus_are_counted_without_suffixes(text: str, shown: str) -> None:
     assert count_text(text) == shown
+
+
+def test_a_sum_beyond_what_a_quantity_can_be_is_written_all_the_same() -> None:
+    assert sum_text(2 * NANO) == "2"
+    assert sum_text(2**63 * NANO) == "more than 9223372036854775807"

@@ -110,6 +110,19 @@ def test_portions_that_come_to_more_than_a_node_has_are_added_up() -> None:
 # -- one edit that suffices --------------------------------------------------------------------------------------------
 
 
+def test_a_sum_beyond_64_bits_is_an_answer_and_no_error() -> None:
+    """Each amount is one that the API accepts; any tenant can send them."""
+    most = str(2**63 - 1)
+    there = [shared(f"d{number}", capacity={"m": most}, shared=True) for number in range(2)]
+    of = resource_claim(*(request(f"r{number}", amounts={"m": most}) for number in range(3)))
+    answer = resource_answer(of, slice_("s", there))
+    assert answer["allocated"] is False
+    assert f"3 requests want more than {most} of m together" in answer["message"]
+    pools = [pool("p", node="n1", devices=[device("d", resources={"m": most})])]
+    claims = claim("c", *(wants("gpu", requests={"m": most}) for _ in range(3)))
+    assert "impossible even on an empty fleet" in message(device_class("gpu"), *pools, claims)
+
+
 @pytest.mark.parametrize("pairs", [12, 16])
 def test_one_constraint_is_named_where_one_suffices(pairs: int) -> None:
     def root(kind: str, number: int) -> str:
