@@ -73,6 +73,7 @@ def state_of(fleet: Fleet) -> DeviceFleetState:
 
 def index_of(fleet: Fleet) -> object:
     """What the index holds, in a form that does not depend on how it came about."""
+    assert state_of(fleet).rules is not None  # classes that have changed are read at the next question
     index = state_of(fleet).index
     records = [*index.records.values(), *([index.network] if index.network is not None else [])]
     uses = {
