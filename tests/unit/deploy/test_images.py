@@ -195,7 +195,16 @@ def test_a_bill_of_materials_is_the_same_for_the_same_packages(tmp_path: Path) -
 
 
 SHIPPABLE = {
-    *("0BSD", "3-Clause BSD License", "Apache 2.0", "Apache-2.0", "BSD License", "BSD-2-Clause", "BSD-3-Clause"),
+    *(
+        "0BSD",
+        "3-Clause BSD License",
+        "Apache 2.0",
+        "Apache-2.0",
+        "Apache License 2.0",
+        "BSD License",
+        "BSD-2-Clause",
+        "BSD-3-Clause",
+    ),
     *("CC0-1.0", "ISC", "LGPL-2.0-or-later", "LGPL-2.1-or-later", "MIT", "MIT License", "MIT-0", "MPL-2.0", "PSF-2.0"),
     *("Zlib",),
 }
