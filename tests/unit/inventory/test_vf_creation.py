@@ -1,4 +1,4 @@
-"""VFs that do not exist are offered only where they can be made, and are of use to whoever gets one."""
+"""VFs that do not exist are offered only where they can be made and are of use."""
 
 from __future__ import annotations
 

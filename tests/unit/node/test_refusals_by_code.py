@@ -655,4 +655,4 @@ def test_a_source_without_its_key_does_not_send(tmp_path: Path, monkeypatch: pyt
     machines: Any = Machines()
     with raises(Failed, "MigrationKeyMissing", "is lost: cancel it"):
         migration.send(machines, "default/m", "u", to, soon())
-    assert sent == [], "QEMU is told nothing"
+    assert sent == [], "QEMU gets no command"
