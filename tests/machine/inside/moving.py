@@ -34,6 +34,8 @@ from devalloc_node.vms import LoopSettings, MigrationLoop, VirtualMachineLoop
 BASE, IMAGE, KEY = Path("/run/moving"), Path("/run/images/tiny"), "default/m"
 PORT = 0xC000
 """Where firmware puts the first serial port of the device: the first free address for devices."""
+SCRATCH = PORT + 7
+"""Its scratch register, which keeps what is written into it, once firmware has opened the device to the guest."""
 DATA = b"moved"
 
 
@@ -102,6 +104,12 @@ def _for_people(command: str) -> dict[str, Any]:
     return {"execute": "human-monitor-command", "arguments": {"command-line": command}}
 
 
+def _keeps(plugin: PluginOfNode, byte: int) -> bool:
+    """Whether the serial port's scratch register reads as what was written into it."""
+    plugin.monitor(f"o /b {SCRATCH:#x} {byte:#x}")
+    return int(plugin.monitor(f"i /b {SCRATCH:#x}").split()[-1], 16) == byte
+
+
 def until(what: str, true: Callable[[], object], *plugins: PluginOfNode) -> None:
     due = time.monotonic() + 240
     while not true():
@@ -151,6 +159,8 @@ def move(store: SQLiteStore, first: PluginOfNode, second: PluginOfNode) -> dict[
     until("it is said whether it can move", lambda: machine().condition("LiveMigratable"), first)
     seen: dict[str, Any] = {"condition": dict(machine().condition("LiveMigratable"))}
     seen["run"], seen["address"] = machine().status["machineID"], machine().status["devices"][0].get("address")
+    # A machine runs before its firmware has given the device its ports: what is written until then is lost.
+    until("firmware has opened the serial port", lambda: _keeps(first, 0x5A) and _keeps(first, 0xA5), first)
     for byte in DATA:
         first.monitor(f"o /b {PORT:#x} {byte:#x}")
 
