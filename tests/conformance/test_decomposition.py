@@ -471,6 +471,30 @@ def test_a_part_does_not_depend_on_other_devices_of_its_pool() -> None:
     assert after["n"] != before["n"]
 
 
+def test_a_claim_alone_is_the_part_that_it_is_without_the_others() -> None:
+    """Also where it competes with others, and where others hold what it could use."""
+    devices = [device(f"gpu{n}", attributes={"n": n}, requests={"power": "1"}) for n in range(4)]
+    more = [device("nic", attributes={"n": 9})]
+    documents = [
+        device_class("any", driver="x"),
+        pool("p0", "n0", "x", resources={"power": "3/1"}, devices=devices + more),
+        pool("p1", "n1", "x", devices=devices),
+    ]
+    wanted = [("a", "device.n < 2"), ("b", "device.n > 0 && device.n < 9"), ("c", "device.n > 1")]
+    waiting = [claim(name, {"deviceClass": "any", "constraints": text}) for name, text in wanted]
+    grouped = [
+        claim(f"g{n}", {"deviceClass": "any", "constraints": "device.n == 3"}, annotations={GROUP: "g"}) for n in (0, 1)
+    ]
+    fleet = Fleet.from_manifests(documents)
+    for name, text in (("holds-a-gpu", "device.n == 0"), ("holds-a-nic", "device.n == 9")):
+        without_others = [fleet.parts(each) for each in ([waiting[0]], [waiting[1]], [waiting[2]], grouped)]
+        alone = [part for batch in without_others for part in batch]
+        assert fleet.parts([*waiting, *grouped], alone=True) == alone
+        assert len(fleet.parts([*waiting, *grouped])) == 1
+        fleet.allocate(claim(name, {"deviceClass": "any", "constraints": text}))
+    assert fleet.parts(waiting[:2], alone=True) == alone[:2], "neither can use what was given last"
+
+
 def test_devices_that_draw_on_one_resource_are_competed_for() -> None:
     def parts(**requests: str) -> int:
         kinds = [device(kind, attributes={"kind": kind}, requests=requests) for kind in ("gpu", "nic")]

@@ -3,7 +3,9 @@
 A round first answers what is quickly answered (``is_quick`` of the fleet). Parts of the batch that take longer are
 queued for a thread, which searches one after the other, each with all the time that the deadline gives. A later round
 takes the answer if nothing has changed meanwhile that it depends on, and remembers it for as long as nothing does: what
-nothing can be found for is not searched again. Parts are those by device (``devalloc_solver.pipeline.decomposition``).
+nothing can be found for is not searched again. Where a part is proven to get nothing at all, so is each of its claims
+or groups, with or without the others: a round that asks for some of them needs no search. Parts are those by device
+(``devalloc_solver.pipeline.decomposition``).
 
 Namespaces have fair shares of the thread: the next part is the one whose namespaces have used least of it lately. If
 a part has claims of a namespace that has used much of it, the claims of others that are of no lower priority are
@@ -41,6 +43,8 @@ HALF_LIFE_SECONDS = 60.0
 """Seconds after which half of what a namespace has used counts no more."""
 RETRY_SECONDS = 60.0
 """Seconds after which a search that failed may be tried again, though nothing has changed."""
+MAX_UNITS_ALONE = 64
+"""Claims or groups that a part may have for its result to answer some of them as well."""
 MAX_RESULTS = 256
 """Parts whose results are remembered."""
 MAX_IDLE_CALLS = 64
@@ -65,7 +69,9 @@ class SearchableFleet(Protocol):
     def allocate_all(
         self, claims: Iterable[Object], deadline: float | None = None, *, is_quick: bool = False
     ) -> Any: ...
-    def parts(self, claims: Iterable[Object], deadline: float | None = None) -> list[SubproblemSummary]: ...
+    def parts(
+        self, claims: Iterable[Object], deadline: float | None = None, *, alone: bool = False
+    ) -> list[SubproblemSummary]: ...
     def delete(self, document: Object) -> None: ...
 
 
@@ -94,6 +100,8 @@ class _SearchJob:
     part: _IndependentClaims
     documents: Sequence[Object]
     deadline: float | None
+    alone: frozenset[str] = frozenset()
+    """the fingerprints that its units have without the others"""
 
 
 @dataclass(slots=True)
@@ -108,6 +116,8 @@ class _SearchResult:
     """a round has found that nothing has changed that it depends on"""
     call: int = 0
     """the call of ``solve`` that was the last when it came"""
+    refused_alone: frozenset[str] = frozenset()
+    """the fingerprints of units that are proven to get nothing, with or without the others"""
     unasked: set[_Key] = field(init=False)
     """claims that no call has asked for since"""
 
@@ -274,6 +284,8 @@ class BackgroundSearches:
             if (result := self._result_of(part)) is not None:
                 batch.take(part, result.answers)
                 batch.is_optimal &= result.is_optimal
+            elif (refused := self._refused_with_others(fleet, part)) is not None:
+                batch.take(part, refused)
             elif self._is_searched(part):
                 batch.take(part, {})
             elif (
@@ -282,7 +294,7 @@ class BackgroundSearches:
                 and self._overtaken.keys().isdisjoint(part.claims)
                 and (light := self._light_answers(fleet, part, heavy))
             ):
-                self._leave(batch, part, light, documents, deadline)
+                self._leave(fleet, batch, part, light, documents, deadline)
         self._note_overtaken(batch, before)
         self._let_others_pass(batch)
         is_late = batch.open and all(_key(claim) in self._late_rounds for claim in batch.open)
@@ -300,7 +312,7 @@ class BackgroundSearches:
         for part in _parts_of(fleet, left) if late else ():
             if not late.isdisjoint(part.claims):
                 given = self._answers_before_search(fleet, part, quick, unproven, heavy)
-                self._leave(batch, part, given, documents, deadline)
+                self._leave(fleet, batch, part, given, documents, deadline)
         self._leave_unread(batch, unproven)
         batch.answers |= {key: _searching_answer(key) for key in batch.waiting}
         return {
@@ -313,6 +325,7 @@ class BackgroundSearches:
 
     def _leave(
         self,
+        fleet: SearchableFleet,
         batch: _AnswerBatch,
         part: _IndependentClaims,
         given: Mapping[_Key, _Answer],
@@ -324,9 +337,10 @@ class BackgroundSearches:
         if given:
             batch.is_again = True
             return
+        job = _SearchJob(part, documents, deadline, frozenset(self._fingerprints_alone(fleet, part)))
         with self._lock:
             self._last_call[part.fingerprint] = self._calls
-            self._queue[part.fingerprint] = _SearchJob(part, documents, deadline)
+            self._queue[part.fingerprint] = job
             self._lock.notify_all()
 
     def _answers_before_search(
@@ -436,6 +450,33 @@ class BackgroundSearches:
             result.is_taken = True
             return result
 
+    def _refused_with_others(self, fleet: SearchableFleet, part: _IndependentClaims) -> Mapping[_Key, _Answer] | None:
+        """The answers to a part of whose claims a larger one was proven to get nothing, as long as nothing changes that
+        these depend on."""
+        with self._lock:
+            larger = [
+                (fingerprint, result)
+                for fingerprint, result in self._results.items()
+                if result.refused_alone and part.claims.keys() <= result.answers.keys()
+            ]
+        alone = frozenset(self._fingerprints_alone(fleet, part) if larger else ())
+        for fingerprint, result in larger:
+            if alone and alone <= result.refused_alone:
+                with self._lock:
+                    self._last_call[fingerprint] = self._calls
+                    result.is_taken = True
+                return {key: result.answers[key] for key in part.claims}
+        return None
+
+    def _fingerprints_alone(self, fleet: SearchableFleet, part: _IndependentClaims) -> list[str]:
+        """What the fingerprint of each unit of a part is without the others; nothing if there are too many."""
+        if len(part.units) == 1:
+            return [part.fingerprint]
+        if len(part.units) > MAX_UNITS_ALONE:
+            return []
+        alone = [each.fingerprint for each in _parts_of(fleet, part.claims, alone=True)]
+        return alone if len(alone) == len(part.units) else []
+
     def _is_searched(self, part: _IndependentClaims) -> bool:
         with self._lock:
             is_running = self._running is not None and self._running.part.fingerprint == part.fingerprint
@@ -535,7 +576,8 @@ class BackgroundSearches:
             return self._queue.pop(self._running.part.fingerprint)
 
     def _finish(self, job: _SearchJob, result: _SearchResult, seconds: float) -> None:
-        refused = {key[0] for key, each in result.answers.items() if not each["allocated"]}
+        refused_claims = [key for key, each in result.answers.items() if not each["allocated"]]
+        refused = {namespace for namespace, _ in refused_claims}
         with self._lock:
             self._usage.charge(refused or job.part.namespaces, seconds, self.clock())
             oldest = self._calls - MAX_IDLE_CALLS
@@ -543,6 +585,8 @@ class BackgroundSearches:
             if self._running is job:
                 self._running = None
                 result.call = self._calls
+                if result.is_optimal and len(refused_claims) == len(job.part.claims):
+                    result.refused_alone = job.alone
                 self._results[job.part.fingerprint] = result
                 while len(self._results) > MAX_RESULTS:
                     self._results.popitem(last=False)
@@ -568,8 +612,11 @@ def _load_solver() -> None:
     load_solver()
 
 
-def _parts_of(fleet: SearchableFleet, claims: Mapping[_Key, Object]) -> Iterator[_IndependentClaims]:
-    for summary in fleet.parts(claims.values(), QUICK_SECONDS):
+def _parts_of(
+    fleet: SearchableFleet, claims: Mapping[_Key, Object], *, alone: bool = False
+) -> Iterator[_IndependentClaims]:
+    """``alone``: each unit as a part of its own."""
+    for summary in fleet.parts(claims.values(), QUICK_SECONDS, alone=alone):
         own_claims = {key: claims[key] for unit in summary.units for key in unit}
         # What the solver looks at, and what the claims ask for in words, as refusals quote it.
         digest = hashlib.sha256(summary.fingerprint.encode())

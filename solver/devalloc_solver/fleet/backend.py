@@ -17,7 +17,7 @@ from devalloc_solver.fleet.node_index import Holders, NodeIndex
 from devalloc_solver.fleet.shape_search import ShapeSearch
 from devalloc_solver.fleet.waiting import Gains, Prospects
 from devalloc_solver.gc_pause import gc_paused
-from devalloc_solver.pipeline.decomposition import SubproblemSummary, summarize_subproblems
+from devalloc_solver.pipeline.decomposition import SubproblemSummary, summarize_subproblems, summarize_units
 from devalloc_solver.problem.allocations import Allocation, Key
 from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Snapshot
@@ -91,11 +91,14 @@ class FleetBackend(ABC, Generic[StateT, ReadT]):
         """Place claims jointly, with the kept members of their groups, and keep what they got."""
 
     @gc_paused()
-    def parts(self, claims: Iterable[Manifest], deadline: float | None = None) -> list[SubproblemSummary]:
+    def parts(
+        self, claims: Iterable[Manifest], deadline: float | None = None, *, alone: bool = False
+    ) -> list[SubproblemSummary]:
         """The parts of these claims that compete for no device with each other, without placing any."""
         started = time.monotonic()
         prepared = self._prepare(claims, end_time(deadline, started), started)
-        return summarize_subproblems(prepared.snapshot, prepared.allocations, prepared.units)
+        summarize = summarize_units if alone else summarize_subproblems
+        return summarize(prepared.snapshot, prepared.allocations, prepared.units)
 
     def release(self, namespace: str, name: str) -> None:
         """Take its devices from a claim; the claim itself is kept as pending."""

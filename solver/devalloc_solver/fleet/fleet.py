@@ -159,19 +159,22 @@ class Fleet:
             answer = {**answer, "problems": [*answer["problems"], *self._quotas.values()]}
         return cast(SolutionDict, answer)
 
-    def parts(self, claims: Iterable[Manifest], deadline: float | None = None) -> list[SubproblemSummary]:
+    def parts(
+        self, claims: Iterable[Manifest], deadline: float | None = None, *, alone: bool = False
+    ) -> list[SubproblemSummary]:
         """The parts of these claims that compete for no device with each other: who of a part is satisfied depends on
         no other part.
 
         Args:
             claims: as for ``allocate_all``. None of them is placed.
             deadline: seconds in which expressions are evaluated. Claims that it does not suffice for are in no part.
+            alone: each claim or group is to be a part, as it is in a batch without the others.
 
         Raises:
             ValueError, KeyError: as ``allocate``.
         """
         claims = as_manifest_list(claims, "claims")
-        return self._backend_of_all(claims).parts(claims, deadline)
+        return self._backend_of_all(claims).parts(claims, deadline, alone=alone)
 
     def _backend_of_all(self, claims: list[Manifest]) -> FleetBackend[Any, Any]:
         backends = [*dict.fromkeys(map(self._backend, claims))]

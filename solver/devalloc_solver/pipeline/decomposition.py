@@ -62,14 +62,32 @@ def summarize_subproblems(
 ) -> list[SubproblemSummary]:
     """The parts of a batch by device."""
     fingerprints = _Fingerprints(snapshot, allocations)
-    return [
-        SubproblemSummary(
-            tuple(tuple(demand.key for demand in unit.demands) for unit in part.units),
-            {demand.key: demand.claim.priority for unit in part.units for demand in unit.demands},
-            fingerprints.of(part),
-        )
-        for part in split_by_device(snapshot, units)
-    ]
+    return [_summarize(part, fingerprints) for part in split_by_device(snapshot, units)]
+
+
+def summarize_units(
+    snapshot: Snapshot, allocations: Sequence[Allocation], units: Sequence[PlacementUnit]
+) -> list[SubproblemSummary]:
+    """Each unit as the part that it is in a batch without the others."""
+    fingerprints, contested = _Fingerprints(snapshot, allocations), _ContestedThings(snapshot)
+    reach = _UsableThings(snapshot, contested.of)
+    summaries: list[SubproblemSummary] = []
+    for unit in units:
+        requests = (request for demand in unit.demands for request in demand.requests)
+        things = frozenset(thing for request in requests for group in reach.of(request, unit.pin) for thing in group)
+        pools = frozenset(snapshot.devices[thing].pool for thing in things)
+        in_use = {item.device for number in fingerprints.holders(pools) for item in allocations[number].items}
+        matter = (index for index in in_use if not things.isdisjoint(contested.of(snapshot.devices[index])))
+        summaries.append(_summarize(Subproblem((unit,), pools, frozenset(matter)), fingerprints))
+    return summaries
+
+
+def _summarize(part: Subproblem, fingerprints: _Fingerprints) -> SubproblemSummary:
+    return SubproblemSummary(
+        tuple(tuple(demand.key for demand in unit.demands) for unit in part.units),
+        {demand.key: demand.claim.priority for unit in part.units for demand in unit.demands},
+        fingerprints.of(part),
+    )
 
 
 def unproven_names(parts: Iterable[Subproblem]) -> list[str]:
@@ -252,12 +270,16 @@ class _Fingerprints:
                 digest.update(repr(self._of_demand(demand)).encode())
         for pool in sorted(part.pools):
             digest.update(self._of_pool(pool))
-        for number in sorted({number for pool in part.pools for number in self._by_pool.get(pool, ())}):
+        for number in self.holders(part.pools):
             allocation = self._allocations[number]
             if items := [item for item in allocation.items if self._matters(part, item.device)]:
                 named = [(_device_name(self._snapshot, item.device), item.amounts) for item in items]
                 digest.update(repr((allocation.claim, allocation.priority, named)).encode())
         return digest.hexdigest()
+
+    def holders(self, pools: Iterable[int]) -> list[int]:
+        """The numbers of the allocations that have devices of these pools."""
+        return sorted({number for pool in pools for number in self._by_pool.get(pool, ())})
 
     def _matters(self, part: Subproblem, device: int) -> bool:
         if part.devices is not None:

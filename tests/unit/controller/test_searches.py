@@ -51,15 +51,17 @@ class FakeFleet:
             "unproven": ["/".join(name) for name in hard],
         }
 
-    def parts(self, claims: Iterable[Manifest], deadline: float | None = None) -> list[SubproblemSummary]:
+    def parts(
+        self, claims: Iterable[Manifest], deadline: float | None = None, *, alone: bool = False
+    ) -> list[SubproblemSummary]:
         by_part: dict[str, list[Manifest]] = {}
         for each in claims:
-            by_part.setdefault(each["metadata"]["name"][0], []).append(each)
+            by_part.setdefault(each["metadata"]["name"][0 : None if alone else 1], []).append(each)
         return [
             SubproblemSummary(
                 tuple(((each["metadata"]["namespace"], each["metadata"]["name"]),) for each in members),
                 {(each["metadata"]["namespace"], each["metadata"]["name"]): 0 for each in members},
-                f"{part} {self.state} {len(members)}",
+                f"{part[0]} {self.state} {len(members)}",
             )
             for part, members in by_part.items()
         ]
@@ -75,6 +77,9 @@ class BackgroundSearch:
     go: threading.Event = field(default_factory=threading.Event)
     began: list[list[str]] = field(default_factory=list)
     error: Exception | None = None
+    gives: frozenset[str] = frozenset()
+    """claims that it finds a place for"""
+    proves: bool = True
 
     def search(self, documents: Sequence[Manifest], claims: Sequence[Manifest], deadline: float | None) -> Manifest:
         self.began.append([each["metadata"]["name"] for each in claims])
@@ -82,7 +87,8 @@ class BackgroundSearch:
         if self.error is not None:
             raise self.error
         names = [(each["metadata"]["namespace"], each["metadata"]["name"]) for each in claims]
-        return {"claims": [answer(name, reason="DevicesInUse") for name in names], "optimal": True}
+        reasons = {name: None if name[1] in self.gives else "DevicesInUse" for name in names}
+        return {"claims": [answer(name, reason=reason) for name, reason in reasons.items()], "optimal": self.proves}
 
     def close(self) -> None:
         self.go.set()
@@ -102,6 +108,7 @@ def searches(background: BackgroundSearch) -> Iterator[BackgroundSearches]:
         background.go.set()
 
 
+HARD_TOO = claim("h-hard-too", {}, namespace="hard")
 HARD, EASY = claim("h-hard", {}, namespace="hard"), claim("e", {}, namespace="easy")
 
 
@@ -139,6 +146,37 @@ def test_what_was_searched_for_is_not_again_as_long_as_nothing_changes(
     fleet.state = "something is free now"
     assert outcome_by_name(searches.solve(fleet, [], [HARD], 10.0)) == {"h-hard": STILL_SEARCHING}
     until(lambda: len(background.began) == 2, "it is searched for again")
+
+
+def ask_for_two_then_for_one(searches: BackgroundSearches, fleet: FakeFleet, then: FakeFleet | None = None) -> object:
+    """What one of two hard claims is told that is asked for alone after both were searched for together."""
+    searches.solve(fleet, [], [HARD, HARD_TOO], 10.0)
+    until(searches.news, "the search is over")
+    searches.solve(fleet, [], [HARD, HARD_TOO], 10.0)
+    return outcome_by_name(searches.solve(then or fleet, [], [HARD_TOO], 10.0))["h-hard-too"]
+
+
+def test_what_a_part_was_proven_not_to_get_none_of_its_claims_is_searched_for_alone(
+    searches: BackgroundSearches, background: BackgroundSearch
+) -> None:
+    background.go.set()
+    assert ask_for_two_then_for_one(searches, FakeFleet()) == "DevicesInUse"
+    assert background.began == [["h-hard", "h-hard-too"]]
+    assert not searches.is_busy
+
+
+@pytest.mark.parametrize(
+    ("gives", "proves", "state"),
+    [(frozenset({"h-hard"}), True, ""), (frozenset(), False, ""), (frozenset(), True, "something is free now")],
+    ids=["another-one-got-something", "not-proven", "something-changed"],
+)
+def test_a_claim_of_a_part_is_searched_for_alone_where_the_result_of_all_does_not_answer_it(
+    searches: BackgroundSearches, background: BackgroundSearch, gives: frozenset[str], proves: bool, state: str
+) -> None:
+    background.gives, background.proves = gives, proves
+    background.go.set()
+    assert ask_for_two_then_for_one(searches, FakeFleet(), FakeFleet(state)) == STILL_SEARCHING
+    until(lambda: background.began[1:] == [["h-hard-too"]], "it is searched for alone")
 
 
 def test_who_competes_with_a_namespace_that_was_searched_for_goes_first(
