@@ -111,7 +111,7 @@ class ClassDevices:
 
     @property
     def is_complete(self) -> bool:
-        """False where it cannot be listed, or more hangs below it than is looked at."""
+        """False where a folder cannot be listed, or more hangs below it than is looked at."""
         assert self.devices is not None
         return self._is_complete
 
@@ -131,7 +131,8 @@ class ClassDevices:
                 self.folder.tree.fault(self.folder.path, f"has more than {_MOST} folders below it")
                 return
             folder = Folder(self.folder.tree, path)
-            names, folders = folder.listing()
+            names, folders, is_complete = folder.listing()
+            self._is_complete &= is_complete
             if not names and folder.name in _BY_NAMESPACE:
                 self._elsewhere.add(folder.name)
             subsystem = _subsystem(folder, names, above_class, above)
@@ -149,7 +150,7 @@ class ClassDevices:
         disk = system.folder("class", "block", match[1] + match[2]) if system is not None and match else None
         if disk is None or disk.path.startswith(f"{self.folder.path}/"):
             return []
-        parts = [name for name in disk.listing()[1] if name.startswith(f"{disk.name}p")]
+        parts = [name for name in disk.listing().folders if name.startswith(f"{disk.name}p")]
         folders = [disk, *(Folder(disk.tree, f"{disk.path}/{name}") for name in parts)]
         return [ClassDevice(folder, BLOCK, _node(folder, folder.names(), BLOCK)) for folder in folders]
 

@@ -67,7 +67,7 @@ class KfdTopology:
                 yield DeviceNode(f"/dev/dri/renderD{gpu.render_minor}", number)
             elif not render.path.startswith(f"{function.folder.path}/"):
                 device = Folder(self.tree, render.path.rpartition("/")[0].rpartition("/")[0])
-                below = ClassDevices(device, tuple(device.listing()[1]))
+                below = ClassDevices(device, tuple(device.listing().folders))
                 yield from (each.node for each in below.devices if each.node is not None)
 
     @property
@@ -115,7 +115,7 @@ def _gpu(folder: Folder) -> KfdGpu | None:
 
 def _used(process: Folder) -> Iterator[int]:
     """The GPUs of which a process has memory or queues."""
-    for place in (process, *(Folder(process.tree, f"{process.path}/{name}") for name in process.listing()[1]
+    for place in (process, *(Folder(process.tree, f"{process.path}/{name}") for name in process.listing().folders
                              if name.startswith("context_"))):  # fmt: skip
         for name in place.names():
             match = _OF_GPU.fullmatch(name)

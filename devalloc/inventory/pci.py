@@ -179,8 +179,9 @@ def read_pci_function(address: Address, folder: Folder) -> PciFunction | None:
         folder.tree.fault(folder.path, "has no readable class and vendor; taken for an NVIDIA GPU by its nvidia folder")
         class_code, vendor = _DISPLAY_3D, NVIDIA
     # Where the folder cannot be listed, what is in it is found by its name: it may keep others from being offered.
-    names, folders = folder.listing()
-    entries = frozenset(names or filter(folder.has, _READ_ENTRIES))
+    listed = folder.listing()
+    is_listed = bool(listed.names) and listed.is_complete
+    entries = frozenset(listed.names if is_listed else filter(folder.has, _READ_ENTRIES))
     is_bridge = class_code >> 16 == BRIDGE  # what is below it are functions of their own
     driver, numa = _link(folder, "driver", entries), folder.number("numa_node")
     sriov = _sriov(folder) if "sriov_totalvfs" in entries else None
@@ -199,7 +200,7 @@ def read_pci_function(address: Address, folder: Folder) -> PciFunction | None:
         physfn=Address.parse(_link(folder, "physfn", entries) or ""),
         virtfns=tuple(_virtfns(folder, entries)) if sriov else (),
         entries=entries,
-        below=ClassDevices(folder, () if is_bridge else tuple(folders) if names else None),
+        below=ClassDevices(folder, () if is_bridge else tuple(listed.folders) if is_listed else None),
     )
 
 

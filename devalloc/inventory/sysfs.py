@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from devalloc.device_kinds import DeviceKind
 
@@ -48,6 +49,16 @@ class ReadFault:
 
     path: str
     reason: str
+
+
+class Listing(NamedTuple):
+    """What is in a folder, sorted."""
+
+    names: list[str]
+    folders: list[str]
+    """The names of the folders among them, links left out."""
+    is_complete: bool
+    """False where it is there and cannot be listed, or not to its end."""
 
 
 @dataclass(slots=True)
@@ -173,9 +184,9 @@ class Folder:
         """Whether there is something of that name in this folder."""
         return os.path.lexists(f"{self.path}/{_component(name)}")
 
-    def listing(self) -> tuple[list[str], list[str]]:
-        """The names of all in this folder, and those of the folders among them (links left out), both sorted."""
-        names, folders = [], []
+    def listing(self) -> Listing:
+        """What is in this folder, and which of it are folders. Nothing if it has gone."""
+        names, folders, is_complete = [], [], True
         try:
             with os.scandir(self.path) as entries:
                 for entry in entries:
@@ -184,7 +195,8 @@ class Folder:
                         folders.append(entry.name)
         except OSError as error:
             self._report(self.path, error)
-        return sorted(names), sorted(folders)
+            is_complete = error.errno in _ABSENT
+        return Listing(sorted(names), sorted(folders), is_complete)
 
     def link(self, name: str, *, may_be_denied: bool = False) -> str | None:
         """The last component of where a link points, whether or not that exists (such as the name of a driver).

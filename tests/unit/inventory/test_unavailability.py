@@ -40,17 +40,20 @@ def hold_open(host: FakeSysfs, node: str, pid: int = 4711, comm: str = "qemu-sys
 
 
 @pytest.fixture
-def unlistable(host: FakeSysfs, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Has the folder of a function refuse to be listed, as one may for whom its files can be read."""
-    listed = os.listdir
+def unlistable(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Has a folder refuse to be listed, as one may for whom its files can be read."""
 
-    def refuse(address: str) -> None:
-        def listing(path: str) -> list[str]:
-            if str(path).endswith(f"/{address}"):
-                raise PermissionError(errno.EACCES, "Permission denied", path)
-            return listed(path)
+    def refuse(name: str) -> None:
+        def refusing(listing: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            def listed(path: Any) -> Any:
+                if str(path).endswith(f"/{name}"):
+                    raise PermissionError(errno.EACCES, "Permission denied", path)
+                return listing(path)
 
-        monkeypatch.setattr(os, "listdir", listing)
+            return listed
+
+        for function in ("listdir", "scandir"):
+            monkeypatch.setattr(os, function, refusing(getattr(os, function)))
 
     return refuse
 
@@ -69,6 +72,31 @@ class TestWhatCannotBeListed:
         host.default_route("eth9")
         unlistable(NIC)
         assert reason(host, NIC_DEVICE) == "reserved: default route"
+
+    @pytest.mark.parametrize("folder", [NIC, "net", "mlx5_core.sf.2"])
+    def test_anything_may_hang_below_it(
+        self, host: FakeSysfs, unlistable: Callable[[str], None], folder: str
+    ) -> None:
+        host.add(pci_cards.plain_nic())
+        host.write(f"{host.path(NIC)}/mlx5_core.sf.2/net/eth10/address", "02:25:f2:8d:a2:4c")
+        host.default_route("eth10")
+        unlistable(folder)
+        assert (reason(host, NIC_DEVICE) or "").startswith("reserved: not all that hangs below it can be seen")
+
+    def test_a_folder_that_has_gone_meanwhile_hides_nothing(
+        self, host: FakeSysfs, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        host.add(pci_cards.plain_nic())
+        host.write(f"{host.path(NIC)}/mlx5_core.sf.2/uevent", "")
+        scandir = os.scandir
+
+        def listed(path: Any) -> Any:
+            if str(path).endswith("/mlx5_core.sf.2"):
+                raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
+            return scandir(path)
+
+        monkeypatch.setattr(os, "scandir", listed)
+        assert reason(host, NIC_DEVICE) is None
 
 
 MEMBERS = {
