@@ -13,10 +13,11 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from devalloc.inventory.boot_display import BootDisplay
-from devalloc.inventory.class_devices import BLOCK, NET, ClassDevice, DeviceNode, DeviceNumber
+from devalloc.inventory.class_devices import BLOCK, ClassDevice, DeviceNode, DeviceNumber
 from devalloc.inventory.kfd import KfdTopology
 from devalloc.inventory.monitors import describe_users
 from devalloc.inventory.network_use import NetworkUse, may_be_half
+from devalloc.inventory.nic import network_interfaces
 from devalloc.inventory.open_nodes import Process, open_device_nodes
 from devalloc.inventory.pci import Address, PciFunction
 from devalloc.inventory.storage_use import StorageUse
@@ -137,7 +138,7 @@ class DeviceUsers:
 
     def interfaces(self, function: PciFunction) -> list[Folder]:
         """The network interfaces that hang below the function."""
-        return [device.folder for device in function.below.of_class(NET)]
+        return network_interfaces(function)
 
     def user(self, function: PciFunction) -> str | None:
         """Who uses the function, with what to do about it if that is a monitor; None where none is seen."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from devalloc.inventory.class_devices import NET
 from devalloc.inventory.network_namespaces import StackedInterfaces, stacked_interfaces
+from devalloc.inventory.nic import network_interfaces
 from devalloc.inventory.pci import Address, PciFunction, read_pci_function
 from devalloc.inventory.proc_tables import first_unreadable, table
 from devalloc.inventory.sysfs import Folder, Tree, ipv4_interfaces
@@ -86,7 +87,7 @@ class NetworkUse:
     def need_of_other_half(self, function: PciFunction) -> str | None:
         """What the host needs the interface for that is made of this function and another one; None for nothing."""
         for other in socket_direct_partners(function):
-            interfaces = [device.folder for device in other.below.of_class(NET)]
+            interfaces = network_interfaces(other)
             if (need := self.need(interfaces)) is not None:
                 return f"{interfaces[0].name} of {other.address} uses it, too: {need}"
             if NET in other.below.elsewhere:
@@ -99,7 +100,7 @@ def may_be_half(function: PciFunction) -> bool:
     Direct)."""
     if function.driver != _SOCKET_DIRECT_DRIVER or function.physfn is not None:
         return False
-    return NET not in function.below.elsewhere and not any(function.below.of_class(NET))
+    return NET not in function.below.elsewhere and not network_interfaces(function)
 
 
 def socket_direct_partners(function: PciFunction) -> list[PciFunction]:
@@ -168,7 +169,8 @@ def _keyword(data: bytes, wanted: bytes) -> bytes | None:
 
 
 def _routes(tree: Tree) -> tuple[set[str], set[str]]:
-    """Interfaces of default routes, and of any route."""
+    """Interfaces of default routes, and of any route: those without an address are used, too, where
+    routers find each other by link-local addresses (BGP unnumbered)."""
     default: set[str] = set()
     any_route: set[str] = set()
     for row in table(tree, "net", "route")[1:]:
@@ -177,9 +179,16 @@ def _routes(tree: Tree) -> tuple[set[str], set[str]]:
             if row[1] == "00000000" == row[7]:
                 default.add(row[0])
     for row in table(tree, "net", "ipv6_route"):
-        if len(row) == 10 and row[0] == "0" * 32 and row[1] == "00" and row[9] != "lo":
-            default.add(row[9])
+        if len(row) == 10 and row[9] != "lo" and not _is_on_every_link(row[0]):
+            any_route.add(row[9])
+            if row[0] == "0" * 32 and row[1] == "00":
+                default.add(row[9])
     return default, any_route
+
+
+def _is_on_every_link(destination: str) -> bool:
+    """Whether the kernel makes such a route of IPv6 for each interface that is up: link-local, or multicast."""
+    return destination.startswith(("fe8", "fe9", "fea", "feb", "ff"))
 
 
 def _is_in_another_network(tree: Tree) -> bool:

@@ -74,9 +74,7 @@ class TestWhatCannotBeListed:
         assert reason(host, NIC_DEVICE) == "reserved: default route"
 
     @pytest.mark.parametrize("folder", [NIC, "net", "mlx5_core.sf.2"])
-    def test_anything_may_hang_below_it(
-        self, host: FakeSysfs, unlistable: Callable[[str], None], folder: str
-    ) -> None:
+    def test_anything_may_hang_below_it(self, host: FakeSysfs, unlistable: Callable[[str], None], folder: str) -> None:
         host.add(pci_cards.plain_nic())
         host.write(f"{host.path(NIC)}/mlx5_core.sf.2/net/eth10/address", "02:25:f2:8d:a2:4c")
         host.default_route("eth10")
@@ -135,6 +133,27 @@ class TestWhatTheHostNeeds:
         host.proc("net/route", "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
                                "eth9\t0000A8C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n")  # fmt: skip
         assert reason(host, NIC_DEVICE) == "reserved: address on eth9"
+
+    @pytest.mark.parametrize(
+        ("destination", "length", "expected"),
+        [
+            ("20010db8" + "0" * 24, "20", "reserved: address on eth9"),
+            ("fe80" + "0" * 28, "40", None),
+            ("fe80" + "0" * 12 + "022590fffe5bfe2b", "80", None),
+            ("ff00" + "0" * 28, "08", None),
+        ],
+        ids=["by a router's link-local address", "link-local", "its own link-local address", "multicast"],
+    )
+    def test_a_nic_with_a_route_of_ipv6_and_no_address(
+        self, host: FakeSysfs, destination: str, length: str, expected: str | None
+    ) -> None:
+        """As on hosts of a fabric whose routers speak BGP without numbers; the kernel makes the other routes itself."""
+        host.add(pci_cards.plain_nic())
+        host.proc("net/if_inet6", "fe80000000000000022590fffe5bfe2b 04 40 20 80     eth9\n")
+        none, via = "0" * 32, "fe80" + "0" * 27 + "1"
+        row = f"{destination} {length} {none} 00 {via} 00000400 00000001 00000000 00000003     eth9\n"
+        host.proc("net/ipv6_route", row)
+        assert reason(host, NIC_DEVICE) == expected
 
     @pytest.mark.parametrize(("scope", "expected"), [("00", "reserved: address on eth9"), ("20", None)])
     def test_a_link_local_address_is_no_use(self, host: FakeSysfs, scope: str, expected: str | None) -> None:
@@ -219,7 +238,13 @@ class TestWhatTheHostNeeds:
         assert reason(host, DISK_DEVICE, erase_policy=True) == "reserved: nvme0n1 is exported by nvmet"
 
     @pytest.mark.parametrize(
-        ("error", "expected"), [(errno.EBUSY, "reserved: nvme0n1 is in use"), (errno.EACCES, None)]
+        ("error", "expected"),
+        [
+            (errno.EBUSY, "reserved: nvme0n1 is in use"),
+            (errno.EACCES, None),
+            (errno.EIO, "reserved: it is not known who uses nvme0n1: Input/output error"),
+            (errno.ENXIO, "reserved: it is not known who uses nvme0n1: No such device or address"),
+        ],
     )
     def test_a_disk_that_the_kernel_keeps_for_itself_as_for_zfs(
         self, host: FakeSysfs, monkeypatch: pytest.MonkeyPatch, error: int, expected: str | None
